@@ -1,0 +1,84 @@
+"""Labelled examples in memory, and a data set as a train and a test part. Knows nothing of federation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.errors import DataError
+from fedloom.tasks.task import Task
+
+
+class Examples(Protocol):
+    """Anything that can hand out batches by index."""
+
+    def __len__(self) -> int: ...
+
+    def batch(self, index: Tensor, device: torch.device) -> tuple[Tensor, dict[str, Tensor]]:
+        """Inputs (B x ...) and {task: labels (B x ...)} for the given positions."""
+        ...
+
+    def labels_of(self, task: str) -> np.ndarray[Any, Any]:
+        """All labels of one task, for partitioners and tables."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class TensorExamples:
+    """Images (N x C x H x W, float32, or uint8 which is scaled to 0..1 per batch) and labels per task (N x ...).
+
+    `mean` and `std` (per channel) normalise each batch. `domain` (N, integers) says where an example comes from.
+    """
+
+    images: Tensor
+    labels: Mapping[str, Tensor]
+    domain: Tensor | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for task, labels in self.labels.items():
+            if len(labels) != len(self.images):
+                raise DataError(f"task {task!r}: expected {len(self.images)} labels, found {len(labels)}")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def batch(self, index: Tensor, device: torch.device) -> tuple[Tensor, dict[str, Tensor]]:
+        """Inputs and labels at `index`, on `device`, normalised."""
+        x = self.images.index_select(0, index)
+        y = {task: labels.index_select(0, index) for task, labels in self.labels.items()}
+        if device.type != "cpu":
+            x = x.to(device, non_blocking=True)
+            y = {task: labels.to(device, non_blocking=True) for task, labels in y.items()}
+        if x.dtype == torch.uint8:
+            x = x.float().div_(255)
+        if self.mean is not None and self.std is not None:
+            shape = (1, -1) + (1,) * (x.ndim - 2)
+            x = (x - x.new_tensor(self.mean).view(shape)) / x.new_tensor(self.std).view(shape)
+        return x, y
+
+    def labels_of(self, task: str) -> np.ndarray[Any, Any]:
+        """Labels of one task as a numpy array."""
+        return self.labels[task].numpy()
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A named data set: its tasks, its train and test examples, the names of its domains (may be empty)."""
+
+    name: str
+    tasks: tuple[Task, ...]
+    train: TensorExamples
+    test: TensorExamples
+    domains: tuple[str, ...] = ()
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input, without the batch dimension (C x H x W for images)."""
+        return tuple(self.train.images.shape[1:])

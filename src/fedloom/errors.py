@@ -1,0 +1,28 @@
+"""Errors that a user can mend. The command line prints them without a traceback and exits with code 2."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(Exception):
+    """Bad input: a recipe, a data set, a run folder or a device that is not as it should be."""
+
+
+class RecipeError(UserError):
+    """A recipe with a wrong key, type, range or combination."""
+
+
+class DataError(UserError):
+    """A data set or federation that is absent or inconsistent."""
+
+
+class StateError(UserError):
+    """A run folder that cannot be continued or read."""
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """' Did you mean ...?' for the closest allowed word, or an empty string."""
+    close = difflib.get_close_matches(word, list(allowed), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,49 @@
+"""Optional dependencies: imported when needed, with the line that installs them in the error."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+from typing import Any
+
+from fedloom.errors import UserError
+
+_kept: list[Any] = []  # operator schemas must outlive their declaration
+
+
+def need(module: str, extra: str) -> ModuleType:
+    """Import `module`, or say which extra of fedloom brings it."""
+    if module.split(".")[0] in {"torchvision", "timm", "peft", "torchmetrics"}:
+        _mend_torchvision()
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        package = module.split(".")[0]
+        raise UserError(
+            f"This needs the package {package!r}, which is not installed: pip install 'fedloom[{extra}]'"
+        ) from error
+
+
+def _mend_torchvision() -> None:
+    """Make a torchvision built for CUDA importable beside a CPU build of torch.
+
+    Its extension then fails to load and two operators stay undeclared, which breaks not only torchvision but
+    also timm, peft and torchmetrics, because each imports torchvision where it finds it.
+    """
+    try:
+        importlib.import_module("torchvision")
+    except ImportError:
+        return
+    except RuntimeError as error:
+        if "torchvision::" not in str(error):
+            raise
+        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+            del sys.modules[name]
+        import torch
+
+        library = torch.library.Library("torchvision", "FRAGMENT")
+        _kept.append(library)
+        for operator in ("nms", "qnms"):
+            library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        importlib.import_module("torchvision")

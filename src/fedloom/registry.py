@@ -1,0 +1,71 @@
+"""Named, typed functions that a recipe may call: methods, add-ons, data sets, partitioners, encoders.
+
+A registered function's signature is the schema of its recipe section: names, types, ranges and defaults stand in
+one place. The modules that register must not import torch at module level, so that a recipe can be checked without it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, create_model
+
+from fedloom.errors import RecipeError, nearest
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One registered function: `params` is the pydantic model of its keyword-only arguments."""
+
+    name: str
+    function: Callable[..., Any]
+    params: type[BaseModel]
+    summary: str
+    source: str = ""
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """Parameter name -> default; a parameter without a default is absent."""
+        return {k: f.default for k, f in self.params.model_fields.items() if not f.is_required()}
+
+
+@dataclass
+class Registry:
+    """The named functions of one kind; `kind` is the word used in messages."""
+
+    kind: str
+    entries: dict[str, Entry] = field(default_factory=dict)
+
+    def register(self, name: str, source: str = "") -> Callable[[F], F]:
+        """Register a function under `name`. Its keyword-only parameters become recipe keys."""
+
+        def add(function: F) -> F:
+            if name in self.entries:
+                raise ValueError(f"{self.kind} {name!r} is registered twice")
+            hints = get_type_hints(function, include_extras=True)
+            fields: dict[str, Any] = {}
+            for p in inspect.signature(function).parameters.values():
+                if p.kind is p.KEYWORD_ONLY:
+                    fields[p.name] = (hints[p.name], ... if p.default is p.empty else p.default)
+            model = create_model(
+                f"{self.kind}:{name}", __config__=ConfigDict(extra="forbid", strict=False), **fields
+            )
+            summary = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
+            self.entries[name] = Entry(name, function, model, summary, source)
+            return function
+
+        return add
+
+    def __getitem__(self, name: str) -> Entry:
+        if name not in self.entries:
+            known = ", ".join(sorted(self.entries))
+            raise RecipeError(f"unknown {self.kind} {name!r}.{nearest(name, self.entries)} Known: {known}")
+        return self.entries[name]
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self.entries[name] for name in sorted(self.entries))

@@ -1,0 +1,52 @@
+"""A task: what is predicted, how it is trained and how it is measured. Knows nothing of federation."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+Direction = Literal["max", "min"]
+
+
+class Metric(ABC):
+    """Accumulates over a data set; never a mean of per-batch scores."""
+
+    @abstractmethod
+    def update(self, output: Tensor, target: Tensor) -> None:
+        """Take one batch: the head's output and the labels."""
+
+    @abstractmethod
+    def compute(self) -> dict[str, float]:
+        """Metric name -> value over everything seen; nan where nothing valid was seen."""
+
+
+@dataclass(frozen=True)
+class Task(ABC):
+    """One task. `channels` is the width of the head's output, `weight` the default loss weight."""
+
+    name: str
+    channels: int
+    weight: float = 1.0
+
+    kind: ClassVar[str]
+    metrics: ClassVar[Mapping[str, Direction]]
+    """Metric name -> whether larger ("max") or smaller ("min") is better."""
+    primary: ClassVar[str]
+    """The metric that stands for the task in Delta_m."""
+
+    @abstractmethod
+    def head(self, features: int) -> nn.Module:
+        """A new prediction head on encoder features of width `features`."""
+
+    @abstractmethod
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Mean loss of a batch (a scalar); zero, with a gradient path, where no label is valid."""
+
+    @abstractmethod
+    def metric(self) -> Metric:
+        """A new accumulator of this task's metrics."""
