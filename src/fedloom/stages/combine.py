@@ -1,0 +1,319 @@
+"""Stages made of stages: other columns, other rows, other rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedloom.context import Ctx
+from fedloom.stages.stage import Fields, Stage, State, check_closed
+from fedloom.updates import EVERYONE, Layout, Selector, Updates, as_select
+
+Kind = Literal["row", "mix", "matrix"]
+_KINDS: tuple[Kind, ...] = ("row", "mix", "matrix")
+
+
+class _Inner(Stage):
+    """A stage around other stages. What they write beside X stays inside, so it must be read inside."""
+
+    writes = frozenset({"X"})
+
+    @property
+    def inner(self) -> Sequence[Stage]:
+        raise NotImplementedError
+
+    @property
+    def reads(self) -> Fields:  # type: ignore[override]
+        return frozenset({"X"}).union(*(s.reads for s in self.inner))
+
+    @property
+    def wants(self) -> Fields:  # type: ignore[override]
+        return frozenset().union(*(s.wants for s in self.inner))
+
+    @property
+    def kind(self) -> Kind:  # type: ignore[override]
+        return max((s.kind for s in self.inner), key=_KINDS.index)
+
+    def _close(self, where: str) -> None:
+        for s in self.inner:
+            check_closed([s], where)
+
+
+@dataclass(frozen=True)
+class Scope(_Inner):
+    """Apply a stage to some columns only; the others pass as they are. The stage must keep the rows."""
+
+    selector: Selector
+    stage: Stage
+
+    def __post_init__(self) -> None:
+        if self.stage.reduces:
+            raise ValueError(
+                f"Scope({self.selector!r}): {self.stage!r} leaves one row, but the other columns keep all; "
+                "use Split with a stage for the rest"
+            )
+        self._close(f"Scope({self.selector!r})")
+
+    @property
+    def inner(self) -> Sequence[Stage]:
+        return (self.stage,)
+
+    def init(self, layout: Layout) -> State:
+        """State of the stage on its columns."""
+        return self.stage.init(_part(layout, self.selector, "Scope"))
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        part = updates.layout.select(as_select(self.selector))
+        out, state = self.stage(updates.select(part), state, ctx)
+        return updates.replace(X=updates.layout.put(updates.X.clone(), part, out.X)), state
+
+    def describe(self, indent: str = "") -> str:
+        """The scope and, indented, its stage."""
+        return f"{indent}in {self.selector!r}:\n{self.stage.describe(indent + '  ')}"
+
+
+@dataclass(frozen=True)
+class Split(_Inner):
+    """Different stages for different columns: {selector: stage}; "*" takes what no other selector takes.
+
+    Every block must be taken exactly once. Where some parts leave one row and others keep all, the single row is
+    given to every client.
+    """
+
+    parts: Mapping[Selector, Stage]
+
+    def __post_init__(self) -> None:
+        self._close("Split")
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.parts.items()))
+
+    @property
+    def inner(self) -> Sequence[Stage]:
+        return tuple(self.parts.values())
+
+    @property
+    def reduces(self) -> bool:  # type: ignore[override]
+        return all(s.reduces for s in self.inner)
+
+    def layouts(self, layout: Layout) -> dict[Selector, Layout]:
+        """The columns of each part. Raises ValueError for a block that is taken twice or not at all."""
+        owner: dict[str, Selector] = {}
+        for selector in self.parts:
+            if selector == "*":
+                continue
+            for name in _part(layout, selector, "Split").names:
+                if name in owner:
+                    raise ValueError(f"Split: block {name!r} is taken by {owner[name]!r} and by {selector!r}")
+                owner[name] = selector
+        rest = [b.name for b in layout.blocks if b.name not in owner]
+        if rest and "*" not in self.parts:
+            raise ValueError(f"Split: no selector takes block {rest[0]!r} ({len(rest)} in all); add '*' for the rest")
+        owner.update(dict.fromkeys(rest, "*"))
+        return {
+            selector: Layout(tuple(b for b in layout.blocks if owner[b.name] == selector)) for selector in self.parts
+        }
+
+    def init(self, layout: Layout) -> State:
+        """One state per part, by position."""
+        parts = self.layouts(layout)
+        return {str(i): s.init(parts[selector]) for i, (selector, s) in enumerate(self.parts.items())}
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        layouts = self.layouts(updates.layout)
+        results: list[tuple[Layout, Updates]] = []
+        new: State = {}
+        for i, (selector, stage) in enumerate(self.parts.items()):
+            part = layouts[selector]
+            out, new[str(i)] = stage(updates.select(part), state[str(i)], ctx)
+            results.append((part, out))
+        rows = next((out.rows for _, out in results if out.rows != (EVERYONE,)), (EVERYONE,))
+        X = updates.X.new_empty(len(rows), updates.layout.d)
+        for part, out in results:
+            if out.rows not in (rows, (EVERYONE,)):
+                raise ValueError(f"Split: parts return different rows: {rows} and {out.rows}")
+            updates.layout.put(X, part, out.X.expand(len(rows), -1))
+        if rows == (EVERYONE,):
+            return updates.reduced(X), new
+        return updates.replace(X=X), new
+
+    def describe(self, indent: str = "") -> str:
+        """One paragraph a part."""
+        return "\n".join(f"{indent}in {sel!r}:\n{s.describe(indent + '  ')}" for sel, s in self.parts.items())
+
+
+@dataclass(frozen=True)
+class PerTask(_Inner):
+    """Apply a stage to the columns of each task, over the rows that hold the task.
+
+    A row holds a task if it trained the task's blocks (extra "support"), where the round says so, or else if it has
+    them. Rows that do not hold it keep what they have; a task that nobody holds gets a zero update.
+    """
+
+    stage: Stage
+
+    def __post_init__(self) -> None:
+        self._close("PerTask")
+
+    @property
+    def inner(self) -> Sequence[Stage]:
+        return (self.stage,)
+
+    @property
+    def wants(self) -> Fields:  # type: ignore[override]
+        return self.stage.wants | {"extra:support"}
+
+    @property
+    def reduces(self) -> bool:  # type: ignore[override]
+        return self.stage.reduces
+
+    def init(self, layout: Layout) -> State:
+        """One state per task. Raises ValueError for a block that belongs to no task."""
+        orphan = next((b.name for b in layout.blocks if b.task is None), None)
+        if orphan is not None:
+            raise ValueError(f"PerTask: block {orphan!r} belongs to no task; use Split to give it another stage")
+        return {t: self.stage.init(layout.select(task=t)) for t in layout.tasks}
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        rows = 1 if self.stage.reduces else len(updates)
+        X = updates.X.new_zeros(rows, updates.layout.d) if self.stage.reduces else updates.X.clone()
+        new = dict(state)
+        for task in updates.layout.tasks:
+            part = updates.layout.select(task=task)
+            mine = updates.select(part)
+            holders = [i for i, held in enumerate(self._holds(mine, task)) if held]
+            if not holders:
+                continue
+            out, new[task] = self.stage(mine.keep(holders), state[task], ctx)
+            if self.stage.reduces:
+                updates.layout.put(X, part, out.X)
+            else:
+                mine_X = mine.X.clone()
+                mine_X[holders] = out.X
+                updates.layout.put(X, part, mine_X)
+        return (updates.reduced(X) if self.stage.reduces else updates.replace(X=X)), new
+
+    @staticmethod
+    def _holds(mine: Updates, task: str) -> list[bool]:
+        have = mine.extra.get("support", mine.present)
+        blocks = [True] * len(mine) if have is None else torch.as_tensor(have).bool().any(dim=1).tolist()
+        return [b and own in (None, task) for b, (_, own) in zip(blocks, mine.rows, strict=True)]
+
+    def describe(self, indent: str = "") -> str:
+        """The inner stage, indented."""
+        return f"{indent}per task:\n{self.stage.describe(indent + '  ')}"
+
+
+@dataclass(frozen=True)
+class GroupBy(_Inner):
+    """Apply a stage within groups of rows: by an extra (such as "domain"), by "task" or by "client".
+
+    Every row receives its own group's result. State is kept per group, from the round in which it first appears.
+    """
+
+    key: str
+    stage: Stage
+
+    def __post_init__(self) -> None:
+        self._close(f"GroupBy({self.key!r})")
+
+    @property
+    def inner(self) -> Sequence[Stage]:
+        return (self.stage,)
+
+    @property
+    def reads(self) -> Fields:  # type: ignore[override]
+        own = frozenset() if self.key in ("task", "client") else frozenset({f"extra:{self.key}"})
+        return super().reads | own
+
+    def _group_of(self, updates: Updates) -> list[str]:
+        if self.key == "client":
+            return [client for client, _ in updates.rows]
+        if self.key == "task":
+            return [str(task) for _, task in updates.rows]
+        if self.key not in updates.extra:
+            known = ", ".join(updates.extra) or "none"
+            raise ValueError(f"GroupBy: no extra {self.key!r} beside the updates; there: {known}")
+        values = updates.extra[self.key]
+        return [str(v) for v in (values.tolist() if isinstance(values, Tensor) else values)]
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        groups: dict[str, list[int]] = {}
+        for i, group in enumerate(self._group_of(updates)):
+            groups.setdefault(group, []).append(i)
+        X = torch.empty_like(updates.X)
+        new = dict(state)
+        for group, members in sorted(groups.items()):
+            before = state[group] if group in state else self.stage.init(updates.layout)
+            out, new[group] = self.stage(updates.keep(members), before, ctx)
+            X[members] = out.X.expand(len(members), -1)
+        return updates.replace(X=X), new
+
+    def describe(self, indent: str = "") -> str:
+        """The key and, indented, the inner stage."""
+        return f"{indent}by {self.key}:\n{self.stage.describe(indent + '  ')}"
+
+
+@dataclass(frozen=True)
+class Switch(Stage):
+    """`before` while round < `round`, then `after` (DFMTL thesis, eq. 4.20). Rounds count from 1."""
+
+    round: int
+    before: Stage
+    after: Stage
+
+    def __post_init__(self) -> None:
+        if self.round < 1:
+            raise ValueError(f"Switch: expected a round of at least 1, found {self.round}")
+        check_closed([self.before], "Switch, before")
+        check_closed([self.after], "Switch, after")
+
+    @property
+    def _both(self) -> tuple[Stage, Stage]:
+        return self.before, self.after
+
+    @property
+    def reads(self) -> Fields:  # type: ignore[override]
+        """Extras that either reads; other fields only if both do, for a field must not be lost in some rounds."""
+        a, b = (s.reads for s in self._both)
+        return (a & b) | {f for f in a | b if f.startswith("extra:")}
+
+    @property
+    def wants(self) -> Fields:  # type: ignore[override]
+        return self.before.wants | self.after.wants
+
+    @property
+    def kind(self) -> Kind:  # type: ignore[override]
+        return max((s.kind for s in self._both), key=_KINDS.index)
+
+    @property
+    def reduces(self) -> bool:  # type: ignore[override]
+        return all(s.reduces for s in self._both)
+
+    def init(self, layout: Layout) -> State:
+        """States of both; each is only touched while its stage is at work."""
+        return {"before": self.before.init(layout), "after": self.after.init(layout)}
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        name, stage = ("before", self.before) if ctx.round < self.round else ("after", self.after)
+        updates, new = stage(updates, state[name], ctx)
+        return updates, {**state, name: new}
+
+    def describe(self, indent: str = "") -> str:
+        """Both stages, indented."""
+        return (
+            f"{indent}before round {self.round}:\n{self.before.describe(indent + '  ')}\n"
+            f"{indent}from round {self.round}:\n{self.after.describe(indent + '  ')}"
+        )
+
+
+def _part(layout: Layout, selector: Selector, where: str) -> Layout:
+    part = layout.select(as_select(selector))
+    if not part.blocks:
+        roles = sorted({b.role for b in layout.blocks} | {b.part for b in layout.blocks if b.part})
+        raise ValueError(f"{where}({selector!r}): no block matches; roles here: {', '.join(roles)}")
+    return part

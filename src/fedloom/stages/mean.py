@@ -1,0 +1,109 @@
+"""Weighted means: the plain one and the one over the clients that trained a parameter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedloom.context import Ctx
+from fedloom.stages.stage import Stage, State
+from fedloom.updates import Layout, Updates
+
+_CHUNK = 1 << 20  # columns at a time, where a K x d intermediate would otherwise be made
+
+
+def weighted_mean(updates: Updates, support: Tensor | None = None) -> Tensor:
+    """sum_k w_k c_ki X_ki / sum_k w_k c_ki over the rows that have block b(i); 0 where nobody counts. Shape (d).
+
+    `support` (K x blocks, bool) narrows presence further. Without coef the weights are applied block by block.
+    """
+    X, w = updates.X, updates.weight
+    out = X.new_zeros(updates.layout.d)
+    if updates.coef is not None:
+        w = w.to(X)
+        present = _columns(updates, support)
+        for s in _chunks(updates.layout.d):
+            coef = updates.coef[:, s] if present is None else updates.coef[:, s] * present[:, s]
+            total = w @ coef
+            out[s] = _ratio(w @ (coef * X[:, s]), total)
+        return out
+    for s, members in _groups(updates.layout, updates.present, support):
+        p = w if members is None else w * members
+        if (count := float(p.sum())) > 0:
+            torch.mv(X[:, s].t(), (p / count).to(X), out=out[s])
+    return out
+
+
+def _groups(layout: Layout, present: Tensor | None, support: Tensor | None) -> list[tuple[slice, Tensor | None]]:
+    """Runs of columns that the same rows have: (columns, K x bool or None for all rows)."""
+    if present is None and support is None:
+        return [(slice(0, layout.d), None)]
+    have = support if present is None else present if support is None else present & support
+    assert have is not None
+    runs: list[tuple[slice, Tensor | None]] = []
+    for s, members in zip(layout.slices, have.t(), strict=True):
+        if runs and torch.equal(runs[-1][1], members):  # type: ignore[arg-type]
+            s = slice(runs.pop()[0].start, s.stop)
+        runs.append((s, members))
+    return runs
+
+
+def _columns(updates: Updates, support: Tensor | None) -> Tensor | None:
+    """Presence per column (K x d, a broadcast where possible), or None where every row has everything."""
+    groups = _groups(updates.layout, updates.present, support)
+    if groups == [] or groups[0][1] is None:
+        return None
+    k = len(updates)
+    return torch.cat([m.view(k, 1).expand(k, s.stop - s.start) for s, m in groups if m is not None], dim=1)
+
+
+def _ratio(part: Tensor, total: Tensor) -> Tensor:
+    return torch.where(total != 0, part / total, torch.zeros_like(part))
+
+
+def _chunks(d: int) -> list[slice]:
+    return [slice(a, min(a + _CHUNK, d)) for a in range(0, d, _CHUNK)]
+
+
+@dataclass(frozen=True)
+class Mean(Stage):
+    """The weighted mean of the rows (McMahan et al., AISTATS 2017), with `weight`, `coef` and presence, zero-safe."""
+
+    kind = "mix"
+    reads = frozenset({"X", "weight", "coef"})
+    reduces = True
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        return updates.reduced(weighted_mean(updates)), state
+
+
+@dataclass(frozen=True)
+class SupportMean(Stage):
+    """Per coordinate, the mean over the clients that trained it: u_i = sum_k p_k X_ki / sum_{k: i in support_k} p_k.
+
+    A control for unified models: plain averaging divides a decoder's update by the number of all clients, although
+    only the clients of its task changed it. Support is the extra "support" (K x blocks: blocks that received a
+    gradient) where the round provides it, otherwise the coordinates that are not exactly zero.
+    """
+
+    kind = "matrix"
+    reads = frozenset({"X", "weight", "coef"})
+    wants = frozenset({"extra:support"})
+    reduces = True
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        support = updates.extra.get("support")
+        if support is not None:
+            return updates.reduced(weighted_mean(updates, torch.as_tensor(support).bool())), state
+        out = updates.X.new_zeros(updates.layout.d)
+        for s in _chunks(updates.layout.d):
+            X = updates.X[:, s]
+            coef = (X != 0).to(X.dtype)
+            if updates.coef is not None:
+                coef *= updates.coef[:, s]
+            w = updates.weight.to(X)
+            total = w @ coef
+            out[s] = _ratio(w @ (coef * X), total)
+        return updates.reduced(out), state

@@ -1,0 +1,159 @@
+"""The one extension point of aggregation: Stage, and how stages follow each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from torch import Tensor
+
+from fedloom.context import Ctx
+from fedloom.updates import Layout, Updates
+
+State = dict[str, Any]
+"""Nested dictionaries and lists of tensors, numbers, strings and None: anything a checkpoint can hold."""
+Fields = frozenset[str]
+
+
+class Stage:
+    """One step of aggregation: (updates, state, ctx) -> (updates, state). Never changes its inputs.
+
+    `kind` says what it needs: "row" each row alone (may sit at the client), "mix" the rows' Gram matrix or side
+    values (output = W X), "matrix" the columns of all rows. `reads` and `writes` name fields of Updates: X, n,
+    weight, coef, or extra:NAME. `wants` are extras it uses where they exist. `reduces` says that K rows become one.
+    """
+
+    kind: ClassVar[Literal["row", "mix", "matrix"]] = "row"
+    reads: Fields = frozenset({"X"})
+    writes: Fields = frozenset({"X"})
+    wants: Fields = frozenset()
+    reduces: bool = False
+
+    def init(self, layout: Layout) -> State:
+        """State before the first round."""
+        return {}
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        raise NotImplementedError
+
+    def __rshift__(self, other: Stage) -> Chain:
+        return Chain((*_flat(self), *_flat(other)))
+
+    def on(
+        self,
+        X: Any,
+        n: Any = None,
+        state: State | None = None,
+        round: int = 0,  # noqa: A002 - the field's word
+        *,
+        seed: int = 0,
+        **extra: Any,
+    ) -> tuple[Tensor, State]:
+        """Run on a plain K x d matrix: (result, new state). Rows with nan or inf are dropped first.
+
+        `weight`, `coef`, `present`, `layout` and `rows` may be given by name; any other name is an extra.
+        """
+        updates, _ = Updates.of(X, n, **extra).finite()
+        state = self.init(updates.layout) if state is None else state
+        out, state = self(updates, state, Ctx(round=round, seed=seed))
+        return out.X, state
+
+    def describe(self, indent: str = "") -> str:
+        """The stage as text, one line a stage."""
+        return f"{indent}{self!r}"
+
+
+@dataclass(frozen=True)
+class Identity(Stage):
+    """Every row as it is: each client gets its own update back, which is local training (mixing matrix I)."""
+
+    writes = frozenset()
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        return updates, state
+
+
+@dataclass(frozen=True)
+class Chain(Stage):
+    """Stages one after another; `a >> b` makes one."""
+
+    stages: tuple[Stage, ...]
+
+    @property
+    def reads(self) -> Fields:  # type: ignore[override]
+        """Everything a member reads that no earlier member wrote."""
+        reads: set[str] = set()
+        written: set[str] = set()
+        for s in self.stages:
+            reads |= s.reads - written
+            written |= s.writes
+        return frozenset(reads)
+
+    @property
+    def writes(self) -> Fields:  # type: ignore[override]
+        return frozenset().union(*(s.writes for s in self.stages))
+
+    @property
+    def wants(self) -> Fields:  # type: ignore[override]
+        return frozenset().union(*(s.wants for s in self.stages))
+
+    @property
+    def reduces(self) -> bool:  # type: ignore[override]
+        return any(s.reduces for s in self.stages)
+
+    @property
+    def kind(self) -> Literal["row", "mix", "matrix"]:  # type: ignore[override]
+        kinds = {s.kind for s in self.stages}
+        return "matrix" if "matrix" in kinds else "mix" if "mix" in kinds else "row"
+
+    def init(self, layout: Layout) -> State:
+        """One state per member, by position."""
+        return {str(i): s.init(layout) for i, s in enumerate(self.stages)}
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        new: State = {}
+        for i, stage in enumerate(self.stages):
+            updates, new[str(i)] = stage(updates, state[str(i)], ctx)
+        return updates, new
+
+    def __repr__(self) -> str:
+        return " >> ".join(map(repr, self.stages))
+
+    def describe(self, indent: str = "") -> str:
+        """One line a stage."""
+        return "\n".join(s.describe(indent) for s in self.stages)
+
+
+def _flat(stage: Stage) -> Iterator[Stage]:
+    yield from stage.stages if isinstance(stage, Chain) else (stage,)
+
+
+def check_closed(stages: Sequence[Stage], where: str) -> None:
+    """Refuse a sequence of stages that would silently do nothing.
+
+    A field that is written must be read before it is written again and before the end (X is always read at the
+    end). After a stage that leaves one row, a rule that compares rows has nothing to compare.
+
+    Raises ValueError that names the two stages.
+    """
+    stages = [s for stage in stages for s in _flat(stage)]
+    pending: dict[str, Stage] = {}
+    reduced: Stage | None = None
+    for stage in stages:
+        if reduced is not None and (stage.kind != "row" or stage.reduces):
+            raise ValueError(f"{where}: {stage!r} compares rows, but {reduced!r} before it leaves only one")
+        for name in stage.reads:
+            pending.pop(name, None)
+        for name in sorted(stage.writes - {"X"}):
+            if name in pending:
+                raise ValueError(
+                    f"{where}: {pending[name]!r} writes {name!r}, but {stage!r} overwrites it without reading it"
+                )
+            pending[name] = stage
+        if stage.reduces:
+            reduced = stage
+    for name, writer in pending.items():
+        after = stages[stages.index(writer) + 1 :]
+        blame = f"{after[-1]!r} after it does not read it" if after else "nothing comes after it"
+        raise ValueError(f"{where}: {writer!r} writes {name!r}, but {blame}, so it would change nothing")
