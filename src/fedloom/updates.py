@@ -121,7 +121,7 @@ class Layout:
         Raises ValueError for a parameter that no rule names (norm layers need no rule: they are known by type).
         """
         if roles is None:
-            roles = module.roles()  # type: ignore[operator, assignment]
+            roles = module.roles()  # type: ignore[operator]
         norms = {
             f"{prefix}.{name}" if prefix else name
             for prefix, m in module.named_modules()

@@ -1,0 +1,84 @@
+"""Settings of local training, as a recipe states them. Free of torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """A recipe section: unknown keys are errors, values do not change once read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Optimizer(Section):
+    """The local optimiser. `momentum` and `nesterov` belong to sgd, `betas` and `eps` to adam and adamw."""
+
+    name: Literal["sgd", "adam", "adamw"] = "sgd"
+    lr: Positive = 0.05
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    nesterov: bool = False
+    weight_decay: NonNegative = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: Positive = 1e-8
+    fused: bool = False
+
+    @model_validator(mode="after")
+    def _belongs(self) -> Optimizer:
+        if self.name != "sgd" and (self.momentum or self.nesterov):
+            raise ValueError(f"momentum and nesterov belong to sgd, not to {self.name}")
+        if self.nesterov and not self.momentum:
+            raise ValueError("nesterov needs momentum > 0")
+        return self
+
+
+class Schedule(Section):
+    """The learning rate as a pure function of the local epoch, counted over all rounds from 0.
+
+    Linear warm-up from `warmup_start` x lr over `warmup` epochs, then constant, cosine down to `floor` x lr at the
+    last epoch of the run, or a factor `gamma` every `step_every` epochs.
+    """
+
+    name: Literal["constant", "cosine", "step"] = "constant"
+    warmup: NonNegative = 0.0
+    warmup_start: Annotated[float, Field(ge=0, le=1)] = 0.0
+    floor: Annotated[float, Field(ge=0, le=1)] = 0.0
+    step_every: Count = 30
+    gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
+
+
+class Training(Section):
+    """What every client does in a round: `epochs` passes over its data, or `steps` optimiser steps."""
+
+    rounds: Count = 10
+    epochs: Count | None = None
+    steps: Count | None = None
+    batch_size: Count = 32
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    clip_norm: Positive | None = None
+    keep_optimizer: bool = False
+    """Whether optimiser state (momentum, Adam moments) lives on from round to round."""
+    participation: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Share of the clients that train in a round."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    channels_last: bool = True
+    stacked: bool = False
+    """Train clients of equal shape together (torch.func.vmap): faster for tiny models, equal up to rounding."""
+
+    @model_validator(mode="after")
+    def _one_length(self) -> Training:
+        if self.epochs is not None and self.steps is not None:
+            raise ValueError("give epochs or steps, not both")
+        return self
+
+    @property
+    def local_epochs(self) -> int:
+        """Epochs per round where `steps` is not given (default 1)."""
+        return self.epochs or 1

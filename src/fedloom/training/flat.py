@@ -1,0 +1,57 @@
+"""A model whose parameters, gradients and float buffers lie in consecutive memory."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from fedloom.updates import Columns, Layout
+
+
+class FlatModel:
+    """A module bound to one vector, so that loading, deltas and optimiser steps do not loop over tensors.
+
+    vector   parameters, then float buffers (layout.d); writing to it changes the model
+    params   the first p values of `vector`
+    buffers  the rest
+    grad     p values; the gradients of the parameters are views of it and backward adds to them
+    """
+
+    def __init__(self, module: nn.Module, layout: Layout | None = None, device: str | torch.device = "cpu") -> None:
+        self.device = torch.device(device)
+        self.module = module.to(self.device)
+        self.layout = layout or Layout.from_module(module)
+        self.vector = self.layout.bind(self.module)
+        p = self.layout.parameters.d
+        self.params, self.buffers = self.vector[:p], self.vector[p:]
+        self.grad = torch.zeros_like(self.params)
+        for block, s in zip(self.layout.blocks, self.layout.slices, strict=True):
+            if block.role != "buffer":
+                parameter = module.get_parameter(block.name)
+                if parameter.requires_grad:
+                    parameter.grad = self.grad[s].view(block.shape)
+        self.integers = {
+            name: b for name, b in self.module.named_buffers() if not b.is_floating_point() and not b.is_complex()
+        }
+        self.frozen = frozenset(name for name, q in module.named_parameters() if not q.requires_grad)
+        self.initial = self.vector.clone()
+        self.initial_integers = {name: b.clone() for name, b in self.integers.items()}
+        self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._NormBase) for m in module.modules())
+
+    def trained(self, tasks: tuple[str, ...]) -> Layout:
+        """The parameters that receive a gradient when these tasks are trained: shared ones and their own."""
+        chosen = (
+            b
+            for b in self.layout.parameters.blocks
+            if (b.task is None or b.task in tasks) and b.name not in self.frozen
+        )
+        return Layout(tuple(chosen))
+
+    def spans(self, part: Layout) -> tuple[Columns, ...]:
+        """Columns of some parameters, neighbours merged."""
+        return self.layout.parameters.spans(part)
+
+    def load_integers(self, values: dict[str, Tensor]) -> None:
+        """Set integer buffers (such as the batch counter of batch norm)."""
+        for name, value in values.items():
+            self.integers[name].copy_(value)

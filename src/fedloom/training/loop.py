@@ -1,0 +1,144 @@
+"""The local loop: what happens on a client between receiving a model and sending an update."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.context import Ctx
+from fedloom.data.dataset import Examples
+from fedloom.stages.stage import State
+from fedloom.tasks.task import Task
+from fedloom.training.config import Training
+from fedloom.training.flat import FlatModel
+from fedloom.training.optim import build, export_state, import_state, rate
+from fedloom.training.rules import LocalRule, View
+from fedloom.updates import Columns
+
+
+@dataclass
+class LocalResult:
+    """What a client's local training left behind."""
+
+    steps: int = 0
+    examples: int = 0
+    losses: dict[str, float] = field(default_factory=dict)
+    """Mean unweighted loss per task over the examples seen."""
+    optimizer: State = field(default_factory=dict)
+    rules: State = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def batches(
+    index: Tensor, training: Training, ctx: Ctx, client: str, skip_single: bool = False
+) -> Iterator[tuple[int, Tensor]]:
+    """(epoch within the round, positions of one batch): a fresh order every epoch, a pure function of
+    (seed, round, client, epoch).
+
+    With `steps`, passes follow each other until that many batches are drawn. `skip_single` leaves out a last batch
+    of one example, on which batch norm cannot train.
+    """
+    size, drawn, epoch = training.batch_size, 0, 0
+    while True:
+        order = index[torch.randperm(len(index), generator=ctx.rng("order", client, epoch))]
+        for batch in order.split(size):
+            if skip_single and len(batch) == 1 and len(index) > 1:
+                continue
+            yield epoch, batch
+            drawn += 1
+            if drawn == training.steps:
+                return
+        epoch += 1
+        if training.steps is None and epoch == training.local_epochs:
+            return
+
+
+def task_losses(
+    outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], tasks: Mapping[str, tuple[Task, float]]
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The weighted sum over a client's tasks, and the unweighted loss of each."""
+    losses = {name: task.loss(outputs[name], targets[name]) for name, (task, _) in tasks.items()}
+    total = sum(weight * losses[name] for name, (_, weight) in tasks.items())
+    assert isinstance(total, Tensor)
+    return total, losses
+
+
+def train(
+    model: FlatModel,
+    examples: Examples,
+    index: Tensor,
+    tasks: Mapping[str, tuple[Task, float]],
+    training: Training,
+    ctx: Ctx,
+    client: str,
+    shared: tuple[Columns, ...],
+    rules: Sequence[LocalRule] = (),
+    rule_state: State | None = None,
+    optimizer_state: State | None = None,
+) -> LocalResult:
+    """Train `model` in place on the examples at `index`. `tasks` maps a name to (task, loss weight).
+
+    Heads of other tasks get no gradient, no weight decay and no momentum.
+    """
+    names = tuple(tasks)
+    spans = model.spans(model.trained(names))
+    optimizer = build(training.optimizer, model.params, model.grad, spans)
+    if optimizer_state:
+        import_state(optimizer, optimizer_state)
+    view = View(model.params, model.grad, model.params.clone(), shared)
+    states = rule_state or {str(i): rule.init(view.base) for i, rule in enumerate(rules)}
+    active = [model.grad[s] for s in spans]
+    epochs = training.rounds * training.local_epochs
+    half = torch.autocast(model.device.type, torch.bfloat16) if training.precision == "bf16" else None
+    sums: dict[str, Tensor] = {}
+    result = LocalResult()
+    model.module.train()
+    for epoch, batch in batches(index, training, ctx, client, skip_single=model.has_batch_norm):
+        view.lr = training.optimizer.lr * rate(
+            training.schedule, (ctx.round - 1) * training.local_epochs + min(epoch, training.local_epochs - 1), epochs
+        )
+        optimizer.param_groups[0]["lr"] = view.lr
+        x, targets = examples.batch(batch, model.device)
+        if training.channels_last and x.ndim == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        for g in active:
+            g.zero_()
+        with half or contextlib.nullcontext():
+            view.outputs, view.targets = model.module(x, names), targets
+            loss, losses = task_losses(view.outputs, targets, tasks)
+        for i, rule in enumerate(rules):
+            penalty = rule.penalty(view, states[str(i)])
+            if penalty is not None:
+                loss = loss + penalty
+        loss.backward()  # type: ignore[no-untyped-call]
+        for i, rule in enumerate(rules):
+            rule.grad(view, states[str(i)])
+        if training.clip_norm is not None:
+            clip(active, training.clip_norm)
+        optimizer.step()
+        view.step += 1
+        result.examples += len(batch)
+        for name, value in losses.items():
+            term = value.detach() * len(batch)
+            sums[name] = sums[name] + term if name in sums else term
+    for i, rule in enumerate(rules):
+        result.rules[str(i)], extra = rule.finish(view, states[str(i)])
+        result.extra.update(extra)
+    result.steps = view.step
+    result.losses = {name: float(s) / max(result.examples, 1) for name, s in sums.items()}
+    if training.keep_optimizer:
+        result.optimizer = export_state(optimizer)
+    return result
+
+
+def clip(grads: Sequence[Tensor], limit: float) -> None:
+    """Scale gradients in place so that their joint 2-norm (over the last dimension) is at most `limit`."""
+    norm = torch.stack([g.norm(dim=-1) for g in grads]).norm(dim=0)
+    factor = (limit / (norm + 1e-6)).clamp(max=1.0)
+    for g in grads:
+        g.mul_(factor.unsqueeze(-1))

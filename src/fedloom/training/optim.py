@@ -1,0 +1,63 @@
+"""Optimisers over flat parameters, and the learning rate as a function of time."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedloom.stages.stage import State
+from fedloom.training.config import Optimizer, Schedule
+from fedloom.updates import Columns
+
+
+def rate(schedule: Schedule, epoch: int, epochs: int) -> float:
+    """Factor on the learning rate in local epoch `epoch` (from 0, over all rounds) of `epochs`."""
+    if epoch < schedule.warmup:
+        return schedule.warmup_start + (1 - schedule.warmup_start) * min(1.0, (epoch + 1) / schedule.warmup)
+    past = epoch - schedule.warmup
+    if schedule.name == "cosine":
+        progress = past / max(epochs - schedule.warmup, 1)
+        return schedule.floor + (1 - schedule.floor) * 0.5 * (1 + math.cos(math.pi * progress))
+    if schedule.name == "step":
+        return max(schedule.floor, schedule.gamma ** (past // schedule.step_every))
+    return 1.0
+
+
+def build(config: Optimizer, params: Tensor, grad: Tensor, spans: tuple[Columns, ...]) -> torch.optim.Optimizer:
+    """A torch optimiser over slices (last dimension) of a flat vector, or of K stacked ones.
+
+    Only these slices are touched: what a client does not train is neither decayed nor moved by momentum.
+    """
+    pieces = []
+    for s in spans:
+        piece = nn.Parameter(params[..., s])
+        piece.grad = grad[..., s]
+        pieces.append(piece)
+    common: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": config.fused or None}
+    if config.name == "sgd":
+        return torch.optim.SGD(pieces, momentum=config.momentum, nesterov=config.nesterov, **common)
+    kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
+    return kind(pieces, betas=config.betas, eps=config.eps, **common)
+
+
+def export_state(optimizer: torch.optim.Optimizer) -> State:
+    """Moments and step counts by position of the slice: what a checkpoint needs."""
+    pieces = optimizer.param_groups[0]["params"]
+    return {
+        str(i): {k: v for k, v in optimizer.state[piece].items() if v is not None}
+        for i, piece in enumerate(pieces)
+        if piece in optimizer.state
+    }
+
+
+def import_state(optimizer: torch.optim.Optimizer, state: State) -> None:
+    """Inverse of `export_state`; the given tensors are copied."""
+    pieces = optimizer.param_groups[0]["params"]
+    for i, values in state.items():
+        piece = pieces[int(i)]
+        optimizer.state[piece] = {
+            k: v.clone() if k == "step" else v.to(piece.device, copy=True) for k, v in values.items()
+        }
