@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, create_model
@@ -47,14 +48,12 @@ class Registry:
         def add(function: F) -> F:
             if name in self.entries:
                 raise ValueError(f"{self.kind} {name!r} is registered twice")
-            hints = get_type_hints(function, include_extras=True)
-            fields: dict[str, Any] = {}
-            for p in inspect.signature(function).parameters.values():
-                if p.kind is p.KEYWORD_ONLY:
-                    fields[p.name] = (hints[p.name], ... if p.default is p.empty else p.default)
-            model = create_model(
-                f"{self.kind}:{name}", __config__=ConfigDict(extra="forbid", strict=False), **fields
-            )
+            keys = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+            # Only the keys need to resolve: positional arguments and results may be typed with torch.
+            own = SimpleNamespace(__annotations__={p.name: p.annotation for p in keys})
+            hints = get_type_hints(own, globalns=function.__globals__, include_extras=True)
+            fields: dict[str, Any] = {p.name: (hints[p.name], ... if p.default is p.empty else p.default) for p in keys}
+            model = create_model(f"{self.kind}:{name}", __config__=ConfigDict(extra="forbid", strict=False), **fields)
             summary = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
             self.entries[name] = Entry(name, function, model, summary, source)
             return function

@@ -1,0 +1,10 @@
+"""Data sets, and rules that deal them out to clients. Importing this package does not import torch."""
+
+from fedloom._lazy import lazy
+from fedloom.data import arrays, cifar, digits  # noqa: F401  (registers the data sets)
+from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share
+from fedloom.data.registry import DATASETS
+
+__all__ = ["DATASETS", "PARTITIONERS", "Dataset", "Examples", "Partition", "Pool", "Share", "TensorExamples"]
+
+__getattr__, __dir__ = lazy("fedloom.data", {"dataset": "Dataset Examples TensorExamples"})

@@ -1,0 +1,128 @@
+"""Real handwritten digits that come with scikit-learn: several tasks on the same images, and several domains."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fedloom.context import derive_seed
+from fedloom.data.registry import DATASETS
+from fedloom.errors import RecipeError
+from fedloom.extras import need
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedloom.data.dataset import Dataset
+
+DigitTask = Literal["digit", "parity", "large", "holes"]
+DigitDomain = Literal["plain", "inverted", "noisy", "thickened", "textured"]
+
+# What each task calls the digits 0..9. Holes are those of the usual handwritten form: a 4 is open.
+LABELS: dict[str, tuple[int, ...]] = {
+    "digit": tuple(range(10)),
+    "parity": (0, 1) * 5,
+    "large": (0,) * 5 + (1,) * 5,
+    "holes": (1, 0, 0, 0, 0, 0, 1, 0, 2, 1),
+}
+
+
+@DATASETS.register("digits", source="Alpaydin and Kaynak (1998), UCI; the test part that scikit-learn bundles")
+def digits(
+    seed: int,
+    *,
+    tasks: Annotated[list[DigitTask], Field(min_length=1)] = ["digit", "parity", "large", "holes"],  # noqa: B006
+    domains: Annotated[list[DigitDomain], Field(min_length=1)] = ["plain"],  # noqa: B006
+    size: Annotated[int, Field(ge=8, le=64)] = 16,
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+) -> Dataset:
+    """1,797 real handwritten digits (8 x 8, needs scikit-learn): up to four tasks and five domains.
+
+    Tasks, all on the same images: `digit` (10 classes), `parity` (even, odd), `large` (greater than four) and
+    `holes` (0: 1 2 3 4 5 7, 1: 0 6 9, 2: 8). Domains are ways to render an image: `plain`, `inverted` (dark on light),
+    `noisy` (Gaussian, sigma 0.25), `thickened` (grey dilation) and `textured` (difference to stripes, in the manner of
+    MNIST-M). Each image is rendered in exactly one of the domains asked for, drawn from `seed`, so domains share no
+    image.
+
+    Images are float32 in 0..1, N x 1 x size x size (enlarged bilinearly), normalised per batch by the mean and standard
+    deviation of the train part. The split is stratified by digit and domain. Raises RecipeError where a task or a
+    domain is named twice and UserError where scikit-learn is absent.
+    """
+    for what, names in (("task", tasks), ("domain", domains)):
+        twice = sorted({name for name in names if list(names).count(name) > 1})
+        if twice:
+            raise RecipeError(f"digits: {what} {twice[0]!r} is named twice")
+    import torch
+    from torch.nn.functional import interpolate
+
+    from fedloom.data.dataset import Dataset, TensorExamples
+    from fedloom.tasks.classification import Classification
+
+    raw = need("sklearn.datasets", "digits").load_digits()
+    digit = raw.target.astype(np.int64)
+    images = torch.from_numpy((raw.images / 16).astype(np.float32))[:, None]
+    if size != images.shape[-1]:
+        images = interpolate(images, size=(size, size), mode="bilinear", align_corners=False)
+
+    domain, test = _deal(digit, len(domains), test_fraction, seed)
+    for number, name in enumerate(domains):
+        where = torch.from_numpy(np.flatnonzero(domain == number))
+        images[where] = _render(images[where], name, seed)
+
+    parts: dict[bool, TensorExamples] = {}
+    kept = images[torch.from_numpy(~test)]
+    mean, std = float(kept.mean()), float(kept.std())
+    for is_test in (False, True):
+        index = np.flatnonzero(test == is_test)
+        parts[is_test] = TensorExamples(
+            images[torch.from_numpy(index)],
+            {task: torch.from_numpy(np.asarray(LABELS[task], np.int64)[digit[index]]) for task in tasks},
+            torch.from_numpy(domain[index]),
+            (mean,),
+            (std,),
+        )
+    heads = tuple(Classification(task, max(LABELS[task]) + 1) for task in tasks)
+    return Dataset("digits", heads, parts[False], parts[True], tuple(domains))
+
+
+def _deal(digit: np.ndarray, domains: int, test_fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The domain (N, int64) and the part (N, bool, True = test) of every image, stratified by digit."""
+    domain = np.zeros(len(digit), np.int64)
+    test = np.zeros(len(digit), bool)
+    for value in range(10):
+        rng = np.random.default_rng(derive_seed(seed, "digits", "deal", value))
+        order = rng.permutation(np.flatnonzero(digit == value))
+        # The first domain differs from digit to digit, so that no domain gets every remainder.
+        domain[order] = (np.arange(len(order)) + value) % domains
+        for number in range(domains):
+            cell = order[domain[order] == number]
+            test[cell[: min(max(1, round(test_fraction * len(cell))), len(cell) - 1)]] = True
+    return domain, test
+
+
+def _render(x: Tensor, name: str, seed: int) -> Tensor:
+    """Images (n x 1 x S x S, 0..1) as the named domain shows them, again in 0..1."""
+    import torch
+    from torch.nn.functional import max_pool2d
+
+    from fedloom.context import generator
+
+    rng = generator(seed, "digits", "render", name)
+    n, side = len(x), x.shape[-1]
+    if name == "inverted":
+        return 1 - x
+    if name == "noisy":
+        return (x + 0.25 * torch.randn(x.shape, generator=rng)).clamp(0, 1)
+    if name == "thickened":
+        radius = max(1, round(side / 14))
+        return max_pool2d(x, 2 * radius + 1, stride=1, padding=radius)
+    if name == "textured":
+        angle, phase, periods = (torch.rand(3, n, 1, 1, 1, generator=rng)).unbind(0)
+        grid = torch.linspace(0, 1, side)
+        along = grid * torch.cos(math.pi * angle) + grid[:, None] * torch.sin(math.pi * angle)
+        stripes = torch.sin(2 * math.pi * (along * (2 + 3 * periods) + phase))
+        return (0.3 + 0.3 * stripes - x).abs()
+    return x

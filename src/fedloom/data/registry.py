@@ -1,0 +1,8 @@
+"""The data sets that a recipe may name."""
+
+from __future__ import annotations
+
+from fedloom.registry import Registry
+
+DATASETS = Registry("data set")
+"""Functions `f(seed, *, ...) -> Dataset`; their keyword-only arguments are the recipe's keys."""

@@ -1,0 +1,65 @@
+"""One label per example: cross entropy, accuracy and macro-F1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedloom.errors import DataError
+from fedloom.tasks.task import Direction, Metric, Task
+
+
+class Confusion(Metric):
+    """Accuracy and macro-F1 from a confusion matrix (truth x prediction) that grows batch by batch."""
+
+    def __init__(self, task: str, classes: int) -> None:
+        self.task = task
+        self.matrix = torch.zeros(classes, classes, dtype=torch.int64)
+
+    def update(self, output: Tensor, target: Tensor) -> None:
+        """Take logits (B x C) and labels (B, -1 = unlabelled). A label of C or more is a DataError."""
+        classes = len(self.matrix)
+        valid = target >= 0
+        pairs = (target[valid] * classes + output.argmax(1)[valid]).cpu()
+        if len(pairs) and int(pairs.max()) >= classes * classes:
+            raise DataError(f"task {self.task!r}: expected labels below {classes}, found {int(target.max())}")
+        self.matrix += torch.bincount(pairs, minlength=classes * classes).view(classes, classes)
+
+    def compute(self) -> dict[str, float]:
+        """Accuracy, and the mean F1 of the classes that occur in truth or prediction (as scikit-learn's)."""
+        seen = int(self.matrix.sum())
+        if not seen:
+            return {"accuracy": float("nan"), "macro_f1": float("nan")}
+        hits = self.matrix.diagonal().double()
+        either = (self.matrix.sum(0) + self.matrix.sum(1)).double()  # 2 tp + fp + fn
+        occurs = either > 0
+        f1 = 2 * hits[occurs] / either[occurs]
+        return {"accuracy": float(hits.sum()) / seen, "macro_f1": float(f1.mean())}
+
+
+@dataclass(frozen=True)
+class Classification(Task):
+    """A task with one class per example. Labels are int64 in 0..channels-1; -1 means unlabelled."""
+
+    kind: ClassVar[str] = "classification"
+    metrics: ClassVar[Mapping[str, Direction]] = {"accuracy": "max", "macro_f1": "max"}
+    primary: ClassVar[str] = "accuracy"
+
+    def head(self, features: int) -> nn.Module:
+        """A linear layer from the features to one logit per class."""
+        return nn.Linear(features, self.channels)
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Cross entropy of logits (B x C) and labels (B), averaged over the labelled examples."""
+        total = cross_entropy(output, target, ignore_index=-1, reduction="sum")
+        # A mean over no label would be 0/0; the sum over none is zero and keeps its gradient path.
+        return total / (target >= 0).sum().clamp(min=1)
+
+    def metric(self) -> Confusion:
+        """A new confusion matrix."""
+        return Confusion(self.name, self.channels)
