@@ -1,0 +1,224 @@
+"""The shape of a recipe: everything that determines a run, in one frozen, fully resolved value. Free of torch.
+
+`data`, `partition`, `model` and `method` name a registered function and hold its parameters beside the name; the
+function's signature is the schema of the section, and defaults are filled in when the recipe is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
+
+from pydantic import (
+    BaseModel,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from fedloom.errors import nearest
+from fedloom.recipes.problems import Problem, carry, explain, found, join
+from fedloom.registry import Entry, Registry
+from fedloom.runtime.config import EarlyStopping, Evaluation, Runtime
+from fedloom.training.config import Section, Training
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class Named(Section):
+    """A section that names a registered function: call it with `entry.function(..., **section.params)`.
+
+    In a recipe the parameters stand beside the name; a bare name is short for a section with defaults only.
+    """
+
+    home: ClassVar[tuple[str, str]]
+    """Module and name of the registry, imported when a recipe is read."""
+    inline: ClassVar[str] = "params"
+    expected: ClassVar[str] = "a name, or a mapping with 'name' and its parameters"
+
+    name: str
+    params: Annotated[dict[str, Any], Field(default_factory=dict, validate_default=True)]
+
+    @classmethod
+    def registry(cls) -> Registry:
+        """The functions that this section may name."""
+        return _registry(*cls.home)
+
+    @classmethod
+    def common(cls) -> dict[str, Any]:
+        """The keys that the section takes whatever its name is."""
+        return {k: f for k, f in cls.model_fields.items() if k != "params"}
+
+    @property
+    def entry(self) -> Entry:
+        """The registered function that the section names."""
+        return self.registry()[self.name]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = {"name": value}
+        if not isinstance(value, Mapping):
+            return value
+        if "name" not in value:
+            raise carry([("name", f"missing, expected one of {', '.join(sorted(cls.registry().entries))}")])
+        common = cls.common()
+        params = {k: v for k, v in value.items() if k not in common}
+        return {**{k: v for k, v in value.items() if k in common}, "params": params}
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if problem := _unknown(value, cls.registry()):
+            raise carry([("", problem)])
+        return value
+
+    @field_validator("params")
+    @classmethod
+    def _resolved(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if "name" not in info.data:
+            return value
+        values, problems = _resolve(cls.registry()[info.data["name"]], value, cls.common())
+        if problems:
+            raise carry(problems)
+        return values
+
+    @model_serializer
+    def _flat(self) -> dict[str, Any]:
+        own = {k: getattr(self, k) for k in self.common()}
+        return {"name": self.name, **self.params, **own}
+
+
+class DataSection(Named):
+    """The data set."""
+
+    home = ("fedloom.data", "DATASETS")
+
+
+class PartitionSection(Named):
+    """Who holds which tasks and which examples."""
+
+    home = ("fedloom.data.partition", "PARTITIONERS")
+
+
+class ModelSection(Named):
+    """The encoder. `heads` says whether a client holds the heads of all tasks (one unified model) or its own only."""
+
+    home = ("fedloom.models", "ENCODERS")
+
+    heads: Literal["all", "own"] = "all"
+
+
+class MethodSection(Named):
+    """The federated method and what is added to it."""
+
+    home = ("fedloom.methods", "METHODS")
+
+    add: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Add-on name -> its parameters, applied in this order."""
+    weights: Literal["size", "uniform"] = "size"
+    """How much a client counts: by its number of examples, or all alike."""
+    buffers: Literal["mean", "local", "pooled"] = "mean"
+    """What happens to running statistics of norm layers."""
+    codec: Literal["raw", "sparse"] = "raw"
+    """How an update travels."""
+
+    @field_validator("add", mode="before")
+    @classmethod
+    def _resolve_add(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        addons = _registry("fedloom.methods", "ADDONS")
+        resolved: dict[str, Any] = {}
+        problems: list[Problem] = []
+        for name, params in value.items():
+            if problem := _unknown(name, addons):
+                problems.append((name, problem))
+            elif not isinstance(params, Mapping | None):
+                problems.append((name, f"{found(params)} found, expected a mapping with its parameters"))
+            else:
+                resolved[name], wrong = _resolve(addons[name], params or {}, {})
+                problems += [(join(name, path), message) for path, message in wrong]
+        if problems:
+            raise carry(problems)
+        return resolved
+
+
+class Recipe(Section):
+    """Everything that determines a run. Equal recipes and equal versions give equal results."""
+
+    name: str = Field(pattern=r"^\w[\w.-]*$", description="a name of letters, digits, '_', '-' and '.'")
+    seed: Annotated[int, Field(ge=0)] = 0
+    data: DataSection
+    partition: PartitionSection
+    model: ModelSection
+    method: MethodSection
+    training: Training = Training()
+    runtime: Runtime = Runtime()
+    evaluation: Evaluation = Evaluation()
+    early_stopping: EarlyStopping | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Recipe:
+        if self.early_stopping and "val" not in self.evaluation.splits:
+            raise carry(
+                [
+                    (
+                        "evaluation.splits",
+                        f"{list(self.evaluation.splits)} found, but early_stopping needs 'val': "
+                        "a model is never chosen on the test split",
+                    )
+                ]
+            )
+        return self
+
+
+def recipe_hash(recipe: Recipe | Mapping[str, Any]) -> str:
+    """16 hexadecimal digits over what determines results: not the name, the workers or the checkpoints.
+
+    Also takes a resolved recipe as a mapping, as a run folder holds it.
+    """
+    value = recipe.model_dump(mode="json") if isinstance(recipe, Recipe) else dict(recipe)
+    value.pop("name", None)
+    value["runtime"] = {k: v for k, v in value.get("runtime", {}).items() if k not in ("workers", "checkpoint_every")}
+    # Keys are sorted below, but add-ons act in the order in which they stand.
+    value["method"] = {**value["method"], "add": list(value["method"].get("add", {}).items())}
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def without_seed(recipe: Recipe) -> Recipe:
+    """The recipe with seed 0: equal, by `recipe_hash`, for runs that differ only in the seed."""
+    return recipe.model_copy(update={"seed": 0})
+
+
+def _registry(module: str, name: str) -> Registry:
+    registry: Registry = getattr(importlib.import_module(module), name)
+    return registry
+
+
+def _unknown(name: str, registry: Registry) -> str | None:
+    """What to say about a name that is not registered."""
+    if name in registry.entries:
+        return None
+    known = ", ".join(sorted(registry.entries))
+    return f"unknown {registry.kind} {name!r}.{nearest(name, registry.entries)} Allowed: {known}"
+
+
+def _resolve(entry: Entry, params: Mapping[str, Any], also: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+    """All parameters of a registered function with defaults filled in, and what is wrong with those given."""
+    try:
+        return dict(strict(entry.params, params)), []
+    except ValidationError as error:
+        return {}, explain(error, entry.params, also)
+
+
+def strict(model: type[M], value: Any) -> M:
+    """Validate as JSON: '10' or true is no integer and 1 is a number, but a list may stand for a tuple."""
+    return model.model_validate_json(json.dumps(value, default=repr), strict=True)
