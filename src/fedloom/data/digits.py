@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field
 
 from fedloom.context import derive_seed
+from fedloom.data.prepare import Array, channel_statistics, stratified
 from fedloom.data.registry import DATASETS
 from fedloom.errors import RecipeError
 from fedloom.extras import need
@@ -67,40 +68,33 @@ def digits(
     if size != images.shape[-1]:
         images = interpolate(images, size=(size, size), mode="bilinear", align_corners=False)
 
-    domain, test = _deal(digit, len(domains), test_fraction, seed)
+    domain = _domains(digit, len(domains), seed)
+    test = stratified(digit * len(domains) + domain, test_fraction, seed)
     for number, name in enumerate(domains):
         where = torch.from_numpy(np.flatnonzero(domain == number))
         images[where] = _render(images[where], name, seed)
 
-    parts: dict[bool, TensorExamples] = {}
-    kept = images[torch.from_numpy(~test)]
-    mean, std = float(kept.mean()), float(kept.std())
-    for is_test in (False, True):
-        index = np.flatnonzero(test == is_test)
-        parts[is_test] = TensorExamples(
-            images[torch.from_numpy(index)],
-            {task: torch.from_numpy(np.asarray(LABELS[task], np.int64)[digit[index]]) for task in tasks},
-            torch.from_numpy(domain[index]),
-            (mean,),
-            (std,),
-        )
+    mean, std = channel_statistics(images[torch.from_numpy(~test)])
+
+    def part(mask: Array) -> TensorExamples:
+        labels: dict[str, Tensor] = {
+            task: torch.from_numpy(np.asarray(LABELS[task], np.int64)[digit[mask]]) for task in tasks
+        }
+        return TensorExamples(images[torch.from_numpy(mask)], labels, torch.from_numpy(domain[mask]), mean, std)
+
     heads = tuple(Classification(task, max(LABELS[task]) + 1) for task in tasks)
-    return Dataset("digits", heads, parts[False], parts[True], tuple(domains))
+    return Dataset("digits", heads, part(~test), part(test), tuple(domains))
 
 
-def _deal(digit: np.ndarray, domains: int, test_fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """The domain (N, int64) and the part (N, bool, True = test) of every image, stratified by digit."""
+def _domains(digit: Array, count: int, seed: int) -> Array:
+    """A random domain for every image (N, int64), each of about equal size within each digit."""
     domain = np.zeros(len(digit), np.int64)
-    test = np.zeros(len(digit), bool)
+    rng = np.random.default_rng(derive_seed(seed, "digits", "domain"))
     for value in range(10):
-        rng = np.random.default_rng(derive_seed(seed, "digits", "deal", value))
         order = rng.permutation(np.flatnonzero(digit == value))
         # The first domain differs from digit to digit, so that no domain gets every remainder.
-        domain[order] = (np.arange(len(order)) + value) % domains
-        for number in range(domains):
-            cell = order[domain[order] == number]
-            test[cell[: min(max(1, round(test_fraction * len(cell))), len(cell) - 1)]] = True
-    return domain, test
+        domain[order] = (np.arange(len(order)) + value) % count
+    return domain
 
 
 def _render(x: Tensor, name: str, seed: int) -> Tensor:
@@ -123,6 +117,6 @@ def _render(x: Tensor, name: str, seed: int) -> Tensor:
         angle, phase, periods = (torch.rand(3, n, 1, 1, 1, generator=rng)).unbind(0)
         grid = torch.linspace(0, 1, side)
         along = grid * torch.cos(math.pi * angle) + grid[:, None] * torch.sin(math.pi * angle)
-        stripes = torch.sin(2 * math.pi * (along * (2 + 3 * periods) + phase))
-        return (0.3 + 0.3 * stripes - x).abs()
+        stripes = torch.sin(2 * math.pi * (along * (1 + 2 * periods) + phase))
+        return (0.2 + 0.2 * stripes - x).abs()
     return x

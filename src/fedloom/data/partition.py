@@ -422,8 +422,8 @@ def task_dirichlet(
         drawn = np.stack([_proportions(rng, alpha_tasks, total) for _ in range(clients)])
         holds = drawn >= 1 / (2 * total)
         holds[np.arange(clients), drawn.argmax(1)] = True
-        for t in np.flatnonzero(~holds.any(0)):
-            holds[np.lexsort((-drawn[:, t], holds.sum(1)))[0], t] = True
+        for orphan in np.flatnonzero(~holds.any(0)):
+            holds[np.lexsort((-drawn[:, orphan], holds.sum(1)))[0], orphan] = True
 
     examples: dict[str, Groups] = {task: [] for task in pool.tasks}
     for tasks, index in _patterns(pool, rng):

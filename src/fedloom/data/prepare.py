@@ -1,0 +1,59 @@
+"""What several data sets need: a stratified split, a subset, and the statistics that normalise."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedloom.context import derive_seed
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Array = np.ndarray[Any, Any]
+
+
+def stratified(strata: Array, fraction: float, seed: int) -> Array:
+    """Which examples (N, bool) go to the test part: `fraction` of each stratum.
+
+    The number is rounded; a stratum of two or more examples has at least one on either side, a single example trains.
+    `strata` (N integers) may be any labelling, such as class x domain.
+    """
+    test = np.zeros(len(strata), bool)
+    rng = np.random.default_rng(derive_seed(seed, "data", "test"))
+    for value in np.unique(strata):
+        members = rng.permutation(np.flatnonzero(strata == value))
+        count = min(max(1, round(fraction * len(members))), len(members) - 1)
+        test[members[:count]] = True
+    return test
+
+
+def subset(total: int, limit: int | None, seed: int, split: str) -> Array | None:
+    """Sorted positions of `limit` random examples out of `total`, or None where all are kept."""
+    if limit is None or limit >= total:
+        return None
+    rng = np.random.default_rng(derive_seed(seed, "data", "limit", split))
+    return np.sort(rng.choice(total, limit, replace=False))
+
+
+def channel_statistics(images: Tensor, rows: int = 256) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation per channel (axis 1) in the units of a batch: uint8 counts as 0..1.
+
+    Reads `rows` examples at a time, for images that lie on disk. A constant channel has standard deviation 1, so that
+    it can be divided by. NaN or infinity in a channel shows as such in its mean or standard deviation.
+    """
+    import torch
+
+    axes = [0, *range(2, images.ndim)]
+    total = squares = torch.zeros(images.shape[1], dtype=torch.float64)
+    for part in images.split(rows):
+        x = part.double()
+        total = total + x.sum(axes)
+        squares = squares + x.square().sum(axes)
+    count = images.numel() / images.shape[1]
+    scale = 255 if images.dtype == torch.uint8 else 1
+    mean = total / count
+    std = (squares / count - mean.square()).clamp(min=0).sqrt()
+    std = torch.where(std <= 1e-6 * mean.abs(), torch.ones_like(std) * scale, std)
+    return tuple((mean / scale).tolist()), tuple((std / scale).tolist())
