@@ -1,0 +1,150 @@
+"""Read run folders: the recipe, what was measured in each round, and how many bytes went where."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedloom.errors import StateError
+from fedloom.recipes.loader import parse
+from fedloom.recipes.schema import recipe_hash
+
+
+@dataclass(frozen=True)
+class Final:
+    """The numbers of a run's kept model, with all that a number must say about itself."""
+
+    values: Mapping[str, Mapping[str, float]]
+    """Task -> metric -> mean over the clients that hold the task; nan where a client's value is nan."""
+    split: str
+    round: int
+    model: str
+    """'personal', 'global', or 'personal and global' where only some clients have a personal model."""
+    data: tuple[str, ...]
+    """Whose data was used, as the run recorded it."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder. `recipe` is resolved, `info` is run.json, `rounds` and `traffic` are one entry a round."""
+
+    folder: Path
+    recipe: Mapping[str, Any]
+    info: Mapping[str, Any]
+    rounds: Mapping[int, Mapping[str, Any]]
+    traffic: Mapping[int, Mapping[str, Any]]
+
+    @staticmethod
+    def read(folder: str | Path) -> Run:
+        """Read a folder that a run wrote, finished or not. A torn last line, as a crash leaves it, is ignored."""
+        folder = Path(folder)
+        for name in ("run.json", "recipe.yaml"):
+            if not (folder / name).is_file():
+                raise StateError(f"{folder} is not a run folder: {name} is absent")
+        try:
+            info = json.loads((folder / "run.json").read_text("utf-8"))
+        except ValueError as error:
+            raise StateError(f"{folder / 'run.json'}: {error}") from None
+        recipe = parse((folder / "recipe.yaml").read_text("utf-8"), str(folder / "recipe.yaml"))
+        return Run(folder, recipe, info, _lines(folder / "metrics.jsonl"), _lines(folder / "bytes.jsonl"))
+
+    @property
+    def seed(self) -> int:
+        return int(self.recipe["seed"])
+
+    @property
+    def label(self) -> str:
+        """The method with its add-ons: 'fedavg + feddea'."""
+        method = self.recipe["method"]
+        return " + ".join([method["name"], *method["add"]])
+
+    @property
+    def group(self) -> str:
+        """Equal for runs that differ only in the seed."""
+        return recipe_hash({**self.recipe, "seed": 0})
+
+    @property
+    def last_round(self) -> int:
+        """The last finished round."""
+        return int(self.info["rounds"])
+
+    @property
+    def is_finished(self) -> bool:
+        return self.info["status"] != "running"
+
+    def final(self, split: str = "test") -> Final:
+        """The kept model's metrics on a split: a client's personal model where one was measured, else the global one.
+
+        The round is that of the kept model or, where that was not evaluated, the last evaluated one before it.
+        """
+        kept = self.info.get("final_round")
+        kept = self.last_round if kept is None else int(kept)
+        measured = [r for r in self.rounds if r <= kept and self._values(r, split)]
+        if not measured:
+            splits = sorted({m["split"] for line in self.rounds.values() for m in line["metrics"]})
+            raise StateError(
+                f"{self.folder}: no {split} metrics up to round {kept} (recorded: {', '.join(splits) or 'none yet'})"
+            )
+        values = self._values(max(measured), split)
+        means: dict[str, dict[str, float]] = defaultdict(dict)
+        for task, metric in sorted({key[1:] for key in values}):
+            each = [v["value"] for key, v in values.items() if key[1:] == (task, metric)]
+            means[task][metric] = sum(math.nan if v is None else float(v) for v in each) / len(each)
+        used = {v["model"] for v in values.values()}
+        return Final(
+            {task: means[task] for task in self.info["tasks"] if task in means},
+            split,
+            max(measured),
+            " and ".join(sorted(used, reverse=True)),
+            tuple(sorted({str(v["data"]) for v in values.values() if v.get("data")})),
+        )
+
+    def bytes_total(self) -> dict[str, int]:
+        """{'up': bytes from clients, 'down': bytes to clients} over all rounds."""
+        return {
+            way: sum(int(entry["bytes"]) for line in self.traffic.values() for entry in line[way])
+            for way in ("up", "down")
+        }
+
+    def _values(self, number: int, split: str) -> dict[tuple[Any, str, str], Mapping[str, Any]]:
+        """(client, task, metric) -> the entry that counts, for clients that hold the task."""
+        best: dict[tuple[Any, str, str], Mapping[str, Any]] = {}
+        for entry in self.rounds[number]["metrics"]:
+            client = entry["client"]
+            held = client is None or entry["task"] in self.info["clients"][client]["tasks"]
+            if entry["split"] != split or entry["model"] not in ("personal", "global") or not held:
+                continue
+            key = (client, entry["task"], entry["metric"])
+            if key not in best or entry["model"] == "personal":
+                best[key] = entry
+        return best
+
+
+def human_bytes(count: float) -> str:
+    """1234567 -> '1.23 MB' (powers of ten)."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(count) < 999.5 or unit == "TB":
+            break
+        count /= 1000
+    return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
+
+
+def _lines(file: Path) -> dict[int, Mapping[str, Any]]:
+    """Round -> line of a JSON-lines file. A round that was repeated after a resume counts once."""
+    result: dict[int, Mapping[str, Any]] = {}
+    if not file.is_file():
+        return result
+    lines = file.read_text("utf-8", errors="replace").splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            value = json.loads(line)
+            result[int(value["round"])] = value
+        except (ValueError, KeyError, TypeError):
+            if number < len(lines):
+                raise StateError(f"{file}, line {number}: not a round's JSON") from None
+    return result

@@ -1,0 +1,152 @@
+"""Run folders as the engine writes them, also while a run is going on and after a crash."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fedloom.errors import StateError
+from fedloom.study.runs import Run, human_bytes
+
+RECIPE = {
+    "name": "t",
+    "seed": 3,
+    "data": {"name": "toy"},
+    "method": {"name": "fedavg", "add": {"feddea": {"rho": 0.3}}},
+    "runtime": {"workers": 1, "threads": 1},
+}
+TASKS = {
+    "seg": {"kind": "dense", "primary": "miou", "metrics": {"miou": "max", "loss": "min"}, "weight": 1.0},
+    "depth": {"kind": "dense", "primary": "rmse", "metrics": {"rmse": "min"}, "weight": 1.0},
+}
+CLIENTS = {"a": {"tasks": {"seg": 1.0}}, "b": {"tasks": {"seg": 1.0, "depth": 1.0}}}
+
+
+def metric(client: Any, task: str, value: float | None, model: str = "global", split: str = "test", name: str = ""):
+    name = name or TASKS[task]["primary"]
+    return {
+        "client": client,
+        "task": task,
+        "metric": name,
+        "value": value,
+        "model": model,
+        "split": split,
+        "data": "shared test" if split == "test" else "own",
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path):
+    """Write a run folder from {round: metrics}; keywords change run.json."""
+
+    def write(metrics: dict[int, list[dict[str, Any]]], **info: Any) -> Path:
+        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
+        value = {"tasks": TASKS, "clients": CLIENTS, "status": "finished", "rounds": max(metrics), **info}
+        (tmp_path / "run.json").write_text(json.dumps(value))
+        lines = [json.dumps({"round": r, "metrics": m}) for r, m in metrics.items()]
+        (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+        return tmp_path
+
+    return write
+
+
+def test_final_is_the_mean_over_the_clients_that_hold_the_task(folder):
+    entries = [
+        metric("a", "seg", 0.2),
+        metric("b", "seg", 0.4),
+        metric("a", "seg", 9.0, split="val"),
+        metric("a", "depth", 7.0),  # a holds the head of depth, but not the task
+        metric("b", "depth", 0.5),
+        metric("b", "seg", 8.0, model="trained"),
+    ]
+    run = Run.read(folder({0: [], 1: entries}, final_round=1))
+    final = run.final()
+    assert final.values == {"seg": {"miou": pytest.approx(0.3)}, "depth": {"rmse": 0.5}}
+    assert list(final.values) == ["seg", "depth"]
+    assert (final.model, final.round, final.data, final.split) == ("global", 1, ("shared test",), "test")
+    assert run.final("val").values == {"seg": {"miou": 9.0}}
+    assert (run.seed, run.label, run.is_finished) == (3, "fedavg + feddea", True)
+
+
+def test_personal_models_go_before_the_global_one(folder):
+    entries = [metric("a", "seg", 0.2), metric("a", "seg", 0.6, "personal"), metric("b", "seg", 0.4)]
+    final = Run.read(folder({1: entries}, final_round=1)).final()
+    assert final.values["seg"]["miou"] == pytest.approx(0.5)
+    assert final.model == "personal and global"
+
+
+def test_a_metric_of_the_whole_federation_counts_as_one(folder):
+    assert Run.read(folder({1: [metric(None, "depth", 0.5)]})).final().values == {"depth": {"rmse": 0.5}}
+
+
+def test_the_kept_round_decides(folder):
+    metrics = {r: [metric("a", "seg", r / 10)] for r in (0, 2, 4)} | {5: []}
+    assert Run.read(folder(metrics, final_round=2)).final().values["seg"]["miou"] == 0.2
+    late = Run.read(folder(metrics, final_round=3)).final()
+    assert (late.round, late.values["seg"]["miou"]) == (2, 0.2)
+    going = Run.read(folder(metrics, status="running", final_round=None))
+    assert (going.final().round, going.is_finished) == (4, False)
+
+
+def test_undefined_values_are_not_hidden(folder):
+    final = Run.read(folder({1: [metric("a", "seg", None), metric("b", "seg", 0.4)]})).final()
+    assert math.isnan(final.values["seg"]["miou"])
+
+
+def test_a_torn_last_line_is_ignored_and_a_torn_middle_is_not(folder):
+    path = folder({1: [metric("a", "seg", 0.1)], 2: [metric("a", "seg", 0.2)]}, rounds=1)
+    file = path / "metrics.jsonl"
+    text = file.read_text()
+    file.write_text(text[:-30])
+    assert list(Run.read(path).rounds) == [1]
+    file.write_text(text[:-30] + "\n" + text)
+    with pytest.raises(StateError, match=r"metrics\.jsonl, line 2"):
+        Run.read(path)
+
+
+def test_bytes_are_summed_and_repeated_rounds_count_once(folder):
+    path = folder({1: []})
+    assert Run.read(path).bytes_total() == {"up": 0, "down": 0}
+    line = {"round": 1, "up": [{"bytes": 3}, {"bytes": 4}], "down": [{"bytes": 10}]}
+    lines = [line, {**line, "round": 2}, {**line, "round": 2}]
+    (path / "bytes.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    assert Run.read(path).bytes_total() == {"up": 14, "down": 20}
+
+
+def test_folders_that_are_no_runs_are_refused(folder, tmp_path):
+    with pytest.raises(StateError, match=r"is not a run folder: run\.json is absent"):
+        Run.read(tmp_path / "nowhere")
+    path = folder({0: []})
+    with pytest.raises(StateError, match=r"no test metrics up to round 0 \(recorded: none yet\)"):
+        Run.read(path).final()
+    (path / "run.json").write_text("{")
+    with pytest.raises(StateError, match=r"run\.json: "):
+        Run.read(path)
+
+
+def test_runs_that_differ_only_in_the_seed_share_a_group(folder):
+    path = folder({0: []})
+    groups = set()
+    for changes in ({}, {"seed": 4}, {"name": "u"}, {"runtime": {"workers": 2, "threads": 1}}, {"data": {"name": "x"}}):
+        (path / "recipe.yaml").write_text(yaml.safe_dump({**RECIPE, **changes}))
+        groups.add(Run.read(path).group)
+    assert len(groups) == 2
+
+
+@pytest.mark.parametrize(
+    ("count", "text"), [(0, "0 B"), (999, "999 B"), (1234, "1.23 kB"), (999_600, "1 MB"), (5e15, "5e+03 TB")]
+)
+def test_human_bytes(count, text):
+    assert human_bytes(count) == text
+
+
+def test_reading_runs_does_not_import_torch():
+    code = "import sys, fedloom.study; sys.exit(bool({'torch', 'scipy', 'numpy'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
