@@ -1,0 +1,220 @@
+"""Comparisons of runs, with the numbers of a published table and of a textbook interval."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from fedloom.errors import StateError
+from fedloom.study import compare, delta_m
+from fedloom.study.compare import Comparison, Estimate, delta_terms
+
+DIRECTIONS = {"semseg": "max", "depth": "min", "normals": "min", "edge": "max"}
+PRIMARY = {"semseg": "miou", "depth": "rmse", "normals": "merr", "edge": "odsf"}
+# FedDEA, table 3, NYUD.
+FEDAVG = {"semseg": 23.05, "depth": 0.7213, "normals": 26.52, "edge": 75.19}
+DEA = {"semseg": 30.78, "depth": 0.7052, "normals": 24.62, "edge": 74.77}
+
+
+@pytest.fixture
+def run(tmp_path: Path):
+    """Write the folder of a run whose only client measured `values`."""
+
+    def write(
+        values: dict[str, float | None], method: str = "fedavg", seed: int = 0, folder: str = "", **changes: Any
+    ) -> Path:
+        path = tmp_path / (folder or f"{method}-{seed}-{len(list(tmp_path.iterdir()))}")
+        path.mkdir()
+        name, _, addon = method.partition("+")
+        recipe = {
+            "name": "t",
+            "seed": seed,
+            "data": {"name": "toy", "size": changes.get("size", 8)},
+            "method": {"name": name, "add": {addon: {"rho": changes.get("rho", 0.3)}} if addon else {}},
+            "training": {"rounds": changes.get("rounds", 1)},
+            "runtime": {"workers": len(path.name)},
+        }
+        info = {
+            "tasks": {
+                t: {"kind": "dense", "primary": PRIMARY[t], "metrics": {PRIMARY[t]: DIRECTIONS[t], "loss": "min"}}
+                for t in values
+            },
+            "clients": {"a": {"tasks": dict.fromkeys(values, 1.0)}},
+            "status": changes.get("status", "finished"),
+            "rounds": 1,
+            "final_round": 1,
+            "partition_hash": changes.get("partition", f"p{seed}"),
+        }
+        metrics = [
+            {"client": "a", "task": t, "metric": m, "value": v, "split": "test", "data": "shared test",
+             "model": changes.get("model", "global")}
+            for t, v in values.items()
+            for m in (PRIMARY[t], "loss")
+        ]  # fmt: skip
+        traffic = {"round": 1, "up": [{"bytes": 1500}], "down": [{"bytes": 3000}]}
+        (path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+        (path / "run.json").write_text(json.dumps(info))
+        (path / "metrics.jsonl").write_text(json.dumps({"round": 1, "metrics": metrics}) + "\n")
+        (path / "bytes.jsonl").write_text(json.dumps(traffic) + "\n")
+        return path
+
+    return write
+
+
+def printed(result: Comparison) -> str:
+    console = Console(file=io.StringIO(), width=200)
+    console.print(result.table())
+    return console.file.getvalue()
+
+
+def test_delta_m_of_the_published_table():
+    assert delta_m(DEA, FEDAVG, DIRECTIONS) == pytest.approx(10.593, abs=5e-4)
+    terms = delta_terms(DEA, FEDAVG, DIRECTIONS)
+    assert terms["semseg"] == pytest.approx(33.5358, abs=1e-4)
+    assert terms["depth"] > 0 > terms["edge"]
+
+
+def test_delta_m_leaves_out_undefined_bases_but_not_undefined_values():
+    base = {"semseg": 0.0, "depth": 0.5, "normals": math.nan, "edge": 50.0}
+    values = {"semseg": 1.0, "depth": 0.4, "normals": 1.0, "edge": 55.0}
+    assert delta_m(values, base, DIRECTIONS) == pytest.approx(15.0)
+    assert math.isnan(delta_m({"depth": math.nan}, {"depth": 1.0}, DIRECTIONS))
+    assert math.isnan(delta_m({"depth": 1.0}, {"depth": 0.0}, DIRECTIONS))
+
+
+def test_t_interval():
+    e = Estimate.of([1.0, 2.0, 3.0])
+    assert e.mean == 2.0
+    assert e.half == pytest.approx(4.302652729749464 / math.sqrt(3), rel=1e-12)
+    assert math.isnan(Estimate.of([2.0]).half)
+    assert str(Estimate.of([2.0])) == "2.0000"
+    assert str(Estimate.of([20.0, 22.0])) == "21.00 ± 12.71"
+    assert str(Estimate.of([1.0, math.nan])) == "nan"
+
+
+def test_the_published_table_from_folders(run):
+    result = compare([run(FEDAVG), run(DEA, "fedavg+feddea")], base="fedavg")
+    base, dea = result.columns
+    assert (base.label, dea.label) == ("fedavg", "fedavg + feddea")
+    assert base.delta is None
+    assert dea.delta.mean == pytest.approx(10.593, abs=5e-4)
+    assert [result.best(row) for row in result.rows] == [{"fedavg + feddea"}] * 3 + [{"fedavg"}]
+    assert result.notes == ("Δm of fedavg + feddea: each seed against the base's same seed.",)
+    assert result.to_markdown() == (
+        "| | fedavg | fedavg + feddea |\n"
+        "|---|---:|---:|\n"
+        "| semseg (miou) ↑ | 23.05 | **30.78** |\n"
+        "| depth (rmse) ↓ | 0.7213 | **0.7052** |\n"
+        "| normals (merr) ↓ | 26.52 | **24.62** |\n"
+        "| edge (odsf) ↑ | **75.19** | 74.77 |\n"
+        "| Δm % against fedavg | base | +10.59 |\n"
+        "| model | global | global |\n"
+        "| seeds | 0 | 0 |\n"
+        "| round of the model | 1 | 1 |\n"
+        "| rounds run | 1 | 1 |\n"
+        "| sent by clients | 1.5 kB | 1.5 kB |\n"
+        "| sent to clients | 3 kB | 3 kB |\n"
+        "\n"
+        "test split (shared test), mean over the clients with the task.\n"
+        "\n"
+        "Δm of fedavg + feddea: each seed against the base's same seed.\n"
+    )
+    assert "depth (rmse) ↓" in printed(result)
+
+
+def test_csv_has_full_precision(run):
+    runs = [run({"depth": 0.1}, seed=s) for s in (0, 1)] + [run({"depth": 0.3}, "fedprox")]
+    lines = list(csv.DictReader(io.StringIO(compare(runs, base="fedavg").to_csv())))
+    assert [(x["run"], x["task"], x["metric"]) for x in lines] == [
+        ("fedavg", "depth", "rmse"),
+        ("fedprox", "depth", "rmse"),
+        ("fedprox", "", "delta_m"),
+    ]
+    assert lines[0]["seeds"] == "0 1"
+    assert float(lines[0]["ci95_half"]) == 0.0
+    assert lines[1]["ci95_half"] == ""
+    assert float(lines[2]["mean"]) == pytest.approx(-200)
+    assert (lines[0]["bytes_up"], lines[0]["split"], lines[0]["model"]) == ("1500", "test", "global")
+
+
+def test_delta_is_taken_seed_by_seed(run):
+    base = [run({"semseg": v}, seed=s) for s, v in enumerate((10.0, 20.0))]
+    other = [run({"semseg": v}, "fedprox", seed=s) for s, v in enumerate((11.0, 24.0))]
+    result = compare([*base, *other], base="fedavg")
+    # 10 % and 20 %; against the mean base it would be -26.7 % and 60 %.
+    assert result.columns[1].delta.mean == pytest.approx(15.0)
+    assert result.columns[1].delta.half == pytest.approx(12.706204736432095 * math.sqrt(50) / math.sqrt(2))
+    assert "± 95 % t-interval over seeds" in result.caption
+
+
+def test_seeds_without_a_partner_meet_the_mean_base(run):
+    base = [run({"semseg": v}, seed=s) for s, v in enumerate((10.0, 20.0))]
+    result = compare([*base, run({"semseg": 30.0}, "fedprox", seed=7)], base=base[1])
+    assert result.base == "fedavg"
+    assert result.columns[1].delta.mean == pytest.approx(100.0)
+    assert result.columns[1].pairing == "0 of 1 seeds against the base's same seed, the others against its mean"
+    assert "The runs do not cover the same seeds." in result.notes
+
+
+def test_tasks_without_a_base_are_reported(run):
+    result = compare([run({"semseg": 0.0, "depth": 1.0}), run({"semseg": 5.0, "depth": 0.5}, "x")], base="fedavg")
+    assert result.columns[1].delta.mean == pytest.approx(50.0)
+    assert "Δm of x leaves out semseg: the base is 0 or undefined there." in result.notes
+
+
+def test_equal_methods_are_told_apart_by_what_differs(run):
+    runs = [run({"depth": 1.0}, "fedavg+feddea", rho=rho) for rho in (0.1, 0.3)]
+    runs.append(run({"depth": 1.0}, "fedavg+feddea", rho=0.3, rounds=2))
+    result = compare(runs)
+    assert [c.label for c in result.columns] == [
+        "fedavg + feddea [method.add.feddea.rho=0.1, training.rounds=1]",
+        "fedavg + feddea [method.add.feddea.rho=0.3, training.rounds=1]",
+        "fedavg + feddea [method.add.feddea.rho=0.3, training.rounds=2]",
+    ]
+    assert "rho=0.1" in printed(result)
+    assert result.best(result.rows[0]) == {c.label for c in result.columns}
+
+
+def test_what_makes_runs_incomparable_is_said(run):
+    runs = [
+        run({"depth": 1.0}, folder="one"),
+        run({"depth": None}, "x", folder="two", partition="other", size=16, status="running", model="personal"),
+    ]
+    result = compare(runs)
+    assert result.notes == (
+        "Not the same clients or examples at seed 0: one, two.",
+        "Beside the method, the runs differ in data.size.",
+        "Not finished: two, round 1.",
+        "Not the same kind of model in all columns: see the row 'model'.",
+    )
+    assert result.best(result.rows[0]) == {"fedavg"}
+    with pytest.raises(StateError, match=r"the tasks differ: .*one has depth; .* has semseg"):
+        compare([runs[0], run({"semseg": 1.0}, "y")])
+
+
+def test_the_metric_can_be_chosen(run):
+    runs = [run(FEDAVG), run(DEA, "x")]
+    assert [row.metric for row in compare(runs, metric="loss").rows] == ["loss"] * 4
+    assert [row.task for row in compare(runs, metric="rmse").rows] == ["depth"]
+    with pytest.raises(StateError, match=r"no task has the metric 'rmsee'\. Did you mean 'rmse'\?"):
+        compare(runs, metric="rmsee")
+
+
+def test_mistakes_are_refused(run):
+    one = run({"depth": 1.0})
+    with pytest.raises(StateError, match="no runs to compare"):
+        compare([])
+    with pytest.raises(StateError, match="are the same recipe and seed"):
+        compare([one, run({"depth": 1.0})])
+    with pytest.raises(StateError, match=r"no run called 'fedavgg'\. Did you mean 'fedavg'\? Here are: fedavg"):
+        compare([one], base="fedavgg")
+    with pytest.raises(StateError, match="no val metrics"):
+        compare([one], split="val")
