@@ -74,6 +74,11 @@ class Select:
     name: str | tuple[str, ...] | None = None
     exclude: Select | None = None
 
+    @property
+    def is_everything(self) -> bool:
+        """Whether no condition is set."""
+        return self == Select()
+
     def matches(self, block: Block) -> bool:
         """Whether a block is chosen."""
         if self.role is not None and not {block.role, block.part} & set(_many(self.role)):

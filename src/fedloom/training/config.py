@@ -41,8 +41,9 @@ class Optimizer(Section):
 class Schedule(Section):
     """The learning rate as a pure function of the local epoch, counted over all rounds from 0.
 
-    Linear warm-up from `warmup_start` x lr over `warmup` epochs, then constant, cosine down to `floor` x lr at the
-    last epoch of the run, or a factor `gamma` every `step_every` epochs.
+    Linear warm-up from `warmup_start` x lr over `warmup` epochs, then constant, cosine towards `floor` x lr at the
+    end of the run, or a factor `gamma` every `step_every` epochs. Where local training is given in steps, a round
+    counts as one epoch.
     """
 
     name: Literal["constant", "cosine", "step"] = "constant"

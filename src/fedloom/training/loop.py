@@ -47,7 +47,7 @@ def batches(
     while True:
         order = index[torch.randperm(len(index), generator=ctx.rng("order", client, epoch))]
         for batch in order.split(size):
-            if skip_single and len(batch) == 1 and len(index) > 1:
+            if skip_single and len(batch) == 1 and min(size, len(index)) > 1:
                 continue
             yield epoch, batch
             drawn += 1
@@ -115,7 +115,7 @@ def train(
             penalty = rule.penalty(view, states[str(i)])
             if penalty is not None:
                 loss = loss + penalty
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         for i, rule in enumerate(rules):
             rule.grad(view, states[str(i)])
         if training.clip_norm is not None:

@@ -1,0 +1,99 @@
+"""A method as data: what happens at the client, on the wire and at the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from fedloom.codecs import Codec, Raw
+from fedloom.server import Plain, ServerRule
+from fedloom.stages.mean import Mean
+from fedloom.stages.stage import Fields, Identity, Stage, check_closed
+from fedloom.training.rules import LocalRule
+from fedloom.updates import Layout, Selector, as_select
+
+PROVIDED: Fields = frozenset({"extra:steps", "extra:support", "extra:domain"})
+"""Extras that every round can provide."""
+
+
+@dataclass(frozen=True)
+class Method:
+    """A federated method. Data only: runners own the loops.
+
+    local    rules of local training
+    edge     stage at the client, before the codec; sees one row at a time
+    codec    how an update travels
+    stage    aggregation, at the server or at the peer
+    server   what the server does with the result
+    private  selector of blocks that never leave a client, or None
+    weights  a row's weight before any stage: its number of examples, or 1
+    buffers  float buffers such as batch norm statistics: weighted mean over the clients that trained them, kept
+             local, or pooled (variance = mean of variances + variance of means)
+    """
+
+    name: str = "fedavg"
+    local: tuple[LocalRule, ...] = ()
+    edge: Stage = Identity()
+    codec: Codec = Raw()
+    stage: Stage = Mean()
+    server: ServerRule = Plain()
+    private: Selector | None = None
+    weights: Literal["size", "uniform"] = "size"
+    buffers: Literal["mean", "local", "pooled"] = "mean"
+
+    def __post_init__(self) -> None:
+        """Refuse, with ValueError, what could not work or would silently do nothing."""
+        if self.edge.kind != "row" or self.edge.reduces:
+            raise ValueError(f"{self.name}: {self.edge!r} compares rows, so it cannot sit at the client (edge)")
+        if not isinstance(self.edge, Identity) and self.private is not None and as_select(self.private).is_everything:
+            raise ValueError(f"{self.name}: {self.edge!r} would change nothing, for everything is private")
+        check_closed([self.edge, self.stage], self.name)
+        provided = PROVIDED.union(*(rule.provides for rule in self.local))
+        missing = {f for f in self.edge.reads | self.stage.reads if f.startswith("extra:")} - provided
+        missing -= self.edge.writes
+        if missing:
+            raise ValueError(
+                f"{self.name}: {self.stage!r} reads {', '.join(sorted(missing))}, which no local rule provides"
+            )
+
+    def plus(self, stage: Stage, at: Literal["edge", "server"] = "edge") -> Method:
+        """The method with one more stage: at the client after those already there, or first at the server."""
+        if at == "edge":
+            return replace(self, edge=stage if isinstance(self.edge, Identity) else self.edge >> stage)
+        return replace(self, stage=stage >> self.stage)
+
+    def with_local(self, rule: LocalRule) -> Method:
+        """The method with one more rule of local training."""
+        return replace(self, local=(*self.local, rule))
+
+    @property
+    def extras(self) -> frozenset[str]:
+        """Names of the extras that some stage uses: only these travel."""
+        used = self.edge.reads | self.edge.wants | self.stage.reads | self.stage.wants
+        return frozenset(f.removeprefix("extra:") for f in used if f.startswith("extra:"))
+
+    def private_part(self, layout: Layout) -> Layout:
+        """The parameters that stay with a client."""
+        if self.private is None:
+            return Layout(())
+        return layout.parameters.select(as_select(self.private))
+
+    def shared_part(self, layout: Layout) -> Layout:
+        """The parameters that are aggregated: the columns of the matrix of updates."""
+        return layout.parameters.without(self.private_part(layout))
+
+    def __str__(self) -> str:
+        local = [f"  {rule!r}" for rule in self.local] or ["  the tasks' losses only"]
+        return "\n".join(
+            [
+                f"method {self.name}",
+                "local training:",
+                *local,
+                "client, before sending:",
+                self.edge.describe("  "),
+                f"on the wire: {self.codec!r}; private: {self.private or 'nothing'}",
+                "server:",
+                self.stage.describe("  "),
+                f"  {self.server!r}; weights: {self.weights}; buffers: {self.buffers}",
+            ]
+        )

@@ -1,0 +1,10 @@
+"""The tables of methods and add-ons that recipes and the command line name."""
+
+from __future__ import annotations
+
+from fedloom.registry import Registry
+
+METHODS = Registry("method")
+"""Functions (*, parameters) -> Method."""
+ADDONS = Registry("add-on")
+"""Functions (method, *, parameters) -> Method."""

@@ -1,0 +1,231 @@
+"""run, resume and plan: what the command line calls and a notebook may call."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.context import Row
+from fedloom.errors import StateError
+from fedloom.methods.method import Method
+from fedloom.recipes.loader import load
+from fedloom.recipes.schema import Recipe
+from fedloom.runtime.build import Built, build
+from fedloom.runtime.executors import executor
+from fedloom.runtime.folder import RunFolder
+from fedloom.runtime.measure import models_of
+from fedloom.runtime.process import Progress, initial_state, run_rounds
+from fedloom.runtime.steps import Payload, count_down, count_up, dispatch
+from fedloom.runtime.worker import check_device
+from fedloom.stages.stage import State
+from fedloom.training.flat import FlatModel
+from fedloom.updates import Updates
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run. Everything in it is read from the run folder."""
+
+    folder: Path
+    status: str
+
+    def table(self) -> str:
+        """Tasks x metrics of the final model on the test split, as text."""
+        from fedloom.study.runs import Run
+
+        return Run.read(self.folder).table()
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rounds of metrics.jsonl."""
+        from fedloom.study.runs import Run
+
+        return list(Run.read(self.folder).rounds)
+
+
+class Silent:
+    """A Progress that says nothing."""
+
+    def start(self, rounds: int, done: int) -> None: ...
+    def round(self, round: int, loss: float | None, score: float | None) -> None: ...  # noqa: A002
+    def client(self, round: int, done: int, of: int) -> None: ...  # noqa: A002
+    def event(self, text: str) -> None: ...
+    def stop(self) -> None: ...
+
+
+def run(
+    recipe: Recipe | str | Path | Mapping[str, Any],
+    folder: Path | str | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    method: Method | None = None,
+    progress: Progress | None = None,
+) -> Result:
+    """Run a recipe (a packaged name, a file, a mapping or a Recipe) and return its result.
+
+    `folder` must be new or empty; without it a temporary one is made. `overrides` are "key.path=value" texts.
+    `method` replaces the recipe's method by a Method built in Python; `resume` then wants it again.
+
+    Raises UserError (RecipeError, DataError, StateError) for bad input.
+    """
+    recipe = recipe if isinstance(recipe, Recipe) and not overrides else load(_plain(recipe), overrides)
+    built = build(recipe, method)
+    path = Path(tempfile.mkdtemp(prefix="fedloom-")) if folder is None else Path(folder)
+    for device in _devices(recipe):
+        check_device(device)
+    run_folder = RunFolder.create(path, built)
+    return _go(built, run_folder, initial_state(built), progress or Silent())
+
+
+def resume(folder: Path | str, *, method: Method | None = None, progress: Progress | None = None) -> Result:
+    """Continue a run after its last whole checkpoint, bit for bit as if it had never stopped.
+
+    Raises StateError where the folder is none, is damaged, or the data, model or method changed.
+    """
+    progress = progress or Silent()
+    run_folder, recipe, partition = RunFolder.open(Path(folder))
+    built = build(recipe, method, partition)
+    run_folder.check(built)
+    found = run_folder.load()
+    if found is None:  # stopped before anything was saved
+        state = initial_state(built)
+        run_folder.cut(-1)
+    else:
+        state, problems = found
+        for problem in problems:
+            progress.event(f"checkpoint: {problem}; continuing from round {state['round']}")
+        run_folder.cut(state["round"])
+    return _go(built, run_folder, state, progress)
+
+
+def _go(built: Built, folder: RunFolder, state: State, progress: Progress) -> Result:
+    recipe = built.recipe
+    progress.start(recipe.training.rounds, state["round"])
+    try:
+        with _threads(recipe.runtime.threads):
+            workers = executor(built.setup, recipe.runtime.device, recipe.runtime.workers)
+            try:
+                state = run_rounds(built, workers, folder, state, progress)
+            finally:
+                workers.close()
+        status, final = ("stopped early" if state["stopped"] else "finished"), state
+        if state["stopped"] and recipe.early_stopping and recipe.early_stopping.restore_best:
+            best = folder.load("best")
+            if best is None:
+                raise StateError(f"{folder.path}: the best state is missing")
+            final = best[0]
+        folder.save_model(*_export(built, final))
+        folder.describe(built, status, state["round"], final["round"])
+        return Result(folder.path, status)
+    finally:
+        progress.stop()
+        folder.unlock()
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Torch's thread count for the time of a run: results may depend on it, so the recipe says it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _plain(recipe: Recipe | str | Path | Mapping[str, Any]) -> str | Path | Mapping[str, Any]:
+    return recipe.model_dump(mode="json") if isinstance(recipe, Recipe) else recipe
+
+
+def _devices(recipe: Recipe) -> tuple[str, ...]:
+    device = recipe.runtime.device
+    return (device,) if isinstance(device, str) else device
+
+
+def _export(built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Named tensors: the global model under its own names, a personal one under client/NAME/."""
+    from fedloom.runtime.steps import load as fill
+
+    model = FlatModel(built.module, built.layout)
+    tensors: dict[str, Tensor] = {}
+    done = False
+    for client in built.federation.clients:
+        for kind, (_, message, mine) in models_of(built, state, client).items():
+            if kind == "global" and done:
+                continue
+            done = done or kind == "global"
+            prefix = "" if kind == "global" else f"client/{client}/"
+            fill(built.method, model, message, mine)
+            tensors |= {prefix + k: v.clone() for k, v in model.module.state_dict().items()}
+    labels = {
+        "method": built.method.name,
+        "recipe": built.recipe.name,
+        "round": str(state["round"]),
+        "tasks": ", ".join(f"{t.name} ({t.kind}, {t.channels})" for t in built.federation.tasks),
+    }
+    return tensors, labels
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run would do, without doing it."""
+
+    method: str
+    parameters: dict[str, int]
+    clients: list[dict[str, Any]]
+    bytes_up: int
+    bytes_down: int
+    memory: dict[str, int]
+    notes: list[str] = field(default_factory=list)
+
+
+def plan(recipe: Recipe, method: Method | None = None) -> Plan:
+    """Build everything, train nothing: parameters by role, the partition, bytes of one full round, memory."""
+    built = build(recipe, method)
+    layout, federation = built.layout, built.federation
+    shared = built.method.shared_part(layout)
+    parameters: dict[str, int] = {}
+    for block in layout.blocks:
+        parameters[block.role] = parameters.get(block.role, 0) + block.size
+    messages = dispatch(built.method, initial_state(built)["server"], federation.clients)
+    noise = torch.randn(1, shared.d, generator=torch.Generator().manual_seed(0))
+    up = down = 0
+    for name, client in federation.clients.items():
+        down += sum(count_down(built.method, layout, federation, client, messages[name]).values())
+        row: Row = (name, None)
+        updates = Updates.of(noise, [len(client.train)], shared, [row], present=federation.present(client, shared))
+        updates, _ = built.method.edge(updates, built.method.edge.init(shared), _first())
+        buffers = messages[name].buffers
+        payload = Payload(row, 1.0, built.method.codec.pack(updates), buffers=buffers, integers=messages[name].integers)
+        up += sum(count_up(built.method, layout, federation, payload).values())
+    taking_part = max(1, int(recipe.training.participation * len(federation.clients) + 0.5))
+    moments = {"sgd": 1 if recipe.training.optimizer.momentum else 0}.get(recipe.training.optimizer.name, 2)
+    p = layout.parameters.d
+    memory = {
+        "matrix of updates (participants x shared parameters)": taking_part * shared.d * 4,
+        "models, gradients, optimiser (per worker)": recipe.runtime.workers * (3 + moments) * p * 4,
+        "data": sum(t.images.nbytes for t in (built.dataset.train, built.dataset.test)),
+    }
+    if recipe.training.keep_optimizer and moments:
+        memory["optimiser state of all clients"] = len(federation.clients) * moments * p * 4
+    notes = (
+        [f"{taking_part} of {len(federation.clients)} clients train in a round"]
+        if taking_part < len(federation.clients)
+        else []
+    )
+    if built.method.codec.__class__.__name__ == "Sparse":
+        notes.append("bytes up are those of a random update; a real one may be sparser")
+    return Plan(str(built.method), parameters, built.partition.table(built.pool), up, down, memory, notes)
+
+
+def _first() -> Any:
+    from fedloom.context import Ctx
+
+    return Ctx(1)

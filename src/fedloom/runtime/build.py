@@ -1,0 +1,90 @@
+"""From a recipe to everything a runner needs."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+
+from fedloom.codecs import Raw, Sparse
+from fedloom.data.dataset import Dataset
+from fedloom.data.partition import Partition, Pool
+from fedloom.errors import RecipeError, UserError
+from fedloom.methods import ADDONS
+from fedloom.methods.method import Method
+from fedloom.models.multitask import MultiTask, build_model
+from fedloom.recipes.schema import Recipe
+from fedloom.runtime.federation import Federation
+from fedloom.runtime.worker import Setup
+from fedloom.updates import Layout
+
+
+@dataclass(frozen=True, eq=False)
+class Built:
+    """A recipe made concrete."""
+
+    recipe: Recipe
+    method: Method
+    dataset: Dataset
+    pool: Pool
+    partition: Partition
+    federation: Federation
+    module: MultiTask
+    layout: Layout
+
+    @property
+    def setup(self) -> Setup:
+        """The part that workers need."""
+        r = self.recipe
+        return Setup(self.method, self.module, self.federation, r.training, r.evaluation, r.seed, r.runtime.threads)
+
+    @property
+    def data_hash(self) -> str:
+        """16 hexadecimal digits over the labels and the inputs' shape: whether a resumed run sees the same data."""
+        digest = hashlib.sha256(repr((self.dataset.name, self.dataset.input_shape)).encode())
+        for part in (self.dataset.train, self.dataset.test):
+            for task in sorted(part.labels):
+                digest.update(part.labels_of(task).tobytes())
+        return digest.hexdigest()[:16]
+
+
+def build_method(recipe: Recipe) -> Method:
+    """The recipe's method with its add-ons and common settings. Raises RecipeError for a refused combination."""
+    section = recipe.method
+    try:
+        method: Method = section.entry.function(**section.params)
+        for name, params in section.add.items():
+            method = ADDONS[name].function(method, **params)
+        codec = Sparse() if section.codec == "sparse" else Raw()
+        # a method that keeps everything local has no say in how buffers are merged
+        buffers = method.buffers if method.buffers == "local" else section.buffers
+        return replace(
+            method, name=" + ".join([section.name, *section.add]), codec=codec, weights=section.weights, buffers=buffers
+        )
+    except ValueError as error:
+        raise RecipeError(f"method: {error}") from error
+
+
+def build(recipe: Recipe, method: Method | None = None, partition: Partition | None = None) -> Built:
+    """Load the data, deal it out, build the model and the method. `partition` is a saved one, when resuming."""
+    method = method or build_method(recipe)
+    dataset: Dataset = recipe.data.entry.function(recipe.seed, **recipe.data.params)
+    pool = Pool(
+        {t.name: dataset.train.labels_of(t.name) for t in dataset.tasks},
+        None if dataset.train.domain is None else dataset.train.domain.numpy(),
+        dataset.domains,
+    )
+    if partition is None:
+        section = recipe.partition
+        partition = section.entry.function(pool, recipe.seed, **section.params)
+    assert partition is not None
+    federation = Federation.build(dataset, partition, unified=recipe.model.heads == "all")
+    module = build_model(recipe.model.name, recipe.model.params, dataset.input_shape, dataset.tasks, recipe.seed)
+    layout = Layout.from_module(module)
+    try:
+        method.stage.init(method.shared_part(layout))
+        method.edge.init(method.shared_part(layout))
+    except ValueError as error:
+        raise RecipeError(f"method: {error}") from error
+    if recipe.training.stacked:
+        raise UserError("training.stacked: not yet")
+    return Built(recipe, method, dataset, pool, partition, federation, module, layout)

@@ -1,0 +1,47 @@
+"""Settings of running and evaluating, as a recipe states them. Free of torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedloom.training.config import Count, NonNegative, Section
+
+
+class Runtime(Section):
+    """Where the work is done. Results do not depend on `workers`; they may depend on `threads` and `device`."""
+
+    workers: Count = 1
+    """Worker processes; 1 trains in this process."""
+    threads: Count = 1
+    """Threads of each process. Keep workers x threads within the cores."""
+    device: str | tuple[str, ...] = "cpu"
+    """cpu, or cuda devices by name (cuda:0); several are given to the workers in turn."""
+    checkpoint_every: Count = 1
+
+
+class Evaluation(Section):
+    """What is measured after a round."""
+
+    every: Count = 1
+    """Evaluate after every so many rounds, and after the last."""
+    splits: tuple[Literal["val", "test"], ...] = ("val", "test")
+    models: tuple[Literal["global", "personal", "trained"], ...] = ("global", "personal")
+    """global: the server's model. personal: what a client would use after the round, where that differs.
+    trained: the client's model straight after local training, before aggregation."""
+    batch_size: Count = 512
+
+
+class EarlyStopping(Section):
+    """Stop when the clients' mean task-weighted validation loss has not improved for `patience` evaluations.
+
+    An improvement is score < best - min_delta; nan never improves (DFMTL thesis, section 5).
+    """
+
+    patience: Count
+    min_delta: NonNegative = 0.0
+    restore_best: bool = True
+
+
+Probability = Annotated[float, Field(ge=0, le=1)]

@@ -1,0 +1,35 @@
+"""Measuring a model on some examples."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from fedloom.runtime.federation import Part
+from fedloom.tasks.task import Task
+from fedloom.training.flat import FlatModel
+
+Scores = dict[str, dict[str, float]]
+"""Task -> metric -> value; "loss" is the unweighted mean loss."""
+
+
+def evaluate(
+    model: FlatModel, part: Part, tasks: Mapping[str, Task], batch_size: int, channels_last: bool = True
+) -> Scores:
+    """Metrics of every task, accumulated over the part; nan where it holds no valid label."""
+    names = tuple(tasks)
+    metrics = {name: task.metric() for name, task in tasks.items()}
+    losses = dict.fromkeys(names, 0.0)
+    model.module.eval()
+    with torch.inference_mode():
+        for batch in part.index.split(batch_size):
+            x, targets = part.examples.batch(batch, model.device)
+            if channels_last and x.ndim == 4:
+                x = x.contiguous(memory_format=torch.channels_last)
+            outputs = model.module(x, names)
+            for name, task in tasks.items():
+                metrics[name].update(outputs[name], targets[name])
+                losses[name] += float(task.loss(outputs[name], targets[name])) * len(batch)
+    size = len(part)
+    return {name: {**metrics[name].compute(), "loss": losses[name] / size if size else float("nan")} for name in names}

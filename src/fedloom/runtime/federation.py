@@ -1,0 +1,99 @@
+"""Clients with their data: a data set and a partition brought together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.data.dataset import Dataset, Examples
+from fedloom.data.partition import Indices, Partition
+from fedloom.errors import DataError
+from fedloom.tasks.task import Task
+from fedloom.updates import Layout
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some of the examples: positions in train or test. `name` says whose: "own" or "shared"."""
+
+    examples: Examples
+    positions: Indices
+    name: str
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    @property
+    def index(self) -> Tensor:
+        """Positions as a tensor."""
+        return torch.from_numpy(self.positions)
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """One client: its tasks with loss weights, its data, its domain."""
+
+    id: str
+    tasks: Mapping[str, tuple[Task, float]]
+    train: Part
+    val: Part
+    test: Part
+    domain: str | None = None
+
+    def part(self, split: str) -> Part:
+        """train, val or test."""
+        return {"train": self.train, "val": self.val, "test": self.test}[split]
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """All clients. In a unified federation every client holds the heads of all tasks, else only its own."""
+
+    tasks: tuple[Task, ...]
+    clients: Mapping[str, Client]
+    unified: bool = True
+
+    @staticmethod
+    def build(dataset: Dataset, partition: Partition, unified: bool = True) -> Federation:
+        """Give each client its share. The test part is shared by all clients (of the same domain, if they have one).
+
+        Raises DataError for a client without train examples, without tasks or with an unknown task, and for a task
+        that no client holds.
+        """
+        known = {t.name: t for t in dataset.tasks}
+        everything = np.arange(len(dataset.test), dtype=np.int64)
+        tests = {None: Part(dataset.test, everything, "shared")}
+        for i, name in enumerate(dataset.domains):
+            if dataset.test.domain is not None:
+                tests[name] = Part(dataset.test, everything[dataset.test.domain.numpy() == i], "shared")
+        clients = {}
+        for s in partition.shares:
+            if not s.tasks:
+                raise DataError(f"client {s.client!r} has no task")
+            for name in s.tasks:
+                if name not in known:
+                    raise DataError(f"client {s.client!r}: task {name!r} is unknown; tasks: {', '.join(known)}")
+            if not len(s.train):
+                raise DataError(f"client {s.client!r} has no train examples")
+            clients[s.client] = Client(
+                s.client,
+                {n: (known[n], w * known[n].weight) for n, w in s.tasks.items()},
+                Part(dataset.train, s.train, "own"),
+                Part(dataset.train, s.val, "own"),
+                tests.get(s.domain, tests[None]),
+                s.domain,
+            )
+        for name in known:
+            if not any(name in c.tasks for c in clients.values()):
+                raise DataError(f"task {name!r} is held by no client")
+        return Federation(dataset.tasks, dict(sorted(clients.items())), unified)
+
+    def present(self, client: Client, layout: Layout) -> Tensor | None:
+        """Which blocks of a layout a client has (1 x blocks, bool), or None for all."""
+        if self.unified:
+            return None
+        return torch.tensor([[b.task is None or b.task in client.tasks for b in layout.blocks]])

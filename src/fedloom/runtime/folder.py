@@ -1,0 +1,185 @@
+"""The run folder: what is written, when, and how it survives a crash."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+import fedloom
+from fedloom.data.partition import Partition
+from fedloom.errors import StateError
+from fedloom.recipes.loader import dump, load
+from fedloom.recipes.schema import Recipe, recipe_hash
+from fedloom.runtime import state as checkpoint
+from fedloom.runtime.build import Built
+from fedloom.runtime.ledger import Ledger
+from fedloom.stages.stage import State
+
+_LOGS = ("metrics.jsonl", "bytes.jsonl")
+
+
+class RunFolder:
+    """Reads and writes one run folder.
+
+    A round's lines are appended (and synced) before its checkpoint, so a crash between the two leaves lines too
+    many, never too few; `resume` cuts them off.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @staticmethod
+    def create(path: Path, built: Built) -> RunFolder:
+        """A new folder. Raises StateError if there is something in it already."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise StateError(f"{path} exists and is not empty; continue it with resume, or choose another folder")
+        path.mkdir(parents=True, exist_ok=True)
+        folder = RunFolder(path)
+        folder.lock()
+        checkpoint.write_text(path / "partition.json", json.dumps(built.partition.to_json()))
+        folder.describe(built, "running", 0)
+        # last, for a folder with a recipe is one that can be resumed
+        checkpoint.write_text(path / "recipe.yaml", dump(built.recipe))
+        return folder
+
+    @staticmethod
+    def open(path: Path) -> tuple[RunFolder, Recipe, Partition]:
+        """An existing folder with its recipe and partition. Raises StateError where it is none or is damaged."""
+        if not (path / "recipe.yaml").is_file():
+            raise StateError(f"{path} is not a run folder: it has no recipe.yaml")
+        recipe = load(path / "recipe.yaml")
+        try:
+            value = json.loads((path / "partition.json").read_text())
+            partition = Partition.from_json(value)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StateError(f"{path / 'partition.json'} cannot be read: {error}") from error
+        if partition.hash != value["hash"]:
+            raise StateError(f"{path / 'partition.json'} was changed: hash {partition.hash}, recorded {value['hash']}")
+        folder = RunFolder(path)
+        folder.lock()
+        return folder, recipe, partition
+
+    def lock(self) -> None:
+        """Keep other processes from writing here for as long as this one lives. Raises StateError if one does."""
+        try:
+            import fcntl
+        except ImportError:  # not a POSIX system
+            return
+        self._lock = (self.path / ".lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise StateError(f"{self.path} is in use by another process") from error
+
+    def unlock(self) -> None:
+        """Let others write here again."""
+        self._lock.close()
+
+    def describe(self, built: Built, status: str, round_: int, final_round: int | None = None) -> None:
+        """Write run.json: what this run is and how far it has come."""
+        value = {
+            "fedloom": fedloom.__version__,
+            "method": built.method.name,
+            "recipe_text": str(built.method),
+            "recipe_hash": recipe_hash(built.recipe),
+            "partition_hash": built.partition.hash,
+            "layout_hash": built.layout.hash,
+            "data_hash": built.data_hash,
+            "parameters": built.layout.parameters.d,
+            "tasks": {
+                t.name: {"kind": t.kind, "primary": t.primary, "metrics": dict(t.metrics), "weight": t.weight}
+                for t in built.federation.tasks
+            },
+            "clients": {
+                c.id: {
+                    "tasks": {n: w for n, (_, w) in c.tasks.items()},
+                    "domain": c.domain,
+                    "train": len(c.train),
+                    "val": len(c.val),
+                }
+                for c in built.federation.clients.values()
+            },
+            "status": status,
+            "rounds": round_,
+            "final_round": round_ if final_round is None else final_round,
+        }
+        checkpoint.write_text(self.path / "run.json", json.dumps(value, indent=1))
+
+    def check(self, built: Built) -> None:
+        """Whether a resumed run is still the same. Raises StateError that names what changed."""
+        try:
+            before = json.loads((self.path / "run.json").read_text())
+        except (OSError, ValueError) as error:
+            raise StateError(f"{self.path / 'run.json'} cannot be read: {error}") from error
+        now = {
+            "recipe_text": str(built.method),
+            "layout_hash": built.layout.hash,
+            "data_hash": built.data_hash,
+        }
+        for key, value in now.items():
+            if before.get(key) != value:
+                what = {"recipe_text": "method", "layout_hash": "model", "data_hash": "data set"}[key]
+                raise StateError(
+                    f"{self.path}: the {what} is not what it was when the run began ({key}: {before.get(key)!r} "
+                    f"recorded, {value!r} now)"
+                )
+
+    def write_round(self, line: Mapping[str, Any], ledger: Ledger) -> None:
+        """Append one round to metrics.jsonl and bytes.jsonl."""
+        bytes_ = {"round": line["round"], "up": ledger.entries("up"), "down": ledger.entries("down")}
+        for name, value in zip(_LOGS, ({**line, "seconds": ledger.seconds}, bytes_), strict=True):
+            with (self.path / name).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(_finite(value), allow_nan=False) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+
+    def cut(self, round_: int) -> None:
+        """Drop lines of rounds after `round_`, and a torn last line."""
+        for name in _LOGS:
+            path = self.path / name
+            if not path.exists():
+                continue
+            kept = []
+            for text in path.read_text(encoding="utf-8").splitlines():
+                try:
+                    if json.loads(text)["round"] > round_:
+                        break
+                except (ValueError, KeyError, TypeError):
+                    break
+                kept.append(text + "\n")
+            checkpoint.write_text(path, "".join(kept))
+
+    def save(self, state: State, name: str = "state") -> None:
+        """Checkpoint a state."""
+        checkpoint.save(self.path, name, state, round=state["round"])
+
+    def load(self, name: str = "state") -> tuple[State, list[str]] | None:
+        """The newest whole checkpoint and the problems met, or None where none was ever written."""
+        if not any(self.path.glob(f"{name}*.json")):
+            return None
+        tree, _, problems = checkpoint.load(self.path, name, newest=lambda head: int(head["round"]))
+        return tree, problems
+
+    def save_model(self, tensors: Mapping[str, Tensor], labels: Mapping[str, str]) -> None:
+        """Write model.safetensors, readable without fedloom."""
+        part = self.path / "model.safetensors.part"
+        save_file({k: t.clone() for k, t in tensors.items()}, part, metadata=dict(labels))
+        os.replace(part, self.path / "model.safetensors")
+
+
+def _finite(value: Any) -> Any:
+    """nan and inf as null, which JSON has no word for."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return value

@@ -1,0 +1,133 @@
+"""Which model is measured on whose data: the lines of metrics.jsonl."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from fedloom.runtime.build import Built
+from fedloom.runtime.evaluation import Scores
+from fedloom.runtime.executors import Executor
+from fedloom.runtime.federation import Client
+from fedloom.runtime.steps import Message, model_of
+from fedloom.runtime.worker import EvalJob, TrainDone
+from fedloom.stages.stage import State
+
+Record = dict[str, Any]
+
+
+def models_of(built: Built, state: State, client: str) -> dict[str, tuple[object, Message, State]]:
+    """The models that exist for a client: name -> (key that equal models share, message, client state).
+
+    "global" exists where the server's model is complete; "personal" where the client's own differs from it.
+    """
+    server, mine = state["server"], state["clients"].get(client, {})
+    own_parts = bool(built.method.private_part(built.layout).blocks)
+    own_buffers = built.method.buffers == "local" and bool(built.layout.buffers.blocks)
+    models: dict[str, tuple[object, Message, State]] = {}
+    if not own_parts and not own_buffers and (built.method.stage.reduces or not server["personal"]):
+        models["global"] = ("global", Message(server["model"], server["buffers"], server["integers"]), {})
+    if own_parts or own_buffers or client in server["personal"]:
+        message = Message(model_of(server, client), server["buffers"], server["integers"])
+        models["personal"] = (client, message, mine)
+    return models
+
+
+def measure(built: Built, executor: Executor, state: State) -> list[Record]:
+    """Records of all clients' global and personal models on all wanted splits.
+
+    A model that several clients share, on data that they share, is measured once.
+    """
+    evaluation = built.recipe.evaluation
+    groups: dict[tuple[object, int], tuple[Message, State, str, str, list[tuple[Client, str]]]] = {}
+    for client in built.federation.clients.values():
+        for model, (key, message, mine) in models_of(built, state, client.id).items():
+            if model not in evaluation.models:
+                continue
+            for split in evaluation.splits:
+                part = client.part(split)
+                if len(part):
+                    group = groups.setdefault((key, id(part)), (message, mine, client.id, split, []))
+                    group[4].append((client, model))
+    entries = list(groups.values())
+    jobs = []
+    for key, (message, mine, first, split, clients) in enumerate(entries):
+        tasks = {name: None for client, _ in clients for name in client.tasks}
+        jobs.append(EvalJob(key, message, mine, first, split, tuple(tasks)))
+    records: list[Record] = []
+    results: dict[int, Scores] = dict(executor.run(jobs))
+    for key, (_, _, _, split, clients) in enumerate(entries):
+        for client, model in clients:
+            records += _records(client, model, split, results[key])
+    return sorted(records, key=lambda r: (r["client"], r["model"], r["split"], r["task"], r["metric"]))
+
+
+def trained_records(built: Built, done: Iterable[TrainDone]) -> list[Record]:
+    """Records of the models straight after local training, where they were measured."""
+    clients = built.federation.clients
+    return [
+        record
+        for d in sorted(done, key=lambda d: d.client)
+        for split, scores in d.trained.items()
+        for record in _records(clients[d.client], "trained", split, scores)
+    ]
+
+
+def train_records(done: Iterable[TrainDone]) -> list[Record]:
+    """Mean training loss of each client and task in a round."""
+    return [
+        {"client": d.client, "task": task, "loss": loss, "examples": d.result.examples, "steps": d.result.steps}
+        for d in sorted(done, key=lambda d: d.client)
+        for task, loss in d.result.losses.items()
+    ]
+
+
+def _records(client: Client, model: str, split: str, scores: Scores) -> list[Record]:
+    data = f"{client.part(split).name} {split}"
+    return [
+        {
+            "client": client.id,
+            "task": task,
+            "metric": metric,
+            "value": value,
+            "model": model,
+            "split": split,
+            "data": data,
+        }
+        for task in client.tasks
+        for metric, value in scores[task].items()
+    ]
+
+
+def validation_loss(built: Built, records: Sequence[Mapping[str, Any]]) -> float | None:
+    """Mean over clients of the task-weighted validation loss, personal model before global; None if not measured.
+
+    Clients without validation data do not count.
+    """
+    losses: dict[str, dict[str, dict[str, float]]] = {}
+    for r in records:
+        if r["split"] == "val" and r["metric"] == "loss" and r["model"] != "trained":
+            losses.setdefault(r["client"], {}).setdefault(r["model"], {})[r["task"]] = r["value"]
+    scores = []
+    for client, by_model in losses.items():
+        chosen = by_model.get("personal") or by_model["global"]
+        weights = {name: w for name, (_, w) in built.federation.clients[client].tasks.items()}
+        scores.append(sum(weights[t] * v for t, v in chosen.items()) / sum(weights.values()))
+    return math.fsum(scores) / len(scores) if scores else None
+
+
+def headline(built: Built, line: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """(mean training loss, mean primary metric on validation, else test data), for a progress bar."""
+    losses = [r["loss"] for r in line["train"]]
+    primary = {t.name: t.primary for t in built.federation.tasks}
+    values: dict[str, list[float]] = {}
+    for r in line["metrics"]:
+        if r["metric"] == primary[r["task"]] and r["value"] == r["value"]:
+            values.setdefault(r["split"], []).append(r["value"])
+    shown = values.get("val") or values.get("test") or []
+    return _mean(losses), _mean(shown)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None

@@ -1,0 +1,133 @@
+"""The runner on one machine: the whole of a federated run, round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from fedloom.context import Ctx
+from fedloom.runtime.build import Built
+from fedloom.runtime.early import Patience
+from fedloom.runtime.executors import Executor
+from fedloom.runtime.folder import RunFolder
+from fedloom.runtime.ledger import Ledger
+from fedloom.runtime.measure import headline, measure, train_records, trained_records, validation_loss
+from fedloom.runtime.sampling import cohort
+from fedloom.runtime.state import map_tensors
+from fedloom.runtime.steps import Message, Payload, count_down, count_up, dispatch, server_init, server_step
+from fedloom.runtime.worker import TrainDone, TrainJob
+from fedloom.stages.stage import State
+
+
+class Progress(Protocol):
+    """Is told what happens; fedloom.progress has one that draws bars."""
+
+    def start(self, rounds: int, done: int) -> None: ...
+    def round(self, round: int, loss: float | None, score: float | None) -> None: ...  # noqa: A002
+    def client(self, round: int, done: int, of: int) -> None: ...  # noqa: A002
+    def event(self, text: str) -> None: ...
+    def stop(self) -> None: ...
+
+
+def initial_state(built: Built) -> State:
+    """The state of a run before its first round."""
+    layout = built.layout
+    integers = {name: b for name, b in built.module.named_buffers() if not b.is_floating_point()}
+    server = server_init(built.method, layout, layout.flatten(built.module).detach(), integers)
+    return {"round": 0, "server": server, "clients": {}, "early": None, "stopped": False}
+
+
+def run_rounds(built: Built, executor: Executor, folder: RunFolder, state: State, progress: Progress) -> State:
+    """Run from the round after `state` to the last one, saving as it goes. Returns the last state."""
+    recipe, method = built.recipe, built.method
+    training, evaluation = recipe.training, recipe.evaluation
+    if state["round"] == 0:
+        line = {"round": 0, "cohort": [], "train": [], "metrics": measure(built, executor, state), "events": []}
+        folder.write_round(line, Ledger())
+        folder.save(state)
+    while state["round"] < training.rounds and not state["stopped"]:
+        now = _Round(built, state["round"] + 1, progress)
+        last = now.number == training.rounds
+        members = cohort(list(built.federation.clients), training.participation, recipe.seed, now.number)
+        with now.ledger.phase("dispatch"):
+            messages = dispatch(method, state["server"], members)
+            jobs = [TrainJob(m, now.number, messages[m], state["clients"].get(m, {})) for m in members]
+            # the longest first, so that no worker is left alone with it
+            jobs.sort(key=lambda j: -len(built.federation.clients[j.client].train))
+        ctx = Ctx(now.number, recipe.seed, tuple((m, None) for m in members), log=now.log)
+        with now.ledger.phase("train and aggregate"):
+            received = now.payloads(executor, jobs, messages)
+            server = server_step(method, built.layout, built.federation, received, state["server"], ctx)
+        state = {**state, "round": now.number, "server": server, "clients": {**state["clients"], **now.clients}}
+        with now.ledger.phase("evaluate"):
+            records = trained_records(built, now.done)
+            if last or now.number % evaluation.every == 0:
+                records += measure(built, executor, state)
+        state = _watch(built, folder, state, records, now)
+        line = {
+            "round": now.number,
+            "cohort": list(members),
+            "train": train_records(now.done),
+            "metrics": records,
+            "events": now.events,
+        }
+        folder.write_round(line, now.ledger)
+        if last or state["stopped"] or now.number % recipe.runtime.checkpoint_every == 0:
+            folder.save(state)
+        progress.round(now.number, *headline(built, line))
+    return state
+
+
+@dataclass
+class _Round:
+    """What one round leaves behind beside the server's state."""
+
+    built: Built
+    number: int
+    progress: Progress
+    ledger: Ledger = field(default_factory=Ledger)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    done: list[TrainDone] = field(default_factory=list)
+    clients: State = field(default_factory=dict)
+
+    def log(self, event: str, fields: dict[str, Any]) -> None:
+        """Note something that a person should see."""
+        self.events.append({"event": event, **fields})
+        self.progress.event(f"round {self.number}: {event}: " + ", ".join(f"{k} {v}" for k, v in fields.items()))
+
+    def payloads(self, executor: Executor, jobs: list[TrainJob], messages: Mapping[str, Message]) -> Iterator[Payload]:
+        """Payloads as clients finish, one at a time, so that no more than one is held beside the matrix."""
+        method, layout, federation = self.built.method, self.built.layout, self.built.federation
+        for d in executor.run(jobs, evaluate_trained="trained" in self.built.recipe.evaluation.models):
+            # memory shared between processes is a scarce good: keep a copy
+            self.clients[d.client] = map_tensors(d.state, lambda t: t.clone() if t.is_shared() else t)
+            self.ledger.up[d.client] = count_up(method, layout, federation, d.payload)
+            self.ledger.down[d.client] = count_down(
+                method, layout, federation, federation.clients[d.client], messages[d.client]
+            )
+            if not d.payload.finite:
+                self.log("update dropped", {"client": d.client, "why": "local training gave nan or inf"})
+            empty = Payload(d.payload.row, d.payload.n)
+            self.done.append(TrainDone(d.client, empty, d.result, {}, d.seconds, d.trained))
+            self.progress.client(self.number, len(self.done), len(jobs))
+            yield d.payload
+
+
+def _watch(built: Built, folder: RunFolder, state: State, records: list[dict[str, Any]], now: _Round) -> State:
+    """Early stopping: keep the best state, and say when to stop."""
+    config = built.recipe.early_stopping
+    score = validation_loss(built, records) if config else None
+    if config is None or score is None:
+        return state
+    early = Patience(config.patience, config.min_delta, **(state["early"] or {})).see(score, now.number)
+    state = {
+        **state,
+        "early": {"best": early.best, "best_round": early.best_round, "waited": early.waited},
+        "stopped": early.stop,
+    }
+    if early.best_round == now.number and config.restore_best:
+        folder.save(state, "best")
+    if early.stop:
+        now.log("stopped early", {"best_round": early.best_round, "best_score": early.best})
+    return state

@@ -1,0 +1,344 @@
+"""The three pure functions that every runner uses: client_step, server_step, dispatch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.codecs import ByteCount
+from fedloom.context import Ctx, Row, derive_seed
+from fedloom.methods.method import Method
+from fedloom.runtime.federation import Client, Federation
+from fedloom.stages.stage import State
+from fedloom.training.config import Training
+from fedloom.training.flat import FlatModel
+from fedloom.training.loop import LocalResult, train
+from fedloom.updates import EVERYONE, Layout, Updates
+
+ALL = EVERYONE[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """From the server to one client: the shared parameters, and the buffers unless they are local."""
+
+    vector: Tensor
+    buffers: Tensor | None = None
+    integers: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Payload:
+    """From one client to the server: packed updates, number of examples, extras, buffers.
+
+    `finite` is False where local training produced nan or inf; the payload is then empty.
+    """
+
+    row: Row
+    n: float
+    packed: Mapping[str, Tensor] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    support: Tensor | None = None
+    buffers: Tensor | None = None
+    integers: Mapping[str, Tensor] = field(default_factory=dict)
+    finite: bool = True
+
+
+def client_step(
+    method: Method,
+    model: FlatModel,
+    federation: Federation,
+    client: Client,
+    received: Message,
+    state: State,
+    ctx: Ctx,
+    training: Training,
+) -> tuple[Payload, LocalResult, State]:
+    """One client's part of a round: load, train, subtract, transform, pack.
+
+    `model` is scratch space: everything in it is overwritten. `state` is the client's from its last participation
+    ({} at first) and is not changed. If the update is not finite, the state stays as it was.
+    """
+    load(method, model, received, state)
+    base = model.params.clone()
+    with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
+        torch.manual_seed(derive_seed(ctx.seed, ctx.round, "model", client.id))  # dropout and the like
+        result = train(
+            model,
+            client.train.examples,
+            client.train.index,
+            client.tasks,
+            training,
+            ctx,
+            client.id,
+            model.spans(method.shared_part(model.layout)),
+            method.local,
+            state.get("rules"),
+            state.get("optimizer"),
+        )
+    return finish(method, model, federation, client, base, state, result, ctx)
+
+
+def load(method: Method, model: FlatModel, received: Message, state: State) -> None:
+    """Put what the server sent, and what the client keeps for itself, into the model."""
+    layout = model.layout
+    model.vector.copy_(model.initial)
+    model.load_integers(model.initial_integers)
+    layout.parameters.put(model.params, method.shared_part(layout), received.vector.to(model.device))
+    if "private" in state:
+        layout.parameters.put(model.params, method.private_part(layout), state["private"].to(model.device))
+    buffers = state.get("buffers") if method.buffers == "local" else received.buffers
+    if buffers is not None:
+        model.buffers.copy_(buffers)
+    model.load_integers(state.get("integers", {}) if method.buffers == "local" else dict(received.integers))
+
+
+def finish(
+    method: Method,
+    model: FlatModel,
+    federation: Federation,
+    client: Client,
+    base: Tensor,
+    state: State,
+    result: LocalResult,
+    ctx: Ctx,
+) -> tuple[Payload, LocalResult, State]:
+    """From trained parameters (`base` is where they started) to a payload and the client's new state."""
+    layout = model.layout
+    params, shared, private = layout.parameters, method.shared_part(layout), method.private_part(layout)
+    row: Row = (client.id, None)
+    delta = model.params - base
+    if not bool(torch.isfinite(delta).all() & torch.isfinite(model.buffers).all()):
+        return Payload(row, len(client.train), finite=False), result, state
+    cpu = torch.device("cpu")
+    new: State = {}
+    if private.blocks:
+        # start + update, as every server computes it: so local training is exactly mixing with the identity
+        new["private"] = (params.take(base, private) + params.take(delta, private)).to(cpu, copy=True)
+    if result.optimizer:
+        new["optimizer"] = result.optimizer
+    if method.local:
+        new["rules"] = result.rules
+    buffers = model.buffers.to(cpu, copy=True) if len(model.buffers) else None
+    integers = {name: b.to(cpu, copy=True) for name, b in model.integers.items()}
+    if method.buffers == "local":
+        new["buffers"], new["integers"] = buffers, integers
+        buffers, integers = None, {}
+    trained = set(model.trained(tuple(client.tasks)).names)
+    extra = {"steps": float(result.steps), "domain": client.domain or "", **result.extra}
+    updates = Updates(
+        shared,
+        (row,),
+        params.take(delta, shared).unsqueeze(0),
+        torch.tensor([float(len(client.train))], dtype=torch.float64),
+        torch.tensor([float(len(client.train))], dtype=torch.float64),
+        present=federation.present(client, shared),
+        extra={k: [v] for k, v in extra.items() if k in method.extras},
+    )
+    updates, edge = method.edge(updates, state.get("edge") or method.edge.init(shared), ctx)
+    if edge:
+        new["edge"] = edge
+    payload = Payload(
+        row,
+        len(client.train),
+        {k: v.to(cpu) for k, v in method.codec.pack(updates).items()},
+        {k: v[0] for k, v in updates.extra.items()},
+        torch.tensor([b.name in trained for b in shared.blocks]) if "support" in method.extras else None,
+        buffers,
+        integers,
+    )
+    return payload, result, new
+
+
+def server_init(method: Method, layout: Layout, initial: Tensor, integers: Mapping[str, Tensor]) -> State:
+    """The server's state before the first round; `initial` is the whole model vector (parameters, buffers)."""
+    params = layout.parameters
+    shared = method.shared_part(layout)
+    model = params.take(initial[: params.d], shared).clone()
+    return {
+        "model": model,
+        "personal": {},
+        "stage": method.stage.init(shared),
+        "rule": {ALL: method.server.init(model)},
+        "buffers": initial[params.d :].clone() if method.buffers != "local" else None,
+        "integers": {k: v.clone() for k, v in integers.items()} if method.buffers != "local" else {},
+    }
+
+
+def model_of(state: State, client: str) -> Tensor:
+    """The server's model for a client: its personal one where there is one, else the global one."""
+    personal: Tensor = state["personal"].get(client, state["model"])
+    return personal
+
+
+def dispatch(method: Method, state: State, clients: Iterable[str]) -> dict[str, Message]:
+    """What the server sends to each client. Clients that get the same vector get the same tensor."""
+    shared = {ALL: method.server.dispatch(state["model"], state["rule"][ALL])}
+    messages = {}
+    for client in clients:
+        key = client if client in state["personal"] else ALL
+        if key not in shared:
+            shared[key] = method.server.dispatch(state["personal"][key], state["rule"][key])
+        messages[client] = Message(shared[key], state["buffers"], state["integers"])
+    return messages
+
+
+def collect(
+    method: Method, layout: Layout, federation: Federation, payloads: Iterable[Payload], rows: Sequence[Row]
+) -> tuple[Updates, list[Payload]]:
+    """The matrix of the round from payloads in any order; a payload is forgotten once its row is written.
+
+    `rows` are the expected keys; a client that fails or is not finite leaves no row.
+    """
+    shared = method.shared_part(layout)
+    keys = sorted(rows, key=lambda r: (r[0], r[1] or ""))
+    X = torch.zeros(len(keys), shared.d)
+    side: dict[int, Payload] = {}
+    for payload in payloads:
+        if not payload.finite:
+            continue
+        i = keys.index(payload.row)
+        like = Updates(
+            shared,
+            (payload.row,),
+            X[i : i + 1],
+            torch.ones(1, dtype=torch.float64),
+            torch.ones(1, dtype=torch.float64),
+            present=federation.present(federation.clients[payload.row[0]], shared),
+        )
+        X[i : i + 1] = method.codec.unpack(payload.packed, like)
+        side[i] = Payload(**{**vars(payload), "packed": {}})
+    here = sorted(side)
+    if len(here) < len(keys):
+        X = X[here]
+    n = torch.tensor([side[i].n for i in here], dtype=torch.float64)
+    extra: dict[str, Any] = {
+        name: [side[i].extra[name] for i in here] for name in (side[here[0]].extra if here else ())
+    }
+    if "support" in method.extras:
+        extra["support"] = torch.stack([side[i].support for i in here]) if here else torch.zeros(0, len(shared.blocks))  # type: ignore[misc]
+    present = None
+    if not federation.unified:
+        masks = [federation.present(federation.clients[keys[i][0]], shared) for i in here]
+        present = torch.cat([m for m in masks if m is not None]) if masks else torch.zeros(0, len(shared.blocks)).bool()
+    updates = Updates(
+        shared,
+        tuple(keys[i] for i in here),
+        X,
+        n,
+        n.clone() if method.weights == "size" else torch.ones_like(n),
+        present=present,
+        extra=extra,
+    )
+    return updates, [side[i] for i in here]
+
+
+def server_step(
+    method: Method,
+    layout: Layout,
+    federation: Federation,
+    payloads: Iterable[Payload],
+    state: State,
+    ctx: Ctx,
+) -> State:
+    """The server's (or a peer's) part of a round. `ctx.targets` are the participants.
+
+    Rows with nan or inf are dropped and logged; if none is left the state stays as it was.
+    """
+    updates, side = collect(method, layout, federation, payloads, ctx.targets or ())
+    updates, dropped = updates.finite()
+    for client, _ in dropped:
+        ctx.log("update dropped", {"client": client, "why": "not finite after the client's stages"})
+    if not len(updates):
+        return state
+    alive = set(updates.rows)
+    out, stage = method.stage(updates, state["stage"], ctx)
+    new = {**state, "stage": stage, "personal": dict(state["personal"]), "rule": dict(state["rule"])}
+    for key, update in zip(out.rows, out.X, strict=True):
+        # what is meant for everyone also moves the personal models
+        for name in (ALL, *state["personal"]) if key == EVERYONE else (key[0],):
+            before = state["model"] if name == ALL else model_of(state, name)
+            memory = state["rule"].get(name) or method.server.init(before)
+            after, new["rule"][name] = method.server.apply(before, update, memory)
+            if name == ALL:
+                new["model"] = after
+            else:
+                new["personal"][name] = after
+    side = [p for p in side if p.row in alive]
+    if state["buffers"] is not None and len(state["buffers"]):
+        new["buffers"] = merge_buffers(method, layout.buffers, federation, side, state["buffers"])
+    if state["integers"]:
+        # counters: the largest, for a mean of integers means nothing
+        new["integers"] = {k: torch.stack([p.integers[k] for p in side]).amax(0) for k in state["integers"]}
+    return new
+
+
+def merge_buffers(
+    method: Method, layout: Layout, federation: Federation, payloads: Sequence[Payload], before: Tensor
+) -> Tensor:
+    """Weighted mean, or pooled statistics, of float buffers over the clients that trained the block's task.
+
+    A block that nobody trained keeps its value. pooled: variance = mean of variances + variance of means.
+    """
+    merged = before.clone()
+    means: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+    for block, s in zip(layout.blocks, layout.slices, strict=True):
+        who = [p for p in payloads if block.task is None or block.task in federation.clients[p.row[0]].tasks]
+        if not who:
+            continue
+        w = torch.tensor([p.n if method.weights == "size" else 1.0 for p in who], dtype=torch.float64)
+        values = torch.stack([p.buffers[s] for p in who if p.buffers is not None])
+        p_k = (w / w.sum()).to(values)
+        merged[s] = p_k @ values
+        prefix, _, kind = block.name.rpartition(".")
+        if kind == "running_mean":
+            means[prefix] = (p_k, values, merged[s])
+        elif kind == "running_var" and method.buffers == "pooled" and prefix in means:
+            p_k, mu, centre = means[prefix]
+            merged[s] += p_k @ (mu - centre) ** 2
+    return merged
+
+
+def count_up(method: Method, layout: Layout, federation: Federation, payload: Payload) -> ByteCount:
+    """Bytes of one payload by (role, task), counted on the packed tensors."""
+    if not payload.finite:
+        return {}
+    shared = method.shared_part(layout)
+    client = federation.clients[payload.row[0]]
+    one = torch.ones(1, dtype=torch.float64)
+    like = Updates(
+        shared, (payload.row,), torch.zeros(1, shared.d), one, one, present=federation.present(client, shared)
+    )
+    bytes_ = method.codec.count(payload.packed, like)
+    if shared.blocks:  # the number of examples, extras, and a bit a block for support
+        bits = 0 if payload.support is None else payload.support.numel()
+        bytes_["side", None] = 8 * (1 + len(payload.extra)) + -(-bits // 8)
+    return _with_buffers(bytes_, layout, payload.buffers, payload.integers)
+
+
+def count_down(method: Method, layout: Layout, federation: Federation, client: Client, message: Message) -> ByteCount:
+    """Bytes of what one client receives, by (role, task)."""
+    shared = method.shared_part(layout)
+    have = federation.present(client, shared)
+    bytes_: ByteCount = {}
+    for i, block in enumerate(shared.blocks):
+        if have is None or bool(have[0, i]):
+            key = (block.role, block.task)
+            bytes_[key] = bytes_.get(key, 0) + block.size * message.vector.element_size()
+    return _with_buffers(bytes_, layout, message.buffers, message.integers)
+
+
+def _with_buffers(
+    bytes_: ByteCount, layout: Layout, buffers: Tensor | None, integers: Mapping[str, Tensor]
+) -> ByteCount:
+    if buffers is not None:
+        for block in layout.buffers.blocks:
+            key = ("buffer", block.task)
+            bytes_[key] = bytes_.get(key, 0) + block.size * buffers.element_size()
+    if integers:
+        bytes_["buffer", None] = bytes_.get(("buffer", None), 0) + sum(b.nbytes for b in integers.values())
+    return bytes_

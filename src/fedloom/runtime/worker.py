@@ -1,0 +1,128 @@
+"""One place where clients train and models are measured: a model, the federation's data, and no memory."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedloom.context import Ctx
+from fedloom.errors import UserError
+from fedloom.methods.method import Method
+from fedloom.runtime.config import Evaluation
+from fedloom.runtime.evaluation import Scores, evaluate
+from fedloom.runtime.federation import Federation
+from fedloom.runtime.steps import Message, Payload, client_step, load
+from fedloom.stages.stage import State
+from fedloom.training.config import Training
+from fedloom.training.flat import FlatModel
+from fedloom.training.loop import LocalResult
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """Everything that stays the same during a run and that a worker needs."""
+
+    method: Method
+    module: nn.Module
+    federation: Federation
+    training: Training
+    evaluation: Evaluation
+    seed: int
+    threads: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class TrainJob:
+    """Train one client."""
+
+    client: str
+    round: int
+    message: Message
+    state: State
+
+
+@dataclass(frozen=True, eq=False)
+class EvalJob:
+    """Measure one model on one client's split. `tasks` may be more than the client's: the split may be shared."""
+
+    key: int
+    message: Message
+    state: State
+    client: str
+    split: str
+    tasks: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class TrainDone:
+    """The outcome of a TrainJob; `trained` has the scores of the model before aggregation, by split, if asked for."""
+
+    client: str
+    payload: Payload
+    result: LocalResult
+    state: State
+    seconds: float
+    trained: Mapping[str, Scores] = field(default_factory=dict)
+
+
+class Worker:
+    """Runs jobs one at a time. Results depend on the job only, never on earlier jobs."""
+
+    def __init__(self, setup: Setup, device: str = "cpu") -> None:
+        self.setup = setup
+        self.model = FlatModel(copy.deepcopy(setup.module), device=device)
+        self.tasks = {task.name: task for task in setup.federation.tasks}
+
+    def train(self, job: TrainJob, evaluate_trained: bool = False) -> TrainDone:
+        """client_step, and the scores of the trained model where they are wanted."""
+        s = self.setup
+        start = time.perf_counter()
+        client = s.federation.clients[job.client]
+        try:
+            payload, result, state = client_step(
+                s.method, self.model, s.federation, client, job.message, job.state, Ctx(job.round, s.seed), s.training
+            )
+        except (RuntimeError, ValueError, IndexError, KeyError) as error:
+            tasks = ", ".join(client.tasks)
+            raise UserError(f"client {job.client!r} (tasks {tasks}), round {job.round}: {error}") from error
+        trained: dict[str, Scores] = {}
+        if evaluate_trained:
+            mine = {name: self.tasks[name] for name in client.tasks}
+            for split in s.evaluation.splits:
+                trained[split] = evaluate(
+                    self.model, client.part(split), mine, s.evaluation.batch_size, s.training.channels_last
+                )
+        return TrainDone(job.client, payload, result, state, time.perf_counter() - start, trained)
+
+    def evaluate(self, job: EvalJob) -> tuple[int, Scores]:
+        """Scores of one model, with the job's key."""
+        s = self.setup
+        load(s.method, self.model, job.message, job.state)
+        part = s.federation.clients[job.client].part(job.split)
+        tasks = {name: self.tasks[name] for name in job.tasks}
+        return job.key, evaluate(self.model, part, tasks, s.evaluation.batch_size, s.training.channels_last)
+
+    def run(self, job: TrainJob | EvalJob, **options: Any) -> TrainDone | tuple[int, Scores]:
+        """Whichever it is."""
+        return self.train(job, **options) if isinstance(job, TrainJob) else self.evaluate(job)
+
+
+def check_device(name: str) -> str:
+    """The device's name, if it is there. Raises UserError otherwise: nothing falls back to the CPU silently."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"runtime.device: {name!r} is no device; examples: cpu, cuda, cuda:0") from error
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            raise UserError(f"runtime.device: {name!r} asked for, but {count} CUDA devices are here")
+    elif device.type != "cpu":
+        raise UserError(f"runtime.device: {name!r} found, expected cpu or cuda")
+    return name
