@@ -87,13 +87,13 @@ def arrays(
         if not test.any():
             raise DataError(f"{where}: no class has two examples, so no test part can be split off")
         parts = [pool.take(~test), pool.take(test)]
+    tasks = tuple(Classification(task, _classes(where, task, parts, classes or {})) for task in labels)
+    names = _number_domains(where, parts, names)
     for number, split in enumerate(SPLITS):
         kept = subset(len(parts[number].inputs), limit, seed, split)
         if kept is not None:
             parts[number] = parts[number].take(kept)
 
-    tasks = tuple(Classification(task, _classes(where, task, parts, classes or {})) for task in labels)
-    names = _number_domains(where, parts, names)
     inputs = [_tensor(part.inputs, size, channels, f"{where}, {part.key!r}") for part in parts]
     if inputs[0].shape[1:] != inputs[1].shape[1:] or inputs[0].dtype != inputs[1].dtype:
         found = " and ".join(f"{tuple(x.shape[1:])} {x.dtype}" for x in inputs)

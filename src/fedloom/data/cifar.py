@@ -27,7 +27,7 @@ def cifar10(seed: int, *, root: str, limit: Annotated[int, Field(ge=1)] | None =
 
     `root` holds `cifar-10-batches-bin` (the binary version) or `cifar-10-batches-py` (the Python version, which needs
     torchvision). `limit` keeps that many random examples of each part. Images are uint8, N x 3 x 32 x 32, normalised
-    per channel by the mean and standard deviation of the train part. Raises DataError where files are absent or damaged.
+    per channel by the mean and standard deviation of the train part. DataError where files are absent or damaged.
     """
     import torch
 

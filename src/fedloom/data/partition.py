@@ -236,7 +236,7 @@ def _finish(
     shared: bool = False,
 ) -> Partition:
     """Set validation data apart, sort, and check. `tasks` None: each client holds what it has labels of."""
-    order = np.argsort(_rng(seed, "val").permutation(len(pool)))
+    priority = _rng(seed, "val").permutation(len(pool))
     shares = []
     for k, (client, index) in enumerate(zip(clients, groups, strict=True)):
         if not len(index):
@@ -248,7 +248,7 @@ def _finish(
         val = round(val_fraction * len(index))
         if val_fraction > 0:
             val = min(max(1, val), len(index) - 1)
-        ranked = index[np.argsort(order[index])]
+        ranked = index[np.argsort(priority[index])]
         parts = np.sort(ranked[val:]), np.sort(ranked[:val])
         shares.append(Share(client, held, *parts, None if domains is None else domains[k]))
     partition = Partition(tuple(sorted(shares, key=lambda s: s.client)))

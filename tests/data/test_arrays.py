@@ -1,0 +1,322 @@
+"""The general data set: layouts, splits, and a clear word about everything that may be wrong with a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fedloom.data import DATASETS, Pool
+from fedloom.errors import DataError, RecipeError
+
+arrays = DATASETS["arrays"].function
+REAL = Path(__file__).parents[3] / "shared" / "data"
+CPU = torch.device("cpu")
+
+
+def columns(n_train: int = 40, n_test: int = 20, shape: tuple[int, ...] = (8, 8), **more: object) -> dict:
+    rng = np.random.default_rng(0)
+    made: dict = {}
+    for split, n in (("train", n_train), ("test", n_test)):
+        made[f"x_{split}"] = rng.integers(0, 256, (n, *shape)).astype(np.uint8)
+        made[f"y_{split}"] = (np.arange(n) % 4).astype(np.uint8)
+    return {**made, **more}
+
+
+@pytest.fixture(params=["npz", "compressed", "folder"])
+def save(request, tmp_path):
+    """A function that stores arrays in one of the ways that are read, and returns the path."""
+
+    def write(made: dict) -> str:
+        if request.param == "folder":
+            for key, value in made.items():
+                np.save(tmp_path / f"{key}.npy", value)
+            return str(tmp_path)
+        path = tmp_path / "set.npz"
+        (np.savez if request.param == "npz" else np.savez_compressed)(path, **made)
+        return str(path)
+
+    return write
+
+
+@pytest.fixture
+def npz(tmp_path):
+    def write(made: dict) -> str:
+        np.savez(tmp_path / "set.npz", **made)
+        return str(tmp_path / "set.npz")
+
+    return write
+
+
+def test_grey_images(save):
+    made = columns()
+    data = arrays(0, path=save(made))
+    assert data.input_shape == (1, 8, 8)
+    assert data.train.images.dtype == torch.uint8
+    assert [(task.name, task.channels) for task in data.tasks] == [("label", 4)]
+    assert data.train.images[:, 0].numpy().tolist() == made["x_train"].tolist()
+    assert data.test.labels["label"].tolist() == made["y_test"].tolist()
+    assert data.test.labels["label"].dtype == torch.int64
+    x = made["x_train"] / 255
+    np.testing.assert_allclose(data.train.mean, [x.mean()])
+    np.testing.assert_allclose(data.train.std, [x.std()])
+    assert data.test.mean == data.train.mean
+    batch, _ = data.train.batch(torch.arange(40), CPU)
+    assert abs(float(batch.mean())) < 1e-5
+    assert abs(float(batch.std(correction=0)) - 1) < 1e-5
+
+
+@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
+def test_colour_images(save, layout):
+    made = columns(shape=(8, 6, 3))
+    want = {key: value.transpose(0, 3, 1, 2) for key, value in made.items() if key.startswith("x")}
+    if layout == "nchw":
+        made.update({key: np.ascontiguousarray(value) for key, value in want.items()})
+    data = arrays(0, path=save(made))
+    assert data.input_shape == (3, 8, 6)
+    assert data.train.images.numpy().tolist() == want["x_train"].tolist()
+    np.testing.assert_allclose(data.train.std, (want["x_train"] / 255).std((0, 2, 3)))
+
+
+def test_folder_stays_on_disk(tmp_path):
+    made = columns(shape=(8, 8, 3))
+    for key, value in made.items():
+        np.save(tmp_path / f"{key}.npy", value)
+    data = arrays(0, path=str(tmp_path))
+    assert not data.train.images.is_contiguous()  # a view of the file's own order
+    changed = np.load(tmp_path / "x_train.npy", mmap_mode="r+")
+    changed[5] = 77
+    changed.flush()
+    assert bool((data.train.images[5] == 77).all())
+    data.train.images[6] = 1  # and what is done to the tensor is not written
+    assert (np.load(tmp_path / "x_train.npy")[6] == made["x_train"][6]).all()
+
+
+def test_feature_vectors(save):
+    rng = np.random.default_rng(0)
+    features = rng.normal(3, 2, (60, 5))
+    features[:, 4] = 1.5
+    made = columns(x_train=features[:40], x_test=features[40:])
+    data = arrays(0, path=save(made))
+    assert data.input_shape == (5,)
+    assert data.train.images.dtype == torch.float32
+    assert data.train.std[4] == 1
+    batch, _ = data.train.batch(torch.arange(40), CPU)
+    np.testing.assert_allclose(batch.mean(0), np.zeros(5), atol=1e-5)
+    np.testing.assert_allclose(batch.std(0, correction=0), [1, 1, 1, 1, 0], atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float64, ">f4"])
+def test_every_float_becomes_float32(npz, dtype):
+    made = columns(x_train=np.ones((40, 4, 4), dtype), x_test=np.ones((20, 4, 4), dtype))
+    assert arrays(0, path=npz(made)).train.images.dtype == torch.float32
+
+
+def test_several_tasks_unlabelled_examples_and_domains(npz):
+    made = columns(
+        part_train=np.where(np.arange(40) % 2, 2, -1),
+        part_test=np.full(20, -1),
+        place_train=np.arange(40) % 2,
+        place_test=np.zeros(20, int),
+        names=np.array(["here", "there"]),
+    )
+    keys = {"labels": {"label": "y_{split}", "part": "part_{split}"}, "domain": "place_{split}"}
+    data = arrays(0, path=npz(made), **keys, domain_names="names", classes={"part": 5})
+    assert [(task.name, task.channels) for task in data.tasks] == [("label", 4), ("part", 5)]
+    assert data.domains == ("here", "there")
+    pool = Pool.of(data)
+    assert pool.labelled("part").sum() == 20
+    assert pool.domain.tolist() == made["place_train"].tolist()
+
+
+def test_domains_without_names_are_named_by_their_values(npz):
+    made = columns(d_train=np.where(np.arange(40) % 2, 7, 30), d_test=np.full(20, 11))
+    data = arrays(0, path=npz(made), domain="d_{split}")
+    assert data.domains == ("7", "11", "30")
+    assert data.train.domain[:3].tolist() == [2, 0, 2]
+    assert set(data.test.domain.tolist()) == {1}
+
+
+def test_one_pool_is_split_by_class_and_domain(save):
+    made = {"x": np.arange(400, dtype=np.float32).reshape(100, 4), "y": np.arange(100) % 5, "d": np.arange(100) // 50}
+    path = save(made)
+
+    def read(seed: int) -> tuple:
+        data = arrays(seed, path=path, images="x", labels={"kind": "y", "half": "d"}, domain="d", test_fraction=0.3)
+        return data, data.train.images[:, 0].tolist(), data.test.images[:, 0].tolist()
+
+    data, train, test = read(0)
+    assert sorted(train + test) == made["x"][:, 0].tolist()
+    assert np.bincount(data.test.labels["kind"]).tolist() == [6] * 5
+    assert np.bincount(data.test.domain).tolist() == [15] * 2
+    assert read(0)[1:] == (train, test)
+    assert read(1)[1:] != (train, test)
+
+
+def test_size_and_channels(save):
+    made = columns(shape=(12, 10, 3), x_train=np.full((40, 12, 10, 3), (255, 0, 0), np.uint8))
+    path = save(made)
+    data = arrays(0, path=path, size=9, channels=1)
+    assert data.input_shape == (1, 9, 9)
+    assert data.train.images.dtype == torch.uint8
+    assert set(data.train.images.unique().tolist()) == {76}  # 0.299 * 255
+    grey = columns(shape=(12, 10))
+    data = arrays(0, path=save(grey), size=24, channels=3)
+    assert data.input_shape == (3, 24, 24)
+    assert torch.equal(data.train.images[:, 0], data.train.images[:, 2])
+    same = arrays(0, path=save(columns()), size=8, channels=1)
+    assert torch.equal(same.train.images, arrays(0, path=save(columns())).train.images)
+
+
+def test_limit_draws_from_each_part(npz):
+    made = columns(x_train=np.arange(40.0)[:, None], x_test=np.arange(20.0)[:, None])
+    data = arrays(0, path=npz(made), limit=30)
+    assert (len(data.train), len(data.test)) == (30, 20)
+    kept = data.train.images[:, 0].int()
+    assert torch.equal(kept, kept.sort().values)
+    assert torch.equal(data.train.labels["label"], kept.long() % 4)
+    other = arrays(1, path=npz(made), limit=30).train.images[:, 0].int()
+    assert not torch.equal(kept, other)
+    assert arrays(0, path=npz(made), limit=1).tasks[0].channels == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "params", "message"),
+    [
+        ({}, {"images": "xx_{split}"}, r"no key 'xx_train'\. Did you mean 'x_train'\? Found: x_test, x_train, y_test"),
+        ({}, {"labels": {"label": "label_{split}"}}, "no key 'label_train'"),
+        ({"y_test": np.zeros(19, int)}, {}, "expected as many 'y_test' as 'x_test', 20, found 19"),
+        ({"y_train": np.full(40, -2)}, {}, "task 'label': expected labels from 0, or -1 for unlabelled, found -2"),
+        ({"y_train": np.zeros(40)}, {}, "'y_train' expected one integer per example, found float64"),
+        ({"y_train": np.zeros((40, 2), int)}, {}, r"found int64 of shape \(40, 2\)"),
+        ({"y_train": np.full(40, -1), "y_test": np.full(20, -1)}, {}, "task 'label': no example is labelled"),
+        ({}, {"classes": {"label": 3}}, "task 'label': expected labels below 3, found 3"),
+        ({"x_test": np.full((20, 8, 8), np.nan)}, {}, "train and test inputs of one shape and type"),
+        (
+            {"x_train": np.ones((40, 4)), "x_test": np.full((20, 4), np.nan)},
+            {},
+            "'x_test': expected finite inputs, found NaN",
+        ),
+        ({"x_train": np.full((40, 4), np.inf), "x_test": np.ones((20, 4))}, {}, "'x_train': expected finite inputs"),
+        ({"x_test": np.zeros((20, 9, 9), np.uint8)}, {}, r"found \(1, 8, 8\) torch.uint8 and \(1, 9, 9\)"),
+        ({"x_train": np.zeros((40, 8, 8), np.int16)}, {}, r"found int16 of shape \(40, 8, 8\)"),
+        ({"x_train": np.zeros(40, np.uint8)}, {}, r"found uint8 of shape \(40,\)"),
+        ({"x_train": np.zeros((40, 0), np.uint8)}, {}, "'x_train' is empty"),
+        ({"x_train": np.zeros((40, 8, 8, 5), np.uint8)}, {}, r"1 or 3 channels .* found \(40, 8, 8, 5\)"),
+        ({"x_train": np.array([None] * 40)}, {}, "'x_train' cannot be read as a plain array"),
+        ({"d_train": np.full(40, 2), "d_test": np.zeros(20, int), "n": np.array(["a", "b"])}, {
+            "domain": "d_{split}", "domain_names": "n"}, r"expected domains in 0\.\.1, found 2"),
+        ({"d_train": np.zeros(40, int), "d_test": np.zeros(20, int), "n": np.zeros(2)}, {
+            "domain": "d_{split}", "domain_names": "n"}, "'n' expected a list of names, found float64"),
+        ({"y": np.arange(40), "x": np.ones((40, 2))}, {
+            "images": "x", "labels": {"label": "y"}, "test_fraction": 0.1}, "no class has two examples"),
+    ],
+)  # fmt: skip
+def test_bad_arrays(save, change, params, message):
+    with pytest.raises(DataError, match=message) as caught:
+        arrays(0, path=save(columns(**change)), **params)
+    assert "set.npz" in str(caught.value) or str(caught.value).count("/") > 1  # names the file or folder
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"images": "x"}, "expected {split} in all keys or in none, found x, y_{split}"),
+        ({"test_fraction": 0.2}, "'x_{split}' has a test part, so test_fraction has no use"),
+        ({"images": "x", "labels": {"label": "y"}}, "'x' needs test_fraction"),
+        ({"domain_names": "n"}, "domain_names needs domain"),
+        ({"classes": {"lable": 3}}, r"unknown task 'lable'. Did you mean 'label'\?"),
+    ],
+)
+def test_bad_parameters(npz, params, message):
+    with pytest.raises(RecipeError, match=message):
+        arrays(0, path=npz(columns()), **params)
+
+
+def test_size_is_for_images(npz):
+    with pytest.raises(RecipeError, match="size and channels are for images"):
+        arrays(0, path=npz(columns(shape=(5,))), size=8)
+
+
+def test_bad_files(tmp_path):
+    with pytest.raises(DataError, match=r"there is no file or folder .*nowhere.npz"):
+        arrays(0, path=str(tmp_path / "nowhere.npz"))
+    text = tmp_path / "text.npz"
+    text.write_text("hello")
+    with pytest.raises(DataError, match=r"text.npz is neither an .npz archive nor a folder"):
+        arrays(0, path=str(text))
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"no key 'x_train'\. Found: none"):
+        arrays(0, path=str(tmp_path / "empty"))
+    whole = tmp_path / "whole.npz"
+    np.savez_compressed(whole, **columns())
+    damaged = bytearray(whole.read_bytes())
+    damaged[200:1200] = bytes(1000)
+    (tmp_path / "damaged.npz").write_bytes(damaged)
+    with pytest.raises(DataError, match=r"damaged.npz: '\w+' cannot be read"):
+        arrays(0, path=str(tmp_path / "damaged.npz"))
+    (tmp_path / "cut").mkdir()
+    for key, value in columns().items():
+        np.save(tmp_path / "cut" / f"{key}.npy", value)
+    part = tmp_path / "cut" / "x_train.npy"
+    part.write_bytes(part.read_bytes()[:500])
+    with pytest.raises(DataError, match="'x_train' cannot be read as a plain array"):
+        arrays(0, path=str(tmp_path / "cut"))
+
+
+def test_pickles_are_never_opened(tmp_path):
+    import pickle
+
+    class Trap:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "sprung"), "w"))
+
+    for name, value in columns().items():
+        np.save(tmp_path / f"{name}.npy", value)
+    (tmp_path / "x_train.npy").write_bytes(pickle.dumps(Trap()))
+    with pytest.raises(DataError, match="cannot be read as a plain array"):
+        arrays(0, path=str(tmp_path))
+    assert not (tmp_path / "sprung").exists()
+
+
+DOMAINS = {"domain": "domain_{split}", "domain_names": "domain_names"}
+OMNIGLOT = {"labels": {"alphabet": "alphabet_{split}", "char": "char_in_alphabet_{split}"}}
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "shape", "classes", "sizes"),
+    [
+        ("digits_mnist", {}, (1, 28, 28), [10], (8000, 2000)),
+        ("digits_usps", {}, (1, 16, 16), [10], (7291, 2007)),
+        ("digits_mnistm", {}, (3, 32, 32), [10], (2000, 600)),
+        ("digits_chars74k", {"size": 28, "channels": 1}, (1, 28, 28), [10], (664, 221)),
+        ("digits_font", {"size": 32, "channels": 3}, (3, 32, 32), [10], (3326, 948)),
+        ("digits_sign", {}, (1, 32, 32), [10], (1662, 400)),
+        ("fashion_mnist", {}, (1, 28, 28), [10], (8000, 2000)),
+        ("notmnist", {}, (1, 28, 28), [10], (4500, 1100)),
+        ("quickdraw8", {}, (1, 28, 28), [8], (4800, 1440)),
+        ("omniglot", OMNIGLOT, (1, 28, 28), [8, 47], (3630, 1210)),
+        ("cifar10", {}, (3, 32, 32), [10], (2500, 800)),
+        ("gtsrb", {}, (3, 32, 32), [43], (2150, 860)),
+        ("pacs", DOMAINS, (3, 64, 64), [7], (840, 280)),
+        ("office_caltech10", {**DOMAINS, "limit": 200}, (3, 64, 64), [10], (200, 200)),
+        ("landmine", {"domain": "task_{split}"}, (9,), [2], (10374, 4446)),
+    ],
+)
+def test_real_sets(name, params, shape, classes, sizes):
+    path = REAL / f"{name}.npz"
+    if not path.exists():
+        pytest.skip("the real data sets are not beside the project")
+    data = arrays(0, path=str(path), **params)
+    assert data.input_shape == shape
+    assert [task.channels for task in data.tasks] == classes
+    assert (len(data.train), len(data.test)) == sizes
+    x, y = data.train.batch(torch.arange(100), CPU)
+    assert x.dtype == torch.float32
+    assert bool(x.isfinite().all())
+    assert x.abs().max() < 60
+    assert list(y) == [task.name for task in data.tasks]
+    if "domain_names" in params:
+        assert len(data.domains) == 4

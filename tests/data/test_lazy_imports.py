@@ -1,0 +1,25 @@
+"""Checking a recipe must not pay for torch."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+
+def test_registries_are_filled_without_torch():
+    code = """
+import sys
+import fedloom.data, fedloom.models, fedloom.tasks
+assert {e.name for e in fedloom.data.DATASETS} == {"arrays", "cifar10", "digits"}
+assert {e.name for e in fedloom.data.PARTITIONERS} == {
+    "class-dirichlet", "domains", "iid", "one-task", "task-dirichlet", "task-weights"}
+assert {e.name for e in fedloom.models.ENCODERS} == {"cnn", "mlp", "resnet10", "small-cnn"}
+heavy = {"torch", "sklearn", "torchvision"} & set(sys.modules)
+assert not heavy, heavy
+from fedloom.data import Dataset, TensorExamples
+from fedloom.models import MultiTask, build_model
+from fedloom.tasks import Classification
+assert "torch" in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

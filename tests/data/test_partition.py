@@ -1,0 +1,436 @@
+"""Every partitioner: exact, disjoint, a function of seed and parameters alone, and clear where it cannot be had."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedloom.data import PARTITIONERS, Partition, Pool, Share
+from fedloom.errors import DataError, RecipeError
+
+quick = settings(max_examples=20, deadline=None)
+seeds = st.integers(0, 2**40)
+
+
+def same_images(n: int = 600, seed: int = 0, tasks: int = 3, classes: int = 5) -> Pool:
+    """Every task on every image, and three domains."""
+    rng = np.random.default_rng(seed)
+    labels = {f"t{i}": rng.integers(0, classes, n) for i in range(tasks)}
+    return Pool(labels, rng.integers(0, 3, n), ("photo", "art", "sketch"))
+
+
+def own_images(n: int = 600, seed: int = 0, tasks: int = 3, classes: int = 4) -> Pool:
+    """Each image has a label of exactly one task; every tenth has none."""
+    rng = np.random.default_rng(seed)
+    owner = rng.integers(0, tasks, n)
+    owner[::10] = -1
+    return Pool({f"t{i}": np.where(owner == i, rng.integers(0, classes, n), -1) for i in range(tasks)})
+
+
+def split(name: str, pool: Pool, seed: int = 0, **params: object) -> Partition:
+    """Call a partitioner as a recipe does: parameters validated by its schema."""
+    entry = PARTITIONERS[name]
+    valid = entry.params.model_validate(params)
+    return entry.function(pool, seed, **{key: getattr(valid, key) for key in type(valid).model_fields})
+
+
+def held(partition: Partition) -> list[int]:
+    """All positions that clients hold, with repetition."""
+    return [int(i) for s in partition.shares for part in (s.train, s.val) for i in part]
+
+
+def labelled(pool: Pool) -> list[int]:
+    return np.flatnonzero(np.any([pool.labelled(task) for task in pool.tasks], axis=0)).tolist()
+
+
+# Name, parameters, pool; what these deal out is everything that has a label.
+EXACT = [
+    ("iid", {"clients": 7}, same_images),
+    ("iid", {"clients": 7}, own_images),
+    ("class-dirichlet", {"clients": 6, "alpha": 0.3, "min_examples": 2}, same_images),
+    ("class-dirichlet", {"clients": 4, "alpha": 0.5, "min_examples": 2, "task": "t1"}, own_images),
+    ("class-dirichlet", {"clients": 5, "alpha": 0.1, "balanced": True, "task": "t2"}, same_images),
+    ("task-dirichlet", {"clients": 6, "alpha_tasks": 0.2}, same_images),
+    ("task-dirichlet", {"clients": 6, "alpha_tasks": 0.5, "alpha_classes": 0.5}, same_images),
+    ("task-dirichlet", {"clients": 6, "alpha_tasks": 0, "alpha_classes": 0.5}, own_images),
+    ("one-task", {}, same_images),
+    ("one-task", {"clients_per_task": 2, "all_task_clients": 1}, own_images),
+    ("task-weights", {}, same_images),
+    ("task-weights", {"weights": "single", "clients": 6}, own_images),
+    ("task-weights", {"weights": "multi", "clients": 5}, same_images),
+    ("task-weights", {"weights": [{"t0": 1}, {"t1": 2, "t2": 0.5}]}, own_images),
+    ("domains", {"clients": 3}, same_images),
+]
+LOOSE = [
+    ("one-task", {"images": "shared", "clients_per_task": 2, "all_task_clients": 1}, same_images),
+    ("domains", {"clients": {"photo": 2, "sketch": 3}, "fraction": 0.2}, same_images),
+    ("domains", {"clients": 2, "fraction": 0.15, "allocation": "random", "cover_classes": True}, same_images),
+]
+
+
+def label(case: tuple) -> str:
+    name, params, pool = case
+    return f"{name}-{pool.__name__}-" + "-".join(f"{k}={v}" for k, v in params.items())
+
+
+@pytest.mark.parametrize("case", EXACT, ids=label)
+@quick
+@given(seed=seeds)
+def test_all_labelled_examples_go_to_exactly_one_client(case, seed):
+    name, params, make = case
+    pool = make(seed=seed)
+    assert sorted(held(split(name, pool, seed, **params))) == labelled(pool)
+
+
+@pytest.mark.parametrize("case", EXACT + LOOSE, ids=label)
+@quick
+@given(seed=seeds)
+def test_a_partition_is_a_function_of_its_arguments(case, seed):
+    name, params, make = case
+    pool = make(seed=1)
+    first = split(name, pool, seed, **params)
+    np.random.default_rng(5).random(10)
+    assert first.to_json() == split(name, pool, seed, **params).to_json()
+    assert first.hash != split(name, pool, seed + 1, **params).hash
+    assert split(name, pool, seed, **params, val_fraction=0.3).hash != first.hash
+
+    again = Partition.from_json(json.loads(json.dumps(first.to_json())))
+    assert again.hash == first.hash
+    again.check(pool, shared=params.get("images") == "shared")
+    clients = [s.client for s in first.shares]
+    assert clients == sorted(clients)
+    for s in first.shares:
+        assert s.train.dtype == s.val.dtype == np.int64
+        assert np.all(np.diff(s.train) > 0)
+        assert np.all(np.diff(s.val) > 0)
+        n = len(s.train) + len(s.val)
+        assert len(s.val) == min(max(1, round(0.1 * n)), n - 1)
+
+
+PINNED = {
+    "iid": ({"clients": 3}, [200, 200, 200]),
+    "class-dirichlet": ({"clients": 4}, [251, 188, 142, 19]),
+    "task-dirichlet": ({"clients": 4, "alpha_classes": 0.5}, [200, 80, 200, 120]),
+    "one-task": ({"all_task_clients": 1}, [150, 150, 150, 150]),
+    "task-weights": ({}, [100] * 6),
+    "domains": ({"clients": {"photo": 2, "art": 1}, "fraction": 0.25}, [49, 49, 48]),
+}
+
+
+def test_pinned_sizes():
+    """Notices a changed rule or random stream, which would silently change every result."""
+    pool = same_images()
+    sizes = {
+        name: [len(s.train) + len(s.val) for s in split(name, pool, 7, **params).shares]
+        for name, (params, _) in PINNED.items()
+    }
+    assert {name: value for name, (_, value) in PINNED.items()} == sizes
+
+
+def test_ids_sort_as_numbers():
+    ids = [s.client for s in split("iid", same_images(), clients=101).shares]
+    assert ids[:2] == ["c000", "c001"]
+    assert ids[-1] == "c100"
+
+
+def test_iid_gives_equal_shares_of_every_task():
+    pool = own_images()
+    for s in split("iid", pool, clients=5).shares:
+        assert set(s.tasks) == {"t0", "t1", "t2"}
+        assert len(s.train) + len(s.val) in (108, 109)
+
+
+@quick
+@given(seed=seeds, alpha=st.sampled_from([1e-300, 1e-12, 1e-4, 0.1, 1.0, 1e6]))
+def test_dirichlet_of_any_alpha_is_finite(seed, alpha):
+    pool = same_images(classes=8)
+    partition = split("class-dirichlet", pool, seed, clients=3, alpha=alpha, min_examples=1)
+    assert sorted(held(partition)) == labelled(pool)
+    if alpha <= 1e-12:  # then every class lies with one client
+        for value in range(8):
+            at = [pool.labels["t0"][np.r_[s.train, s.val]] for s in partition.shares]
+            assert sum(value in labels for labels in at) == 1
+
+
+def test_large_alpha_is_near_iid_and_small_alpha_is_not():
+    pool = same_images(6000)
+
+    def spread(alpha: float) -> float:
+        rows = split("class-dirichlet", pool, clients=5, alpha=alpha, task="t1").table(pool)
+        return float(np.std([row["labels"]["t1"] for row in rows]))
+
+    assert spread(1000) < 20 < 150 < spread(0.1)
+
+
+def test_balanced_shares_are_of_similar_size():
+    pool = same_images(2000, classes=10)
+    sizes = {
+        balanced: [len(s.train) for s in split("class-dirichlet", pool, clients=5, balanced=balanced).shares]
+        for balanced in (False, True)
+    }
+    assert np.std(sizes[True]) < np.std(sizes[False])
+
+
+def test_class_dirichlet_gives_up_after_bounded_tries():
+    pool = same_images(classes=2)
+    with pytest.raises(RecipeError, match=r"over task 't0': after 50 draws with alpha 1e-06 the smallest of 5 clients"):
+        split("class-dirichlet", pool, clients=5, alpha=1e-6, max_tries=50)
+    with pytest.raises(RecipeError, match="100 clients with at least 10 examples each need 1000, found 600"):
+        split("class-dirichlet", pool, clients=100)
+    with pytest.raises(RecipeError, match=r"unknown task 'tt1'. Did you mean 't1'\? Known: t0, t1, t2"):
+        split("class-dirichlet", pool, clients=3, task="tt1")
+    real = Pool({"depth": np.zeros((20, 4, 4), np.float32)})
+    with pytest.raises(RecipeError, match=r"'depth': expected one class per example .* float32 of shape \(20, 4, 4\)"):
+        split("class-dirichlet", real, clients=2)
+
+
+@quick
+@given(seed=seeds, clients=st.integers(3, 8))
+def test_task_dirichlet_zero_is_one_task_each_and_covers_all(seed, clients):
+    partition = split("task-dirichlet", same_images(), seed, clients=clients, alpha_tasks=0)
+    assert all(len(s.tasks) == 1 for s in partition.shares)
+    counts = Counter(task for s in partition.shares for task in s.tasks)
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+@quick
+@given(seed=seeds, clients=st.integers(1, 6), alpha=st.sampled_from([1e-6, 0.2, 0.5, 5.0]))
+def test_task_dirichlet_leaves_no_task_out(seed, clients, alpha):
+    pool = same_images(tasks=5)
+    partition = split("task-dirichlet", pool, seed, clients=clients, alpha_tasks=alpha)
+    assert {task for s in partition.shares for task in s.tasks} == set(pool.tasks)
+
+
+def test_task_dirichlet_splits_each_data_set_among_its_holders():
+    pool = own_images(3000)
+    partition = split("task-dirichlet", pool, 3, clients=6, alpha_tasks=0.5)
+    assert len({tuple(s.tasks) for s in partition.shares}) > 1
+    for s in partition.shares:
+        index = np.r_[s.train, s.val]
+        has = {task for task in pool.tasks if pool.labelled(task)[index].any()}
+        assert has == set(s.tasks)
+
+
+def test_task_dirichlet_errors():
+    with pytest.raises(RecipeError, match="at least 3 clients for 3 tasks, found 2"):
+        split("task-dirichlet", same_images(), clients=2, alpha_tasks=0)
+    with pytest.raises(RecipeError, match="task-dirichlet, task 't0': 2 clients with at least 200 examples each"):
+        split("task-dirichlet", own_images(), clients=6, alpha_tasks=0, alpha_classes=1, min_examples=200)
+
+
+def test_one_task_names_clients_by_what_they_hold():
+    pool = same_images()
+    partition = split("one-task", pool, clients_per_task=2, all_task_clients=2)
+    tasks = {s.client: set(s.tasks) for s in partition.shares}
+    every = {"t0", "t1", "t2"}
+    single = {f"t{i}-{k}": {f"t{i}"} for i in range(3) for k in range(2)}
+    assert tasks == {"all-0": every, "all-1": every, **single}
+
+
+def test_shared_images_are_the_same_for_all_tasks_and_so_is_validation():
+    pool = same_images()
+    partition = split("one-task", pool, images="shared", val_fraction=0.2)
+    first, *others = partition.shares
+    assert len(first.train) + len(first.val) == len(pool)
+    for s in others:
+        np.testing.assert_array_equal(s.train, first.train)
+        np.testing.assert_array_equal(s.val, first.val)
+    with pytest.raises(DataError, match=r"'t0-0' and 't1-0' both hold example \d+ \(600 in common\)"):
+        partition.check(pool)
+
+
+def test_shared_groups_are_disjoint_inside_and_complete():
+    pool = own_images()
+    partition = split("one-task", pool, images="shared", clients_per_task=2, all_task_clients=2)
+    for task in (*pool.tasks, "all"):
+        group = [s for s in partition.shares if s.client.startswith(task)]
+        wanted = labelled(pool) if task == "all" else np.flatnonzero(pool.labelled(task)).tolist()
+        assert sorted(held(Partition(tuple(group)))) == wanted
+
+
+def test_a_task_may_not_be_called_all():
+    pool = Pool({"all": np.zeros(10, int), "t": np.zeros(10, int)})
+    split("one-task", pool)
+    with pytest.raises(RecipeError, match="a task named 'all'"):
+        split("one-task", pool, all_task_clients=1)
+
+
+def test_task_weights_modes():
+    pool = same_images()
+    pairs = [s.tasks for s in split("task-weights", pool).shares]
+    assert pairs[0] == {"t0": 0.7, "t1": 0.3}
+    assert len({tuple(p) for p in pairs}) == 6
+    single = [s.tasks for s in split("task-weights", pool, weights="single", clients=4).shares]
+    assert single == [{"t0": 1}, {"t1": 1}, {"t2": 1}, {"t0": 1}]
+    for s in split("task-weights", pool, weights="multi", clients=2).shares:
+        assert s.tasks == dict.fromkeys(pool.tasks, 1 / 3)
+
+
+def test_task_weights_errors():
+    pool = same_images()
+    with pytest.raises(RecipeError, match="'multi' needs the number of clients"):
+        split("task-weights", pool, weights="multi")
+    with pytest.raises(RecipeError, match="at least two tasks, found 1"):
+        split("task-weights", same_images(tasks=1))
+    with pytest.raises(RecipeError, match="expected 3 rows of weights, found 1"):
+        split("task-weights", pool, weights=[dict.fromkeys(pool.tasks, 1)], clients=3)
+    with pytest.raises(RecipeError, match=r"row 1: unknown task 'tt1'. Did you mean 't1'\?"):
+        split("task-weights", pool, weights=[{"t0": 1}, {"tt1": 1}])
+    with pytest.raises(RecipeError, match="no client holds task 't2'; found 2 clients"):
+        split("task-weights", pool, weights="single", clients=2)
+
+
+@quick
+@given(seed=seeds)
+def test_domains_draw_the_stated_number_without_replacement(seed):
+    pool = same_images(seed=2)
+    wanted = {"photo": 2, "art": 1, "sketch": 3}
+    fraction = {"photo": 0.5, "art": 0.1, "sketch": 1 / 3}
+    partition = split("domains", pool, seed, clients=wanted, fraction=fraction)
+    assert Counter(s.domain for s in partition.shares) == wanted
+    assert len(held(partition)) == len(set(held(partition)))
+    for s in partition.shares:
+        index = np.r_[s.train, s.val]
+        number = pool.domains.index(s.domain)
+        assert set(pool.domain[index]) == {number}
+        assert len(index) == math.floor(fraction[s.domain] * (pool.domain == number).sum() + 1e-9)
+
+
+def test_domain_order_is_shuffled():
+    pool = same_images()
+    orders = {tuple(s.domain for s in split("domains", pool, seed, clients=2).shares) for seed in range(6)}
+    assert len(orders) > 3
+
+
+@quick
+@given(seed=seeds)
+def test_cover_classes_gives_every_client_every_class(seed):
+    pool = same_images(seed=3, classes=7)
+    partition = split("domains", pool, seed, clients=3, fraction=0.06, cover_classes=True)
+    assert len(held(partition)) == len(set(held(partition)))
+    for row in partition.table(pool):
+        assert min(row["labels"]["t0"]) >= 1
+        assert row["train"] + row["val"] == int(0.06 * (pool.domain == pool.domains.index(row["domain"])).sum())
+
+
+def test_domains_errors():
+    pool = same_images()
+    with pytest.raises(RecipeError, match=r"domain 'photo': 4 clients x fraction 0.3 = 1.2 of it"):
+        split("domains", pool, clients=4, fraction=0.3)
+    with pytest.raises(DataError, match=r"unknown domain 'foto'. Did you mean 'photo'\? Known: photo, art, sketch"):
+        split("domains", pool, clients={"foto": 1})
+    with pytest.raises(RecipeError, match="no fraction is given for domain 'art'"):
+        split("domains", pool, clients=1, fraction={"photo": 0.1, "sketch": 0.1})
+    with pytest.raises(DataError, match="the data set has no domains"):
+        split("domains", own_images(), clients=1)
+    with pytest.raises(DataError, match="client 'c00' would get no example"):
+        split("domains", pool, clients=1, fraction=0.001)
+    with pytest.raises(DataError, match=r"domain '\w+': expected at least 5 examples per client to cover"):
+        split("domains", pool, clients=1, fraction=0.01, cover_classes=True)
+    rare = Pool({"t": np.r_[np.zeros(50, int), 1]}, np.zeros(51, int), ("only",))
+    with pytest.raises(DataError, match="domain 'only', class 1: expected an example for each of 2 clients, found 1"):
+        split("domains", rare, clients=2, cover_classes=True)
+    with pytest.raises(RecipeError, match="no random allocation of 6 clients in 20 draws"):
+        split("domains", pool, clients=2, fraction=0.6, allocation="random", max_tries=20)
+
+
+def test_too_many_clients_is_an_error():
+    with pytest.raises(DataError, match="client 'c20' would get no example"):
+        split("iid", same_images(20), clients=21)
+
+
+def test_validation_part_of_small_clients():
+    pool = Pool({"t": np.zeros(5, int)})
+    sizes = [(len(s.train), len(s.val)) for s in split("iid", pool, clients=3).shares]
+    assert sizes == [(1, 1), (1, 1), (1, 0)]
+    assert all(not len(s.val) for s in split("iid", pool, clients=3, val_fraction=0).shares)
+    assert [len(s.val) for s in split("iid", pool, clients=1, val_fraction=0.99).shares] == [4]
+
+
+def test_a_task_that_nobody_labelled_is_an_error():
+    pool = Pool({"a": np.zeros(20, int), "b": np.full(20, -1)})
+    with pytest.raises(DataError, match="task 'b' is held by no client"):
+        split("iid", pool, clients=2)
+    with pytest.raises(DataError, match="client 'b-0' would get no example"):
+        split("one-task", pool)
+
+
+def test_unsigned_and_dense_labels_count_as_labelled():
+    pool = Pool({"u": np.array([0, 1, 255], np.uint8), "map": np.zeros((3, 2, 2), np.int64)})
+    assert pool.labelled("u").all()
+    assert pool.labelled("map").all()
+    (row,) = split("iid", pool, clients=1).table(pool)
+    assert row["labels"]["map"] == 3
+    assert sum(row["labels"]["u"]) == 3
+
+
+def test_table_counts_labels_of_train_and_validation():
+    pool = own_images()
+    rows = split("one-task", pool).table(pool)
+    assert [row["client"] for row in rows] == ["t0-0", "t1-0", "t2-0"]
+    for row in rows:
+        (task,) = row["tasks"]
+        assert sum(row["labels"][task]) == row["train"] + row["val"] == pool.labelled(task).sum()
+        assert row["labels"][task] == np.bincount(pool.labels[task][pool.labelled(task)]).tolist()
+
+
+def share(client="a", tasks=None, train=(0, 1), val=(2,), domain=None) -> Share:
+    return Share(client, tasks or {"t": 1.0}, np.array(train, np.int64), np.array(val, np.int64), domain)
+
+
+@pytest.mark.parametrize(
+    ("shares", "message"),
+    [
+        ([share(train=())], "client 'a' has no training example"),
+        ([share(train=(0, 9))], r"client 'a': expected positions in 0\.\.5, found 9"),
+        ([share(train=(-1, 0))], r"expected positions in 0\.\.5, found -1"),
+        ([share(train=(0, 2))], "client 'a' holds an example twice"),
+        ([share(tasks={"tt": 1.0})], r"client 'a': unknown task 'tt'. Did you mean 't'\? Known: t, u"),
+        ([share(tasks={"t": 0.0})], "client 'a', task 't': expected a weight above 0, found 0.0"),
+        ([share(tasks={"t": float("nan")})], "expected a weight above 0, found nan"),
+        ([share(tasks={"u": 1.0})], "client 'a' has no labelled example of its task 'u'"),
+        ([share(domain="x")], "client 'a': unknown domain 'x'. Known: none"),
+        ([share(), share("b", train=(1, 3), val=())], r"'a' and 'b' both hold example 1 \(1 in common\)"),
+        ([share("b"), share("a", train=(3,), val=())], r"sorted order, found \['b', 'a'\]"),
+        ([share(), share()], "different client ids"),
+        ([share()], "task 'u' is held by no client"),
+    ],
+)
+def test_check_finds(shares, message):
+    pool = Pool({"t": np.zeros(6, int), "u": np.array([-1, -1, -1, 0, 0, 0])})
+    with pytest.raises(DataError, match=message):
+        Partition(tuple(shares)).check(pool)
+
+
+def test_check_accepts_what_fits():
+    pool = Pool({"t": np.zeros(6, int), "u": np.array([-1, -1, -1, 0, 0, 0])})
+    Partition((share(), share("b", {"u": 1.0}, (3, 4), (5,)))).check(pool)
+
+
+def test_hash_changes_with_every_field():
+    base = share()
+    others = [
+        share("b"),
+        share(tasks={"t": 2.0}),
+        share(tasks={"u": 1.0}),
+        share(train=(0, 3)),
+        share(train=(0,), val=(1, 2)),
+        share(domain="x"),
+    ]
+    assert len({Partition((s,)).hash for s in [base, *others]}) == 7
+
+
+def test_a_changed_file_is_noticed():
+    value = Partition((share(),)).to_json()
+    value["clients"][0]["train"] = [0, 3]
+    with pytest.raises(DataError, match="the saved partition was changed: expected hash"):
+        Partition.from_json(value)
+    del value["clients"][0]["domain"]
+    with pytest.raises(DataError, match="the saved partition has no field 'domain'"):
+        Partition.from_json(value)
