@@ -43,6 +43,7 @@ def run(tmp_path: Path):
             "runtime": {"workers": len(path.name)},
         }
         info = {
+            "method": method.replace("+", " + "),
             "tasks": {
                 t: {"kind": "dense", "primary": PRIMARY[t], "metrics": {PRIMARY[t]: DIRECTIONS[t], "loss": "min"}}
                 for t in values

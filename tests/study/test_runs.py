@@ -48,7 +48,8 @@ def folder(tmp_path: Path):
 
     def write(metrics: dict[int, list[dict[str, Any]]], **info: Any) -> Path:
         (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(RECIPE))
-        value = {"tasks": TASKS, "clients": CLIENTS, "status": "finished", "rounds": max(metrics), **info}
+        value = {"method": "fedavg + feddea", "tasks": TASKS, "clients": CLIENTS, "status": "finished"}
+        value |= {"rounds": max(metrics), "final_round": max(metrics), **info}
         (tmp_path / "run.json").write_text(json.dumps(value))
         lines = [json.dumps({"round": r, "metrics": m}) for r, m in metrics.items()]
         (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
@@ -91,8 +92,8 @@ def test_the_kept_round_decides(folder):
     assert Run.read(folder(metrics, final_round=2)).final().values["seg"]["miou"] == 0.2
     late = Run.read(folder(metrics, final_round=3)).final()
     assert (late.round, late.values["seg"]["miou"]) == (2, 0.2)
-    going = Run.read(folder(metrics, status="running", final_round=None))
-    assert (going.final().round, going.is_finished) == (4, False)
+    going = Run.read(folder(metrics, status="running", rounds=0, final_round=0))
+    assert (going.final().round, going.last_round, going.is_finished) == (4, 5, False)
 
 
 def test_undefined_values_are_not_hidden(folder):
@@ -105,7 +106,7 @@ def test_a_torn_last_line_is_ignored_and_a_torn_middle_is_not(folder):
     file = path / "metrics.jsonl"
     text = file.read_text()
     file.write_text(text[:-30])
-    assert list(Run.read(path).rounds) == [1]
+    assert [line["round"] for line in Run.read(path).rounds] == [1]
     file.write_text(text[:-30] + "\n" + text)
     with pytest.raises(StateError, match=r"metrics\.jsonl, line 2"):
         Run.read(path)
@@ -138,6 +139,20 @@ def test_runs_that_differ_only_in_the_seed_share_a_group(folder):
         (path / "recipe.yaml").write_text(yaml.safe_dump({**RECIPE, **changes}))
         groups.add(Run.read(path).group)
     assert len(groups) == 2
+    groups.add(Run.read(folder({0: []}, recipe_text="a method made in Python")).group)
+    assert len(groups) == 3
+
+
+def test_table(folder):
+    entries = [metric("a", "seg", 0.2), metric("b", "seg", 0.4), metric("b", "depth", None)]
+    entries += [metric(c, "seg", 1.5, name="loss") for c in "ab"]
+    assert Run.read(folder({1: entries})).table() == (
+        "task   metric   value  clients\n"
+        "seg    miou ↑  0.3000        2\n"
+        "seg    loss ↓  1.5000        2\n"
+        "depth  rmse ↓     nan        1\n"
+        "test split (shared test), global model of round 1, mean over the clients that hold the task"
+    )
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 from fedloom.errors import StateError, nearest
 from fedloom.extras import need
-from fedloom.study.runs import Final, Run, human_bytes
+from fedloom.study.runs import ARROWS, Final, Run, human_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-ARROWS = {"max": "↑", "min": "↓"}
 CSV = (
     *("run", "task", "metric", "direction", "mean", "ci95_half", "seeds"),
     *("split", "model", "bytes_up", "bytes_down"),

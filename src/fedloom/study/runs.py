@@ -14,6 +14,8 @@ from fedloom.errors import StateError
 from fedloom.recipes.loader import parse
 from fedloom.recipes.schema import recipe_hash
 
+ARROWS = {"max": "↑", "min": "↓"}
+
 
 @dataclass(frozen=True)
 class Final:
@@ -31,13 +33,15 @@ class Final:
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder. `recipe` is resolved, `info` is run.json, `rounds` and `traffic` are one entry a round."""
+    """One run folder. `recipe` is resolved, `info` is run.json; the others are metrics.jsonl and bytes.jsonl."""
 
     folder: Path
     recipe: Mapping[str, Any]
     info: Mapping[str, Any]
-    rounds: Mapping[int, Mapping[str, Any]]
-    traffic: Mapping[int, Mapping[str, Any]]
+    rounds: tuple[Mapping[str, Any], ...]
+    """What was measured, one entry a round."""
+    traffic: tuple[Mapping[str, Any], ...]
+    """What was sent, one entry a round."""
 
     @staticmethod
     def read(folder: str | Path) -> Run:
@@ -60,18 +64,17 @@ class Run:
     @property
     def label(self) -> str:
         """The method with its add-ons: 'fedavg + feddea'."""
-        method = self.recipe["method"]
-        return " + ".join([method["name"], *method["add"]])
+        return str(self.info["method"])
 
     @property
     def group(self) -> str:
-        """Equal for runs that differ only in the seed."""
-        return recipe_hash({**self.recipe, "seed": 0})
+        """Equal for runs that differ only in the seed. A method made in Python is known by its text alone."""
+        return f"{recipe_hash({**self.recipe, 'seed': 0})} {self.info.get('recipe_text', '')}"
 
     @property
     def last_round(self) -> int:
         """The last finished round."""
-        return int(self.info["rounds"])
+        return max((int(line["round"]) for line in self.rounds), default=0)
 
     @property
     def is_finished(self) -> bool:
@@ -82,15 +85,17 @@ class Run:
 
         The round is that of the kept model or, where that was not evaluated, the last evaluated one before it.
         """
-        kept = self.info.get("final_round")
-        kept = self.last_round if kept is None else int(kept)
-        measured = [r for r in self.rounds if r <= kept and self._values(r, split)]
+        # run.json tells the kept round only when the run is over.
+        kept = int(self.info["final_round"]) if self.is_finished else self.last_round
+        measured = {
+            line["round"]: v for line in self.rounds if line["round"] <= kept and (v := self._values(line, split))
+        }
         if not measured:
-            splits = sorted({m["split"] for line in self.rounds.values() for m in line["metrics"]})
+            splits = sorted({m["split"] for line in self.rounds for m in line["metrics"]})
             raise StateError(
                 f"{self.folder}: no {split} metrics up to round {kept} (recorded: {', '.join(splits) or 'none yet'})"
             )
-        values = self._values(max(measured), split)
+        values = measured[max(measured)]
         means: dict[str, dict[str, float]] = defaultdict(dict)
         for task, metric in sorted({key[1:] for key in values}):
             each = [v["value"] for key, v in values.items() if key[1:] == (task, metric)]
@@ -104,17 +109,29 @@ class Run:
             tuple(sorted({str(v["data"]) for v in values.values() if v.get("data")})),
         )
 
+    def table(self, split: str = "test") -> str:
+        """Tasks and metrics of the kept model as text, each task's primary metric first."""
+        final = self.final(split)
+        rows = [("task", "metric", "value", "clients")]
+        for task, values in final.values.items():
+            about = self.info["tasks"][task]
+            holders = sum(task in client["tasks"] for client in self.info["clients"].values())
+            for metric in sorted(values, key=lambda name: (name != about["primary"], name)):
+                name = f"{metric} {ARROWS[about['metrics'][metric]]}"
+                rows.append((task, name, f"{values[metric]:.4f}", str(holders)))
+        wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = [f"{a:<{wide[0]}}  {b:<{wide[1]}}  {c:>{wide[2]}}  {d:>{wide[3]}}" for a, b, c, d in rows]
+        about_all = f"{split} split ({', '.join(final.data)}), {final.model} model of round {final.round}"
+        return "\n".join([*lines, f"{about_all}, mean over the clients that hold the task"])
+
     def bytes_total(self) -> dict[str, int]:
         """{'up': bytes from clients, 'down': bytes to clients} over all rounds."""
-        return {
-            way: sum(int(entry["bytes"]) for line in self.traffic.values() for entry in line[way])
-            for way in ("up", "down")
-        }
+        return {way: sum(int(entry["bytes"]) for line in self.traffic for entry in line[way]) for way in ("up", "down")}
 
-    def _values(self, number: int, split: str) -> dict[tuple[Any, str, str], Mapping[str, Any]]:
+    def _values(self, line: Mapping[str, Any], split: str) -> dict[tuple[Any, str, str], Mapping[str, Any]]:
         """(client, task, metric) -> the entry that counts, for clients that hold the task."""
         best: dict[tuple[Any, str, str], Mapping[str, Any]] = {}
-        for entry in self.rounds[number]["metrics"]:
+        for entry in line["metrics"]:
             client = entry["client"]
             held = client is None or entry["task"] in self.info["clients"][client]["tasks"]
             if entry["split"] != split or entry["model"] not in ("personal", "global") or not held:
@@ -134,11 +151,11 @@ def human_bytes(count: float) -> str:
     return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
 
 
-def _lines(file: Path) -> dict[int, Mapping[str, Any]]:
-    """Round -> line of a JSON-lines file. A round that was repeated after a resume counts once."""
+def _lines(file: Path) -> tuple[Mapping[str, Any], ...]:
+    """The rounds of a JSON-lines file. A round that was repeated after a crash counts once."""
     result: dict[int, Mapping[str, Any]] = {}
     if not file.is_file():
-        return result
+        return ()
     lines = file.read_text("utf-8", errors="replace").splitlines()
     for number, line in enumerate(lines, 1):
         try:
@@ -147,4 +164,4 @@ def _lines(file: Path) -> dict[int, Mapping[str, Any]]:
         except (ValueError, KeyError, TypeError):
             if number < len(lines):
                 raise StateError(f"{file}, line {number}: not a round's JSON") from None
-    return result
+    return tuple(result.values())
