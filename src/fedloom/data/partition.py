@@ -220,9 +220,9 @@ def _rng(seed: int, *purpose: object) -> np.random.Generator:
     return np.random.default_rng(derive_seed(seed, "partition", *purpose))
 
 
-def _ids(count: int, prefix: str = "c") -> list[str]:
-    """Ids whose lexical order is their numeric order."""
-    return [f"{prefix}{i:0{max(2, len(str(count - 1)))}d}" for i in range(count)]
+def _ids(count: int) -> list[str]:
+    """c00, c01, ...: their lexical order is their numeric order."""
+    return [f"c{i:0{max(2, len(str(count - 1)))}d}" for i in range(count)]
 
 
 def _finish(
@@ -240,7 +240,7 @@ def _finish(
     shares = []
     for k, (client, index) in enumerate(zip(clients, groups, strict=True)):
         if not len(index):
-            raise DataError(f"client {client!r} would get no example: lower the number of clients")
+            raise DataError(f"client {client!r} would get no example: too many clients, or too small a fraction")
         if tasks is None:
             held = {task: 1.0 for task in pool.tasks if pool.labelled(task)[index].any()}
         else:
