@@ -19,6 +19,7 @@ from fedloom.registry import Registry
 
 DATA, PARTITION, MODEL = Registry("data set"), Registry("partition"), Registry("encoder")
 METHOD, ADDON = Registry("method"), Registry("add-on")
+Clients = Annotated[int, Field(ge=1)]
 
 
 @DATA.register("toy")
@@ -27,7 +28,13 @@ def toy(seed: int, *, size: Annotated[int, Field(ge=8)] = 16, tasks: tuple[Liter
 
 
 @PARTITION.register("one-task")
-def one_task(pool: object, seed: int, *, clients_per_task: int = 1):
+def one_task(
+    pool: object,
+    seed: int,
+    *,
+    clients: Clients | dict[str, Clients] = 1,
+    order: Literal["none"] | list[Literal["a", "b"]] = "none",
+):
     """One task a client."""
 
 
@@ -213,7 +220,12 @@ def test_the_source_mapping_is_left_alone(toys):
         ("method.mu=-1", "method.mu: -1 found, expected a number of at least 0"),
         ("method.weights=sise", "method.weights: 'sise' found, expected 'size' or 'uniform'. Did you mean 'size'?"),
         ("method.rho=1", "method.rho: unknown key. Allowed: add, buffers, codec, mu, name, weights"),
-        ("method.add=feddea", "method.add: 'feddea' found, expected a mapping"),
+        ("partition.clients=0", "partition.clients: 0 found, expected an integer of at least 1 or a mapping "
+         "(each value: an integer of at least 1)"),
+        ("partition.clients={a: 0}", "partition.clients.a: 0 found, expected an integer of at least 1"),
+        ("partition.order=[x]", "partition.order[0]: 'x' found, expected 'a' or 'b'"),
+        ("runtime.device=[cuda:0, 1]", "runtime.device[1]: 1 found, expected a text"),
+        ("method.add=feddea", "method.add: 'feddea' found, expected a mapping of add-ons, each with its parameters"),
         ("method.add.fedea=", "method.add.fedea: unknown add-on 'fedea'. Did you mean 'feddea'? Allowed: clip, feddea"),
         (
             "method.add.feddea=0.3",

@@ -62,6 +62,8 @@ def expected(hint: Any, metadata: Sequence[Any] = ()) -> str:
         length = f" of {len(args)}" if origin is tuple and ... not in args else ""
         items = dict.fromkeys(expected(arg) for arg in args if arg is not ...)
         return f"a list{length} (each item: {' or '.join(items)})"
+    if origin is dict:
+        return f"a mapping (each value: {expected(args[1])})"
     if isinstance(hint, type) and issubclass(hint, BaseModel):
         return str(getattr(hint, "expected", f"a mapping with {', '.join(hint.model_fields)}"))
     word = WORDS.get(origin or hint, getattr(hint, "__name__", str(hint)))
@@ -107,7 +109,9 @@ def explain(error: ValidationError, model: type[BaseModel], also: Mapping[str, A
         else:
             message = f"{found(value)} found. {one['msg']}"
         result.setdefault(path, message)
-    return list(result.items())
+    # A union reports what is wrong for each of its members: keep what was said about the member that nearly fits.
+    inside = {path for path in result if any(other.startswith((f"{path}.", f"{path}[")) for other in result)}
+    return [(path, message) for path, message in result.items() if path not in inside]
 
 
 def join(path: str, key: str) -> str:
@@ -140,9 +144,18 @@ def _walk(model: type[BaseModel], loc: Sequence[str | int]) -> tuple[str, Any, F
             path, hint, field = f"{path}[{part}]", args[part] if fixed else args[0], None
         elif origin is dict:
             path, hint, field = join(path, str(part)), args[1], None
+        elif origin in (Union, UnionType) and (member := _member(args, str(part))):
+            hint = member
         else:
             break
     return path, hint, field
+
+
+def _member(members: Sequence[Any], tag: str) -> Any:
+    """The member of a union that pydantic's tag, such as 'dict[str,int]', stands for, if it is a container."""
+    return next(
+        (m for m in members if (o := get_origin(m)) in (dict, list, tuple) and tag.startswith(o.__name__)), None
+    )
 
 
 def _unwrapped(hint: Any) -> Any:

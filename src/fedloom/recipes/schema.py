@@ -121,7 +121,9 @@ class MethodSection(Named):
 
     home = ("fedloom.methods", "METHODS")
 
-    add: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    add: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="a mapping of add-ons, each with its parameters"
+    )
     """Add-on name -> its parameters, applied in this order."""
     weights: Literal["size", "uniform"] = "size"
     """How much a client counts: by its number of examples, or all alike."""
