@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedloom.context import Row
 from fedloom.errors import StateError
 from fedloom.methods.method import Method
 from fedloom.recipes.loader import load
@@ -22,12 +20,15 @@ from fedloom.runtime.build import Built, build
 from fedloom.runtime.executors import executor
 from fedloom.runtime.folder import RunFolder
 from fedloom.runtime.measure import models_of
+from fedloom.runtime.plan import Plan, plan
 from fedloom.runtime.process import Progress, initial_state, run_rounds
-from fedloom.runtime.steps import Payload, count_down, count_up, dispatch
+from fedloom.runtime.steps import load as fill
 from fedloom.runtime.worker import check_device
 from fedloom.stages.stage import State
+from fedloom.study.runs import Run
 from fedloom.training.flat import FlatModel
-from fedloom.updates import Updates
+
+__all__ = ["Plan", "Result", "plan", "resume", "run"]
 
 
 @dataclass(frozen=True)
@@ -36,18 +37,24 @@ class Result:
 
     folder: Path
     status: str
+    """finished, or stopped early."""
 
-    def table(self) -> str:
-        """Tasks x metrics of the final model on the test split, as text."""
-        from fedloom.study.runs import Run
+    @property
+    def run(self) -> Run:
+        """The run as it was recorded: rounds, final numbers, bytes."""
+        return Run.read(self.folder)
 
-        return Run.read(self.folder).table()
-
-    def metrics(self) -> list[dict[str, Any]]:
-        """The rounds of metrics.jsonl."""
-        from fedloom.study.runs import Run
-
-        return list(Run.read(self.folder).rounds)
+    def table(self, split: str = "test") -> str:
+        """Tasks x metrics of the final model, as text, with which model, whose data, which split."""
+        run = self.run
+        final = run.final(split)
+        width = max(map(len, final.values), default=0)
+        lines = [
+            f"{task:<{width}}  " + "  ".join(f"{metric} {value:.4f}" for metric, value in values.items())
+            for task, values in final.values.items()
+        ]
+        about = f"{final.model} model, {', '.join(final.data)} data, round {final.round}, mean over a task's clients"
+        return "\n".join([*lines, about])
 
 
 class Silent:
@@ -151,8 +158,6 @@ def _devices(recipe: Recipe) -> tuple[str, ...]:
 
 def _export(built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Named tensors: the global model under its own names, a personal one under client/NAME/."""
-    from fedloom.runtime.steps import load as fill
-
     model = FlatModel(built.module, built.layout)
     tensors: dict[str, Tensor] = {}
     done = False
@@ -171,61 +176,3 @@ def _export(built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, st
         "tasks": ", ".join(f"{t.name} ({t.kind}, {t.channels})" for t in built.federation.tasks),
     }
     return tensors, labels
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a run would do, without doing it."""
-
-    method: str
-    parameters: dict[str, int]
-    clients: list[dict[str, Any]]
-    bytes_up: int
-    bytes_down: int
-    memory: dict[str, int]
-    notes: list[str] = field(default_factory=list)
-
-
-def plan(recipe: Recipe, method: Method | None = None) -> Plan:
-    """Build everything, train nothing: parameters by role, the partition, bytes of one full round, memory."""
-    built = build(recipe, method)
-    layout, federation = built.layout, built.federation
-    shared = built.method.shared_part(layout)
-    parameters: dict[str, int] = {}
-    for block in layout.blocks:
-        parameters[block.role] = parameters.get(block.role, 0) + block.size
-    messages = dispatch(built.method, initial_state(built)["server"], federation.clients)
-    noise = torch.randn(1, shared.d, generator=torch.Generator().manual_seed(0))
-    up = down = 0
-    for name, client in federation.clients.items():
-        down += sum(count_down(built.method, layout, federation, client, messages[name]).values())
-        row: Row = (name, None)
-        updates = Updates.of(noise, [len(client.train)], shared, [row], present=federation.present(client, shared))
-        updates, _ = built.method.edge(updates, built.method.edge.init(shared), _first())
-        buffers = messages[name].buffers
-        payload = Payload(row, 1.0, built.method.codec.pack(updates), buffers=buffers, integers=messages[name].integers)
-        up += sum(count_up(built.method, layout, federation, payload).values())
-    taking_part = max(1, int(recipe.training.participation * len(federation.clients) + 0.5))
-    moments = {"sgd": 1 if recipe.training.optimizer.momentum else 0}.get(recipe.training.optimizer.name, 2)
-    p = layout.parameters.d
-    memory = {
-        "matrix of updates (participants x shared parameters)": taking_part * shared.d * 4,
-        "models, gradients, optimiser (per worker)": recipe.runtime.workers * (3 + moments) * p * 4,
-        "data": sum(t.images.nbytes for t in (built.dataset.train, built.dataset.test)),
-    }
-    if recipe.training.keep_optimizer and moments:
-        memory["optimiser state of all clients"] = len(federation.clients) * moments * p * 4
-    notes = (
-        [f"{taking_part} of {len(federation.clients)} clients train in a round"]
-        if taking_part < len(federation.clients)
-        else []
-    )
-    if built.method.codec.__class__.__name__ == "Sparse":
-        notes.append("bytes up are those of a random update; a real one may be sparser")
-    return Plan(str(built.method), parameters, built.partition.table(built.pool), up, down, memory, notes)
-
-
-def _first() -> Any:
-    from fedloom.context import Ctx
-
-    return Ctx(1)

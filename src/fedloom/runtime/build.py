@@ -68,14 +68,12 @@ def build(recipe: Recipe, method: Method | None = None, partition: Partition | N
     """Load the data, deal it out, build the model and the method. `partition` is a saved one, when resuming."""
     method = method or build_method(recipe)
     dataset: Dataset = recipe.data.entry.function(recipe.seed, **recipe.data.params)
-    pool = Pool(
-        {t.name: dataset.train.labels_of(t.name) for t in dataset.tasks},
-        None if dataset.train.domain is None else dataset.train.domain.numpy(),
-        dataset.domains,
-    )
+    pool = Pool.of(dataset)
     if partition is None:
         section = recipe.partition
         partition = section.entry.function(pool, recipe.seed, **section.params)
+    else:
+        partition.check(pool, shared=True)
     assert partition is not None
     federation = Federation.build(dataset, partition, unified=recipe.model.heads == "all")
     module = build_model(recipe.model.name, recipe.model.params, dataset.input_shape, dataset.tasks, recipe.seed)

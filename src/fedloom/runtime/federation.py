@@ -66,7 +66,7 @@ class Federation:
         """
         known = {t.name: t for t in dataset.tasks}
         everything = np.arange(len(dataset.test), dtype=np.int64)
-        tests = {None: Part(dataset.test, everything, "shared")}
+        tests: dict[str | None, Part] = {None: Part(dataset.test, everything, "shared")}
         for i, name in enumerate(dataset.domains):
             if dataset.test.domain is not None:
                 tests[name] = Part(dataset.test, everything[dataset.test.domain.numpy() == i], "shared")

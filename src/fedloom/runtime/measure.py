@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedloom.runtime.build import Built
@@ -17,21 +18,29 @@ from fedloom.stages.stage import State
 Record = dict[str, Any]
 
 
+@dataclass
+class _Group:
+    """Clients with the same model and the same data: one measurement serves all."""
+
+    message: Message
+    state: State
+    client: str
+    split: str
+    members: list[tuple[Client, str]] = field(default_factory=list)
+
+
 def models_of(built: Built, state: State, client: str) -> dict[str, tuple[object, Message, State]]:
     """The models that exist for a client: name -> (key that equal models share, message, client state).
 
-    "global" exists where the server's model is complete; "personal" where the client's own differs from it.
+    "global" where one complete model is meant for everyone, otherwise "personal".
     """
     server, mine = state["server"], state["clients"].get(client, {})
     own_parts = bool(built.method.private_part(built.layout).blocks)
     own_buffers = built.method.buffers == "local" and bool(built.layout.buffers.blocks)
-    models: dict[str, tuple[object, Message, State]] = {}
-    if not own_parts and not own_buffers and (built.method.stage.reduces or not server["personal"]):
-        models["global"] = ("global", Message(server["model"], server["buffers"], server["integers"]), {})
-    if own_parts or own_buffers or client in server["personal"]:
-        message = Message(model_of(server, client), server["buffers"], server["integers"])
-        models["personal"] = (client, message, mine)
-    return models
+    if built.method.stage.reduces and not own_parts and not own_buffers:
+        return {"global": ("global", Message(server["model"], server["buffers"], server["integers"]), {})}
+    message = Message(model_of(server, client), server["buffers"], server["integers"])
+    return {"personal": (client, message, mine)}
 
 
 def measure(built: Built, executor: Executor, state: State) -> list[Record]:
@@ -40,7 +49,7 @@ def measure(built: Built, executor: Executor, state: State) -> list[Record]:
     A model that several clients share, on data that they share, is measured once.
     """
     evaluation = built.recipe.evaluation
-    groups: dict[tuple[object, int], tuple[Message, State, str, str, list[tuple[Client, str]]]] = {}
+    groups: dict[tuple[object, int], _Group] = {}
     for client in built.federation.clients.values():
         for model, (key, message, mine) in models_of(built, state, client.id).items():
             if model not in evaluation.models:
@@ -48,18 +57,18 @@ def measure(built: Built, executor: Executor, state: State) -> list[Record]:
             for split in evaluation.splits:
                 part = client.part(split)
                 if len(part):
-                    group = groups.setdefault((key, id(part)), (message, mine, client.id, split, []))
-                    group[4].append((client, model))
+                    group = groups.setdefault((key, id(part)), _Group(message, mine, client.id, split))
+                    group.members.append((client, model))
     entries = list(groups.values())
     jobs = []
-    for key, (message, mine, first, split, clients) in enumerate(entries):
-        tasks = {name: None for client, _ in clients for name in client.tasks}
-        jobs.append(EvalJob(key, message, mine, first, split, tuple(tasks)))
-    records: list[Record] = []
+    for number, g in enumerate(entries):
+        tasks = dict.fromkeys(name for client, _ in g.members for name in client.tasks)
+        jobs.append(EvalJob(number, g.message, g.state, g.client, g.split, tuple(tasks)))
     results: dict[int, Scores] = dict(executor.run(jobs))
-    for key, (_, _, _, split, clients) in enumerate(entries):
-        for client, model in clients:
-            records += _records(client, model, split, results[key])
+    records: list[Record] = []
+    for number, g in enumerate(entries):
+        for client, model in g.members:
+            records += _records(client, model, g.split, results[number])
     return sorted(records, key=lambda r: (r["client"], r["model"], r["split"], r["task"], r["metric"]))
 
 

@@ -19,7 +19,7 @@ def weighted_mean(updates: Updates, support: Tensor | None = None) -> Tensor:
 
     `support` (K x blocks, bool) narrows presence further. Without coef the weights are applied block by block.
     """
-    X, w = updates.X, updates.weight
+    X, w = updates.X, _normalised(updates.weight)
     out = X.new_zeros(updates.layout.d)
     if updates.coef is not None:
         w = w.to(X)
@@ -34,6 +34,12 @@ def weighted_mean(updates: Updates, support: Tensor | None = None) -> Tensor:
         if (count := float(p.sum())) > 0:
             torch.mv(X[:, s].t(), (p / count).to(X), out=out[s])
     return out
+
+
+def _normalised(weight: Tensor) -> Tensor:
+    """Weights that sum to 1, so that a single row comes back bit for bit; zeros where the sum is 0."""
+    total = float(weight.sum())
+    return weight / total if total > 0 else torch.zeros_like(weight)
 
 
 def _groups(layout: Layout, present: Tensor | None, support: Tensor | None) -> list[tuple[slice, Tensor | None]]:
@@ -103,7 +109,6 @@ class SupportMean(Stage):
             coef = (X != 0).to(X.dtype)
             if updates.coef is not None:
                 coef *= updates.coef[:, s]
-            w = updates.weight.to(X)
-            total = w @ coef
-            out[s] = _ratio(w @ (coef * X), total)
+            w = _normalised(updates.weight).to(X)
+            out[s] = _ratio(w @ (coef * X), w @ coef)
         return updates.reduced(out), state

@@ -1,0 +1,68 @@
+"""What a run would do and cost, without doing it: the dry run behind `fedloom show`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from fedloom.codecs import Sparse
+from fedloom.context import Ctx, Row
+from fedloom.methods.method import Method
+from fedloom.recipes.schema import Recipe
+from fedloom.runtime.build import build
+from fedloom.runtime.process import initial_state
+from fedloom.runtime.sampling import cohort
+from fedloom.runtime.steps import Payload, count_down, count_up, dispatch
+from fedloom.updates import Updates
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run would do, without doing it."""
+
+    method: str
+    parameters: dict[str, int]
+    clients: list[dict[str, Any]]
+    bytes_up: int
+    bytes_down: int
+    memory: dict[str, int]
+    notes: list[str] = field(default_factory=list)
+
+
+def plan(recipe: Recipe, method: Method | None = None) -> Plan:
+    """Build everything, train nothing: parameters by role, the partition, bytes of one full round, memory."""
+    built = build(recipe, method)
+    layout, federation = built.layout, built.federation
+    shared = built.method.shared_part(layout)
+    parameters: dict[str, int] = {}
+    for block in layout.blocks:
+        parameters[block.role] = parameters.get(block.role, 0) + block.size
+    messages = dispatch(built.method, initial_state(built)["server"], federation.clients)
+    noise = torch.randn(1, shared.d, generator=torch.Generator().manual_seed(0))
+    up = down = 0
+    for name, client in federation.clients.items():
+        down += sum(count_down(built.method, layout, federation, client, messages[name]).values())
+        row: Row = (name, None)
+        updates = Updates.of(noise, [len(client.train)], shared, [row], present=federation.present(client, shared))
+        updates, _ = built.method.edge(updates, built.method.edge.init(shared), Ctx(1))
+        buffers = messages[name].buffers
+        payload = Payload(row, 1.0, built.method.codec.pack(updates), buffers=buffers, integers=messages[name].integers)
+        up += sum(count_up(built.method, layout, federation, payload).values())
+    taking_part = len(cohort(list(federation.clients), recipe.training.participation, recipe.seed, 1))
+    moments = {"sgd": 1 if recipe.training.optimizer.momentum else 0}.get(recipe.training.optimizer.name, 2)
+    p = layout.parameters.d
+    memory = {
+        "matrix of updates (participants x shared parameters)": taking_part * shared.d * 4,
+        "models, gradients, optimiser (per worker)": recipe.runtime.workers * (3 + moments) * p * 4,
+        "data": sum(t.images.nbytes for t in (built.dataset.train, built.dataset.test)),
+    }
+    if recipe.training.keep_optimizer and moments:
+        memory["optimiser state of all clients"] = len(federation.clients) * moments * p * 4
+    notes = []
+    if taking_part < len(federation.clients):
+        notes.append(f"{taking_part} of {len(federation.clients)} clients train in a round; bytes are for all of them")
+    if isinstance(built.method.codec, Sparse):
+        notes.append("bytes up are those of a random update; a real one may be sparser")
+    return Plan(str(built.method), parameters, built.partition.table(built.pool), up, down, memory, notes)

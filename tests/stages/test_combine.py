@@ -1,0 +1,187 @@
+"""Combinators, and the refusal of combinations that would silently do nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from fedloom import Method
+from fedloom.context import Ctx
+from fedloom.stages import Chain, GroupBy, Identity, Mean, PerTask, Scope, Split, Stage, SupportMean, Switch, TopMagnitude
+from fedloom.stages.stage import State, check_closed
+from fedloom.updates import Block, Layout, Updates
+
+
+@dataclass(frozen=True)
+class Reweigh(Stage):
+    """Writes weight, as a distance-based rule does."""
+
+    writes = frozenset({"X", "weight"})
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        return updates.replace(weight=torch.arange(1.0, len(updates) + 1, dtype=torch.float64)), state
+
+
+@dataclass(frozen=True)
+class Count(Stage):
+    """Adds the number of rounds it has seen."""
+
+    def init(self, layout: Layout) -> State:
+        return {"rounds": 0}
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        return updates.replace(X=updates.X + state["rounds"]), {"rounds": state["rounds"] + 1}
+
+
+@dataclass(frozen=True)
+class MixAll(Stage):
+    """A rule that compares rows and ignores weights."""
+
+    kind = "mix"
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        return updates.replace(X=updates.X.mean(0, keepdim=True).expand_as(updates.X)), state
+
+
+LAYOUT = Layout(
+    (
+        Block("encoder.w", (2,), role="encoder"),
+        Block("heads.a.w", (1,), role="head", task="a"),
+        Block("heads.b.w", (1,), role="head", task="b"),
+    )
+)
+X = torch.tensor([[1.0, 2, 3, 0], [3.0, 4, 0, 5]])
+
+
+def run(stage: Stage, state: State | None = None, round_: int = 1, **extra: object) -> tuple[Updates, State]:
+    updates = Updates.of(X, None, LAYOUT, ["p", "q"], **extra)
+    return stage(updates, stage.init(LAYOUT) if state is None else state, Ctx(round_))
+
+
+def test_chain_is_flat_and_keeps_state_by_position() -> None:
+    chain = (Count() >> Count()) >> (TopMagnitude(1.0) >> Mean())
+    assert isinstance(chain, Chain)
+    assert len(chain.stages) == 4
+    assert chain.reduces
+    _, state = run(chain)
+    out, state = run(chain, state)
+    assert state == {"0": {"rounds": 2}, "1": {"rounds": 2}, "2": {}, "3": {}}
+    assert out.X.tolist() == [[4, 5, 3.5, 4.5]]
+
+
+def test_split_gives_each_part_its_stage_and_everyone_the_single_row() -> None:
+    out, _ = run(Split({"encoder": Mean(), "head": Identity()}))
+    assert out.rows == (("p", None), ("q", None))
+    assert out.X.tolist() == [[2, 3, 3, 0], [2, 3, 0, 5]]
+    out, _ = run(Split({"encoder": Mean(), "*": SupportMean()}))
+    assert out.X.tolist() == [[2, 3, 3, 5]]
+
+
+def test_split_must_take_every_block_once() -> None:
+    with pytest.raises(ValueError, match="no selector takes block 'heads.a.w'"):
+        Split({"encoder": Mean()}).init(LAYOUT)
+    with pytest.raises(ValueError, match="no block matches; roles here: encoder, head"):
+        Split({"decoder": Mean(), "*": Mean()}).init(LAYOUT)
+    from fedloom.updates import Select
+
+    with pytest.raises(ValueError, match="'heads.a.w' is taken by 'head' and by"):
+        Split({"encoder": Mean(), "head": Mean(), Select(task="a"): Mean()}).init(LAYOUT)
+
+
+def test_scope_leaves_the_rest_alone() -> None:
+    out, _ = run(Scope("encoder", MixAll()))
+    assert out.X.tolist() == [[2, 3, 3, 0], [2, 3, 0, 5]]
+    with pytest.raises(ValueError, match=r"Scope\('encoder'\): Mean\(\) leaves one row"):
+        Scope("encoder", Mean())
+
+
+def test_per_task_works_over_those_who_hold_the_task() -> None:
+    stage = Split({"encoder": Mean(), "head": PerTask(Mean())})
+    diluted, _ = run(stage)
+    assert diluted.X.tolist() == [[2, 3, 1.5, 2.5]]
+    support = torch.tensor([[True, True, False], [True, False, True]])
+    out, _ = run(stage, support=support)
+    assert out.X.tolist() == [[2, 3, 3, 5]]
+    out, _ = run(stage, present=support)
+    assert out.X.tolist() == [[2, 3, 3, 5]]
+    nobody = torch.tensor([[True, False, False], [True, False, True]])
+    out, _ = run(stage, support=nobody)
+    assert out.X.tolist() == [[2, 3, 0, 5]]
+    with pytest.raises(ValueError, match=r"block 'encoder.w' belongs to no task"):
+        PerTask(Mean()).init(LAYOUT)
+
+
+def test_group_by_keeps_groups_and_their_state_apart() -> None:
+    stage = GroupBy("domain", Count() >> Mean())
+    out, state = run(stage, domain=["x", "y"])
+    assert out.X.tolist() == X.tolist()
+    assert set(state) == {"x", "y"}
+    out, state = run(stage, state, domain=["x", "x"])
+    assert out.X.tolist() == [[3, 4, 2.5, 3.5]] * 2
+    assert state["x"]["0"] == {"rounds": 2}
+    assert state["y"]["0"] == {"rounds": 1}
+    with pytest.raises(ValueError, match="no extra 'domain'"):
+        run(stage)
+
+
+def test_switch_changes_at_the_round_and_only_touches_the_active_state() -> None:
+    stage = Switch(3, Count(), Identity())
+    state = stage.init(LAYOUT)
+    for round_, expected in [(1, 0), (2, 1), (3, 0), (4, 0)]:
+        out, state = run(stage, state, round_)
+        assert torch.equal(out.X, X + expected)
+    assert state["before"] == {"rounds": 2}
+
+
+def test_a_field_that_nobody_reads_is_refused_and_both_are_named() -> None:
+    with pytest.raises(ValueError, match=r"Reweigh\(\) writes 'weight', but MixAll\(\) after it does not read it"):
+        Method(name="m", stage=Reweigh() >> MixAll())
+    with pytest.raises(ValueError, match=r"Reweigh\(\) writes 'weight', but nothing comes after it"):
+        Method(name="m", stage=Reweigh())
+    assert Method(name="m", stage=Reweigh() >> MixAll() >> Mean()).stage.reduces
+    assert Method(name="m", edge=Reweigh()).edge == Reweigh()
+
+
+def test_a_field_that_is_overwritten_unread_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"writes 'weight', but Reweigh\(\) overwrites it without reading it"):
+        check_closed([Reweigh(), Reweigh(), Mean()], "m")
+
+
+def test_a_switch_must_read_in_both_phases() -> None:
+    with pytest.raises(ValueError, match="writes 'weight'"):
+        Method(name="m", stage=Reweigh() >> Switch(5, Mean(), MixAll()))
+    assert Method(name="m", stage=Reweigh() >> Switch(5, Mean(), SupportMean()))
+
+
+def test_inside_a_scope_everything_must_be_read_inside() -> None:
+    with pytest.raises(ValueError, match=r"Scope\('encoder'\): Reweigh\(\) writes 'weight'"):
+        Method(name="m", stage=Scope("encoder", Reweigh()) >> Mean())
+
+
+def test_rules_that_compare_rows_are_refused_after_one_row_is_left_and_at_the_edge() -> None:
+    with pytest.raises(ValueError, match=r"MixAll\(\) compares rows, but Mean\(\) before it leaves only one"):
+        Method(name="m", stage=Mean() >> MixAll())
+    with pytest.raises(ValueError, match=r"MixAll\(\) compares rows, so it cannot sit at the client"):
+        Method(name="m", edge=MixAll())
+    assert Method(name="m", stage=Mean() >> TopMagnitude(0.5))
+
+
+def test_an_extra_that_nobody_provides_is_refused() -> None:
+    with pytest.raises(ValueError, match="reads extra:gap, which no local rule provides"):
+        Method(name="m", stage=GroupBy("gap", Mean()))
+    assert Method(name="m", stage=GroupBy("domain", Mean())).extras == {"domain"}
+
+
+def test_a_transform_of_nothing_is_refused() -> None:
+    from fedloom.methods import feddea, local
+
+    with pytest.raises(ValueError, match="would change nothing, for everything is private"):
+        feddea(local(), rho=0.5)
+
+
+def test_printing_a_method_shows_its_recipe() -> None:
+    text = str(Method(name="m", stage=Split({"encoder": Reweigh() >> Mean(), "*": Identity()})).plus(TopMagnitude(0.1)))
+    for part in ("method m", "TopMagnitude(rho=0.1", "in 'encoder':", "    Reweigh()", "Plain(step=1.0)"):
+        assert part in text

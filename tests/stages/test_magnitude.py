@@ -1,0 +1,96 @@
+"""FedDEA's transform: pinned values, ties, counts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedloom.stages import Mean, TopMagnitude
+from fedloom.updates import Block, Layout
+
+D = torch.tensor([[3.0, -1, 0, 2], [-2, 2, 1, 0], [1, 1, -4, 0]])
+
+
+def test_pinned_rows_and_mean() -> None:
+    rows, _ = TopMagnitude(0.5).on(D)
+    assert rows.tolist() == [[6, 0, 0, 4], [-4, 4, 0, 0], [2, 0, -8, 0]]
+    mean, _ = (TopMagnitude(0.5) >> Mean()).on(D)
+    torch.testing.assert_close(mean[0], torch.tensor([1.333333, 1.333333, -2.666667, 1.333333]))
+
+
+def test_rho_one_is_the_identity_bit_for_bit() -> None:
+    for keep in ("largest", "smallest", "random"):
+        assert torch.equal(TopMagnitude(1.0, keep).on(D)[0], D)
+
+
+def test_ablations() -> None:
+    assert TopMagnitude(0.5, "smallest").on(D)[0].tolist() == [[0, -2, 0, 0], [0, 0, 2, 0], [2, 0, 0, 0]]
+    assert TopMagnitude(0.5, rescale=False).on(D)[0].tolist() == [[3, 0, 0, 2], [-2, 2, 0, 0], [1, 0, -4, 0]]
+
+
+def test_ties_go_to_the_lowest_index() -> None:
+    assert TopMagnitude(0.5, rescale=False).on(torch.ones(1, 6))[0].tolist() == [[1, 1, 1, 0, 0, 0]]
+    assert TopMagnitude(0.5, rescale=False).on(torch.tensor([[1.0, -1, 2, 1]]))[0].tolist() == [[1, 0, 2, 0]]
+
+
+@given(st.integers(1, 60), st.floats(0.001, 0.999), st.integers(0, 5), st.sampled_from(["largest", "smallest", "random"]))
+def test_exactly_the_right_number_is_kept(d: int, rho: float, levels: int, keep: str) -> None:
+    x = 1 + torch.arange(d).remainder(levels + 1).float().view(1, -1)
+    kept = int((TopMagnitude(rho, keep).on(x)[0] != 0).sum())  # type: ignore[arg-type]
+    assert kept == max(1, int(rho * d + 1e-9))
+
+
+@pytest.mark.parametrize(("rho", "kept"), [(0.29, 29), (0.57, 57), (0.001, 1)])
+def test_counts_do_not_suffer_from_floating_point(rho: float, kept: int) -> None:
+    assert int((TopMagnitude(rho).on(torch.arange(1.0, 101).view(1, -1))[0] != 0).sum()) == kept
+
+
+def test_random_keeps_other_coordinates_for_other_clients_and_rounds_but_repeats() -> None:
+    X = torch.ones(2, 50)
+    stage = TopMagnitude(0.2, "random")
+    first, _ = stage.on(X, round=1)
+    assert torch.equal(first, stage.on(X, round=1)[0])
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(first, stage.on(X, round=2)[0])
+    assert not torch.equal(first, stage.on(X, round=1, seed=1)[0])
+
+
+def test_random_with_rescale_is_unbiased() -> None:
+    stage = TopMagnitude(0.25, "random")
+    mean = torch.stack([stage.on(torch.ones(1, 40), round=r)[0] for r in range(400)]).mean()
+    assert abs(float(mean) - 1) < 0.01
+
+
+def test_largest_amplifies_the_norm() -> None:
+    x = torch.randn(1, 10_000, generator=torch.Generator().manual_seed(0))
+    for rho in (0.1, 0.5):
+        assert float(TopMagnitude(rho).on(x)[0].norm() / x.norm()) >= rho**-0.5
+
+
+LAYOUT = Layout((Block("a", (4,)), Block("b", (4,)), Block("c", (2,))))
+X = torch.tensor([[9.0, 8, 7, 6, 1, 2, 3, 4, 5, 5.5]])
+
+
+def test_per_block_chooses_within_each_tensor() -> None:
+    whole = TopMagnitude(0.5, rescale=False).on(X, layout=LAYOUT)[0]
+    per_block = TopMagnitude(0.5, rescale=False, per_block=True).on(X, layout=LAYOUT)[0]
+    assert whole.tolist() == [[9, 8, 7, 6, 0, 0, 0, 0, 0, 5.5]]
+    assert per_block.tolist() == [[9, 8, 0, 0, 0, 0, 3, 4, 0, 5.5]]
+
+
+def test_d_counts_the_blocks_that_the_row_has() -> None:
+    present = [[True, False, True]]
+    x = X.clone()
+    x[:, 4:8] = 0
+    kept = TopMagnitude(0.5, rescale=False).on(x, layout=LAYOUT, present=present)[0]
+    assert kept.tolist() == [[9, 8, 7, 0, 0, 0, 0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("rho", [0, -0.1, 1.1, float("nan")])
+def test_rho_out_of_range(rho: float) -> None:
+    with pytest.raises(ValueError, match="rho: expected 0 < rho <= 1"):
+        TopMagnitude(rho)
+    with pytest.raises(ValueError, match="keep: expected largest"):
+        TopMagnitude(0.5, "biggest")  # type: ignore[arg-type]

@@ -1,0 +1,144 @@
+"""Every stage goes through the same checks. A new stage joins by a line in STAGES."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedloom.context import Ctx
+from fedloom.runtime import state as checkpoint
+from fedloom.stages import GroupBy, Identity, Mean, PerTask, Scope, Split, Stage, SupportMean, Switch, TopMagnitude
+from fedloom.updates import Block, Layout, Updates
+
+STAGES: dict[str, Stage] = {
+    "identity": Identity(),
+    "mean": Mean(),
+    "support-mean": SupportMean(),
+    "top": TopMagnitude(0.3),
+    "top-per-block": TopMagnitude(0.3, per_block=True),
+    "smallest": TopMagnitude(0.3, keep="smallest", rescale=False),
+    "random": TopMagnitude(0.3, keep="random"),
+    "chain": TopMagnitude(0.5) >> Mean(),
+    "split": Split({"encoder": Mean(), "*": SupportMean()}),
+    "split-mixed": Split({"encoder": Identity(), "*": Mean()}),
+    "scope": Scope("encoder", TopMagnitude(0.5)),
+    "per-task": Split({"encoder": Mean(), "head": PerTask(Mean())}),
+    "per-task-rows": Scope("head", PerTask(TopMagnitude(0.5))),
+    "group-by": GroupBy("domain", TopMagnitude(0.5) >> Mean()),
+    "switch": Switch(2, Mean(), TopMagnitude(0.5) >> Mean()),
+}
+LAYOUT = Layout(
+    (
+        Block("encoder.w", (4, 3), role="encoder"),
+        Block("heads.a.w", (5,), role="head", task="a"),
+        Block("heads.b.w", (3,), role="head", task="b"),
+    )
+)
+ROWS = ["c0", "c1", "c2", "c3"]
+DOMAINS = ["x", "y", "x", "y"]
+
+every_stage = pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES.keys())
+
+
+def matrix(scale: float = 1.0) -> Tensor:
+    return scale * torch.randn(4, LAYOUT.d, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def apply(stage: Stage, X: Tensor, order: list[int] | None = None, round_: int = 1) -> Updates:
+    order = order or list(range(len(X)))
+    updates = Updates.of(
+        X[order],
+        [1.0 + i for i in order],
+        LAYOUT,
+        [ROWS[i] for i in order],
+        domain=[DOMAINS[i] for i in order],
+    )
+    out, _ = stage(updates, stage.init(LAYOUT), Ctx(round=round_, seed=3))
+    return out
+
+
+@every_stage
+def test_the_order_of_clients_does_not_matter(stage: Stage) -> None:
+    a, b = apply(stage, matrix()), apply(stage, matrix(), [2, 0, 3, 1])
+    assert a.rows == b.rows
+    assert torch.equal(a.X, b.X)
+
+
+@every_stage
+def test_inputs_are_not_changed(stage: Stage) -> None:
+    X = matrix()
+    updates = Updates.of(X.clone(), None, LAYOUT, ROWS, domain=DOMAINS)
+    state = stage.init(LAYOUT)
+    before = copy.deepcopy(state)
+    stage(updates, state, Ctx(1))
+    assert torch.equal(updates.X, X)
+    assert checkpoint.same(state, before)
+
+
+@every_stage
+def test_state_survives_a_checkpoint(stage: Stage, tmp_path: object) -> None:
+    updates = Updates.of(matrix(), None, LAYOUT, ROWS, domain=DOMAINS)
+    state = stage.init(LAYOUT)
+    for round_ in (1, 2):
+        _, state = stage(updates, state, Ctx(round_))
+    checkpoint.save(tmp_path, "s", state, round=2)  # type: ignore[arg-type]
+    again, labels, problems = checkpoint.load(tmp_path, "s", lambda head: head["round"])  # type: ignore[arg-type]
+    assert checkpoint.same(state, again)
+    assert labels == {"round": 2}
+    assert problems == []
+
+
+@every_stage
+@pytest.mark.parametrize("round_", [1, 5])
+def test_zero_rows_give_zero(stage: Stage, round_: int) -> None:
+    out = apply(stage, torch.zeros(4, LAYOUT.d), round_=round_)
+    assert not out.X.any()
+    assert torch.isfinite(out.X).all()
+
+
+@every_stage
+@pytest.mark.parametrize("scale", [1e-30, 1e-3, 1e15])
+def test_updates_scale_through(stage: Stage, scale: float) -> None:
+    expected = scale * apply(stage, matrix()).X
+    torch.testing.assert_close(apply(stage, matrix(scale)).X, expected, rtol=1e-9, atol=0)
+
+
+@every_stage
+def test_no_participant_is_no_update(stage: Stage) -> None:
+    updates = Updates.of(torch.zeros(0, LAYOUT.d), None, LAYOUT, [], domain=[])
+    out, _ = stage(updates, stage.init(LAYOUT), Ctx(1))
+    assert not out.X.any()
+
+
+@every_stage
+def test_repr_rebuilds_the_stage(stage: Stage) -> None:
+    assert eval(repr(stage), vars(__import__("fedloom.stages", fromlist=["*"])) | dict(_names())) == stage
+
+
+def _names() -> list[tuple[str, type]]:
+    return [(c.__name__, c) for c in (GroupBy, Identity, Mean, PerTask, Scope, Split, SupportMean, Switch, TopMagnitude)]
+
+
+@pytest.mark.parametrize("stage", [Mean(), SupportMean(), Identity()], ids=repr)
+def test_one_row_comes_back_bit_for_bit(stage: Stage) -> None:
+    X = matrix().float()[:1]
+    assert torch.equal(stage.on(X, n=[7])[0], X)
+
+
+@pytest.mark.parametrize("stage", [Mean(), SupportMean()], ids=repr)
+def test_equal_rows_come_back(stage: Stage) -> None:
+    X = matrix()[:1].repeat(3, 1)
+    torch.testing.assert_close(stage.on(X, n=[1, 2, 4])[0], X[:1])
+
+
+@every_stage
+def test_a_row_that_is_not_finite_is_left_out(stage: Stage) -> None:
+    X = matrix()
+    bad = torch.cat([X, torch.full((1, LAYOUT.d), float("nan"))])
+    extras = {"layout": LAYOUT, "seed": 3}
+    clean, _ = stage.on(X, rows=ROWS, domain=DOMAINS, **extras)
+    mended, _ = stage.on(bad, rows=[*ROWS, "c9"], domain=[*DOMAINS, "x"], **extras)
+    assert torch.equal(clean, mended)
