@@ -45,14 +45,14 @@ def run(tmp_path: Path):
         info = {
             "method": method.replace("+", " + "),
             "tasks": {
-                t: {"kind": "dense", "primary": PRIMARY[t], "metrics": {PRIMARY[t]: DIRECTIONS[t], "loss": "min"}}
-                for t in values
+                t: {"kind": "dense", "primary": PRIMARY[t], "metrics": {PRIMARY[t]: DIRECTIONS[t]}} for t in values
             },
             "clients": {"a": {"tasks": dict.fromkeys(values, 1.0)}},
             "status": changes.get("status", "finished"),
             "rounds": 1,
             "final_round": 1,
             "partition_hash": changes.get("partition", f"p{seed}"),
+            "data_hash": changes.get("data", "d"),
         }
         metrics = [
             {"client": "a", "task": t, "metric": m, "value": v, "split": "test", "data": "shared test",
@@ -197,6 +197,8 @@ def test_what_makes_runs_incomparable_is_said(run):
         "Not the same kind of model in all columns: see the row 'model'.",
     )
     assert result.best(result.rows[0]) == {"fedavg"}
+    other_data = compare([runs[0], run({"depth": 1.0}, "z", folder="three", data="changed")])
+    assert other_data.notes == ("Not the same clients or examples at seed 0: one, three.",)
     with pytest.raises(StateError, match=r"the tasks differ: .*one has depth; .* has semseg"):
         compare([runs[0], run({"semseg": 1.0}, "y")])
 

@@ -143,18 +143,6 @@ def test_runs_that_differ_only_in_the_seed_share_a_group(folder):
     assert len(groups) == 3
 
 
-def test_table(folder):
-    entries = [metric("a", "seg", 0.2), metric("b", "seg", 0.4), metric("b", "depth", None)]
-    entries += [metric(c, "seg", 1.5, name="loss") for c in "ab"]
-    assert Run.read(folder({1: entries})).table() == (
-        "task   metric   value  clients\n"
-        "seg    miou ↑  0.3000        2\n"
-        "seg    loss ↓  1.5000        2\n"
-        "depth  rmse ↓     nan        1\n"
-        "test split (shared test), global model of round 1, mean over the clients that hold the task"
-    )
-
-
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 B"), (999, "999 B"), (1234, "1.23 kB"), (999_600, "1 MB"), (5e15, "5e+03 TB")]
 )

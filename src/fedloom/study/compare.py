@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from fedloom.errors import StateError, nearest
 from fedloom.extras import need
-from fedloom.study.runs import ARROWS, Final, Run, human_bytes
+from fedloom.study.runs import Final, Run, human_bytes
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+ARROWS = {"max": "↑", "min": "↓"}
 CSV = (
     *("run", "task", "metric", "direction", "mean", "ci95_half", "seeds"),
     *("split", "model", "bytes_up", "bytes_down"),
@@ -235,10 +236,12 @@ def _rows(runs: Sequence[Run], metric: str | None) -> tuple[Row, ...]:
     tasks: Mapping[str, Any] = runs[0].info["tasks"]
     if metric is None:
         return tuple(Row(task, t["primary"], t["metrics"][t["primary"]]) for task, t in tasks.items())
-    rows = tuple(Row(task, metric, t["metrics"][metric]) for task, t in tasks.items() if metric in t["metrics"])
+    # Every task has a loss, which run.json does not list.
+    directions = {task: {"loss": "min", **t["metrics"]} for task, t in tasks.items()}
+    rows = tuple(Row(task, metric, known[metric]) for task, known in directions.items() if metric in known)
     if not rows:
-        known = sorted({m for t in tasks.values() for m in t["metrics"]})
-        raise StateError(f"no task has the metric {metric!r}.{nearest(metric, known)} Recorded: {', '.join(known)}")
+        names = sorted({name for known in directions.values() for name in known})
+        raise StateError(f"no task has the metric {metric!r}.{nearest(metric, names)} Recorded: {', '.join(names)}")
     return rows
 
 
@@ -296,10 +299,10 @@ def _comparable(groups: Sequence[Sequence[Run]]) -> list[str]:
                 f"not comparable, for the tasks differ: {first.folder} has {', '.join(kinds)}; "
                 f"{run.folder} has {', '.join(other)}"
             )
-    partitions: dict[int, dict[str, Run]] = defaultdict(dict)
+    examples: dict[int, dict[tuple[str, str | None], Run]] = defaultdict(dict)
     for run in runs:
-        partitions[run.seed].setdefault(run.info["partition_hash"], run)
-    for seed, by_hash in sorted(partitions.items()):
+        examples[run.seed].setdefault((run.info["partition_hash"], run.info.get("data_hash")), run)
+    for seed, by_hash in sorted(examples.items()):
         if len(by_hash) > 1:
             names = ", ".join(run.folder.name for run in by_hash.values())
             notes.append(f"Not the same clients or examples at seed {seed}: {names}.")

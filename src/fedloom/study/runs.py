@@ -14,8 +14,6 @@ from fedloom.errors import StateError
 from fedloom.recipes.loader import parse
 from fedloom.recipes.schema import recipe_hash
 
-ARROWS = {"max": "↑", "min": "↓"}
-
 
 @dataclass(frozen=True)
 class Final:
@@ -108,21 +106,6 @@ class Run:
             " and ".join(sorted(used, reverse=True)),
             tuple(sorted({str(v["data"]) for v in values.values() if v.get("data")})),
         )
-
-    def table(self, split: str = "test") -> str:
-        """Tasks and metrics of the kept model as text, each task's primary metric first."""
-        final = self.final(split)
-        rows = [("task", "metric", "value", "clients")]
-        for task, values in final.values.items():
-            about = self.info["tasks"][task]
-            holders = sum(task in client["tasks"] for client in self.info["clients"].values())
-            for metric in sorted(values, key=lambda name: (name != about["primary"], name)):
-                name = f"{metric} {ARROWS[about['metrics'][metric]]}"
-                rows.append((task, name, f"{values[metric]:.4f}", str(holders)))
-        wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = [f"{a:<{wide[0]}}  {b:<{wide[1]}}  {c:>{wide[2]}}  {d:>{wide[3]}}" for a, b, c, d in rows]
-        about_all = f"{split} split ({', '.join(final.data)}), {final.model} model of round {final.round}"
-        return "\n".join([*lines, f"{about_all}, mean over the clients that hold the task"])
 
     def bytes_total(self) -> dict[str, int]:
         """{'up': bytes from clients, 'down': bytes to clients} over all rounds."""

@@ -1,0 +1,257 @@
+"""The command line, with the runtime replaced by one that answers at once, and start-up without torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import fedloom.runtime
+from fedloom import __version__
+from fedloom.cli import main
+from fedloom.progress import Lines, progress
+from fedloom.recipes import Recipe, dump, load
+
+
+@dataclass
+class FakeApi:
+    """Writes the folder of a run of one round; `interrupt` stops it half-way."""
+
+    calls: list[tuple[Any, ...]] = field(default_factory=list)
+    interrupt: bool = False
+
+    def run(self, recipe: Recipe, folder: Path, *, progress: Any) -> Any:
+        self.calls.append(("run", recipe, folder, progress))
+        folder.mkdir(parents=True)
+        (folder / "recipe.yaml").write_text(dump(recipe))
+        if progress is not None:
+            progress.start(10, 0)
+            progress.round(1, 0.5, None)
+        if self.interrupt:
+            raise KeyboardInterrupt
+        return self._finish(folder, 0.5 if recipe.method.name == "fedavg" else 0.4)
+
+    def resume(self, folder: Path, *, progress: Any) -> Any:
+        self.calls.append(("resume", folder, progress))
+        return self._finish(folder, 0.5)
+
+    def plan(self, recipe: Recipe) -> Any:
+        clients = [
+            {"client": "a", "tasks": {"digit": 1.0}, "domain": None, "train": 9, "val": 1, "labels": {"digit": [6, 4]}},
+            {"client": "b", "tasks": {"odd": 0.5}, "domain": None, "train": 8, "val": 2, "labels": {"odd": [5, 5]}},
+        ]
+        return SimpleNamespace(
+            method="method fedavg\nserver:\n  Mean()\n",
+            parameters={"encoder": 1234},
+            clients=clients,
+            bytes_up=1500,
+            bytes_down=3000,
+            memory={"data": 2_000_000},
+            notes=["mind this"],
+        )
+
+    def _finish(self, folder: Path, value: float) -> Any:
+        recipe = load(folder / "recipe.yaml")
+        info = {
+            "method": recipe.method.name,
+            "tasks": {"digit": {"kind": "classification", "primary": "accuracy", "metrics": {"accuracy": "max"}}},
+            "clients": {"a": {"tasks": {"digit": 1.0}}},
+            "status": "finished",
+            "rounds": 1,
+            "final_round": 1,
+            "partition_hash": "p",
+        }
+        metric = {"client": "a", "task": "digit", "metric": "accuracy", "value": value, "model": "global"}
+        line = {"round": 1, "metrics": [{**metric, "split": "test", "data": "shared test"}]}
+        (folder / "run.json").write_text(json.dumps(info))
+        (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+        (folder / "bytes.jsonl").write_text('{"round": 1, "up": [{"bytes": 1500}], "down": []}\n')
+        return SimpleNamespace(folder=folder, status="finished", table=lambda: f"digit accuracy {value}")
+
+
+@pytest.fixture
+def api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeApi:
+    fake = FakeApi()
+    monkeypatch.setitem(sys.modules, "fedloom.runtime.api", fake)
+    monkeypatch.setattr(fedloom.runtime, "api", fake, raising=False)
+    monkeypatch.chdir(tmp_path)
+    return fake
+
+
+@pytest.fixture
+def fedloom_(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Run the command line; returns (exit code, stdout, stderr)."""
+
+    def call(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedloom", *args])
+        with pytest.raises(SystemExit) as done:
+            main()
+        out, err = capsys.readouterr()
+        return int(done.value.code or 0), out, err
+
+    return call
+
+
+def test_version_and_help(fedloom_):
+    assert fedloom_("--version") == (0, f"{__version__}\n", "")
+    code, out, _ = fedloom_("--help")
+    assert code == 0
+    assert all(name in out for name in ("run", "resume", "show", "methods", "recipes", "compare"))
+    assert all(fedloom_(name, "--help")[0] == 0 for name in ("run", "resume", "show", "methods", "recipes", "compare"))
+
+
+def test_run_writes_to_a_folder_of_its_own(api, fedloom_):
+    code, out, err = fedloom_("run", "digits-tasks", "training.rounds=3", "method.add.feddea={}", "seed=2")
+    assert code == 0
+    assert out == (
+        "digit accuracy 0.5\n"
+        "sent by clients: 1.5 kB, sent to clients: 0 B\n"
+        "finished: runs/digits-tasks-fedavg+feddea-s2\n"
+    )
+    assert err == "round 1/10  loss 0.5  0:00 spent, 0:00 left\n"
+    (_, recipe, folder, _) = api.calls[0]
+    assert (recipe.training.rounds, recipe.seed, folder.is_dir()) == (3, 2, True)
+
+
+def test_quiet_means_no_progress(api, fedloom_):
+    assert fedloom_("run", "digits-tasks", "--quiet", "--out", "x")[2] == ""
+    assert api.calls[0][2:] == (Path("x"), None)
+    assert fedloom_("resume", "x", "-q")[2] == ""
+
+
+def test_a_folder_is_never_overwritten(api, fedloom_):
+    Path("x").mkdir()
+    Path("x/precious").write_text("")
+    code, _, err = fedloom_("run", "digits-tasks", "--out", "x")
+    assert (code, err) == (2, "error: x is not empty: name another folder with --out\n")
+    fedloom_("run", "digits-tasks")
+    _, _, err = fedloom_("run", "digits-tasks")
+    assert "continue it with `fedloom resume runs/digits-tasks-fedavg-s0`, or name another folder with --out" in err
+    assert len(api.calls) == 1
+
+
+def test_interrupted_runs_say_how_to_go_on(api, fedloom_):
+    api.interrupt = True
+    code, out, err = fedloom_("run", "digits-tasks", "-q")
+    assert (code, out) == (130, "")
+    assert err == "interrupted; continue with: fedloom resume runs/digits-tasks-fedavg-s0\n"
+    api.interrupt = False
+    assert fedloom_("resume", "runs/digits-tasks-fedavg-s0")[0] == 0
+    assert api.calls[-1][:2] == ("resume", Path("runs/digits-tasks-fedavg-s0"))
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["run", "digits-task"], "no recipe 'digits-task': neither a file nor a packaged recipe. Did you mean"),
+        (["run", "digits-tasks", "training.rouds=1"], "training.rouds: unknown key. Did you mean 'rounds'?"),
+        (["show", "digits-tasks", "method=fedprx"], "method.name: unknown method 'fedprx'. Did you mean 'fedprox'?"),
+        (["resume", "nowhere"], "nowhere is not a run folder: recipe.yaml is absent"),
+        (["methods", "fedda"], "unknown method or add-on 'fedda'. Did you mean 'feddea'?"),
+        (["compare", "nowhere"], "nowhere is not a run folder: run.json is absent"),
+    ],
+)
+def test_mistakes_get_one_message_and_exit_code_2(api, fedloom_, args, message):
+    code, out, err = fedloom_(*args)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert message in err
+    assert "Traceback" not in err
+    assert not api.calls
+
+
+def test_show(api, fedloom_):
+    code, out, _ = fedloom_("show", "digits-tasks", "seed=5")
+    assert code == 0
+    assert "seed: 5\n" in out
+    assert "method fedavg\nserver:\n  Mean()\n" in out
+    rows = [line.split() for line in out.splitlines()]
+    assert ["client", "tasks", "train", "val", "labels"] in rows  # no column for the absent domains
+    assert ["a", "digit", "9", "1", "digit", "6/4"] in rows
+    assert ["b", "odd", "0.5", "8", "2", "odd", "5/5"] in rows
+    assert ["parameters", "encoder", "1,234"] in rows
+    assert ["memory", "data", "2", "MB"] in rows
+    assert ["bytes", "a", "round", "sent", "by", "clients", "1.5", "kB"] in rows
+    assert out.endswith("note: mind this\n")
+
+
+def test_methods_and_recipes(fedloom_):
+    _, out, _ = fedloom_("methods")
+    assert all(name in out for name in ("fedavg", "fedprox", "local", "feddea"))
+    _, out, _ = fedloom_("methods", "feddea")
+    assert "a number greater than 0 and of at most 1" in out
+    assert out.endswith("Use it: fedloom run RECIPE method.add.feddea={}\n")
+    assert fedloom_("methods", "local")[1].endswith("Use it: fedloom run RECIPE method=local\n")
+    _, out, _ = fedloom_("recipes")
+    assert "Four tasks on real digits" in out
+
+
+def test_compare(api, fedloom_):
+    for method in ("fedavg", "local"):
+        fedloom_("run", "digits-tasks", f"method={method}", "--out", method, "-q")
+    files = ["--csv", "t.csv", "--markdown", "t.md"]
+    code, out, _ = fedloom_("compare", "fedavg", "local", "--base", "local", "--metric", "accuracy", *files)
+    assert code == 0
+    assert "+25.00" in out
+    assert "| Δm % against local | +25.00 | base |" in Path("t.md").read_text("utf-8")
+    assert "fedavg,,delta_m,max,24.99" in Path("t.csv").read_text("utf-8")
+    code, _, err = fedloom_("compare", "fedavg", "--csv", "no/t.csv")
+    assert (code, err) == (2, "error: no/t.csv: No such file or directory\n")
+    assert fedloom_("compare", "fedavg", "--split", "train")[0] == 2
+    assert "no val metrics" in fedloom_("compare", "fedavg", "--split", "val")[2]
+
+
+def test_lines_come_about_ten_times_in_a_run(capsys):
+    lines = progress()
+    assert isinstance(lines, Lines)  # stderr is no terminal here
+    lines.start(40, 20)
+    for number in range(21, 41):
+        lines.client(number, 1, 2)
+        lines.round(number, 0.25, 0.5)
+    lines.event("mind this")
+    lines.stop()
+    err = capsys.readouterr().err.splitlines()
+    assert [line.partition("  ")[0] for line in err[:-1]] == [f"round {n}/40" for n in (24, 28, 32, 36, 40)]
+    assert err[-2:] == ["round 40/40  loss 0.25  score 0.5  0:00 spent, 0:00 left", "mind this"]
+
+
+def test_bars_draw_on_a_terminal(monkeypatch, capsys):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    bars = progress()
+    bars.event("before the start")
+    bars.start(4, 1)
+    bars.client(2, 1, 3)
+    bars.round(2, 0.25, None)
+    bars.event("client [a] is late")
+    bars.stop()
+    bars.stop()
+    err = capsys.readouterr().err
+    assert "2/4" in err
+    assert "loss 0.25" in err
+    assert "client [a] is late" in err
+
+
+def test_answers_without_torch():
+    code = """
+import sys
+from fedloom.cli import main
+for line in ("--help", "--version", "run --help", "methods", "methods fedprox", "recipes", "run digits-tasks x=1",
+             "show digits-tasks training.rounds=0", "run nothing", "resume nothing", "compare nothing"):
+    sys.argv = ["fedloom", *line.split()]
+    try:
+        main()
+    except SystemExit:
+        pass
+    heavy = {"torch", "scipy", "sklearn"} & set(sys.modules)
+    if heavy:
+        sys.exit(f"{line}: imported {heavy}")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
