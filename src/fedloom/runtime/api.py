@@ -87,8 +87,8 @@ def run(
     path = Path(tempfile.mkdtemp(prefix="fedloom-")) if folder is None else Path(folder)
     for device in _devices(recipe):
         check_device(device)
-    run_folder = RunFolder.create(path, built)
-    return _go(built, run_folder, initial_state(built), progress or Silent())
+    with RunFolder.create(path, built) as run_folder:
+        return _go(built, run_folder, initial_state(built), progress or Silent())
 
 
 def resume(folder: Path | str, *, method: Method | None = None, progress: Progress | None = None) -> Result:
@@ -97,19 +97,20 @@ def resume(folder: Path | str, *, method: Method | None = None, progress: Progre
     Raises StateError where the folder is none, is damaged, or the data, model or method changed.
     """
     progress = progress or Silent()
-    run_folder, recipe, partition = RunFolder.open(Path(folder))
+    recipe, partition = RunFolder.read(Path(folder))
     built = build(recipe, method, partition)
-    run_folder.check(built)
-    found = run_folder.load()
-    if found is None:  # stopped before anything was saved
-        state = initial_state(built)
-        run_folder.cut(-1)
-    else:
-        state, problems = found
-        for problem in problems:
-            progress.event(f"checkpoint: {problem}; continuing from round {state['round']}")
-        run_folder.cut(state["round"])
-    return _go(built, run_folder, state, progress)
+    with RunFolder(Path(folder)) as run_folder:
+        run_folder.check(built)
+        found = run_folder.load()
+        if found is None:  # stopped before anything was saved
+            state = initial_state(built)
+            run_folder.cut(-1)
+        else:
+            state, problems = found
+            for problem in problems:
+                progress.event(f"checkpoint: {problem}; continuing from round {state['round']}")
+            run_folder.cut(state["round"])
+        return _go(built, run_folder, state, progress)
 
 
 def _go(built: Built, folder: RunFolder, state: State, progress: Progress) -> Result:
@@ -133,7 +134,6 @@ def _go(built: Built, folder: RunFolder, state: State, progress: Progress) -> Re
         return Result(folder.path, status)
     finally:
         progress.stop()
-        folder.unlock()
 
 
 @contextmanager

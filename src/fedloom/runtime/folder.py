@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -33,7 +33,27 @@ class RunFolder:
     """
 
     def __init__(self, path: Path) -> None:
+        """Opens an existing directory for this process alone. Raises StateError if another process is at work there."""
         self.path = path
+        self._lock: IO[str] | None = None
+        try:
+            import fcntl
+        except ImportError:  # not a POSIX system
+            return
+        lock = (path / ".lock").open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.close()
+            raise StateError(f"{path} is in use by another process") from error
+        self._lock = lock
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._lock is not None:
+            self._lock.close()
 
     @staticmethod
     def create(path: Path, built: Built) -> RunFolder:
@@ -42,7 +62,6 @@ class RunFolder:
             raise StateError(f"{path} exists and is not empty; continue it with resume, or choose another folder")
         path.mkdir(parents=True, exist_ok=True)
         folder = RunFolder(path)
-        folder.lock()
         checkpoint.write_text(path / "partition.json", json.dumps(built.partition.to_json()))
         folder.describe(built, "running", 0)
         # last, for a folder with a recipe is one that can be resumed
@@ -50,37 +69,15 @@ class RunFolder:
         return folder
 
     @staticmethod
-    def open(path: Path) -> tuple[RunFolder, Recipe, Partition]:
-        """An existing folder with its recipe and partition. Raises StateError where it is none or is damaged."""
+    def read(path: Path) -> tuple[Recipe, Partition]:
+        """The recipe and the partition of a folder. Raises StateError where it is none or is damaged."""
         if not (path / "recipe.yaml").is_file():
             raise StateError(f"{path} is not a run folder: it has no recipe.yaml")
-        recipe = load(path / "recipe.yaml")
         try:
-            value = json.loads((path / "partition.json").read_text())
-            partition = Partition.from_json(value)
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            partition = Partition.from_json(json.loads((path / "partition.json").read_text()))
+        except (OSError, ValueError) as error:
             raise StateError(f"{path / 'partition.json'} cannot be read: {error}") from error
-        if partition.hash != value["hash"]:
-            raise StateError(f"{path / 'partition.json'} was changed: hash {partition.hash}, recorded {value['hash']}")
-        folder = RunFolder(path)
-        folder.lock()
-        return folder, recipe, partition
-
-    def lock(self) -> None:
-        """Keep other processes from writing here for as long as this one lives. Raises StateError if one does."""
-        try:
-            import fcntl
-        except ImportError:  # not a POSIX system
-            return
-        self._lock = (self.path / ".lock").open("w")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise StateError(f"{self.path} is in use by another process") from error
-
-    def unlock(self) -> None:
-        """Let others write here again."""
-        self._lock.close()
+        return load(path / "recipe.yaml"), partition
 
     def describe(self, built: Built, status: str, round_: int, final_round: int | None = None) -> None:
         """Write run.json: what this run is and how far it has come."""

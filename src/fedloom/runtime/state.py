@@ -171,7 +171,8 @@ def _sync(path: Path) -> None:
 def same(a: Any, b: Any) -> bool:
     """Whether two trees are equal, tensors bit for bit."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
-        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+        raw = [t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b)]
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(*raw)
     if isinstance(a, Mapping) and isinstance(b, Mapping):
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):

@@ -1,0 +1,6 @@
+"""`python -m fedloom`."""
+
+from fedloom.cli import main
+
+if __name__ == "__main__":
+    main()

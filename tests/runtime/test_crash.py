@@ -1,0 +1,327 @@
+"""What a run survives: kill -9, damaged files, a client whose training breaks down, a full or foreign folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedloom
+from fedloom.errors import RecipeError, StateError, UserError
+from fedloom.runtime import state as checkpoint
+from fedloom.runtime.api import Result, Silent
+from tests_support import QUICK, assert_same, load_recipe, outcome
+
+Quick = Callable[..., Result]
+
+
+def last_round(folder: Path) -> int:
+    """The last whole line of metrics.jsonl."""
+    try:
+        text = (folder / "metrics.jsonl").read_text()
+    except FileNotFoundError:
+        return -1
+    return max((json.loads(line)["round"] for line in text.splitlines() if line.endswith("}")), default=-1)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_kill_nine_in_the_middle_of_a_round(quick: Quick, tmp_path: Path, workers: int) -> None:
+    changes = ("training.rounds=6", "training.steps=15", f"runtime.workers={workers}")
+    whole = quick(*changes)
+    folder = tmp_path / "killed"
+    command = [
+        sys.executable,
+        "-m",
+        "fedloom",
+        "run",
+        "digits-tasks",
+        *QUICK,
+        *changes,
+        "--out",
+        str(folder),
+        "--quiet",
+    ]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 120
+    while last_round(folder) < 2:
+        assert process.poll() is None, process.stderr.read().decode() if process.stderr else ""
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    if process.stderr:
+        process.stderr.close()
+    saved = last_round(folder)
+    assert 2 <= saved < 6
+    tree, _, _ = checkpoint.load(folder, "state", lambda head: int(head["round"]))
+    assert tree["round"] >= saved - 1  # at most the round that was being written is lost
+    assert_same(whole, fedloom.resume(folder))
+
+
+@pytest.fixture
+def stopped(quick: Quick, tmp_path: Path) -> tuple[Result, Path]:
+    """A finished run of three rounds, and a folder that stopped after two of them."""
+
+    class Stop(Exception):
+        pass
+
+    class Crash(Silent):
+        def client(self, round: int, done: int, of: int) -> None:
+            if round == 3:
+                raise Stop
+
+    whole = quick("training.rounds=3")
+    folder = tmp_path / "stopped"
+    with pytest.raises(Stop):
+        fedloom.run(load_recipe("training.rounds=3"), folder, progress=Crash())
+    return whole, folder
+
+
+class Notes(Silent):
+    """Remembers events."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def event(self, text: str) -> None:
+        self.said.append(text)
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[-5] ^= 0xFF
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, Path.unlink])
+@pytest.mark.parametrize("name", ["state.safetensors", "state.json"])
+def test_a_damaged_checkpoint_falls_back_to_the_one_before(
+    stopped: tuple[Result, Path], damage: Callable[[Path], object], name: str
+) -> None:
+    whole, folder = stopped
+    if damage is flip and name == "state.json":
+        truncate(folder / name)
+    else:
+        damage(folder / name)
+    notes = Notes()
+    assert_same(whole, fedloom.resume(folder, progress=notes))
+    if damage is not Path.unlink or name == "state.safetensors":
+        assert any("state" in text and "round 1" in text for text in notes.said), notes.said
+
+
+def test_no_whole_checkpoint_is_one_clear_error_and_nothing_is_lost(stopped: tuple[Result, Path]) -> None:
+    _, folder = stopped
+    for path in folder.glob("state*.safetensors"):
+        truncate(path)
+    before = (folder / "metrics.jsonl").read_bytes()
+    with pytest.raises(StateError, match="no whole checkpoint 'state'.*truncated, changed or missing"):
+        fedloom.resume(folder)
+    assert (folder / "metrics.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize("step", range(9))
+def test_a_checkpoint_is_whole_at_every_instant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Fail at the n-th write, sync or rename of the third save: the second or the third is there."""
+
+    class Crash(Exception):
+        pass
+
+    for number in (1, 2):
+        checkpoint.save(tmp_path, "s", {"x": torch.full((3,), float(number)), "n": number}, round=number)
+    calls = 0
+
+    def counted(function: Callable[..., object]) -> Callable[..., object]:
+        def wrapped(*args: object, **kwargs: object) -> object:
+            nonlocal calls
+            calls += 1
+            if calls == step + 1:
+                raise Crash
+            return function(*args, **kwargs)
+
+        return wrapped
+
+    monkeypatch.setattr(os, "replace", counted(os.replace))
+    monkeypatch.setattr(os, "fsync", counted(os.fsync))
+    try:
+        checkpoint.save(tmp_path, "s", {"x": torch.full((3,), 3.0), "n": 3}, round=3)
+    except Crash:
+        pass
+    else:
+        assert calls <= step
+    monkeypatch.undo()
+    tree, labels, _ = checkpoint.load(tmp_path, "s", lambda head: int(head["round"]))
+    assert tree["n"] == labels["round"] == tree["x"][0]
+    assert tree["n"] in (2, 3)
+    checkpoint.save(tmp_path, "s", {"n": 4}, round=4)
+    assert checkpoint.load(tmp_path, "s", lambda head: int(head["round"]))[0] == {"n": 4}
+
+
+def test_trees_come_back_as_they_were(tmp_path: Path) -> None:
+    shared = torch.arange(6.0)
+    tree = {
+        "empty": {},
+        "list": [],
+        "nested": [{"a": None, "b": True}, 1, 1.5, "x", float("inf")],
+        "nan": float("nan"),
+        "half": torch.ones(2, dtype=torch.bfloat16),
+        "ints": torch.tensor(7),
+        "none": torch.zeros(0),
+        "view": shared[2:4],
+        "again": shared[2:4],
+    }
+    checkpoint.save(tmp_path, "s", tree, round=1)
+    back, _, _ = checkpoint.load(tmp_path, "s", lambda head: 0)
+    assert back.pop("nan") != tree.pop("nan")
+    assert checkpoint.same(tree, back)
+    with pytest.raises(TypeError, match=r"state\.a\[1\]: a set cannot be saved"):
+        checkpoint.save(tmp_path, "s", {"a": [1, {2}]})
+    with pytest.raises(TypeError, match="keys must be strings, found 1"):
+        checkpoint.save(tmp_path, "s", {1: 2})
+
+
+def test_nan_in_one_client_drops_its_update_and_is_said(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedloom.runtime import steps
+
+    def spoil(model: fedloom.training.FlatModel, *args: object, **kwargs: object) -> object:
+        result = train(model, *args, **kwargs)
+        if args[5] == "holes-0":
+            model.params[0] = float("nan")
+        return result
+
+    train = steps.train
+    monkeypatch.setattr(steps, "train", spoil)
+    notes = Notes()
+    result = quick(progress=notes)
+    tensors, lines = outcome(result)
+    assert all(torch.isfinite(t).all() for t in tensors.values())
+    assert lines[1]["events"] == [
+        {"event": "update dropped", "client": "holes-0", "why": "local training gave nan or inf"}
+    ]
+    assert any("round 1: update dropped: client holes-0" in text for text in notes.said)
+
+
+def test_nan_in_every_client_changes_nothing(quick: Quick) -> None:
+    result = quick("training.optimizer={name: sgd, lr: 1.0e+30}")
+    tensors, lines = outcome(result)
+    assert all(torch.isfinite(t).all() for t in tensors.values())
+    assert len(lines[-1]["events"]) == 5
+
+
+def test_a_run_never_writes_over_another(quick: Quick) -> None:
+    result = quick()
+    with pytest.raises(StateError, match="exists and is not empty; continue it with resume"):
+        fedloom.run(load_recipe(), result.folder)
+
+
+def test_a_folder_in_use_is_refused(stopped: tuple[Result, Path]) -> None:
+    from fedloom.runtime.folder import RunFolder
+
+    with RunFolder(stopped[1]), pytest.raises(StateError, match="is in use by another process"):
+        fedloom.resume(stopped[1])
+
+
+def test_what_is_no_run_folder(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match=r"is not a run folder: it has no recipe.yaml"):
+        fedloom.resume(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "message"),
+    [
+        ("recipe.yaml", lambda t: t.replace("name: fedavg", "name: fedprox"), "the method is not what it was"),
+        ("recipe.yaml", lambda t: t.replace("width: 16", "width: 8"), "the model is not what it was"),
+        ("recipe.yaml", lambda t: t.replace("seed: 0", "seed: 1"), "the data set is not what it was"),
+        ("recipe.yaml", lambda t: t.replace("rounds: 3", "rounds: three"), "training.rounds"),
+        ("partition.json", lambda t: t.replace('"digit": 1.0', '"digit": 2.0'), "hash"),
+        ("partition.json", lambda t: t[:100], "partition"),
+        ("run.json", lambda t: t[:100], "run.json cannot be read"),
+    ],
+)
+def test_a_changed_folder_is_refused(
+    stopped: tuple[Result, Path], file: str, change: Callable[[str], str], message: str
+) -> None:
+    path = stopped[1] / file
+    text = path.read_text()
+    assert change(text) != text
+    path.write_text(change(text))
+    with pytest.raises(UserError, match=message):
+        fedloom.resume(stopped[1])
+
+
+def test_resuming_a_finished_run_changes_nothing(quick: Quick, tmp_path: Path) -> None:
+    result = quick()
+    copy = shutil.copytree(result.folder, tmp_path / "copy")
+    assert_same(copy, fedloom.resume(result.folder))
+
+
+def test_stopped_before_anything_was_saved(quick: Quick, tmp_path: Path) -> None:
+    whole = quick()
+    folder = shutil.copytree(whole.folder, tmp_path / "copy")
+    for path in [
+        *folder.glob("state*"),
+        folder / "metrics.jsonl",
+        folder / "bytes.jsonl",
+        folder / "model.safetensors",
+    ]:
+        path.unlink()
+    assert_same(whole, fedloom.resume(folder))
+
+
+def test_lines_after_the_checkpoint_and_a_torn_line_are_cut(stopped: tuple[Result, Path]) -> None:
+    whole, folder = stopped
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(
+            '{"round": 3, "cohort": [], "train": [], "metrics": [], "events": [], "seconds": {}}\n{"round": 4, "co'
+        )
+    assert_same(whole, fedloom.resume(folder))
+
+
+def test_a_client_that_fails_is_named(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedloom.tasks.classification import Classification
+
+    def broken(self: Classification, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(Classification, "loss", broken)
+    monkeypatch.setattr("fedloom.runtime.process.measure", lambda *args: [])
+    with pytest.raises(UserError, match=r"client '\S+' \(tasks .*\), round 1: no such kernel"):
+        quick()
+
+
+def test_a_worker_that_dies_is_one_clear_error(quick: Quick) -> None:
+    class Kill(Silent):
+        def client(self, round: int, done: int, of: int) -> None:
+            import multiprocessing
+
+            for child in multiprocessing.active_children():
+                child.kill()
+
+    with pytest.raises(UserError, match="worker process .* ended with exit code -9"):
+        quick("runtime.workers=2", progress=Kill())
+
+
+@pytest.mark.parametrize(
+    ("device", "message"),
+    [("cuda:7", "CUDA devices are here"), ("tpu", "is no device"), ("meta", "expected cpu or cuda")],
+)
+def test_a_device_that_is_absent(quick: Quick, device: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        quick(f"runtime.device={device}")
+
+
+def test_a_refused_combination(quick: Quick) -> None:
+    with pytest.raises(RecipeError, match="would change nothing, for everything is private"):
+        quick("method={name: local, add: {feddea: {rho: 0.5}}}")

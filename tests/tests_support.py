@@ -1,0 +1,38 @@
+"""Helpers of several test files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from fedloom.recipes.loader import load
+from fedloom.recipes.schema import Recipe
+from fedloom.runtime.api import Result
+
+QUICK = ("training.rounds=2", "training.steps=2", "training.epochs=null")
+
+
+def load_recipe(*changes: str, recipe: str = "digits-tasks") -> Recipe:
+    """The main recipe, cut down to a few steps, with changes."""
+    return load(recipe, (*QUICK, *changes))
+
+
+def outcome(result: Result | Path) -> tuple[dict[str, torch.Tensor], list[Any]]:
+    """What must be equal for two runs to be the same: final tensors, and all numbers of metrics.jsonl but seconds."""
+    folder = result.folder if isinstance(result, Result) else result
+    lines = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
+    return load_file(folder / "model.safetensors"), [{k: v for k, v in x.items() if k != "seconds"} for x in lines]
+
+
+def assert_same(a: Result | Path, b: Result | Path, *, models_only: bool = False) -> None:
+    """Bit for bit."""
+    (tensors_a, lines_a), (tensors_b, lines_b) = outcome(a), outcome(b)
+    assert tensors_a.keys() == tensors_b.keys()
+    for name, tensor in tensors_a.items():
+        assert torch.equal(tensor, tensors_b[name]), name
+    if not models_only:
+        assert lines_a == lines_b
