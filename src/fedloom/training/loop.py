@@ -105,7 +105,7 @@ def train(
         optimizer.param_groups[0]["lr"] = view.lr
         x, targets = examples.batch(batch, model.device)
         if training.channels_last and x.ndim == 4:
-            x = x.contiguous(memory_format=torch.channels_last)
+            x = channels_last(x)
         for g in active:
             g.zero_()
         with half or contextlib.nullcontext():
@@ -134,6 +134,17 @@ def train(
     if training.keep_optimizer:
         result.optimizer = export_state(optimizer)
     return result
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """Images (B x C x H x W) with the channels innermost in memory.
+
+    With one channel both orders are the same memory; torch then takes the usual one, unless the strides say otherwise.
+    """
+    if x.shape[1] != 1:
+        return x.contiguous(memory_format=torch.channels_last)
+    _, _, height, width = x.shape
+    return x.contiguous().as_strided(x.shape, (height * width, 1, width, 1))
 
 
 def clip(grads: Sequence[Tensor], limit: float) -> None:
