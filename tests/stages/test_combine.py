@@ -9,7 +9,19 @@ import torch
 
 from fedloom import Method
 from fedloom.context import Ctx
-from fedloom.stages import Chain, GroupBy, Identity, Mean, PerTask, Scope, Split, Stage, SupportMean, Switch, TopMagnitude
+from fedloom.stages import (
+    Chain,
+    GroupBy,
+    Identity,
+    Mean,
+    PerTask,
+    Scope,
+    Split,
+    Stage,
+    SupportMean,
+    Switch,
+    TopMagnitude,
+)
 from fedloom.stages.stage import State, check_closed
 from fedloom.updates import Block, Layout, Updates
 

@@ -35,7 +35,9 @@ def test_ties_go_to_the_lowest_index() -> None:
     assert TopMagnitude(0.5, rescale=False).on(torch.tensor([[1.0, -1, 2, 1]]))[0].tolist() == [[1, 0, 2, 0]]
 
 
-@given(st.integers(1, 60), st.floats(0.001, 0.999), st.integers(0, 5), st.sampled_from(["largest", "smallest", "random"]))
+@given(
+    st.integers(1, 60), st.floats(0.001, 0.999), st.integers(0, 5), st.sampled_from(["largest", "smallest", "random"])
+)
 def test_exactly_the_right_number_is_kept(d: int, rho: float, levels: int, keep: str) -> None:
     x = 1 + torch.arange(d).remainder(levels + 1).float().view(1, -1)
     kept = int((TopMagnitude(rho, keep).on(x)[0] != 0).sum())  # type: ignore[arg-type]

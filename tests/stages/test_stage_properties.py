@@ -119,7 +119,9 @@ def test_repr_rebuilds_the_stage(stage: Stage) -> None:
 
 
 def _names() -> list[tuple[str, type]]:
-    return [(c.__name__, c) for c in (GroupBy, Identity, Mean, PerTask, Scope, Split, SupportMean, Switch, TopMagnitude)]
+    return [
+        (c.__name__, c) for c in (GroupBy, Identity, Mean, PerTask, Scope, Split, SupportMean, Switch, TopMagnitude)
+    ]
 
 
 @pytest.mark.parametrize("stage", [Mean(), SupportMean(), Identity()], ids=repr)

@@ -202,8 +202,9 @@ def compare(
 ) -> Comparison:
     """Compare runs task by task; runs that differ only in the seed become one column.
 
-    `base` is a label as the table shows it, or the folder of one of the runs; Delta_m is then computed per seed,
-    against the base run of the same seed where there is one and against the mean over the base's seeds elsewhere.
+    `base` is a label as the table shows it, or the folder of one of the runs; without it the first run is the base.
+    Delta_m is computed per seed, against the base run of the same seed where there is one and against the mean over
+    the base's seeds elsewhere.
     `metric` names the metric to judge by; without it each task is judged by its primary one.
     """
     read = [run if isinstance(run, Run) else Run.read(run) for run in runs]
@@ -223,9 +224,9 @@ def compare(
     rows = _rows(read, metric)
     columns = [_column(label, group, rows, split) for label, group in zip(_labels(ordered), ordered, strict=True)]
     notes += _finals_notes(columns)
-    if base is None:
+    if len(columns) == 1 and base is None:
         return Comparison(tuple(columns), rows, split, notes=tuple(notes))
-    reference = _find(columns, base)
+    reference = columns[0] if base is None else _find(columns, base)
     columns = [c if c is reference else _with_delta(c, reference, rows, notes) for c in columns]
     for pairing in sorted({c.pairing for c in columns if c.pairing}):
         notes.append(f"Δm of {', '.join(c.label for c in columns if c.pairing == pairing)}: {pairing}.")

@@ -1,0 +1,52 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+#
+# PYTHON   an interpreter of version 3.11 or later
+# PIP_ARGS more arguments for pip; on Linux without a GPU, PyTorch's own CPU index saves several GB
+PYTHON ?= python3
+PIP_ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+# The constraints keep pip from replacing torch when it installs something else that needs it.
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/ci.txt $(PIP_ARGS)
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test nightly lint clean
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python 3.11 or later is needed: make PYTHON=python3.11 ..."; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml constraints/ci.txt | $(VENV)/bin/python
+	$(INSTALL) -e '.[digits]'
+	@touch $@
+
+$(VENV)/.test: pyproject.toml constraints/ci.txt | $(VENV)/bin/python
+	$(INSTALL) -e '.[test]'
+	@touch $@ $(VENV)/.demo
+
+# The main job: Local, FedAvg and FedAvg + FedDEA on four tasks of real digits, three seeds each.
+demo: $(VENV)/.demo
+	@rm -rf runs/demo
+	@for seed in 0 1 2; do \
+	  $(BIN)/fedloom run digits-tasks seed=$$seed method=local --out runs/demo/local-s$$seed && \
+	  $(BIN)/fedloom run digits-tasks seed=$$seed method=fedavg --out runs/demo/fedavg-s$$seed && \
+	  $(BIN)/fedloom run digits-tasks seed=$$seed method=fedavg method.add.feddea.rho=0.3 method.codec=sparse \
+	    --out runs/demo/feddea-s$$seed || exit 1; \
+	done
+	@$(BIN)/fedloom compare runs/demo/*-s* --base local --markdown runs/demo/comparison.md
+	@echo "The runs are in runs/demo, the table in runs/demo/comparison.md"
+
+lint: $(VENV)/.test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest -n 2
+
+nightly: lint
+	$(BIN)/pytest -n 2 -m 'slow or not slow'
+
+clean:
+	rm -rf $(VENV) runs build dist
