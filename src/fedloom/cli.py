@@ -161,7 +161,8 @@ def compare(
         list[Path], typer.Argument(metavar="RUN...", help="Run folders; those equal but for the seed join.")
     ],
     base: Annotated[
-        str | None, typer.Option(help="Column or run folder that the change (Δm) is taken against; the first by default.")
+        str | None,
+        typer.Option(help="Column or run folder that the change (Δm) is against; default: the first."),
     ] = None,
     split: Annotated[Split, typer.Option(help="Which examples the numbers are measured on.")] = Split.test,
     metric: Annotated[str | None, typer.Option(help="Metric to judge by.", show_default="each task's own")] = None,

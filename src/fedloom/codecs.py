@@ -38,8 +38,9 @@ def _by_block(like: Updates, values: Tensor, itemsize: int) -> ByteCount:
     have = like.present
     for i, (block, s) in enumerate(zip(like.layout.blocks, like.layout.slices, strict=True)):
         count = values[:, s] if have is None else values[:, s] * have[:, i : i + 1]
-        key = (block.role, block.task)
-        bytes_[key] = bytes_.get(key, 0) + int(count.sum()) * itemsize
+        if total := int(count.sum()):
+            key = (block.role, block.task)
+            bytes_[key] = bytes_.get(key, 0) + total * itemsize
     return bytes_
 
 

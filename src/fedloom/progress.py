@@ -22,10 +22,10 @@ class Lines:
     def start(self, rounds: int, done: int) -> None:
         self._rounds, self._done, self._began = rounds, done, time.monotonic()
 
-    def client(self, round: int, done: int, of: int) -> None:  # noqa: A002
+    def client(self, round: int, done: int, of: int) -> None:
         pass
 
-    def round(self, round: int, loss: float | None, score: float | None) -> None:  # noqa: A002
+    def round(self, round: int, loss: float | None, score: float | None) -> None:
         if round * 10 // self._rounds == (round - 1) * 10 // self._rounds:
             return
         spent = time.monotonic() - self._began
@@ -69,10 +69,10 @@ class Bars:
         self._client_bar = self._bars.add_task("clients", total=None, numbers="")
         self._bars.start()
 
-    def client(self, round: int, done: int, of: int) -> None:  # noqa: A002
+    def client(self, round: int, done: int, of: int) -> None:
         self._bars.update(self._client_bar, completed=done, total=of)
 
-    def round(self, round: int, loss: float | None, score: float | None) -> None:  # noqa: A002
+    def round(self, round: int, loss: float | None, score: float | None) -> None:
         self._bars.update(self._round_bar, completed=round, numbers="  ".join(_numbers(loss, score)))
 
     def event(self, text: str) -> None:

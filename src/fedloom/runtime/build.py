@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from fedloom.codecs import Raw, Sparse
 from fedloom.data.dataset import Dataset
 from fedloom.data.partition import Partition, Pool
-from fedloom.errors import RecipeError, UserError
+from fedloom.errors import RecipeError
 from fedloom.methods import ADDONS
 from fedloom.methods.method import Method
 from fedloom.models.multitask import MultiTask, build_model
 from fedloom.recipes.schema import Recipe
 from fedloom.runtime.federation import Federation
 from fedloom.runtime.worker import Setup
+from fedloom.training.stacked import refuse
 from fedloom.updates import Layout
 
 
@@ -84,5 +85,7 @@ def build(recipe: Recipe, method: Method | None = None, partition: Partition | N
     except ValueError as error:
         raise RecipeError(f"method: {error}") from error
     if recipe.training.stacked:
-        raise UserError("training.stacked: not yet")
+        if recipe.runtime.workers > 1:
+            raise RecipeError(f"training.stacked: runs in one process, but runtime.workers is {recipe.runtime.workers}")
+        refuse(module, recipe.training, method.local)
     return Built(recipe, method, dataset, pool, partition, federation, module, layout)

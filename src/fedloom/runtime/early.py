@@ -18,7 +18,7 @@ class Patience:
     best_round: int = 0
     waited: int = 0
 
-    def see(self, score: float, round: int) -> Patience:  # noqa: A002
+    def see(self, score: float, round: int) -> Patience:
         """The state after one more score."""
         if score < self.best - self.min_delta:
             return replace(self, best=score, best_round=round, waited=0)

@@ -9,15 +9,19 @@ import torch
 from fedloom.runtime.federation import Part
 from fedloom.tasks.task import Task
 from fedloom.training.flat import FlatModel
+from fedloom.training.loop import channels_last
 
 Scores = dict[str, dict[str, float]]
 """Task -> metric -> value; "loss" is the unweighted mean loss."""
 
 
 def evaluate(
-    model: FlatModel, part: Part, tasks: Mapping[str, Task], batch_size: int, channels_last: bool = True
+    model: FlatModel, part: Part, tasks: Mapping[str, Task], batch_size: int, innermost: bool = True
 ) -> Scores:
-    """Metrics of every task, accumulated over the part; nan where it holds no valid label."""
+    """Metrics of every task, accumulated over the part; nan where it holds no valid label.
+
+    `innermost`: images are given to the model with the channels last in memory, as in training.
+    """
     names = tuple(tasks)
     metrics = {name: task.metric() for name, task in tasks.items()}
     losses = dict.fromkeys(names, 0.0)
@@ -25,8 +29,8 @@ def evaluate(
     with torch.inference_mode():
         for batch in part.index.split(batch_size):
             x, targets = part.examples.batch(batch, model.device)
-            if channels_last and x.ndim == 4:
-                x = x.contiguous(memory_format=torch.channels_last)
+            if innermost and x.ndim == 4:
+                x = channels_last(x)
             outputs = model.module(x, names)
             for name, task in tasks.items():
                 metrics[name].update(outputs[name], targets[name])

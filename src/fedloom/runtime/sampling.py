@@ -9,7 +9,7 @@ import torch
 from fedloom.context import generator
 
 
-def cohort(clients: Sequence[str], participation: float, seed: int, round: int) -> tuple[str, ...]:  # noqa: A002
+def cohort(clients: Sequence[str], participation: float, seed: int, round: int) -> tuple[str, ...]:
     """The participants of a round, sorted: max(1, round(participation x clients)), a pure function of (seed, round)."""
     clients = sorted(clients)
     if participation == 1:

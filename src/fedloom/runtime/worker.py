@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,12 +16,13 @@ from fedloom.errors import UserError
 from fedloom.methods.method import Method
 from fedloom.runtime.config import Evaluation
 from fedloom.runtime.evaluation import Scores, evaluate
-from fedloom.runtime.federation import Federation
-from fedloom.runtime.steps import Message, Payload, client_step, load
+from fedloom.runtime.federation import Client, Federation
+from fedloom.runtime.steps import Message, Payload, client_step, finish, load
 from fedloom.stages.stage import State
 from fedloom.training.config import Training
 from fedloom.training.flat import FlatModel
 from fedloom.training.loop import LocalResult
+from fedloom.training.stacked import Stackable, group, train_stacked
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,14 +92,42 @@ class Worker:
         except (RuntimeError, ValueError, IndexError, KeyError) as error:
             tasks = ", ".join(client.tasks)
             raise UserError(f"client {job.client!r} (tasks {tasks}), round {job.round}: {error}") from error
-        trained: dict[str, Scores] = {}
-        if evaluate_trained:
-            mine = {name: self.tasks[name] for name in client.tasks}
-            for split in s.evaluation.splits:
-                trained[split] = evaluate(
-                    self.model, client.part(split), mine, s.evaluation.batch_size, s.training.channels_last
-                )
+        trained = self._scores(client) if evaluate_trained else {}
         return TrainDone(job.client, payload, result, state, time.perf_counter() - start, trained)
+
+    def train_stacked(self, jobs: Sequence[TrainJob], evaluate_trained: bool = False) -> Iterator[TrainDone]:
+        """Train clients of equal shape together, and finish them one by one."""
+        s, model = self.setup, self.model
+        ctx = Ctx(jobs[0].round, s.seed)
+        by_client = {job.client: job for job in jobs}
+        stack = []
+        for job in jobs:
+            client = s.federation.clients[job.client]
+            load(s.method, model, job.message, job.state)
+            part = client.train
+            stack.append(Stackable(client.id, part.examples, part.index, client.tasks, model.params.clone()))
+        shared = model.spans(s.method.shared_part(model.layout))
+        for members in group(stack, s.training, ctx):
+            start = time.perf_counter()
+            results = train_stacked(model, members, s.training, ctx, shared, s.method.local)
+            seconds = (time.perf_counter() - start) / len(members)
+            for member, (params, result) in zip(members, results, strict=True):
+                client, job = s.federation.clients[member.client], by_client[member.client]
+                model.params.copy_(params)
+                payload, result, state = finish(
+                    s.method, model, s.federation, client, member.base, job.state, result, ctx
+                )
+                trained = self._scores(client) if evaluate_trained else {}
+                yield TrainDone(client.id, payload, result, state, seconds, trained)
+
+    def _scores(self, client: Client) -> dict[str, Scores]:
+        """Scores of the model as it is, on a client's splits."""
+        s = self.setup
+        mine = {name: self.tasks[name] for name in client.tasks}
+        return {
+            split: evaluate(self.model, client.part(split), mine, s.evaluation.batch_size, s.training.channels_last)
+            for split in s.evaluation.splits
+        }
 
     def evaluate(self, job: EvalJob) -> tuple[int, Scores]:
         """Scores of one model, with the job's key."""

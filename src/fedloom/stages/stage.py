@@ -45,7 +45,7 @@ class Stage:
         X: Any,
         n: Any = None,
         state: State | None = None,
-        round: int = 0,  # noqa: A002 - the field's word
+        round: int = 0,
         *,
         seed: int = 0,
         **extra: Any,

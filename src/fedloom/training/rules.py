@@ -39,12 +39,12 @@ class View:
 class LocalRule:
     """Something a method adds to local training. Rules add up; none may assume that it is alone.
 
-    `provides` names the extras ("extra:NAME") that `finish` returns. `stackable` says that the rule only works on
-    the vectors of the view, not on a batch.
+    `provides` names the extras ("extra:NAME") that `finish` returns. `stackable` says that the rule consists of
+    `grad` alone, without state, so that it also works on stacked clients.
     """
 
     provides: Fields = frozenset()
-    stackable: bool = True
+    stackable: bool = False
 
     def init(self, base: Tensor) -> State:
         """The client's state before its first round."""
@@ -70,6 +70,7 @@ class Proximal(LocalRule):
     """
 
     mu: float
+    stackable = True
 
     def __post_init__(self) -> None:
         if self.mu < 0:

@@ -1,0 +1,131 @@
+"""Training clients of equal shape together: their parameters are the rows of one K x p matrix (torch.func.vmap).
+
+Pays where the cost of a step is Python and not arithmetic, that is for tiny models; convolutions lose by it on a CPU.
+Results equal those of one client at a time up to rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+
+from fedloom.context import Ctx
+from fedloom.data.dataset import Examples
+from fedloom.errors import UserError
+from fedloom.tasks.task import Task
+from fedloom.training.config import Training
+from fedloom.training.flat import FlatModel
+from fedloom.training.loop import LocalResult, batches, clip, task_losses
+from fedloom.training.optim import build, rate
+from fedloom.training.rules import LocalRule, View
+from fedloom.updates import Columns
+
+Tasks = Mapping[str, tuple[Task, float]]
+
+
+@dataclass(frozen=True, eq=False)
+class Stackable:
+    """One client's part of a stack."""
+
+    client: str
+    examples: Examples
+    index: Tensor
+    tasks: Tasks
+    base: Tensor
+    """Parameters at the start (p)."""
+
+
+def refuse(module: nn.Module, training: Training, rules: Sequence[LocalRule]) -> None:
+    """Raise UserError, with the reason, where clients cannot be trained stacked."""
+    reasons = [f"{rule!r} works on batches or keeps state" for rule in rules if not rule.stackable]
+    if any(True for _ in module.buffers()):
+        reasons.append(f"the model has buffers ({next(iter(dict(module.named_buffers())))})")
+    for name, part in module.named_modules():
+        if isinstance(part, nn.modules.dropout._DropoutNd):
+            reasons.append(f"the model has dropout ({name})")
+    if training.keep_optimizer:
+        reasons.append("training.keep_optimizer is set, and a stack begins with a fresh optimiser")
+    if training.precision != "fp32":
+        reasons.append(f"training.precision is {training.precision}")
+    if reasons:
+        raise UserError(f"training.stacked: {'; '.join(reasons)}")
+
+
+def group(clients: Sequence[Stackable], training: Training, ctx: Ctx) -> list[list[Stackable]]:
+    """Clients that can share a stack: the same tasks and weights, and batches of the same sizes in every step."""
+    groups: dict[object, list[Stackable]] = {}
+    for c in clients:
+        sizes = tuple(len(b) for _, b in batches(c.index, training, ctx, c.client))
+        key = (tuple((name, weight) for name, (_, weight) in c.tasks.items()), sizes, id(c.examples))
+        groups.setdefault(key, []).append(c)
+    return list(groups.values())
+
+
+def train_stacked(
+    model: FlatModel,
+    clients: Sequence[Stackable],
+    training: Training,
+    ctx: Ctx,
+    shared: tuple[Columns, ...],
+    rules: Sequence[LocalRule] = (),
+) -> list[tuple[Tensor, LocalResult]]:
+    """Train one group (see `group`): (parameters afterwards (p), result) of each client, in their order.
+
+    Raises UserError where the model does something that cannot be stacked.
+    """
+    tasks, names = clients[0].tasks, tuple(clients[0].tasks)
+    layout = model.layout.parameters
+    spans = model.spans(model.trained(names))
+    base = torch.stack([c.base for c in clients])
+    view = View(base.clone(), torch.zeros_like(base), base, shared)
+    optimizer = build(training.optimizer.model_copy(update={"fused": False}), view.params, view.grad, spans)
+    active = [view.grad[..., s] for s in spans]
+    epochs = training.rounds * training.local_epochs
+    shapes = [(b.name, s, b.shape) for b, s in zip(layout.blocks, layout.slices, strict=True)]
+
+    def loss(params: Tensor, x: Tensor, targets: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+        weights = {name: params[s].view(shape) for name, s, shape in shapes}
+        return task_losses(functional_call(model.module, weights, (x, names)), targets, tasks)
+
+    step = vmap(grad(loss, has_aux=True))
+    sums = {name: torch.zeros(len(clients), device=model.device) for name in names}
+    seen = 0
+    model.module.train()
+    for drawn in zip(*(batches(c.index, training, ctx, c.client) for c in clients), strict=True):
+        epoch = drawn[0][0]
+        view.lr = training.optimizer.lr * rate(
+            training.schedule, (ctx.round - 1) * training.local_epochs + min(epoch, training.local_epochs - 1), epochs
+        )
+        optimizer.param_groups[0]["lr"] = view.lr
+        x, y = clients[0].examples.batch(torch.cat([index for _, index in drawn]), model.device)
+        shape = (len(clients), len(drawn[0][1]))
+        try:
+            gradient, losses = step(
+                view.params,
+                x.view(*shape, *x.shape[1:]),
+                {name: y[name].view(*shape, *y[name].shape[1:]) for name in names},
+            )
+        except RuntimeError as error:
+            raise UserError(f"training.stacked: the model cannot be stacked: {error}") from error
+        view.grad.copy_(gradient)
+        for rule in rules:
+            rule.grad(view, {})
+        if training.clip_norm is not None:
+            clip(active, training.clip_norm)
+        optimizer.step()
+        view.step += 1
+        seen += shape[1]
+        for name, value in losses.items():
+            sums[name] += value.detach() * shape[1]
+    means = {name: (total / max(seen, 1)).tolist() for name, total in sums.items()}
+    return [
+        (
+            view.params[k],
+            LocalResult(steps=view.step, examples=seen, losses={name: values[k] for name, values in means.items()}),
+        )
+        for k in range(len(clients))
+    ]

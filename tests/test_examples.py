@@ -1,0 +1,41 @@
+"""Examples run as they stand, and the package is light where it promises to be."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda p: p.stem)
+def test_example_runs(path: Path) -> None:
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+
+
+def test_one_round_by_hand_fits_a_screen_and_learns() -> None:
+    path = next(p for p in EXAMPLES if p.stem == "one_round_by_hand")
+    assert len(path.read_text().splitlines()) < 80
+    out = subprocess.run([sys.executable, path], capture_output=True, text=True, check=True).stdout.split()
+    assert float(out[out.index("after") + 2]) > float(out[out.index("before") + 2]) + 0.3
+
+
+def test_import_is_light() -> None:
+    code = "import fedloom, fedloom.stages, fedloom.methods, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_public_names() -> None:
+    import fedloom
+    from fedloom import methods, stages, training
+
+    for module in (fedloom, methods, stages, training):
+        for name in module.__all__:
+            assert getattr(module, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'nope'"):
+        _ = fedloom.nope

@@ -1,0 +1,280 @@
+"""The local loop against plain PyTorch, the rules, the schedule."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedloom.context import Ctx
+from fedloom.data.dataset import TensorExamples
+from fedloom.errors import UserError
+from fedloom.models.multitask import MultiTask
+from fedloom.stages.stage import State
+from fedloom.tasks.classification import Classification
+from fedloom.training import FlatModel, LocalRule, Optimizer, Proximal, Schedule, Training, View
+from fedloom.training.loop import batches, train
+from fedloom.training.optim import rate
+from fedloom.training.stacked import Stackable, group, refuse, train_stacked
+
+TASKS = {"a": (Classification("a", 3), 1.0), "b": (Classification("b", 2), 2.0)}
+
+
+class Encoder(nn.Module):
+    """Two layers, optionally with batch norm or dropout."""
+
+    features = 4
+
+    def __init__(self, extra: nn.Module | None = None) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(6, 4), extra or nn.Identity(), nn.ReLU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def network(extra: nn.Module | None = None) -> MultiTask:
+    torch.manual_seed(0)
+    return MultiTask(Encoder(extra), [task for task, _ in TASKS.values()])
+
+
+def data(n: int = 20) -> TensorExamples:
+    g = torch.Generator().manual_seed(1)
+    labels = {"a": torch.randint(3, (n,), generator=g), "b": torch.randint(2, (n,), generator=g)}
+    return TensorExamples(torch.randn(n, 1, 2, 3, generator=g), labels)
+
+
+def run(
+    module: nn.Module, training: Training, rules: tuple[LocalRule, ...] = (), **options: Any
+) -> tuple[Any, FlatModel]:
+    model = FlatModel(copy.deepcopy(module))
+    options = {"tasks": TASKS, "ctx": Ctx(1, 0), **options}
+    shared = (slice(0, model.layout.parameters.d),)
+    examples = data()
+    result = train(
+        model, examples, torch.arange(20), training=training, client="c", shared=shared, rules=rules, **options
+    )
+    return result, model
+
+
+def by_hand(module: nn.Module, training: Training, make: Any, clip: float | None = None) -> nn.Module:
+    """The same work with an ordinary module and optimiser."""
+    module = copy.deepcopy(module)
+    optimizer = make(module.parameters())
+    examples = data()
+    for _, index in batches(torch.arange(20), training, Ctx(1, 0), "c"):
+        x, y = examples.batch(index, torch.device("cpu"))
+        out = module(x, ("a", "b"))
+        loss = nn.functional.cross_entropy(out["a"], y["a"]) + 2 * nn.functional.cross_entropy(out["b"], y["b"])
+        optimizer.zero_grad()
+        loss.backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(module.parameters(), clip)
+        optimizer.step()
+    return module
+
+
+OPTIMISERS = [
+    (Optimizer(lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
+     lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01)),
+    (Optimizer(name="adam", lr=0.01), lambda p: torch.optim.Adam(p, lr=0.01)),
+    (Optimizer(name="adamw", lr=0.01, weight_decay=0.1), lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0.1)),
+    (Optimizer(name="adamw", lr=0.01, fused=True), lambda p: torch.optim.AdamW(p, lr=0.01, weight_decay=0)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "make"), OPTIMISERS, ids=["sgd", "adam", "adamw", "fused"])
+@pytest.mark.parametrize("length", [{"epochs": 3}, {"steps": 7}], ids=["epochs", "steps"])
+def test_equals_ordinary_training(config: Optimizer, make: Any, length: dict[str, int]) -> None:
+    training = Training(optimizer=config, batch_size=8, **length)
+    result, model = run(network(), training)
+    for (name, ours), theirs in zip(
+        model.module.named_parameters(), by_hand(network(), training, make).parameters(), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, msg=name, rtol=1e-4, atol=1e-6)
+    assert result.steps == (9 if "epochs" in length else 7)
+    assert set(result.losses) == {"a", "b"}
+
+
+def test_clipping_equals_torch() -> None:
+    training = Training(optimizer=Optimizer(lr=1.0), batch_size=8, epochs=2, clip_norm=0.1)
+    _, model = run(network(), training)
+    expected = by_hand(network(), training, lambda p: torch.optim.SGD(p, lr=1.0), clip=0.1)
+    for ours, theirs in zip(model.module.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_kept_optimiser_state_continues() -> None:
+    config = Training(optimizer=Optimizer(name="adamw", lr=0.01), batch_size=20, steps=1, rounds=2, keep_optimizer=True)
+    first, model = run(network(), config)
+    again = copy.deepcopy(first.optimizer)
+    second, model = run(model.module, config, optimizer_state=first.optimizer)
+    assert float(second.optimizer["0"]["step"]) == 2
+    assert float(first.optimizer["0"]["step"]) == float(again["0"]["step"]) == 1  # not changed
+    assert torch.equal(first.optimizer["0"]["exp_avg"], again["0"]["exp_avg"])
+    fresh, _ = run(network(), Training(steps=1))
+    assert fresh.optimizer == {}
+
+
+def test_other_heads_neither_move_nor_decay() -> None:
+    config = Training(optimizer=Optimizer(name="adamw", lr=0.1, weight_decay=0.5), epochs=2)
+    module = network()
+    _, model = run(module, config, tasks={"a": TASKS["a"]})
+    assert torch.equal(model.module.heads["b"].weight, module.heads["b"].weight)
+    assert not torch.equal(model.module.heads["a"].weight, module.heads["a"].weight)
+    assert model.trained(("a",)).tasks == ("a",)
+
+
+def test_frozen_parameters_stay() -> None:
+    module = network()
+    module.encoder.layers[1].weight.requires_grad_(False)
+    _, model = run(module, Training(optimizer=Optimizer(lr=0.1, weight_decay=0.5)))
+    assert torch.equal(model.module.encoder.layers[1].weight, module.encoder.layers[1].weight)
+    assert not torch.equal(model.module.encoder.layers[1].bias, module.encoder.layers[1].bias)
+
+
+def test_a_last_batch_of_one_is_left_out_under_batch_norm_only() -> None:
+    training = Training(batch_size=19, epochs=1)
+    with_norm, _ = run(network(nn.BatchNorm1d(4)), training)
+    without, _ = run(network(), training)
+    assert (with_norm.steps, with_norm.examples) == (1, 19)
+    assert (without.steps, without.examples) == (2, 20)
+    assert [len(b) for _, b in batches(torch.arange(1), Training(batch_size=1, steps=3), Ctx(), "c", True)] == [1] * 3
+
+
+def test_order_of_data_is_a_function_of_seed_round_client_and_epoch() -> None:
+    def order(seed: int, round_: int, client: str, epochs: int = 1) -> list[list[int]]:
+        training = Training(batch_size=20, epochs=epochs)
+        return [b.tolist() for _, b in batches(torch.arange(20), training, Ctx(round_, seed), client)]
+
+    assert order(0, 1, "c") == order(0, 1, "c")
+    assert len({str(order(*key)) for key in [(0, 1, "c"), (1, 1, "c"), (0, 2, "c"), (0, 1, "d")]}) == 4
+    two = order(0, 1, "c", epochs=2)
+    assert two[0] == order(0, 1, "c")[0] != two[1]
+    assert sorted(two[1]) == list(range(20))
+
+
+def test_proximal_gradient_is_the_closed_form_and_pulls_to_the_base() -> None:
+    y, base = torch.tensor([1.0, 2.0, 5.0]), torch.tensor([0.0, 4.0, 1.0])
+    view = View(y, torch.ones(3), base, (slice(0, 2),))
+    Proximal(0.5).grad(view, {})
+    assert view.grad.tolist() == [1.5, 0.0, 1.0]  # only the shared columns
+    _, loose = run(network(), Training(epochs=5, optimizer=Optimizer(lr=0.1)))
+    _, tight = run(network(), Training(epochs=5, optimizer=Optimizer(lr=0.1)), (Proximal(10.0),))
+    start = FlatModel(network()).params
+    assert float((tight.params - start).norm()) < 0.5 * float((loose.params - start).norm())
+    with pytest.raises(ValueError, match="mu: expected a number of at least 0, found -1"):
+        Proximal(-1)
+
+
+@dataclass(frozen=True)
+class Pull(LocalRule):
+    """A rule with everything: a penalty, state and an extra."""
+
+    strength: float
+    provides = frozenset({"extra:pulled"})
+
+    def init(self, base: Tensor) -> State:
+        return {"rounds": 0}
+
+    def penalty(self, view: View, state: State) -> Tensor | None:
+        assert view.outputs is not None
+        return self.strength * sum(out.square().mean() for out in view.outputs.values())
+
+    def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
+        return {"rounds": state["rounds"] + 1}, {"pulled": float(view.step)}
+
+
+def test_rules_add_up_and_keep_their_state() -> None:
+    config = Training(epochs=10, optimizer=Optimizer(lr=0.1))
+    result, strong = run(network(), config, (Pull(3.0), Proximal(0.1)))
+    assert result.rules == {"0": {"rounds": 1}, "1": {}}
+    assert result.extra == {"pulled": 10.0}
+    _, weak = run(network(), config)
+    x = data().images
+    assert strong.module(x)["a"].abs().mean() < 0.6 * weak.module(x)["a"].abs().mean()
+    result, _ = run(network(), config, (Pull(1.0),), rule_state=result.rules)
+    assert result.rules["0"] == {"rounds": 2}
+
+
+def test_half_precision_trains() -> None:
+    result, model = run(network(), Training(epochs=30, optimizer=Optimizer(lr=0.1), precision="bf16"))
+    first, _ = run(network(), Training(epochs=1, precision="bf16"))
+    assert result.losses["a"] < first.losses["a"]
+    assert model.params.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (Schedule(), [1, 1, 1, 1]),
+        (Schedule(warmup=2), [0.5, 1, 1, 1]),
+        (Schedule(warmup=2, warmup_start=0.5), [0.75, 1, 1, 1]),
+        (Schedule(name="cosine"), [1, 0.5 + 0.5 * math.cos(math.pi / 4), 0.5, 0.5 - 0.5 * math.cos(math.pi / 4)]),
+        (Schedule(name="cosine", warmup=1, floor=0.1), [1, 1, 0.1 + 0.9 * 0.75, 0.1 + 0.9 * 0.25]),
+        (Schedule(name="step", step_every=2, gamma=0.1), [1, 1, 0.1, 0.1]),
+        (Schedule(name="step", step_every=1, gamma=0.1, floor=0.05), [1, 0.1, 0.05, 0.05]),
+    ],
+)
+def test_schedule(schedule: Schedule, expected: list[float]) -> None:
+    assert [rate(schedule, epoch, 4) for epoch in range(4)] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("rules", [(), (Proximal(0.5),)], ids=["plain", "proximal"])
+@pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize("optimiser", [Optimizer(lr=0.1, momentum=0.9), Optimizer(name="adamw", lr=0.01)])
+def test_stacked_equals_one_at_a_time(rules: tuple[LocalRule, ...], clip: float | None, optimiser: Optimizer) -> None:
+    training = Training(optimizer=optimiser, batch_size=4, epochs=2, clip_norm=clip, stacked=True)
+    module, examples, ctx = network(), data(), Ctx(1, 0)
+    base = FlatModel(copy.deepcopy(module)).params
+    one = {"a": TASKS["a"]}
+    stack = [
+        Stackable("p", examples, torch.arange(0, 7), TASKS, base),
+        Stackable("q", examples, torch.arange(7, 14), TASKS, base),
+        Stackable("r", examples, torch.arange(14, 20), TASKS, base),
+        Stackable("s", examples, torch.arange(0, 7), one, base),
+    ]
+    groups = group(stack, training, ctx)
+    assert [[c.client for c in g] for g in groups] == [["p", "q"], ["r"], ["s"]]
+    for members in groups:
+        model = FlatModel(copy.deepcopy(module))
+        shared = (slice(0, len(base)),)
+        stacked = train_stacked(model, members, training, ctx, shared, rules)
+        for c, (params, result) in zip(members, stacked, strict=True):
+            alone = FlatModel(copy.deepcopy(module))
+            expected = train(alone, examples, c.index, c.tasks, training, ctx, c.client, shared, rules)
+            torch.testing.assert_close(params, alone.params, rtol=1e-4, atol=1e-6)
+            assert (result.steps, result.examples) == (expected.steps, expected.examples)
+            assert result.losses == pytest.approx(expected.losses, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("extra", "settings", "rules", "message"),
+    [
+        (nn.BatchNorm1d(4), {}, (), r"has buffers \(encoder.layers.2.running_mean\)"),
+        (nn.Dropout(0.5), {}, (), r"has dropout \(encoder.layers.2\)"),
+        (None, {"keep_optimizer": True}, (), "keep_optimizer is set"),
+        (None, {"precision": "bf16"}, (), "precision is bf16"),
+        (None, {}, (Pull(1.0),), r"Pull\(strength=1.0\) works on batches or keeps state"),
+    ],
+)
+def test_what_cannot_be_stacked_is_refused(extra: Any, settings: Any, rules: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        refuse(network(extra), Training(stacked=True, **settings), rules)
+
+
+def test_a_model_that_decides_by_its_data_cannot_be_stacked() -> None:
+    class Decides(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x if bool(x.sum() > 0) else -x
+
+    module = network(Decides())
+    model = FlatModel(module)
+    member = Stackable("p", data(), torch.arange(4), TASKS, model.params.clone())
+    with pytest.raises(UserError, match="the model cannot be stacked"):
+        train_stacked(model, [member], Training(), Ctx(1), (slice(0, 1),))
