@@ -1,0 +1,39 @@
+"""The README's Python runs, and its commands and YAML are valid."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+from fedloom.recipes.loader import load, parse
+
+TEXT = (Path(__file__).parents[1] / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", TEXT, flags=re.S)
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_python_runs(code: str) -> None:
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec(compile(code, "README.md", "exec", dont_inherit=True), {"__name__": "readme"})
+    assert out.getvalue()
+
+
+def test_the_recipe_is_valid() -> None:
+    (text,) = blocks("yaml")
+    assert load(parse(text, "README.md")).method.params == {"mu": 0.1}
+
+
+def test_the_commands_name_keys_that_exist() -> None:
+    lines = [line.split("#")[0].split() for line in "\n".join(blocks("console")).splitlines()]
+    runs = [words[2:] for words in lines if words[:2] in (["fedloom", "run"], ["fedloom", "show"])]
+    assert runs
+    for name, *changes in runs:
+        load(name, changes)
