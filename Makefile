@@ -34,7 +34,7 @@ demo: $(VENV)/.demo
 	  $(BIN)/fedloom run digits-tasks seed=$$seed method=fedavg method.add.feddea.rho=0.3 method.codec=sparse \
 	    --out runs/demo/feddea-s$$seed || exit 1; \
 	done
-	@$(BIN)/fedloom compare runs/demo/*-s* --base local --markdown runs/demo/comparison.md
+	@$(BIN)/fedloom compare runs/demo/local-s* runs/demo/fedavg-s* runs/demo/feddea-s* --markdown runs/demo/comparison.md
 	@echo "The runs are in runs/demo, the table in runs/demo/comparison.md"
 
 lint: $(VENV)/.test
