@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call, vmap
 
 from fedloom.context import Ctx
 from fedloom.data.dataset import Examples
@@ -25,6 +25,7 @@ from fedloom.training.rules import LocalRule, View
 from fedloom.updates import Columns
 
 Tasks = Mapping[str, tuple[Task, float]]
+Losses = dict[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,13 +86,13 @@ def train_stacked(
     optimizer = build(training.optimizer.model_copy(update={"fused": False}), view.params, view.grad, spans)
     active = [view.grad[..., s] for s in spans]
     epochs = training.rounds * training.local_epochs
-    shapes = [(b.name, s, b.shape) for b, s in zip(layout.blocks, layout.slices, strict=True)]
+    leaf = view.params.detach().requires_grad_()  # the same memory, with a gradient
+    leaf.grad = view.grad
 
-    def loss(params: Tensor, x: Tensor, targets: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        weights = {name: params[s].view(shape) for name, s, shape in shapes}
+    def losses_of(weights: dict[str, Tensor], x: Tensor, targets: dict[str, Tensor]) -> tuple[Tensor, Losses]:
         return task_losses(functional_call(model.module, weights, (x, names)), targets, tasks)
 
-    step = vmap(grad(loss, has_aux=True))
+    forward = vmap(losses_of)
     sums = {name: torch.zeros(len(clients), device=model.device) for name in names}
     seen = 0
     model.module.train()
@@ -103,15 +104,19 @@ def train_stacked(
         optimizer.param_groups[0]["lr"] = view.lr
         x, y = clients[0].examples.batch(torch.cat([index for _, index in drawn]), model.device)
         shape = (len(clients), len(drawn[0][1]))
+        view.grad.zero_()
+        # one split, whose gradient is one concatenation: slices would each add a whole K x p
+        pieces = leaf.split([block.size for block in layout.blocks], dim=1)
+        weights = {b.name: w.view(-1, *b.shape) for b, w in zip(layout.blocks, pieces, strict=True)}
         try:
-            gradient, losses = step(
-                view.params,
+            total, losses = forward(
+                weights,
                 x.view(*shape, *x.shape[1:]),
                 {name: y[name].view(*shape, *y[name].shape[1:]) for name in names},
             )
+            total.sum().backward()
         except RuntimeError as error:
             raise UserError(f"training.stacked: the model cannot be stacked: {error}") from error
-        view.grad.copy_(gradient)
         for rule in rules:
             rule.grad(view, {})
         if training.clip_norm is not None:

@@ -1,0 +1,54 @@
+"""Stacked training of equal tiny models (torch.func.vmap) against one client at a time, in the same run.
+
+    python benchmarks/stacked_clients.py [--quick]
+
+20 clients of two small MLPs (64-16-10, 64-32-10) and the small CNN on 8x8 digits, batch 16, a number of local
+epochs; one thread. Times are whole calls of the worker: load, train, subtract, pack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from _common import arguments, interleaved, machine
+
+from fedloom.recipes.loader import load
+from fedloom.runtime.build import build
+from fedloom.runtime.process import initial_state
+from fedloom.runtime.steps import dispatch
+from fedloom.runtime.worker import TrainJob, Worker
+
+MODELS = ("{name: mlp, hidden: [16]}", "{name: mlp, hidden: [32]}", "small-cnn")
+
+
+def main() -> None:
+    repeats = 3 if arguments(__doc__).quick else 9
+    torch.set_num_threads(1)
+    print(f"20 clients, batch 16, one thread; {machine()}")
+    for model in MODELS:
+        for epochs in (1, 5):
+            changes = (
+                f"model={model}",
+                "data={name: digits, tasks: [digit], size: 8}",
+                "partition={name: iid, clients: 20}",
+                "training.batch_size=16",
+                f"training.epochs={epochs}",
+                "training.optimizer.momentum=0.9",
+            )
+            built = build(load("digits-tasks", changes))
+            worker = Worker(built.setup)
+            messages = dispatch(built.method, initial_state(built)["server"], built.federation.clients)
+            jobs = [TrainJob(name, 1, message, {}) for name, message in messages.items()]
+            ways: dict[str, Callable[[], object]] = {
+                "one": lambda w=worker, j=jobs: [w.train(job) for job in j],
+                "stacked": lambda w=worker, j=jobs: list(w.train_stacked(j)),
+            }
+            one, stacked = interleaved(ways, repeats).values()
+            print(
+                f"{model:28} {epochs} epochs  one {one * 1e3:7.1f} ms  stacked {stacked * 1e3:6.1f} ms  {one / stacked:.1f}x"
+            )
+
+
+if __name__ == "__main__":
+    main()
