@@ -19,12 +19,13 @@ from fedloom.data.partition import Partition, Share
 from fedloom.errors import DataError
 from fedloom.methods.method import Method
 from fedloom.runtime.api import Result, plan
+from fedloom.runtime.buffers import merge_buffers
 from fedloom.runtime.build import build
 from fedloom.runtime.early import Patience
 from fedloom.runtime.federation import Federation
 from fedloom.runtime.process import initial_state
 from fedloom.runtime.sampling import cohort
-from fedloom.runtime.steps import Payload, merge_buffers, server_step
+from fedloom.runtime.steps import Payload, server_step
 from fedloom.stages import Identity
 from fedloom.updates import Block, Layout, Updates
 from tests_support import load_recipe, outcome

@@ -19,12 +19,18 @@ class Examples(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batch(self, index: Tensor, device: torch.device) -> tuple[Tensor, dict[str, Tensor]]:
-        """Inputs (B x ...) and {task: labels (B x ...)} for the given positions."""
+    def batch(
+        self, index: Tensor, device: torch.device, rng: torch.Generator | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Inputs (B x ...) and {task: labels (B x ...)} for the given positions.
+
+        `rng` is given in training: what augments draws from it and from nothing else. Without it nothing is random.
+        """
         ...
 
     def labels_of(self, task: str) -> np.ndarray[Any, Any]:
-        """All labels of one task, for partitioners and tables."""
+        """One integer per example for partitioners and tables: the class, or 0 where the label is an image; -1 where
+        the example has no label of this task."""
         ...
 
 
@@ -49,8 +55,10 @@ class TensorExamples:
     def __len__(self) -> int:
         return len(self.images)
 
-    def batch(self, index: Tensor, device: torch.device) -> tuple[Tensor, dict[str, Tensor]]:
-        """Inputs and labels at `index`, on `device`, normalised."""
+    def batch(
+        self, index: Tensor, device: torch.device, rng: torch.Generator | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Inputs and labels at `index`, on `device`, normalised; nothing is augmented."""
         x = self.images.index_select(0, index)
         y = {task: labels.index_select(0, index) for task, labels in self.labels.items()}
         if device.type != "cpu":

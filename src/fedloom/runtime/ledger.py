@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fedloom.codecs import ByteCount
+from fedloom.methods.method import Method
+from fedloom.runtime.federation import Client, Federation
+from fedloom.runtime.steps import Message, Payload
+from fedloom.updates import Layout, Updates
 
 
 @dataclass
@@ -35,3 +42,44 @@ class Ledger:
             for client, counts in sorted({"up": self.up, "down": self.down}[direction].items())
             for (role, task), count in sorted(counts.items(), key=lambda c: (c[0][0], c[0][1] or ""))
         ]
+
+
+def count_up(method: Method, layout: Layout, federation: Federation, payload: Payload) -> ByteCount:
+    """Bytes of one payload by (role, task), counted on the packed tensors."""
+    if not payload.finite:
+        return {}
+    shared = method.shared_part(layout)
+    client = federation.clients[payload.row[0]]
+    one = torch.ones(1, dtype=torch.float64)
+    like = Updates(
+        shared, (payload.row,), torch.zeros(1, shared.d), one, one, present=federation.present(client, shared)
+    )
+    bytes_ = method.codec.count(payload.packed, like)
+    if shared.blocks:  # the number of examples, extras, and a bit a block for support
+        bits = 0 if payload.support is None else payload.support.numel()
+        bytes_["side", None] = 8 * (1 + len(payload.extra)) + -(-bits // 8)
+    return _with_buffers(bytes_, layout, payload.buffers, payload.integers)
+
+
+def count_down(method: Method, layout: Layout, federation: Federation, client: Client, message: Message) -> ByteCount:
+    """Bytes of what one client receives, by (role, task)."""
+    shared = method.shared_part(layout)
+    have = federation.present(client, shared)
+    bytes_: ByteCount = {}
+    for i, block in enumerate(shared.blocks):
+        if have is None or bool(have[0, i]):
+            key = (block.role, block.task)
+            bytes_[key] = bytes_.get(key, 0) + block.size * message.vector.element_size()
+    return _with_buffers(bytes_, layout, message.buffers, message.integers)
+
+
+def _with_buffers(
+    bytes_: ByteCount, layout: Layout, buffers: Tensor | None, integers: Mapping[str, Tensor]
+) -> ByteCount:
+    if buffers is not None:
+        for block in layout.buffers.blocks:
+            key = ("buffer", block.task)
+            bytes_[key] = bytes_.get(key, 0) + block.size * buffers.element_size()
+    if integers:
+        bytes_["buffer", None] = bytes_.get(("buffer", None), 0) + sum(b.nbytes for b in integers.values())
+    return bytes_

@@ -12,9 +12,10 @@ from fedloom.context import Ctx, Row
 from fedloom.methods.method import Method
 from fedloom.recipes.schema import Recipe
 from fedloom.runtime.build import build
+from fedloom.runtime.ledger import count_down, count_up
 from fedloom.runtime.process import initial_state
 from fedloom.runtime.sampling import cohort
-from fedloom.runtime.steps import Payload, count_down, count_up, dispatch
+from fedloom.runtime.steps import Payload, dispatch
 from fedloom.updates import Updates
 
 

@@ -11,11 +11,11 @@ from fedloom.runtime.build import Built
 from fedloom.runtime.early import Patience
 from fedloom.runtime.executors import Executor
 from fedloom.runtime.folder import RunFolder
-from fedloom.runtime.ledger import Ledger
+from fedloom.runtime.ledger import Ledger, count_down, count_up
 from fedloom.runtime.measure import headline, measure, train_records, trained_records, validation_loss
 from fedloom.runtime.sampling import cohort
 from fedloom.runtime.state import map_tensors
-from fedloom.runtime.steps import Message, Payload, count_down, count_up, dispatch, server_init, server_step
+from fedloom.runtime.steps import Message, Payload, dispatch, server_init, server_step
 from fedloom.runtime.worker import TrainDone, TrainJob
 from fedloom.stages.stage import State
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.codecs import ByteCount
 from fedloom.context import Ctx, Row, derive_seed
 from fedloom.methods.method import Method
+from fedloom.runtime.buffers import merge_buffers
 from fedloom.runtime.federation import Client, Federation
 from fedloom.stages.stage import State
 from fedloom.training.config import Training
@@ -275,70 +275,3 @@ def server_step(
         # counters: the largest, for a mean of integers means nothing
         new["integers"] = {k: torch.stack([p.integers[k] for p in side]).amax(0) for k in state["integers"]}
     return new
-
-
-def merge_buffers(
-    method: Method, layout: Layout, federation: Federation, payloads: Sequence[Payload], before: Tensor
-) -> Tensor:
-    """Weighted mean, or pooled statistics, of float buffers over the clients that trained the block's task.
-
-    A block that nobody trained keeps its value. pooled: variance = mean of variances + variance of means.
-    """
-    merged = before.clone()
-    means: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
-    for block, s in zip(layout.blocks, layout.slices, strict=True):
-        who = [p for p in payloads if block.task is None or block.task in federation.clients[p.row[0]].tasks]
-        if not who:
-            continue
-        w = torch.tensor([p.n if method.weights == "size" else 1.0 for p in who], dtype=torch.float64)
-        values = torch.stack([p.buffers[s] for p in who if p.buffers is not None])
-        p_k = (w / w.sum()).to(values)
-        merged[s] = p_k @ values
-        prefix, _, kind = block.name.rpartition(".")
-        if kind == "running_mean":
-            means[prefix] = (p_k, values, merged[s])
-        elif kind == "running_var" and method.buffers == "pooled" and prefix in means:
-            p_k, mu, centre = means[prefix]
-            merged[s] += p_k @ (mu - centre) ** 2
-    return merged
-
-
-def count_up(method: Method, layout: Layout, federation: Federation, payload: Payload) -> ByteCount:
-    """Bytes of one payload by (role, task), counted on the packed tensors."""
-    if not payload.finite:
-        return {}
-    shared = method.shared_part(layout)
-    client = federation.clients[payload.row[0]]
-    one = torch.ones(1, dtype=torch.float64)
-    like = Updates(
-        shared, (payload.row,), torch.zeros(1, shared.d), one, one, present=federation.present(client, shared)
-    )
-    bytes_ = method.codec.count(payload.packed, like)
-    if shared.blocks:  # the number of examples, extras, and a bit a block for support
-        bits = 0 if payload.support is None else payload.support.numel()
-        bytes_["side", None] = 8 * (1 + len(payload.extra)) + -(-bits // 8)
-    return _with_buffers(bytes_, layout, payload.buffers, payload.integers)
-
-
-def count_down(method: Method, layout: Layout, federation: Federation, client: Client, message: Message) -> ByteCount:
-    """Bytes of what one client receives, by (role, task)."""
-    shared = method.shared_part(layout)
-    have = federation.present(client, shared)
-    bytes_: ByteCount = {}
-    for i, block in enumerate(shared.blocks):
-        if have is None or bool(have[0, i]):
-            key = (block.role, block.task)
-            bytes_[key] = bytes_.get(key, 0) + block.size * message.vector.element_size()
-    return _with_buffers(bytes_, layout, message.buffers, message.integers)
-
-
-def _with_buffers(
-    bytes_: ByteCount, layout: Layout, buffers: Tensor | None, integers: Mapping[str, Tensor]
-) -> ByteCount:
-    if buffers is not None:
-        for block in layout.buffers.blocks:
-            key = ("buffer", block.task)
-            bytes_[key] = bytes_.get(key, 0) + block.size * buffers.element_size()
-    if integers:
-        bytes_["buffer", None] = bytes_.get(("buffer", None), 0) + sum(b.nbytes for b in integers.values())
-    return bytes_

@@ -16,7 +16,7 @@ from fedloom.stages.stage import State
 from fedloom.tasks.task import Task
 from fedloom.training.config import Training
 from fedloom.training.flat import FlatModel
-from fedloom.training.optim import build, export_state, import_state, rate
+from fedloom.training.optim import build, export_state, import_state, learning_rate
 from fedloom.training.rules import LocalRule, View
 from fedloom.updates import Columns
 
@@ -93,15 +93,12 @@ def train(
     view = View(model.params, model.grad, model.params.clone(), shared)
     states = rule_state or {str(i): rule.init(view.base) for i, rule in enumerate(rules)}
     active = [model.grad[s] for s in spans]
-    epochs = training.rounds * training.local_epochs
     half = torch.autocast(model.device.type, torch.bfloat16) if training.precision == "bf16" else None
     sums: dict[str, Tensor] = {}
     result = LocalResult()
     model.module.train()
     for epoch, batch in batches(index, training, ctx, client, skip_single=model.has_batch_norm):
-        view.lr = training.optimizer.lr * rate(
-            training.schedule, (ctx.round - 1) * training.local_epochs + min(epoch, training.local_epochs - 1), epochs
-        )
+        view.lr = learning_rate(training, ctx.round, epoch)
         optimizer.param_groups[0]["lr"] = view.lr
         x, targets = examples.batch(batch, model.device)
         if training.channels_last and x.ndim == 4:

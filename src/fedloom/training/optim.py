@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.stages.stage import State
-from fedloom.training.config import Optimizer, Schedule
+from fedloom.training.config import Optimizer, Schedule, Training
 from fedloom.updates import Columns
 
 
@@ -24,6 +24,13 @@ def rate(schedule: Schedule, epoch: int, epochs: int) -> float:
     if schedule.name == "step":
         return max(schedule.floor, schedule.gamma ** (past // schedule.step_every))
     return 1.0
+
+
+def learning_rate(training: Training, round: int, epoch: int) -> float:
+    """The learning rate in epoch `epoch` (from 0) of round `round` (from 1). Steps instead of epochs count as one."""
+    epochs = training.local_epochs
+    now = (round - 1) * epochs + min(epoch, epochs - 1)
+    return training.optimizer.lr * rate(training.schedule, now, training.rounds * epochs)
 
 
 def build(config: Optimizer, params: Tensor, grad: Tensor, spans: tuple[Columns, ...]) -> torch.optim.Optimizer:

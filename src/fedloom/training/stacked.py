@@ -20,7 +20,7 @@ from fedloom.tasks.task import Task
 from fedloom.training.config import Training
 from fedloom.training.flat import FlatModel
 from fedloom.training.loop import LocalResult, batches, clip, task_losses
-from fedloom.training.optim import build, rate
+from fedloom.training.optim import build, learning_rate
 from fedloom.training.rules import LocalRule, View
 from fedloom.updates import Columns
 
@@ -85,7 +85,6 @@ def train_stacked(
     view = View(base.clone(), torch.zeros_like(base), base, shared)
     optimizer = build(training.optimizer.model_copy(update={"fused": False}), view.params, view.grad, spans)
     active = [view.grad[..., s] for s in spans]
-    epochs = training.rounds * training.local_epochs
     leaf = view.params.detach().requires_grad_()  # the same memory, with a gradient
     leaf.grad = view.grad
 
@@ -98,9 +97,7 @@ def train_stacked(
     model.module.train()
     for drawn in zip(*(batches(c.index, training, ctx, c.client) for c in clients), strict=True):
         epoch = drawn[0][0]
-        view.lr = training.optimizer.lr * rate(
-            training.schedule, (ctx.round - 1) * training.local_epochs + min(epoch, training.local_epochs - 1), epochs
-        )
+        view.lr = learning_rate(training, ctx.round, epoch)
         optimizer.param_groups[0]["lr"] = view.lr
         x, y = clients[0].examples.batch(torch.cat([index for _, index in drawn]), model.device)
         shape = (len(clients), len(drawn[0][1]))
