@@ -434,3 +434,35 @@ def test_a_changed_file_is_noticed():
     del value["clients"][0]["domain"]
     with pytest.raises(DataError, match="the saved partition has no field 'domain'"):
         Partition.from_json(value)
+
+
+def two_sets(n: int = 300) -> Pool:
+    """Two data sets, each with its own tasks on its own images: pascal has two, nyud has three."""
+    domain = np.arange(n) % 3 > 0
+    labels = {f"pascal-{t}": np.where(domain, -1, 0) for t in "ab"} | {
+        f"nyud-{t}": np.where(domain, 0, -1) for t in "abc"
+    }
+    return Pool(labels, domain.astype(np.int64), ("pascal", "nyud"))
+
+
+@pytest.mark.parametrize("scale", [1, 2, 4])
+def test_single_and_multi_split_each_set_evenly_among_its_clients(scale):
+    pool = two_sets()
+    found = split("single-and-multi", pool, single={"pascal": scale}, multi={"nyud": scale})
+    by_domain = {name: [s for s in found.shares if s.domain == name] for name in pool.domains}
+    assert [len(s.tasks) for s in by_domain["pascal"]] == [1] * 2 * scale
+    assert [set(s.tasks) for s in by_domain["nyud"]] == [{"nyud-a", "nyud-b", "nyud-c"}] * scale
+    assert {s.client for s in by_domain["nyud"]} == {f"nyud-multi-{i}" for i in range(scale)}
+    for name, shares in by_domain.items():
+        sizes = [len(s.train) + len(s.val) for s in shares]
+        assert max(sizes) - min(sizes) <= 1
+        assert sum(sizes) == int((pool.domain == pool.domains.index(name)).sum())
+
+
+def test_single_and_multi_errors():
+    with pytest.raises(DataError, match="unknown domain 'pascl'. Did you mean 'pascal'"):
+        split("single-and-multi", two_sets(), single={"pascl": 1}, multi={})
+    with pytest.raises(DataError, match="the data set has no domains"):
+        split("single-and-multi", own_images(), single={}, multi={"x": 1})
+    with pytest.raises(DataError, match="task 'pascal-a' is held by no client"):
+        split("single-and-multi", two_sets(), single={}, multi={"nyud": 1})

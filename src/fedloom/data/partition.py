@@ -484,6 +484,49 @@ def one_task(
     return _finish(pool, seed, val_fraction, clients, groups, held, shared=images == "shared")
 
 
+@PARTITIONERS.register(
+    "single-and-multi", source="FedHCA2: single-task clients on one data set, multi-task on the other"
+)
+def single_and_multi(
+    pool: Pool,
+    seed: int,
+    *,
+    single: dict[str, Count],
+    multi: dict[str, Count],
+    val_fraction: ValFraction = 0.1,
+) -> Partition:
+    """Single-task clients on some domains (data sets) and multi-task clients on others.
+
+    `single` {domain: n}: n clients for each task of the domain; all of them share the domain's examples in disjoint,
+    even parts, as in the authors' release. `multi` {domain: m}: m clients that hold every task of the domain, likewise.
+    The paper's 2C and 4C are n = m = 2 and 4. A domain may be in both: then all its clients share its examples.
+
+    Raises DataError where the data set has no such domain.
+    """
+    if pool.domain is None or not pool.domains:
+        raise DataError("single-and-multi: the data set has no domains")
+    clients: list[str] = []
+    groups: Groups = []
+    held: list[Mapping[str, float]] = []
+    domains_: list[str] = []
+    for name in dict.fromkeys((*single, *multi)):
+        if name not in pool.domains:
+            known = ", ".join(pool.domains)
+            raise DataError(f"single-and-multi: unknown domain {name!r}.{nearest(name, pool.domains)} Known: {known}")
+        here = pool.domain == pool.domains.index(name)
+        tasks = [task for task in pool.tasks if pool.labelled(task)[here].any()]
+        kinds = [({task: 1.0}, task, single.get(name, 0)) for task in tasks]
+        kinds.append((dict.fromkeys(tasks, 1.0), f"{name}-multi", multi.get(name, 0)))
+        before = len(clients)
+        for row, label, count in kinds:
+            clients += [f"{label}-{i:0{len(str(count - 1))}d}" for i in range(count)]
+            held += [row] * count
+        mine = len(clients) - before
+        domains_ += [name] * mine
+        groups += np.array_split(_rng(seed, "single-and-multi", name).permutation(np.flatnonzero(here)), mine)
+    return _finish(pool, seed, val_fraction, clients, groups, held, domains_)
+
+
 @PARTITIONERS.register("task-weights", source="DFMTL thesis: SingleTask, Pairwise, MultiTask")
 def task_weights(
     pool: Pool,
