@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -15,7 +15,10 @@ from fedloom.tasks.task import Task
 
 
 class Examples(Protocol):
-    """Anything that can hand out batches by index."""
+    """Anything that can hand out batches by index. `batch` may be called from another thread."""
+
+    prefetch: ClassVar[bool]
+    """Whether making a batch takes long enough that training should load ahead."""
 
     def __len__(self) -> int: ...
 
@@ -46,6 +49,7 @@ class TensorExamples:
     domain: Tensor | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    prefetch: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for task, labels in self.labels.items():

@@ -33,7 +33,11 @@ class Ledger:
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+            self.add(name, time.perf_counter() - start)
+
+    def add(self, name: str, seconds: float) -> None:
+        """Add seconds to a phase."""
+        self.seconds[name] = self.seconds.get(name, 0.0) + seconds
 
     def entries(self, direction: str) -> list[dict[str, Any]]:
         """One entry per client, role and task."""

@@ -108,6 +108,8 @@ class _Round:
             )
             if not d.payload.finite:
                 self.log("update dropped", {"client": d.client, "why": "local training gave nan or inf"})
+            self.ledger.add("local training, sum over clients", d.seconds)
+            self.ledger.add("waiting for data, sum over clients", d.result.waiting)
             empty = Payload(d.payload.row, d.payload.n)
             self.done.append(TrainDone(d.client, empty, d.result, {}, d.seconds, d.trained))
             self.progress.client(self.number, len(self.done), len(jobs))

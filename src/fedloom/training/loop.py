@@ -17,6 +17,7 @@ from fedloom.tasks.task import Task
 from fedloom.training.config import Training
 from fedloom.training.flat import FlatModel
 from fedloom.training.optim import build, export_state, import_state, learning_rate
+from fedloom.training.prefetch import Clocked, ahead
 from fedloom.training.rules import LocalRule, View
 from fedloom.updates import Columns
 
@@ -32,6 +33,8 @@ class LocalResult:
     optimizer: State = field(default_factory=dict)
     rules: State = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
+    waiting: float = 0.0
+    """Seconds spent waiting for batches."""
 
 
 def batches(
@@ -96,11 +99,15 @@ def train(
     half = torch.autocast(model.device.type, torch.bfloat16) if training.precision == "bf16" else None
     sums: dict[str, Tensor] = {}
     result = LocalResult()
+    loaded: Iterator[tuple[int, tuple[Tensor, dict[str, Tensor]]]] = (
+        (epoch, examples.batch(batch, model.device, ctx.rng("augment", client, number)))
+        for number, (epoch, batch) in enumerate(batches(index, training, ctx, client, model.has_batch_norm))
+    )
+    stream = Clocked(ahead(loaded) if examples.prefetch else loaded)
     model.module.train()
-    for epoch, batch in batches(index, training, ctx, client, skip_single=model.has_batch_norm):
+    for epoch, (x, targets) in stream:
         view.lr = learning_rate(training, ctx.round, epoch)
         optimizer.param_groups[0]["lr"] = view.lr
-        x, targets = examples.batch(batch, model.device)
         if training.channels_last and x.ndim == 4:
             x = channels_last(x)
         for g in active:
@@ -119,14 +126,14 @@ def train(
             clip(active, training.clip_norm)
         optimizer.step()
         view.step += 1
-        result.examples += len(batch)
+        result.examples += len(x)
         for name, value in losses.items():
-            term = value.detach() * len(batch)
+            term = value.detach() * len(x)
             sums[name] = sums[name] + term if name in sums else term
     for i, rule in enumerate(rules):
         result.rules[str(i)], extra = rule.finish(view, states[str(i)])
         result.extra.update(extra)
-    result.steps = view.step
+    result.steps, result.waiting = view.step, stream.seconds
     result.losses = {name: float(s) / max(result.examples, 1) for name, s in sums.items()}
     if training.keep_optimizer:
         result.optimizer = export_state(optimizer)

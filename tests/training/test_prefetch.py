@@ -1,0 +1,63 @@
+"""Loading ahead changes when batches are made, not which."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from fedloom.training.prefetch import Clocked, ahead
+
+
+def alive() -> int:
+    return sum(t.name == "fedloom-prefetch" for t in threading.enumerate())
+
+
+def test_items_come_in_order_and_the_thread_ends() -> None:
+    assert list(ahead(iter(range(50)))) == list(range(50))
+    assert alive() == 0
+
+
+def test_errors_are_raised_where_the_items_are_used() -> None:
+    def items():
+        yield 1
+        raise ValueError("a bad file")
+
+    stream = ahead(items())
+    assert next(stream) == 1
+    with pytest.raises(ValueError, match="a bad file"):
+        next(stream)
+    assert alive() == 0
+
+
+def test_leaving_early_ends_the_thread_and_works_no_further_than_depth() -> None:
+    made = []
+
+    def items():
+        for i in range(1000):
+            made.append(i)
+            yield i
+
+    stream = ahead(items(), depth=2)
+    assert next(stream) == 0
+    time.sleep(0.2)
+    stream.close()
+    assert alive() == 0
+    assert len(made) <= 5
+
+
+def test_loading_overlaps_with_work() -> None:
+    def items():
+        for i in range(5):
+            time.sleep(0.05)
+            yield i
+
+    def waited(stream) -> float:
+        clock = Clocked(stream)
+        for _ in clock:
+            time.sleep(0.06)
+        return clock.seconds
+
+    assert waited(items()) > 0.2
+    assert waited(ahead(items())) < 0.15  # the first item, and little else
