@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -23,10 +24,9 @@ def ahead(items: Iterator[T], depth: int = 2) -> Iterator[T]:
 
     def put(item: tuple[Any, BaseException | None]) -> None:
         while not stop.is_set():
-            try:
-                return ready.put(item, timeout=0.05)
-            except queue.Full:
-                continue
+            with contextlib.suppress(queue.Full):
+                ready.put(item, timeout=0.05)
+                return
 
     def work() -> None:
         try:
