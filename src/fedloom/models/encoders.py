@@ -1,6 +1,8 @@
 """The encoders that a recipe may name; the modules themselves are in `nets.py`, which needs torch.
 
-An encoder is a module with the attribute `features` (int) that maps a batch (B x input shape) to B x features.
+An encoder is a module with the attribute `features` (int) that maps a batch (B x input shape) to B x features. Dense
+tasks need a `PyramidEncoder`, which maps images to feature maps at several strides; its recipe keys `decoder`,
+`decoder_norm` and `dim` say how the decoders between it and the heads are made.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from fedloom.errors import RecipeError
 from fedloom.registry import Registry
 
 if TYPE_CHECKING:
-    from fedloom.models.nets import Encoder
+    from fedloom.models.nets import Encoder, PyramidEncoder
 
 ENCODERS = Registry("encoder")
 """Functions `f(input_shape, *, ...) -> Encoder`; their keyword-only arguments are the recipe's keys."""
@@ -67,6 +69,45 @@ def resnet10(input_shape: tuple[int, ...], *, width: Width = 64, norm: Literal["
     from fedloom.models.nets import ResNet
 
     return ResNet(_image("resnet10", input_shape, 8), width, norm)
+
+
+@ENCODERS.register("tiny-pyramid")
+def tiny_pyramid(
+    input_shape: tuple[int, ...],
+    *,
+    width: Width = 16,
+    norm: Literal["batch", "group"] = "group",
+    dim: Width = 32,
+    decoder: Literal["pyramid", "thesis"] = "pyramid",
+    decoder_norm: Literal["batch", "group"] = "batch",
+) -> PyramidEncoder:
+    """A small convolutional pyramid for dense tasks on a CPU: maps of w, 2w, 4w, 4w channels at strides 4 to 32.
+
+    With width 16 it has about 150,000 parameters. Sides must be multiples of 32. `norm: group` has no running
+    statistics to aggregate. `dim` is the decoders' width; see `MultiTask` for `decoder`.
+    """
+    from fedloom.models.nets import TinyPyramid
+
+    shape = _multiple("tiny-pyramid", input_shape, 32)
+    return _decoded(TinyPyramid(shape[0], width, norm), dim, decoder, decoder_norm)
+
+
+def _decoded(
+    encoder: PyramidEncoder, dim: int, decoder: Literal["pyramid", "thesis"], norm: Literal["batch", "group"]
+) -> PyramidEncoder:
+    encoder.dim, encoder.decoder, encoder.decoder_norm = dim, decoder, norm
+    return encoder
+
+
+def _multiple(encoder: str, shape: tuple[int, ...], stride: int) -> tuple[int, int, int]:
+    """`shape` as channels, height, width, both multiples of `stride`, or a RecipeError."""
+    channels, height, width = _image(encoder, shape, stride)
+    if height % stride or width % stride:
+        raise RecipeError(
+            f"encoder {encoder!r} expects images whose height and width are multiples of {stride}, found "
+            f"{height} x {width}"
+        )
+    return channels, height, width
 
 
 def _image(encoder: str, shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:

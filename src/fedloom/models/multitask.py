@@ -1,4 +1,4 @@
-"""One shared encoder with one head per task."""
+"""One shared encoder with one head, and for dense tasks one decoder, per task."""
 
 from __future__ import annotations
 
@@ -8,24 +8,33 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import interpolate
 
 from fedloom.context import derive_seed
 from fedloom.errors import RecipeError
+from fedloom.models.decoders import Decoder, PyramidDecoder, ThesisDecoder
 from fedloom.models.encoders import ENCODERS
-from fedloom.models.nets import Encoder
+from fedloom.models.nets import Encoder, PyramidEncoder
 from fedloom.tasks.task import Task
 
 
 class MultiTask(nn.Module):
-    """`encoder` and `heads`, a module per task name.
+    """`encoder`, `decoders` (a module per dense task) and `heads` (a module per task).
+
+    Dense tasks need an encoder that gives feature maps. Each has a decoder of its own on all maps, and its head's
+    output is resized to the input's size (bilinear, align_corners false). `encoder.decoder` says which decoder:
+    `pyramid` (`PyramidDecoder`, then the task's own head) or `thesis` (`ThesisDecoder`, then one 3x3 convolution as
+    head). Other tasks read the encoder's features; those of maps are the mean of the last one.
 
     A task name becomes part of parameter names, so it may hold letters, digits, '_' and '-' only and must not be an
-    attribute of ModuleDict (such as 'keys' or 'type'); RecipeError otherwise, and where a name occurs twice.
+    attribute of ModuleDict (such as 'keys' or 'type'); RecipeError otherwise, where a name occurs twice, and where a
+    dense task meets an encoder without maps.
     """
 
     def __init__(self, encoder: Encoder, tasks: Sequence[Task]) -> None:
         super().__init__()
         self.encoder = encoder
+        self.decoders = nn.ModuleDict()
         self.heads = nn.ModuleDict()
         for task in tasks:
             if not re.fullmatch(r"[A-Za-z0-9_-]+", task.name):
@@ -40,17 +49,51 @@ class MultiTask(nn.Module):
                     f"task name {task.name!r} cannot be used: torch.nn.ModuleDict has an attribute of that name. "
                     f"Rename the task, for example {task.name + '_task'!r}"
                 )
-            self.heads[task.name] = task.head(encoder.features)
+            if not getattr(task, "dense", False):
+                self.heads[task.name] = task.head(encoder.features)
+                continue
+            if not isinstance(encoder, PyramidEncoder):
+                raise RecipeError(
+                    f"task {task.name!r} predicts a map, so it needs an encoder with feature maps (tiny-pyramid, "
+                    f"tiny-swin or timm), found {type(encoder).__name__}"
+                )
+            if encoder.decoder == "thesis":
+                decoder: Decoder = ThesisDecoder(encoder.channels, encoder.strides, encoder.decoder_norm)
+                head: nn.Module = nn.Conv2d(decoder.width, task.channels, 3, padding=1)
+            else:
+                decoder = PyramidDecoder(encoder.channels, encoder.dim, encoder.decoder_norm)
+                head = task.head(decoder.width)
+            self.decoders[task.name], self.heads[task.name] = decoder, head
 
     def forward(self, x: Tensor, tasks: Sequence[str] | None = None) -> dict[str, Tensor]:
-        """Inputs (B x ...) to {task: output of its head}; all tasks if `tasks` is None. The encoder runs once."""
-        features = self.encoder(x)
-        return {task: self.heads[task](features) for task in (self.heads if tasks is None else tasks)}
+        """Inputs (B x ...) to {task: its output}; all tasks if `tasks` is None. Nothing else is computed.
+
+        The encoder runs once. A dense task's output is B x channels x H x W, as large as the input. RecipeError where
+        the sides of an image are no multiples of the encoder's last stride.
+        """
+        if not isinstance(self.encoder, PyramidEncoder):
+            features = self.encoder(x)
+            return {task: self.heads[task](features) for task in (self.heads if tasks is None else tasks)}
+        size, stride = x.shape[2:], self.encoder.strides[-1]
+        if any(side % stride for side in size):
+            raise RecipeError(f"expected images whose sides are multiples of {stride}, found {size[0]} x {size[1]}")
+        maps: list[Tensor] = self.encoder(x)
+        outputs = {}
+        for task in self.heads if tasks is None else tasks:
+            if task not in self.decoders:
+                outputs[task] = self.heads[task](maps[-1].mean((2, 3)))
+                continue
+            y = self.heads[task](self.decoders[task](maps))
+            if y.shape[2:] != size:
+                y = interpolate(y, size=size, mode="bilinear", align_corners=False)
+            outputs[task] = y
+        return outputs
 
     def roles(self) -> dict[str, str | tuple[str, str]]:
         """Glob over parameter names -> role, or (role, task) for what belongs to one task."""
+        decoders = {f"decoders.{task}.*": ("decoder", task) for task in self.decoders}
         heads = {f"heads.{task}.*": ("head", task) for task in self.heads}
-        return {"encoder.*": "encoder", **heads}
+        return {"encoder.*": "encoder", **decoders, **heads}
 
 
 def build_model(

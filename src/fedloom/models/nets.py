@@ -17,6 +17,27 @@ class Encoder(nn.Module):
     features: int
 
 
+Norm = Literal["batch", "group"]
+Decoding = Literal["pyramid", "thesis"]
+
+
+class PyramidEncoder(Encoder):
+    """Maps a batch of images (B x C x H x W) to feature maps (B x C_i x H/s_i x W/s_i), finest first.
+
+    channels      C_i
+    strides       s_i; the height and width of an image must be multiples of the last
+    features      C of the last map; its mean over positions is what heads without a decoder read
+    dim           width of the decoders of dense tasks
+    decoder       their kind, and `decoder_norm` their norm layers
+    """
+
+    channels: tuple[int, ...]
+    strides: tuple[int, ...]
+    dim: int
+    decoder: Decoding = "pyramid"
+    decoder_norm: Norm = "batch"
+
+
 class SmallCNN(Encoder):
     """conv 3x3, pool, conv 3x3, pool to between 2 x 2 and 5 x 5 positions, linear."""
 
@@ -72,10 +93,8 @@ class MLP(Encoder):
         return x
 
 
-Norm = Literal["batch", "group"]
-
-
-def _norm(kind: Norm, channels: int) -> nn.Module:
+def norm_layer(kind: Norm, channels: int) -> nn.Module:
+    """Batch norm, or group norm with groups of at least 16 channels."""
     if kind == "batch":
         return nn.BatchNorm2d(channels)
     return nn.GroupNorm(math.gcd(channels, max(1, channels // 16)), channels)
@@ -87,13 +106,13 @@ class BasicBlock(nn.Module):
     def __init__(self, inputs: int, outputs: int, stride: int, norm: Norm) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
-        self.norm1 = _norm(norm, outputs)
+        self.norm1 = norm_layer(norm, outputs)
         self.conv2 = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-        self.norm2 = _norm(norm, outputs)
+        self.norm2 = norm_layer(norm, outputs)
         self.shortcut = nn.Sequential()
         if stride != 1 or inputs != outputs:
             self.shortcut.append(nn.Conv2d(inputs, outputs, 1, stride, bias=False))
-            self.shortcut.append(_norm(norm, outputs))
+            self.shortcut.append(norm_layer(norm, outputs))
 
     def forward(self, x: Tensor) -> Tensor:
         """B x inputs x H x W to B x outputs x H/stride x W/stride."""
@@ -108,7 +127,7 @@ class ResNet(Encoder):
         super().__init__()
         self.features = 8 * width
         self.stem = nn.Conv2d(shape[0], width, 3, padding=1, bias=False)
-        self.norm = _norm(norm, width)
+        self.norm = norm_layer(norm, width)
         self.stages = nn.Sequential(
             BasicBlock(width, width, 1, norm),
             BasicBlock(width, 2 * width, 2, norm),
@@ -119,3 +138,26 @@ class ResNet(Encoder):
     def forward(self, x: Tensor) -> Tensor:
         """B x C x H x W to B x 8 width."""
         return self.stages(relu(self.norm(self.stem(x)))).mean((2, 3))
+
+
+class TinyPyramid(PyramidEncoder):
+    """A strided 3x3 convolution and four basic blocks of stride 2: maps at strides 4, 8, 16 and 32."""
+
+    def __init__(self, channels: int, width: int, norm: Norm) -> None:
+        super().__init__()
+        self.channels = (width, 2 * width, 4 * width, 4 * width)
+        self.strides = (4, 8, 16, 32)
+        self.features = self.channels[-1]
+        self.stem = nn.Conv2d(channels, width, 3, 2, padding=1, bias=False)
+        self.norm = norm_layer(norm, width)
+        widths = itertools.pairwise((width, *self.channels))
+        self.stages = nn.ModuleList(BasicBlock(a, b, 2, norm) for a, b in widths)
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        """B x C x H x W to four maps, finest first."""
+        x = relu(self.norm(self.stem(x)))
+        maps = []
+        for stage in self.stages:
+            x = stage(x)
+            maps.append(x)
+        return maps
