@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fedloom.study.compare import Comparison, compare, delta_m
+from fedloom.study.compare import Comparison, compare
 from fedloom.study.runs import Final, Run
+from fedloom.tasks.delta import delta_m
 
 __all__ = ["Comparison", "Final", "Run", "compare", "delta_m"]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from fedloom.errors import StateError, nearest
 from fedloom.extras import need
 from fedloom.study.runs import Final, Run, human_bytes
+from fedloom.tasks.delta import delta_m, delta_terms
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -27,23 +28,6 @@ CSV = (
 )
 # What a comparison does not mention: these keys do not change results.
 QUIET = {"name", "seed", "runtime.workers", "runtime.checkpoint_every"}
-
-
-def delta_terms(
-    values: Mapping[str, float], base: Mapping[str, float], directions: Mapping[str, str]
-) -> dict[str, float]:
-    """Task -> improvement on the base in percent, positive is better; tasks with a base of 0 or nan are left out."""
-    return {
-        task: (-1 if directions[task] == "min" else 1) * (values[task] - base[task]) / base[task] * 100
-        for task in values
-        if base[task] != 0 and not math.isnan(base[task])
-    }
-
-
-def delta_m(values: Mapping[str, float], base: Mapping[str, float], directions: Mapping[str, str]) -> float:
-    """The mean of `delta_terms` over tasks (Delta_m of multi-task learning); nan where no task is left."""
-    terms = delta_terms(values, base, directions)
-    return mean(terms.values()) if terms else math.nan
 
 
 @dataclass(frozen=True)

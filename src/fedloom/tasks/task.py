@@ -34,6 +34,8 @@ class Task(ABC):
     weight: float = 1.0
 
     kind: ClassVar[str]
+    dense: ClassVar[bool] = False
+    """Whether the answer is one per pixel (B x channels x H x W) and not one per example."""
     metrics: ClassVar[Mapping[str, Direction]]
     """Metric name -> whether larger ("max") or smaller ("min") is better."""
     primary: ClassVar[str]

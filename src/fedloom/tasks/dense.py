@@ -1,0 +1,180 @@
+"""Tasks with one answer per pixel: their losses, metrics and default weights are those of the NYUD and PASCAL
+benchmarks that FedHCA2 and FedDEA use.
+
+Predictions are B x channels x H x W before any activation; labels have the same B, H and W, and 255 for no label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from torch import Tensor, nn
+
+from fedloom.errors import RecipeError
+from fedloom.tasks import losses
+from fedloom.tasks.heads import UpHead
+from fedloom.tasks.metrics import Absent, DepthError, MaxF, MeanIoU, Measures, NormalError, PlainEdgeF
+from fedloom.tasks.task import Direction, Task
+
+Label = Literal["classes", "binary", "normals", "depth"]
+
+
+@dataclass(frozen=True)
+class DenseTask(Task):
+    """A task with one answer per pixel."""
+
+    dense: ClassVar[bool] = True
+    label: ClassVar[Label]
+    """What the labels are, and so how they follow the image when it is scaled and flipped."""
+    widths: ClassVar[tuple[int, ...]] = ()
+    """Numbers of channels that make sense; any where empty."""
+
+    def __post_init__(self) -> None:
+        if self.widths and self.channels not in self.widths:
+            wanted = " or ".join(map(str, self.widths))
+            raise RecipeError(f"task {self.name!r}: {self.kind} has {wanted} channels, not {self.channels}")
+
+    def head(self, features: int) -> nn.Module:
+        """From features at stride 4 to predictions at full size."""
+        return UpHead(features, self.channels)
+
+
+@dataclass(frozen=True)
+class Semseg(DenseTask):
+    """Semantic segmentation: one of `channels` classes per pixel, labels 0..channels-1.
+
+    `absent` says what a class counts in mIoU that occurs in neither truth nor prediction (see `MeanIoU`).
+    """
+
+    absent: Absent = "skip"
+
+    kind: ClassVar[str] = "semseg"
+    label: ClassVar[Label] = "classes"
+    metrics: ClassVar[Mapping[str, Direction]] = {"miou": "max", "pixel_accuracy": "max"}
+    primary: ClassVar[str] = "miou"
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """`losses.cross_entropy`."""
+        return losses.cross_entropy(output, target)
+
+    def metric(self) -> Measures:
+        """mIoU and pixel accuracy."""
+        return Measures(self.name, self.metrics, MeanIoU(self.channels, absent=self.absent))
+
+
+@dataclass(frozen=True)
+class HumanParts(Semseg):
+    """Segmentation of people: 0 is background, the others are parts of the body. Images without people are 255."""
+
+    channels: int = 7
+    weight: float = 2.0
+
+    kind: ClassVar[str] = "human_parts"
+
+
+@dataclass(frozen=True)
+class Saliency(DenseTask):
+    """Which pixels stand out: labels 0 or 1; two channels (background, salient), or one logit."""
+
+    channels: int = 2
+    weight: float = 5.0
+
+    kind: ClassVar[str] = "saliency"
+    label: ClassVar[Label] = "binary"
+    widths: ClassVar[tuple[int, ...]] = (1, 2)
+    metrics: ClassVar[Mapping[str, Direction]] = {"maxf": "max", "max_iou": "max"}
+    primary: ClassVar[str] = "maxf"
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """`losses.balanced_bce`."""
+        return losses.balanced_bce(output, target)
+
+    def metric(self) -> Measures:
+        """maxF and the best mean IoU."""
+        return Measures(self.name, self.metrics, MaxF())
+
+
+@dataclass(frozen=True)
+class Normals(DenseTask):
+    """Surface normals: labels B x 3 x H x W in -1..1. The prediction's length does not matter."""
+
+    channels: int = 3
+    weight: float = 10.0
+
+    kind: ClassVar[str] = "normals"
+    label: ClassVar[Label] = "normals"
+    widths: ClassVar[tuple[int, ...]] = (3,)
+    metrics: ClassVar[Mapping[str, Direction]] = {
+        "merr": "min",
+        "within_11_25": "max",
+        "within_22_5": "max",
+        "within_30": "max",
+    }
+    primary: ClassVar[str] = "merr"
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """`losses.normals_l1`."""
+        return losses.normals_l1(output, target)
+
+    def metric(self) -> Measures:
+        """Mean angle in degrees, and shares of small angles."""
+        return Measures(self.name, self.metrics, NormalError())
+
+
+@dataclass(frozen=True)
+class Depth(DenseTask):
+    """Depth in metres: labels B x 1 x H x W or B x H x W.
+
+    With `log` the head predicts log(1 + metres) and the loss compares that; metrics stay in metres. Pixels from
+    `limit` metres on train but are not measured.
+    """
+
+    channels: int = 1
+    log: bool = False
+    limit: float = 80.0
+
+    kind: ClassVar[str] = "depth"
+    label: ClassVar[Label] = "depth"
+    widths: ClassVar[tuple[int, ...]] = (1,)
+    metrics: ClassVar[Mapping[str, Direction]] = {
+        **dict.fromkeys(("rmse", "mae", "rel"), "min"),
+        **dict.fromkeys(("delta1", "delta2", "delta3"), "max"),
+    }
+    primary: ClassVar[str] = "rmse"
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """`losses.depth_l1`."""
+        return losses.depth_l1(output, target, self.log)
+
+    def metric(self) -> Measures:
+        """RMSE, MAE, relative error and the delta thresholds."""
+        return Measures(self.name, self.metrics, DepthError(limit=self.limit, log=self.log))
+
+
+@dataclass(frozen=True)
+class Edge(DenseTask):
+    """Boundaries: labels 0 or 1 (shares of annotators train as they are, and count as edges from 0.5 up).
+
+    `positive_weight` and `negative_weight` weigh the loss of edge and other pixels (see `losses.edge_bce`).
+    """
+
+    channels: int = 1
+    weight: float = 50.0
+    positive_weight: float = 0.95
+    negative_weight: float | None = None
+
+    kind: ClassVar[str] = "edge"
+    label: ClassVar[Label] = "binary"
+    widths: ClassVar[tuple[int, ...]] = (1,)
+    metrics: ClassVar[Mapping[str, Direction]] = {"edge_f_plain": "max"}
+    primary: ClassVar[str] = "edge_f_plain"
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """`losses.edge_bce`."""
+        return losses.edge_bce(output, target, self.positive_weight, self.negative_weight)
+
+    def metric(self) -> Measures:
+        """The plain F of pixels."""
+        return Measures(self.name, self.metrics, PlainEdgeF())
