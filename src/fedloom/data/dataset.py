@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,10 +17,31 @@ from fedloom.tasks.task import Task
 class Examples(Protocol):
     """Anything that can hand out batches by index. `batch` may be called from another thread."""
 
-    prefetch: ClassVar[bool]
-    """Whether making a batch takes long enough that training should load ahead."""
-
     def __len__(self) -> int: ...
+
+    @property
+    def prefetch(self) -> bool:
+        """Whether making a batch takes long enough that training should load ahead."""
+        ...
+
+    @property
+    def domain(self) -> Tensor | None:
+        """Where each example comes from (N integers), if that is known."""
+        ...
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input in evaluation, without the batch dimension (C x H x W for images)."""
+        ...
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that inputs and labels occupy in memory (or in a mapped file)."""
+        ...
+
+    def fingerprint(self) -> bytes:
+        """Bytes by which a resumed run tells whether it sees the same labels."""
+        ...
 
     def batch(
         self, index: Tensor, device: torch.device, rng: torch.Generator | None = None
@@ -49,7 +70,7 @@ class TensorExamples:
     domain: Tensor | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
-    prefetch: ClassVar[bool] = False
+    prefetch: bool = False
 
     def __post_init__(self) -> None:
         for task, labels in self.labels.items():
@@ -79,6 +100,20 @@ class TensorExamples:
         """Labels of one task as a numpy array."""
         return self.labels[task].numpy()
 
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        return tuple(self.images.shape[1:])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of images and labels."""
+        return self.images.nbytes + sum(labels.nbytes for labels in self.labels.values())
+
+    def fingerprint(self) -> bytes:
+        """All labels, task by task."""
+        return b"".join(self.labels_of(task).tobytes() for task in sorted(self.labels))
+
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
@@ -86,11 +121,11 @@ class Dataset:
 
     name: str
     tasks: tuple[Task, ...]
-    train: TensorExamples
-    test: TensorExamples
+    train: Examples
+    test: Examples
     domains: tuple[str, ...] = ()
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input, without the batch dimension (C x H x W for images)."""
-        return tuple(self.train.images.shape[1:])
+        return self.train.input_shape

@@ -57,7 +57,7 @@ def plan(recipe: Recipe, method: Method | None = None) -> Plan:
     memory = {
         "matrix of updates (participants x shared parameters)": taking_part * shared.d * 4,
         "models, gradients, optimiser (per worker)": recipe.runtime.workers * (3 + moments) * p * 4,
-        "data": sum(t.images.nbytes for t in (built.dataset.train, built.dataset.test)),
+        "data": sum(t.nbytes for t in (built.dataset.train, built.dataset.test)),
     }
     if recipe.training.keep_optimizer and moments:
         memory["optimiser state of all clients"] = len(federation.clients) * moments * p * 4

@@ -1,0 +1,52 @@
+"""What dense training may change at random, as a recipe states it. Free of torch."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+Amount = Annotated[float, Field(ge=0, le=1)]
+
+
+class Augment(BaseModel):
+    """Random changes of images and their labels; the defaults are those of the field's dense multi-task work.
+
+    Images smaller than about 128 x 128 lose their objects at half size: there, `scale: [0.75, 1.5]` is kinder.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    scale: tuple[Positive, Positive] = (0.5, 2.0)
+    """Range of the factor of size, uniform. Depth is divided by it."""
+    flip: Probability = 0.5
+    """Probability of mirroring left and right."""
+    jitter: Probability = 0.5
+    """Probability of each of the four changes of colour."""
+    brightness: Amount = 32 / 255
+    """Largest value added to or taken from colours in 0..1."""
+    contrast: Amount = 0.5
+    """Colours are multiplied by 1 +- this at most."""
+    saturation: Amount = 0.5
+    """Distances from grey are multiplied by 1 +- this at most."""
+    hue: Annotated[float, Field(ge=0, le=180)] = 36.0
+    """Largest turn of the hue, in degrees (18 of OpenCV's 180 steps)."""
+    crop_share: Annotated[float, Field(gt=0, le=1)] = 0.75
+    """Where there is a segmentation: a crop of which one class fills this share is drawn again."""
+    crop_tries: Annotated[int, Field(ge=1)] = 10
+    """How many crops are drawn at most; the last is taken as it is."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Augment:
+        if self.scale[0] > self.scale[1]:
+            raise ValueError(f"scale: expected the smaller factor first, found {list(self.scale)}")
+        return self
+
+
+def resolve(augment: bool | Augment) -> Augment | None:
+    """A recipe's `augment`: true is the default, false is none."""
+    if isinstance(augment, bool):
+        return Augment() if augment else None
+    return augment

@@ -1,0 +1,254 @@
+"""Images and dense labels as batches: augmented together for training, only normalised and padded for evaluation.
+
+Scale, crop and flip are one map from output pixels to source pixels, separable in rows and columns, so a batch of
+equal size is warped at once: bilinear for images (`grid_sample`), and for labels one gather from their compact types,
+which takes nearest values exactly. The four changes of colour are linear maps, hence one 3 x 3 matrix per image:
+saturation moves colours away from their luma and hue turns them around the grey axis. HSV, which the field's code
+uses, differs slightly for saturated colours and takes ten times as long.
+
+*Raw* labels, as data sets store them, B x H x W unless noted:
+
+- semseg, human_parts: uint8 class, 255 = ignore;
+- saliency, edge: uint8 0 or 1, 255 = ignore;
+- depth: floating point, metres along the optical axis, 0 = no value;
+- normals: B x 3 x H x W, int8 (any common factor) or floating point; x right, y up, z towards the viewer; 0 = no value.
+
+*Ready* labels, as losses and metrics take them; 255 always means ignore:
+
+- semseg, human_parts: int64, B x H x W. In human_parts, an image without any part is ignored as a whole;
+- saliency, edge: float32, B x 1 x H x W; depth: float32, B x 1 x H x W; normals: float32, B x 3 x H x W, unit length.
+
+The order of steps is scale, crop, flip, colour, normalise, pad at the centre (the image with the mean colour, hence 0
+after normalisation), ignore.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn.functional import grid_sample, pad
+
+from fedloom.data.augment import Augment
+
+Kind = Literal["semseg", "human_parts", "saliency", "normals", "depth", "edge"]
+IGNORE = 255
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+"""Per channel (red, green, blue) of ImageNet, for colours in 0..1."""
+LUMA = (0.299, 0.587, 0.114)
+STRIDE = 4  # crops are judged by every fourth pixel in either direction
+
+
+def raw_ignore(kind: Kind) -> int:
+    """The raw value that means 'no label'."""
+    return 0 if kind in ("depth", "normals") else IGNORE
+
+
+def padded(size: tuple[int, int], multiple: int) -> tuple[int, int]:
+    """The smallest height and width that hold `size` and are divisible by `multiple`."""
+    return -(-size[0] // multiple) * multiple, -(-size[1] // multiple) * multiple
+
+
+@dataclass(frozen=True, eq=False)
+class Warp:
+    """Where the pixels of an augmented batch come from.
+
+    `rows` (B x h) and `cols` (B x w) are continuous source coordinates in pixels, pixel i reaching from i to i + 1;
+    those outside the source are padding. `scale` (B) is the factor of size, `flip` (B, bool) whether left and right
+    are exchanged.
+    """
+
+    rows: Tensor
+    cols: Tensor
+    scale: Tensor
+    flip: Tensor
+
+    def to(self, device: torch.device) -> Warp:
+        """The same on `device`."""
+        return Warp(self.rows.to(device), self.cols.to(device), self.scale.to(device), self.flip.to(device))
+
+    def inside(self, source: tuple[int, int]) -> Tensor:
+        """Which output pixels (B x h x w, bool) show the source."""
+        rows = (self.rows >= 0) & (self.rows < source[0])
+        cols = (self.cols >= 0) & (self.cols < source[1])
+        return rows[:, :, None] & cols[:, None, :]
+
+    def index(self, source: tuple[int, int]) -> Tensor:
+        """The nearest source pixel, y W + x, of every output pixel (B x h x w, int64); outside, of the border."""
+        rows = self.rows.floor().long().clamp_(0, source[0] - 1)
+        cols = self.cols.floor().long().clamp_(0, source[1] - 1)
+        return rows[:, :, None] * source[1] + cols[:, None, :]
+
+
+def draw_warp(
+    count: int,
+    source: tuple[int, int],
+    size: tuple[int, int],
+    augment: Augment,
+    rng: torch.Generator,
+    semseg: Tensor | None = None,
+) -> Warp:
+    """Random scale, crop to `size` and flip for `count` images of height and width `source`.
+
+    `semseg` (B x H x W, raw) makes crops that one class fills be drawn again. All draws come from `rng`.
+    """
+    u = torch.rand(count, 2, generator=rng)
+    places = torch.rand(augment.crop_tries, count, 2, generator=rng)
+    scale = augment.scale[0] + (augment.scale[1] - augment.scale[0]) * u[:, 0]
+    flip = u[:, 1] < augment.flip
+    along = []
+    for axis in (0, 1):
+        # Scaled images have whole pixels, as if they were resized first.
+        scaled = (source[axis] * scale).round().clamp_(min=1)
+        free = scaled - size[axis]
+        start = torch.where(free >= 0, -(places[:, :, axis] * (free + 1)).floor(), (-free / 2).floor())
+        pixels = torch.arange(size[axis]) + 0.5
+        along.append((pixels - start[:, :, None]) * (source[axis] / scaled)[:, None])
+    rows, cols = along
+    chosen = torch.zeros(count, dtype=torch.int64)
+    if semseg is not None and augment.crop_tries > 1:
+        chosen = _choose(rows, cols, semseg, augment.crop_share)
+    images = torch.arange(count)
+    rows, cols = rows[chosen, images], cols[chosen, images]
+    return Warp(rows, torch.where(flip[:, None], cols.flip(1), cols), scale, flip)
+
+
+def _choose(rows: Tensor, cols: Tensor, semseg: Tensor, share: float) -> Tensor:
+    """The first crop of each image (B) of which no class fills `share`; the last, if there is none."""
+    tries, count = rows.shape[:2]
+    source = (semseg.shape[1], semseg.shape[2])
+    flat = semseg.flatten(1)
+    chosen = torch.full((count,), tries - 1)
+    waiting = torch.arange(count)
+    for number in range(tries - 1):
+        nothing = torch.zeros(len(waiting))
+        crop = Warp(rows[number, waiting, ::STRIDE], cols[number, waiting, ::STRIDE], nothing, nothing.bool())
+        values = flat[waiting].gather(1, crop.index(source).flatten(1)).long()
+        values = torch.where(crop.inside(source).flatten(1), values, IGNORE)
+        values += torch.arange(len(waiting))[:, None] * (IGNORE + 1)
+        counts = torch.bincount(values.flatten(), minlength=len(waiting) * (IGNORE + 1)).view(-1, IGNORE + 1)[:, :-1]
+        good = counts.amax(1) < share * counts.sum(1)
+        chosen[waiting[good]] = number
+        waiting = waiting[~good]
+        if not len(waiting):
+            break
+    return chosen
+
+
+def warp_image(images: Tensor, warp: Warp) -> Tensor:
+    """Float images (B x C x H x W) warped bilinearly to B x C x h x w; padding repeats the border."""
+    height, width = images.shape[2:]
+    y = warp.rows * (2 / height) - 1
+    x = warp.cols * (2 / width) - 1
+    shape = (len(images), y.shape[1], x.shape[1])
+    grid = torch.stack([x[:, None, :].expand(shape), y[:, :, None].expand(shape)], -1)
+    return grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=False)
+
+
+def warp_label(kind: Kind, raw: Tensor, index: Tensor, inside: Tensor) -> Tensor:
+    """Raw labels at `index` (see Warp), still raw; ignored outside. Values are taken as they are, never mixed."""
+    shape = (*raw.shape[:-2], *index.shape[-2:])
+    if raw.ndim == 4:
+        index, inside = index[:, None].expand(shape), inside[:, None]
+    taken = raw.flatten(-2).gather(-1, index.flatten(-2)).view(shape)
+    return taken.masked_fill_(~inside, raw_ignore(kind))
+
+
+def draw_colours(count: int, augment: Augment, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Random changes of colour: M (B x 3 x 3) and b (B x 3), to be used as M x + b on colours x in 0..1."""
+    u = torch.rand(count, 8, generator=rng)
+    amount = torch.where(u[:, :4] < augment.jitter, 2 * u[:, 4:] - 1, 0.0)
+    shift = augment.brightness * amount[:, 0]
+    contrast = 1 + augment.contrast * amount[:, 1]
+    keep = (1 + augment.saturation * amount[:, 2])[:, None, None]
+    angle = (math.radians(augment.hue) * amount[:, 3])[:, None, None]
+    eye = torch.eye(3)
+    saturate = keep * eye + (1 - keep) * torch.tensor(LUMA).expand(3, 3)
+    turn = torch.tensor([[0.0, -1, 1], [1, 0, -1], [-1, 1, 0]]) / math.sqrt(3)
+    rotate = angle.cos() * eye + (1 - angle.cos()) / 3 + angle.sin() * turn
+    matrix = contrast[:, None, None] * (rotate @ saturate)
+    return matrix, (contrast * shift)[:, None].expand(count, 3)
+
+
+def normalise(images: Tensor) -> Tensor:
+    """Colours in 0..1 (B x 3 x H x W, changed in place) with ImageNet's mean and standard deviation removed."""
+    mean, std = images.new_tensor(MEAN), images.new_tensor(STD)
+    return images.sub_(mean[:, None, None]).div_(std[:, None, None])
+
+
+def ready(kind: Kind, raw: Tensor, scale: Tensor | None = None, flip: Tensor | None = None) -> Tensor:
+    """Raw labels as losses take them; `scale` and `flip` (B each) say how they were warped."""
+    if kind in ("semseg", "human_parts"):
+        label = raw.long()
+        if kind == "human_parts":
+            nobody = ~((label > 0) & (label != IGNORE)).flatten(1).any(1)
+            label[nobody] = IGNORE
+        return label
+    if kind in ("saliency", "edge"):
+        return raw[:, None].float()
+    if kind == "depth":
+        depth = raw[:, None].float()
+        if scale is not None:
+            depth = depth / scale.view(-1, 1, 1, 1)
+        return torch.where((depth > 0) & (depth < math.inf), depth, float(IGNORE))
+    normals = raw.float()
+    if flip is not None:
+        normals[:, 0] *= torch.where(flip, -1.0, 1.0)[:, None, None]
+    length = normals.square().sum(1, keepdim=True).sqrt_()
+    return torch.where(length > 0, normals / length, float(IGNORE))
+
+
+def augmented(
+    images: Tensor,
+    labels: Mapping[str, Tensor],
+    kinds: Mapping[str, Kind],
+    size: tuple[int, int],
+    augment: Augment,
+    rng: torch.Generator,
+    device: torch.device,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """A training batch of `size`: inputs (B x 3 x h x w, float32) and ready labels, on `device`.
+
+    `images` (B x 3 x H x W, uint8) and raw `labels` lie on the CPU; `kinds` maps each task to its kind. Draws come
+    from `rng`, a generator of the CPU, and from nothing else.
+    """
+    source = (images.shape[2], images.shape[3])
+    segmented = next((labels[task] for task in labels if kinds[task] == "semseg"), None)
+    warp = draw_warp(len(images), source, size, augment, rng, segmented).to(device)
+    matrix, shift = (t.to(device) for t in draw_colours(len(images), augment, rng))
+    inside, index = warp.inside(source), warp.index(source)
+    x = warp_image(images.to(device).float().div_(255), warp)
+    x = torch.baddbmm(shift[:, :, None], matrix, x.flatten(2)).view_as(x).clamp_(0, 1)
+    x = normalise(x).masked_fill_(~inside[:, None], 0)
+    y = {}
+    for task, raw in labels.items():
+        kind = kinds[task]
+        y[task] = ready(kind, warp_label(kind, raw.to(device), index, inside), warp.scale, warp.flip)
+    return x, y
+
+
+def plain(
+    images: Tensor,
+    labels: Mapping[str, Tensor],
+    kinds: Mapping[str, Kind],
+    size: tuple[int, int],
+    device: torch.device,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """A batch for evaluation: as `augmented`, but only normalised and padded to `size`. ValueError if it is larger."""
+    free = [size[0] - images.shape[2], size[1] - images.shape[3]]
+    if min(free) < 0:
+        raise ValueError(
+            f"expected images of at most {size[0]} x {size[1]}, found {images.shape[2]} x {images.shape[3]}"
+        )
+    margin = (free[1] // 2, free[1] - free[1] // 2, free[0] // 2, free[0] - free[0] // 2)
+    x = normalise(images.to(device).float().div_(255))
+    y = {}
+    for task, raw in labels.items():
+        kind = kinds[task]
+        raw = raw.to(device)
+        y[task] = ready(kind, pad(raw, margin, value=raw_ignore(kind)) if any(margin) else raw)
+    return pad(x, margin) if any(margin) else x, y
