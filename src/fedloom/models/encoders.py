@@ -7,7 +7,7 @@ tasks need a `PyramidEncoder`, which maps images to feature maps at several stri
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -90,6 +90,66 @@ def tiny_pyramid(
 
     shape = _multiple("tiny-pyramid", input_shape, 32)
     return _decoded(TinyPyramid(shape[0], width, norm), dim, decoder, decoder_norm)
+
+
+@ENCODERS.register("tiny-swin", source="Liu et al. (2021), shrunk; through timm")
+def tiny_swin(
+    input_shape: tuple[int, ...],
+    *,
+    width: Annotated[int, Field(ge=8, multiple_of=8)] = 24,
+    window: Annotated[int, Field(ge=2)] = 4,
+    drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0,
+    dim: Width = 32,
+    decoder: Literal["pyramid", "thesis"] = "pyramid",
+    decoder_norm: Literal["batch", "group"] = "batch",
+) -> PyramidEncoder:
+    """A small Swin transformer for dense tasks on a CPU: 1, 1, 2, 1 blocks, maps of w to 8w channels. Needs timm.
+
+    With width 24 it has about 800,000 parameters. Sides must be multiples of 32. A window is never larger than the map
+    it was built for, so models for inputs of different sizes may differ in the shapes of their bias tables.
+    """
+    from fedloom.models.timm_encoder import TimmPyramid
+
+    shape = _multiple("tiny-swin", input_shape, 32)
+    small: dict[str, Any] = {
+        "embed_dim": width,
+        "depths": (1, 1, 2, 1),
+        "num_heads": (1, 2, 4, 8),
+        "window_size": window,
+    }
+    encoder = TimmPyramid("swin_tiny_patch4_window7_224", shape, dim, drop_path, **small)
+    return _decoded(encoder, dim, decoder, decoder_norm)
+
+
+@ENCODERS.register("timm", source="timm (Wightman); Swin as in FedHCA2 and FedDEA, ResNet-18 as in FedDEA")
+def timm(
+    input_shape: tuple[int, ...],
+    *,
+    architecture: str,
+    pretrained: bool = False,
+    weights: str | None = None,
+    drop_path: Annotated[float, Field(ge=0, lt=1)] | None = None,
+    dim: Width | None = None,
+    decoder: Literal["pyramid", "thesis"] = "pyramid",
+    decoder_norm: Literal["batch", "group"] = "batch",
+) -> PyramidEncoder:
+    """Any hierarchical architecture of timm, for example swin_tiny_patch4_window7_224, resnet18 or convnext_tiny.
+
+    Its maps at strides of 4 and more are used; sides must be multiples of 32. `dim`, the decoders' width, is by default
+    the finest map's number of channels, at least 32 and at most 128: 96 for Swin-T and Swin-S, 128 for Swin-B, 64 for
+    ResNet-18. `drop_path` is by default 0.1 for Swin and the architecture's own for others.
+
+    `weights` is a .safetensors or .pth file. `pretrained: true` without it takes ARCHITECTURE.safetensors from the
+    folder that the environment variable FEDLOOM_WEIGHTS names (default ~/.cache/fedloom/weights); no download.
+    The file may hold a classifier, which is left out, or a segmentation network whose backbone has the original Swin
+    names, of which the backbone is taken. UserError where the file is absent, or lacks or adds tensors.
+    """
+    from fedloom.models.timm_encoder import TimmPyramid, weights_file
+
+    shape = _multiple("timm", input_shape, 32)
+    file = weights_file(architecture, pretrained, weights)
+    encoder = TimmPyramid(architecture, shape, dim, drop_path, file)
+    return _decoded(encoder, encoder.dim, decoder, decoder_norm)
 
 
 def _decoded(
