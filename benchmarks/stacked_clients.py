@@ -45,9 +45,8 @@ def main() -> None:
                 "stacked": lambda w=worker, j=jobs: list(w.train_stacked(j)),
             }
             one, stacked = interleaved(ways, repeats).values()
-            print(
-                f"{model:28} {epochs} epochs  one {one * 1e3:7.1f} ms  stacked {stacked * 1e3:6.1f} ms  {one / stacked:.1f}x"
-            )
+            times = f"one at a time {one * 1e3:6.1f} ms  stacked {stacked * 1e3:6.1f} ms  {one / stacked:.1f}x"
+            print(f"{model:27} {epochs} epochs  {times}")
 
 
 if __name__ == "__main__":
