@@ -112,6 +112,11 @@ class DenseExamples:
         return (3, *self.size)
 
     @property
+    def prefetch(self) -> bool:
+        """True: to read or augment a batch takes long enough to be done ahead."""
+        return True
+
+    @property
     def nbytes(self) -> int:
         """Bytes of images and labels in memory or mapped; 0 where files are read one by one."""
         if isinstance(self.source, Files):

@@ -1,0 +1,123 @@
+"""Rendered rooms and open places with exact labels: the dense data set that needs no download."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+from fedloom.data.augment import Augment, resolve
+from fedloom.data.registry import DATASETS
+from fedloom.errors import RecipeError
+
+if TYPE_CHECKING:
+    from fedloom.data.dataset import Dataset
+    from fedloom.data.dense import DenseExamples
+    from fedloom.tasks.task import Task
+
+SceneTask = Literal["semseg", "human_parts", "saliency", "normals", "depth", "edge"]
+Share = Annotated[float, Field(ge=0, le=1)]
+Side = Annotated[int, Field(ge=16, le=512)]
+Count = Annotated[int, Field(ge=1)]
+
+SETTINGS: dict[str, tuple[SceneTask, ...]] = {
+    "all": ("semseg", "human_parts", "saliency", "normals", "depth", "edge"),
+    "strong": ("semseg", "normals", "depth"),
+    "weak": ("semseg", "human_parts", "edge"),
+}
+"""Which tasks belong together: all of them, or the DFMTL thesis' groups of strong and weak correlation."""
+SMALL = 96  # below this, images lose their objects where they are scaled by less than 0.75
+
+
+@DATASETS.register(
+    "scenes", source="ours; groups of tasks after the DFMTL thesis, labels after PASCAL-Context and NYUD"
+)
+def scenes(
+    seed: int,
+    *,
+    count: Count = 2000,
+    test_count: Count = 400,
+    height: Side = 64,
+    width: Side = 64,
+    setting: Literal["all", "strong", "weak"] = "all",
+    tasks: Annotated[list[SceneTask], Field(min_length=1)] | None = None,
+    outdoor: Share = 0.35,
+    people: Share = 0.8,
+    shadows: bool = True,
+    noise: Annotated[float, Field(ge=0, le=0.5)] = 0.015,
+    augment: bool | Augment = True,
+) -> Dataset:
+    """Rendered rooms and open places (two domains, `indoor` and `outdoor`) with six exact dense labels.
+
+    `count` train and `test_count` test images of `height` x `width`. Each depends on (seed, split, its number) alone,
+    so a smaller count is the beginning of a larger one. A share `outdoor` lies outdoors (0 and 1 leave one domain); in
+    a share `people` there are one to three people, if they find room. Images and labels:
+
+    - `semseg`: 13 classes (floor, wall, ceiling, window, table, ground, sky, building, tree, box, ball, cylinder,
+      person);
+    - `human_parts`: background, head, torso, upper arms, lower arms, upper legs, lower legs. Images without a person
+      are ignored, and not dealt to clients that hold nothing else;
+    - `saliency`: the people in view, or the largest and most central thing where there are none;
+    - `normals`: unit vectors in camera coordinates, x right, y up, z towards the viewer (0.2 degrees of rounding);
+    - `depth`: metres along the optical axis, up to 20; the sky and what is farther has none;
+    - `edge`: boundaries between things and jumps of depth, one pixel wide.
+
+    `setting` takes all tasks, the strongly correlated (semseg, normals, depth) or the weakly correlated (semseg,
+    human_parts, edge); `tasks` names them instead. `noise` is the sensor's standard deviation, of colours in 0..1.
+    `augment: true` scales training images by 0.5 to 2, or 0.75 to 1.5 where they are smaller than 96 pixels.
+
+    Scenes are rendered once and kept in FEDLOOM_CACHE (default ~/.cache/fedloom), about 50 kB per image of 64 x 64.
+    RecipeError where a task is named twice, or `tasks` beside a `setting`.
+    """
+    if tasks is not None and setting != "all":
+        raise RecipeError(f"scenes: tasks and setting {setting!r} exclude each other")
+    names = tuple(tasks or SETTINGS[setting])
+    if len(set(names)) < len(names):
+        raise RecipeError(f"scenes: a task is named twice in {', '.join(names)}")
+    from fedloom.data.dataset import Dataset
+
+    look = {"height": height, "width": width, "outdoor": outdoor, "people": people, "shadows": shadows, "noise": noise}
+    change = resolve(augment)
+    if augment is True and min(height, width) < SMALL:
+        change = Augment(scale=(0.75, 1.5))
+    domains = tuple(name for name, there in (("indoor", outdoor < 1), ("outdoor", outdoor > 0)) if there)
+    parts = [
+        _examples({"seed": seed, "split": split, "count": n, **look}, names, change)
+        for split, n in (("train", count), ("test", test_count))
+    ]
+    return Dataset("scenes", tuple(_task(name) for name in names), parts[0], parts[1], domains)
+
+
+def _examples(settings: dict[str, object], names: tuple[SceneTask, ...], augment: Augment | None) -> DenseExamples:
+    import torch
+
+    from fedloom.data.dense import DenseExamples, Stored
+    from fedloom.data.scenes import store
+
+    arrays = store.split(settings)
+    source = Stored(torch.from_numpy(arrays["image"]), {name: torch.from_numpy(arrays[name]) for name in names})
+    return DenseExamples(
+        source,
+        {name: name for name in names},
+        (source.images.shape[2], source.images.shape[3]),
+        augment,
+        annotated={"human_parts": arrays["person"] > 0} if "human_parts" in names else {},
+        domain=torch.from_numpy((arrays["indoor"] == 0).astype("int64")) * (settings["outdoor"] != 1),
+        version=store.key(settings),
+    )
+
+
+def _task(name: SceneTask) -> Task:
+    from fedloom.data.scenes.world import CLASSES
+    from fedloom.tasks import dense
+
+    if name == "semseg":
+        return dense.Semseg(name, len(CLASSES))
+    kinds = {
+        "human_parts": dense.HumanParts,
+        "saliency": dense.Saliency,
+        "normals": dense.Normals,
+        "depth": dense.Depth,
+        "edge": dense.Edge,
+    }
+    return kinds[name](name)
