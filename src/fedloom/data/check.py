@@ -1,0 +1,162 @@
+"""Whether a folder holds a data set as its loader expects it: counts, sizes, ranges of labels, and what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import get_args
+
+import numpy as np
+
+from fedloom.data import hdf5, nyud, pascal_context
+from fedloom.data.folders import IGNORE, Split
+from fedloom.data.prepare import Array
+from fedloom.errors import DataError, RecipeError, nearest
+
+PROBLEMS = 20
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How to check one data set: `open(root, split, tasks)`, the published counts, and the loader's default size."""
+
+    open: Callable[..., Split]
+    tasks: tuple[str, ...]
+    expected: Mapping[str, int]
+    size: tuple[int, int] | None
+
+
+LAYOUTS = {
+    "nyud": Layout(nyud.open_split, get_args(nyud.NyudTask), nyud.EXPECTED, (448, 576)),
+    "nyud-labeled": Layout(hdf5.open_split, get_args(hdf5.LabelledTask), hdf5.EXPECTED, None),
+    "pascal-context": Layout(
+        pascal_context.open_split, get_args(pascal_context.PascalTask), pascal_context.EXPECTED, (512, 512)
+    ),
+}
+
+
+@dataclass
+class Report:
+    """What was found. `rows` are (part, what, found, expected); the data set is usable where `problems` is empty."""
+
+    rows: list[tuple[str, str, str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def usable(self) -> bool:
+        """Whether a run could use the data set."""
+        return not self.problems
+
+
+def check(name: str, root: str, limit: int | None = None) -> Report:
+    """Look at the data set `name` in the folder `root`, reading `limit` images of each part (None: all).
+
+    The images read are spread evenly. Deviations from the published counts, missing label files and large images are
+    notes; what a run would stumble over is a problem. RecipeError for a name that is not in a folder of files.
+    """
+    if name not in LAYOUTS:
+        raise RecipeError(
+            f"data set {name!r} is not kept in a folder that could be checked.{nearest(name, LAYOUTS)} "
+            f"Known: {', '.join(LAYOUTS)}"
+        )
+    layout, report = LAYOUTS[name], Report()
+    for split, expected in layout.expected.items():
+        try:
+            part = layout.open(root, split, list(layout.tasks))
+        except DataError as error:
+            if str(error) not in report.problems:
+                report.problems.append(str(error))
+            continue
+        _check(report, layout, split, part, expected, limit)
+    return report
+
+
+def _check(report: Report, layout: Layout, split: str, part: Split, expected: int, limit: int | None) -> None:
+    total = len(part.names)
+    report.rows.append((split, "images", f"{total:,}", f"{expected:,}"))
+    if total != expected:
+        report.notes.append(f"{split}: {total:,} images, the published set has {expected:,}")
+    for task, has in part.annotated.items():
+        if not has.any():
+            report.problems.append(f"{split}: no image has a label of task {task!r}; leave it out of `tasks`")
+        elif not has.all():
+            first = part.names[int(np.flatnonzero(~has)[0])]
+            report.notes.append(f"{split}: {int((~has).sum()):,} images have no label of {task!r}, first {first}")
+    chosen = np.unique(np.linspace(0, total - 1, min(limit or total, total)).round().astype(int))
+    report.rows.append((split, "images read", f"{len(chosen):,}", ""))
+    seen: dict[str, _Seen] = {task: _Seen(task) for task in layout.tasks}
+    sizes = []
+    failed = 0
+    for i in chosen.tolist():
+        try:
+            found = part.reader(i)
+        except DataError as error:
+            failed += 1
+            if failed <= PROBLEMS:
+                report.problems.append(f"{split}: {error}")
+            continue
+        image = found["image"]
+        assert image is not None
+        sizes.append(image.shape[:2])
+        for task, stats in seen.items():
+            label = found.get(task)
+            if label is not None:
+                stats.add(label)
+    if failed > PROBLEMS:
+        report.problems.append(f"{split}: {failed - PROBLEMS} more images cannot be used")
+    if not sizes:
+        return
+    smallest, largest = np.min(sizes, 0), np.max(sizes, 0)
+    limits = "" if layout.size is None else f"at most {layout.size[0]} x {layout.size[1]}"
+    report.rows.append((split, "sizes", " to ".join(f"{h} x {w}" for h, w in (smallest, largest)), limits))
+    if layout.size is not None and (largest > layout.size).any():
+        report.notes.append(
+            f"{split}: images of up to {largest[0]} x {largest[1]}; set `size` to multiples of 32 that hold them"
+        )
+    for task, stats in seen.items():
+        report.rows.append((split, task, stats.text(), f"{int(part.annotated[task].sum()):,} of {total:,} annotated"))
+
+
+class _Seen:
+    """What the labels of one task hold, over the images that were read."""
+
+    def __init__(self, task: str) -> None:
+        self.task = task
+        self.images = 0
+        self.pixels = 0
+        self.valid = 0
+        self.counts = np.zeros(256, np.int64)
+        self.range = (np.inf, -np.inf)
+
+    def add(self, label: Array) -> None:
+        """Take one raw label."""
+        self.images += 1
+        if self.task == "normals":
+            self.pixels += label[..., 0].size
+            self.valid += int((label != 0).any(-1).sum())
+        elif self.task == "depth":
+            self.pixels += label.size
+            metres = label[label > 0]
+            self.valid += metres.size
+            if metres.size:
+                self.range = (min(self.range[0], float(metres.min())), max(self.range[1], float(metres.max())))
+        else:
+            self.pixels += label.size
+            counts = np.bincount(label.astype(np.uint8).reshape(-1), minlength=256)
+            self.counts += counts
+            self.valid += label.size - int(counts[IGNORE])
+
+    def text(self) -> str:
+        """One line for people."""
+        if not self.images:
+            return "none read"
+        valid = f"{self.valid / self.pixels:.1%} of the pixels labelled"
+        if self.task == "normals" or not self.valid:
+            return valid
+        if self.task == "depth":
+            return f"{self.range[0]:.2f} to {self.range[1]:.2f} m, {valid}"
+        present = np.flatnonzero(self.counts[:IGNORE])
+        if self.task in ("edge", "saliency"):
+            return f"{self.counts[1] / self.valid:.1%} positive, {valid}"
+        return f"{len(present)} classes, {present[0]} to {present[-1]}, {valid}"

@@ -1,0 +1,202 @@
+"""What data sets in folders of files share: split lists, checked files, and their examples."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedloom.data.prepare import Array, subset
+from fedloom.errors import DataError, RecipeError
+from fedloom.extras import need
+
+if TYPE_CHECKING:
+    from fedloom.data.augment import Augment
+    from fedloom.data.dataset import Dataset
+    from fedloom.data.transforms import Kind
+    from fedloom.tasks.task import Task
+
+Read = Callable[[int], Mapping[str, "Array | None"]]
+IGNORE = 255
+
+
+@dataclass(frozen=True, eq=False)
+class Split:
+    """One part of a data set, found but not read.
+
+    names       how each example is called in messages
+    reader      reads one (see `fedloom.data.dense.Reader`)
+    annotated   task -> N, bool: which examples have a label
+    version     changes when files are exchanged
+    """
+
+    names: tuple[str, ...]
+    reader: Read
+    annotated: Mapping[str, Array]
+    version: str
+
+
+@dataclass(frozen=True)
+class Part:
+    """A reader of some examples of another reader; can be pickled."""
+
+    reader: Read
+    positions: tuple[int, ...]
+
+    def __call__(self, i: int) -> Mapping[str, Array | None]:
+        """Example `positions[i]`."""
+        return self.reader(self.positions[i])
+
+
+def no_repeats(name: str, tasks: Sequence[str]) -> None:
+    """RecipeError where a task is named twice."""
+    for task in tasks:
+        if list(tasks).count(task) > 1:
+            raise RecipeError(f"{name}: task {task!r} is named twice")
+
+
+def dataset(
+    name: str,
+    tasks: tuple[Task, ...],
+    parts: Mapping[str, Split],
+    size: tuple[int, int],
+    augment: Augment | None,
+    limit: int | None,
+    seed: int,
+) -> Dataset:
+    """The parts `train` and `test` as a data set. A task's kind is its name.
+
+    DataError where no image of a part is annotated for a task.
+    """
+    from fedloom.data.dataset import Dataset
+    from fedloom.data.dense import DenseExamples, Files
+
+    kinds: dict[str, Kind] = {task.name: task.kind for task in tasks}  # type: ignore[misc]
+    ready = {}
+    for which, part in parts.items():
+        for task, has in part.annotated.items():
+            if not has.any():
+                raise DataError(f"{name}, {which}: none of {len(part.names)} images has a label of task {task!r}")
+        kept = subset(len(part.names), limit, seed, which)
+        reader, annotated, count = part.reader, part.annotated, len(part.names)
+        if kept is not None:
+            reader, count = Part(reader, tuple(kept.tolist())), len(kept)
+            annotated = {task: has[kept] for task, has in annotated.items()}
+        source = Files(reader, count)
+        training = augment if which == "train" else None
+        ready[which] = DenseExamples(source, kinds, size, training, annotated=annotated, version=part.version)
+    return Dataset(name, tasks, ready["train"], ready["test"])
+
+
+def folder(name: str, root: str, wanted: str, advice: str) -> Path:
+    """`root` as a folder; DataError where `wanted` is not in it."""
+    path = Path(root).expanduser()
+    if not (path / wanted).exists():
+        raise DataError(f"{name}: {wanted} is not in {path.absolute()}. {advice}")
+    return path
+
+
+def split_list(file: Path) -> tuple[str, ...]:
+    """The image names of a split file, one a line. DataError where it is absent, empty or names one twice."""
+    try:
+        names = [line.strip() for line in file.read_text(encoding="utf-8").splitlines()]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file}: cannot be read as a list of images ({error})") from None
+    names = [name for name in names if name]
+    if not names:
+        raise DataError(f"{file}: expected one image name a line, found none")
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise DataError(f"{file}: image {name!r} is named twice")
+        if not Path(name).parts or ".." in Path(name).parts or Path(name).is_absolute():
+            raise DataError(f"{file}: expected image names, found {name!r}")
+        seen.add(name)
+    return tuple(names)
+
+
+def present(files: Iterable[Path]) -> Array:
+    """Which files exist (N, bool)."""
+    return np.array([file.is_file() for file in files], bool)
+
+
+def sizes(files: Iterable[Path], listed_in: Path) -> str:
+    """A short text that changes with the names and sizes of files. DataError where some are absent."""
+    digest, absent = 0, []
+    for file in files:
+        try:
+            digest = zlib.crc32(f"{file.name} {file.stat().st_size}\n".encode(), digest)
+        except OSError:
+            absent.append(file)
+    if absent:
+        more = f" and {len(absent) - 1} more" if len(absent) > 1 else ""
+        raise DataError(f"image {absent[0]}{more}, named in {listed_in}: absent")
+    return f"{digest:08x}"
+
+
+def picture(file: Path, field: str, colour: bool) -> Array:
+    """A picture file: H x W x 3 uint8, or the stored numbers H x W (palette indices where there is a palette).
+
+    DataError where it cannot be read, or where numbers are wanted and the file has colours.
+    """
+    image = need("PIL.Image", "vision")
+    try:
+        with image.open(file) as opened:
+            found: Array = np.asarray(opened.convert("RGB") if colour else opened)
+    except (OSError, SyntaxError, ValueError) as error:
+        raise DataError(f"{file}, {field}: cannot be read ({error})") from None
+    if not colour and found.ndim != 2:
+        raise DataError(f"{file}, {field}: expected one number per pixel, found an array of shape {found.shape}")
+    return found.astype(np.uint8) if found.dtype == bool else found
+
+
+def optional(file: Path, read: Callable[[Path], Array]) -> Array | None:
+    """What `read` makes of a file, or None where it does not exist."""
+    return read(file) if file.is_file() else None
+
+
+def matlab(file: Path, key: str, simple: bool = False) -> Any:
+    """One variable of a MATLAB file (up to version 7.2). DataError where it cannot be read or is absent."""
+    try:
+        content = need("scipy.io", "data").loadmat(file, variable_names=[key], simplify_cells=simple)
+    except (OSError, ValueError, TypeError, NotImplementedError, KeyError, IndexError, zlib.error) as error:
+        raise DataError(f"{file}, {key}: cannot be read ({error})") from None
+    if key not in content:
+        raise DataError(f"{file}: expected a variable {key!r}, found none")
+    return content[key]
+
+
+def fits(file: Path, field: str, found: Array, size: tuple[int, ...]) -> Array:
+    """`found`, whose first two dimensions must be `size`; DataError otherwise."""
+    if found.shape[:2] != tuple(size):
+        expected, have = (" x ".join(map(str, s)) for s in (size, found.shape[:2]))
+        raise DataError(f"{file}, {field}: expected the image's size {expected}, found {have}")
+    return found
+
+
+def labelled(file: Path, field: str, found: Array, highest: int) -> Array:
+    """Whole numbers in 0..`highest`, or 255, as uint8; DataError names the others."""
+    if found.dtype.kind not in "bui":
+        raise DataError(f"{file}, {field}: expected whole numbers, found {found.dtype}")
+    stray = np.unique(found[((found < 0) | (found > highest)) & (found != IGNORE)])
+    if len(stray):
+        more = ", ..." if len(stray) > 5 else ""
+        raise DataError(
+            f"{file}, {field}: expected labels in 0..{highest} or {IGNORE}, found "
+            f"{', '.join(map(str, stray[:5].tolist()))}{more}"
+        )
+    return found.astype(np.uint8)
+
+
+def above_half(found: Array) -> Array:
+    """A map of 0..255 as 0 and 1."""
+    return (found > 127).astype(np.uint8)
+
+
+def normals_of(found: Array) -> Array:
+    """Vectors (H x W x 3, float32) from the colours 0..255 that stand for -1..1."""
+    return found.astype(np.float32) * 2 - 255

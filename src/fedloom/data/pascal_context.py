@@ -1,0 +1,269 @@
+"""PASCAL-Context in the folders of the field's multi-task repositories."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fedloom.data.augment import Augment, resolve
+from fedloom.data.folders import (
+    IGNORE,
+    Split,
+    above_half,
+    dataset,
+    fits,
+    folder,
+    labelled,
+    matlab,
+    no_repeats,
+    normals_of,
+    picture,
+    present,
+    sizes,
+    split_list,
+)
+from fedloom.data.prepare import Array
+from fedloom.data.registry import DATASETS
+from fedloom.errors import DataError
+from fedloom.extras import need
+
+if TYPE_CHECKING:
+    from fedloom.data.dataset import Dataset
+    from fedloom.tasks.task import Task
+
+PascalTask = Literal["semseg", "human_parts", "saliency", "normals", "edge"]
+Side = Annotated[int, Field(ge=1)]
+
+EXPECTED = {"train": 4998, "val": 5105}
+PERSON = 15
+"""Number of the category person in PASCAL VOC."""
+PARTS = {
+    "head": ("head", "leye", "reye", "lear", "rear", "lebrow", "rebrow", "nose", "mouth", "hair"),
+    "torso": ("torso", "neck"),
+    "upper arms": ("luarm", "ruarm"),
+    "lower arms": ("llarm", "rlarm", "lhand", "rhand"),
+    "upper legs": ("luleg", "ruleg"),
+    "lower legs": ("llleg", "rlleg", "lfoot", "rfoot"),
+}
+"""The six classes 1..6 and the 24 parts of PASCAL-Part that they hold; 0 is background."""
+CLASS_OF_PART = {part: number for number, names in enumerate(PARTS.values(), start=1) for part in names}
+ADVICE = (
+    "Expected JPEGImages/ID.jpg, pascal-context/trainval/ID.mat, semseg/{VOC12,pascal-context}/ID.png, "
+    "human_parts/ID.mat, sal_distill/ID.png, normals_distill/ID.png, json/*.json and "
+    "ImageSets/Context/{train,val}.txt, as in the archive PASCAL_MT"
+)
+
+
+@DATASETS.register("pascal-context", source="Mottaghi et al. (2014); folders as in FedHCA2's release")
+def pascal_context(
+    seed: int,
+    *,
+    root: str,
+    tasks: Annotated[list[PascalTask], Field(min_length=1)] = [  # noqa: B006
+        "semseg",
+        "human_parts",
+        "saliency",
+        "normals",
+        "edge",
+    ],
+    size: tuple[Side, Side] = (512, 512),
+    classes: Literal[21, 59] = 21,
+    augment: bool | Augment = True,
+    limit: Annotated[int, Field(ge=1)] | None = None,
+) -> Dataset:
+    """PASCAL-Context (4,998 + 5,105 images): `semseg`, `human_parts`, `saliency`, `normals`, `edge`. Downloads nothing.
+
+    `root` holds JPEGImages/ID.jpg and the lists ImageSets/Context/train.txt and val.txt, and per task:
+
+    - semseg: semseg/VOC12/ID.png, else semseg/pascal-context/ID.png, 0..20. With `classes: 59` only the latter, as in
+      the thesis' release: 0..58, higher numbers ignored.
+    - human_parts: human_parts/ID.mat (`anno` of PASCAL-Part). The 24 parts of persons become 6 classes beside
+      background: head with face and hair, torso with neck, upper arms, lower arms with hands, upper legs, lower legs
+      with feet.
+      Where parts overlap the later one counts. Images without a person's parts are ignored as a whole; with
+      ImageSets/Parts/train.txt and val.txt (JSON: ID -> VOC categories) clients of this task get none of those whose
+      categories lack person (15).
+    - saliency: sal_distill/ID.png, above 127 is salient.
+    - normals: normals_distill/ID.png (0..255 for -1..1). With json/nyu_classes.json (names) and
+      json/context_classes.json (name -> number) only where the class in `LabelMap` is one of NYU's, or tvmonitor;
+      ignored elsewhere.
+    - edge: pixels of `LabelMap` (pascal-context/trainval/ID.mat) where its Laplacian is not zero, thinned to lines.
+
+    A label file that is absent is ignored for its image. `size` is what images are cropped or padded to; it must hold
+    them in evaluation (they have at most 500 pixels a side) and be a multiple of the encoder's stride. `limit` keeps
+    that many random images of each part. DataError where lists or images are absent or a file is not as stated.
+    """
+    from fedloom.tasks import Edge, HumanParts, Normals, Saliency, Semseg
+
+    no_repeats("pascal-context", tasks)
+    parts = {which: open_split(root, split, tasks, classes) for which, split in (("train", "train"), ("test", "val"))}
+    known: dict[str, Task] = {
+        "semseg": Semseg("semseg", classes),
+        "human_parts": HumanParts("human_parts"),
+        "saliency": Saliency("saliency"),
+        "normals": Normals("normals"),
+        "edge": Edge("edge"),
+    }
+    return dataset("pascal-context", tuple(known[task] for task in tasks), parts, size, resolve(augment), limit, seed)
+
+
+def open_split(root: str, split: str, tasks: list[PascalTask], classes: int = 21) -> Split:
+    """The images that `split` (train or val) lists. DataError where the list or an image is absent."""
+    path = folder("pascal-context", root, "ImageSets/Context", ADVICE)
+    listed = path / "ImageSets" / "Context" / f"{split}.txt"
+    names = split_list(listed)
+    version = sizes((path / "JPEGImages" / f"{name}.jpg" for name in names), listed)
+    valid = _normal_classes(path) if "normals" in tasks else None
+    reader = PascalReader(path, names, tuple(tasks), classes, valid)
+    annotated = {task: reader.annotated(task) for task in tasks}
+    if "human_parts" in tasks:
+        annotated["human_parts"] &= _with_people(path / "ImageSets" / "Parts" / f"{split}.txt", names)
+    return Split(names, reader, {str(task): has for task, has in annotated.items()}, version)
+
+
+@dataclass(frozen=True)
+class PascalReader:
+    """Reads image `names[i]` and its labels. `valid` are the context classes whose normals count; None: all."""
+
+    root: Path
+    names: tuple[str, ...]
+    tasks: tuple[PascalTask, ...]
+    classes: int
+    valid: tuple[int, ...] | None
+
+    def files(self, task: PascalTask, name: str) -> tuple[Path, ...]:
+        """The files that a label is made of; all must exist."""
+        context = self.root / "pascal-context" / "trainval" / f"{name}.mat"
+        if task == "semseg":
+            file = self.root / "semseg" / "VOC12" / f"{name}.png"
+            use = self.classes == 21 and file.is_file()
+            return (file if use else self.root / "semseg" / "pascal-context" / f"{name}.png",)
+        if task == "human_parts":
+            return (self.root / "human_parts" / f"{name}.mat",)
+        if task == "saliency":
+            return (self.root / "sal_distill" / f"{name}.png",)
+        if task == "edge":
+            return (context,)
+        normals = self.root / "normals_distill" / f"{name}.png"
+        return (normals,) if self.valid is None else (normals, context)
+
+    def annotated(self, task: PascalTask) -> Array:
+        """Which images (N, bool) have the files of a task."""
+        return np.array([present(self.files(task, name)).all() for name in self.names], bool)
+
+    def __call__(self, i: int) -> dict[str, Array | None]:
+        """Image (H x W x 3, uint8) and raw labels, None where a file is absent."""
+        name = self.names[i]
+        image = picture(self.root / "JPEGImages" / f"{name}.jpg", "image", colour=True)
+        found: dict[str, Array | None] = {"image": image}
+        for task in self.tasks:
+            files = self.files(task, name)
+            found[task] = self._label(task, files, image.shape[:2]) if present(files).all() else None
+        return found
+
+    def _label(self, task: PascalTask, files: tuple[Path, ...], size: tuple[int, ...]) -> Array:
+        file = files[0]
+        if task == "semseg":
+            stored = fits(file, task, picture(file, task, colour=False), size)
+            if self.classes == 21:
+                return labelled(file, task, stored, 20)
+            label = labelled(file, task, stored, IGNORE)
+            return np.where(label < self.classes, label, np.uint8(IGNORE))
+        if task == "human_parts":
+            return parts_of(file, size)
+        if task == "saliency":
+            return above_half(fits(file, task, picture(file, task, colour=False), size))
+        if task == "edge":
+            return edges_of(_label_map(file, size))
+        normals = normals_of(fits(file, task, picture(file, task, colour=True), size))
+        if self.valid is not None:
+            normals[~np.isin(_label_map(files[1], size), self.valid)] = 0
+        return normals
+
+
+def parts_of(file: Path, size: tuple[int, ...]) -> Array:
+    """Classes 0..6 (H x W, uint8) of a PASCAL-Part annotation; DataError where it is not as expected."""
+    label = np.zeros(size, np.uint8)
+    anno = matlab(file, "anno", simple=True)
+    for thing in _structs(file, "anno", anno):
+        for obj in _structs(file, "objects", thing.get("objects", ())):
+            if _number(file, "class_ind", obj.get("class_ind")) != PERSON:
+                continue
+            for part in _structs(file, "parts", obj.get("parts", ())):
+                name, mask = part.get("part_name"), part.get("mask")
+                if name not in CLASS_OF_PART:
+                    raise DataError(f"{file}, part_name: expected a part of a person of PASCAL-Part, found {name!r}")
+                if not isinstance(mask, np.ndarray) or mask.ndim != 2:
+                    raise DataError(f"{file}, mask of part {name!r}: expected H x W, found {type(mask).__name__}")
+                label[fits(file, f"mask of part {name!r}", mask, size) != 0] = CLASS_OF_PART[name]
+    return label
+
+
+def edges_of(labels: Array) -> Array:
+    """Thin boundaries (H x W, bool) of a map of labels: where its Laplacian (4 neighbours) is not zero, thinned."""
+    laplacian = need("scipy.ndimage", "data").laplace(labels.astype(np.int64), mode="mirror")
+    thin: Array = need("skimage.morphology", "data").thin(laplacian != 0)
+    return thin
+
+
+def _label_map(file: Path, size: tuple[int, ...]) -> Array:
+    found = np.asarray(matlab(file, "LabelMap"))
+    if found.ndim != 2 or found.dtype.kind not in "buif" or (found.size and not (found == np.floor(found)).all()):
+        raise DataError(f"{file}, LabelMap: expected H x W whole numbers, found {found.dtype} of shape {found.shape}")
+    return fits(file, "LabelMap", found, size)
+
+
+def _structs(file: Path, field: str, value: Any) -> Iterator[Mapping[str, Any]]:
+    """The structs of a MATLAB field, which may be one, several or none."""
+    items = [value] if isinstance(value, Mapping) else list(np.asarray(value, dtype=object).reshape(-1))
+    for item in items:
+        if not isinstance(item, Mapping):
+            raise DataError(f"{file}, {field}: expected a struct, found {type(item).__name__}")
+        yield item
+
+
+def _number(file: Path, field: str, value: Any) -> int:
+    if not isinstance(value, int | float | np.number):
+        raise DataError(f"{file}, {field}: expected a number, found {value!r}")
+    return int(value)
+
+
+def _json(file: Path) -> Any:
+    """A JSON file, or None where it does not exist."""
+    if not file.is_file():
+        return None
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file}: cannot be read as JSON ({error})") from None
+
+
+def _normal_classes(root: Path) -> tuple[int, ...] | None:
+    """Numbers of the context classes whose normals count; None where a list of classes is absent."""
+    file = root / "json" / "context_classes.json"
+    nyu, context = _json(root / "json" / "nyu_classes.json"), _json(file)
+    if nyu is None or context is None:
+        return None
+    if not isinstance(context, Mapping) or not all(isinstance(number, int) for number in context.values()):
+        raise DataError(f"{file}: expected an object of names and numbers, found {type(context).__name__}")
+    if not isinstance(nyu, list | Mapping):
+        raise DataError(f"{root / 'json' / 'nyu_classes.json'}: expected names, found {type(nyu).__name__}")
+    names = {str(name) for name in nyu} - {"unknown"} | {"tvmonitor"}
+    return tuple(sorted(number for name, number in context.items() if name in names))
+
+
+def _with_people(file: Path, names: tuple[str, ...]) -> Array:
+    """Which images (N, bool) show a person as far as is known: all where the file is absent."""
+    found = _json(file)
+    if found is None:
+        return np.ones(len(names), bool)
+    if not isinstance(found, Mapping):
+        raise DataError(f"{file}: expected an object of images and their categories, found {type(found).__name__}")
+    wanted = {PERSON, str(PERSON), "person"}
+    return np.array([any(c in wanted for c in found.get(name, ())) for name in names], bool)

@@ -1,0 +1,76 @@
+"""`fedloom data check`: what it finds, and what it lets pass."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from fedloom.data.check import check
+from fedloom.errors import RecipeError
+from folders_support import SIZE, nyud, pascal, save
+
+
+def rows(report):
+    return {(part, what): found for part, what, found, _ in report.rows}
+
+
+def test_a_complete_folder(tmp_path):
+    report = check("nyud", str(nyud(tmp_path)))
+    assert report.usable
+    assert report.notes == [
+        "train: 3 images, the published set has 795",
+        "val: 2 images, the published set has 654",
+    ]
+    found = rows(report)
+    assert found["train", "sizes"] == "12 x 16 to 12 x 16"
+    assert found["train", "semseg"].startswith("40 classes, 0 to 39, 9")
+    assert " m, 100.0% of the pixels labelled" in found["val", "depth"]
+    assert "% positive" in found["val", "edge"]
+
+
+def test_pascal_context(tmp_path):
+    report = check("pascal-context", str(pascal(tmp_path)), limit=2)
+    assert report.usable
+    found = rows(report)
+    assert found["train", "images read"] == "2"
+    assert found["train", "human_parts"] == "4 classes, 0 to 4, 100.0% of the pixels labelled"
+    assert found["train", "normals"] == "50.0% of the pixels labelled"
+
+
+def test_what_is_missing_is_noted(tmp_path):
+    root = nyud(tmp_path)
+    (root / "edge/0001.png").unlink()
+    report = check("nyud", str(root))
+    assert report.usable
+    assert "train: 1 images have no label of 'edge', first 0001" in report.notes
+
+
+def test_problems_name_file_and_field(tmp_path):
+    root = nyud(tmp_path)
+    save(root / "segmentation/0001.png", np.full(SIZE, 200, np.uint8))
+    save(root / "images/0003.png", np.zeros((3, 3, 3), np.uint8))
+    for i in range(5):
+        (root / f"depth/000{i}.npy").unlink()
+    report = check("nyud", str(root))
+    assert not report.usable
+    text = "\n".join(report.problems)
+    assert "segmentation/0001.png, semseg: expected labels in 0..40 or 255, found 200" in text
+    assert "segmentation/0003.png, semseg: expected the image's size 3 x 3, found 12 x 16" in text
+    assert "train: no image has a label of task 'depth'" in text
+
+
+def test_large_images_are_noted(tmp_path):
+    root = nyud(tmp_path, 1, 1)
+    save(root / "images/0000.png", np.zeros((500, 600, 3), np.uint8))
+    for file in ("segmentation/0000.png", "normals/0000.png", "depth/0000.npy", "edge/0000.png"):
+        (root / file).unlink()
+    report = check("nyud", str(root))
+    assert "train: images of up to 500 x 600; set `size` to multiples of 32 that hold them" in report.notes
+
+
+def test_an_empty_folder_and_an_unknown_name(tmp_path):
+    report = check("nyud", str(tmp_path))
+    assert len(report.problems) == 1
+    assert "gt_sets is not in" in report.problems[0]
+    with pytest.raises(RecipeError, match=r"'nyudd' is not kept in a folder .* Did you mean 'nyud'"):
+        check("nyudd", str(tmp_path))
