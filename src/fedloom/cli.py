@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedloom import __version__
+from fedloom.cli_data import data
 from fedloom.errors import StateError, UserError, nearest
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+app.add_typer(data, name="data")
 
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A packaged recipe (see `fedloom recipes`) or a YAML file.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -38,11 +38,12 @@ class Augment(BaseModel):
     crop_tries: Annotated[int, Field(ge=1)] = 10
     """How many crops are drawn at most; the last is taken as it is."""
 
-    @model_validator(mode="after")
-    def _ordered(self) -> Augment:
-        if self.scale[0] > self.scale[1]:
-            raise ValueError(f"scale: expected the smaller factor first, found {list(self.scale)}")
-        return self
+    @field_validator("scale")
+    @classmethod
+    def _ordered(cls, scale: tuple[float, float]) -> tuple[float, float]:
+        if scale[0] > scale[1]:
+            raise ValueError(f"expected the smaller factor first, found {list(scale)}")
+        return scale
 
 
 def resolve(augment: bool | Augment) -> Augment | None:

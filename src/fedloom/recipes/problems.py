@@ -152,10 +152,14 @@ def _walk(model: type[BaseModel], loc: Sequence[str | int]) -> tuple[str, Any, F
 
 
 def _member(members: Sequence[Any], tag: str) -> Any:
-    """The member of a union that pydantic's tag, such as 'dict[str,int]', stands for, if it is a container."""
-    return next(
-        (m for m in members if (o := get_origin(m)) in (dict, list, tuple) and tag.startswith(o.__name__)), None
-    )
+    """The member of a union that pydantic's tag, such as 'dict[str,int]', stands for, if it is a container or model."""
+    for member in members:
+        origin = get_origin(member)
+        if origin in (dict, list, tuple) and tag.startswith(origin.__name__):
+            return member
+        if isinstance(member, type) and issubclass(member, BaseModel) and tag == member.__name__:
+            return member
+    return None
 
 
 def _unwrapped(hint: Any) -> Any:

@@ -1,0 +1,127 @@
+"""A contact sheet of a data set: a row per example, a column for the image and for each task's label."""
+
+from __future__ import annotations
+
+import colorsys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.data.dataset import Dataset, Examples, TensorExamples
+from fedloom.data.prepare import Array
+from fedloom.data.transforms import IGNORE, MEAN, STD
+from fedloom.errors import UserError
+from fedloom.extras import need
+from fedloom.tasks.task import Task
+
+CELL = 160  # about as wide, in pixels, as a cell is drawn
+GAP, HEADER = 4, 16
+BACKGROUND, INK = (24, 24, 28), (235, 235, 235)
+NOTHING = (0, 0, 0)  # where a label is ignored
+# Anchors of the colours of depth, near to far, evenly spaced: viridis from its light end.
+NEAR_TO_FAR = ((253, 231, 37), (94, 201, 98), (33, 145, 140), (59, 82, 139), (68, 1, 84))
+
+
+def sheet(dataset: Dataset, count: int = 6, split: str = "train", augmented: int | None = None) -> Any:
+    """The contact sheet as a Pillow image: `count` examples, evenly spaced over the split ("train" or "test").
+
+    Classes have one colour each, depth goes from yellow (near) to violet, normals (x, y, z) are (red, green, blue) from
+    -1 to 1, and what is ignored is black. A class of a whole image, or a number, stands as text. `augmented` is the
+    seed of a training batch; without it, examples are shown as evaluation sees them. UserError where Pillow is absent.
+    """
+    library = need("PIL.Image", "vision")
+    part: Examples = getattr(dataset, split)
+    index = torch.linspace(0, len(part) - 1, min(count, len(part))).long()
+    rng = None if augmented is None else torch.Generator().manual_seed(augmented)
+    x, y = part.batch(index, torch.device("cpu"), rng)
+    images = _pictures(part, x)
+    height, width = images.shape[1:3]
+    times = max(1, round(CELL / width))
+    high, wide = height * times, width * times
+    columns = ["image", *(task.name for task in dataset.tasks)]
+    size = (len(columns) * (wide + GAP) + GAP, HEADER + len(images) * (high + GAP) + GAP)
+    picture = library.new("RGB", size, BACKGROUND)
+    pen = need("PIL.ImageDraw", "vision").Draw(picture)
+    for column, name in enumerate(columns):
+        pen.text((GAP + column * (wide + GAP), 2), name, fill=INK)
+    for row in range(len(images)):
+        top = HEADER + GAP + row * (high + GAP)
+        cells = [(images[row], f"{int(index[row])}"), *(label(task, y[task.name][row]) for task in dataset.tasks)]
+        for column, (cell, text) in enumerate(cells):
+            left = GAP + column * (wide + GAP)
+            if cell is not None:
+                drawn = library.fromarray(cell).resize((wide, high), library.Resampling.NEAREST)
+                picture.paste(drawn, (left, top))
+            if text:
+                pen.rectangle(pen.textbbox((left + 2, top + 1), text), fill=BACKGROUND)
+                pen.text((left + 2, top + 1), text, fill=INK)
+    return picture
+
+
+def save(picture: Any, path: Path) -> None:
+    """Write a sheet; the ending of the name says how. UserError where that cannot be done."""
+    try:
+        picture.save(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be written: {error}") from None
+
+
+def label(task: Task, target: Tensor) -> tuple[Array | None, str]:
+    """One label as (H x W x 3 uint8 or None, a short text)."""
+    kind = task.kind
+    if target.ndim < 2:
+        value = target.item() if target.numel() == 1 else target.tolist()
+        return None, "unlabelled" if value == -1 else f"{value:.4g}" if isinstance(value, float) else f"{value}"
+    values = target.numpy()
+    if kind in ("semseg", "human_parts"):
+        shown = palette(task.channels)[np.where((values < 0) | (values == IGNORE), task.channels, values)]
+        return shown, "" if (values != IGNORE).any() else "no label"
+    if kind == "normals":
+        valid = (values != IGNORE).all(0)
+        shown = np.where(valid, np.rint((np.clip(values, -1, 1) + 1) * 127.5), 0).astype(np.uint8).transpose(1, 2, 0)
+        return shown, "" if valid.any() else "no label"
+    plane = values.reshape(values.shape[-2:])
+    valid = plane != IGNORE
+    if not valid.any():
+        return np.zeros((*plane.shape, 3), np.uint8), "no label"
+    if kind == "depth":
+        low, high = float(plane[valid].min()), float(plane[valid].max())
+        return _ramp((plane - low) / max(high - low, 1e-9), valid), f"{low:.1f}-{high:.1f} m"
+    grey = np.rint(np.clip(plane, 0, 1) * 215 + 40).astype(np.uint8)
+    return np.where(valid[..., None], grey[..., None], np.uint8(0)).repeat(3, -1)[..., :3], ""
+
+
+def palette(classes: int) -> Array:
+    """A colour for each class and one more, black, for what is ignored (classes + 1 x 3, uint8)."""
+    colours = []
+    for number in range(classes):
+        # The golden angle keeps neighbours apart; shades tell apart what comes round again.
+        hue, shade = (number * 0.381966) % 1, (0.95, 0.7, 0.5)[number % 3]
+        colours.append([round(255 * c) for c in colorsys.hsv_to_rgb(hue, 0.45 + 0.4 * ((number // 3) % 2), shade)])
+    return np.array([*colours, NOTHING], np.uint8)
+
+
+def _ramp(share: Array, valid: Array) -> Array:
+    """Colours for values in 0..1 (H x W x 3)."""
+    stops = np.linspace(0, 1, len(NEAR_TO_FAR))
+    channels = [np.interp(share, stops, [colour[i] for colour in NEAR_TO_FAR]) for i in range(3)]
+    return np.where(valid[..., None], np.rint(np.stack(channels, -1)), 0).astype(np.uint8)
+
+
+def _pictures(part: Examples, x: Tensor) -> Array:
+    """Inputs as they were before normalisation (B x H x W x 3, uint8); feature vectors as strips of grey."""
+    if isinstance(part, TensorExamples):
+        mean, std = part.mean, part.std
+    else:
+        mean, std = MEAN, STD
+    if mean is not None and std is not None:
+        shape = (1, -1) + (1,) * (x.ndim - 2)
+        x = x * x.new_tensor(std).view(shape) + x.new_tensor(mean).view(shape)
+    if x.ndim == 2:
+        low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
+        x = ((x - low) / (high - low).clamp(min=1e-9))[:, None, None, :].expand(-1, 1, 8, -1)
+    x = x.expand(-1, 3, -1, -1)[:, :3]
+    return x.clamp(0, 1).mul(255).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous().numpy()

@@ -1,0 +1,91 @@
+"""Contact sheets of every kind of data set."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedloom.cli import main
+from fedloom.data.preview import label, palette
+from fedloom.tasks import Depth, Edge, HumanParts, Normals, Semseg
+
+
+def size(path) -> tuple[int, int]:
+    with Image.open(path) as picture:
+        return picture.size
+
+
+def pixels(path) -> np.ndarray:
+    with Image.open(path) as picture:
+        return np.array(picture)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDLOOM_CACHE", str(tmp_path / "cache"))
+
+
+def fedloom(monkeypatch, *words: str) -> None:
+    monkeypatch.setattr("sys.argv", ["fedloom", "data", "preview", *words])
+    with pytest.raises(SystemExit) as done:
+        main()
+    assert done.value.code in (0, None), done.value.code
+
+
+def test_scenes(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "sheet.png"
+    fedloom(monkeypatch, "scenes", str(out), "count=5", "test_count=2", "height=32", "width=40", "--count", "3")
+    assert "scenes: 5 train, 2 test" in capsys.readouterr().out
+    picture = pixels(out)
+    assert picture.shape == (16 + 3 * (128 + 4) + 4, 7 * (160 + 4) + 4, 3)
+    fedloom(monkeypatch, "scenes", str(out), "count=5", "test_count=2", "height=32", "width=40", "--augmented")
+    assert not np.array_equal(pixels(out)[:200], picture[:200])
+
+
+def test_digits_and_features(tmp_path, monkeypatch):
+    out = tmp_path / "sheet.png"
+    fedloom(monkeypatch, "digits", str(out), "--split", "test", "--count", "4")
+    assert size(out) == (5 * 164 + 4, 16 + 4 * 164 + 4)
+    rng = np.random.default_rng(0)
+    made = {f"x_{s}": rng.random((4, 12)).astype(np.float32) for s in ("train", "test")}
+    np.savez(tmp_path / "set.npz", **made, y_train=np.arange(4), y_test=np.arange(4))
+    fedloom(monkeypatch, "arrays", str(out), f"path={tmp_path / 'set.npz'}")
+    assert size(out)[0] == 2 * (12 * 13 + 4) + 4
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["nothing"], "unknown data set 'nothing'"),
+        (["scenes", "cuont=3"], "Did you mean 'count'?"),
+        (["scenes", "count"], "'count': expected key=value"),
+        (["scenes", "augment.scale=[2, 1]"], "augment.scale: expected the smaller factor first, found [2.0, 1.0]"),
+        (["scenes", "augment.sclae=[2, 1]"], "augment.sclae: unknown key. Did you mean 'scale'?"),
+        (["scenes", "count=1", "test_count=1", "height=16", "width=16"], "sheet.what cannot be written"),
+    ],
+)
+def test_mistakes_are_explained(tmp_path, monkeypatch, capsys, words, message):
+    monkeypatch.setattr("sys.argv", ["fedloom", "data", "preview", words[0], str(tmp_path / "sheet.what"), *words[1:]])
+    with pytest.raises(SystemExit) as done:
+        main()
+    assert done.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_is_ignored_is_black():
+    raw = torch.tensor([[0, 1], [2, 255]])
+    shown, text = label(Semseg("s", 3), raw)
+    assert shown[1, 1].tolist() == [0, 0, 0]
+    assert len({tuple(c) for c in shown.reshape(-1, 3).tolist()}) == 4
+    assert text == ""
+    assert label(HumanParts("p"), torch.full((2, 2), 255))[1] == "no label"
+    shown, text = label(Depth("d"), torch.tensor([[[1.0, 3.0], [2.0, 255.0]]]))
+    assert text == "1.0-3.0 m"
+    assert shown[0, 0].tolist() == [253, 231, 37]
+    assert shown[1, 1].tolist() == [0, 0, 0]
+    normals = torch.tensor([[[0.0, 255]], [[0.0, 255]], [[1.0, 255]]])
+    assert label(Normals("n"), normals)[0].tolist() == [[[128, 128, 255], [0, 0, 0]]]
+    assert label(Edge("e"), torch.tensor([[[0.0, 1, 255]]]))[0][0].tolist() == [[40] * 3, [255] * 3, [0] * 3]
+    assert len(np.unique(palette(41), axis=0)) == 42
