@@ -19,7 +19,7 @@ from fedloom.stages.stage import State
 from fedloom.tasks.classification import Classification
 from fedloom.training import FlatModel, LocalRule, Optimizer, Proximal, Schedule, Training, View
 from fedloom.training.loop import batches, train
-from fedloom.training.optim import rate
+from fedloom.training.optim import build, export_state, import_state, rate
 from fedloom.training.stacked import Stackable, group, refuse, train_stacked
 
 TASKS = {"a": (Classification("a", 3), 1.0), "b": (Classification("b", 2), 2.0)}
@@ -99,6 +99,26 @@ def test_equals_ordinary_training(config: Optimizer, make: Any, length: dict[str
         torch.testing.assert_close(ours, theirs, msg=name, rtol=1e-4, atol=1e-6)
     assert result.steps == (9 if "epochs" in length else 7)
     assert set(result.losses) == {"a", "b"}
+
+
+@pytest.mark.parametrize("decay", [0, 0.1])
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0, False), (0.9, False), (0.9, True)])
+def test_our_sgd_is_torchs_bit_for_bit(decay: float, momentum: float, nesterov: bool) -> None:
+    config = Optimizer(lr=0.1, momentum=momentum, nesterov=nesterov, weight_decay=decay)
+    ours, grad = torch.randn(50, generator=torch.Generator().manual_seed(0)), torch.zeros(50)
+    theirs = nn.Parameter(ours.clone())
+    theirs.grad = grad
+    optimizer = build(config, ours, grad, (slice(0, 50),))
+    expected = torch.optim.SGD([theirs], lr=0.1, momentum=momentum, nesterov=nesterov, weight_decay=decay)
+    for step in range(5):
+        grad.normal_(generator=torch.Generator().manual_seed(step))
+        if step == 3:  # state goes through a checkpoint
+            state = export_state(optimizer)
+            optimizer = build(config, ours, grad, (slice(0, 50),))
+            import_state(optimizer, state)
+        optimizer.step()
+        expected.step()
+        assert torch.equal(ours, theirs.detach())
 
 
 def test_clipping_equals_torch() -> None:
