@@ -46,6 +46,23 @@ def preview(
     typer.echo(f"{dataset.name}: {len(dataset.train)} train, {len(dataset.test)} test; {out}")
 
 
+@data.command()
+def check(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A data set of files: nyud, nyud-labeled or pascal-context.")
+    ],
+    root: Annotated[Path, typer.Option(help="The folder that holds it.", file_okay=False)],
+    limit: Annotated[int, typer.Option(min=0, help="How many images of each part to read; 0 for all.")] = 100,
+) -> None:
+    """Check counts, sizes and labels of a data set of files; exit code 2 where a run could not use it."""
+    from fedloom.data.check import check as look
+
+    report = look(name, str(root), limit or None)
+    typer.echo(report.text())
+    if not report.usable:
+        raise typer.Exit(2)
+
+
 def build(name: str, parameters: list[str] | tuple[str, ...], seed: int = 0) -> Dataset:
     """The named data set with `key.path=value` parameters, checked as a recipe's data section is."""
     from pydantic import ValidationError

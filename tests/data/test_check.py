@@ -23,7 +23,7 @@ def test_a_complete_folder(tmp_path):
     ]
     found = rows(report)
     assert found["train", "sizes"] == "12 x 16 to 12 x 16"
-    assert found["train", "semseg"].startswith("40 classes, 0 to 39, 9")
+    assert found["train", "semseg"].startswith("3 of 3 images, 40 classes, 0 to 39, 9")
     assert " m, 100.0% of the pixels labelled" in found["val", "depth"]
     assert "% positive" in found["val", "edge"]
 
@@ -33,8 +33,8 @@ def test_pascal_context(tmp_path):
     assert report.usable
     found = rows(report)
     assert found["train", "images read"] == "2"
-    assert found["train", "human_parts"] == "4 classes, 0 to 4, 100.0% of the pixels labelled"
-    assert found["train", "normals"] == "50.0% of the pixels labelled"
+    assert found["train", "human_parts"] == "3 of 3 images, 4 classes, 0 to 4, 100.0% of the pixels labelled"
+    assert found["train", "normals"] == "3 of 3 images, 50.0% of the pixels labelled"
 
 
 def test_what_is_missing_is_noted(tmp_path):

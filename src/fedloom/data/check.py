@@ -48,6 +48,14 @@ class Report:
         """Whether a run could use the data set."""
         return not self.problems
 
+    def text(self) -> str:
+        """All of it, as lines for people."""
+        table = [("part", "what", "found", "expected"), *self.rows]
+        widths = [max(len(row[column]) for row in table) for column in range(3)]
+        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, [*widths, 0], strict=True)).rstrip() for row in table]
+        lines += [f"note: {note}" for note in self.notes] + [f"problem: {problem}" for problem in self.problems]
+        return "\n".join([*lines, "usable" if self.usable else "not usable"])
+
 
 def check(name: str, root: str, limit: int | None = None) -> Report:
     """Look at the data set `name` in the folder `root`, reading `limit` images of each part (None: all).
@@ -115,7 +123,8 @@ def _check(report: Report, layout: Layout, split: str, part: Split, expected: in
             f"{split}: images of up to {largest[0]} x {largest[1]}; set `size` to multiples of 32 that hold them"
         )
     for task, stats in seen.items():
-        report.rows.append((split, task, stats.text(), f"{int(part.annotated[task].sum()):,} of {total:,} annotated"))
+        annotated = f"{int(part.annotated[task].sum()):,} of {total:,} images"
+        report.rows.append((split, task, f"{annotated}, {stats.text()}", ""))
 
 
 class _Seen:
