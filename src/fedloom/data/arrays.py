@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
+from fedloom.data.augment import Augment, resolve
 from fedloom.data.prepare import Array, channel_statistics, stratified, subset
 from fedloom.data.registry import DATASETS
 from fedloom.errors import DataError, RecipeError, nearest
@@ -26,13 +27,33 @@ SPLITS = ("train", "test")
 ROWS = 1024  # examples converted at a time
 
 
+class DenseLabel(BaseModel):
+    """Where the label images of one task are, and what their numbers mean."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    kind: Literal["semseg", "human_parts", "saliency", "normals", "depth", "edge"]
+    key: str
+    classes: Annotated[int, Field(ge=1, le=255)] | None = None
+    """semseg and human_parts: number of classes; by default the largest label plus one, or 7 parts."""
+    boundaries: bool = False
+    """edge: the key holds a segmentation, of which the edges are the boundaries."""
+    threshold: Annotated[float, Field(gt=0, le=1)] | None = None
+    """saliency and edge: the key holds shares 0..255 (or 0..1), which count from here on."""
+    factor: Annotated[float, Field(gt=0)] = 1.0
+    """depth: metres per unit."""
+    encoding: Literal["centred", "positive"] = "centred"
+    """normals in uint8: 0..255 stands for -1..1, or for 0..1."""
+
+
 @DATASETS.register("arrays")
 def arrays(
     seed: int,
     *,
     path: str,
     images: str = "x_{split}",
-    labels: Annotated[dict[str, str], Field(min_length=1)] = {"label": "y_{split}"},  # noqa: B006
+    labels: Annotated[dict[str, str], Field(min_length=1)] | None = None,
+    dense: Annotated[dict[str, DenseLabel], Field(min_length=1)] | None = None,
     domain: str | None = None,
     domain_names: str | None = None,
     classes: dict[str, Count] | None = None,
@@ -40,12 +61,17 @@ def arrays(
     size: Count | None = None,
     channels: Literal[1, 3] | None = None,
     limit: Count | None = None,
+    augment: bool | Augment = True,
+    crop: tuple[Count, Count] | None = None,
+    multiple: Count = 32,
 ) -> Dataset:
-    """Images or feature vectors with class labels, from an .npz archive or a folder of .npy files.
+    """Images or feature vectors with class labels, or images with dense labels, from an .npz archive or a folder of
+    .npy files.
 
-    `images`, `labels` (task -> key) and `domain` are keys, in which `{split}` stands for `train` and `test`. Keys
-    without `{split}` name one pool, of which `test_fraction` (stratified by the first task and the domain) becomes the
-    test part. `domain_names` is the key of an array of names; without it, domains are named by their numbers.
+    `images`, `labels` (task -> key; default: task `label`, key `y_{split}`) and `domain` are keys, in which `{split}`
+    stands for `train` and `test`. Keys without `{split}` name one pool, of which `test_fraction` (stratified by the
+    first task and the domain) becomes the test part. `domain_names` is the key of an array of names; without it,
+    domains are named by their numbers.
 
     Inputs: uint8 or floating point; N x H x W, N x H x W x C, N x C x H x W (C = 1 or 3) or N x F. Images become
     N x C x H x W. Uint8 is scaled to 0..1 per batch, floating point becomes float32. Both are normalised per channel
@@ -55,6 +81,13 @@ def arrays(
 
     Labels: N integers from 0; -1 means unlabelled. `classes` (task -> number) defaults to the largest label plus one.
 
+    `dense` (task -> kind, key and more) takes the place of `labels`. Images are then uint8 and normalised with
+    ImageNet's mean and standard deviation; grey ones are repeated. Label images have the images' height and width:
+    semseg and human_parts are classes (255 or -1 = ignore); saliency and edge are 0, 1 and 255 (ignore), or shares
+    with a `threshold`; depth times `factor` is metres, 0 = no value; normals are N x H x W x 3 or N x 3 x H x W,
+    x right, y up, z towards the viewer, zero = no value. In training, images are changed as `augment` says and cropped
+    to `crop` (height, width; default: whole); in evaluation, they are padded so that `multiple` divides their sides.
+
     Arrays in a folder stay on disk and are read batch by batch, unless a split, `size`, `channels`, `limit` or a
     conversion to float32 makes a copy. Raises DataError for anything absent or inconsistent, naming the key.
     """
@@ -63,7 +96,13 @@ def arrays(
     from fedloom.data.dataset import Dataset, TensorExamples
     from fedloom.tasks.classification import Classification
 
-    patterns = [images, *labels.values(), *([domain] if domain else [])]
+    if dense is not None:
+        for what, value in {"labels": labels, "classes": classes, "size": size, "channels": channels}.items():
+            if value is not None:
+                raise RecipeError(f"arrays: {what} has no use beside dense")
+    labels = {} if dense is not None else labels or {"label": "y_{split}"}
+    dense = dense or {}
+    patterns = [images, *labels.values(), *(label.key for label in dense.values()), *([domain] if domain else [])]
     pooled = ["{split}" not in pattern for pattern in patterns]
     if any(pooled) != all(pooled):
         raise RecipeError(f"arrays: expected {{split}} in all keys or in none, found {', '.join(patterns)}")
@@ -78,7 +117,11 @@ def arrays(
 
     with _Store(Path(path).expanduser()) as store:
         where = f"arrays, {store.path}"
-        parts = [_read(store, split, images, labels, domain) for split in (("pool",) if pooled[0] else SPLITS)]
+        splits = ("pool",) if pooled[0] else SPLITS
+        parts = [_read(store, split, images, labels, domain) for split in splits]
+        for part, split in zip(parts, splits, strict=True):
+            for task, label in dense.items():
+                part.labels[task] = _dense(store, label.key.replace("{split}", split), label, part)
         names = store.names(domain_names) if domain_names is not None else None
 
     if test_fraction is not None:
@@ -93,6 +136,11 @@ def arrays(
         kept = subset(len(parts[number].inputs), limit, seed, split)
         if kept is not None:
             parts[number] = parts[number].take(kept)
+    if dense:
+        from fedloom.data.dense_arrays import build
+
+        raw = [(part.key, part.inputs, part.labels, part.domain) for part in parts]
+        return Dataset(store.path.stem, *build(where, dense, raw, resolve(augment), crop, multiple), names)
 
     inputs = [_tensor(part.inputs, size, channels, f"{where}, {part.key!r}") for part in parts]
     if inputs[0].shape[1:] != inputs[1].shape[1:] or inputs[0].dtype != inputs[1].dtype:
@@ -131,8 +179,9 @@ class _Part:
         return _Part(self.key, self.inputs[index], {k: v[index] for k, v in self.labels.items()}, domain)
 
     def strata(self) -> Array:
-        """Numbers (N) of the combinations of the first task's label and the domain."""
-        columns = [next(iter(self.labels.values()))]
+        """Numbers (N) of the combinations of the first task's class, if it has one per example, and the domain."""
+        columns = [column for column in self.labels.values() if column.ndim == 1][:1]
+        columns = columns or [np.zeros(len(self.inputs), np.int64)]
         if self.domain is not None:
             columns.append(self.domain)
         return np.unique(np.stack(columns, 1), axis=0, return_inverse=True)[1].reshape(-1)
@@ -222,6 +271,18 @@ def _read(store: _Store, split: str, images: str, labels: Mapping[str, str], dom
         columns[task] = column
     places = None if domain is None else store.integers(domain.replace("{split}", split), len(inputs), key)
     return _Part(key, inputs, columns, places)
+
+
+def _dense(store: _Store, key: str, label: DenseLabel, part: _Part) -> Array:
+    """The label images of one task of a part."""
+    from fedloom.data.dense_arrays import decode
+
+    array = store.read(key)
+    if len(array) != len(part.inputs):
+        raise DataError(
+            f"arrays, {store.path}: expected as many {key!r} as {part.key!r}, {len(part.inputs)}, found {len(array)}"
+        )
+    return decode(array, label, f"arrays, {store.path}, {key!r}")
 
 
 def _classes(where: str, task: str, parts: Sequence[_Part], stated: Mapping[str, int]) -> int:

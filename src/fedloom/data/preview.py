@@ -20,7 +20,7 @@ from fedloom.tasks.task import Task
 CELL = 160  # about as wide, in pixels, as a cell is drawn
 GAP, HEADER = 4, 16
 BACKGROUND, INK = (24, 24, 28), (235, 235, 235)
-NOTHING = (0, 0, 0)  # where a label is ignored
+NOTHING, BACKDROP = (0, 0, 0), (40, 40, 40)  # where a label is ignored; what is no part of anybody
 # Anchors of the colours of depth, near to far, evenly spaced: viridis from its light end.
 NEAR_TO_FAR = ((253, 231, 37), (94, 201, 98), (33, 145, 140), (59, 82, 139), (68, 1, 84))
 
@@ -77,7 +77,10 @@ def label(task: Task, target: Tensor) -> tuple[Array | None, str]:
         return None, "unlabelled" if value == -1 else f"{value:.4g}" if isinstance(value, float) else f"{value}"
     values = target.numpy()
     if kind in ("semseg", "human_parts"):
-        shown = palette(task.channels)[np.where((values < 0) | (values == IGNORE), task.channels, values)]
+        colours = palette(task.channels)
+        if kind == "human_parts":
+            colours[0] = BACKDROP
+        shown = colours[np.where((values < 0) | (values == IGNORE), task.channels, values)]
         return shown, "" if (values != IGNORE).any() else "no label"
     if kind == "normals":
         valid = (values != IGNORE).all(0)

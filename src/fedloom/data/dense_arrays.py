@@ -1,0 +1,175 @@
+"""Label images from any archive: brought into the form in which dense examples are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.data.augment import Augment
+from fedloom.data.dense import DenseExamples, Stored, annotated_in, checksum
+from fedloom.data.prepare import Array
+from fedloom.data.transforms import IGNORE, padded
+from fedloom.errors import DataError
+from fedloom.tasks import dense as tasks
+from fedloom.tasks.task import Task
+
+if TYPE_CHECKING:
+    from fedloom.data.arrays import DenseLabel
+
+SHORT = 0.1  # a stored normal shorter than this says that there is none
+
+
+def pictures(images: Array, where: str) -> Tensor:
+    """Images as N x 3 x H x W, uint8; grey ones are repeated. DataError for anything else."""
+    if images.dtype != np.uint8 or images.ndim not in (3, 4):
+        raise DataError(f"{where}: dense labels need uint8 images, found {images.dtype} of shape {images.shape}")
+    x = torch.from_numpy(images)
+    if x.ndim == 3:
+        x = x[:, None]
+    elif x.shape[3] in (1, 3):
+        x = x.permute(0, 3, 1, 2)
+    if x.shape[1] not in (1, 3):
+        raise DataError(f"{where}: expected 1 or 3 channels in the last or second place, found {images.shape}")
+    return x.expand(-1, 3, -1, -1)
+
+
+def decode(array: Array, label: DenseLabel, where: str) -> Array:
+    """One task's labels in the raw form of `fedloom.data.transforms` (N x H x W, or N x 3 x H x W for normals)."""
+    if label.kind == "normals":
+        return _normals(array, label, where)
+    if array.ndim == 4 and 1 in (array.shape[1], array.shape[3]):
+        array = array.reshape(len(array), *(array.shape[2:] if array.shape[1] == 1 else array.shape[1:3]))
+    if array.ndim != 3:
+        raise DataError(f"{where}: expected label images N x H x W, found {array.shape}")
+    if label.kind == "depth":
+        if array.dtype.kind not in "fiu":
+            raise DataError(f"{where}: expected depth in numbers, found {array.dtype}")
+        if label.factor == 1 and array.dtype in (np.float16, np.float32):
+            return array
+        return (array * label.factor).astype(np.float32)
+    if label.threshold is not None:
+        if array.dtype.kind not in "fu":
+            raise DataError(f"{where}: expected shares as uint8 or floating point, found {array.dtype}")
+        whole = 1 if array.dtype.kind == "f" else np.iinfo(array.dtype).max
+        return (array >= label.threshold * whole).astype(np.uint8)
+    if array.dtype.kind not in "biu":
+        raise DataError(f"{where}: expected integers, found {array.dtype}")
+    low, high = int(array.min()), int(array.max())
+    if low < -1 or high > IGNORE:
+        raise DataError(f"{where}: expected labels in 0..254, or 255 or -1 to ignore, found {low}..{high}")
+    # -1 becomes 255
+    array = array.astype(np.uint8)
+    if label.boundaries:
+        return boundaries(array)
+    if label.kind in ("saliency", "edge"):
+        other = array[(array > 1) & (array != IGNORE)]
+        if len(other):
+            raise DataError(
+                f"{where}: expected 0, 1 and 255 (ignore), found {other[0]}; state a threshold where these are shares"
+            )
+    return array
+
+
+def boundaries(classes: Array) -> Array:
+    """Edges (0, 1; 255 where the class is ignored) of class images (N x H x W): one pixel wide, where the right or the
+    lower neighbour has another class. There is none towards pixels that are ignored."""
+    edge = np.zeros(classes.shape, np.uint8)
+    known = classes != IGNORE
+    edge[:, :, :-1] |= (classes[:, :, :-1] != classes[:, :, 1:]) & known[:, :, 1:]
+    edge[:, :-1] |= (classes[:, :-1] != classes[:, 1:]) & known[:, 1:]
+    edge[~known] = IGNORE
+    return edge
+
+
+def _normals(array: Array, label: DenseLabel, where: str) -> Array:
+    if array.ndim == 4 and array.shape[3] == 3:
+        array = array.transpose(0, 3, 1, 2)
+    if array.ndim != 4 or array.shape[1] != 3 or not (array.dtype in (np.uint8, np.int8) or array.dtype.kind == "f"):
+        raise DataError(
+            f"{where}: expected normals N x H x W x 3 or N x 3 x H x W as uint8, int8 or floating point, found "
+            f"{array.dtype} of shape {array.shape}"
+        )
+    if array.dtype != np.uint8:
+        return array
+    values = array / np.float32(255)
+    if label.encoding == "centred":
+        values = 2 * values - 1
+        values[(array == 0).all(1, keepdims=True).repeat(3, 1)] = 0
+    values *= np.sqrt((values * values).sum(1, keepdims=True)) >= SHORT
+    return values.astype(np.float16)
+
+
+def build(
+    where: str,
+    labels: Mapping[str, DenseLabel],
+    parts: Sequence[tuple[str, Array, Mapping[str, Array], Array | None]],
+    augment: Augment | None,
+    crop: tuple[int, int] | None,
+    multiple: int,
+) -> tuple[tuple[Task, ...], DenseExamples, DenseExamples]:
+    """Tasks and examples of a train and a test part, each given as (key, images, raw labels, domain)."""
+    heads = []
+    for task, label in labels.items():
+        count = None
+        if label.kind in ("semseg", "human_parts"):
+            largest = max(
+                int(np.where(found[task] == IGNORE, -1, found[task].astype(np.int16)).max()) for _, _, found, _ in parts
+            )
+            if largest < 0:
+                raise DataError(f"{where}, task {task!r}: no pixel is labelled")
+            count = label.classes or (max(7, largest + 1) if label.kind == "human_parts" else largest + 1)
+            if largest >= count:
+                raise DataError(f"{where}, task {task!r}: expected labels below {count}, found {largest}")
+        heads.append(head(task, label.kind, count))
+    train, test = (_examples(where, labels, part, augment, crop, multiple) for part in parts)
+    return tuple(heads), train, test
+
+
+def head(task: str, kind: str, classes: int | None) -> Task:
+    """The task of a kind."""
+    if kind == "semseg":
+        assert classes is not None
+        return tasks.Semseg(task, classes)
+    if kind == "human_parts":
+        return tasks.HumanParts(task, classes or 7)
+    others: dict[str, type[Task]] = {
+        "saliency": tasks.Saliency,
+        "normals": tasks.Normals,
+        "depth": tasks.Depth,
+        "edge": tasks.Edge,
+    }
+    return others[kind](task)  # type: ignore[call-arg]  # their channels have defaults
+
+
+def _examples(
+    where: str,
+    labels: Mapping[str, DenseLabel],
+    part: tuple[str, Array, Mapping[str, Array], Array | None],
+    augment: Augment | None,
+    crop: tuple[int, int] | None,
+    multiple: int,
+) -> DenseExamples:
+    key, images, raw, domain = part
+    pixels = pictures(images, f"{where}, {key!r}")
+    height, width = pixels.shape[2:]
+    for task, array in raw.items():
+        if (len(array), *array.shape[-2:]) != (len(images), height, width):
+            raise DataError(
+                f"{where}, task {task!r}: expected {len(images)} labels of {height} x {width}, as {key!r} has, found "
+                f"{len(array)} of {array.shape[-2]} x {array.shape[-1]}"
+            )
+    source = Stored(pixels, {task: torch.from_numpy(array) for task, array in raw.items()})
+    return DenseExamples(
+        source,
+        {task: label.kind for task, label in labels.items()},
+        padded((height, width), multiple),
+        augment,
+        crop or (height, width),
+        {task: annotated_in(label.kind, raw[task]) for task, label in labels.items()},
+        None if domain is None else torch.from_numpy(domain),
+        checksum(raw),
+    )
