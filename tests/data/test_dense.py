@@ -36,7 +36,7 @@ def stored(made: dict[str, np.ndarray], **more: object) -> DenseExamples:
 
 
 def reader(made: dict[str, np.ndarray]):
-    return lambda i: {key: value[i] for key, value in made.items()}
+    return lambda i, tasks: {key: value[i] for key, value in made.items()}
 
 
 def test_stored_and_read_examples_agree():
@@ -74,7 +74,7 @@ def test_training_batches_are_drawn_from_the_generator():
 def test_files_of_different_sizes_are_cropped_in_training_and_padded_in_evaluation():
     sizes = [(10, 30), (24, 12), (16, 16)]
 
-    def read(i: int) -> dict[str, np.ndarray | None]:
+    def read(i: int, tasks) -> dict[str, np.ndarray | None]:
         height, width = sizes[i]
         image = np.full((height, width, 3), 90, np.uint8)
         return {"image": image, "semseg": np.full((height, width), i), "depth": None, "edge": np.ones(sizes[i], bool)}
@@ -109,7 +109,7 @@ def test_files_of_different_sizes_are_cropped_in_training_and_padded_in_evaluati
 )
 def test_a_reader_that_breaks_its_contract_is_named(change, message):
     made = arrays(1)
-    examples = DenseExamples(Files(lambda i: {**reader(made)(i), **change}, 1), KINDS, (16, 20))
+    examples = DenseExamples(Files(lambda i, tasks: {**reader(made)(i, tasks), **change}, 1), KINDS, (16, 20))
     with pytest.raises(DataError, match=message):
         examples.batch(torch.tensor([0]), CPU)
 

@@ -98,7 +98,7 @@ def test_lists_are_honoured_and_limits_draw_from_them(root):
 def test_a_reader_can_be_pickled(root):
     reader = load(root, size=SIZE, limit=1).train.source.reader
     again = pickle.loads(pickle.dumps(reader))
-    assert all(np.array_equal(again(0)[key], value) for key, value in reader(0).items())
+    assert all(np.array_equal(again(0, ["semseg"])[key], value) for key, value in reader(0, ["semseg"]).items())
 
 
 def test_training_batches_are_augmented(root):

@@ -1,7 +1,16 @@
 """Data sets, and rules that deal them out to clients. Importing this package does not import torch."""
 
 from fedloom._lazy import lazy
-from fedloom.data import arrays, cifar, digits, hdf5, nyud, pascal_context, scenes  # noqa: F401  (registers the data sets)
+from fedloom.data import (  # noqa: F401  (registers the data sets)
+    arrays,
+    cifar,
+    digits,
+    hdf5,
+    nyud,
+    pascal_context,
+    scenes,
+    several,
+)
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share
 from fedloom.data.registry import DATASETS
 

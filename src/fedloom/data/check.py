@@ -98,7 +98,7 @@ def _check(report: Report, layout: Layout, split: str, part: Split, expected: in
     failed = 0
     for i in chosen.tolist():
         try:
-            found = part.reader(i)
+            found = part.reader(i, layout.tasks)
         except DataError as error:
             failed += 1
             if failed <= PROBLEMS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -44,9 +44,13 @@ class Examples(Protocol):
         ...
 
     def batch(
-        self, index: Tensor, device: torch.device, rng: torch.Generator | None = None
+        self,
+        index: Tensor,
+        device: torch.device,
+        rng: torch.Generator | None = None,
+        tasks: Collection[str] | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Inputs (B x ...) and {task: labels (B x ...)} for the given positions.
+        """Inputs (B x ...) and {task: labels (B x ...)} for the given positions and tasks (all if None).
 
         `rng` is given in training: what augments draws from it and from nothing else. Without it nothing is random.
         """
@@ -81,11 +85,15 @@ class TensorExamples:
         return len(self.images)
 
     def batch(
-        self, index: Tensor, device: torch.device, rng: torch.Generator | None = None
+        self,
+        index: Tensor,
+        device: torch.device,
+        rng: torch.Generator | None = None,
+        tasks: Collection[str] | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Inputs and labels at `index`, on `device`, normalised; nothing is augmented."""
         x = self.images.index_select(0, index)
-        y = {task: labels.index_select(0, index) for task, labels in self.labels.items()}
+        y = {task: self.labels[task].index_select(0, index) for task in (self.labels if tasks is None else tasks)}
         if device.type != "cpu":
             x = x.to(device, non_blocking=True)
             y = {task: labels.to(device, non_blocking=True) for task, labels in y.items()}

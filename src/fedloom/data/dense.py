@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +17,9 @@ from fedloom.errors import DataError
 
 Array = np.ndarray[Any, Any]
 
-Reader = Callable[[int], Mapping[str, Array | None]]
-"""Reads one example by its position: `"image"` (H x W x 3, uint8) and an array or None per task.
+Reader = Callable[[int, Collection[str]], Mapping[str, Array | None]]
+"""Reads one example by its position, and its labels of some tasks: `"image"` (H x W x 3, uint8) and an array or None
+per task.
 
 Labels are raw, as `fedloom.data.transforms` describes, with the image's height and width: semseg and human_parts are
 H x W integers in 0..255 (255 = ignore), saliency and edge H x W of 0, 1 and 255 (or bool), depth H x W floating point
@@ -135,39 +136,45 @@ class DenseExamples:
         return "\n".join(parts).encode() + b"".join(self.labels_of(task).tobytes() for task in sorted(self.kinds))
 
     def batch(
-        self, index: Tensor, device: torch.device, rng: torch.Generator | None = None
+        self,
+        index: Tensor,
+        device: torch.device,
+        rng: torch.Generator | None = None,
+        tasks: Collection[str] | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Inputs (B x 3 x h x w, float32, normalised) and labels per task as `fedloom.data.transforms` states them.
 
         With `rng`, and where there is an `augment`, a training batch: it depends on `index` and `rng` only. DataError
         where a file does not keep the reader's contract or an image is larger than `size`.
         """
+        wanted = tuple(self.kinds if tasks is None else tasks)
         if isinstance(self.source, Stored):
             images = self.source.images.index_select(0, index)
-            labels = {task: self.source.labels[task].index_select(0, index) for task in self.kinds}
+            labels = {task: self.source.labels[task].index_select(0, index) for task in wanted}
             return self._transformed(images, labels, device, rng)
-        single = [self._read(i, device, rng) for i in index.tolist()]
-        return torch.cat([x for x, _ in single]), {task: torch.cat([y[task] for _, y in single]) for task in self.kinds}
+        single = [self._read(i, device, rng, wanted) for i in index.tolist()]
+        return torch.cat([x for x, _ in single]), {task: torch.cat([y[task] for _, y in single]) for task in wanted}
 
     def _transformed(
         self, images: Tensor, labels: Mapping[str, Tensor], device: torch.device, rng: torch.Generator | None
     ) -> tuple[Tensor, dict[str, Tensor]]:
+        kinds = {task: self.kinds[task] for task in labels}
         if rng is not None and self.augment is not None:
-            return augmented(images, labels, self.kinds, self.crop or self.size, self.augment, rng, device)
-        return plain(images, labels, self.kinds, self.size, device)
+            return augmented(images, labels, kinds, self.crop or self.size, self.augment, rng, device)
+        return plain(images, labels, kinds, self.size, device)
 
     def _read(
-        self, position: int, device: torch.device, rng: torch.Generator | None
+        self, position: int, device: torch.device, rng: torch.Generator | None, tasks: Collection[str]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """One example as a batch of one."""
         assert isinstance(self.source, Files)
-        found = self.source.reader(position)
+        found = self.source.reader(position, tasks)
         image = found["image"]
         if image is None or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             shape = "none" if image is None else f"{image.dtype} of shape {image.shape}"
             raise DataError(f"example {position}: expected an image H x W x 3, uint8, found {shape}")
         size = image.shape[:2]
-        labels = {task: raw_label(found.get(task), kind, size, position, task) for task, kind in self.kinds.items()}
+        labels = {task: raw_label(found.get(task), self.kinds[task], size, position, task) for task in tasks}
         images = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))[None]
         try:
             return self._transformed(images, labels, device, rng)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedloom.data.transforms import Kind
     from fedloom.tasks.task import Task
 
-Read = Callable[[int], Mapping[str, "Array | None"]]
+Read = Callable[[int, Collection[str]], Mapping[str, "Array | None"]]
 IGNORE = 255
 
 
@@ -47,9 +47,9 @@ class Part:
     reader: Read
     positions: tuple[int, ...]
 
-    def __call__(self, i: int) -> Mapping[str, Array | None]:
+    def __call__(self, i: int, tasks: Collection[str]) -> Mapping[str, Array | None]:
         """Example `positions[i]`."""
-        return self.reader(self.positions[i])
+        return self.reader(self.positions[i], tasks)
 
 
 def no_repeats(name: str, tasks: Sequence[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -93,7 +93,7 @@ def open_split(
     table = None
     if "semseg" in tasks:
         table = _first(classes) if first_ids else _mapping(path / "classMapping40.mat", classes)
-    reader = LabelledReader(file, positions, tuple(tasks), table, normals_from, size)
+    reader = LabelledReader(file, positions, table, normals_from, size)
     names = tuple(f"{FILE}, image {p + 1}" for p in positions)
     version = f"{file.stat().st_size} {table is None or table.tobytes().hex()}"
     return Split(names, reader, {task: np.ones(len(names), bool) for task in tasks}, version)
@@ -105,21 +105,20 @@ class LabelledReader:
 
     file: Path
     positions: tuple[int, ...]
-    tasks: tuple[LabelledTask, ...]
     table: Array | None
     normals_from: NormalsFrom
     size: tuple[int, int] | None
 
-    def __call__(self, i: int) -> dict[str, Array | None]:
-        """Image (H x W x 3, uint8) and raw labels."""
+    def __call__(self, i: int, tasks: Collection[str]) -> dict[str, Array | None]:
+        """Image (H x W x 3, uint8) and raw labels of `tasks`."""
         p = self.positions[i]
         depth = labels = None
         with _open(self.file) as opened:
             try:
                 image = np.asarray(opened["images"][p]).transpose(2, 1, 0)
-                if "depth" in self.tasks or "normals" in self.tasks:
+                if "depth" in tasks or "normals" in tasks:
                     depth = np.asarray(opened["depths"][p]).T
-                if "semseg" in self.tasks:
+                if "semseg" in tasks:
                     labels = np.asarray(opened["labels"][p]).T
             except OSError as error:
                 raise DataError(f"{self.file}, image {p + 1}: cannot be read ({error})") from None
@@ -132,9 +131,9 @@ class LabelledReader:
             found["semseg"] = self._nearest(self.table[labels])
         if depth is not None:
             depth = np.where(np.isfinite(depth) & (depth > 0), depth, 0).astype(np.float32)
-            if "depth" in self.tasks:
+            if "depth" in tasks:
                 found["depth"] = self._nearest(depth)
-            if "normals" in self.tasks:
+            if "normals" in tasks:
                 found["normals"] = self._nearest((from_camera if self.normals_from == "camera" else from_pixels)(depth))
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -114,11 +115,11 @@ class NyudReader:
     tasks: tuple[NyudTask, ...]
     classes: int
 
-    def __call__(self, i: int) -> dict[str, Array | None]:
-        """Image (H x W x 3, uint8) and raw labels, None where a file is absent."""
+    def __call__(self, i: int, tasks: Collection[str]) -> dict[str, Array | None]:
+        """Image (H x W x 3, uint8) and raw labels of `tasks`, None where a file is absent."""
         image = picture(self.root / "images" / f"{self.names[i]}.png", "image", colour=True)
         found: dict[str, Array | None] = {"image": image}
-        for task in self.tasks:
+        for task in (t for t in self.tasks if t in tasks):
             file = self.root / FILES[task].format(self.names[i])
 
             def read(file: Path, task: NyudTask = task) -> Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -157,12 +157,12 @@ class PascalReader:
         """Which images (N, bool) have the files of a task."""
         return np.array([present(self.files(task, name)).all() for name in self.names], bool)
 
-    def __call__(self, i: int) -> dict[str, Array | None]:
-        """Image (H x W x 3, uint8) and raw labels, None where a file is absent."""
+    def __call__(self, i: int, tasks: Collection[str]) -> dict[str, Array | None]:
+        """Image (H x W x 3, uint8) and raw labels of `tasks`, None where a file is absent."""
         name = self.names[i]
         image = picture(self.root / "JPEGImages" / f"{name}.jpg", "image", colour=True)
         found: dict[str, Array | None] = {"image": image}
-        for task in self.tasks:
+        for task in (t for t in self.tasks if t in tasks):
             files = self.files(task, name)
             found[task] = self._label(task, files, image.shape[:2]) if present(files).all() else None
         return found

@@ -28,7 +28,7 @@ def evaluate(
     model.module.eval()
     with torch.inference_mode():
         for batch in part.index.split(batch_size):
-            x, targets = part.examples.batch(batch, model.device)
+            x, targets = part.examples.batch(batch, model.device, tasks=names)
             if innermost and x.ndim == 4:
                 x = channels_last(x)
             outputs = model.module(x, names)

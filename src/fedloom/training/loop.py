@@ -100,7 +100,7 @@ def train(
     sums: dict[str, Tensor] = {}
     result = LocalResult()
     loaded: Iterator[tuple[int, tuple[Tensor, dict[str, Tensor]]]] = (
-        (epoch, examples.batch(batch, model.device, ctx.rng("augment", client, number)))
+        (epoch, examples.batch(batch, model.device, ctx.rng("augment", client, number), names))
         for number, (epoch, batch) in enumerate(batches(index, training, ctx, client, model.has_batch_norm))
     )
     stream = Clocked(ahead(loaded) if examples.prefetch else loaded)

@@ -99,7 +99,7 @@ def train_stacked(
         epoch = drawn[0][0]
         view.lr = learning_rate(training, ctx.round, epoch)
         optimizer.param_groups[0]["lr"] = view.lr
-        x, y = clients[0].examples.batch(torch.cat([index for _, index in drawn]), model.device)
+        x, y = clients[0].examples.batch(torch.cat([index for _, index in drawn]), model.device, tasks=names)
         shape = (len(clients), len(drawn[0][1]))
         view.grad.zero_()
         # one split, whose gradient is one concatenation: slices would each add a whole K x p

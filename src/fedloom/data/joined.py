@@ -1,0 +1,92 @@
+"""Examples of several data sets under one numbering."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.data.dataset import Examples
+from fedloom.errors import DataError
+from fedloom.tasks.task import Task
+
+
+def renamed(task: Task, prefix: str) -> Task:
+    """The task under the name PREFIX-NAME."""
+    return replace(task, name=f"{prefix}-{task.name}")
+
+
+@dataclass(frozen=True, eq=False)
+class Joined:
+    """The examples of `pieces` one after another; fulfils `Examples`.
+
+    `tasks` has each piece's own task names; outside they are PIECE-TASK. A batch must come from one piece, since sizes
+    and tasks differ.
+    """
+
+    pieces: Mapping[str, Examples]
+    tasks: Mapping[str, tuple[str, ...]]
+
+    @cached_property
+    def domain(self) -> Tensor:
+        """The piece, by position, from which each example comes (N)."""
+        return torch.cat([torch.full((len(p),), i, dtype=torch.int64) for i, p in enumerate(self.pieces.values())])
+
+    @cached_property
+    def starts(self) -> dict[str, int]:
+        """Position of each piece's first example."""
+        lengths = [len(p) for p in self.pieces.values()]
+        return dict(zip(self.pieces, [0, *np.cumsum(lengths)[:-1].tolist()], strict=True))
+
+    def __len__(self) -> int:
+        return len(self.domain)
+
+    @property
+    def prefetch(self) -> bool:
+        """Whether any piece is slow enough to load ahead."""
+        return any(p.prefetch for p in self.pieces.values())
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input of the first piece; others may differ in height and width."""
+        return next(iter(self.pieces.values())).input_shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pieces."""
+        return sum(p.nbytes for p in self.pieces.values())
+
+    def fingerprint(self) -> bytes:
+        """The pieces' fingerprints with their names."""
+        return b"".join(name.encode() + p.fingerprint() for name, p in self.pieces.items())
+
+    def batch(
+        self,
+        index: Tensor,
+        device: torch.device,
+        rng: torch.Generator | None = None,
+        tasks: Collection[str] | None = None,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Inputs and labels of examples of one piece. Raises DataError for a batch of several."""
+        origins = self.domain[index].unique().tolist()
+        names = [list(self.pieces)[i] for i in origins]
+        if len(names) != 1:
+            raise DataError(f"expected a batch of one data set, found {', '.join(names)}")
+        (name,) = names
+        own = None if tasks is None else [task.removeprefix(f"{name}-") for task in tasks]
+        x, y = self.pieces[name].batch(index - self.starts[name], device, rng, own)
+        return x, {f"{name}-{task}": labels for task, labels in y.items()}
+
+    def labels_of(self, task: str) -> np.ndarray[Any, Any]:
+        """The labels where the example's piece has the task, -1 elsewhere."""
+        columns = []
+        for name, piece in self.pieces.items():
+            own = task.removeprefix(f"{name}-") if task.startswith(f"{name}-") else ""
+            known = own in self.tasks[name]
+            columns.append(piece.labels_of(own) if known else np.full(len(piece), -1, dtype=np.int64))
+        return np.concatenate(columns).astype(np.int64)

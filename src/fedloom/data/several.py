@@ -1,0 +1,64 @@
+"""Several data sets side by side: each with its own tasks on its own images."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import AfterValidator, Field, ValidationError
+
+from fedloom.data.registry import DATASETS
+from fedloom.errors import DataError
+
+if TYPE_CHECKING:
+    from fedloom.data.dataset import Dataset
+
+
+def _check(sets: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Each set must name a data set and fit its parameters."""
+    for name, section in sets.items():
+        if "name" not in section:
+            raise ValueError(f"set {name!r} names no data set; expected a mapping with 'name' and its parameters")
+        if section["name"] not in DATASETS.entries:
+            raise ValueError(
+                f"set {name!r}: unknown data set {section['name']!r}; known: {', '.join(DATASETS.entries)}"
+            )
+        try:
+            _params(section)
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            raise ValueError(f"set {name!r}: {'.'.join(map(str, wrong['loc']))}: {wrong['msg']}") from None
+    return sets
+
+
+def _params(section: dict[str, Any]) -> dict[str, Any]:
+    given = {key: value for key, value in section.items() if key != "name"}
+    return dict(DATASETS[section["name"]].params.model_validate(given))
+
+
+Sets = Annotated[dict[str, dict[str, Any]], Field(min_length=1), AfterValidator(_check)]
+
+
+@DATASETS.register("several")
+def several(seed: int, *, sets: Sets) -> Dataset:
+    """Data sets that train together: {name: {name: a data set, its parameters}}.
+
+    The tasks of a set are called NAME-TASK, for equal tasks of two sets differ in classes and cameras; the set's name
+    is the domain of its examples. A client holds examples of one set (partition single-and-multi or domains).
+
+    Raises DataError where the shapes of inputs have different numbers of channels or a set has domains of its own.
+    """
+    from fedloom.data.dataset import Dataset
+    from fedloom.data.joined import Joined, renamed
+
+    built = {name: DATASETS[section["name"]].function(seed, **_params(section)) for name, section in sets.items()}
+    for name, dataset in built.items():
+        if len(dataset.domains) > 1:
+            raise DataError(f"several: set {name!r} has domains of its own ({', '.join(dataset.domains)})")
+    channels = {name: d.input_shape[0] for name, d in built.items()}
+    if len(set(channels.values())) > 1:
+        raise DataError(f"several: inputs have different numbers of channels: {channels}")
+    tasks = tuple(renamed(task, name) for name, d in built.items() for task in d.tasks)
+    own = {name: tuple(t.name for t in d.tasks) for name, d in built.items()}
+    train = Joined({name: d.train for name, d in built.items()}, own)
+    test = Joined({name: d.test for name, d in built.items()}, own)
+    return Dataset("several", tasks, train, test, tuple(built))
