@@ -7,6 +7,7 @@ from fedloom.tasks.task import Direction, Metric, Task
 _LAZY = {
     "classification": "Classification",
     "dense": "DenseTask Depth Edge HumanParts Normals Saliency Semseg",
+    "edges": "OdsF",
     "losses": "balanced_bce cross_entropy depth_l1 edge_bce normals_l1",
     "metrics": "DepthError MaxF MeanIoU Measure Measures NormalError PixelAccuracy PlainEdgeF",
 }
@@ -26,6 +27,7 @@ __all__ = [
     "Metric",
     "NormalError",
     "Normals",
+    "OdsF",
     "PixelAccuracy",
     "PlainEdgeF",
     "Saliency",

@@ -36,10 +36,16 @@ class Task(ABC):
     kind: ClassVar[str]
     dense: ClassVar[bool] = False
     """Whether the answer is one per pixel (B x channels x H x W) and not one per example."""
-    metrics: ClassVar[Mapping[str, Direction]]
-    """Metric name -> whether larger ("max") or smaller ("min") is better."""
-    primary: ClassVar[str]
-    """The metric that stands for the task in Delta_m."""
+
+    @property
+    @abstractmethod
+    def metrics(self) -> Mapping[str, Direction]:
+        """Metric name -> whether larger ("max") or smaller ("min") is better; a class variable will do."""
+
+    @property
+    @abstractmethod
+    def primary(self) -> str:
+        """The metric that stands for the task in Delta_m; a class variable will do."""
 
     @abstractmethod
     def head(self, features: int) -> nn.Module:
