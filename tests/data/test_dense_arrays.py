@@ -104,7 +104,11 @@ def test_what_numbers_mean(load):
 
 def test_boundaries():
     classes = np.array([[[1, 1, 2], [1, 255, 2], [3, 3, 3]]], np.uint8)
-    assert boundaries(classes)[0].tolist() == [[0, 1, 0], [1, 255, 1], [0, 0, 0]]
+    assert boundaries(classes, gap=0)[0].tolist() == [[0, 1, 0], [1, 255, 1], [0, 0, 0]]
+    row = np.array([[[1, 1, 255, 2, 2, 2, 255, 255, 255, 255, 255, 255, 255]]], np.uint8)
+    assert boundaries(row)[0, 0].tolist() == [0, 0, 1, 0, 0, 0, 0, 0, 255, 255, 255, 255, 255]
+    assert boundaries(row.transpose(0, 2, 1))[0, :, 0].tolist() == boundaries(row)[0, 0].tolist()
+    assert row[0, 0, 2] == 255
 
 
 def test_a_pool_is_split_and_limited(load):

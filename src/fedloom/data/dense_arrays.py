@@ -74,13 +74,27 @@ def decode(array: Array, label: DenseLabel, where: str) -> Array:
     return array
 
 
-def boundaries(classes: Array) -> Array:
-    """Edges (0, 1; 255 where the class is ignored) of class images (N x H x W): one pixel wide, where the right or the
-    lower neighbour has another class. There is none towards pixels that are ignored."""
+def boundaries(classes: Array, gap: int = 2) -> Array:
+    """Edges (N x H x W: 0, 1; 255 = ignore) of class images (255 = ignore): one pixel wide, where the right or the
+    lower neighbour has another class.
+
+    Hand-drawn segments often leave a thin gap between them. Classes therefore first grow by `gap` pixels into what is
+    ignored; what remains is ignored, and there is no edge towards it.
+    """
+    grown = classes.copy()
+    for _ in range(gap):
+        before = grown.copy()
+        for axis in (1, 2):
+            for step in (1, -1):
+                neighbour = np.full_like(before, IGNORE)
+                to, source = [slice(None)] * 3, [slice(None)] * 3
+                to[axis], source[axis] = (slice(1, None), slice(None, -1))[::step]
+                neighbour[tuple(to)] = before[tuple(source)]
+                np.copyto(grown, neighbour, where=(grown == IGNORE) & (neighbour != IGNORE))
     edge = np.zeros(classes.shape, np.uint8)
-    known = classes != IGNORE
-    edge[:, :, :-1] |= (classes[:, :, :-1] != classes[:, :, 1:]) & known[:, :, 1:]
-    edge[:, :-1] |= (classes[:, :-1] != classes[:, 1:]) & known[:, 1:]
+    known = grown != IGNORE
+    edge[:, :, :-1] |= (grown[:, :, :-1] != grown[:, :, 1:]) & known[:, :, 1:]
+    edge[:, :-1] |= (grown[:, :-1] != grown[:, 1:]) & known[:, 1:]
     edge[~known] = IGNORE
     return edge
 

@@ -9,8 +9,6 @@ import shutil
 import uuid
 import zlib
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -70,23 +68,17 @@ def examples(settings: Mapping[str, Any], numbers: range) -> dict[str, Array]:
 
 
 def _render(settings: Mapping[str, Any]) -> dict[str, Array]:
+    # One thread: numpy holds the interpreter's lock for too much of this for a second one to help.
     count = settings["count"]
     rows = max(1, PIXELS // (settings["height"] * settings["width"]))
-    parts = [range(start, min(start + rows, count)) for start in range(0, count, rows)]
     arrays: dict[str, Array] = {}
-    # numpy lets go of the interpreter's lock, so threads render side by side.
-    with ThreadPoolExecutor(_processors()) as pool:
-        for numbers, made in zip(parts, pool.map(partial(examples, settings), parts), strict=True):
-            for name, array in made.items():
-                if name not in arrays:
-                    arrays[name] = np.empty((count, *array.shape[1:]), array.dtype)
-                arrays[name][numbers.start : numbers.stop] = array
+    for start in range(0, count, rows):
+        numbers = range(start, min(start + rows, count))
+        for name, array in examples(settings, numbers).items():
+            if name not in arrays:
+                arrays[name] = np.empty((count, *array.shape[1:]), array.dtype)
+            arrays[name][start : numbers.stop] = array
     return arrays
-
-
-def _processors() -> int:
-    available = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(8, available)
 
 
 def _save(place: Path, arrays: Mapping[str, Array]) -> None:
