@@ -18,6 +18,7 @@ from fedloom.runtime.state import map_tensors
 from fedloom.runtime.steps import Message, Payload, dispatch, server_init, server_step
 from fedloom.runtime.worker import TrainDone, TrainJob
 from fedloom.stages.stage import State
+from fedloom.training.flat import integer_buffers
 
 
 class Progress(Protocol):
@@ -33,8 +34,7 @@ class Progress(Protocol):
 def initial_state(built: Built) -> State:
     """The state of a run before its first round."""
     layout = built.layout
-    integers = {name: b for name, b in built.module.named_buffers() if not b.is_floating_point()}
-    server = server_init(built.method, layout, layout.flatten(built.module).detach(), integers)
+    server = server_init(built.method, layout, layout.flatten(built.module).detach(), integer_buffers(built.module))
     return {"round": 0, "server": server, "clients": {}, "early": None, "stopped": False}
 
 

@@ -30,9 +30,7 @@ class FlatModel:
                 parameter = module.get_parameter(block.name)
                 if parameter.requires_grad:
                     parameter.grad = self.grad[s].view(block.shape)
-        self.integers = {
-            name: b for name, b in self.module.named_buffers() if not b.is_floating_point() and not b.is_complex()
-        }
+        self.integers = integer_buffers(self.module)
         self.frozen = frozenset(name for name, q in module.named_parameters() if not q.requires_grad)
         self.initial = self.vector.clone()
         self.initial_integers = {name: b.clone() for name, b in self.integers.items()}
@@ -55,3 +53,13 @@ class FlatModel:
         """Set integer buffers (such as the batch counter of batch norm)."""
         for name, value in values.items():
             self.integers[name].copy_(value)
+
+
+def integer_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Integer buffers that belong to the model's state, such as batch norm's counter; tables that are not saved stay."""
+    saved = module.state_dict(keep_vars=True)
+    return {
+        name: b
+        for name, b in module.named_buffers()
+        if name in saved and not b.is_floating_point() and not b.is_complex()
+    }
