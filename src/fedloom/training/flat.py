@@ -56,7 +56,7 @@ class FlatModel:
 
 
 def integer_buffers(module: nn.Module) -> dict[str, Tensor]:
-    """Integer buffers that belong to the model's state, such as batch norm's counter; tables that are not saved stay."""
+    """Integer buffers that belong to the model's state, such as batch norm's counter, but not unsaved tables."""
     saved = module.state_dict(keep_vars=True)
     return {
         name: b
