@@ -21,7 +21,6 @@ FAR = 20.0
 """Depth ends here, in metres; what is farther has none (0)."""
 NEAR = 0.05
 SKY = 1e3  # ground ends here, and the sky lies behind it
-IGNORE = 255
 
 
 @dataclass
