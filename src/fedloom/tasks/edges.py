@@ -84,12 +84,12 @@ def slice_of(on: Bools) -> Ints:
 def suppress(soft: Floats) -> Floats:
     """Zero where the map (H x W) is larger one pixel further across the edge, by more than 1 %.
 
-    Across is the direction in which the map, smoothed with a Gaussian of 2 pixels, is curved down the most. Equal
-    neighbours stay, as thinning deals with them.
+    Across is the direction in which the map, smoothed with a Gaussian of 2 pixels, is curved the most: downwards on a
+    crest, upwards beside it. Equal neighbours stay, as thinning deals with them.
     """
     ndimage = need("scipy.ndimage", "data")
     xx, xy, yy = (ndimage.gaussian_filter(soft, 2.0, order, mode="nearest") for order in ((0, 2), (1, 1), (2, 0)))
-    across = 0.5 * np.arctan2(2 * xy, xx - yy) + np.pi / 2
+    across = 0.5 * np.arctan2(2 * xy, xx - yy) + np.where(xx + yy < 0, np.pi / 2, 0)
     y, x = np.indices(soft.shape)
     dy, dx = np.sin(across), np.cos(across)
     sides = [ndimage.map_coordinates(soft, (y + s * dy, x + s * dx), order=1, mode="nearest") for s in (1, -1)]

@@ -1,0 +1,180 @@
+"""odsF and its parts: thinning, suppression across edges, matching within a distance."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import ndimage
+from scipy.optimize import linear_sum_assignment
+
+from fedloom.tasks import OdsF, PlainEdgeF
+from fedloom.tasks.edges import pairs, suppress, thin
+
+HEIGHT, WIDTH = 48, 64
+DIAGONAL = math.hypot(HEIGHT, WIDTH)  # 80
+
+
+def outlines(seed: int, wide: int = 0, margin: int = 8) -> torch.Tensor:
+    """Boundaries of random regions, B x H x W, none near the border."""
+    rng = np.random.default_rng(seed)
+    field = ndimage.gaussian_filter(rng.normal(size=(2, HEIGHT, WIDTH)), (0, 4, 4))
+    edges = np.stack([ndimage.binary_dilation(f > 0.02) ^ (f > 0.02) for f in field])
+    if wide:
+        edges = np.stack([ndimage.binary_dilation(e, iterations=wide) for e in edges])
+    edges[:, :margin] = edges[:, -margin:] = edges[:, :, :margin] = edges[:, :, -margin:] = False
+    return torch.from_numpy(edges.astype(np.float32))
+
+
+def logits(edges: torch.Tensor, high: float = 3.0, low: float = -3.0) -> torch.Tensor:
+    return torch.where(edges > 0, high, low).unsqueeze(1)
+
+
+def odsf(pred: torch.Tensor, labels: torch.Tensor, max_dist: float = 0.0075, thresholds: int = 99) -> float:
+    measure = OdsF(max_dist, thresholds)
+    measure.update(pred, labels)
+    return measure.compute()
+
+
+@pytest.mark.parametrize("wide", [0, 1, 2])
+@pytest.mark.parametrize(("high", "low"), [(9.0, -9.0), (1.0, 0.5), (-1.0, -2.0)])
+def test_a_perfect_map_scores_one(wide, high, low):
+    edges = outlines(0, wide)
+    assert odsf(logits(edges, high, low), edges) == 1
+
+
+def test_a_perfect_map_scores_one_at_the_border_too():
+    edges = torch.zeros(1, 20, 30)
+    edges[0, 0] = edges[0, :, 29] = edges[0, 10] = 1
+    assert odsf(logits(edges), edges) == 1
+
+
+@pytest.mark.parametrize("shift", [(0, 1), (2, 0), (-2, 1), (2, 2)])
+def test_a_map_shifted_by_less_than_the_distance_scores_one(shift):
+    edges = outlines(1)
+    moved = edges.roll(shift, (1, 2))
+    assert odsf(logits(moved), edges, (math.hypot(*shift) + 0.01) / DIAGONAL) == 1
+
+
+def test_a_map_shifted_by_more_scores_low():
+    columns = torch.zeros(1, HEIGHT, WIDTH)
+    columns[0, 5:-5, 10:-10:12] = 1
+    moved = logits(columns.roll(3, 2))
+    assert odsf(moved, columns, 3.01 / DIAGONAL) == 1
+    assert odsf(moved, columns, 2.99 / DIAGONAL) < 0.1
+    edges = outlines(1)
+    assert odsf(logits(edges.roll((4, 4), (1, 2))), edges, 1.5 / DIAGONAL) < 0.5
+
+
+def test_a_prediction_counts_once():
+    # Two parallel lines for one true one: all found, half of what is predicted is false.
+    truth, pred = torch.zeros(1, 30, 30), torch.zeros(1, 30, 30)
+    truth[0, 15] = 1
+    pred[0, 13] = pred[0, 17] = 1
+    assert odsf(logits(pred), truth, 3 / math.hypot(30, 30)) == pytest.approx(2 * 0.5 / 1.5)
+
+
+def test_hits_are_pooled_over_images_per_threshold():
+    # Image 1 is right at every threshold up to 0.9, image 2 wrong up to 0.4: at 0.5 both are right.
+    line = torch.zeros(2, 20, 20)
+    line[:, 10] = 1
+    soft = torch.full((2, 1, 20, 20), 1e-4)
+    soft[0, 0, 10], soft[1, 0, 10], soft[1, 0, 3] = 0.9, 0.6, 0.4
+    assert odsf(torch.logit(soft), line) == 1
+    soft[1, 0, 3] = 0.65  # now the false line outlasts the true one: P = 20/40 in image 2 up to 0.6
+    assert odsf(torch.logit(soft), line) == pytest.approx(2 * 40 / (60 + 40))
+
+
+def test_a_blurred_line_counts_as_a_line():
+    truth = torch.zeros(1, 40, 40)
+    truth[0, :, 20] = 1
+    soft = torch.from_numpy(ndimage.gaussian_filter(truth[0].numpy().astype(np.float64), 1.5))
+    pred = torch.logit((soft / soft.max()).clamp(1e-3, 0.999)).view(1, 1, 40, 40)
+    assert odsf(pred, truth, 0.001) == 1
+    plain = PlainEdgeF()
+    plain.update(pred[:, :, :, 1:], truth[:, :, :-1])  # one pixel off
+    assert plain.compute() < 0.7
+    assert odsf(pred[:, :, :, 1:], truth[:, :, :-1], 0.02) == 1
+
+
+def test_edges_without_a_label_do_not_count():
+    edges = outlines(2)
+    labels = edges.clone()
+    labels[:, :, WIDTH // 2 :] = 255
+    noisy = logits(edges)
+    noisy[:, :, :, WIDTH // 2 + 3 :] = 9.0
+    assert odsf(noisy, labels, thresholds=5) == 1
+
+
+def test_a_better_map_scores_higher():
+    edges = outlines(3)
+    rng = torch.Generator().manual_seed(0)
+    noise = torch.randn(edges.shape, generator=rng).unsqueeze(1)
+    scores = [odsf(logits(edges) + amount * noise, edges, thresholds=9) for amount in (0, 2, 4, 50)]
+    assert scores == sorted(scores, reverse=True)
+    assert scores[0] == 1
+    assert scores[-1] < 0.6
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0, 2.5), st.floats(0.1, 0.95))
+def test_thinning_is_that_of_scikit_image(seed, blur, share):
+    morphology = pytest.importorskip("skimage.morphology")
+    rng = np.random.default_rng(seed)
+    field = ndimage.gaussian_filter(rng.normal(size=(3, 23, 31)), (0, blur, blur))
+    maps = field > np.quantile(field, share)
+    before = maps.copy()
+    found = thin(maps)
+    assert np.array_equal(maps, before)
+    assert np.array_equal(found, np.stack([morphology.thin(m) for m in maps]))
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 10**6))
+def test_thinning_keeps_parts_and_is_done_once(seed):
+    field = ndimage.gaussian_filter(np.random.default_rng(seed).normal(size=(2, 20, 25)), (0, 1.5, 1.5))
+    maps = field > 0
+    found = thin(maps)
+    assert (maps | ~found).all()
+    assert np.array_equal(thin(found), found)
+    for before, after in zip(maps, found, strict=True):
+        assert ndimage.label(before, np.ones((3, 3)))[1] == ndimage.label(after, np.ones((3, 3)))[1]
+
+
+def test_thinning_a_bar_leaves_its_middle_line():
+    bar = np.zeros((1, 9, 20), dtype=bool)
+    bar[0, 3:6, 2:18] = True
+    found = thin(bar)[0]
+    assert found[4, 5:15].all()
+    assert found.sum(0).max() == 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0.5, 4.0), st.floats(0.02, 0.6))
+def test_pairs_are_as_many_as_an_assignment_finds(seed, radius, share):
+    rng = np.random.default_rng(seed)
+    maps, truth = rng.random((2, 9, 11)) < share, rng.random((9, 11)) < share
+    for found, one in zip(pairs(maps, truth, radius), maps, strict=True):
+        a, b = np.argwhere(one), np.argwhere(truth)
+        near = ((a[:, None] - b[None]) ** 2).sum(-1) <= radius**2
+        assert found == near[linear_sum_assignment(~near)].sum()
+
+
+def test_suppression_leaves_the_crest_of_a_ridge_in_any_direction():
+    y, x = np.indices((41, 41)) - 20.0
+    for angle in np.linspace(0, np.pi, 9):
+        distance = np.abs(np.cos(angle) * x + np.sin(angle) * y)
+        crest = suppress(np.exp(-(distance**2) / 8)) > 0
+        inside = np.hypot(x, y) < 15
+        assert distance[crest & inside].max() < 0.8
+        assert crest[inside & (distance < 0.3)].all()
+
+
+def test_suppression_leaves_flat_maps():
+    assert np.array_equal(suppress(np.full((5, 7), 0.3)), np.full((5, 7), 0.3))
+    one = np.full((1, 1), 0.5)
+    assert np.array_equal(suppress(one), one)
