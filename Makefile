@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/ci.txt $(PIP_ARGS)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test nightly lint clean
+.PHONY: demo demo-digits test nightly lint clean
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -18,24 +18,33 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml constraints/ci.txt | $(VENV)/bin/python
-	$(INSTALL) -e '.[digits]'
+	$(INSTALL) -e '.[digits,vision]'
 	@touch $@
 
 $(VENV)/.test: pyproject.toml constraints/ci.txt | $(VENV)/bin/python
 	$(INSTALL) -e '.[test]'
 	@touch $@ $(VENV)/.demo
 
-# The main job: Local, FedAvg and FedAvg + FedDEA on four tasks of real digits, three seeds each.
+# The main job: Local, FedAvg and FedAvg + FedDEA on four dense tasks of rendered scenes, and a picture.
 demo: $(VENV)/.demo
 	@rm -rf runs/demo
+	@$(BIN)/fedloom run feddea/scenes method=local --out runs/demo/local
+	@$(BIN)/fedloom run feddea/scenes method=fedavg --out runs/demo/fedavg
+	@$(BIN)/fedloom run feddea/scenes method.codec=sparse --out runs/demo/feddea
+	@$(BIN)/fedloom compare runs/demo/local runs/demo/fedavg runs/demo/feddea --markdown runs/demo/comparison.md
+	@$(BIN)/fedloom picture runs/demo/feddea runs/demo/predictions.png
+	@echo "The runs are in runs/demo, with the table (comparison.md) and what FedAvg + FedDEA predicts (predictions.png)"
+
+# The same on four tasks of real handwritten digits, three seeds each.
+demo-digits: $(VENV)/.demo
+	@rm -rf runs/digits
 	@for seed in 0 1 2; do \
-	  $(BIN)/fedloom run digits-tasks seed=$$seed method=local --out runs/demo/local-s$$seed && \
-	  $(BIN)/fedloom run digits-tasks seed=$$seed method=fedavg --out runs/demo/fedavg-s$$seed && \
+	  $(BIN)/fedloom run digits-tasks seed=$$seed method=local --out runs/digits/local-s$$seed && \
+	  $(BIN)/fedloom run digits-tasks seed=$$seed method=fedavg --out runs/digits/fedavg-s$$seed && \
 	  $(BIN)/fedloom run digits-tasks seed=$$seed method=fedavg method.add.feddea.rho=0.3 method.codec=sparse \
-	    --out runs/demo/feddea-s$$seed || exit 1; \
+	    --out runs/digits/feddea-s$$seed || exit 1; \
 	done
-	@$(BIN)/fedloom compare runs/demo/local-s* runs/demo/fedavg-s* runs/demo/feddea-s* --markdown runs/demo/comparison.md
-	@echo "The runs are in runs/demo, the table in runs/demo/comparison.md"
+	@$(BIN)/fedloom compare runs/digits/local-s* runs/digits/fedavg-s* runs/digits/feddea-s*
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

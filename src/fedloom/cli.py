@@ -135,6 +135,20 @@ def show(recipe: RecipeArgument, changes: Changes = None) -> None:
 
 
 @app.command()
+def picture(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT.png", help="The picture to write.", dir_okay=False)],
+    count: Annotated[int, typer.Option(min=1, help="How many test examples.")] = 4,
+) -> None:
+    """Draw input, truth and prediction of every dense task."""
+    from fedloom.data.preview import save
+    from fedloom.runtime.picture import predictions
+
+    save(predictions(folder, count), out)
+    typer.echo(f"{out}")
+
+
+@app.command()
 def methods(
     name: Annotated[str | None, typer.Argument(metavar="NAME", help="A method or add-on, for its details.")] = None,
 ) -> None:

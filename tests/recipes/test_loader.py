@@ -377,7 +377,7 @@ def test_no_registered_parameter_hides_a_common_key(section: type[Named]):
 @pytest.mark.parametrize("name", names())
 def test_packaged_recipes_are_valid(name):
     recipe = load(name)
-    assert recipe.name == name.rpartition("/")[2]
+    assert recipe.name == name.replace("/", "-")
     assert load(yaml.safe_load(dump(recipe))) == recipe
 
 

@@ -91,7 +91,7 @@ def nyud(
         "semseg": Semseg("semseg", classes),
         "normals": Normals("normals"),
         "depth": Depth("depth"),
-        "edge": Edge("edge"),
+        "edge": Edge("edge", max_dist=0.011),
     }
     return dataset("nyud", tuple(known[task] for task in tasks), parts, size, resolve(augment), limit, seed)
 

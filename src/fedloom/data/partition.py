@@ -532,16 +532,16 @@ def task_weights(
     pool: Pool,
     seed: int,
     *,
-    weights: Literal["single", "pairwise", "multi"] | list[dict[str, Annotated[float, Field(gt=0)]]] = "pairwise",
+    weights: Literal["single", "pairwise", "multi"] | list[dict[str, Annotated[float, Field(ge=0)]]] = "pairwise",
     clients: Count | None = None,
     val_fraction: ValFraction = 0.1,
 ) -> Partition:
     """Clients hold tasks with given loss weights and an equal, random share of the examples each.
 
     `single`: one task each; `pairwise`: 0.7 and 0.3 on an ordered pair of tasks each; `multi`: 1 / T on all T tasks; or
-    one {task: weight} per client. The named modes go round until there are `clients`; by default each of the T tasks or
-    T (T - 1) ordered pairs occurs once. Raises RecipeError where `clients` is needed, does not fit an explicit list, or
-    is too small to cover all tasks.
+    one {task: weight} per client, in which a task of weight 0 is not held and never computed. The named modes go round
+    until there are `clients`; by default each of the T tasks or T (T - 1) ordered pairs occurs once. Raises RecipeError
+    where `clients` is needed, does not fit an explicit list, or is too small to cover all tasks.
     """
     tasks = pool.tasks
     if weights == "single":
@@ -555,7 +555,7 @@ def task_weights(
             raise RecipeError("task-weights: 'multi' needs the number of clients")
         rows = [dict.fromkeys(tasks, 1 / len(tasks))]
     else:
-        rows = list(weights)
+        rows = [{task: weight for task, weight in row.items() if weight > 0} for row in weights]
         if clients not in (None, len(rows)):
             raise RecipeError(f"task-weights: expected {clients} rows of weights, found {len(rows)}")
         for number, row in enumerate(rows):

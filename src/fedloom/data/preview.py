@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import colorsys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ NOTHING, BACKDROP = (0, 0, 0), (40, 40, 40)  # where a label is ignored; what is
 # Anchors of the colours of depth, near to far, evenly spaced: viridis from its light end.
 NEAR_TO_FAR = ((253, 231, 37), (94, 201, 98), (33, 145, 140), (59, 82, 139), (68, 1, 84))
 
+Cell = tuple[Array | None, str]
+"""A picture (H x W x 3, uint8) or none, and a short text on it."""
+
 
 def sheet(dataset: Dataset, count: int = 6, split: str = "train", augmented: int | None = None) -> Any:
     """The contact sheet as a Pillow image: `count` examples, evenly spaced over the split ("train" or "test").
@@ -32,24 +36,34 @@ def sheet(dataset: Dataset, count: int = 6, split: str = "train", augmented: int
     -1 to 1, and what is ignored is black. A class of a whole image, or a number, stands as text. `augmented` is the
     seed of a training batch; without it, examples are shown as evaluation sees them. UserError where Pillow is absent.
     """
-    library = need("PIL.Image", "vision")
+    need("PIL.Image", "vision")
     part: Examples = getattr(dataset, split)
     index = torch.linspace(0, len(part) - 1, min(count, len(part))).long()
     rng = None if augmented is None else torch.Generator().manual_seed(augmented)
     x, y = part.batch(index, torch.device("cpu"), rng)
-    images = _pictures(part, x)
-    height, width = images.shape[1:3]
+    images = pictures(part, x)
+    rows = [
+        [(images[row], f"{int(index[row])}"), *(label(task, y[task.name][row]) for task in dataset.tasks)]
+        for row in range(len(images))
+    ]
+    return grid(["image", *(task.name for task in dataset.tasks)], rows)
+
+
+def grid(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Any:
+    """Rows of cells under headings, as a Pillow image; the first cell of the first row gives all cells their size."""
+    library = need("PIL.Image", "vision")
+    first = rows[0][0][0]
+    assert first is not None
+    height, width = first.shape[:2]
     times = max(1, round(CELL / width))
     high, wide = height * times, width * times
-    columns = ["image", *(task.name for task in dataset.tasks)]
-    size = (len(columns) * (wide + GAP) + GAP, HEADER + len(images) * (high + GAP) + GAP)
+    size = (len(columns) * (wide + GAP) + GAP, HEADER + len(rows) * (high + GAP) + GAP)
     picture = library.new("RGB", size, BACKGROUND)
     pen = need("PIL.ImageDraw", "vision").Draw(picture)
     for column, name in enumerate(columns):
         pen.text((GAP + column * (wide + GAP), 2), name, fill=INK)
-    for row in range(len(images)):
+    for row, cells in enumerate(rows):
         top = HEADER + GAP + row * (high + GAP)
-        cells = [(images[row], f"{int(index[row])}"), *(label(task, y[task.name][row]) for task in dataset.tasks)]
         for column, (cell, text) in enumerate(cells):
             left = GAP + column * (wide + GAP)
             if cell is not None:
@@ -69,8 +83,8 @@ def save(picture: Any, path: Path) -> None:
         raise UserError(f"{path} cannot be written: {error}") from None
 
 
-def label(task: Task, target: Tensor) -> tuple[Array | None, str]:
-    """One label as (H x W x 3 uint8 or None, a short text)."""
+def label(task: Task, target: Tensor, like: Tensor | None = None) -> Cell:
+    """One label as (H x W x 3 uint8 or None, a short text); depth has the colours of the range of `like`."""
     kind = task.kind
     if target.ndim < 2:
         value = target.item() if target.numel() == 1 else target.tolist()
@@ -91,7 +105,8 @@ def label(task: Task, target: Tensor) -> tuple[Array | None, str]:
     if not valid.any():
         return np.zeros((*plane.shape, 3), np.uint8), "no label"
     if kind == "depth":
-        low, high = float(plane[valid].min()), float(plane[valid].max())
+        scale = plane[valid] if like is None else like[like != IGNORE].numpy()
+        low, high = (float(scale.min()), float(scale.max())) if scale.size else (0.0, 0.0)
         return _ramp((plane - low) / max(high - low, 1e-9), valid), f"{low:.1f}-{high:.1f} m"
     grey = np.rint(np.clip(plane, 0, 1) * 215 + 40).astype(np.uint8)
     return np.where(valid[..., None], grey[..., None], np.uint8(0)).repeat(3, -1)[..., :3], ""
@@ -114,7 +129,7 @@ def _ramp(share: Array, valid: Array) -> Array:
     return np.where(valid[..., None], np.rint(np.stack(channels, -1)), 0).astype(np.uint8)
 
 
-def _pictures(part: Examples, x: Tensor) -> Array:
+def pictures(part: Examples, x: Tensor) -> Array:
     """Inputs as they were before normalisation (B x H x W x 3, uint8); feature vectors as strips of grey."""
     if isinstance(part, TensorExamples):
         mean, std = part.mean, part.std

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
 from fedloom.errors import StateError
@@ -154,6 +155,21 @@ def _plain(recipe: Recipe | str | Path | Mapping[str, Any]) -> str | Path | Mapp
 def _devices(recipe: Recipe) -> tuple[str, ...]:
     device = recipe.runtime.device
     return (device,) if isinstance(device, str) else device
+
+
+def trained_models(folder: Path | str) -> dict[str, dict[str, Tensor]]:
+    """A finished run's models as state dictionaries: "" is the global one, others are called by their client.
+
+    Raises StateError where the run has not saved a model yet.
+    """
+    path = Path(folder) / "model.safetensors"
+    if not path.is_file():
+        raise StateError(f"{folder} has no model.safetensors: the run is not finished")
+    models: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in load_file(path).items():
+        owner, name = key.split("/", 2)[1:] if key.startswith("client/") else ("", key)
+        models.setdefault(owner, {})[name] = tensor
+    return models
 
 
 def _export(built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -1,0 +1,38 @@
+"""Packaged recipes that need no files, or only the small real ones, train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import fedloom
+
+REAL = Path(__file__).parents[3] / "shared" / "data" / "nyuv2.npz"
+SMALL = ("training.rounds=1", "training.epochs=null", "training.steps=1", "evaluation.every=1", "training.batch_size=2")
+TWINS = {
+    "feddea/scenes": ("data.count=24", "data.test_count=4"),
+    "thesis/scenes-pairwise": ("data.count=24", "data.test_count=4"),
+    "fedhca2/scenes-outside-st-rooms-mt": (
+        "data.sets.outside.count=24", "data.sets.outside.test_count=4",
+        "data.sets.rooms.count=12", "data.sets.rooms.test_count=4", "partition.val_fraction=0.3",
+    ),
+}  # fmt: skip
+MINI = {"feddea/nyud-mini": "data.path", "thesis/nyud-mini": "data.path", "fedhca2/nyud-mini": "data.sets.nyud.path"}
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_scenes_twin_trains(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDLOOM_CACHE", str(tmp_path / "cache"))
+    result = fedloom.run(name, tmp_path / "run", overrides=[*SMALL, *TWINS[name]])
+    assert set(result.run.final().values) == set(result.run.info["tasks"])
+
+
+@pytest.mark.parametrize("name", MINI)
+def test_real_twin_trains(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not REAL.exists():
+        pytest.skip("the small NYU v2 is not here")
+    monkeypatch.setenv("FEDLOOM_CACHE", str(tmp_path / "cache"))
+    more = ["data.sets.outside.count=24", "data.sets.outside.test_count=4"] if name.startswith("fedhca2") else []
+    result = fedloom.run(name, tmp_path / "run", overrides=[*SMALL, f"{MINI[name]}={REAL}", *more])
+    assert set(result.run.final().values) == set(result.run.info["tasks"])
