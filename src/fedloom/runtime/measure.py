@@ -127,7 +127,10 @@ def validation_loss(built: Built, records: Sequence[Mapping[str, Any]]) -> float
 
 
 def headline(built: Built, line: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """(mean training loss, mean primary metric on validation, else test data), for a progress bar."""
+    """(mean training loss, mean primary metric on validation, else test data), for a progress bar.
+
+    The second is None where tasks are judged by different metrics, whose mean says nothing.
+    """
     losses = [r["loss"] for r in line["train"]]
     primary = {t.name: t.primary for t in built.federation.tasks}
     values: dict[str, list[float]] = {}
@@ -135,7 +138,7 @@ def headline(built: Built, line: Mapping[str, Any]) -> tuple[float | None, float
         if r["metric"] == primary[r["task"]] and r["value"] == r["value"]:
             values.setdefault(r["split"], []).append(r["value"])
     shown = values.get("val") or values.get("test") or []
-    return _mean(losses), _mean(shown)
+    return _mean(losses), _mean(shown) if len(set(primary.values())) == 1 else None
 
 
 def _mean(values: Sequence[float]) -> float | None:
