@@ -153,7 +153,8 @@ def test_a_field_that_nobody_reads_is_refused_and_both_are_named() -> None:
     with pytest.raises(ValueError, match=r"Reweigh\(\) writes 'weight', but nothing comes after it"):
         Method(name="m", stage=Reweigh())
     assert Method(name="m", stage=Reweigh() >> MixAll() >> Mean()).stage.reduces
-    assert Method(name="m", edge=Reweigh()).edge == Reweigh()
+    with pytest.raises(ValueError, match=r"Reweigh\(\) writes 'weight' at the client \(edge\), which does not travel"):
+        Method(name="m", edge=Reweigh())
 
 
 def test_a_field_that_is_overwritten_unread_is_refused() -> None:

@@ -47,6 +47,11 @@ class Method:
             raise ValueError(f"{self.name}: {self.edge!r} compares rows, so it cannot sit at the client (edge)")
         if not isinstance(self.edge, Identity) and self.private is not None and as_select(self.private).is_everything:
             raise ValueError(f"{self.name}: {self.edge!r} would change nothing, for everything is private")
+        lost = sorted(f for f in self.edge.writes - {"X"} if not f.startswith("extra:"))
+        if lost:
+            raise ValueError(
+                f"{self.name}: {self.edge!r} writes {lost[0]!r} at the client (edge), which does not travel"
+            )
         check_closed([self.edge, self.stage], self.name)
         provided = PROVIDED.union(*(rule.provides for rule in self.local))
         missing = {f for f in self.edge.reads | self.stage.reads if f.startswith("extra:")} - provided

@@ -159,6 +159,8 @@ class Recipe(Section):
     name: str = Field(pattern=r"^\w[\w.-]*$", description="a name of letters, digits, '_', '-' and '.'")
     seed: Annotated[int, Field(ge=0)] = 0
     data: DataSection
+    tasks: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Task -> its options other than the data set's: loss weight, variants of the loss, metrics (ods, log, ...)."""
     partition: PartitionSection
     model: ModelSection
     method: MethodSection

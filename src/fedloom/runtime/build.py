@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from fedloom.codecs import Raw, Sparse
 from fedloom.data.dataset import Dataset
 from fedloom.data.partition import Partition, Pool
-from fedloom.errors import RecipeError
+from fedloom.errors import RecipeError, nearest
 from fedloom.methods import ADDONS
 from fedloom.methods.method import Method
 from fedloom.models.multitask import MultiTask, build_model
@@ -64,10 +68,32 @@ def build_method(recipe: Recipe) -> Method:
         raise RecipeError(f"method: {error}") from error
 
 
+def with_options(dataset: Dataset, options: Mapping[str, Mapping[str, Any]]) -> Dataset:
+    """The data set with some options of its tasks changed. Raises RecipeError for a task or an option it has not."""
+    tasks = {task.name: task for task in dataset.tasks}
+    for name, changes in options.items():
+        if name not in tasks:
+            raise RecipeError(f"tasks.{name}: unknown task.{nearest(name, tasks)} Tasks: {', '.join(tasks)}")
+        known = [f.name for f in fields(tasks[name]) if f.name not in ("name", "channels")]
+        for key in changes:
+            if key not in known:
+                raise RecipeError(
+                    f"tasks.{name}.{key}: unknown option.{nearest(key, known)} Options: {', '.join(known)}"
+                )
+        try:
+            kind = TypeAdapter(type(tasks[name]))
+            tasks[name] = kind.validate_python({**asdict(tasks[name]), **changes})
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            raise RecipeError(f"tasks.{name}.{wrong['loc'][0]}: {wrong['input']!r} found: {wrong['msg']}") from None
+    return replace(dataset, tasks=tuple(tasks.values()))
+
+
 def build(recipe: Recipe, method: Method | None = None, partition: Partition | None = None) -> Built:
     """Load the data, deal it out, build the model and the method. `partition` is a saved one, when resuming."""
     method = method or build_method(recipe)
     dataset: Dataset = recipe.data.entry.function(recipe.seed, **recipe.data.params)
+    dataset = with_options(dataset, recipe.tasks)
     pool = Pool.of(dataset)
     if partition is None:
         section = recipe.partition

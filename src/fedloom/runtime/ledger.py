@@ -14,8 +14,8 @@ from torch import Tensor
 from fedloom.codecs import ByteCount
 from fedloom.methods.method import Method
 from fedloom.runtime.federation import Client, Federation
-from fedloom.runtime.steps import Message, Payload
-from fedloom.updates import Layout, Updates
+from fedloom.runtime.steps import Message, Payload, blank
+from fedloom.updates import Layout
 
 
 @dataclass
@@ -53,12 +53,7 @@ def count_up(method: Method, layout: Layout, federation: Federation, payload: Pa
     if not payload.finite:
         return {}
     shared = method.shared_part(layout)
-    client = federation.clients[payload.row[0]]
-    one = torch.ones(1, dtype=torch.float64)
-    like = Updates(
-        shared, (payload.row,), torch.zeros(1, shared.d), one, one, present=federation.present(client, shared)
-    )
-    bytes_ = method.codec.count(payload.packed, like)
+    bytes_ = method.codec.count(payload.packed, blank(shared, federation, payload.row, torch.zeros(1, shared.d)))
     if shared.blocks:  # the number of examples, extras, and a bit a block for support
         bits = 0 if payload.support is None else payload.support.numel()
         bytes_["side", None] = 8 * (1 + len(payload.extra)) + -(-bits // 8)

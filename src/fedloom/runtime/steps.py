@@ -187,6 +187,12 @@ def dispatch(method: Method, state: State, clients: Iterable[str]) -> dict[str, 
     return messages
 
 
+def blank(shared: Layout, federation: Federation, row: Row, X: Tensor) -> Updates:
+    """One row of zeros X (1 x d) with the presence of its client: what a codec fills."""
+    one = torch.ones(1, dtype=torch.float64)
+    return Updates(shared, (row,), X, one, one, present=federation.present(federation.clients[row[0]], shared))
+
+
 def collect(
     method: Method, layout: Layout, federation: Federation, payloads: Iterable[Payload], rows: Sequence[Row]
 ) -> tuple[Updates, list[Payload]]:
@@ -202,15 +208,7 @@ def collect(
         if not payload.finite:
             continue
         i = keys.index(payload.row)
-        like = Updates(
-            shared,
-            (payload.row,),
-            X[i : i + 1],
-            torch.ones(1, dtype=torch.float64),
-            torch.ones(1, dtype=torch.float64),
-            present=federation.present(federation.clients[payload.row[0]], shared),
-        )
-        X[i : i + 1] = method.codec.unpack(payload.packed, like)
+        X[i : i + 1] = method.codec.unpack(payload.packed, blank(shared, federation, payload.row, X[i : i + 1]))
         side[i] = Payload(**{**vars(payload), "packed": {}})
     here = sorted(side)
     if len(here) < len(keys):
