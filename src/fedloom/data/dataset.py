@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -99,10 +100,18 @@ class TensorExamples:
             y = {task: labels.to(device, non_blocking=True) for task, labels in y.items()}
         if x.dtype == torch.uint8:
             x = x.float().div_(255)
-        if self.mean is not None and self.std is not None:
-            shape = (1, -1) + (1,) * (x.ndim - 2)
-            x = (x - x.new_tensor(self.mean).view(shape)) / x.new_tensor(self.std).view(shape)
+        if self._normal is not None:
+            mean, std = (v.to(x.device) for v in self._normal)
+            x = (x - mean) / std
         return x, y
+
+    @cached_property
+    def _normal(self) -> tuple[Tensor, Tensor] | None:
+        """Mean and standard deviation in a shape that fits a batch."""
+        if self.mean is None or self.std is None:
+            return None
+        shape = (1, -1) + (1,) * (self.images.ndim - 2)
+        return torch.tensor(self.mean).view(shape), torch.tensor(self.std).view(shape)
 
     def labels_of(self, task: str) -> np.ndarray[Any, Any]:
         """Labels of one task as a numpy array."""

@@ -66,8 +66,12 @@ def task_losses(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The weighted sum over a client's tasks, and the unweighted loss of each."""
     losses = {name: task.loss(outputs[name], targets[name]) for name, (task, _) in tasks.items()}
-    total = sum(weight * losses[name] for name, (_, weight) in tasks.items())
-    assert isinstance(total, Tensor)
+    total: Tensor | None = None
+    for name, (_, weight) in tasks.items():
+        # each operation costs a node in the backward pass
+        term = losses[name] if weight == 1 else weight * losses[name]
+        total = term if total is None else total + term
+    assert total is not None
     return total, losses
 
 
