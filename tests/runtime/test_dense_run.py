@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fedloom
-from fedloom.errors import StateError
+from fedloom.errors import RecipeError, StateError
 from fedloom.recipes import load
 from fedloom.recipes.schema import Recipe
 from fedloom.runtime.build import build
@@ -77,6 +77,11 @@ def test_a_task_of_weight_zero_is_never_computed(monkeypatch: pytest.MonkeyPatch
     args = (built.federation, client, message, {}, fedloom.Ctx(1), built.recipe.training)
     client_step(built.method, model, *args)
     assert set(called) == {"semseg"}
+
+
+def test_dense_data_is_not_stacked() -> None:
+    with pytest.raises(RecipeError, match="training.stacked: data set 'scenes' may augment its batches"):
+        build(recipe("training.stacked=true"))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "local"])

@@ -112,5 +112,7 @@ def build(recipe: Recipe, method: Method | None = None, partition: Partition | N
     if recipe.training.stacked:
         if recipe.runtime.workers > 1:
             raise RecipeError(f"training.stacked: runs in one process, but runtime.workers is {recipe.runtime.workers}")
+        if dataset.train.prefetch:
+            raise RecipeError(f"training.stacked: data set {dataset.name!r} may augment its batches, a stack does not")
         refuse(module, recipe.training, method.local)
     return Built(recipe, method, dataset, pool, partition, federation, module, layout)
