@@ -12,7 +12,9 @@ REAL = Path(__file__).parents[3] / "shared" / "data" / "nyuv2.npz"
 SMALL = ("training.rounds=1", "training.epochs=null", "training.steps=1", "evaluation.every=1", "training.batch_size=2")
 TWINS = {
     "feddea/scenes": ("data.count=24", "data.test_count=4"),
+    "feddea/scenes-pascal": ("data.count=24", "data.test_count=4"),
     "thesis/scenes-pairwise": ("data.count=24", "data.test_count=4"),
+    "thesis/scenes-weak-pairwise": ("data.count=36", "data.test_count=4"),
     "fedhca2/scenes-outside-st-rooms-mt": (
         "data.sets.outside.count=24", "data.sets.outside.test_count=4",
         "data.sets.rooms.count=12", "data.sets.rooms.test_count=4", "partition.val_fraction=0.3",
