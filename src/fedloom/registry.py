@@ -29,11 +29,6 @@ class Entry:
     summary: str
     source: str = ""
 
-    @property
-    def defaults(self) -> dict[str, Any]:
-        """Parameter name -> default; a parameter without a default is absent."""
-        return {k: f.default for k, f in self.params.model_fields.items() if not f.is_required()}
-
 
 @dataclass
 class Registry:

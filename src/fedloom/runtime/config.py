@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
-
-from pydantic import Field
+from typing import Literal
 
 from fedloom.training.config import Count, NonNegative, Section
 
@@ -42,6 +40,3 @@ class EarlyStopping(Section):
     patience: Count
     min_delta: NonNegative = 0.0
     restore_best: bool = True
-
-
-Probability = Annotated[float, Field(ge=0, le=1)]
