@@ -20,7 +20,7 @@ from fedloom.recipes.schema import Recipe
 from fedloom.runtime.build import Built, build
 from fedloom.runtime.executors import executor
 from fedloom.runtime.folder import RunFolder
-from fedloom.runtime.measure import models_of
+from fedloom.runtime.measure import model_for
 from fedloom.runtime.plan import Plan, plan
 from fedloom.runtime.process import Progress, initial_state, run_rounds
 from fedloom.runtime.steps import load as fill
@@ -84,10 +84,10 @@ def run(
     Raises UserError (RecipeError, DataError, StateError) for bad input.
     """
     recipe = recipe if isinstance(recipe, Recipe) and not overrides else load(_plain(recipe), overrides)
+    for device in _devices(recipe):  # before the data is loaded, for this answers at once
+        check_device(device)
     built = build(recipe, method)
     path = Path(tempfile.mkdtemp(prefix="fedloom-")) if folder is None else Path(folder)
-    for device in _devices(recipe):
-        check_device(device)
     with RunFolder.create(path, built) as run_folder:
         return _go(built, run_folder, initial_state(built), progress or Silent())
 
@@ -176,15 +176,13 @@ def _export(built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, st
     """Named tensors: the global model under its own names, a personal one under client/NAME/."""
     model = FlatModel(built.module, built.layout)
     tensors: dict[str, Tensor] = {}
-    done = False
     for client in built.federation.clients:
-        for kind, (_, message, mine) in models_of(built, state, client).items():
-            if kind == "global" and done:
-                continue
-            done = done or kind == "global"
-            prefix = "" if kind == "global" else f"client/{client}/"
-            fill(built.method, model, message, mine)
-            tensors |= {prefix + k: v.clone() for k, v in model.module.state_dict().items()}
+        kind, message, mine = model_for(built, state, client)
+        prefix = "" if kind == "global" else f"client/{client}/"
+        fill(built.method, model, message, mine)
+        tensors |= {prefix + k: v.clone() for k, v in model.module.state_dict().items()}
+        if kind == "global":
+            break
     labels = {
         "method": built.method.name,
         "recipe": built.recipe.name,

@@ -29,18 +29,17 @@ class _Group:
     members: list[tuple[Client, str]] = field(default_factory=list)
 
 
-def models_of(built: Built, state: State, client: str) -> dict[str, tuple[object, Message, State]]:
-    """The models that exist for a client: name -> (key that equal models share, message, client state).
+def model_for(built: Built, state: State, client: str) -> tuple[str, Message, State]:
+    """The model that a client uses: (name, message, client state).
 
-    "global" where one complete model is meant for everyone, otherwise "personal".
+    The name is "global" for every client where one complete model is meant for all, otherwise "personal".
     """
     server, mine = state["server"], state["clients"].get(client, {})
     own_parts = bool(built.method.private_part(built.layout).blocks)
     own_buffers = built.method.buffers == "local" and bool(built.layout.buffers.blocks)
     if built.method.stage.reduces and not own_parts and not own_buffers:
-        return {"global": ("global", Message(server["model"], server["buffers"], server["integers"]), {})}
-    message = Message(model_of(server, client), server["buffers"], server["integers"])
-    return {"personal": (client, message, mine)}
+        return "global", Message(server["model"], server["buffers"], server["integers"]), {}
+    return "personal", Message(model_of(server, client), server["buffers"], server["integers"]), mine
 
 
 def measure(built: Built, executor: Executor, state: State) -> list[Record]:
@@ -49,16 +48,17 @@ def measure(built: Built, executor: Executor, state: State) -> list[Record]:
     A model that several clients share, on data that they share, is measured once.
     """
     evaluation = built.recipe.evaluation
-    groups: dict[tuple[object, int], _Group] = {}
+    groups: dict[tuple[str | None, int], _Group] = {}
     for client in built.federation.clients.values():
-        for model, (key, message, mine) in models_of(built, state, client.id).items():
-            if model not in evaluation.models:
-                continue
-            for split in evaluation.splits:
-                part = client.part(split)
-                if len(part):
-                    group = groups.setdefault((key, id(part)), _Group(message, mine, client.id, split))
-                    group.members.append((client, model))
+        model, message, mine = model_for(built, state, client.id)
+        if model not in evaluation.models:
+            continue
+        owner = client.id if model == "personal" else None
+        for split in evaluation.splits:
+            part = client.part(split)
+            if len(part):
+                group = groups.setdefault((owner, id(part)), _Group(message, mine, client.id, split))
+                group.members.append((client, model))
     entries = list(groups.values())
     jobs = []
     for number, g in enumerate(entries):
