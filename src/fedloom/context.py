@@ -32,15 +32,19 @@ class Ctx:
     """The context of one round.
 
     `round` counts from 1; round 0 is the initial model. `targets` are the rows for which an output is wanted: all
-    participants on a server, `[me]` on a peer; None means every row that is there. `local_loss(client, vector)`
-    evaluates a model on a client's validation data and exists only where data is. `log` takes (event, fields).
+    participants on a server, `[me]` on a peer; None means every row that is there. `population` is the number of all
+    clients, present or not; None means that all are present. `local_loss(client, vector)` evaluates a model on a
+    client's validation data and exists only where data is. `log` takes (event, fields) that a person should see,
+    `record` takes (kind, fields) for the run's records only.
     """
 
     round: int = 0
     seed: int = 0
     targets: tuple[Row, ...] | None = None
+    population: int | None = None
     local_loss: Callable[[str, torch.Tensor], float] | None = None
     log: Callable[[str, dict[str, Any]], None] = field(default=lambda event, fields: None, repr=False)
+    record: Callable[[str, dict[str, Any]], None] = field(default=lambda kind, fields: None, repr=False)
 
     def rng(self, *purpose: object) -> torch.Generator:
         """A generator derived from (seed, round, purpose): independent of arrival order, workers and resume."""

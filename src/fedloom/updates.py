@@ -308,34 +308,44 @@ class Updates:
 
     layout    which column is which (d columns)
     rows      K keys (client, task or None), always sorted
-    X         K x d
+    X         K x d: `mixing @ data`, or `data` itself where `mixing` is None
+    data      K x d, as given
     n         K, float64: examples per row; never rewritten
     weight    K, float64: how much a row counts; starts as n
-    coef      K x d or None: where a row counts
+    coef      K x d (numbers or bool) or None: where a row counts
     present   K x blocks, bool, or None for all: which blocks a row has
     extra     side values: name -> K values (tensor or sequence)
+    mixing    K x K, float64, or None: a product that is not worked out until somebody needs X, so that rules that
+              only combine rows (projections, normalisation) cost no second K x d matrix
+    base      K x d or None (zeros): the model that each row starts from
+    side      name -> K x d: side values with one column per parameter, such as control variates
     """
 
     layout: Layout
     rows: tuple[Row, ...]
-    X: Tensor
+    data: Tensor
     n: Tensor
     weight: Tensor
     coef: Tensor | None = None
     present: Tensor | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
+    mixing: Tensor | None = None
+    base: Tensor | None = None
+    side: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         k, d = len(self.rows), self.layout.d
         expected = {
-            "X": (k, d),
-            "n": (k,),
-            "weight": (k,),
-            "coef": (k, d),
-            "present": (k, len(self.layout.blocks)),
+            "X": (self.data, (k, d)),
+            "n": (self.n, (k,)),
+            "weight": (self.weight, (k,)),
+            "coef": (self.coef, (k, d)),
+            "present": (self.present, (k, len(self.layout.blocks))),
+            "mixing": (self.mixing, (k, k)),
+            "base": (self.base, (k, d)),
+            **{f"side {name!r}": (value, (k, d)) for name, value in self.side.items()},
         }
-        for name, shape in expected.items():
-            value = getattr(self, name)
+        for name, (value, shape) in expected.items():
             if value is not None and tuple(value.shape) != shape:
                 raise ValueError(f"{name}: expected shape {shape}, found {tuple(value.shape)}")
         for name, value in self.extra.items():
@@ -343,6 +353,11 @@ class Updates:
                 raise ValueError(f"extra {name!r}: expected {k} values, found {len(value)}")
         if any(a >= b for a, b in pairwise(_keys(self.rows))):
             raise ValueError(f"rows must be sorted and distinct, found {self.rows}")
+
+    @cached_property
+    def X(self) -> Tensor:  # noqa: N802
+        """The rows (K x d)."""
+        return self.data if self.mixing is None else self.mixing.to(self.data) @ self.data
 
     @staticmethod
     def of(
@@ -354,6 +369,8 @@ class Updates:
         weight: Any = None,
         coef: Any = None,
         present: Any = None,
+        base: Any = None,
+        side: Mapping[str, Any] | None = None,
         **extra: Any,
     ) -> Updates:
         """Build Updates from a plain K x d matrix; rows are sorted by key and everything beside them follows.
@@ -374,25 +391,35 @@ class Updates:
         order = sorted(range(k), key=lambda i: _keys(keys)[i])
         n = torch.ones(k) if n is None else torch.as_tensor(n)
         given = {
-            "X": X,
+            "data": X,
             "n": n.double(),
             "weight": n.double() if weight is None else torch.as_tensor(weight).double(),
             "coef": None if coef is None else torch.as_tensor(coef).to(X.dtype),
             "present": None if present is None else torch.as_tensor(present).bool(),
+            "base": None if base is None else torch.as_tensor(base).to(X.dtype),
         }
+        beside = {name: torch.as_tensor(value).to(X.dtype) for name, value in (side or {}).items()}
         if order != list(range(k)):
             given = {name: value if value is None else value[order] for name, value in given.items()}
             extra = {name: _pick(value, order) for name, value in extra.items()}
+            beside = {name: value[order] for name, value in beside.items()}
         if layout is None:
             layout = Layout((Block("x", (X.shape[1],), _dtype(X)),))
-        return Updates(layout, tuple(keys[i] for i in order), extra=extra, **given)
+        return Updates(layout, tuple(keys[i] for i in order), extra=extra, side=beside, **given)
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def replace(self, **changes: Any) -> Updates:
-        """A copy with some fields changed."""
+        """A copy with some fields changed; a new X is taken as it is."""
+        if "X" in changes:
+            changes |= {"data": changes.pop("X"), "mixing": None}
         return replace(self, **changes)
+
+    def mixed(self, W: Tensor) -> Updates:
+        """Every row a combination of the rows: X becomes W X (W is K x K). The product is put off until X is read."""
+        W = W.double()
+        return replace(self, mixing=W if self.mixing is None else W @ self.mixing)
 
     def select(self, part: Layout) -> Updates:
         """The columns of `part` only (X is a view where they are consecutive)."""
@@ -400,10 +427,12 @@ class Updates:
         return replace(
             self,
             layout=part,
-            X=self.layout.take(self.X, part),
+            data=self.layout.take(self.data, part),
             coef=None if self.coef is None else self.layout.take(self.coef, part),
             present=None if self.present is None else self.present[:, blocks],
             extra={k: v[:, blocks] if k == "support" else v for k, v in self.extra.items()},
+            base=None if self.base is None else self.layout.take(self.base, part),
+            side={k: self.layout.take(v, part) for k, v in self.side.items()},
         )
 
     def keep(self, index: Sequence[int]) -> Updates:
@@ -420,6 +449,9 @@ class Updates:
             None if self.coef is None else self.coef[index],
             None if self.present is None else self.present[index],
             {name: _pick(value, index) for name, value in self.extra.items()},
+            None,
+            None if self.base is None else self.base[index],
+            {name: value[index] for name, value in self.side.items()},
         )
 
     def finite(self) -> tuple[Updates, tuple[Row, ...]]:

@@ -97,7 +97,7 @@ def test_bare_names_and_defaults_are_resolved(toys):
     assert recipe.data.params == {"size": 16, "tasks": ("a", "b")}
     assert recipe.method.params == {"mu": 0.01}
     assert recipe.model.heads == "all"
-    assert (recipe.method.weights, recipe.method.buffers, recipe.method.codec) == ("size", "mean", "raw")
+    assert (recipe.method.weights, recipe.method.buffers, recipe.method.codec) == (None, None, "raw")
     assert recipe.method.entry.function is fedprox
     assert recipe.training.rounds == 10
 
@@ -218,7 +218,10 @@ def test_the_source_mapping_is_left_alone(toys):
         ("data.sise=16", "data.sise: unknown key. Did you mean 'size'? Allowed: name, size, tasks"),
         ("data.tasks=[a, c]", "data.tasks[1]: 'c' found, expected 'a' or 'b'"),
         ("method.mu=-1", "method.mu: -1 found, expected a number of at least 0"),
-        ("method.weights=sise", "method.weights: 'sise' found, expected 'size' or 'uniform'. Did you mean 'size'?"),
+        (
+            "method.weights=sise",
+            "method.weights: 'sise' found, expected 'size' or 'uniform' or null. Did you mean 'size'?",
+        ),
         ("method.rho=1", "method.rho: unknown key. Allowed: add, buffers, codec, mu, name, weights"),
         ("partition.clients=0", "partition.clients: 0 found, expected an integer of at least 1 or a mapping "
          "(each value: an integer of at least 1)"),

@@ -45,31 +45,64 @@ class Method:
         """Refuse, with ValueError, what could not work or would silently do nothing."""
         if self.edge.kind != "row" or self.edge.reduces:
             raise ValueError(f"{self.name}: {self.edge!r} compares rows, so it cannot sit at the client (edge)")
-        if not isinstance(self.edge, Identity) and self.private is not None and as_select(self.private).is_everything:
+        if not isinstance(self.edge, Identity) and self.shares_nothing:
             raise ValueError(f"{self.name}: {self.edge!r} would change nothing, for everything is private")
+        if self.shares_nothing and not isinstance(self.stage, Identity):
+            raise ValueError(f"{self.name}: {self.stage!r} would change nothing, for everything is private")
         lost = sorted(f for f in self.edge.writes - {"X"} if not f.startswith("extra:"))
         if lost:
             raise ValueError(
                 f"{self.name}: {self.edge!r} writes {lost[0]!r} at the client (edge), which does not travel"
             )
         check_closed([self.edge, self.stage], self.name)
+        alone = sorted(f for f in self.edge.reads if f == "base" or f.startswith("side:"))
+        if alone:
+            raise ValueError(f"{self.name}: {self.edge!r} reads {alone[0]!r}, which is only there at the server")
         provided = PROVIDED.union(*(rule.provides for rule in self.local))
-        missing = {f for f in self.edge.reads | self.stage.reads if f.startswith("extra:")} - provided
+        missing = {f for f in self.edge.reads | self.stage.reads if f.startswith(("extra:", "side:"))} - provided
         missing -= self.edge.writes
         if missing:
             raise ValueError(
                 f"{self.name}: {self.stage!r} reads {', '.join(sorted(missing))}, which no local rule provides"
             )
+        for rule in self.local:
+            if unheard := sorted(rule.needs - self.stage.tells):
+                raise ValueError(
+                    f"{self.name}: {rule!r} needs {', '.join(unheard)}, which no stage at the server tells"
+                )
 
     def plus(self, stage: Stage, at: Literal["edge", "server"] = "edge") -> Method:
-        """The method with one more stage: at the client after those already there, or first at the server."""
+        """The method with one more stage.
+
+        At the client after those already there, or at the server just before the rows are combined, so after what the
+        method itself does to the rows and after stages added earlier.
+        """
         if at == "edge":
             return replace(self, edge=stage if isinstance(self.edge, Identity) else self.edge >> stage)
-        return replace(self, stage=stage >> self.stage)
+        if self.shares_nothing:
+            raise ValueError(f"{self.name}: {stage!r} would change nothing, for everything is private")
+        return replace(self, stage=self.stage.preceded_by(stage))
+
+    def combined_by(self, stage: Stage) -> Method:
+        """The method with another rule in place of its mean. Raises ValueError where it has none."""
+        try:
+            return replace(self, stage=self.stage.combined_by(stage))
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}") from None
 
     def with_local(self, rule: LocalRule) -> Method:
         """The method with one more rule of local training."""
         return replace(self, local=(*self.local, rule))
+
+    @property
+    def shares_nothing(self) -> bool:
+        """Whether every parameter stays with its client."""
+        return self.private is not None and as_select(self.private).is_everything
+
+    @property
+    def side(self) -> tuple[str, ...]:
+        """Names of the side vectors that the stage reads: only these travel."""
+        return tuple(sorted(f.removeprefix("side:") for f in self.stage.reads if f.startswith("side:")))
 
     @property
     def extras(self) -> frozenset[str]:

@@ -102,7 +102,7 @@ def explain(error: ValidationError, model: type[BaseModel], also: Mapping[str, A
         elif kind == "value_error":
             message = str(one["ctx"]["error"])
         elif kind == "literal_error" and isinstance(value, str):
-            message = f"{found(value)} found, expected {allowed}.{nearest(value, map(str, get_args(hint)))}"
+            message = f"{found(value)} found, expected {allowed}.{nearest(value, map(str, get_args(_unwrapped(hint))))}"
             message = message.removesuffix(".")
         elif kind.endswith(("_type", "_parsing", "pattern_mismatch")) or kind in OUT_OF_RANGE:
             message = f"{found(value)} found, expected {allowed}"

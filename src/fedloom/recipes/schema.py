@@ -125,10 +125,10 @@ class MethodSection(Named):
         default_factory=dict, description="a mapping of add-ons, each with its parameters"
     )
     """Add-on name -> its parameters, applied in this order."""
-    weights: Literal["size", "uniform"] = "size"
-    """How much a client counts: by its number of examples, or all alike."""
-    buffers: Literal["mean", "local", "pooled"] = "mean"
-    """What happens to running statistics of norm layers."""
+    weights: Literal["size", "uniform"] | None = None
+    """How much a client counts: by its number of examples, or all alike; null: as the method has it."""
+    buffers: Literal["mean", "local", "pooled"] | None = None
+    """What happens to running statistics of norm layers; null: as the method has it."""
     codec: Literal["raw", "sparse"] = "raw"
     """How an update travels."""
 

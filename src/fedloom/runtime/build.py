@@ -59,10 +59,12 @@ def build_method(recipe: Recipe) -> Method:
         for name, params in section.add.items():
             method = ADDONS[name].function(method, **params)
         codec = Sparse() if section.codec == "sparse" else Raw()
-        # a method that keeps everything local has no say in how buffers are merged
-        buffers = method.buffers if method.buffers == "local" else section.buffers
         return replace(
-            method, name=" + ".join([section.name, *section.add]), codec=codec, weights=section.weights, buffers=buffers
+            method,
+            name=" + ".join([section.name, *section.add]),
+            codec=codec,
+            weights=section.weights or method.weights,
+            buffers=section.buffers or method.buffers,
         )
     except ValueError as error:
         raise RecipeError(f"method: {error}") from error
@@ -109,6 +111,13 @@ def build(recipe: Recipe, method: Method | None = None, partition: Partition | N
         method.edge.init(method.shared_part(layout))
     except ValueError as error:
         raise RecipeError(f"method: {error}") from error
+    for rule in method.local:
+        without = [c.id for c in federation.clients.values() if not len(c.part("val"))]
+        if rule.validation and without:
+            raise RecipeError(
+                f"method: {rule!r} measures models on validation data, but client {without[0]!r} has none "
+                f"({len(without)} of {len(federation.clients)} clients); set partition.val_fraction"
+            )
     if recipe.training.stacked:
         if recipe.runtime.workers > 1:
             raise RecipeError(f"training.stacked: runs in one process, but runtime.workers is {recipe.runtime.workers}")

@@ -56,7 +56,8 @@ def count_up(method: Method, layout: Layout, federation: Federation, payload: Pa
     bytes_ = method.codec.count(payload.packed, blank(shared, federation, payload.row, torch.zeros(1, shared.d)))
     if shared.blocks:  # the number of examples, extras, and a bit a block for support
         bits = 0 if payload.support is None else payload.support.numel()
-        bytes_["side", None] = 8 * (1 + len(payload.extra)) + -(-bits // 8)
+        vectors = sum(v.nbytes for v in payload.side.values())
+        bytes_["side", None] = 8 * (1 + len(payload.extra)) + -(-bits // 8) + vectors
     return _with_buffers(bytes_, layout, payload.buffers, payload.integers)
 
 
@@ -69,6 +70,8 @@ def count_down(method: Method, layout: Layout, federation: Federation, client: C
         if have is None or bool(have[0, i]):
             key = (block.role, block.task)
             bytes_[key] = bytes_.get(key, 0) + block.size * message.vector.element_size()
+    if message.told:
+        bytes_["side", None] = sum(v.nbytes for v in message.told.values())
     return _with_buffers(bytes_, layout, message.buffers, message.integers)
 
 

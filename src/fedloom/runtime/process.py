@@ -55,7 +55,14 @@ def run_rounds(built: Built, executor: Executor, folder: RunFolder, state: State
             jobs = [TrainJob(m, now.number, messages[m], state["clients"].get(m, {})) for m in members]
             # the longest first, so that no worker is left alone with it
             jobs.sort(key=lambda j: -len(built.federation.clients[j.client].train))
-        ctx = Ctx(now.number, recipe.seed, tuple((m, None) for m in members), log=now.log)
+        ctx = Ctx(
+            now.number,
+            recipe.seed,
+            tuple((m, None) for m in members),
+            len(built.federation.clients),
+            log=now.log,
+            record=now.record,
+        )
         with now.ledger.phase("train and aggregate"):
             received = now.payloads(executor, jobs, messages)
             server = server_step(method, built.layout, built.federation, received, state["server"], ctx)
@@ -71,6 +78,7 @@ def run_rounds(built: Built, executor: Executor, folder: RunFolder, state: State
             "train": train_records(now.done),
             "metrics": records,
             "events": now.events,
+            **({"records": now.records} if now.records else {}),
         }
         folder.write_round(line, now.ledger)
         if last or state["stopped"] or now.number % recipe.runtime.checkpoint_every == 0:
@@ -88,6 +96,7 @@ class _Round:
     progress: Progress
     ledger: Ledger = field(default_factory=Ledger)
     events: list[dict[str, Any]] = field(default_factory=list)
+    records: list[dict[str, Any]] = field(default_factory=list)
     done: list[TrainDone] = field(default_factory=list)
     clients: State = field(default_factory=dict)
 
@@ -95,6 +104,10 @@ class _Round:
         """Note something that a person should see."""
         self.events.append({"event": event, **fields})
         self.progress.event(f"round {self.number}: {event}: " + ", ".join(f"{k} {v}" for k, v in fields.items()))
+
+    def record(self, kind: str, fields: dict[str, Any]) -> None:
+        """Keep something that a stage measured."""
+        self.records.append({"kind": kind, **fields})
 
     def payloads(self, executor: Executor, jobs: list[TrainJob], messages: Mapping[str, Message]) -> Iterator[Payload]:
         """Payloads as clients finish, one at a time, so that no more than one is held beside the matrix."""

@@ -12,7 +12,9 @@ from torch import Tensor
 from fedloom.context import Ctx, Row, derive_seed
 from fedloom.methods.method import Method
 from fedloom.runtime.buffers import merge_buffers
+from fedloom.runtime.evaluation import evaluate
 from fedloom.runtime.federation import Client, Federation
+from fedloom.runtime.state import map_tensors
 from fedloom.stages.stage import State
 from fedloom.training.config import Training
 from fedloom.training.flat import FlatModel
@@ -24,16 +26,17 @@ ALL = EVERYONE[0]
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """From the server to one client: the shared parameters, and the buffers unless they are local."""
+    """From the server to one client: the shared parameters, the buffers unless they are local, and what stages tell."""
 
     vector: Tensor
     buffers: Tensor | None = None
     integers: Mapping[str, Tensor] = field(default_factory=dict)
+    told: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
 class Payload:
-    """From one client to the server: packed updates, number of examples, extras, buffers.
+    """From one client to the server: packed updates, number of examples, extras, side vectors, buffers.
 
     `finite` is False where local training produced nan or inf; the payload is then empty.
     """
@@ -42,6 +45,7 @@ class Payload:
     n: float
     packed: Mapping[str, Tensor] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
+    side: Mapping[str, Tensor] = field(default_factory=dict)
     support: Tensor | None = None
     buffers: Tensor | None = None
     integers: Mapping[str, Tensor] = field(default_factory=dict)
@@ -65,6 +69,18 @@ def client_step(
     """
     load(method, model, received, state)
     base = model.params.clone()
+    layout, shared = model.layout.parameters, method.shared_part(model.layout)
+
+    def everywhere(told: Tensor) -> Tensor:
+        told = told.to(model.device)
+        return layout.put(torch.zeros_like(base), shared, told) if told.ndim else told
+
+    def validate() -> dict[str, float]:
+        part = client.part("val")
+        scores = evaluate(model, part, {name: task for name, (task, _) in client.tasks.items()}, training.batch_size)
+        model.module.train()
+        return {name: score["loss"] for name, score in scores.items()}
+
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(derive_seed(ctx.seed, ctx.round, "model", client.id))  # dropout and the like
         result = train(
@@ -75,10 +91,12 @@ def client_step(
             training,
             ctx,
             client.id,
-            model.spans(method.shared_part(model.layout)),
+            model.spans(shared),
             method.local,
-            state.get("rules"),
+            map_tensors(state["rules"], lambda t: t.to(model.device)) if "rules" in state else None,
             state.get("optimizer"),
+            {name: everywhere(value) for name, value in received.told.items()},
+            validate,
         )
     return finish(method, model, federation, client, base, state, result, ctx)
 
@@ -122,7 +140,7 @@ def finish(
     if result.optimizer:
         new["optimizer"] = result.optimizer
     if method.local:
-        new["rules"] = result.rules
+        new["rules"] = map_tensors(result.rules, lambda t: t.to(cpu))
     buffers = model.buffers.to(cpu, copy=True) if len(model.buffers) else None
     integers = {name: b.to(cpu, copy=True) for name, b in model.integers.items()}
     if method.buffers == "local":
@@ -147,6 +165,7 @@ def finish(
         len(client.train),
         {k: v.to(cpu) for k, v in method.codec.pack(updates).items()},
         {k: v[0] for k, v in updates.extra.items()},
+        {name: params.take(result.extra[name], shared).to(cpu) for name in method.side},
         torch.tensor([b.name in trained for b in shared.blocks]) if "support" in method.extras else None,
         buffers,
         integers,
@@ -179,11 +198,14 @@ def dispatch(method: Method, state: State, clients: Iterable[str]) -> dict[str, 
     """What the server sends to each client. Clients that get the same vector get the same tensor."""
     shared = {ALL: method.server.dispatch(state["model"], state["rule"][ALL])}
     messages = {}
+    needed = frozenset[str]().union(*(rule.needs for rule in method.local))
     for client in clients:
         key = client if client in state["personal"] else ALL
         if key not in shared:
             shared[key] = method.server.dispatch(state["personal"][key], state["rule"][key])
-        messages[client] = Message(shared[key], state["buffers"], state["integers"])
+        told = method.stage.tell(state["stage"], client) if needed else {}
+        told = {name: value for name, value in told.items() if f"told:{name}" in needed}
+        messages[client] = Message(shared[key], state["buffers"], state["integers"], told)
     return messages
 
 
@@ -203,22 +225,25 @@ def collect(
     shared = method.shared_part(layout)
     keys = sorted(rows, key=lambda r: (r[0], r[1] or ""))
     X = torch.zeros(len(keys), shared.d)
-    side: dict[int, Payload] = {}
+    beside = {name: torch.zeros(len(keys), shared.d) for name in method.side}
+    came: dict[int, Payload] = {}
     for payload in payloads:
         if not payload.finite:
             continue
         i = keys.index(payload.row)
         X[i : i + 1] = method.codec.unpack(payload.packed, blank(shared, federation, payload.row, X[i : i + 1]))
-        side[i] = Payload(**{**vars(payload), "packed": {}})
-    here = sorted(side)
+        for name, matrix in beside.items():
+            matrix[i] = payload.side[name]
+        came[i] = Payload(**{**vars(payload), "packed": {}, "side": {}})
+    here = sorted(came)
     if len(here) < len(keys):
-        X = X[here]
-    n = torch.tensor([side[i].n for i in here], dtype=torch.float64)
+        X, beside = X[here], {name: matrix[here] for name, matrix in beside.items()}
+    n = torch.tensor([came[i].n for i in here], dtype=torch.float64)
     extra: dict[str, Any] = {
-        name: [side[i].extra[name] for i in here] for name in (side[here[0]].extra if here else ())
+        name: [came[i].extra[name] for i in here] for name in (came[here[0]].extra if here else ())
     }
     if "support" in method.extras:
-        extra["support"] = torch.stack([side[i].support for i in here]) if here else torch.zeros(0, len(shared.blocks))  # type: ignore[misc]
+        extra["support"] = torch.stack([came[i].support for i in here]) if here else torch.zeros(0, len(shared.blocks))  # type: ignore[misc]
     present = None
     if not federation.unified:
         masks = [federation.present(federation.clients[keys[i][0]], shared) for i in here]
@@ -231,8 +256,9 @@ def collect(
         n.clone() if method.weights == "size" else torch.ones_like(n),
         present=present,
         extra=extra,
+        side=beside,
     )
-    return updates, [side[i] for i in here]
+    return updates, [came[i] for i in here]
 
 
 def server_step(
@@ -247,13 +273,16 @@ def server_step(
 
     Rows with nan or inf are dropped and logged; if none is left the state stays as it was.
     """
-    updates, side = collect(method, layout, federation, payloads, ctx.targets or ())
+    updates, came = collect(method, layout, federation, payloads, ctx.targets or ())
     updates, dropped = updates.finite()
     for client, _ in dropped:
         ctx.log("update dropped", {"client": client, "why": "not finite after the client's stages"})
     if not len(updates):
         return state
     alive = set(updates.rows)
+    if "base" in method.stage.reads:
+        sent = dispatch(method, state, [client for client, _ in updates.rows])
+        updates = updates.replace(base=_rows([sent[client].vector for client, _ in updates.rows]))
     out, stage = method.stage(updates, state["stage"], ctx)
     new = {**state, "stage": stage, "personal": dict(state["personal"]), "rule": dict(state["rule"])}
     for key, update in zip(out.rows, out.X, strict=True):
@@ -266,10 +295,17 @@ def server_step(
                 new["model"] = after
             else:
                 new["personal"][name] = after
-    side = [p for p in side if p.row in alive]
+    came = [p for p in came if p.row in alive]
     if state["buffers"] is not None and len(state["buffers"]):
-        new["buffers"] = merge_buffers(method, layout.buffers, federation, side, state["buffers"])
+        new["buffers"] = merge_buffers(method, layout.buffers, federation, came, state["buffers"])
     if state["integers"]:
         # counters: the largest, for a mean of integers means nothing
-        new["integers"] = {k: torch.stack([p.integers[k] for p in side]).amax(0) for k in state["integers"]}
+        new["integers"] = {k: torch.stack([p.integers[k] for p in came]).amax(0) for k in state["integers"]}
     return new
+
+
+def _rows(vectors: Sequence[Tensor]) -> Tensor:
+    """K vectors as a matrix; no copy where they are all the same one."""
+    if all(v is vectors[0] for v in vectors):
+        return vectors[0].expand(len(vectors), -1)
+    return torch.stack(list(vectors))

@@ -19,20 +19,28 @@ def weighted_mean(updates: Updates, support: Tensor | None = None) -> Tensor:
 
     `support` (K x blocks, bool) narrows presence further. Without coef the weights are applied block by block.
     """
-    X, w = updates.X, _normalised(updates.weight)
+    w = _normalised(updates.weight)
+    if updates.coef is None:
+        # p' (W D) = (p' W) D: a mixing that is not worked out yet costs nothing here
+        X, W = updates.data, updates.mixing
+    else:
+        X, W = updates.X, None
     out = X.new_zeros(updates.layout.d)
     if updates.coef is not None:
         w = w.to(X)
         present = _columns(updates, support)
         for s in _chunks(updates.layout.d):
-            coef = updates.coef[:, s] if present is None else updates.coef[:, s] * present[:, s]
+            coef = updates.coef[:, s].to(X)
+            if present is not None:
+                coef = coef * present[:, s]
             total = w @ coef
             out[s] = _ratio(w @ (coef * X[:, s]), total)
         return out
     for s, members in _groups(updates.layout, updates.present, support):
         p = w if members is None else w * members
         if (count := float(p.sum())) > 0:
-            torch.mv(X[:, s].t(), (p / count).to(X), out=out[s])
+            p = p / count if W is None else (p / count) @ W
+            torch.mv(X[:, s].t(), p.to(X), out=out[s])
     return out
 
 
@@ -83,6 +91,10 @@ class Mean(Stage):
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         return updates.reduced(weighted_mean(updates)), state
+
+    def combined_by(self, stage: Stage) -> Stage:
+        """The other rule."""
+        return stage
 
 
 @dataclass(frozen=True)

@@ -21,18 +21,32 @@ class Stage:
 
     `kind` says what it needs: "row" each row alone (may sit at the client), "mix" the rows' Gram matrix or side
     values (output = W X), "matrix" the columns of all rows. `reads` and `writes` name fields of Updates: X, n,
-    weight, coef, or extra:NAME. `wants` are extras it uses where they exist. `reduces` says that K rows become one.
+    weight, coef, base, extra:NAME or side:NAME. `wants` are extras it uses where they exist. `tells` names what it
+    has to tell clients beside the model (see `tell`). `reduces` says that K rows become one.
     """
 
     kind: ClassVar[Literal["row", "mix", "matrix"]] = "row"
     reads: Fields = frozenset({"X"})
     writes: Fields = frozenset({"X"})
     wants: Fields = frozenset()
+    tells: Fields = frozenset()
     reduces: bool = False
 
     def init(self, layout: Layout) -> State:
         """State before the first round."""
         return {}
+
+    def tell(self, state: State, client: str) -> dict[str, Tensor]:
+        """What local rules of a client are told: vectors over the stage's columns (d), or scalars (no dimension)."""
+        return {}
+
+    def preceded_by(self, stage: Stage) -> Stage:
+        """This aggregation with one more stage just before the rows are combined."""
+        return stage >> self
+
+    def combined_by(self, stage: Stage) -> Stage:
+        """This aggregation with another rule in place of its plain mean. Raises ValueError where there is none."""
+        raise ValueError(f"{stage!r} takes the place of a mean, but {self!r} has none")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         raise NotImplementedError
@@ -99,8 +113,32 @@ class Chain(Stage):
         return frozenset().union(*(s.wants for s in self.stages))
 
     @property
+    def tells(self) -> Fields:  # type: ignore[override]
+        return frozenset().union(*(s.tells for s in self.stages))
+
+    def tell(self, state: State, client: str) -> dict[str, Tensor]:
+        """What all members tell."""
+        return {k: v for i, s in enumerate(self.stages) for k, v in s.tell(state[str(i)], client).items()}
+
+    @property
     def reduces(self) -> bool:  # type: ignore[override]
         return any(s.reduces for s in self.stages)
+
+    @property
+    def _combiner(self) -> int:
+        """Position of the member that combines the rows: the first that leaves one, else the last."""
+        return next((i for i, s in enumerate(self.stages) if s.reduces), len(self.stages) - 1)
+
+    def _with(self, i: int, stage: Stage) -> Chain:
+        return Chain((*self.stages[:i], *_flat(stage), *self.stages[i + 1 :]))
+
+    def preceded_by(self, stage: Stage) -> Stage:
+        """With `stage` before the member that combines the rows."""
+        return self._with(self._combiner, self.stages[self._combiner].preceded_by(stage))
+
+    def combined_by(self, stage: Stage) -> Stage:
+        """With `stage` in place of the member that is a plain mean."""
+        return self._with(self._combiner, self.stages[self._combiner].combined_by(stage))
 
     @property
     def kind(self) -> Literal["row", "mix", "matrix"]:  # type: ignore[override]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from fedloom.data.dataset import Examples
 from fedloom.stages.stage import State
 from fedloom.tasks.task import Task
 from fedloom.training.config import Training
+from fedloom.training.features import Features
 from fedloom.training.flat import FlatModel
 from fedloom.training.optim import build, export_state, import_state, learning_rate
 from fedloom.training.prefetch import Clocked, ahead
@@ -87,18 +88,35 @@ def train(
     rules: Sequence[LocalRule] = (),
     rule_state: State | None = None,
     optimizer_state: State | None = None,
+    told: Mapping[str, Tensor] | None = None,
+    validate: Callable[[], Mapping[str, float]] | None = None,
 ) -> LocalResult:
     """Train `model` in place on the examples at `index`. `tasks` maps a name to (task, loss weight).
 
-    Heads of other tasks get no gradient, no weight decay and no momentum.
+    Heads of other tasks get no gradient, no weight decay and no momentum. `told` and `validate` are for the rules
+    (see `View`).
     """
     names = tuple(tasks)
     spans = model.spans(model.trained(names))
     optimizer = build(training.optimizer, model.params, model.grad, spans)
     if optimizer_state:
         import_state(optimizer, optimizer_state)
-    view = View(model.params, model.grad, model.params.clone(), shared)
+    received = model.vector.clone()
+    view = View(
+        model.params,
+        model.grad,
+        received[: len(model.params)],
+        shared,
+        spans,
+        optimizer=training.optimizer,
+        told=told or {},
+        buffers=model.buffers,
+        received=received,
+        features=Features(model) if any(rule.features for rule in rules) else None,
+        validate=validate,
+    )
     states = rule_state or {str(i): rule.init(view.base) for i, rule in enumerate(rules)}
+    states = {str(i): rule.begin(view, states[str(i)]) for i, rule in enumerate(rules)}
     active = [model.grad[s] for s in spans]
     half = torch.autocast(model.device.type, torch.bfloat16) if training.precision == "bf16" else None
     sums: dict[str, Tensor] = {}
@@ -116,13 +134,13 @@ def train(
             x = channels_last(x)
         for g in active:
             g.zero_()
-        with half or contextlib.nullcontext():
+        with half or contextlib.nullcontext(), view.features.recording() if view.features else contextlib.nullcontext():
             view.outputs, view.targets = model.module(x, names), targets
             loss, losses = task_losses(view.outputs, targets, tasks)
-        for i, rule in enumerate(rules):
-            penalty = rule.penalty(view, states[str(i)])
-            if penalty is not None:
-                loss = loss + penalty
+            for i, rule in enumerate(rules):
+                penalty = rule.penalty(view, states[str(i)])
+                if penalty is not None:
+                    loss = loss + penalty
         loss.backward()
         for i, rule in enumerate(rules):
             rule.grad(view, states[str(i)])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from fedloom.stages.stage import Fields, State
+from fedloom.training.config import Optimizer
+from fedloom.training.features import Features
 from fedloom.updates import Columns
 
 
@@ -17,48 +19,72 @@ class View:
     """What a rule sees at a local step. Vectors run over the model's parameters (p), or are K x p when clients
     are trained stacked: write rules for the last dimension.
 
-    params   parameters now (writing to it changes the model)
-    grad     gradient of the loss at `params`; rules edit it in place
-    base     parameters at the start of the round
-    shared   columns that are aggregated, as slices of the last dimension
-    lr       learning rate of this step
-    step     local steps taken before this one
-    outputs, targets   of the batch, by task; empty when stacked
+    params    parameters now (writing to it changes the model)
+    grad      gradient of the loss at `params`; rules edit it in place
+    base      parameters as received, at the start of the round
+    shared    columns that are aggregated, as slices of the last dimension
+    trained   columns that receive a gradient
+    lr        learning rate of this step
+    step      local steps taken before this one
+    optimizer settings of the local optimiser
+
+    Not where clients are stacked:
+    outputs, targets   of the batch, by task
+    told      what the server told beside the model: vectors (p, zero outside the shared columns) or scalars
+    buffers   float buffers of the model now
+    received  parameters and buffers at the start of the round, as one vector
+    features  for rules that ask for them: the batch's encoder features (B x F), now and under other models
+    validate  task -> mean loss of the model as it is on the client's validation data
     """
 
     params: Tensor
     grad: Tensor
     base: Tensor
     shared: tuple[Columns, ...]
+    trained: tuple[Columns, ...] = ()
     lr: float = 0.0
     step: int = 0
+    optimizer: Optimizer = Optimizer()
     outputs: Mapping[str, Tensor] | None = None
     targets: Mapping[str, Tensor] | None = None
+    told: Mapping[str, Tensor] = field(default_factory=dict)
+    buffers: Tensor | None = None
+    received: Tensor | None = None
+    features: Features | None = None
+    validate: Callable[[], Mapping[str, float]] | None = None
 
 
 class LocalRule:
     """Something a method adds to local training. Rules add up; none may assume that it is alone.
 
-    `provides` names the extras ("extra:NAME") that `finish` returns. `stackable` says that the rule consists of
-    `grad` alone, without state, so that it also works on stacked clients.
+    `provides` names what `finish` returns for the server: "extra:NAME" a number, "side:NAME" a vector (p).
+    `needs` names what some stage must tell. `features` and `validation` ask for those parts of the view.
+    `stackable` says that the rule consists of `grad` alone, without state, so that it also works on stacked clients.
     """
 
     provides: Fields = frozenset()
+    needs: Fields = frozenset()
+    features: bool = False
+    validation: bool = False
     stackable: bool = False
 
     def init(self, base: Tensor) -> State:
         """The client's state before its first round."""
         return {}
 
+    def begin(self, view: View, state: State) -> State:
+        """Before the first step of a round; may change `view.params`. Returns the state to work with."""
+        return state
+
     def penalty(self, view: View, state: State) -> Tensor | None:
         """A scalar to add to the loss, or None."""
         return None
 
     def grad(self, view: View, state: State) -> None:
-        """Edit `view.grad` in place, after the backward pass and before clipping."""
+        """Edit `view.grad` in place, after the backward pass and before clipping; may change `state` in place."""
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """The client's state after the round, and extras to send (name -> value of this client)."""
+        """The client's state after the round, and what it provides (name -> value of this client)."""
         return state, {}
 
 
