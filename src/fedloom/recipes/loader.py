@@ -17,13 +17,16 @@ from fedloom.errors import RecipeError, nearest
 from fedloom.recipes.problems import explain, found
 from fedloom.recipes.schema import Named, Recipe, strict
 
+HOME = files("fedloom.recipes") / "packaged"
+"""Where the packaged recipes are."""
+
 
 def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
     """A checked recipe from a packaged name, a YAML file or a mapping, with `key.path=value` overrides applied.
 
     All problems are reported in one RecipeError, one line each.
     """
-    where, value = _read(source)
+    where, value = read(source)
     if not isinstance(value, dict):
         raise RecipeError(f"{where}: {found(value)} found, expected a mapping with {', '.join(Recipe.model_fields)}")
     for override in overrides:
@@ -42,12 +45,12 @@ def dump(recipe: Recipe) -> str:
 
 def names() -> list[str]:
     """Names of the packaged recipes."""
-    return sorted(_packaged())
+    return sorted(packaged(HOME))
 
 
-def summary(name: str) -> str:
-    """The first comment line of a packaged recipe."""
-    first = _packaged()[name].read_text("utf-8").partition("\n")[0]
+def summary(name: str, home: Traversable | None = None) -> str:
+    """The first comment line of a packaged recipe, or of another packaged YAML file below `home`."""
+    first = packaged(home or HOME)[name].read_text("utf-8").partition("\n")[0]
     return first.removeprefix("#").strip() if first.startswith("#") else ""
 
 
@@ -91,26 +94,36 @@ for _class in (_Loader, _Dumper):
     _class.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789"))
 
 
-def _read(source: str | Path | Mapping[str, Any]) -> tuple[str, Any]:
-    """(what to call the source in messages, its plain content)."""
+def read(
+    source: str | Path | Mapping[str, Any], kind: str = "recipe", home: Traversable | None = None
+) -> tuple[str, Any]:
+    """(what to call the source in messages, its plain content, not checked).
+
+    `source` is the name of a YAML file packaged below `home` (the recipes' by default), a file or a mapping; `kind` is
+    the word for it in messages. Raises RecipeError where there is none or it is no YAML.
+    """
     if isinstance(source, Mapping):
         return "the mapping", deepcopy(dict(source))
-    packaged = _packaged()
-    if isinstance(source, str) and source in packaged:
-        return source, parse(packaged[source].read_text("utf-8"), source)
+    known = packaged(home or HOME)
+    if isinstance(source, str) and source in known:
+        return source, parse(known[source].read_text("utf-8"), source)
     path = Path(source)
     if path.is_file():
         try:
             return str(path), parse(path.read_text("utf-8"), str(path))
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"{path}: {error}") from None
-    known, hint = ", ".join(sorted(packaged)), nearest(str(source), packaged)
+    hint = nearest(str(source), known)
     if path.is_dir():
-        hint = f" It is a folder; a run folder's recipe is {path / 'recipe.yaml'}."
-    raise RecipeError(f"no recipe {str(source)!r}: neither a file nor a packaged recipe.{hint} Packaged: {known}")
+        hint = f" It is a folder; a {'run' if kind == 'recipe' else kind} folder's {kind} is {path / kind}.yaml."
+    raise RecipeError(
+        f"no {kind} {str(source)!r}: neither a file nor a packaged {kind}.{hint} Packaged: {', '.join(sorted(known))}"
+    )
 
 
-def _packaged() -> dict[str, Traversable]:
+def packaged(home: Traversable) -> dict[str, Traversable]:
+    """The YAML files below `home`; those in folders are called FOLDER/NAME."""
+
     def below(folder: Traversable, prefix: str) -> dict[str, Traversable]:
         result: dict[str, Traversable] = {}
         for item in folder.iterdir():
@@ -120,7 +133,7 @@ def _packaged() -> dict[str, Traversable]:
                 result[prefix + item.name.removesuffix(".yaml")] = item
         return result
 
-    return below(files("fedloom.recipes") / "packaged", "")
+    return below(home, "")
 
 
 def _apply(value: dict[str, Any], override: str) -> None:

@@ -30,6 +30,7 @@ class Plan:
     bytes_down: int
     memory: dict[str, int]
     notes: list[str] = field(default_factory=list)
+    input_shape: tuple[int, ...] = ()
 
 
 def plan(recipe: Recipe, method: Method | None = None) -> Plan:
@@ -66,4 +67,5 @@ def plan(recipe: Recipe, method: Method | None = None) -> Plan:
         notes.append(f"{taking_part} of {len(federation.clients)} clients train in a round; bytes are for all of them")
     if isinstance(built.method.codec, Sparse):
         notes.append("bytes up are those of a random update; a real one may be sparser")
-    return Plan(str(built.method), parameters, built.partition.table(built.pool), up, down, memory, notes)
+    clients, shape = built.partition.table(built.pool), tuple(built.dataset.input_shape)
+    return Plan(str(built.method), parameters, clients, up, down, memory, notes, shape)

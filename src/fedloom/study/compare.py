@@ -291,7 +291,7 @@ def _comparable(groups: Sequence[Sequence[Run]]) -> list[str]:
         if len(by_hash) > 1:
             names = ", ".join(run.folder.name for run in by_hash.values())
             notes.append(f"Not the same clients or examples at seed {seed}: {names}.")
-    other_keys = {key for run in runs for key in _differs("", first.recipe, run.recipe)} - QUIET
+    other_keys = {key for run in runs for key in differs("", first.recipe, run.recipe)} - QUIET
     if keys := sorted(key for key in other_keys if not key.startswith("method.")):
         notes.append(f"Beside the method, the runs differ in {', '.join(keys)}.")
     seeds = {tuple(run.seed for run in group) for group in groups}
@@ -317,24 +317,25 @@ def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
     for group in groups:
         run = group[0]
         alike = [other[0] for other in groups if other[0].label == run.label]
-        keys = sorted({key for other in alike for key in _differs("", run.recipe, other.recipe)} - QUIET)
-        detail = ", ".join(f"{key}={_at(run.recipe, key)}" for key in keys)
+        keys = sorted({key for other in alike for key in differs("", run.recipe, other.recipe)} - QUIET)
+        detail = ", ".join(f"{key}={value_at(run.recipe, key)}" for key in keys)
         labels.append(f"{run.label} [{detail}]" if detail else run.label)
     return labels
 
 
-def _differs(path: str, one: Any, two: Any) -> list[str]:
+def differs(path: str, one: Any, two: Any) -> list[str]:
     """Key paths of the leaves in which two plain values differ."""
     if isinstance(one, Mapping) and isinstance(two, Mapping):
         return [
             key
             for name in {*one, *two}
-            for key in _differs(f"{path}.{name}" if path else name, one.get(name), two.get(name))
+            for key in differs(f"{path}.{name}" if path else name, one.get(name), two.get(name))
         ]
     return [] if one == two else [path]
 
 
-def _at(value: Any, path: str) -> Any:
+def value_at(value: Any, path: str) -> Any:
+    """The value at a key path of nested mappings, None where there is none."""
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
     return value

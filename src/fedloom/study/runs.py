@@ -93,7 +93,29 @@ class Run:
             raise StateError(
                 f"{self.folder}: no {split} metrics up to round {kept} (recorded: {', '.join(splits) or 'none yet'})"
             )
-        values = measured[max(measured)]
+        return self._final(measured[max(measured)], split, max(measured))
+
+    def history(self, split: str = "test") -> tuple[Final, ...]:
+        """What `final` would say of each measured round, in order; empty where nothing was measured on the split."""
+        lines = [(v, int(line["round"])) for line in self.rounds if (v := self._values(line, split))]
+        return tuple(self._final(values, split, round) for values, round in lines)
+
+    def personal(self, split: str = "test") -> dict[str, Final]:
+        """`final` of each client that has a personal model, by the client's name; empty where there are none."""
+        at = self.final(split).round
+        values = next(self._values(line, split) for line in self.rounds if line["round"] == at)
+        by_client: dict[str, dict[tuple[Any, str, str], Mapping[str, Any]]] = defaultdict(dict)
+        for key, entry in values.items():
+            if entry["model"] == "personal":
+                by_client[key[0]][key] = entry
+        return {c: self._final(by_client[c], split, at) for c in self.info["clients"] if c in by_client}
+
+    def bytes_total(self) -> dict[str, int]:
+        """{'up': bytes from clients, 'down': bytes to clients} over all rounds."""
+        return {way: sum(int(entry["bytes"]) for line in self.traffic for entry in line[way]) for way in ("up", "down")}
+
+    def _final(self, values: Mapping[tuple[Any, str, str], Mapping[str, Any]], split: str, round: int) -> Final:
+        """The means over clients of one round's entries."""
         means: dict[str, dict[str, float]] = defaultdict(dict)
         for task, metric in sorted({key[1:] for key in values}):
             each = [v["value"] for key, v in values.items() if key[1:] == (task, metric)]
@@ -102,14 +124,10 @@ class Run:
         return Final(
             {task: means[task] for task in self.info["tasks"] if task in means},
             split,
-            max(measured),
+            round,
             " and ".join(sorted(used, reverse=True)),
             tuple(sorted({str(v["data"]) for v in values.values() if v.get("data")})),
         )
-
-    def bytes_total(self) -> dict[str, int]:
-        """{'up': bytes from clients, 'down': bytes to clients} over all rounds."""
-        return {way: sum(int(entry["bytes"]) for line in self.traffic for entry in line[way]) for way in ("up", "down")}
 
     def _values(self, line: Mapping[str, Any], split: str) -> dict[tuple[Any, str, str], Mapping[str, Any]]:
         """(client, task, metric) -> the entry that counts, for clients that hold the task."""
