@@ -8,9 +8,23 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedloom import stages
 from fedloom.context import Ctx
 from fedloom.runtime import state as checkpoint
-from fedloom.stages import GroupBy, Identity, Mean, PerTask, Scope, Split, Stage, SupportMean, Switch, TopMagnitude
+from fedloom.stages import (
+    ActivatedDimensions,
+    GroupBy,
+    Heal,
+    Identity,
+    Mean,
+    PerTask,
+    Scope,
+    Split,
+    Stage,
+    SupportMean,
+    Switch,
+    TopMagnitude,
+)
 from fedloom.updates import Block, Layout, Updates
 
 STAGES: dict[str, Stage] = {
@@ -29,6 +43,10 @@ STAGES: dict[str, Stage] = {
     "per-task-rows": Scope("head", PerTask(TopMagnitude(0.5))),
     "group-by": GroupBy("domain", TopMagnitude(0.5) >> Mean()),
     "switch": Switch(2, Mean(), TopMagnitude(0.5) >> Mean()),
+    "heal": Heal() >> Mean(),
+    "heal-none": Heal(zeros="none") >> Mean(),
+    "heal-split": Split({"encoder": Heal() >> Mean(), "*": SupportMean()}),
+    "activated-dimensions": ActivatedDimensions(0.3),
 }
 LAYOUT = Layout(
     (
@@ -115,13 +133,8 @@ def test_no_participant_is_no_update(stage: Stage) -> None:
 
 @every_stage
 def test_repr_rebuilds_the_stage(stage: Stage) -> None:
-    assert eval(repr(stage), vars(__import__("fedloom.stages", fromlist=["*"])) | dict(_names())) == stage
-
-
-def _names() -> list[tuple[str, type]]:
-    return [
-        (c.__name__, c) for c in (GroupBy, Identity, Mean, PerTask, Scope, Split, SupportMean, Switch, TopMagnitude)
-    ]
+    names = {name: getattr(stages, name) for name in stages.__all__ if name in repr(stage)}
+    assert eval(repr(stage), names) == stage
 
 
 @pytest.mark.parametrize("stage", [Mean(), SupportMean(), Identity()], ids=repr)

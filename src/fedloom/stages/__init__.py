@@ -8,20 +8,31 @@ from fedloom._lazy import lazy
 
 if TYPE_CHECKING:
     from fedloom.stages.combine import GroupBy, PerTask, Scope, Split, Switch
+    from fedloom.stages.drift import ControlVariates, DualShift, NormaliseSteps
+    from fedloom.stages.gap import GapWeights
+    from fedloom.stages.heal import Heal
     from fedloom.stages.magnitude import TopMagnitude
     from fedloom.stages.mean import Mean, SupportMean
+    from fedloom.stages.overlap import ActivatedDimensions
+    from fedloom.stages.relations import Attention, TaskCovariance
     from fedloom.stages.stage import Chain, Identity, Stage
 
 __getattr__, __dir__ = lazy(
     __name__,
     {
         "combine": "GroupBy PerTask Scope Split Switch",
+        "drift": "ControlVariates DualShift NormaliseSteps",
+        "gap": "GapWeights",
+        "heal": "Heal",
         "magnitude": "TopMagnitude",
         "mean": "Mean SupportMean",
+        "overlap": "ActivatedDimensions",
+        "relations": "Attention TaskCovariance",
         "stage": "Chain Identity Stage",
     },
 )
 __all__ = [
-    "Chain", "GroupBy", "Identity", "Mean", "PerTask", "Scope", "Split", "Stage", "SupportMean", "Switch",
-    "TopMagnitude",
+    "ActivatedDimensions", "Attention", "Chain", "ControlVariates", "DualShift", "GapWeights", "GroupBy", "Heal",
+    "Identity", "Mean", "NormaliseSteps", "PerTask", "Scope", "Split", "Stage", "SupportMean", "Switch",
+    "TaskCovariance", "TopMagnitude",
 ]  # fmt: skip
