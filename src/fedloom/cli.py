@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedloom import __version__
+from fedloom import __version__, cli_grid
 from fedloom.cli_data import data
 from fedloom.errors import StateError, UserError, nearest
 
@@ -196,6 +196,9 @@ def compare(
                 file.write_text(text(), encoding="utf-8")
             except OSError as error:
                 raise UserError(f"{file}: {error.strerror}") from None
+
+
+cli_grid.register(app)
 
 
 def _default_folder(recipe: Recipe) -> Path:

@@ -30,7 +30,7 @@ class Lines:
             return
         spent = time.monotonic() - self._began
         left = spent / max(1, round - self._done) * (self._rounds - round)
-        times = f"{_clock(spent)} spent, {_clock(left)} left"
+        times = f"{clock(spent)} spent, {clock(left)} left"
         self.event("  ".join([f"round {round}/{self._rounds}", *_numbers(loss, score), times]))
 
     def event(self, text: str) -> None:
@@ -86,7 +86,8 @@ def _numbers(loss: float | None, score: float | None) -> list[str]:
     return [f"{name} {value:.4g}" for name, value in (("loss", loss), ("score", score)) if value is not None]
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
+    """Seconds as minutes:seconds, or hours:minutes:seconds."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -40,7 +40,12 @@ def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
 
 def dump(recipe: Recipe) -> str:
     """The recipe as YAML with every default written out; `load` reads it back to an equal recipe."""
-    return yaml.dump(recipe.model_dump(mode="json"), Dumper=_Dumper, sort_keys=False, width=110)
+    return to_yaml(recipe.model_dump(mode="json"))
+
+
+def to_yaml(value: Any) -> str:
+    """Plain values as YAML that `parse` reads back to equal ones."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
 
 
 def names() -> list[str]:

@@ -1,0 +1,302 @@
+"""Grids: every combination of data set, base method, add-on and seed as an ordinary run folder below one folder.
+
+A grid is a YAML file, checked as recipes are. Its cells are resolved recipes; which of them have been run, and how
+far, is read from their folders. Free of torch.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from fedloom.errors import RecipeError, StateError, nearest
+from fedloom.recipes import loader
+from fedloom.recipes.loader import load, parse
+from fedloom.recipes.problems import carry, explain, found
+from fedloom.recipes.schema import Named, Recipe, recipe_hash, strict
+from fedloom.study.compare import differs
+from fedloom.training.config import Section
+
+HOME = files("fedloom.study") / "grids"
+"""Where the packaged grids are."""
+FILE = "grid.yaml"
+REFUSED = "refused.json"
+OWN = ("seeds", "delta", "show", "title")
+"""Keys that KEY=VALUE sets in the grid itself; all others are set in every cell's recipe."""
+
+Label = Annotated[str, Field(pattern=r"^[^/\n]*[^/\s][^/\n]*$", description="a text without '/'")]
+Changes = dict[str, Any]
+"""Dotted recipe key -> value, as KEY=VALUE sets it: a whole section is replaced, a key in it is changed."""
+
+
+class DataRow(Section):
+    """A data set of the grid: the recipe that its cells start from, and changes to it."""
+
+    recipe: str | dict[str, Any]
+    """A packaged recipe, a file (relative to the grid's own), or, in a grid folder, the recipe itself."""
+    set: Changes = Field(default_factory=dict)
+
+
+class FigureSection(Named):
+    """What `fedloom figure` draws."""
+
+    home = ("fedloom.study.figures", "FIGURES")
+
+
+class Grid(Section):
+    """The shape of a grid file."""
+
+    name: str = Field(pattern=r"^\w[\w.-]*$", description="a name of letters, digits, '_', '-' and '.'")
+    title: str = ""
+    data: dict[Label, DataRow] = Field(min_length=1)
+    bases: dict[Label, Changes] = Field(min_length=1)
+    addons: dict[Label, Changes] = Field(default_factory=lambda: {"-": {}}, min_length=1)
+    """Changes after the base's. The first is the one that Delta is against where `delta` is 'base'."""
+    seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0, 1, 2), min_length=1)
+    delta: str = "base"
+    """What Delta is against: 'base' (the same base with the first add-on), 'none', or a cell called BASE/ADDON."""
+    show: Literal["unified", "clients"] = "unified"
+    """unified: a line a cell. clients: a line for each client's personal model, as papers on one-task clients have."""
+    set: Changes = Field(default_factory=dict)
+    """Changes to every cell, after all others."""
+    figure: FigureSection | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Grid:
+        changes = {f"data.{label}.set": row.set for label, row in self.data.items()} | {"set": self.set}
+        changes |= {f"bases.{label}": keys for label, keys in self.bases.items()}
+        changes |= {f"addons.{label}": keys for label, keys in self.addons.items()}
+        problems = [
+            (f"{where}.seed", "a cell's seed comes from 'seeds'") for where, keys in changes.items() if "seed" in keys
+        ]
+        for key, labels in (("data", self.data), ("bases", self.bases), ("addons", self.addons)):
+            seen: dict[str, str] = {}
+            for label in labels:
+                other = seen.setdefault(safe(label).lower(), label)
+                if other != label:
+                    problems.append((f"{key}.{label}", f"would share its folder with {other!r}: choose another label"))
+        if len(set(self.seeds)) < len(self.seeds):
+            problems.append(("seeds", f"{list(self.seeds)} found: a seed occurs twice"))
+        cells = [f"{base}/{addon}" for base in self.bases for addon in self.addons]
+        if self.delta not in ("base", "none", *cells):
+            hint = nearest(self.delta, cells)
+            problems.append(("delta", f"{self.delta!r} found, expected 'base', 'none' or a cell as BASE/ADDON.{hint}"))
+        if problems:
+            raise carry(problems)
+        return self
+
+    def reference(self, base: str) -> tuple[str, str] | None:
+        """(base, add-on) that cells of `base` are compared with, None for none."""
+        if self.delta == "none":
+            return None
+        if self.delta == "base":
+            return base, next(iter(self.addons))
+        named, _, addon = self.delta.partition("/")
+        return named, addon
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run of a grid, known by its labels and its seed."""
+
+    data: str
+    base: str
+    addon: str
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.combination} s{self.seed}"
+
+    @property
+    def combination(self) -> str:
+        """The labels without the seed; the add-on is left out where it is '-'."""
+        return " / ".join(label for label in (self.data, self.base, self.addon) if label != "-")
+
+    def folder(self, grid_folder: Path) -> Path:
+        """Where its run is."""
+        parts = (safe(self.data), safe(self.base), safe(self.addon), f"s{self.seed}")
+        return grid_folder.joinpath("cells", *parts)
+
+
+def safe(label: str) -> str:
+    """A label as the name of a directory: '+DEA (a)' -> '+DEA_a', '-' -> 'plain'."""
+    return re.sub(r"[^\w.+=,-]+", "_", label).strip("_.-") or "plain"
+
+
+def cells(grid: Grid) -> Iterator[Cell]:
+    """Seed by seed, so that every cell has a first number early."""
+    for seed in grid.seeds:
+        for data in grid.data:
+            for base in grid.bases:
+                for addon in grid.addons:
+                    yield Cell(data, base, addon, seed)
+
+
+def names() -> list[str]:
+    """Names of the packaged grids."""
+    return sorted(loader.packaged(HOME))
+
+
+def summary(name: str) -> str:
+    """The first comment line of a packaged grid."""
+    return loader.summary(name, HOME)
+
+
+def load_grid(source: str | Path | Mapping[str, Any], changes: Sequence[str] = ()) -> Grid:
+    """A checked grid from a packaged name, a file or a mapping; its recipes are read and stand in the result.
+
+    `changes` are KEY=VALUE texts: seeds, delta, show and title change the grid, other keys every cell's recipe.
+    Raises RecipeError with all that is wrong with the grid; `recipes` checks the cells.
+    """
+    where, value = loader.read(source, "grid", HOME)
+    if not isinstance(value, dict):
+        raise RecipeError(f"{where}: {found(value)} found, expected a mapping with {', '.join(Grid.model_fields)}")
+    try:
+        grid = strict(Grid, value)
+        own, all_cells = _split(changes)
+        grid = strict(Grid, {**value, **own, "set": {**grid.set, **all_cells}})
+    except ValidationError as error:
+        lines = [f"{path}: {message}" for path, message in explain(error, Grid)]
+        raise RecipeError("\n".join([f"{where} is not a valid grid:", *lines])) from None
+    beside = Path(where).parent if Path(where).is_file() else Path()
+    rows = {}
+    for label, row in grid.data.items():
+        recipe = row.recipe
+        if isinstance(recipe, str) and recipe not in loader.names() and (beside / recipe).is_file():
+            recipe = str(beside / recipe)
+        try:
+            rows[label] = row.model_copy(update={"recipe": loader.read(recipe)[1]})
+        except RecipeError as error:
+            raise RecipeError(f"{where} is not a valid grid:\ndata.{label}.recipe: {error}") from None
+    return grid.model_copy(update={"data": rows})
+
+
+def _split(changes: Sequence[str]) -> tuple[Changes, Changes]:
+    """KEY=VALUE texts as (what they change in the grid, what they change in every cell)."""
+    own: Changes = {}
+    all_cells: Changes = {}
+    for change in changes:
+        key, equals, text = change.partition("=")
+        key = key.strip()
+        if not equals or not all(key.split(".")):
+            raise RecipeError(f"{change!r}: expected key.path=value, for example training.rounds=20 or seeds=[0,1]")
+        if key == "seed":
+            raise RecipeError(f"{change!r}: a grid has several seeds: seeds=[0,1,2]")
+        (own if key in OWN else all_cells)[key] = parse(text, f"{change!r}")
+    return own, all_cells
+
+
+def recipes(grid: Grid) -> dict[Cell, Recipe]:
+    """The recipe of every cell. Raises RecipeError that names the cells whose recipe is not valid."""
+    result: dict[Cell, Recipe] = {}
+    wrong: dict[str, str] = {}
+    same: dict[str, Cell] = {}
+    for cell in cells(grid):
+        row = grid.data[cell.data]
+        # JSON is YAML, so a value can travel in a KEY=VALUE text; one code path applies them all.
+        changes = [
+            f"{key}={json.dumps(value)}"
+            for part in (row.set, grid.bases[cell.base], grid.addons[cell.addon], grid.set)
+            for key, value in part.items()
+        ]
+        try:
+            recipe = load(row.recipe, [*changes, f"seed={cell.seed}"])
+        except RecipeError as error:
+            text = str(error).removeprefix("the mapping is not a valid recipe:").strip()
+            wrong.setdefault(text, cell.combination)
+            continue
+        result[cell] = recipe
+        twin = same.setdefault(recipe_hash(recipe), cell)
+        if twin is not cell:
+            wrong.setdefault("the recipe is the same in both", f"{twin.combination} and {cell.combination}")
+    if wrong:
+        raise RecipeError("\n".join([f"grid {grid.name}:", *(f"{cell}: {text}" for text, cell in wrong.items())]))
+    return result
+
+
+def select(grid: Grid, labels: Sequence[str]) -> set[Cell]:
+    """The cells that a choice of labels of data sets, bases and add-ons leaves; labels of one kind add up.
+
+    Raises RecipeError for a label that is none.
+    """
+    kinds = {"data": grid.data, "base": grid.bases, "addon": grid.addons}
+    for label in labels:
+        known = [one for kind in kinds.values() for one in kind]
+        if label not in known:
+            raise RecipeError(f"no label {label!r} in the grid.{nearest(label, known)} Labels: {', '.join(known)}")
+    wanted = {kind: chosen for kind, known in kinds.items() if (chosen := set(labels) & set(known))}
+    return {cell for cell in cells(grid) if all(getattr(cell, kind) in chosen for kind, chosen in wanted.items())}
+
+
+def state_of(cell: Cell, recipe: Recipe, grid_folder: Path) -> Literal["new", "interrupted", "finished"]:
+    """What is in a cell's folder. Raises StateError where another recipe was run there."""
+    folder = cell.folder(grid_folder)
+    if not (folder / "recipe.yaml").is_file():
+        return "new"
+    before = load(folder / "recipe.yaml")
+    if recipe_hash(before) != recipe_hash(recipe):
+        old, new = before.model_dump(mode="json"), recipe.model_dump(mode="json")
+        keys = sorted(differs("", old, new)) or ["the order of method.add"]
+        raise StateError(
+            f"{cell}: {folder} was run with another recipe; they differ in {', '.join(keys)}. "
+            "Choose another folder with --out, or delete this one"
+        )
+    return "finished" if is_over(folder) else "interrupted"
+
+
+def is_over(folder: Path) -> bool:
+    """Whether a run folder's run has finished, or was stopped early."""
+    try:
+        status = json.loads((folder / "run.json").read_text("utf-8"))["status"]
+    except (OSError, ValueError, KeyError):
+        return False
+    return status in ("finished", "stopped early")
+
+
+def save(grid: Grid, folder: Path, refused: Mapping[str, str]) -> None:
+    """Write what a table needs beside the runs: the grid, and why which combinations were refused."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in (
+        (FILE, loader.to_yaml(grid.model_dump(mode="json"))),
+        (REFUSED, json.dumps(dict(refused), indent=1)),
+    ):
+        part = folder / f"{name}.part"
+        part.write_text(content, encoding="utf-8")
+        part.replace(folder / name)
+
+
+def open_folder(source: str | Path) -> tuple[Grid, Path]:
+    """(grid, folder) of a grid's folder, or of a packaged grid or a grid file that was run in its default folder."""
+    folder = Path(source)
+    if not (folder / FILE).is_file():
+        if folder.is_dir() and str(source) not in names():
+            raise StateError(f"{folder} is not a grid's folder: {FILE} is absent")
+        folder = default_folder(load_grid(source))
+        if not (folder / FILE).is_file():
+            raise StateError(
+                f"grid {source} has not been run in {folder}: run `fedloom grid {source}`, or name a folder"
+            )
+    return load_grid(folder / FILE), folder
+
+
+def default_folder(grid: Grid) -> Path:
+    """Where a grid runs unless told otherwise."""
+    return Path("grids") / grid.name
+
+
+def refused_in(folder: Path) -> dict[str, str]:
+    """Combination -> why the library refused it, as recorded when the grid ran."""
+    try:
+        value = json.loads((folder / REFUSED).read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise StateError(f"{folder / REFUSED}: {error}") from None
+    return {str(key): str(reason) for key, reason in value.items()}
