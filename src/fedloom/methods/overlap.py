@@ -1,0 +1,40 @@
+"""FedDEA's Figure 2 as an add-on that only looks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from fedloom import stages
+from fedloom.methods.registry import ADDONS
+
+if TYPE_CHECKING:
+    from fedloom.methods.method import Method
+
+
+@ADDONS.register("activated-dimensions", source="FedDEA, Figure 2")
+def activated_dimensions(
+    method: Method,
+    *,
+    rho: Annotated[float, Field(gt=0, lt=1)] = 0.1,
+    bins: Annotated[int, Field(ge=1, le=4096)] = 64,
+) -> Method:
+    """Record which dimensions each update activates and how far the clients agree; changes nothing.
+
+    A_k = the floor(rho d) largest |Delta_k|, without exact zeros; overlap of two clients = |A & B| / k, in general
+    2 |A & B| / (|A| + |B|). Two sets drawn at random overlap by about rho. Once over the encoder alone, and once over
+    all shared parameters. In a unified model every client is exactly zero on the decoders and heads of other tasks, so
+    those parts are disjoint whatever the tasks have in common: read the encoder.
+
+    paper    top 10 % of each task's update in round 1 and round 100, drawn along the parameters; no numbers
+    release  none found
+    here     counts of every round in metrics.jsonl, under "records": per block, per pair of clients, and a histogram of
+             `bins` pieces along the flat vector. `fedloom.study.overlap` makes the tables and the picture
+
+    Sees the rows as they are at its place: `feddea` at the client comes before it, and with the same or a smaller rho
+    leaves the choice as it is, for the largest stay the largest. To look at raw rows, list it before
+    `feddea: {at: server}`. Costs one look at every row and a bool per row and parameter; models are the same, bit for
+    bit.
+    """
+    return method.plus(stages.ActivatedDimensions(rho, bins), at="server")
