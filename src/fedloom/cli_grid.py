@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -107,18 +108,21 @@ def grid(
 
 def table(
     source: Source,
-    format: Annotated[Format, typer.Option(help="How to write it.")] = Format.text,
+    kind: Annotated[Format, typer.Option("--format", help="How to write it.")] = Format.text,
     out: Annotated[Path | None, typer.Option(help="Write to this file instead.", dir_okay=False)] = None,
     split: SplitOption = Part.test,
 ) -> None:
     """Print the table of a grid: tasks as columns, mean and interval over seeds, and the change in percent."""
     from fedloom.study.grid import open_folder
     from fedloom.study.table import tabulate
-    from fedloom.study.table_formats import FORMATS
+    from fedloom.study.table_formats import FORMATS, to_text
 
     opened, folder = open_folder(source)
     made = tabulate(opened, folder, split.value)
-    text = FORMATS[format.value](made)
+    if out is None and kind is Format.text and sys.stdout.isatty():
+        text = to_text(made, color=True)
+    else:
+        text = FORMATS[kind.value](made)
     if out is None:
         typer.echo(text, nl=False)
         return

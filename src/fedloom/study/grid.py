@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -57,7 +57,7 @@ class Grid(Section):
     title: str = ""
     data: dict[Label, DataRow] = Field(min_length=1)
     bases: dict[Label, Changes] = Field(min_length=1)
-    addons: dict[Label, Changes] = Field(default_factory=lambda: {"-": {}}, min_length=1)
+    addons: dict[Label, Changes] = Field({"-": {}}, min_length=1)
     """Changes after the base's. The first is the one that Delta is against where `delta` is 'base'."""
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0, 1, 2), min_length=1)
     delta: str = "base"
@@ -226,7 +226,7 @@ def select(grid: Grid, labels: Sequence[str]) -> set[Cell]:
 
     Raises RecipeError for a label that is none.
     """
-    kinds = {"data": grid.data, "base": grid.bases, "addon": grid.addons}
+    kinds: dict[str, Collection[str]] = {"data": grid.data, "base": grid.bases, "addon": grid.addons}
     for label in labels:
         known = [one for kind in kinds.values() for one in kind]
         if label not in known:

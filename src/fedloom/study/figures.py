@@ -1,0 +1,187 @@
+"""The figures of grids: numbers over a parameter, and over rounds.
+
+A figure is a registered function (grid, folder, split, *, parameters) -> matplotlib Figure; its keyword-only
+parameters are the keys of a grid's `figure` section. Free of torch; matplotlib is imported when something is drawn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedloom.errors import RecipeError, StateError, UserError, nearest
+from fedloom.extras import need
+from fedloom.registry import Registry
+from fedloom.study.compare import Estimate, value_at
+from fedloom.study.grid import Grid
+from fedloom.study.table import Column, Result, Values, change, columns_of, read
+
+FIGURES = Registry("figure")
+"""Functions (grid, folder, split, *, parameters) -> matplotlib Figure."""
+
+Combination = tuple[str, str, str]
+"""Labels of data set, base and add-on."""
+Point = tuple[float, Estimate]
+
+
+def draw(grid: Grid, folder: Path, out: Path, split: str = "test") -> None:
+    """Draw a grid's figure to a file; its ending (.png, .svg, .pdf) says the format.
+
+    Raises RecipeError for a grid without a figure, StateError where nothing has been run, UserError for a bad file.
+    """
+    if grid.figure is None:
+        raise RecipeError(f"grid {grid.name} has no figure: 'figure' is one of {', '.join(sorted(FIGURES.entries))}")
+    made = grid.figure.entry.function(grid, folder, split, **grid.figure.params)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        made.savefig(out, dpi=150)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{out}: {error}") from None
+
+
+@FIGURES.register("sweep", source="FedDEA, Figure 4")
+def sweep(
+    grid: Grid, folder: Path, split: str, *, parameter: str, label: str = "", tasks: list[str] | None = None
+) -> Any:
+    """Delta and each task's metric over a key of the cells' recipes, a line a base; cells without the key are levels.
+
+    `parameter` is the key's path, such as method.add.feddea.rho, and `label` what the axis says.
+    """
+    results = _results(grid, folder, split)
+    panels = _Panels(grid, results, tasks, with_delta=True)
+    for data, column, axes in panels:
+        for color, base in panels.colors(grid.bases):
+            points: list[Point] = []
+            for addon in grid.addons:
+                result = results.get((data, base, addon))
+                estimate = _estimate(grid, results, (data, base, addon), column) if result else None
+                if result is None or estimate is None:
+                    continue
+                x = value_at(next(iter(result.runs.values())).recipe, parameter)
+                if isinstance(x, int | float):
+                    points.append((float(x), estimate))
+                else:
+                    text = base if addon == "-" else f"{base} {addon}"
+                    axes.axhline(estimate.mean, color=color, linestyle="--", linewidth=1, label=text)
+            _line(axes, points, base, color, as_bars=True)
+        axes.set_xlabel(label or parameter)
+    return panels.finished(f"{split} split; ± 95 % t-interval over seeds")
+
+
+@FIGURES.register("convergence", source="FedDEA, Figures 5 and 6")
+def convergence(grid: Grid, folder: Path, split: str, *, tasks: list[str] | None = None) -> Any:
+    """Each task's metric over rounds, a line a cell: mean over seeds with its 95 % t-interval as a band."""
+    results = _results(grid, folder, split)
+    panels = _Panels(grid, results, tasks, with_delta=False)
+    names = [(base, addon) for base in grid.bases for addon in grid.addons]
+    for data, column, axes in panels:
+        for color, (base, addon) in panels.colors(names):
+            result = results.get((data, base, addon))
+            if result is not None:
+                label = base if addon == "-" else f"{base} {addon}"
+                _line(axes, _over_rounds(result, column, split), label, color, as_bars=False)
+        axes.set_xlabel("round")
+    return panels.finished(f"{split} split; bands: 95 % t-interval over seeds")
+
+
+def _results(grid: Grid, folder: Path, split: str) -> dict[Combination, Result]:
+    results, _ = read(grid, folder, split)
+    if not results:
+        raise StateError(f"no cell of grid {grid.name} has finished in {folder}")
+    return results
+
+
+def _estimate(grid: Grid, results: Mapping[Combination, Result], where: Combination, column: Column) -> Estimate | None:
+    """A cell's number in a column; a cell that Delta is against is at 0."""
+    data, base, addon = where
+    values: Values = results[where].values()
+    if column.task:
+        numbers = [by_task[column.task] for by_task in values.values() if column.task in by_task]
+        return Estimate.of(numbers) if numbers else None
+    reference = grid.reference(base)
+    other = results.get((data, *reference)) if reference else None
+    if other is None:
+        return None
+    if reference == (base, addon):
+        return Estimate(0.0, math.nan, len(values))
+    directions = {c.task: c.direction for c in columns_of(grid, data, results) if c.task}
+    return change(values, other.values(), directions)
+
+
+def _over_rounds(result: Result, column: Column, split: str) -> list[Point]:
+    """Rounds that every seed has measured."""
+    by_round: dict[int, list[float]] = {}
+    for run in result.runs.values():
+        for final in run.history(split):
+            if column.task in final.values:
+                by_round.setdefault(final.round, []).append(final.values[column.task][column.metric])
+    return [(float(r), Estimate.of(v)) for r, v in sorted(by_round.items()) if len(v) == len(result.runs)]
+
+
+def _line(axes: Any, points: Sequence[Point], label: str, color: str, as_bars: bool) -> None:
+    points = sorted((point for point in points if not math.isnan(point[1].mean)), key=lambda point: point[0])
+    if not points:
+        return
+    x = [point[0] for point in points]
+    means = [e.mean for _, e in points]
+    halves = [0.0 if math.isnan(e.half) else e.half for _, e in points]
+    axes.plot(x, means, color=color, label=label, marker="o" if as_bars or len(x) == 1 else "", markersize=3)
+    if any(halves) and as_bars:
+        axes.errorbar(x, means, yerr=halves, color=color, fmt="none", capsize=2, linewidth=1)
+    elif any(halves):
+        low, high = ([m + sign * h for m, h in zip(means, halves, strict=True)] for sign in (-1, 1))
+        axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+
+
+class _Panels:
+    """A panel for each data set (a row) and column (Delta first); iterating gives (data set, column, axes)."""
+
+    def __init__(
+        self, grid: Grid, results: Mapping[Combination, Result], tasks: Sequence[str] | None, with_delta: bool
+    ) -> None:
+        rows: dict[str, list[Column]] = {}
+        for data in grid.data:
+            columns = [c for c in columns_of(grid, data, results) if c.metric]
+            chosen = [c for c in columns if c.task and (tasks is None or c.task in tasks)]
+            delta = [c for c in columns if not c.task and with_delta]
+            if chosen or delta:
+                rows[data] = delta + chosen
+        known = [c.task for data in grid.data for c in columns_of(grid, data, results) if c.task and c.metric]
+        for task in tasks or ():
+            if task not in known:
+                raise RecipeError(f"figure.tasks: no task {task!r}.{nearest(task, known)}")
+        self.rows = rows
+        width = max(map(len, rows.values()))
+        self.figure = need("matplotlib.figure", "report").Figure(
+            figsize=(3.4 * width, 2.8 * len(rows) + 0.6), layout="constrained"
+        )
+        self.axes = self.figure.subplots(len(rows), width, squeeze=False)
+        self.several = len(rows) > 1
+        self.title = grid.title or grid.name
+
+    def __iter__(self) -> Iterator[tuple[str, Column, Any]]:
+        for row, (data, columns) in zip(self.axes, self.rows.items(), strict=True):
+            for axes in row[len(columns) :]:
+                axes.set_visible(False)
+            for axes, column in zip(row, columns, strict=False):
+                axes.set_title(f"{data}: {column}" if self.several else str(column), fontsize=10)
+                axes.grid(alpha=0.3)
+                yield data, column, axes
+
+    @staticmethod
+    def colors(names: Any) -> list[tuple[str, Any]]:
+        """Names with matplotlib's cycle of ten colours."""
+        return [(f"C{number % 10}", name) for number, name in enumerate(names)]
+
+    def finished(self, about: str) -> Any:
+        """The figure with its title and one legend for all panels."""
+        by_label: dict[str, Any] = {}
+        for axes in self.axes.flat:
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+                by_label.setdefault(label, handle)
+        self.figure.suptitle(f"{self.title}\n{about}", fontsize=10)
+        if by_label:
+            self.figure.legend(by_label.values(), by_label.keys(), loc="outside lower center", ncols=4, fontsize=8)
+        return self.figure

@@ -1,0 +1,354 @@
+"""The table of a grid: bases with their add-ons as lines, the tasks of each data set and Delta as columns.
+
+`tabulate` reads a grid's folder into one structure, which table_formats.py writes. Free of torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from fedloom.errors import StateError
+from fedloom.study.compare import ARROWS, Estimate
+from fedloom.study.grid import Cell, Grid, cells, is_over, refused_in
+from fedloom.study.runs import Final, Run
+from fedloom.tasks.delta import delta_m, delta_terms
+
+DELTA = "Δ %"
+SPOKEN = {
+    "miou": ("mIoU", ""),
+    "maxf": ("maxF", ""),
+    "odsf": ("odsF", ""),
+    "merr": ("mErr", "degrees"),
+    "rmse": ("RMSE", "metres"),
+}
+"""Metric -> (how papers write it, unit where it is no fraction)."""
+
+Values = Mapping[int, Mapping[str, float]]
+"""Seed -> task -> the task's own metric."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: a task of a data set with its metric, or (task '') the data set's Delta."""
+
+    data: str
+    task: str = ""
+    metric: str = "delta_m"
+    direction: str = "max"
+
+    def __str__(self) -> str:
+        if not self.task:
+            return f"{DELTA} {ARROWS['max']}"
+        if not self.metric:  # nothing has been run that could tell
+            return self.task
+        return f"{self.task} {SPOKEN.get(self.metric, (self.metric,))[0]} {ARROWS[self.direction]}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One number of the table, or why there is none."""
+
+    kind: Literal["value", "base", "missing", "refused", "cannot"]
+    estimate: Estimate | None = None
+    best: bool = False
+    partial: bool = False
+    """Whether some seeds have not been run."""
+    is_change: bool = False
+
+    @property
+    def text(self) -> str:
+        """What a reader sees."""
+        if self.kind != "value" or self.estimate is None:
+            return {"base": "base", "missing": "…", "refused": "refused"}.get(self.kind, "\\")
+        number = self.estimate.signed if self.is_change else str(self.estimate)
+        return number + ("*" if self.partial else "")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the table: a base with an add-on, and the client whose model it is where that is not one for all."""
+
+    base: str
+    addon: str
+    first: bool
+    """Whether the add-on is the grid's first."""
+    owner: str = ""
+    entries: tuple[Entry, ...] = ()
+    seeds: Mapping[str, tuple[int, ...]] | None = None
+    """Data set -> the seeds that have been run."""
+    models: Mapping[str, str] | None = None
+    """Data set -> 'global', 'personal' or both."""
+
+    @property
+    def label(self) -> str:
+        """The base alone for '-', which add-ons follow indented: 'FedAvg', '  +DEA', 'FedAMP (semseg)'."""
+        owner = f" ({self.owner})" if self.owner else ""
+        if self.addon == "-":
+            return self.base + owner
+        return (f"{self.base} {self.addon}" if self.first else f"  {self.addon}") + owner
+
+
+@dataclass(frozen=True)
+class Table:
+    """What `tabulate` found. `notes` say what to know before the numbers are believed."""
+
+    title: str
+    columns: tuple[Column, ...]
+    lines: tuple[Line, ...]
+    split: str
+    caption: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def groups(self) -> dict[str, int]:
+        """Data set -> how many columns it has, in their order."""
+        data = [column.data for column in self.columns]
+        return {name: data.count(name) for name in dict.fromkeys(data)}
+
+
+@dataclass(frozen=True)
+class Result:
+    """The runs of one combination of labels, by seed, and what was measured of their kept models."""
+
+    runs: Mapping[int, Run]
+    finals: Mapping[int, Final]
+
+    def values(self, finals: Mapping[int, Final] | None = None) -> Values:
+        """Each task's own metric, of these models or of others of the same runs."""
+        return {
+            seed: {t: v[self.runs[seed].info["tasks"][t]["primary"]] for t, v in final.values.items()}
+            for seed, final in (self.finals if finals is None else finals).items()
+        }
+
+    def owned(self, split: str) -> dict[str, Values]:
+        """Client -> values of its personal model; empty where one model is meant for all.
+
+        A client is called by its tasks, or by its own name where another one has the same.
+        """
+        by_client: dict[str, dict[int, Final]] = {}
+        for seed, run in self.runs.items():
+            names = {client: "+".join(info["tasks"]) for client, info in run.info["clients"].items()}
+            for client, final in run.personal(split).items():
+                name = names[client] if list(names.values()).count(names[client]) == 1 else client
+                by_client.setdefault(name, {})[seed] = final
+        return {name: self.values(finals) for name, finals in by_client.items()}
+
+
+def tabulate(grid: Grid, folder: Path, split: str = "test") -> Table:
+    """Read what has been run of a grid.
+
+    Raises StateError where nothing has been, or where runs of one data set have different tasks.
+    """
+    results, missing = read(grid, folder, split)
+    if not results:
+        raise StateError(f"no cell of grid {grid.name} has finished in {folder}")
+    refused = refused_in(folder)
+    maker = _Maker(grid, split, results, refused, {data: columns_of(grid, data, results) for data in grid.data})
+    columns = tuple(column for data in grid.data for column in maker.columns[data])
+    lines = [line for base in grid.bases for addon in grid.addons for line in maker.lines(base, addon)]
+    if grid.show == "unified":
+        lines = _with_best(lines, columns)
+    finals = [final for result in results.values() for final in result.finals.values()]
+    units = {unit for c in columns if c.task and (unit := _unit(c.metric))}
+    seeds = f"mean ± 95 % t-interval over seeds {', '.join(map(str, grid.seeds))}" if len(grid.seeds) > 1 else ""
+    parts = [
+        f"{split} split ({', '.join(sorted({d for f in finals for d in f.data})) or 'data not stated'})",
+        maker.models(),
+        "mean over the clients with the task" if grid.show == "unified" else "a line for each client's personal model",
+        seeds or f"seed {grid.seeds[0]}",
+        f"model of round {_span([final.round for final in finals])}",
+        ", ".join(["in the units recorded: fractions, not percent", *sorted(units)]),
+    ]
+    if grid.delta != "none":
+        against = f"the same base with {next(iter(grid.addons))!r}" if grid.delta == "base" else grid.delta
+        parts.append(f"{DELTA}: mean change over the line's tasks, each seed against the same seed of {against}")
+    return Table(
+        grid.title or grid.name,
+        columns,
+        tuple(lines),
+        split,
+        ". ".join(parts) + ".",
+        (*maker.notes, *_missing(missing)),
+    )
+
+
+def read(grid: Grid, folder: Path, split: str) -> tuple[dict[tuple[str, str, str], Result], list[Cell]]:
+    """((data, base, add-on) -> its finished runs, the cells that have not finished); refused cells are in neither."""
+    runs: dict[tuple[str, str, str], dict[int, Run]] = {}
+    missing, refused = [], refused_in(folder)
+    for cell in cells(grid):
+        path = cell.folder(folder)
+        if is_over(path):
+            runs.setdefault((cell.data, cell.base, cell.addon), {})[cell.seed] = Run.read(path)
+        elif cell.combination not in refused:
+            missing.append(cell)
+    return {k: Result(v, {seed: run.final(split) for seed, run in v.items()}) for k, v in runs.items()}, missing
+
+
+def change(values: Values, base: Values, directions: Mapping[str, str]) -> Estimate | None:
+    """Delta over the seeds that both have, and over the tasks in `values`; None where no seed is in both."""
+    seeds = [seed for seed in values if seed in base]
+    shared = [{t: v for t, v in values[seed].items() if t in base[seed]} for seed in seeds]
+    deltas = [delta_m(mine, base[seed], directions) for seed, mine in zip(seeds, shared, strict=True)]
+    return Estimate.of(deltas) if deltas else None
+
+
+@dataclass
+class _Maker:
+    """Makes the lines of a table, and collects what has to be said about them."""
+
+    grid: Grid
+    split: str
+    results: Mapping[tuple[str, str, str], Result]
+    refused: Mapping[str, str]
+    columns: Mapping[str, tuple[Column, ...]]
+
+    def __post_init__(self) -> None:
+        self.notes: list[str] = []
+        for (data, base, addon), result in self.results.items():
+            self._left_out(data, base, addon, result)
+        self.notes += [f"refused: {name}: {reason}." for name, reason in self.refused.items()]
+        if any(0 < len(result.runs) < len(self.grid.seeds) for result in self.results.values()):
+            self.notes.append("*: not all seeds.")
+
+    def models(self) -> str:
+        """Which kind of model the numbers belong to; said of each base where they differ."""
+        kinds: dict[str, list[str]] = {}
+        for (_, base, addon), result in self.results.items():
+            label = base if addon == "-" else f"{base} {addon}"
+            for final in result.finals.values():
+                if label not in kinds.setdefault(final.model, []):
+                    kinds[final.model].append(label)
+        if len(kinds) == 1:
+            return f"{next(iter(kinds))} model"
+        return ", ".join(f"{kind} model of {' and '.join(labels)}" for kind, labels in kinds.items())
+
+    def lines(self, base: str, addon: str) -> list[Line]:
+        """One line, or one for each client with a model of its own where the grid shows clients."""
+        owners: dict[str, dict[str, Values]] = {}
+        unified: dict[str, Values] = {}
+        for data in self.grid.data:
+            result = self.results.get((data, base, addon))
+            owned = result.owned(self.split) if result and self.grid.show == "clients" else {}
+            for owner, values in owned.items():
+                owners.setdefault(owner, {})[data] = values
+            if result and not owned:
+                unified[data] = result.values()
+        lines = [self._line(base, addon, owner, by_data) for owner, by_data in owners.items()]
+        return lines if owners and not unified else [self._line(base, addon, "", unified), *lines]
+
+    def _line(self, base: str, addon: str, owner: str, by_data: Mapping[str, Values]) -> Line:
+        entries: list[Entry] = []
+        seeds, models = {}, {}
+        for data in self.grid.data:
+            result = self.results.get((data, base, addon))
+            if result is None:
+                entries += [self._none(data, base, addon) for _ in self.columns[data]]
+                continue
+            values = by_data.get(data, {})
+            seeds[data] = tuple(values)
+            models[data] = " / ".join(dict.fromkeys(final.model for final in result.finals.values()))
+            entries += [self._entry(column, values, base, addon, owner) for column in self.columns[data]]
+        return Line(base, addon, addon == next(iter(self.grid.addons)), owner, tuple(entries), seeds, models)
+
+    def _entry(self, column: Column, values: Values, base: str, addon: str, owner: str) -> Entry:
+        partial = len(values) < len(self.grid.seeds)
+        if column.task:
+            numbers = [by_task[column.task] for by_task in values.values() if column.task in by_task]
+            return Entry("value", Estimate.of(numbers), partial=partial) if numbers else Entry("cannot")
+        reference = self.grid.reference(base)
+        assert reference is not None  # else there is no such column
+        if not values:
+            return Entry("cannot")
+        if reference == (base, addon):
+            return Entry("base")
+        result = self.results.get((column.data, *reference))
+        if result is None:
+            return self._none(column.data, *reference)
+        against = (result.owned(self.split).get(owner) if owner else None) or result.values()
+        estimate = change(values, against, self._directions(column.data))
+        if estimate is None:
+            return Entry("missing")
+        return Entry("value", estimate, partial=partial or estimate.n < len(values), is_change=True)
+
+    def _none(self, data: str, base: str, addon: str) -> Entry:
+        """What stands where nothing has been run."""
+        return Entry("refused" if Cell(data, base, addon, 0).combination in self.refused else "missing")
+
+    def _directions(self, data: str) -> dict[str, str]:
+        return {column.task: column.direction for column in self.columns[data] if column.task}
+
+    def _left_out(self, data: str, base: str, addon: str, result: Result) -> None:
+        """Note tasks that Delta has to leave out, for the reference is 0 or undefined there."""
+        reference = self.grid.reference(base)
+        other = self.results.get((data, *reference)) if reference and reference != (base, addon) else None
+        if other is None:
+            return
+        mine, theirs = result.values(), other.values()
+        out = {
+            task
+            for seed in mine
+            if seed in theirs
+            for task in mine[seed]
+            if task in theirs[seed] and not delta_terms({task: 0.0}, theirs[seed], self._directions(data))
+        }
+        if out:
+            name = Cell(data, base, addon, 0).combination
+            self.notes.append(f"{DELTA} of {name} leaves out {', '.join(sorted(out))}: 0 or undefined in the base.")
+
+
+def columns_of(grid: Grid, data: str, results: Mapping[tuple[str, str, str], Result]) -> tuple[Column, ...]:
+    """The columns of a data set, as its runs say; one of '…' where there are none."""
+    runs = [run for (name, *_), result in results.items() if name == data for run in result.runs.values()]
+    if not runs:
+        return (Column(data, "…", ""),)
+    found = {
+        run.folder: tuple(
+            Column(data, t, i["primary"], i["metrics"][i["primary"]]) for t, i in run.info["tasks"].items()
+        )
+        for run in runs
+    }
+    first = found[runs[0].folder]
+    for folder, columns in found.items():
+        if columns != first:
+            raise StateError(f"not comparable, for the tasks differ: {runs[0].folder} and {folder}")
+    return first if grid.delta == "none" else (*first, Column(data))
+
+
+def _with_best(lines: Sequence[Line], columns: Sequence[Column]) -> list[Line]:
+    """The lines with the best value of each column marked; none where there is nothing to choose from."""
+    marked = [list(line.entries) for line in lines]
+    for at, column in enumerate(columns):
+        means = {
+            row: entry.estimate.mean
+            for row, entry in enumerate(entries[at] for entries in marked)
+            if entry.estimate is not None and not math.isnan(entry.estimate.mean)
+        }
+        if len(means) > 1:
+            top = (max if column.direction == "max" else min)(means.values())
+            for row, value in means.items():
+                if value == top:
+                    marked[row][at] = replace(marked[row][at], best=True)
+    return [replace(line, entries=tuple(entries)) for line, entries in zip(lines, marked, strict=True)]
+
+
+def _missing(missing: Sequence[Cell], shown: int = 6) -> list[str]:
+    if not missing:
+        return []
+    names = ", ".join(map(str, missing[:shown]))
+    more = f" and {len(missing) - shown} more" if len(missing) > shown else ""
+    return [f"…: {len(missing)} runs have not finished: {names}{more}."]
+
+
+def _unit(metric: str) -> str:
+    name, unit = SPOKEN.get(metric, (metric, ""))
+    return f"{name} in {unit}" if unit else ""
+
+
+def _span(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low} to {high}"

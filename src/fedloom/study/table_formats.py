@@ -1,0 +1,191 @@
+"""Write a table as text, Markdown, CSV, LaTeX or HTML; each takes the same structure."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Callable
+from html import escape
+
+from fedloom.study.table import Column, Entry, Line, Table
+
+CSV = (
+    *("data", "base", "addon", "owner", "task", "metric", "direction", "mean", "ci95_half", "n"),
+    *("seeds", "split", "model", "state"),
+)
+_TEX = {
+    **{c: f"\\{c}" for c in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "±": r"$\pm$",
+    "…": r"\ldots{}",
+    "Δ": r"$\Delta$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "ρ": r"$\rho$",  # noqa: RUF001
+    "μ": r"$\mu$",
+}
+_STYLE = """
+body { font: 15px/1.4 system-ui, sans-serif; margin: 2em auto; max-width: 80em; padding: 0 1em; color: #222; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; border-bottom: 2px solid #222; }
+caption { caption-side: top; text-align: left; font-weight: bold; padding-bottom: .6em; }
+th, td { padding: .25em .8em; text-align: right; white-space: nowrap; }
+th.label { text-align: left; font-weight: normal; }
+thead { border-top: 2px solid #222; border-bottom: 1px solid #222; }
+thead tr.data th { text-align: center; }
+tbody tr.base { border-top: 1px solid #ccc; }
+.addon { padding-left: 2em; }
+.none { color: #777; }
+p { max-width: 60em; color: #444; }
+""".strip()
+
+
+def to_text(table: Table, color: bool = False) -> str:
+    """For a terminal; the best values in bold where `color`."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table as Rich
+    from rich.text import Text
+
+    made = Rich(box=SIMPLE_HEAD)
+    made.add_column("")
+    several = len(table.groups) > 1
+    for column in table.columns:
+        # Text, for labels may hold brackets, which are rich's markup.
+        made.add_column(Text(f"{column.data}\n{column}" if several else str(column)), justify="right", no_wrap=True)
+    for line in table.lines:
+        made.add_row(Text(line.label), *(Text(e.text, "bold" if e.best else "") for e in line.entries))
+    console = Console(file=io.StringIO(), width=400, force_terminal=color, no_color=not color, highlight=False)
+    console.print(Text(table.title))
+    console.print(made)
+    output = console.file.getvalue()  # type: ignore[attr-defined]
+    body = "\n".join(text.rstrip() for text in output.splitlines())
+    return "\n".join([body, table.caption, *table.notes]) + "\n"
+
+
+def to_markdown(table: Table) -> str:
+    """A table with the best values in bold, the caption and the notes below it."""
+    several = len(table.groups) > 1
+    heads = [_md(f"{c.data}: {c}" if several else str(c)) for c in table.columns]
+    lines = ["| | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
+    for line in table.lines:
+        label = _md(line.label.strip())
+        texts = [f"**{_md(e.text)}**" if e.best else _md(e.text) for e in line.entries]
+        lines.append(f"| {_indent(line) * '&emsp;'}{label} | " + " | ".join(texts) + " |")
+    about = [_md(text) for text in (table.caption, *table.notes)]
+    return "\n".join([f"**{_md(table.title)}**", "", *lines, *(f"\n{text}" for text in about)]) + "\n"
+
+
+def to_csv(table: Table) -> str:
+    """A line for each data set, base, add-on and task, and one with metric delta_m; numbers in full precision."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV)
+    for line in table.lines:
+        for column, entry in zip(table.columns, line.entries, strict=True):
+            e = entry.estimate
+            numbers = ("", "", "") if e is None else (repr(e.mean), "" if math.isnan(e.half) else repr(e.half), e.n)
+            seeds = " ".join(map(str, (line.seeds or {}).get(column.data, ())))
+            model = (line.models or {}).get(column.data, "")
+            head = (column.data, line.base, line.addon, line.owner, column.task, column.metric, column.direction)
+            writer.writerow([*head, *numbers, seeds, table.split, model, entry.kind])
+    return out.getvalue()
+
+
+def to_latex(table: Table) -> str:
+    """A table environment; needs the package booktabs."""
+    groups = table.groups
+    rows, start = [], 2
+    if len(groups) > 1:
+        heads = [rf"\multicolumn{{{n}}}{{c}}{{{_tex(data)}}}" for data, n in groups.items()]
+        rules = []
+        for count in groups.values():
+            rules.append(rf"\cmidrule(lr){{{start}-{start + count - 1}}}")
+            start += count
+        rows += [" & " + " & ".join(heads) + r" \\", " ".join(rules)]
+    rows.append(" & " + " & ".join(_tex(str(column)) for column in table.columns) + r" \\")
+    for number, line in enumerate(table.lines):
+        if number == 0 or (not _indent(line) and line.base != table.lines[number - 1].base):
+            rows.append(r"\midrule")
+        texts = [rf"\textbf{{{_tex(e.text)}}}" if e.best else _tex(e.text) for e in line.entries]
+        rows.append(_indent(line) * r"\quad " + _tex(line.label.strip()) + " & " + " & ".join(texts) + r" \\")
+    about = " ".join(map(_tex, (f"{table.title}.", table.caption, *table.notes)))
+    return "\n".join(
+        [
+            r"\begin{table}",
+            rf"\caption{{{about}}}",
+            r"\centering",
+            rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}",
+            r"\toprule",
+            *rows,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def to_html(table: Table) -> str:
+    """A page of its own, without scripts and without anything to load."""
+    head = []
+    if len(table.groups) > 1:
+        cells = "".join(f'<th scope="colgroup" colspan="{n}">{escape(d)}</th>' for d, n in table.groups.items())
+        head.append(f'<tr class="data"><td></td>{cells}</tr>')
+    cells = "".join(f'<th scope="col">{escape(str(column))}</th>' for column in table.columns)
+    head.append(f"<tr><td></td>{cells}</tr>")
+    body = []
+    for line in table.lines:
+        kind, row = ("label addon", "<tr>") if _indent(line) else ("label", '<tr class="base">')
+        label = f'<th scope="row" class="{kind}">{escape(line.label.strip())}</th>'
+        texts = "".join(_html(entry, column) for entry, column in zip(line.entries, table.columns, strict=True))
+        body.append(f"{row}{label}{texts}</tr>")
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            '<html lang="en">',
+            f'<head><meta charset="utf-8"><title>{escape(table.title)}</title>',
+            f"<style>\n{_STYLE}\n</style></head>",
+            '<body><div class="wide"><table>',
+            f"<caption>{escape(table.title)}</caption>",
+            "<thead>",
+            *head,
+            "</thead>",
+            "<tbody>",
+            *body,
+            "</tbody>",
+            "</table></div>",
+            *(f"<p>{escape(text)}</p>" for text in (table.caption, *table.notes)),
+            "</body></html>",
+            "",
+        ]
+    )
+
+
+FORMATS: dict[str, Callable[[Table], str]] = {
+    "text": to_text,
+    "markdown": to_markdown,
+    "csv": to_csv,
+    "latex": to_latex,
+    "html": to_html,
+}
+
+
+def _indent(line: Line) -> bool:
+    return line.label.startswith(" ")
+
+
+def _md(text: str) -> str:
+    return "".join(f"\\{c}" if c in "\\|*_<" else c for c in text)
+
+
+def _tex(text: str) -> str:
+    return "".join(_TEX.get(c, c) for c in text)
+
+
+def _html(entry: Entry, column: Column) -> str:
+    text = f"<b>{escape(entry.text)}</b>" if entry.best else escape(entry.text)
+    return f'<td class="none">{text}</td>' if entry.kind != "value" else f"<td>{text}</td>"
