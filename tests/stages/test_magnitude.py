@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedloom.stages import Mean, TopMagnitude
+from fedloom.stages import Mean, TopMagnitude, magnitude
+from fedloom.stages.magnitude import top_mask
 from fedloom.updates import Block, Layout
 
 D = torch.tensor([[3.0, -1, 0, 2], [-2, 2, 1, 0], [1, 1, -4, 0]])
@@ -96,3 +97,84 @@ def test_rho_out_of_range(rho: float) -> None:
         TopMagnitude(rho)
     with pytest.raises(ValueError, match="keep: expected largest"):
         TopMagnitude(0.5, "biggest")  # type: ignore[arg-type]
+
+
+def by_sorting(x: torch.Tensor, k: int, largest: bool = True) -> torch.Tensor:
+    """What top_mask promises, by one stable sort."""
+    mask = torch.zeros(len(x), dtype=torch.bool)
+    mask[x.abs().sort(descending=largest, stable=True).indices[: max(k, 0)]] = True
+    return mask
+
+
+@pytest.fixture(params=["sorted", "searched", "in chunks"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways of choosing, on short rows too."""
+    if request.param != "sorted":
+        monkeypatch.setattr(magnitude, "_SMALL", 0)
+    if request.param == "in chunks":
+        monkeypatch.setattr(magnitude, "_CHUNK", 7)
+    return request.param
+
+
+DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
+SPECIAL = [0.0, -0.0, 1.0, -1.0, 1.0000001, 1e-45, -1e-45, 1e-30, 65504.0, 3e38, -3e38, float("inf"), -float("inf")]
+
+
+@pytest.mark.usefixtures("way")
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(
+    st.lists(st.one_of(st.sampled_from(SPECIAL), st.floats(width=32, allow_nan=False)), min_size=1, max_size=40),
+    st.integers(-1, 42),
+    st.booleans(),
+    st.sampled_from(DTYPES),
+)
+def test_top_mask_is_a_stable_sort(values: list[float], k: int, largest: bool, dtype: torch.dtype) -> None:
+    x = torch.tensor(values, dtype=torch.float64).to(dtype)
+    before = x.clone()
+    assert torch.equal(top_mask(x, k, largest), by_sorting(x, k, largest))
+    assert torch.equal(x, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("largest", [True, False])
+def test_top_mask_on_long_rows(dtype: torch.dtype, largest: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Longer than one chunk: distinct values, a few levels, mostly zeros, all equal."""
+    monkeypatch.setattr(magnitude, "_CHUNK", 40_000)
+    d = 100_001
+    noise = torch.randn(d, generator=torch.Generator().manual_seed(0))
+    for x in (noise, noise.round(), noise * (noise > 0.3), torch.full((d,), -0.5)):
+        x = x.to(dtype)
+        for k in (1, d // 10, d // 2, d - 1):
+            assert torch.equal(top_mask(x, k, largest), by_sorting(x, k, largest))
+
+
+@pytest.mark.usefixtures("way")
+def test_top_mask_of_columns_that_are_not_contiguous() -> None:
+    X = torch.randn(90, 4, generator=torch.Generator().manual_seed(0))
+    for x in (X[:, 1], X[::3, 2], X.t()[3]):
+        assert not x.is_contiguous()
+        assert torch.equal(top_mask(x, 11), by_sorting(x, 11))
+    row = TopMagnitude(0.5, rescale=False).on(X.t())[0]
+    for x, kept in zip(X.t(), row, strict=True):
+        assert torch.equal(kept, x * by_sorting(x, 45))
+
+
+@pytest.mark.usefixtures("way")
+def test_rows_with_few_values_keep_exactly_those() -> None:
+    x = torch.zeros(1, 50)
+    x[0, [3, 17, 41]] = torch.tensor([1.0, -2.0, 1e-40])
+    assert torch.equal(TopMagnitude(0.4, rescale=False).on(x)[0], x)
+    assert int(top_mask(x[0], 20).sum()) == 20
+
+
+@pytest.mark.usefixtures("way")
+def test_what_is_dropped_is_zero_and_the_input_stays() -> None:
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
+    before = x.clone()
+    out = TopMagnitude(0.25).on(x)[0]
+    assert torch.equal(x, before)
+    for given_, kept in zip(x, out, strict=True):
+        mask = by_sorting(given_, 16)
+        assert torch.equal(kept[mask], given_[mask] * 4)
+        assert not kept[~mask].any()
+        assert not kept[~mask].signbit().any()

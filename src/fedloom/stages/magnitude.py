@@ -12,6 +12,62 @@ from fedloom.context import Ctx
 from fedloom.stages.stage import Stage, State
 from fedloom.updates import Updates
 
+_CHUNK = 1 << 20  # values at a time, where a row of intermediate values would otherwise be made
+_SMALL = 1 << 13  # fewer values than this are sorted
+_BINS = 1 << 16
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def top_mask(x: Tensor, k: int, largest: bool = True) -> Tensor:
+    """True for the k values of x (d) that are largest (or smallest) in magnitude; ties go to the lowest index.
+
+    Exactly k of them (none for k < 1, all for k > d). A radix search over the bits of |x|, 16 at a time, which beside
+    the result needs no memory of size d and reads x three times (five times for 64 bits), whatever its values.
+    """
+    d = x.numel()
+    if k <= 0 or k >= d:
+        return torch.full_like(x, k > 0, dtype=torch.bool)
+    if d < _SMALL:
+        mask = torch.zeros_like(x, dtype=torch.bool)
+        mask[x.abs().sort(descending=largest, stable=True).indices[:k]] = True
+        return mask
+    edge, ties = _edge(x, k, largest)
+    mask = torch.empty_like(x, dtype=torch.bool)
+    for part, out in zip(x.split(_CHUNK), mask.split(_CHUNK), strict=True):
+        keys = _keys(part, largest)
+        torch.gt(keys, edge, out=out)
+        if ties:
+            here = (keys == edge).nonzero().squeeze(1)[:ties]
+            out[here] = True
+            ties -= len(here)
+    return mask
+
+
+def _keys(x: Tensor, largest: bool) -> Tensor:
+    """Integers in the order of |x|: without its sign, a float is ordered like its bits."""
+    integer = _INTEGERS[x.element_size()]
+    low = torch.iinfo(integer).max
+    bits = x.view(integer) & low
+    return bits if largest else bits ^ low
+
+
+def _edge(x: Tensor, k: int, largest: bool) -> tuple[int, int]:
+    """The k-th largest key, and how many of the values that have it are among the k largest."""
+    bits = 8 * x.element_size()
+    edge, left = 0, k
+    for shift in range(bits - 16, -1, -16):
+        count = torch.zeros(_BINS, dtype=torch.int64, device=x.device)
+        for part in x.split(_CHUNK):
+            keys = _keys(part, largest)
+            if shift + 16 < bits:
+                keys = keys[(keys >> (shift + 16)) == edge] & ((1 << (shift + 16)) - 1)
+            count += torch.bincount(keys >> shift if shift else keys, minlength=_BINS)
+        above = count.flip(0).cumsum(0)
+        i = int(torch.searchsorted(above, left))  # bins from the top
+        left -= int(above[i - 1]) if i else 0
+        edge = edge << 16 | (_BINS - 1 - i)
+    return edge, left
+
 
 @dataclass(frozen=True)
 class TopMagnitude(Stage):
@@ -36,17 +92,19 @@ class TopMagnitude(Stage):
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         if self.rho == 1:
             return updates, state
-        out = torch.zeros_like(updates.X)
+        X = updates.X
+        out = torch.empty_like(X) if updates.present is None else torch.zeros_like(X)
+        zero = X.new_zeros(())
         for k, row in enumerate(updates.rows):
             rng = ctx.rng("top-magnitude", *row) if self.keep == "random" else None
             for columns in self._pieces(updates, k):
                 # several slices are one choice: the blocks that a row has need not be neighbours
-                x = torch.cat([updates.X[k, s] for s in columns]) if len(columns) > 1 else updates.X[k, columns[0]]
-                kept = torch.where(self._mask(x, rng), x, 0.0)
-                at = 0
+                x = torch.cat([X[k, s] for s in columns]) if len(columns) > 1 else X[k, columns[0]]
+                mask, at = self._mask(x, rng), 0
                 for s in columns:
-                    out[k, s] = kept[at : at + s.stop - s.start]
-                    at += s.stop - s.start
+                    size = s.stop - s.start
+                    torch.where(mask[at : at + size], X[k, s], zero, out=out[k, s])
+                    at += size
         if self.rescale:
             out.mul_(1 / self.rho)
         return updates.replace(X=out), state
@@ -71,9 +129,4 @@ class TopMagnitude(Stage):
             mask = torch.zeros(d, dtype=torch.bool)
             mask[torch.randperm(d, generator=rng)[:k]] = True
             return mask.to(x.device)
-        size = x.abs() if self.keep == "largest" else -x.abs()
-        edge = size.kthvalue(d - k + 1).values
-        mask = size > edge
-        ties = (size == edge).nonzero().squeeze(1)
-        mask[ties[: k - int(mask.sum())]] = True
-        return mask
+        return top_mask(x, k, self.keep == "largest")

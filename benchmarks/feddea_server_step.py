@@ -1,0 +1,202 @@
+"""What FedDEA and a server step cost on large models: d = 28 million float32, K = 5 clients.
+
+Selection: `top_mask` and the whole stage `TopMagnitude` on one row against `torch.sort` of its magnitudes.
+
+Server step: `server_step` with `Mean` and `Plain` on payloads that lie ready, against torch's `copy_` of the K x d
+matrix. Bytes are those read plus those written, each buffer once per pass over it: 2 K d values for the copy; for the
+step K d to clear the matrix, K d and the payloads to fill it, K d for the check for nan and inf, (K + 1) d for the
+mean, 3 d for the model. The step's memory is fresh, which costs page faults, so a copy into fresh memory stands
+beside it.
+
+Memory: peak resident memory (VmHWM of Linux) of a process of its own, less what is resident before the step (the model
+and one payload to copy from). Payloads come from a generator that makes one at a time. The aim is (K + 3) d floats.
+torch's allocations are mapped one by one above 1 MiB, so that freed memory goes back at once.
+
+Times are the least of several turns.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
+
+from _common import arguments, machine
+
+K = 5
+STEPS = ("FedAvg", "FedDEA 0.1", "FedDEA 0.5", "FedDEA 0.1, sparse", "FedDEA 0.5, sparse")
+
+
+def least(ways: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Least seconds of each way, taken in turn; one turn is not counted."""
+    seconds = dict.fromkeys(ways, float("inf"))
+    for turn in range(repeats + 1):
+        for name, way in ways.items():
+            start = time.perf_counter()
+            way()
+            if turn:
+                seconds[name] = min(seconds[name], time.perf_counter() - start)
+    return seconds
+
+
+class Round:
+    """A federation of K clients without data, a method by its name in STEPS, and packed updates."""
+
+    def __init__(self, name: str, d: int) -> None:
+        import numpy as np
+
+        from fedloom.codecs import Raw, Sparse
+        from fedloom.context import Ctx
+        from fedloom.methods.method import Method
+        from fedloom.runtime.federation import Client, Federation, Part
+        from fedloom.stages import Identity, TopMagnitude
+        from fedloom.updates import Block, Layout
+
+        nothing = Part(None, np.zeros(0, dtype=np.int64), "own")  # type: ignore[arg-type]
+        clients = {f"c{i}": Client(f"c{i}", {}, nothing, nothing, nothing) for i in range(K)}
+        self.federation = Federation((), clients)
+        edge = TopMagnitude(float(name.split()[1].rstrip(","))) if name.startswith("FedDEA") else Identity()
+        self.method = Method(name, edge=edge, codec=Sparse() if name.endswith("sparse") else Raw())
+        self.layout = Layout((Block("body", (d // 2,)), Block("head", (d - d // 2,), role="head")))
+        self.rows = tuple((client, None) for client in clients)
+        self.ctx = Ctx(1, 0, self.rows)
+
+    def pack(self, x: Any) -> dict[str, Any]:
+        """One client's update (d) as it travels."""
+        from fedloom.updates import Updates
+
+        updates, _ = self.method.edge(Updates.of(x[None], layout=self.layout), {}, self.ctx)
+        return self.method.codec.pack(updates)
+
+    def state(self) -> dict[str, Any]:
+        """The server's state before the round."""
+        import torch
+
+        from fedloom.runtime.steps import server_init
+
+        return server_init(self.method, self.layout, torch.ones(self.layout.d), {})
+
+    def step(self, packed: Iterable[Mapping[str, Any]], state: dict[str, Any]) -> object:
+        """The server's part of the round; `packed` is asked for one client at a time."""
+        from fedloom.runtime.steps import Payload, server_step
+
+        # a payload's tensors are held by nobody but the payload
+        payloads = map(lambda row, one: Payload(row, 10.0, one), self.rows, packed)
+        return server_step(self.method, self.layout, self.federation, payloads, state, self.ctx)
+
+
+def resident(what: str) -> int:
+    """Bytes that are (VmRSS) or were at most (VmHWM) resident in this process."""
+    with open("/proc/self/status") as lines:
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith(what))
+
+
+def peak(name: str, d: int) -> float:
+    """Peak memory of a server step (or, for "client", of TopMagnitude on one row) in units of d floats."""
+    import torch
+
+    torch.set_num_threads(1)
+    small = Round(name if name in STEPS else "FedDEA 0.5", 100_000)
+    small.step([small.pack(torch.randn(small.layout.d))] * K, small.state())  # imports and the like
+    if name == "client":
+        work = Round("FedDEA 0.5", d)
+        x = torch.randn(d)
+        before = resident("VmRSS")
+        work.pack(x)
+    else:
+        work = Round(name, d)
+        model = work.state()
+        one = work.pack(torch.randn(d))
+        before = resident("VmRSS")
+        work.step(({key: value.clone() for key, value in one.items()} for _ in range(K)), model)
+    return (resident("VmHWM") - before) / (4 * d)
+
+
+def selection(d: int, repeats: int) -> None:
+    """Print times of the selection beside a full sort."""
+    import torch
+
+    from fedloom.context import Ctx
+    from fedloom.stages import TopMagnitude
+    from fedloom.stages.magnitude import top_mask
+    from fedloom.updates import Updates
+
+    gauss = 1e-3 * torch.randn(d)
+    zeros = gauss.clone()
+    zeros[: int(0.6 * d)] = 0
+    rows = {
+        "gaussian": gauss,
+        "heavy tails": gauss / (torch.rand(d) + 1e-6),
+        "60 % zeros": zeros,
+        "all equal": torch.full((d,), 0.5),
+    }
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        print(f"\nselection, {threads} thread{'s' * (threads > 1)}")
+        for name, x in rows.items():
+            ways: dict[str, Callable[[], object]] = {"sort": lambda x=x: torch.sort(x.abs())}
+            updates = Updates.of(x[None])
+            for rho in (0.1, 0.5):
+                stage, k = TopMagnitude(rho), int(rho * d)
+                ways[f"mask {rho}"] = lambda x=x, k=k: top_mask(x, k)
+                ways[f"stage {rho}"] = lambda stage=stage, updates=updates: stage(updates, {}, Ctx(1, 0))
+            seconds = least(ways, repeats)
+            parts = [f"{way} {s * 1e3:5.0f} ms ({s / seconds['sort']:.3f})" for way, s in seconds.items()]
+            print(f"  {name:<12} {'  '.join(parts)}", flush=True)
+
+
+def steps(d: int, repeats: int) -> None:
+    """Print times of server steps beside plain copies of the matrix."""
+    import torch
+
+    X = torch.randn(K, d)
+    target = torch.empty_like(X)
+    ways: dict[str, Callable[[], object]] = {"copy": lambda: target.copy_(X), "copy, fresh": lambda: X.clone()}
+    values = {"copy": 2.0 * K * d, "copy, fresh": 2.0 * K * d}
+    for name in STEPS:
+        work = Round(name, d)
+        packed = [work.pack(x) for x in X]
+        model = work.state()
+        ways[name] = lambda work=work, packed=packed, model=model: work.step(packed, model)
+        values[name] = (4 * K + 4) * d + sum(t.nbytes for one in packed for t in one.values()) / 4
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        print(f"\nserver step, {threads} thread{'s' * (threads > 1)}")
+        seconds = least(ways, repeats)
+        speed = {name: 4 * values[name] / s for name, s in seconds.items()}
+        for name, s in seconds.items():
+            ratios = (
+                f"copy/this {speed['copy'] / speed[name]:5.2f}  fresh/this {speed['copy, fresh'] / speed[name]:5.2f}"
+            )
+            print(f"  {name:<20} {s * 1e3:7.1f} ms  {speed[name] / 1e9:6.2f} GB/s  {ratios}", flush=True)
+
+
+def memory(d: int) -> None:
+    """Print peak memories, each measured in a process of its own."""
+    if not sys.platform.startswith("linux"):
+        print("\nmemory: measured on Linux only")
+        return
+    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(1 << 20)
+    spawn = multiprocessing.get_context("spawn")
+    print(f"\npeak memory in units of d floats; aim for a server step: K + 3 = {K + 3}")
+    with ProcessPoolExecutor(1, spawn, max_tasks_per_child=1) as pool:
+        for name in (*STEPS, "client"):
+            about = "TopMagnitude(0.5) at the client" if name == "client" else f"server step, {name}"
+            print(f"  {about:<34} {pool.submit(peak, name, d).result():5.2f}", flush=True)
+
+
+def main() -> None:
+    quick = arguments(__doc__).quick
+    d = 4_000_000 if quick else 28_000_000
+    print(f"{machine()}; K = {K}, d = {d:,} float32")
+    memory(d)
+    steps(d, 1 if quick else 5)
+    selection(d, 1 if quick else 3)
+
+
+if __name__ == "__main__":
+    main()
