@@ -91,11 +91,24 @@ def with_options(dataset: Dataset, options: Mapping[str, Mapping[str, Any]]) -> 
     return replace(dataset, tasks=tuple(tasks.values()))
 
 
-def build(recipe: Recipe, method: Method | None = None, partition: Partition | None = None) -> Built:
-    """Load the data, deal it out, build the model and the method. `partition` is a saved one, when resuming."""
-    method = method or build_method(recipe)
+def load_data(recipe: Recipe) -> Dataset:
+    """The recipe's data set, its tasks as they come with it. Equal for recipes with equal data sections and seeds."""
     dataset: Dataset = recipe.data.entry.function(recipe.seed, **recipe.data.params)
-    dataset = with_options(dataset, recipe.tasks)
+    return dataset
+
+
+def build(
+    recipe: Recipe,
+    method: Method | None = None,
+    partition: Partition | None = None,
+    dataset: Dataset | None = None,
+) -> Built:
+    """Load the data, deal it out, build the model and the method.
+
+    `partition` is a saved one, when resuming; `dataset` is what `load_data` gave, where several are built from one.
+    """
+    method = method or build_method(recipe)
+    dataset = with_options(dataset or load_data(recipe), recipe.tasks)
     pool = Pool.of(dataset)
     if partition is None:
         section = recipe.partition

@@ -11,7 +11,7 @@ from fedloom.codecs import Sparse
 from fedloom.context import Ctx, Row
 from fedloom.methods.method import Method
 from fedloom.recipes.schema import Recipe
-from fedloom.runtime.build import build
+from fedloom.runtime.build import Built, build
 from fedloom.runtime.ledger import count_down, count_up
 from fedloom.runtime.process import initial_state
 from fedloom.runtime.sampling import cohort
@@ -35,7 +35,12 @@ class Plan:
 
 def plan(recipe: Recipe, method: Method | None = None) -> Plan:
     """Build everything, train nothing: parameters by role, the partition, bytes of one full round, memory."""
-    built = build(recipe, method)
+    return plan_of(build(recipe, method))
+
+
+def plan_of(built: Built) -> Plan:
+    """The plan of what has been built."""
+    recipe = built.recipe
     layout, federation = built.layout, built.federation
     shared = built.method.shared_part(layout)
     parameters: dict[str, int] = {}

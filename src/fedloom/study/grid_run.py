@@ -254,28 +254,38 @@ def _probe(pipe: Connection, by_name: Mapping[str, Recipe]) -> None:
     """Which combinations the library refuses, and bytes of memory by size of cell."""
     from math import prod
 
-    from fedloom.runtime import api
-    from fedloom.runtime.build import build_method
+    from fedloom.runtime.build import build, build_method, load_data
+    from fedloom.runtime.plan import plan_of
 
-    refused, needs = {}, {}
-    for name, recipe in by_name.items():
-        try:
-            build_method(recipe)
-        except RecipeError as error:
-            refused[name] = str(error).removeprefix("method: ")
-    for name, recipe in by_name.items():
-        if name in refused or _size(recipe) in needs:
-            continue
-        try:
-            plan = api.plan(recipe)
-        except UserError as error:
-            pipe.send(("failed", f"{name}: {error}", 0))
-            return
-        one = prod(plan.input_shape) * 4
-        batch = max(TRAINING * recipe.training.batch_size, EVALUATION * recipe.evaluation.batch_size) * one
-        workers = recipe.runtime.workers
-        processes = workers + 1 if workers > 1 else 1
-        needs[_size(recipe)] = int(processes * PROCESS + PLANNED * sum(plan.memory.values()) + workers * batch)
+    refused: dict[str, str] = {}
+    needs: dict[str, int] = {}
+    methods, datasets = {}, {}
+    try:
+        for name, recipe in by_name.items():
+            try:
+                methods[name] = build_method(recipe)  # before any data is loaded, for this answers at once
+            except RecipeError as error:
+                refused[name] = str(error).removeprefix("method: ")
+        for name, method in methods.items():
+            recipe, size = by_name[name], _size(by_name[name])
+            key = repr((recipe.data.model_dump(mode="json"), recipe.seed))
+            if key not in datasets:
+                datasets = {key: load_data(recipe)}
+            try:
+                built = build(recipe, method, dataset=datasets[key])
+            except RecipeError as error:
+                refused[name] = str(error).removeprefix("method: ")
+                continue
+            if size not in needs:
+                plan = plan_of(built)
+                one = prod(plan.input_shape) * 4
+                batch = max(TRAINING * recipe.training.batch_size, EVALUATION * recipe.evaluation.batch_size) * one
+                workers = recipe.runtime.workers
+                processes = workers + 1 if workers > 1 else 1
+                needs[size] = int(processes * PROCESS + PLANNED * sum(plan.memory.values()) + workers * batch)
+    except UserError as error:
+        pipe.send(("failed", f"{name}: {error}", 0))
+        return
     pipe.send(("done", (refused, needs), _peak()))
 
 
