@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedloom.errors import RecipeError, StateError, UserError, nearest
 from fedloom.extras import need
@@ -83,7 +84,26 @@ def convergence(grid: Grid, folder: Path, split: str, *, tasks: list[str] | None
                 label = base if addon == "-" else f"{base} {addon}"
                 _line(axes, _over_rounds(result, column, split), label, color, as_bars=False)
         axes.set_xlabel("round")
+        axes.xaxis.get_major_locator().set_params(integer=True)
     return panels.finished(f"{split} split; bands: 95 % t-interval over seeds")
+
+
+@FIGURES.register("activated-dimensions", source="FedDEA, Figure 2")
+def activated_dimensions(
+    grid: Grid, folder: Path, split: str, *, scope: Literal["encoder", "all"] | None = None
+) -> Any:
+    """Which dimensions each update activates in the first and the last round, and the clients' overlap, cell by cell.
+
+    The cells need the add-on activated-dimensions. Of each the first seed is drawn; `split` plays no part.
+    """
+    from fedloom.study.overlap import picture, table
+
+    found = []
+    for labels, result in _results(grid, folder, split).items():
+        seed = min(result.runs)
+        name = " / ".join(label for label in labels if label != "-")
+        found.append(replace(table(result.runs[seed], scope), label=f"{name}, seed {seed}"))
+    return picture(found)
 
 
 def _results(grid: Grid, folder: Path, split: str) -> dict[Combination, Result]:

@@ -147,11 +147,10 @@ class Overlaps:
         for place in places:
             members = [i for i, name in enumerate(names) if name == place]
             size = sum(first.sizes[i] for i in members) / first.columns
-            when = (first, last) if last is not first else (first,)
-            cells = [" > ".join(_percent(_share(r, row, members)) for r in when) for row in rows]
+            cells = [" > ".join(_percent(_share(r, row, members)) for r in _ends(self)) for row in rows]
             lines.append((place, _percent(size), *cells))
-        rounds = f"round {first.round}" + (f" > round {last.round}" if last is not first else "")
-        title = f"{self.title}: where they lie, in percent, {rounds}"
+        when = " > ".join(f"round {r.round}" for r in _ends(self))
+        title = f"{self.title}: where they lie, in percent, {when}"
         return Sheet(title, ("blocks", "of all dimensions", *rows), tuple(lines))
 
     def to_text(self) -> str:
@@ -191,23 +190,39 @@ def table(run: str | Path | Run, scope: str | None = None) -> Overlaps:
     scope = scope or ("encoder" if "encoder" in scopes else "all")
     if scope not in scopes:
         raise StateError(f"{run.folder}: no activated dimensions of {scope!r}; recorded: {', '.join(sorted(scopes))}")
-    return Overlaps(f"{run.recipe['name']}, {run.label}", tuple(r for r in found if r.scope == scope))
+    label = f"{run.recipe['name']}, {run.label.replace(f' + {KIND}', '')}, seed {run.seed}"
+    return Overlaps(label, tuple(r for r in found if r.scope == scope))
 
 
 def draw(run: str | Path | Run | Overlaps, path: str | Path, scope: str | None = None) -> None:
-    """Draw where each client's activated dimensions lie and how far clients agree (PNG, PDF or SVG by the name).
+    """Draw a run's picture (see `picture`) to a file; its ending (.png, .svg, .pdf) says the format."""
+    page = picture([run if isinstance(run, Overlaps) else table(run, scope)])
+    try:
+        page.savefig(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def picture(several: Sequence[Overlaps]) -> Any:
+    """A matplotlib Figure, one run below the other.
 
     Left, as FedDEA's Figure 2: the dimensions along the flat vector, in the first and in the last round; middle: the
     overlap of all pairs; right: overlap over the rounds, against sets drawn independently.
     """
-    found = run if isinstance(run, Overlaps) else table(run, scope)
-    figure = need("matplotlib.figure", "report").Figure
-    first, last = found.rounds[0], found.rounds[-1]
-    shown = (first, last) if last is not first else (first,)
-    k = max(len(r.rows) for r in shown)
-    height = len(shown) * (1.3 + 0.32 * max(k, 4)) + 0.5
-    page = figure(figsize=(15, height), layout="constrained", dpi=110)
+    heights = []
+    for found in several:
+        shown = _ends(found)
+        heights.append(len(shown) * (1.3 + 0.32 * max(4, *(len(r.rows) for r in shown))) + 0.7)
+    whole = need("matplotlib.figure", "report").Figure(figsize=(15, sum(heights)), layout="constrained", dpi=110)
+    pages = whole.subfigures(len(several), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for page, found in zip(pages, several, strict=True):
+        _page(page, found)
+    return whole
+
+
+def _page(page: Any, found: Overlaps) -> None:
     page.suptitle(found.title)
+    shown = _ends(found)
     grid = page.add_gridspec(len(shown), 3, width_ratios=(5, 2.2, 3.4))
     top = max(value for r in shown for row in r.density() for value in row) or 1.0
     for i, r in enumerate(shown):
@@ -227,26 +242,30 @@ def draw(run: str | Path | Run | Overlaps, path: str | Path, scope: str | None =
         strip.set_title(f"round {r.round}: activated dimensions", fontsize=10)
         page.colorbar(image, ax=strip, pad=0.01, label="% activated")
         _square(page.add_subplot(grid[i, 1]), r)
-    lines = page.add_subplot(grid[:, 2])
+    _lines(page.add_subplot(grid[:, 2]), found)
+
+
+def _lines(axes: Any, found: Overlaps) -> None:
     pairs = found.pairs
     for pair in pairs:
         x, y = zip(*((a, 100 * b) for a, b in found.series(pair)), strict=True)
         many = {"color": "0.8", "linewidth": 0.8} if len(pairs) > _MANY else {"label": " & ".join(pair)}
-        lines.plot(x, y, marker="." if len(x) < 20 else None, **many)
+        axes.plot(x, y, marker="." if len(x) < 20 else None, **many)
+    means = [(r.round, 100 * fmean(r.overlap)) for r in found.rounds if r.overlap]
     if len(pairs) > _MANY:
-        means = [(r.round, 100 * fmean(r.overlap)) for r in found.rounds if r.overlap]
-        lines.plot(*zip(*means, strict=True), color="black", label="mean of all pairs")
+        axes.plot(*zip(*means, strict=True), color="black", label="mean of all pairs")
     independent = [(r.round, 100 * r.expected) for r in found.rounds]
-    lines.plot(*zip(*independent, strict=True), color="black", linestyle="--", label="if independent")
-    lines.set_ylim(bottom=0)
-    lines.set_xlabel("round")
-    lines.set_title("overlap, %", fontsize=10)
-    lines.xaxis.get_major_locator().set_params(integer=True)
-    lines.legend(fontsize=8, ncols=2 if len(pairs) > 4 else 1)
-    try:
-        page.savefig(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: {error}") from None
+    axes.plot(*zip(*independent, strict=True), color="black", linestyle="--", label="if independent")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("round")
+    axes.set_title("overlap, %", fontsize=10)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.15))
+
+
+def _ends(found: Overlaps) -> tuple[Activated, ...]:
+    """The first and the last round; one where there are no more."""
+    return (found.rounds[0], *found.rounds[1:][-1:])
 
 
 def _square(axes: Any, r: Activated) -> None:

@@ -24,6 +24,7 @@ SPOKEN = {
     "odsf": ("odsF", ""),
     "merr": ("mErr", "degrees"),
     "rmse": ("RMSE", "metres"),
+    "edge_f_plain": ("F", ""),
 }
 """Metric -> (how papers write it, unit where it is no fraction)."""
 
@@ -171,8 +172,8 @@ def tabulate(grid: Grid, folder: Path, split: str = "test") -> Table:
         columns,
         tuple(lines),
         split,
-        ". ".join(parts) + ".",
-        (*maker.notes, *_missing(missing)),
+        "; ".join(parts) + ".",
+        (*maker.notes, *_missing(missing, sum(1 for _ in cells(grid)))),
     )
 
 
@@ -225,7 +226,7 @@ class _Maker:
                     kinds[final.model].append(label)
         if len(kinds) == 1:
             return f"{next(iter(kinds))} model"
-        return ", ".join(f"{kind} model of {' and '.join(labels)}" for kind, labels in kinds.items())
+        return ", ".join(f"{kind} model of {' / '.join(labels)}" for kind, labels in kinds.items())
 
     def lines(self, base: str, addon: str) -> list[Line]:
         """One line, or one for each client with a model of its own where the grid shows clients."""
@@ -238,7 +239,10 @@ class _Maker:
                 owners.setdefault(owner, {})[data] = values
             if result and not owned:
                 unified[data] = result.values()
-        lines = [self._line(base, addon, owner, by_data) for owner, by_data in owners.items()]
+        # owners in the order of the tasks that they are called by; others last
+        order = {column.task: at for columns in self.columns.values() for at, column in enumerate(columns)}
+        names = sorted(owners, key=lambda owner: order.get(owner.partition("+")[0], len(order)))
+        lines = [self._line(base, addon, owner, owners[owner]) for owner in names]
         return lines if owners and not unified else [self._line(base, addon, "", unified), *lines]
 
     def _line(self, base: str, addon: str, owner: str, by_data: Mapping[str, Values]) -> Line:
@@ -336,12 +340,12 @@ def _with_best(lines: Sequence[Line], columns: Sequence[Column]) -> list[Line]:
     return [replace(line, entries=tuple(entries)) for line, entries in zip(lines, marked, strict=True)]
 
 
-def _missing(missing: Sequence[Cell], shown: int = 6) -> list[str]:
+def _missing(missing: Sequence[Cell], total: int, shown: int = 6) -> list[str]:
     if not missing:
         return []
     names = ", ".join(map(str, missing[:shown]))
     more = f" and {len(missing) - shown} more" if len(missing) > shown else ""
-    return [f"…: {len(missing)} runs have not finished: {names}{more}."]
+    return [f"…: {len(missing)} of {total} runs have not finished: {names}{more}."]
 
 
 def _unit(metric: str) -> str:

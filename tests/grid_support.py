@@ -1,0 +1,102 @@
+"""Grids for tests: tiny ones that run, and folders of runs that never ran."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedloom.study.grid import Cell, Grid, load_grid, save
+
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "data": {"Digits": {"recipe": "digits-tasks", "set": {"training.epochs": None, "training.steps": 2}}},
+    "bases": {"FedAvg": {"method": "fedavg"}},
+    "addons": {"-": {}, "+DEA": {"method.add.feddea": {"rho": 0.5}}},
+    "seeds": [0],
+    "set": {"training.rounds": 1, "training.batch_size": 8, "evaluation.splits": ["test"]},
+}
+"""Two cells of five clients on digits, one round of two steps."""
+
+PRIMARY = {"semseg": "miou", "depth": "rmse", "normals": "merr", "edge": "odsf"}
+DIRECTIONS = {"semseg": "max", "depth": "min", "normals": "min", "edge": "max"}
+# FedDEA, table 3, NYUD.
+FEDAVG = {"semseg": 23.05, "depth": 0.7213, "normals": 26.52, "edge": 75.19}
+DEA = {"semseg": 30.78, "depth": 0.7052, "normals": 24.62, "edge": 74.77}
+
+Numbers = Mapping[str, float]
+
+
+def paper_grid(**changes: Any) -> Grid:
+    """A grid of two data sets, two bases and two add-ons."""
+    value = {
+        "name": "paper",
+        "title": "A table",
+        "data": {"NYUD": {"recipe": "digits-tasks"}, "PASCAL": {"recipe": "digits-tasks"}},
+        "bases": {"FedAvg": {"method": "fedavg"}, "FedProx": {"method": "fedprox"}},
+        "addons": {"-": {}, "+DEA": {"method.add.feddea": {}}},
+        "seeds": [0],
+    }
+    return load_grid(value | changes)
+
+
+def write_run(
+    grid_folder: Path,
+    cell: Cell,
+    values: Numbers | Mapping[str, Numbers],
+    status: str = "finished",
+    history: Mapping[int, Numbers] | None = None,
+    rho: float | None = None,
+) -> Path:
+    """The folder of a run: one client that measured the global model, or client -> what its personal model measured.
+
+    Without its own, `history` (round -> values) is round 1 alone.
+    """
+    personal = {c: v for c, v in values.items() if isinstance(v, Mapping)}
+    clients: dict[str, Numbers] = personal or {"a": values}  # type: ignore[dict-item]
+    path = cell.folder(grid_folder)
+    path.mkdir(parents=True)
+    tasks = list(dict.fromkeys(task for measured in clients.values() for task in measured))
+    add = {} if rho is None else {"feddea": {"rho": rho}}
+    recipe = {
+        "name": "t",
+        "seed": cell.seed,
+        "data": {"name": "toy"},
+        "method": {"name": "m", "add": add},
+        "runtime": {},
+    }
+    info = {
+        "method": f"{cell.base}{cell.addon}",
+        "tasks": {
+            t: {"kind": "dense", "primary": PRIMARY[t], "metrics": {PRIMARY[t]: DIRECTIONS[t]}}
+            for t in PRIMARY
+            if t in tasks
+        },
+        "clients": {name: {"tasks": dict.fromkeys(measured, 1.0)} for name, measured in clients.items()},
+        "status": status,
+        "final_round": max(history or [1]),
+    }
+    lines = []
+    for number, measured in (history or {1: None}).items():
+        metrics = [
+            {"client": c, "task": t, "metric": PRIMARY[t], "value": v, "split": "test", "data": "shared test",
+             "model": "personal" if personal else "global"}
+            for c, own in clients.items()
+            for t, v in (own if measured is None else measured).items()
+        ]  # fmt: skip
+        lines.append(json.dumps({"round": number, "metrics": metrics}))
+    (path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    (path / "run.json").write_text(json.dumps(info))
+    (path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    return path
+
+
+def write_grid(folder: Path, grid: Grid, runs: Mapping[tuple[Any, ...], Any], refused: Mapping[str, str] = {}) -> Path:
+    """A grid folder from (data, base, addon, seed) -> values."""
+    save(grid, folder, refused)
+    for labels, values in runs.items():
+        write_run(folder, Cell(*labels), values)
+    return folder

@@ -1,0 +1,308 @@
+"""Tables and figures of grids, with the numbers of a published table."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedloom.errors import RecipeError, StateError, UserError
+from fedloom.study.compare import Estimate
+from fedloom.study.figures import draw
+from fedloom.study.grid import Cell, open_folder, save
+from fedloom.study.table import tabulate
+from fedloom.study.table_formats import FORMATS, to_text
+from fedloom.tasks.delta import delta_m
+from grid_support import DEA, DIRECTIONS, FEDAVG, paper_grid, write_grid, write_run
+
+PROX = FEDAVG | {"semseg": 20.0}
+PASCAL = {"semseg": 40.0, "normals": 20.0}
+
+
+@pytest.fixture
+def paper(tmp_path: Path) -> Path:
+    """NYUD complete, PASCAL with one run, one refused combination and two that are missing."""
+    runs = {
+        ("NYUD", "FedAvg", "-", 0): FEDAVG,
+        ("NYUD", "FedAvg", "+DEA", 0): DEA,
+        ("NYUD", "FedProx", "-", 0): PROX,
+        ("NYUD", "FedProx", "+DEA", 0): FEDAVG,
+        ("PASCAL", "FedAvg", "-", 0): PASCAL,
+    }
+    return write_grid(tmp_path / "g", paper_grid(), runs, {"PASCAL / FedProx / +DEA": "it_would change | nothing"})
+
+
+def texts(folder: Path, **options: Any) -> list[list[str]]:
+    return [
+        [line.label, *(entry.text for entry in line.entries)]
+        for line in tabulate(*open_folder(folder), **options).lines
+    ]
+
+
+def test_the_published_table(paper):
+    table = tabulate(*open_folder(paper))
+    assert [str(column) for column in table.columns] == [
+        "semseg mIoU ↑", "depth RMSE ↓", "normals mErr ↓", "edge odsF ↑", "Δ % ↑",
+        "semseg mIoU ↑", "normals mErr ↓", "Δ % ↑",
+    ]  # fmt: skip
+    assert texts(paper) == [
+        ["FedAvg", "23.05", "0.7213", "26.52", "75.19", "base", "40.00", "20.00", "base"],
+        ["  +DEA", "30.78", "0.7052", "24.62", "74.77", "+10.59", "…", "…", "…"],
+        ["FedProx", "20.00", "0.7213", "26.52", "75.19", "base", "…", "…", "…"],
+        ["  +DEA", "23.05", "0.7213", "26.52", "75.19", "+3.81", "refused", "refused", "refused"],
+    ]
+    delta = table.lines[1].entries[4].estimate
+    assert delta.mean == pytest.approx(10.593, abs=5e-4)
+    assert delta.mean == delta_m(DEA, FEDAVG, DIRECTIONS)
+    assert [[entry.best for entry in line.entries][:5] for line in table.lines] == [
+        [False, False, False, True, False],
+        [True, True, True, False, True],
+        [False, False, False, True, False],
+        [False, False, False, True, False],
+    ]
+    assert not any(entry.best for line in table.lines for entry in line.entries[5:])  # nothing to choose from
+    assert table.notes == (
+        "refused: PASCAL / FedProx / +DEA: it_would change | nothing.",
+        "…: 2 of 8 runs have not finished: PASCAL / FedAvg / +DEA s0, PASCAL / FedProx s0.",
+    )
+    assert table.caption == (
+        "test split (shared test); global model; mean over the clients with the task; seed 0; model of round 1; in the "
+        "units recorded: fractions, not percent, RMSE in metres, mErr in degrees; Δ %: mean change over the line's "
+        "tasks, each seed against the same seed of the same base with '-'."
+    )
+
+
+def test_text(paper):
+    text = FORMATS["text"](tabulate(*open_folder(paper)))
+    lines = text.splitlines()
+    assert lines[0] == "A table"
+    assert lines[2].split() == ["NYUD"] * 5 + ["PASCAL"] * 3
+    assert [line.split() for line in lines[5:7]] == [
+        ["FedAvg", "23.05", "0.7213", "26.52", "75.19", "base", "40.00", "20.00", "base"],
+        ["+DEA", "30.78", "0.7052", "24.62", "74.77", "+10.59", "…", "…", "…"],
+    ]
+    assert lines[6].startswith("    +DEA")
+    assert "\x1b" not in text
+    assert re.search(r"\x1b\[1m *30\.78", to_text(tabulate(*open_folder(paper)), color=True))
+
+
+def test_markdown(paper):
+    assert FORMATS["markdown"](tabulate(*open_folder(paper))).splitlines()[:7] == [
+        "**A table**",
+        "",
+        "| | NYUD: semseg mIoU ↑ | NYUD: depth RMSE ↓ | NYUD: normals mErr ↓ | NYUD: edge odsF ↑ | NYUD: Δ % ↑ "
+        "| PASCAL: semseg mIoU ↑ | PASCAL: normals mErr ↓ | PASCAL: Δ % ↑ |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+        "| FedAvg | 23.05 | 0.7213 | 26.52 | **75.19** | base | 40.00 | 20.00 | base |",
+        "| &emsp;+DEA | **30.78** | **0.7052** | **24.62** | 74.77 | **+10.59** | … | … | … |",
+        "| FedProx | 20.00 | 0.7213 | 26.52 | **75.19** | base | … | … | … |",
+    ]
+    assert r"it\_would change \| nothing" in FORMATS["markdown"](tabulate(*open_folder(paper)))
+
+
+def test_csv(paper):
+    rows = list(csv.DictReader(io.StringIO(FORMATS["csv"](tabulate(*open_folder(paper))))))
+    assert len(rows) == 4 * 8
+    by_key = {(r["data"], r["base"], r["addon"], r["task"]): r for r in rows}
+    dea = by_key["NYUD", "FedAvg", "+DEA", ""]
+    assert float(dea["mean"]) == delta_m(DEA, FEDAVG, DIRECTIONS)
+    assert (dea["metric"], dea["ci95_half"], dea["n"], dea["seeds"], dea["split"], dea["model"], dea["state"]) == (
+        "delta_m", "", "1", "0", "test", "global", "value",
+    )  # fmt: skip
+    assert by_key["PASCAL", "FedProx", "+DEA", "semseg"]["state"] == "refused"
+    assert by_key["PASCAL", "FedProx", "-", "semseg"]["state"] == "missing"
+    assert by_key["NYUD", "FedAvg", "-", "depth"]["mean"] == "0.7213"
+
+
+def test_latex(paper):
+    text = FORMATS["latex"](tabulate(*open_folder(paper)))
+    assert r" & \multicolumn{5}{c}{NYUD} & \multicolumn{3}{c}{PASCAL} \\" in text
+    assert r"\cmidrule(lr){2-6} \cmidrule(lr){7-9}" in text
+    assert r"semseg mIoU $\uparrow$ & depth RMSE $\downarrow$" in text
+    assert r"\quad +DEA & \textbf{30.78} & \textbf{0.7052}" in text
+    assert text.count(r"\midrule") == 2
+    assert r"\ldots{}" in text
+    assert r"it\_would" in text
+    assert text.count("{") == text.count("}")
+
+
+def test_html(paper):
+    from html.parser import HTMLParser
+
+    text = FORMATS["html"](tabulate(*open_folder(paper)))
+    opened: list[str] = []
+
+    class Balanced(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: Any) -> None:
+            assert tag not in ("script", "link", "img")
+            if tag != "meta":
+                opened.append(tag)
+
+        def handle_endtag(self, tag: str) -> None:
+            assert opened.pop() == tag
+
+    Balanced().feed(text)
+    assert not opened
+    assert '<th scope="colgroup" colspan="5">NYUD</th>' in text
+    assert '<tr><th scope="row" class="label addon">+DEA</th><td><b>30.78</b></td>' in text
+    assert '<td class="none">refused</td>' in text
+    assert "<caption>A table</caption>" in text
+
+
+def test_intervals_and_deltas_are_over_seeds(tmp_path):
+    grid = paper_grid(data={"D": {"recipe": "digits-tasks"}}, bases={"B": {"method": "fedavg"}}, seeds=[0, 1, 2])
+    runs = {("D", "B", "-", s): {"semseg": v} for s, v in enumerate((10.0, 20.0, 40.0))}
+    runs |= {("D", "B", "+DEA", s): {"semseg": v} for s, v in enumerate((11.0, 24.0))}
+    folder = write_grid(tmp_path, grid, runs)
+    table = tabulate(grid, folder)
+    base, dea = (line.entries for line in table.lines)
+    assert base[0].estimate == Estimate.of([10.0, 20.0, 40.0])
+    # 10 % and 20 %, seed by seed; the means alone would say -25 %.
+    assert dea[1].estimate.mean == pytest.approx(15.0)
+    assert dea[1].estimate.half == pytest.approx(12.706204736432095 * 5)
+    assert [entry.text for entry in dea] == ["17.50 ± 82.59*", "+15.00 ± 63.53*"]
+    assert table.notes == ("*: not all seeds.", "…: 1 of 6 runs have not finished: D / B / +DEA s2.")
+    assert "over seeds 0, 1, 2" in table.caption
+
+
+def test_delta_against_a_named_cell_or_none(paper):
+    grid, _ = open_folder(paper)
+    save(grid.model_copy(update={"delta": "FedProx/+DEA"}), paper, {})
+    rows = texts(paper)
+    assert [row[5] for row in rows] == ["+0.00", "+10.59", "-3.31", "base"]
+    assert rows[0][8] == "…"
+    save(grid.model_copy(update={"delta": "none"}), paper, {})
+    assert len(texts(paper)[0]) == 1 + 6
+    assert "Δ" not in tabulate(*open_folder(paper)).caption
+
+
+def test_bases_of_zero_are_left_out_and_said(tmp_path):
+    grid = paper_grid(data={"D": {"recipe": "digits-tasks"}}, bases={"B": {"method": "fedavg"}})
+    runs = {("D", "B", "-", 0): {"semseg": 0.0, "depth": 1.0}, ("D", "B", "+DEA", 0): {"semseg": 5.0, "depth": 0.5}}
+    table = tabulate(grid, write_grid(tmp_path, grid, runs))
+    assert table.lines[1].entries[2].text == "+50.00"
+    assert table.notes == ("Δ % of D / B / +DEA leaves out semseg: 0 or undefined in the base.",)
+
+
+@pytest.fixture
+def clients(tmp_path: Path) -> Path:
+    """Two clients with models of their own, and one model for both tasks."""
+    grid = paper_grid(
+        data={"NYUD": {"recipe": "digits-tasks"}},
+        bases={"Local": {"method": "local"}, "FedAvg": {"method": "fedavg"}, "FedAMP": {"method": "fedprox"}},
+        addons={"-": {}},
+        delta="Local/-",
+        show="clients",
+    )
+    runs = {
+        ("NYUD", "Local", "-", 0): {"x": {"semseg": 10.0}, "y": {"depth": 0.5}},
+        ("NYUD", "FedAvg", "-", 0): {"semseg": 20.0, "depth": 0.4},
+    }
+    return write_grid(tmp_path / "g", grid, runs)
+
+
+def test_a_line_for_each_personal_model(clients):
+    assert texts(clients) == [
+        ["Local (semseg)", "10.00", "\\", "base"],
+        ["Local (depth)", "\\", "0.5000", "base"],
+        ["FedAvg", "20.00", "0.4000", "+60.00"],
+        ["FedAMP", "…", "…", "…"],
+    ]
+    table = tabulate(*open_folder(clients))
+    assert not any(entry.best for line in table.lines for entry in line.entries)
+    assert "personal model of Local, global model of FedAvg" in table.caption
+    assert r"Local (semseg) & 10.00 & \textbackslash{} & base" in FORMATS["latex"](table)
+    assert "| 10.00 | \\\\ | base |" in FORMATS["markdown"](table)
+    # Against the line of the same client, not against the mean over clients.
+    shutil.rmtree(clients / "cells/NYUD/FedAvg")
+    write_run(clients, Cell("NYUD", "FedAMP", "-", 0), {"x": {"semseg": 11.0}, "y": {"depth": 0.4}})
+    assert texts(clients)[-2:] == [
+        ["FedAMP (semseg)", "11.00", "\\", "+10.00"],
+        ["FedAMP (depth)", "\\", "0.4000", "+20.00"],
+    ]
+
+
+def test_clients_with_equal_tasks_keep_their_names(clients):
+    values = {"x": {"semseg": 1.0}, "z": {"depth": 2.0}, "w": {"depth": 4.0}}
+    write_run(clients, Cell("NYUD", "FedAMP", "-", 0), values)
+    assert [row[0] for row in texts(clients)][3:] == ["FedAMP (semseg)", "FedAMP (z)", "FedAMP (w)"]
+
+
+def test_what_cannot_be_tabulated(paper, tmp_path):
+    grid, _ = open_folder(paper)
+    with pytest.raises(StateError, match="no cell of grid paper has finished in"):
+        tabulate(grid, tmp_path / "elsewhere")
+    with pytest.raises(StateError, match=r"no val metrics"):
+        tabulate(grid, paper, "val")
+    with pytest.raises(StateError, match=r"is not a grid's folder: grid\.yaml is absent"):
+        open_folder(tmp_path)
+    write_run(paper, Cell("PASCAL", "FedProx", "-", 0), {"semseg": 1.0})
+    with pytest.raises(StateError, match="not comparable, for the tasks differ"):
+        tabulate(grid, paper)
+
+
+def test_runs_that_go_on_are_missing(paper):
+    write_run(paper, Cell("PASCAL", "FedProx", "-", 0), PASCAL, status="running")
+    assert texts(paper)[2][6] == "…"
+
+
+def test_figures(tmp_path):
+    grid = paper_grid(
+        addons={"-": {}, "rho 0.1": {"method.add.feddea": {"rho": 0.1}}, "rho 1": {"method.add.feddea": {"rho": 1.0}}},
+        figure={"name": "sweep", "parameter": "method.add.feddea.rho"},
+        seeds=[0, 1],
+    )
+    save(grid, tmp_path, {})
+    for seed in (0, 1):
+        for number, (label, rho) in enumerate({"-": None, "rho 0.1": 0.1, "rho 1": 1.0}.items()):
+            values = {"semseg": 10.0 + number + seed, "depth": 1.0 - number / 10}
+            history = {0: {"semseg": 1.0, "depth": 2.0}, 1: values}
+            for base in ("FedAvg", "FedProx"):
+                write_run(tmp_path, Cell("NYUD", base, label, seed), values, rho=rho, history=history)
+    made = grid.figure.entry.function(grid, tmp_path, "test", **grid.figure.params)
+    delta, semseg, depth = made.axes
+    assert [a.get_title() for a in made.axes] == ["Δ % ↑", "semseg mIoU ↑", "depth RMSE ↓"]
+    line = next(
+        one
+        for one in semseg.lines
+        if one.get_label() == "FedAvg" and len(one.get_xdata()) == 2 and one.get_marker() == "o"
+    )
+    assert list(line.get_xdata()) == [0.1, 1.0]
+    assert list(line.get_ydata()) == [11.5, 12.5]
+    over = paper_grid(figure={"name": "convergence", "tasks": ["depth"]}, addons=grid.addons, seeds=[0, 1])
+    made = over.figure.entry.function(over, tmp_path, "test", **over.figure.params)
+    (axes,) = made.axes
+    assert [list(one.get_ydata()) for one in axes.lines][:2] == [[2.0, 1.0], [2.0, 0.9]]
+    assert [one.get_label() for one in axes.lines][:2] == ["FedAvg", "FedAvg rho 0.1"]
+    for name in ("f.png", "f.svg", "f.pdf"):
+        draw(over, tmp_path, tmp_path / "new" / name)
+        assert (tmp_path / "new" / name).stat().st_size > 1000
+    with pytest.raises(UserError, match=r"f\.xyz: Format 'xyz' is not supported"):
+        draw(over, tmp_path, tmp_path / "f.xyz")
+    with pytest.raises(RecipeError, match=r"figure\.tasks: no task 'depht'\. Did you mean 'depth'\?"):
+        draw(paper_grid(figure={"name": "convergence", "tasks": ["depht"]}), tmp_path, tmp_path / "f.png")
+    with pytest.raises(RecipeError, match="has no figure"):
+        draw(paper_grid(), tmp_path, tmp_path / "f.png")
+    with pytest.raises(StateError, match="no cell of grid"):
+        draw(over, tmp_path / "nowhere", tmp_path / "f.png")
+
+
+def test_reading_grids_does_not_import_torch(paper):
+    code = f"""
+import sys
+from fedloom.study.grid import open_folder
+from fedloom.study.table import tabulate
+from fedloom.study.table_formats import FORMATS
+for write in FORMATS.values():
+    write(tabulate(*open_folder({str(paper)!r})))
+import fedloom.study.grid_run, fedloom.study.figures
+sys.exit(bool({{"torch", "matplotlib", "numpy"}} & set(sys.modules)))
+"""
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
