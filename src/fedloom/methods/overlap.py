@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
@@ -27,14 +28,19 @@ def activated_dimensions(
     all shared parameters. In a unified model every client is exactly zero on the decoders and heads of other tasks, so
     those parts are disjoint whatever the tasks have in common: read the encoder.
 
-    paper    top 10 % of each task's update in round 1 and round 100, drawn along the parameters; no numbers
+    paper    four clients with a task each train independently; the top 10 % of each update in round 1 and round 100,
+             drawn along the parameters; no numbers
     release  none found
     here     counts of every round in metrics.jsonl, under "records": per block, per pair of clients, and a histogram of
-             `bins` pieces along the flat vector. `fedloom.study.overlap` makes the tables and the picture
+             `bins` pieces along the flat vector. `fedloom activated RUN` prints tables and draws the picture; the grids
+             feddea/activated-dimensions and feddea/activated-dimensions-scenes run the experiment
 
-    Sees the rows as they are at its place: `feddea` at the client comes before it, and with the same or a smaller rho
+    Sees the rows as they are at its place: `feddea` at the client comes before it, and with the same or a larger rho
     leaves the choice as it is, for the largest stay the largest. To look at raw rows, list it before
     `feddea: {at: server}`. Costs one look at every row and a bool per row and parameter; models are the same, bit for
-    bit.
+    bit. With `local` there would be no rows, so updates are sent and every client gets its own back: the same models,
+    bit for bit, but bytes are counted.
     """
+    if method.shares_nothing:
+        method = replace(method, private=None, stage=stages.Identity(), buffers="local")
     return method.plus(stages.ActivatedDimensions(rho, bins), at="server")
