@@ -103,7 +103,7 @@ class Sparse(Codec):
         size = like.X.numel() if like.present is None else _values(like).numel()
         mask = torch.from_numpy(np.unpackbits(packed["mask"].cpu().numpy(), count=size)).bool()
         values = packed["values"].new_zeros(size)
-        values[mask.to(values.device)] = packed["values"]
+        values.masked_scatter_(mask.to(values.device), packed["values"])
         return _fill(values, like)
 
     def count(self, packed: Packed, like: Updates) -> ByteCount:

@@ -33,7 +33,8 @@ class Ctx:
 
     `round` counts from 1; round 0 is the initial model. `targets` are the rows for which an output is wanted: all
     participants on a server, `[me]` on a peer; None means every row that is there. `population` is the number of all
-    clients, present or not; None means that all are present. `local_loss(client, vector)` evaluates a model on a
+    clients, present or not; None means that all are present. `rounds` is how many the run will have, where that is
+    known. `local_loss(client, vector)` evaluates a model on a
     client's validation data and exists only where data is. `log` takes (event, fields) that a person should see,
     `record` takes (kind, fields) for the run's records only.
     """
@@ -42,6 +43,7 @@ class Ctx:
     seed: int = 0
     targets: tuple[Row, ...] | None = None
     population: int | None = None
+    rounds: int | None = None
     local_loss: Callable[[str, torch.Tensor], float] | None = None
     log: Callable[[str, dict[str, Any]], None] = field(default=lambda event, fields: None, repr=False)
     record: Callable[[str, dict[str, Any]], None] = field(default=lambda kind, fields: None, repr=False)

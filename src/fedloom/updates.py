@@ -27,12 +27,12 @@ EVERYONE: Row = ("*", None)
 
 RoleRule = str | tuple[str, str]
 Roles = Mapping[str, RoleRule] | Callable[[str], RoleRule | None]
-_NORMS = (
-    nn.modules.batchnorm._NormBase,
-    nn.LayerNorm,
-    nn.GroupNorm,
-    *((nn.RMSNorm,) if hasattr(nn, "RMSNorm") else ()),
-)
+_NORMS: dict[str, type[nn.Module]] = {
+    "batch-norm": nn.modules.batchnorm._NormBase,
+    "layer-norm": nn.LayerNorm,
+    "group-norm": nn.GroupNorm,
+    **({"rms-norm": nn.RMSNorm} if hasattr(nn, "RMSNorm") else {}),
+}
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class Block:
     role: str = "encoder"
     task: str | None = None
     part: str | None = None
+    kind: str | None = None
+    """Of a norm layer: batch-norm, layer-norm, group-norm or rms-norm."""
 
     def __post_init__(self) -> None:
         for value in (self.role, *([self.part] if self.part else [])):
@@ -66,12 +68,14 @@ class Block:
 class Select:
     """A choice of blocks: all given conditions must hold. `role` also matches a block's part, `name` is a glob.
 
-    `exclude` takes blocks away again: `Select(role="encoder", exclude=Select(role="norm"))`.
+    `kind` is that of a norm layer. `exclude` takes blocks away again:
+    `Select(role="encoder", exclude=Select(role="norm"))`.
     """
 
     role: str | tuple[str, ...] | None = None
     task: str | tuple[str, ...] | None = None
     name: str | tuple[str, ...] | None = None
+    kind: str | tuple[str, ...] | None = None
     exclude: Select | None = None
 
     @property
@@ -87,11 +91,14 @@ class Select:
             return False
         if self.name is not None and not any(fnmatch.fnmatchcase(block.name, g) for g in _many(self.name)):
             return False
+        if self.kind is not None and block.kind not in _many(self.kind):
+            return False
         return self.exclude is None or not self.exclude.matches(block)
 
 
 Selector = str | Select
 EVERYTHING = Select()
+ALL_BUT_ENCODER = Select(exclude=Select(role="encoder"))
 Columns = slice
 
 
@@ -128,9 +135,10 @@ class Layout:
         if roles is None:
             roles = module.roles()  # type: ignore[operator]
         norms = {
-            f"{prefix}.{name}" if prefix else name
+            f"{prefix}.{name}" if prefix else name: kind
             for prefix, m in module.named_modules()
-            if isinstance(m, _NORMS)
+            for kind, norm in _NORMS.items()
+            if isinstance(m, norm)
             for name, _ in (*m.named_parameters(recurse=False), *m.named_buffers(recurse=False))
         }
         blocks = []
@@ -140,7 +148,7 @@ class Layout:
                 raise ValueError(f"parameter {name!r} {tuple(p.shape)} is named by no role rule; {_known(roles)}")
             part, task = rule or (None, None)
             role = "norm" if name in norms else part
-            blocks.append(Block(name, tuple(p.shape), _dtype(p), role or "norm", task, part))
+            blocks.append(Block(name, tuple(p.shape), _dtype(p), role or "norm", task, part, norms.get(name)))
         persistent = module.state_dict(keep_vars=True)
         for name, b in module.named_buffers():
             if b.is_floating_point() and name in persistent:
@@ -287,6 +295,7 @@ class Layout:
                 "role": b.role,
                 "task": b.task,
                 "part": b.part,
+                "kind": b.kind,
             }
             for b in self.blocks
         ]

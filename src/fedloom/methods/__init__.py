@@ -14,6 +14,24 @@ __getattr__, __dir__ = lazy(__name__, {"method": "Method"})
 
 # These modules register themselves; none imports torch before it is called.
 from fedloom.methods.basic import fedavg, fedprox, local  # noqa: E402
+from fedloom.methods.conflict import cagrad, min_norm, pcgrad  # noqa: E402
+from fedloom.methods.controls import server_step, support_mean  # noqa: E402
+from fedloom.methods.fedacg import fedacg  # noqa: E402
+from fedloom.methods.fedamp import fedamp  # noqa: E402
+from fedloom.methods.fedbn import fedbn  # noqa: E402
 from fedloom.methods.feddea import feddea  # noqa: E402
+from fedloom.methods.feddyn import feddyn  # noqa: E402
+from fedloom.methods.fedga import fedga  # noqa: E402
+from fedloom.methods.fedmtl import fedmtl  # noqa: E402
+from fedloom.methods.fednova import fednova  # noqa: E402
+from fedloom.methods.fedopt import fedopt  # noqa: E402
+from fedloom.methods.heal import heal  # noqa: E402
+from fedloom.methods.moon import moon  # noqa: E402
+from fedloom.methods.overlap import activated_dimensions  # noqa: E402
+from fedloom.methods.scaffold import scaffold  # noqa: E402
 
-__all__ = ["ADDONS", "METHODS", "Method", "fedavg", "feddea", "fedprox", "local"]
+__all__ = [
+    "ADDONS", "METHODS", "Method", "activated_dimensions", "cagrad", "fedacg", "fedamp", "fedavg", "fedbn", "feddea",
+    "feddyn", "fedga", "fedmtl", "fednova", "fedopt", "fedprox", "heal", "local", "min_norm", "moon", "pcgrad",
+    "scaffold", "server_step", "support_mean",
+]  # fmt: skip

@@ -26,6 +26,7 @@ class Method:
     stage    aggregation, at the server or at the peer
     server   what the server does with the result
     private  selector of blocks that never leave a client, or None
+    start    a client begins a round from the model it receives, or from its own of its last round
     weights  a row's weight before any stage: its number of examples, or 1
     buffers  float buffers such as batch norm statistics: weighted mean over the clients that trained them, kept
              local, or pooled (variance = mean of variances + variance of means)
@@ -38,6 +39,7 @@ class Method:
     stage: Stage = Mean()
     server: ServerRule = Plain()
     private: Selector | None = None
+    start: Literal["received", "own"] = "received"
     weights: Literal["size", "uniform"] = "size"
     buffers: Literal["mean", "local", "pooled"] = "mean"
 
@@ -49,6 +51,13 @@ class Method:
             raise ValueError(f"{self.name}: {self.edge!r} would change nothing, for everything is private")
         if self.shares_nothing and not isinstance(self.stage, Identity):
             raise ValueError(f"{self.name}: {self.stage!r} would change nothing, for everything is private")
+        if self.start == "own" and self.stage.reduces:
+            raise ValueError(f"{self.name}: clients start from their own models, but {self.stage!r} leaves one for all")
+        if self.start == "own" and "X" in self.stage.writes:
+            raise ValueError(
+                f"{self.name}: clients start from their own models, so what {self.stage!r} makes of their updates "
+                "would be lost"
+            )
         lost = sorted(f for f in self.edge.writes - {"X"} if not f.startswith("extra:"))
         if lost:
             raise ValueError(
@@ -129,7 +138,7 @@ class Method:
                 *local,
                 "client, before sending:",
                 self.edge.describe("  "),
-                f"on the wire: {self.codec!r}; private: {self.private or 'nothing'}",
+                f"on the wire: {self.codec!r}; private: {self.private or 'nothing'}; starts from: {self.start} model",
                 "server:",
                 self.stage.describe("  "),
                 f"  {self.server!r}; weights: {self.weights}; buffers: {self.buffers}",

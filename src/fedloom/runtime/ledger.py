@@ -67,7 +67,7 @@ def count_down(method: Method, layout: Layout, federation: Federation, client: C
     have = federation.present(client, shared)
     bytes_: ByteCount = {}
     for i, block in enumerate(shared.blocks):
-        if have is None or bool(have[0, i]):
+        if message.vector is not None and (have is None or bool(have[0, i])):
             key = (block.role, block.task)
             bytes_[key] = bytes_.get(key, 0) + block.size * message.vector.element_size()
     if message.told:

@@ -60,6 +60,7 @@ def run_rounds(built: Built, executor: Executor, folder: RunFolder, state: State
             recipe.seed,
             tuple((m, None) for m in members),
             len(built.federation.clients),
+            training.rounds,
             log=now.log,
             record=now.record,
         )

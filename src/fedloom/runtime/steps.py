@@ -26,9 +26,12 @@ ALL = EVERYONE[0]
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """From the server to one client: the shared parameters, the buffers unless they are local, and what stages tell."""
+    """From the server to one client: the shared parameters, the buffers unless they are local, and what stages tell.
 
-    vector: Tensor
+    `vector` is None where the client goes on from its own model, which it has.
+    """
+
+    vector: Tensor | None
     buffers: Tensor | None = None
     integers: Mapping[str, Tensor] = field(default_factory=dict)
     told: Mapping[str, Tensor] = field(default_factory=dict)
@@ -106,7 +109,8 @@ def load(method: Method, model: FlatModel, received: Message, state: State) -> N
     layout = model.layout
     model.vector.copy_(model.initial)
     model.load_integers(model.initial_integers)
-    layout.parameters.put(model.params, method.shared_part(layout), received.vector.to(model.device))
+    vector = state["own"] if received.vector is None else received.vector
+    layout.parameters.put(model.params, method.shared_part(layout), vector.to(model.device))
     if "private" in state:
         layout.parameters.put(model.params, method.private_part(layout), state["private"].to(model.device))
     buffers = state.get("buffers") if method.buffers == "local" else received.buffers
@@ -160,6 +164,9 @@ def finish(
     updates, edge = method.edge(updates, state.get("edge") or method.edge.init(shared), ctx)
     if edge:
         new["edge"] = edge
+    if method.start == "own":
+        # with what the server is told, so that both have the same model
+        new["own"] = (params.take(base, shared) + updates.X[0]).to(cpu)
     payload = Payload(
         row,
         len(client.train),
@@ -196,16 +203,18 @@ def model_of(state: State, client: str) -> Tensor:
 
 def dispatch(method: Method, state: State, clients: Iterable[str]) -> dict[str, Message]:
     """What the server sends to each client. Clients that get the same vector get the same tensor."""
-    shared = {ALL: method.server.dispatch(state["model"], state["rule"][ALL])}
-    messages = {}
+    clients = list(clients)
     needed = frozenset[str]().union(*(rule.needs for rule in method.local))
+    told = method.stage.tell(state["stage"], clients, state["personal"]) if needed else {}
+    vectors: dict[str, Tensor | None] = {}
+    messages = {}
     for client in clients:
         key = client if client in state["personal"] else ALL
-        if key not in shared:
-            shared[key] = method.server.dispatch(state["personal"][key], state["rule"][key])
-        told = method.stage.tell(state["stage"], client) if needed else {}
-        told = {name: value for name, value in told.items() if f"told:{name}" in needed}
-        messages[client] = Message(shared[key], state["buffers"], state["integers"], told)
+        if key not in vectors:
+            has_it = method.start == "own" and key != ALL
+            vectors[key] = None if has_it else method.server.dispatch(model_of(state, key), state["rule"][key])
+        mine = {name: value for name, value in told.get(client, {}).items() if f"told:{name}" in needed}
+        messages[client] = Message(vectors[key], state["buffers"], state["integers"], mine)
     return messages
 
 
@@ -216,7 +225,12 @@ def blank(shared: Layout, federation: Federation, row: Row, X: Tensor) -> Update
 
 
 def collect(
-    method: Method, layout: Layout, federation: Federation, payloads: Iterable[Payload], rows: Sequence[Row]
+    method: Method,
+    layout: Layout,
+    federation: Federation,
+    payloads: Iterable[Payload],
+    rows: Sequence[Row],
+    dtype: torch.dtype = torch.float32,
 ) -> tuple[Updates, list[Payload]]:
     """The matrix of the round from payloads in any order; a payload is forgotten once its row is written.
 
@@ -224,8 +238,8 @@ def collect(
     """
     shared = method.shared_part(layout)
     keys = sorted(rows, key=lambda r: (r[0], r[1] or ""))
-    X = torch.zeros(len(keys), shared.d)
-    beside = {name: torch.zeros(len(keys), shared.d) for name in method.side}
+    X = torch.zeros(len(keys), shared.d, dtype=dtype)
+    beside = {name: torch.zeros_like(X) for name in method.side}
     came: dict[int, Payload] = {}
     for payload in payloads:
         if not payload.finite:
@@ -235,9 +249,10 @@ def collect(
         for name, matrix in beside.items():
             matrix[i] = payload.side[name]
         came[i] = Payload(**{**vars(payload), "packed": {}, "side": {}})
+        del payload  # before the next one is made
     here = sorted(came)
     if len(here) < len(keys):
-        X, beside = X[here], {name: matrix[here] for name, matrix in beside.items()}
+        X, beside = _compact(X, here), {name: _compact(matrix, here) for name, matrix in beside.items()}
     n = torch.tensor([came[i].n for i in here], dtype=torch.float64)
     extra: dict[str, Any] = {
         name: [came[i].extra[name] for i in here] for name in (came[here[0]].extra if here else ())
@@ -273,7 +288,7 @@ def server_step(
 
     Rows with nan or inf are dropped and logged; if none is left the state stays as it was.
     """
-    updates, came = collect(method, layout, federation, payloads, ctx.targets or ())
+    updates, came = collect(method, layout, federation, payloads, ctx.targets or (), state["model"].dtype)
     updates, dropped = updates.finite()
     for client, _ in dropped:
         ctx.log("update dropped", {"client": client, "why": "not finite after the client's stages"})
@@ -281,8 +296,7 @@ def server_step(
         return state
     alive = set(updates.rows)
     if "base" in method.stage.reads:
-        sent = dispatch(method, state, [client for client, _ in updates.rows])
-        updates = updates.replace(base=_rows([sent[client].vector for client, _ in updates.rows]))
+        updates = updates.replace(base=_bases(method, state, [client for client, _ in updates.rows]))
     out, stage = method.stage(updates, state["stage"], ctx)
     new = {**state, "stage": stage, "personal": dict(state["personal"]), "rule": dict(state["rule"])}
     for key, update in zip(out.rows, out.X, strict=True):
@@ -304,8 +318,17 @@ def server_step(
     return new
 
 
-def _rows(vectors: Sequence[Tensor]) -> Tensor:
-    """K vectors as a matrix; no copy where they are all the same one."""
-    if all(v is vectors[0] for v in vectors):
-        return vectors[0].expand(len(vectors), -1)
-    return torch.stack(list(vectors))
+def _compact(matrix: Tensor, rows: Sequence[int]) -> Tensor:
+    """Some rows, in ascending order, moved to the top in place: a copy would need the memory of the matrix again."""
+    for to, row in enumerate(rows):
+        if to != row:
+            matrix[to] = matrix[row]
+    return matrix[: len(rows)]
+
+
+def _bases(method: Method, state: State, clients: Sequence[str]) -> Tensor:
+    """The vectors from which clients started (K x d); no copy where it is the same one for all."""
+    if not state["personal"]:
+        return method.server.dispatch(state["model"], state["rule"][ALL]).expand(len(clients), -1)
+    keys = [client if client in state["personal"] else ALL for client in clients]
+    return torch.stack([method.server.dispatch(model_of(state, key), state["rule"][key]) for key in keys])

@@ -8,6 +8,7 @@ from fedloom._lazy import lazy
 
 if TYPE_CHECKING:
     from fedloom.stages.combine import GroupBy, PerTask, Scope, Split, Switch
+    from fedloom.stages.conflict import CAGrad, MinNorm, PCGrad
     from fedloom.stages.drift import ControlVariates, DualShift, NormaliseSteps
     from fedloom.stages.gap import GapWeights
     from fedloom.stages.heal import Heal
@@ -21,6 +22,7 @@ __getattr__, __dir__ = lazy(
     __name__,
     {
         "combine": "GroupBy PerTask Scope Split Switch",
+        "conflict": "CAGrad MinNorm PCGrad",
         "drift": "ControlVariates DualShift NormaliseSteps",
         "gap": "GapWeights",
         "heal": "Heal",
@@ -32,7 +34,7 @@ __getattr__, __dir__ = lazy(
     },
 )
 __all__ = [
-    "ActivatedDimensions", "Attention", "Chain", "ControlVariates", "DualShift", "GapWeights", "GroupBy", "Heal",
-    "Identity", "Mean", "NormaliseSteps", "PerTask", "Scope", "Split", "Stage", "SupportMean", "Switch",
-    "TaskCovariance", "TopMagnitude",
+    "ActivatedDimensions", "Attention", "CAGrad", "Chain", "ControlVariates", "DualShift", "GapWeights", "GroupBy",
+    "Heal", "Identity", "Mean", "MinNorm", "NormaliseSteps", "PCGrad", "PerTask", "Scope", "Split", "Stage",
+    "SupportMean", "Switch", "TaskCovariance", "TopMagnitude",
 ]  # fmt: skip

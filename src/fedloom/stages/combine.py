@@ -17,7 +17,7 @@ Kind = Literal["row", "mix", "matrix"]
 _KINDS: tuple[Kind, ...] = ("row", "mix", "matrix")
 
 
-class _Inner(Stage):
+class Inner(Stage):
     """A stage around other stages. What they write beside X stays inside, so it must be read inside."""
 
     writes = frozenset({"X"})
@@ -44,7 +44,7 @@ class _Inner(Stage):
 
 
 @dataclass(frozen=True)
-class Scope(_Inner):
+class Scope(Inner):
     """Apply a stage to some columns only; the others pass as they are. The stage must keep the rows."""
 
     selector: Selector
@@ -77,7 +77,7 @@ class Scope(_Inner):
 
 
 @dataclass(frozen=True)
-class Split(_Inner):
+class Split(Inner):
     """Different stages for different columns: {selector: stage}; "*" takes what no other selector takes.
 
     Every block must be taken exactly once. Where some parts leave one row and others keep all, the single row is
@@ -147,7 +147,7 @@ class Split(_Inner):
 
 
 @dataclass(frozen=True)
-class PerTask(_Inner):
+class PerTask(Inner):
     """Apply a stage to the columns of each task, over the rows that hold the task.
 
     A row holds a task if it trained the task's blocks (extra "support"), where the round says so, or else if it has
@@ -209,7 +209,7 @@ class PerTask(_Inner):
 
 
 @dataclass(frozen=True)
-class GroupBy(_Inner):
+class GroupBy(Inner):
     """Apply a stage within groups of rows: by an extra (such as "domain"), by "task" or by "client".
 
     Every row receives its own group's result. State is kept per group, from the round in which it first appears.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -14,6 +14,7 @@ from fedloom.updates import Layout, Updates
 State = dict[str, Any]
 """Nested dictionaries and lists of tensors, numbers, strings and None: anything a checkpoint can hold."""
 Fields = frozenset[str]
+Told = dict[str, Tensor]
 
 
 class Stage:
@@ -36,9 +37,12 @@ class Stage:
         """State before the first round."""
         return {}
 
-    def tell(self, state: State, client: str) -> dict[str, Tensor]:
-        """What local rules of a client are told: vectors over the stage's columns (d), or scalars (no dimension)."""
-        return {}
+    def tell(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Told]:
+        """What local rules of these clients are told: vectors over the stage's columns (d), or scalars (no dimension).
+
+        `models` are the personal models (d) that the server has, of any client.
+        """
+        return {client: {} for client in clients}
 
     def preceded_by(self, stage: Stage) -> Stage:
         """This aggregation with one more stage just before the rows are combined."""
@@ -116,9 +120,10 @@ class Chain(Stage):
     def tells(self) -> Fields:  # type: ignore[override]
         return frozenset().union(*(s.tells for s in self.stages))
 
-    def tell(self, state: State, client: str) -> dict[str, Tensor]:
+    def tell(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Told]:
         """What all members tell."""
-        return {k: v for i, s in enumerate(self.stages) for k, v in s.tell(state[str(i)], client).items()}
+        each = [s.tell(state[str(i)], clients, models) for i, s in enumerate(self.stages)]
+        return {client: {k: v for told in each for k, v in told[client].items()} for client in clients}
 
     @property
     def reduces(self) -> bool:  # type: ignore[override]

@@ -8,8 +8,25 @@ from fedloom._lazy import lazy
 from fedloom.training.config import Optimizer, Schedule, Training
 
 if TYPE_CHECKING:
+    from fedloom.training.contrast import ModelContrast
+    from fedloom.training.drift import ControlVariate, CountedSteps, Dual
     from fedloom.training.flat import FlatModel
+    from fedloom.training.gap import ValidationLosses
+    from fedloom.training.personal import Anchor, TaskCoupling
     from fedloom.training.rules import LocalRule, Proximal, View
 
-__getattr__, __dir__ = lazy(__name__, {"flat": "FlatModel", "rules": "LocalRule Proximal View"})
-__all__ = ["FlatModel", "LocalRule", "Optimizer", "Proximal", "Schedule", "Training", "View"]
+__getattr__, __dir__ = lazy(
+    __name__,
+    {
+        "contrast": "ModelContrast",
+        "drift": "ControlVariate CountedSteps Dual",
+        "flat": "FlatModel",
+        "gap": "ValidationLosses",
+        "personal": "Anchor TaskCoupling",
+        "rules": "LocalRule Proximal View",
+    },
+)
+__all__ = [
+    "Anchor", "ControlVariate", "CountedSteps", "Dual", "FlatModel", "LocalRule", "ModelContrast", "Optimizer",
+    "Proximal", "Schedule", "TaskCoupling", "Training", "ValidationLosses", "View",
+]  # fmt: skip

@@ -1,0 +1,135 @@
+"""Personal models that are drawn to each other by a matrix of relations: FedAMP and MOCHA.
+
+Rows pass as they are, for every client keeps its own model; the relations are worked out from the models when the
+next round is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedloom.stages.stage import Identity, State, Told
+
+_CHUNK = 1 << 20
+
+
+def distances(W: Tensor) -> Tensor:
+    """Squared distances between rows (K x K, float64), column chunk by column chunk."""
+    out = torch.zeros(len(W), len(W), dtype=torch.float64)
+    for a in range(0, W.shape[1], _CHUNK):
+        part = W[:, a : a + _CHUNK].double()
+        for i in range(len(W)):
+            out[i] += (part - part[i]).square().sum(dim=1)
+    return out
+
+
+def attention(W: Tensor, alpha: float, sigma: float, scale: Literal["absolute", "median"] = "absolute") -> Tensor:
+    """FedAMP's message weights xi (K x K, rows sum to 1) for models W (K x d).
+
+    xi_kj = alpha A'(|w_k - w_j|^2) with A'(x) = exp(-x/sigma)/sigma; xi_kk takes the rest. Where the others' weights
+    sum to more than 1 they are scaled to 1, so that the result stays a convex combination. With "median" distances
+    are divided by their median, for in millions of parameters they dwarf any sigma.
+    """
+    D = distances(W)
+    k = len(W)
+    others = ~torch.eye(k, dtype=torch.bool)
+    if scale == "median" and k > 1 and float(m := D[others].median()) > 0:
+        D = D / m
+    xi = alpha * torch.exp(-D / sigma) / sigma * others
+    xi = xi / xi.sum(dim=1, keepdim=True).clamp(min=1.0)
+    return xi + torch.diag(1 - xi.sum(dim=1))
+
+
+def covariance(G: Tensor, floor: float = 1e-7) -> tuple[Tensor, Tensor]:
+    """MOCHA's (Sigma, Omega) from the Gram matrix G (K x K) of the models: Sigma = G^(1/2) / tr, Omega its inverse.
+
+    Eigenvalues of G below `floor` times the largest are raised to it for Omega. G = 0 gives Sigma = I/K.
+    """
+    k = len(G)
+    values, vectors = torch.linalg.eigh(G.double())
+    values = values.clamp(min=0)
+    if not float(values.max()) > 0:
+        return torch.eye(k, dtype=torch.float64) / k, k * torch.eye(k, dtype=torch.float64)
+    root = values.sqrt()
+    raised = values.clamp(min=floor * float(values.max())).sqrt()
+    sigma = vectors @ torch.diag(root / root.sum()) @ vectors.T
+    omega = vectors @ torch.diag(root.sum() / raised) @ vectors.T
+    return sigma, omega
+
+
+def _stacked(models: Mapping[str, Tensor]) -> tuple[list[str], Tensor]:
+    names = sorted(models)
+    return names, torch.stack([models[name] for name in names])
+
+
+@dataclass(frozen=True)
+class Attention(Identity):
+    """Tells each client the mix u_k = sum_j xi_kj w_j of all clients' latest models (FedAMP; see `attention`)."""
+
+    alpha: float = 1.0
+    sigma: float = 1.0
+    scale: Literal["absolute", "median"] = "absolute"
+    tells = frozenset({"told:anchor"})
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "sigma"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: expected a number above 0, found {getattr(self, name)}")
+
+    def tell(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Told]:
+        """u_k for clients that have a model; nothing before the first round."""
+        told: dict[str, Told] = {client: {} for client in clients}
+        if models:
+            names, W = _stacked(models)
+            xi = attention(W, self.alpha, self.sigma, self.scale).to(W)
+            told |= {client: {"anchor": xi[names.index(client)] @ W} for client in clients if client in models}
+        return told
+
+
+@dataclass(frozen=True)
+class TaskCovariance(Identity):
+    """Tells each client what the regulariser tr(W Omega W') asks of it (MOCHA, Smith et al., NeurIPS 2017).
+
+    Half its gradient at w_k, with the others frozen, is Omega_kk w_k + v_k; told are relation = Omega_kk and
+    peers = v_k. With `centre`, W are deviations from the clients' mean: raw weights of deep networks that started
+    from the same point are almost equal, and the regulariser would mostly be weight decay. The direction in which
+    centred models cannot differ is left out of Omega.
+    """
+
+    centre: bool = True
+    floor: float = 1e-7
+    tells = frozenset({"told:relation", "told:peers"})
+
+    def tell(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Told]:
+        """Omega_kk and v_k for clients that have a model; nothing before the first round."""
+        told: dict[str, Told] = {client: {} for client in clients}
+        if not models:
+            return told
+        names, W = _stacked(models)
+        omega = self.omega(W).to(W)
+        for client in clients:
+            if client in models:
+                k = names.index(client)
+                row = omega[k].clone()
+                row[k] = 0
+                told[client] = {"relation": omega[k, k], "peers": row @ W}
+        return told
+
+    def omega(self, W: Tensor) -> Tensor:
+        """Omega (K x K, float64) of models W (K x d)."""
+        k = len(W)
+        D = distances(W)
+        centring = torch.eye(k, dtype=torch.float64) - 1 / k
+        if self.centre:
+            G = -0.5 * centring @ D @ centring
+            return centring @ covariance(G, self.floor)[1] @ centring
+        G = torch.zeros(k, k, dtype=torch.float64)
+        for a in range(0, W.shape[1], _CHUNK):
+            part = W[:, a : a + _CHUNK].double()
+            G += part @ part.T
+        return covariance(G, self.floor)[1]

@@ -1,0 +1,116 @@
+"""Local rules against client drift: control variates (SCAFFOLD), dual variables (FedDyn), counted steps (FedNova)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.stages.stage import State
+from fedloom.training.rules import LocalRule, View
+from fedloom.updates import Columns
+
+
+def common(a: tuple[Columns, ...], b: tuple[Columns, ...]) -> tuple[Columns, ...]:
+    """Columns that are in both."""
+    both = (Columns(max(s.start, t.start), min(s.stop, t.stop)) for s in a for t in b)
+    return tuple(s for s in both if s.start < s.stop)
+
+
+@dataclass(frozen=True)
+class ControlVariate(LocalRule):
+    """Adds c - c_k to every gradient; afterwards c_k is the mean of the round's raw gradients (SCAFFOLD).
+
+    For plain SGD that mean is option II of the paper, c_k - c + (theta - theta_k) / (tau lr); unlike option II it
+    also holds under momentum, Adam, clipping and schedules. Only what the client trains and shares is corrected: for
+    another task's head c is not zero, but this client has no gradient there.
+    """
+
+    provides = frozenset({"side:control"})
+    needs = frozenset({"told:control"})
+
+    def init(self, base: Tensor) -> State:
+        """c_k = 0."""
+        return {"control": torch.zeros_like(base)}
+
+    def begin(self, view: View, state: State) -> State:
+        """The correction of this round, and an empty sum of gradients."""
+        correction = torch.zeros_like(view.base)
+        if "control" in view.told:
+            for s in common(view.trained, view.shared):
+                correction[s] = view.told["control"][s] - state["control"][s]
+        return {**state, "correction": correction, "sum": torch.zeros_like(view.base)}
+
+    def grad(self, view: View, state: State) -> None:
+        for s in common(view.trained, view.shared):
+            state["sum"][s] += view.grad[s]
+            view.grad[s] += state["correction"][s]
+
+    def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
+        """c_k, and its change for the server."""
+        new = state["sum"] / view.step if view.step else state["control"]
+        return {"control": new}, {"control": new - state["control"]}
+
+
+@dataclass(frozen=True)
+class Dual(LocalRule):
+    """Adds alpha <y, h_k> + (alpha/2) |y - base|^2 to the loss; afterwards h_k grows by y - base (FedDyn).
+
+    h_k is the sum of the client's own raw updates, so -alpha h_k is the paper's gradient memory.
+    """
+
+    alpha: float
+
+    def __post_init__(self) -> None:
+        if not self.alpha > 0:
+            raise ValueError(f"alpha: expected a number above 0, found {self.alpha}")
+
+    def init(self, base: Tensor) -> State:
+        """h_k = 0."""
+        return {"dual": torch.zeros_like(base)}
+
+    def grad(self, view: View, state: State) -> None:
+        for s in view.shared:
+            view.grad[s].add_(view.params[s] - view.base[s] + state["dual"][s], alpha=self.alpha)
+
+    def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
+        """h_k with this round's update."""
+        dual = state["dual"].clone()
+        for s in view.shared:
+            dual[s] += view.params[s] - view.base[s]
+        return {"dual": dual}, {}
+
+
+@dataclass(frozen=True)
+class CountedSteps(LocalRule):
+    """Provides a_k, by how much each local gradient counts in the update, summed over the round (FedNova).
+
+    Found by running the optimiser on unit gradients, in units of the round's first learning rate: tau for plain SGD,
+    the accumulated momentum series with momentum, sum of (1 - lr mu)^t with a proximal term, all of it with both and
+    with a schedule. Adam's steps have bounded size, so they count as one each, scaled by the schedule. Momentum that
+    lives on from the round before is not counted.
+    """
+
+    mu: float = 0.0
+    provides = frozenset({"extra:a"})
+
+    def begin(self, view: View, state: State) -> State:
+        """Nothing counted yet."""
+        return {"a": 0.0, "velocity": 0.0, "lr": None}
+
+    def grad(self, view: View, state: State) -> None:
+        if state["lr"] is None:
+            state["lr"] = view.lr or 1.0
+        optimizer = view.optimizer
+        unit = 1.0 - self.mu * state["lr"] * state["a"]  # of the proximal term, at displacement -lr a
+        step = unit
+        if optimizer.momentum:
+            state["velocity"] = optimizer.momentum * state["velocity"] + unit
+            step = unit + optimizer.momentum * state["velocity"] if optimizer.nesterov else state["velocity"]
+        state["a"] += view.lr / state["lr"] * (step if optimizer.name == "sgd" else 1.0)
+
+    def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
+        """a_k; nothing is kept."""
+        return {}, {"a": state["a"]}

@@ -1,0 +1,117 @@
+"""A federation of quadratics, F_k(y) = sum_i h_i (y_i - b_ki)^2 / 2, run through the real client and server steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedloom import Ctx, Method
+from fedloom.data.dataset import TensorExamples
+from fedloom.runtime.federation import Client, Federation, Part
+from fedloom.runtime.steps import client_step, dispatch, server_init, server_step
+from fedloom.tasks.task import Metric, Task
+from fedloom.training import FlatModel, Training
+
+
+class Nothing(Metric):
+    def update(self, output: Tensor, target: Tensor) -> None:
+        """Nothing to measure."""
+
+    def compute(self) -> dict[str, float]:
+        return {}
+
+
+@dataclass(frozen=True)
+class Valley(Task):
+    kind = "valley"
+    metrics: ClassVar[Mapping[str, Any]] = {}  # type: ignore[misc]
+    primary = ""  # type: ignore[assignment]
+
+    def head(self, features: int) -> nn.Module:
+        raise NotImplementedError
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        h, b = target.unbind(-1)
+        return (h * (output - b).square() / 2).sum(-1).mean()
+
+    def metric(self) -> Metric:
+        return Nothing()
+
+
+class Point(nn.Module):
+    def __init__(self, d: int) -> None:
+        super().__init__()
+        self.y = nn.Parameter(torch.zeros(d, dtype=torch.float64))
+
+    def forward(self, x: Tensor, tasks: Sequence[str] | None = None) -> dict[str, Tensor]:
+        return {"valley": self.y.expand(len(x), -1)}
+
+    def roles(self) -> dict[str, str]:
+        return {"y": "encoder"}
+
+
+class Quadratics:
+    """`h` and `b` are K x d; `n` are the sizes that weigh the clients, `steps` the local steps of each."""
+
+    def __init__(self, method: Method, h: Any, b: Any, n: Sequence[float] | None = None, **training: Any) -> None:
+        h, b = torch.tensor(h, dtype=torch.float64), torch.tensor(b, dtype=torch.float64)
+        h, b = (v if v.ndim == 2 else v.unsqueeze(1) for v in (h, b))
+        self.h, self.b, self.method = h.expand_as(b), b, method
+        self.names = [f"c{k:02d}" for k in range(len(b))]
+        self.n = dict(zip(self.names, n or [1.0] * len(b), strict=True))
+        examples = TensorExamples(torch.zeros(len(b), 1), {"valley": torch.stack([self.h, b], dim=-1)})
+        task = Valley("valley", 1)
+        clients = {}
+        for k, name in enumerate(self.names):
+            part = Part(examples, np.array([k]), "own")
+            clients[name] = Client(name, {"valley": (task, 1.0)}, part, part, part)
+        self.federation = Federation((task,), clients)
+        self.model = FlatModel(Point(b.shape[1]))
+        steps = training.pop("steps")
+        self.training = {
+            name: Training(steps=s, batch_size=1, **training)
+            for name, s in zip(self.names, steps if isinstance(steps, Sequence) else [steps] * len(b), strict=True)
+        }
+        self.server = server_init(method, self.model.layout, torch.zeros(b.shape[1], dtype=torch.float64), {})
+        self.clients: dict[str, Any] = {}
+        self.round = 0
+
+    @property
+    def optimum(self) -> Tensor:
+        """Of the uniform mean of the F_k."""
+        return (self.h * self.b).sum(0) / self.h.sum(0)
+
+    @property
+    def point(self) -> Tensor:
+        """The global model."""
+        return self.server["model"]
+
+    def go(self, rounds: int = 1, members: Sequence[Sequence[str]] | None = None, reverse: bool = False) -> Tensor:
+        """Run some rounds; `members` are those of each round. Returns the global model."""
+        for i in range(rounds):
+            self.round += 1
+            here = sorted(members[i] if members else self.names)
+            ctx = Ctx(self.round, 0, tuple((name, None) for name in here), len(self.names))
+            messages = dispatch(self.method, self.server, here)
+            payloads = []
+            for name in reversed(here) if reverse else here:
+                client, state = self.federation.clients[name], self.clients.get(name, {})
+                payload, _, self.clients[name] = client_step(
+                    self.method, self.model, self.federation, client, messages[name], state, ctx, self.training[name]
+                )
+                payloads.append(type(payload)(**{**vars(payload), "n": self.n[name]}))
+            self.server = server_step(self.method, self.model.layout, self.federation, payloads, self.server, ctx)
+        return self.point
+
+    def fixed_point(self) -> float:
+        """Of one round's map, for one dimension and methods without memory: the map is affine."""
+        ends = []
+        for start in (0.0, 1.0):
+            self.server["model"] = torch.tensor([start], dtype=torch.float64)
+            ends.append(float(self.go()))
+        return ends[0] / (1 - (ends[1] - ends[0]))
