@@ -178,7 +178,23 @@ def test_counts_grow_beyond_16_bits() -> None:
     assert checkpoint.same(state, before)
 
 
-@pytest.mark.parametrize("wrong", [{"tau": 1.0}, {"beta": 1.5}, {"zeros": "some"}])
+def test_weights_can_be_multiplied() -> None:
+    w, p = [0.3, 0.9], [0.25, 0.75]
+    for weights in ("replace", "multiply"):
+        stage = Heal(weights=weights)
+        state = {
+            k: {"rounds": 1, "weight": x, "change": 0.0, "up": torch.zeros(1)} for k, x in zip("ab", w, strict=True)
+        }
+        out, after = stage(Updates.of([[1.0], [1.0]], rows=["a", "b"], weight=p), state, Ctx(1))
+        assert [m["weight"] for m in after.values()] == w  # all masked
+        assert out.weight.tolist() == pytest.approx(
+            [a * (b if weights == "multiply" else 1) for a, b in zip(w, p, strict=True)]
+        )
+    assert "weight" in Heal(weights="multiply").reads
+    assert "weight" not in Heal().reads
+
+
+@pytest.mark.parametrize("wrong", [{"tau": 1.0}, {"beta": 1.5}, {"zeros": "some"}, {"weights": "some"}])
 def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Heal(**wrong)

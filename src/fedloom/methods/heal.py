@@ -20,14 +20,16 @@ def heal(
     tau: Annotated[float, Field(ge=-1, lt=1)] = 0.3,
     beta: Annotated[float, Field(ge=0, le=1)] = 0.4,
     zeros: Literal["paper", "none"] = "paper",
+    weights: Literal["replace", "multiply"] = "replace",
 ) -> Method:
     """Average each coordinate over the clients that move it consistently; weigh clients by how far they move.
 
     q_ki = share of client k's earlier rounds in which Delta_ki had the sign it has now;  M_ki = [q_ki > tau], all ones
     in a client's first round.  dist_k = |M_k Delta_k|;  dw_k <- (1 - beta) dw_k + beta dist_k / sum_j dist_j;
     w_k <- w_k + dw_k, from w_k = 1/N, dw_k = 0.  u_i = sum_k w_k M_ki Delta_ki / sum_k w_k M_ki, and 0 where all are
-    masked. Acts at the server; nothing more is sent. The weights take the place of the method's (its number of
-    examples). State at the server: 2 bytes per client and coordinate (4 with `zeros: none`).
+    masked. Acts at the server; nothing more is sent. w takes the place of the method's weights (its number of
+    examples); with `weights: multiply` the two are multiplied, which a method that sets weights itself (fedga) asks
+    for. State at the server: 2 bytes per client and coordinate (4 with `zeros: none`).
 
     paper    tau 0.3, beta 0.4; an exact zero counts as one of the two signs
     release  the same constants; there the share is over the round number, so it is wrong for clients that were absent;
@@ -55,4 +57,4 @@ def heal(
     A method without a mean that reads weights and masks (local training, mixing) is refused. With methods that have a
     server optimiser (fedopt, fedacg), u is what the optimiser gets.
     """
-    return method.plus(stages.Heal(tau, beta, zeros), at="server")
+    return method.plus(stages.Heal(tau, beta, zeros, weights), at="server")

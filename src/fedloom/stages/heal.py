@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedloom.context import Ctx, Row
-from fedloom.stages.stage import Stage, State
+from fedloom.stages.stage import Fields, Stage, State
 from fedloom.updates import Updates
 
 _CHUNK = 1 << 18  # columns at a time, so that no K x d intermediate is made beside the mask
@@ -27,8 +27,9 @@ class Heal(Stage):
     dw_k = (1 - beta) dw_k + beta |M_k X_k| / sum_j |M_j X_j|,   w_k = w_k + dw_k   (j over the participants)
     u_i  = sum_k w_k M_ki X_ki / sum_k w_k M_ki                                     (0 where everything is masked)
 
-    X passes as it is; M is written as `coef` (bool) and w as `weight`, in place of the weights so far. w starts at
-    1 / (number of clients), dw at 0; the Mean normalises w over the participants.
+    X passes as it is; M is written as `coef` (bool) and w as `weight`: in place of the weights so far or, with
+    `weights` "multiply", times them. w starts at 1 / (number of clients), dw at 0; the Mean normalises w over the
+    participants.
 
     `zeros` says what an exact zero is. "paper": it counts together with negative updates, so a decoder that a client
     never trains is perfectly consistent and still dilutes the mean. "none": no evidence; it is masked out, does not
@@ -41,6 +42,7 @@ class Heal(Stage):
     tau: float = 0.3
     beta: float = 0.4
     zeros: Literal["paper", "none"] = "paper"
+    weights: Literal["replace", "multiply"] = "replace"
     kind = "matrix"
     writes = frozenset({"weight", "coef"})
 
@@ -51,6 +53,12 @@ class Heal(Stage):
             raise ValueError(f"beta: expected a number from 0 to 1, found {self.beta}")
         if self.zeros not in ("paper", "none"):
             raise ValueError(f"zeros: expected 'paper' or 'none', found {self.zeros!r}")
+        if self.weights not in ("replace", "multiply"):
+            raise ValueError(f"weights: expected 'replace' or 'multiply', found {self.weights!r}")
+
+    @property
+    def reads(self) -> Fields:  # type: ignore[override]
+        return frozenset({"X", "weight"} if self.weights == "multiply" else {"X"})
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         if not len(updates):
@@ -70,7 +78,8 @@ class Heal(Stage):
                 memory["change"] = (1 - self.beta) * memory["change"] + self.beta * distance / total
                 memory["weight"] += memory["change"]
         weight = torch.tensor([memory["weight"] for memory in new.values()], dtype=torch.float64)
-        out = updates.replace(weight=weight.to(updates.weight), coef=mask)
+        weight = weight.to(updates.weight)
+        out = updates.replace(weight=weight * updates.weight if self.weights == "multiply" else weight, coef=mask)
         return out, {**state, **new} if total > 0 or bool(X.any()) else state
 
     def _vote(self, x: Tensor, columns: list[slice], before: State, out: Tensor) -> tuple[State, float]:
