@@ -13,10 +13,13 @@ from fedloom.context import Ctx
 from fedloom.runtime import state as checkpoint
 from fedloom.stages import (
     ActivatedDimensions,
+    CAGrad,
     GroupBy,
     Heal,
     Identity,
     Mean,
+    MinNorm,
+    PCGrad,
     PerTask,
     Scope,
     Split,
@@ -46,6 +49,13 @@ STAGES: dict[str, Stage] = {
     "heal": Heal() >> Mean(),
     "heal-none": Heal(zeros="none") >> Mean(),
     "heal-split": Split({"encoder": Heal() >> Mean(), "*": SupportMean()}),
+    "pcgrad": PCGrad(),
+    "pcgrad-sum": PCGrad("sum") >> Mean(),
+    "cagrad": CAGrad(),
+    "cagrad-after": TopMagnitude(0.5) >> PCGrad() >> CAGrad(0.6, "1+c^2"),
+    "min-norm": MinNorm(),
+    "mgda": MinNorm(unit=False),
+    "conflict-split": Split({"encoder": CAGrad(), "head": PerTask(MinNorm())}),
     "activated-dimensions": ActivatedDimensions(0.3),
 }
 LAYOUT = Layout(
@@ -137,13 +147,15 @@ def test_repr_rebuilds_the_stage(stage: Stage) -> None:
     assert eval(repr(stage), names) == stage
 
 
-@pytest.mark.parametrize("stage", [Mean(), SupportMean(), Identity()], ids=repr)
+@pytest.mark.parametrize(
+    "stage", [Mean(), SupportMean(), Identity(), PCGrad(), CAGrad(rescale="1+c"), MinNorm(), MinNorm(False)], ids=repr
+)
 def test_one_row_comes_back_bit_for_bit(stage: Stage) -> None:
     X = matrix().float()[:1]
     assert torch.equal(stage.on(X, n=[7])[0], X)
 
 
-@pytest.mark.parametrize("stage", [Mean(), SupportMean()], ids=repr)
+@pytest.mark.parametrize("stage", [Mean(), SupportMean(), CAGrad(rescale="1+c"), MinNorm()], ids=repr)
 def test_equal_rows_come_back(stage: Stage) -> None:
     X = matrix()[:1].repeat(3, 1)
     torch.testing.assert_close(stage.on(X, n=[1, 2, 4])[0], X[:1])

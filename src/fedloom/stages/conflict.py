@@ -1,0 +1,157 @@
+"""Rules for updates that pull against each other: PCGrad, CAGrad, the minimum-norm direction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedloom.context import Ctx
+from fedloom.stages.gram import conflict_averse, gram, min_norm, nonzero
+from fedloom.stages.mean import weighted_mean
+from fedloom.stages.stage import Stage, State
+from fedloom.updates import Updates
+
+Rescale = Literal["none", "1+c^2", "1+c"]
+
+
+def rescaling(rescale: Rescale, c: float) -> float:
+    """What CAGrad's direction is divided by."""
+    return {"none": 1.0, "1+c^2": 1.0 + c * c, "1+c": 1.0 + c}[rescale]
+
+
+def pcgrad_coefficients(G: Tensor, orders: Sequence[Sequence[int]]) -> Tensor:
+    """PCGrad in Gram space: W (K x K), so that row i of W X is row i projected against the others in `orders[i]`.
+
+    v starts as X_i; for each j in the order, j not i: if <v, X_j> < 0 then v -= <v, X_j> / |X_j|^2 X_j, with X_j as
+    it came and v as it is by then. Rows that are zero are skipped.
+    """
+    W = torch.eye(len(G), dtype=torch.float64)
+    some = nonzero(G).tolist()
+    for i, order in enumerate(orders):
+        for j in order:
+            if j != i and some[j] and (inner := float(W[i] @ G[:, j])) < 0:
+                W[i, j] -= inner / float(G[j, j])
+    return W
+
+
+@dataclass(frozen=True)
+class PCGrad(Stage):
+    """Project each row against the rows it conflicts with, in a random order (Yu et al., NeurIPS 2020). Rows stay K.
+
+    Conflict is a negative inner product over all columns. The mean that follows is the method's own. `reduction`
+    "sum" multiplies every row by K, the number of rows, so that a mean with equal weights becomes the paper's sum; a
+    block that only some rows have then gets K times the mean of those. Each row's order is drawn anew every round.
+    Rows without conflict come back bit for bit (for "mean").
+    """
+
+    reduction: Literal["mean", "sum"] = "mean"
+    kind = "mix"
+
+    def __post_init__(self) -> None:
+        if self.reduction not in ("mean", "sum"):
+            raise ValueError(f"PCGrad: reduction must be 'mean' or 'sum', found {self.reduction!r}")
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        k = len(updates)
+        if k < 2:
+            return updates, state
+        G = gram(updates)
+        W = torch.eye(k, dtype=torch.float64)
+        if bool((G < 0).any()):
+            W = pcgrad_coefficients(
+                G, [torch.randperm(k, generator=ctx.rng("pcgrad", *row)).tolist() for row in updates.rows]
+            )
+        if self.reduction == "sum":
+            W = W * k
+        return (updates if torch.equal(W, torch.eye(k, dtype=torch.float64)) else updates.mixed(W)), state
+
+
+@dataclass(frozen=True)
+class CAGrad(Stage):
+    """The direction near the mean that is best for the worst-off row (Liu et al., NeurIPS 2021).
+
+    u = g_0 + c |g_0| g_w / |g_w|, divided by 1, 1+c^2 or 1+c (`rescale`); g_0 is the mean by `weight`, g_w the convex
+    combination of the rows that minimises <g_w, g_0> + c |g_0| |g_w|. c = 0 is the mean, bit for bit.
+
+    Where g_w vanishes (within a millionth of its parts) u is g_0. Zero rows count in g_0 but not in g_w. Where some
+    clients lack blocks, the columns that the same rows have are a problem of their own, solved among those rows: so
+    nothing is diluted, and |u - g_0| <= c |g_0| holds in each.
+    """
+
+    c: float = 0.4
+    rescale: Rescale = "none"
+    kind = "mix"
+    reads = frozenset({"X", "weight"})
+    reduces = True
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.c < 1:
+            raise ValueError(f"CAGrad: expected 0 <= c < 1, found {self.c}")
+        if self.rescale not in ("none", "1+c^2", "1+c"):
+            raise ValueError(f"CAGrad: rescale must be 'none', '1+c^2' or '1+c', found {self.rescale!r}")
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        if self.c == 0:
+            return updates.reduced(weighted_mean(updates.replace(coef=None))), state
+        weight = updates.weight.cpu()
+
+        def coefficients(G: Tensor, members: Tensor) -> Tensor:
+            p = weight[members]
+            p = p / total if (total := float(p.sum())) > 0 else torch.zeros_like(p)
+            w, lam = conflict_averse(G, p, self.c)
+            return (p + lam * w) / rescaling(self.rescale, self.c)
+
+        return updates.reduced(_combined(updates, coefficients)), state
+
+
+@dataclass(frozen=True)
+class MinNorm(Stage):
+    """The shortest convex combination of the rows (MGDA: Désidéri 2012; on unit rows: FDSE, CVPR 2025).
+
+    With `unit` the rows are first made unit vectors and the result is multiplied by their mean norm. Zero rows are
+    left out; a combination that vanishes (within a millionth of its parts) is exactly zero. Weights play no part. Where
+    some clients lack blocks, the columns that the same rows have are a problem of their own, solved among those rows.
+    """
+
+    unit: bool = True
+    kind = "mix"
+    reduces = True
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        return updates.reduced(_combined(updates, lambda G, members: min_norm(G, self.unit))), state
+
+
+def _combined(updates: Updates, coefficients: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    """One vector (d). `coefficients` turns a Gram matrix of some rows and their positions into how much of each."""
+    X = updates.data
+    out = X.new_zeros(updates.layout.d)
+    k = len(updates)
+    for columns, members in _problems(updates):
+        if not len(members):
+            continue
+        G = gram(updates, columns)[members][:, members]
+        q = torch.zeros(k, dtype=torch.float64)
+        q[members] = coefficients(G, members)
+        if updates.mixing is not None:
+            q = q @ updates.mixing.cpu()
+        for s in columns:
+            torch.mv(X[:, s].t(), q.to(X), out=out[s])
+    return out
+
+
+def _problems(updates: Updates) -> list[tuple[list[slice], Tensor]]:
+    """Columns that the same rows have, with the positions of these rows."""
+    k = len(updates)
+    if updates.present is None:
+        return [([slice(0, updates.layout.d)], torch.arange(k))]
+    found: dict[tuple[bool, ...], list[slice]] = {}
+    for s, have in zip(updates.layout.slices, updates.present.t().tolist(), strict=True):
+        runs = found.setdefault(tuple(have), [])
+        if runs and runs[-1].stop == s.start:
+            s = slice(runs.pop().start, s.stop)
+        runs.append(s)
+    return [(runs, torch.tensor(have, dtype=torch.bool).nonzero().squeeze(1)) for have, runs in found.items()]
