@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +15,10 @@ from fedloom import Method
 from fedloom.methods import ADDONS, METHODS
 from fedloom.runtime.api import Result
 from fedloom.runtime.build import build
+from fedloom.runtime.executors import InProcess
 from fedloom.runtime.process import initial_state
-from fedloom.runtime.steps import client_step, dispatch, server_step
+from fedloom.runtime.steps import client_step, dispatch
+from fedloom.runtime.worker import Worker
 from fedloom.stages import Identity, Mean
 from fedloom.training.flat import FlatModel
 from tests_support import assert_same, load_recipe
@@ -26,6 +29,7 @@ METHOD_CASES = [f"method={name}" for name in sorted(METHODS.entries)] + [
     "method.add.feddea.rho=0.3",
     "method={name: fedprox, add: {feddea: {rho: 0.5, keep: random}}, codec: sparse}",
     "method={name: fedavg, weights: uniform}",
+    "method={name: fedopt, optimizer: yogi, add: {heal: {zeros: none}, activated-dimensions: }}",
 ]
 HARD = (
     "training.optimizer={name: adamw, lr: 0.001, weight_decay: 0.01}",
@@ -59,7 +63,7 @@ def test_local_is_mixing_with_the_identity(quick: Quick) -> None:
     assert_same(quick("method=local"), quick(method=identity))
 
 
-@pytest.mark.parametrize("case", METHOD_CASES)
+@pytest.mark.parametrize("case", POOL_CASES)
 def test_workers_do_not_matter(quick: Quick, case: str) -> None:
     assert_same(quick(case, *HARD), quick(case, *HARD, "runtime.workers=2"))
 
@@ -73,10 +77,34 @@ def test_batch_norm_buffers_and_trained_models_do_not_depend_on_workers(quick: Q
     assert_same(quick(*changes), quick(*changes, "runtime.workers=2"))
 
 
-@pytest.mark.parametrize("case", METHOD_CASES)
-def test_stop_and_resume(quick: Quick, tmp_path: Path, case: str) -> None:
-    whole = quick(case, *HARD, "training.rounds=3")
-    parts = stopped_after(2, tmp_path / "parts", load_recipe(case, *HARD, "training.rounds=3"))
+class TwoInDisorder(InProcess):
+    """Two workers here, which take the jobs in turns, the last one first."""
+
+    def __init__(self, setup: Any, *_: Any) -> None:
+        self.workers = [Worker(setup), Worker(setup)]
+
+    def run(self, jobs: Sequence[Any], **options: Any) -> Iterator[Any]:
+        for i, job in enumerate(reversed(jobs)):
+            yield self.workers[i % 2].run(job, **options)
+
+
+@pytest.mark.parametrize(("name", "module"), MATRIX, ids=[f"{n}-{m.split(':')[0] or 'alone'}" for n, m in MATRIX])
+def test_every_method_with_every_module(
+    quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str
+) -> None:
+    """Trains; the same for any order and place of work, and after a stop; or is refused with a reason."""
+    changes = (f"method={{name: {name}, add: {{{module}}}}}", *HARD, "training.rounds=3")
+    try:
+        whole = quick(*changes)
+    except fedloom.errors.RecipeError as error:
+        assert module
+        assert any(reason in str(error) for reason in REASONS), error
+        return
+    tensors = [t for t in fedloom.runtime.api.trained_models(whole.folder).values()]
+    assert all(bool(torch.isfinite(v).all()) for t in tensors for v in t.values() if v.is_floating_point())
+    monkeypatch.setattr(fedloom.runtime.api, "executor", TwoInDisorder)
+    parts = stopped_after(2, tmp_path / "parts", load_recipe(*changes))
+    monkeypatch.undo()
     assert_same(whole, fedloom.resume(parts))
 
 
@@ -105,26 +133,6 @@ def stopped_after(rounds: int, folder: Path, recipe: fedloom.recipes.schema.Reci
     return folder
 
 
-@pytest.mark.parametrize("case", METHOD_CASES)
-def test_arrival_order_does_not_matter(case: str) -> None:
-    recipe = load_recipe(case, *HARD)
-    built = build(recipe)
-    model = FlatModel(copy.deepcopy(built.module), built.layout)
-    members = list(built.federation.clients)
-    ctx = fedloom.Ctx(1, 0, tuple((m, None) for m in members))
-    results = []
-    for order in (members, members[::-1]):
-        server = initial_state(built)["server"]
-        messages = dispatch(built.method, server, order)
-        payloads = []
-        for name in order:
-            client = built.federation.clients[name]
-            args = (built.federation, client, messages[name], {}, ctx, recipe.training)
-            payloads.append(client_step(built.method, model, *args)[0])
-        results.append(server_step(built.method, built.layout, built.federation, payloads, server, ctx))
-    assert fedloom.runtime.state.same(results[0], results[1])
-
-
 def test_seeds_differ_and_repeat(quick: Quick) -> None:
     assert_same(quick("seed=1"), quick("seed=1"))
     with pytest.raises(AssertionError):
@@ -138,16 +146,27 @@ def test_the_global_random_state_is_left_alone(quick: Quick) -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_every_add_on_composes_with_every_method(quick: Quick) -> None:
-    refused = []
-    for name in METHODS.entries:
-        for addon in ADDONS.entries:
-            try:
-                quick(f"method={{name: {name}, add: {{{addon}: }}}}", "training.rounds=1")
-            except fedloom.errors.RecipeError as error:
-                refused.append((name, addon, str(error)))
-    assert [r[:2] for r in refused] == [("local", "feddea")]
-    assert "would change nothing" in refused[0][2]
+WHY = (
+    "would change nothing",
+    "takes the place of",
+    "would be lost",
+    "overwrites it without reading it",
+)
+"""How a combination may be refused."""
+
+
+@pytest.mark.parametrize("name", sorted(METHODS.entries))
+def test_every_add_on_composes_with_every_method_or_says_why_not(quick: Quick, name: str) -> None:
+    refused = {}
+    for addon in ADDONS.entries:
+        needed = "{step: 2}" if addon == "server-step" else ""
+        try:
+            quick(f"method={{name: {name}, add: {{{addon}: {needed}}}}}", "training.rounds=1")
+        except fedloom.errors.RecipeError as error:
+            refused[addon] = str(error)
+    assert all(any(why in text for why in WHY) for text in refused.values()), refused
+    assert name not in ("fedavg", "fedprox") or not refused
+    assert ("feddea" in refused) == (name == "local")
 
 
 def test_heads_of_other_tasks_are_untouched_by_weight_decay(quick: Quick) -> None:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from fedloom import Method
 from fedloom.context import Ctx
 from fedloom.runtime import state as checkpoint
-from fedloom.stages import Heal, Mean, Stage
+from fedloom.runtime.api import Result
+from fedloom.stages import Heal, Identity, Mean, Stage, TopMagnitude
 from fedloom.stages import heal as module
 from fedloom.stages.heal import _needed
 from fedloom.updates import Block, Layout, Updates
+from tests_support import outcome
 
+Quick = Callable[..., Result]
 FIRST = [[1.0, -1, 2, 0], [-1, 1, 2, 0]]
 SECOND = [[1.0, 1, -2, 0], [-2, 1, 1, 0]]
 
@@ -198,3 +203,30 @@ def test_weights_can_be_multiplied() -> None:
 def test_impossible_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Heal(**wrong)
+
+
+def test_nothing_masked_is_the_uniform_mean_in_a_run(quick: Quick) -> None:
+    """Equal up to rounding: with a mask, weights are applied coordinate by coordinate."""
+    healed = quick("method={name: fedavg, add: {heal: {tau: -1, beta: 0}}}")
+    uniform = quick("method={name: fedavg, weights: uniform}")
+    for a, b in zip(outcome(healed)[0].values(), outcome(uniform)[0].values(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+
+
+def test_history_of_raw_or_of_transformed_rows() -> None:
+    """FedDEA after heal: raw rows vote, transformed rows are averaged; before heal: what was left out votes as zero."""
+    X = [[[2.0, 1.0]], [[2.0, 1.0]], [[1.0, 2.0]]]
+    dea = TopMagnitude(0.5)
+    before = Method().plus(dea, at="server").plus(Heal(), at="server").stage
+    after = Method().plus(Heal(), at="server").plus(dea, at="server").stage
+    assert rounds(after, *X)[0][-1].X.tolist() == [[0, 4]]
+    assert rounds(before, *X)[0][-1].X.tolist() == [[0, 0]]
+    none = Method().plus(dea, at="server").plus(Heal(zeros="none"), at="server").stage
+    assert rounds(none, *X)[0][-1].X.tolist() == [[0, 4]]
+
+
+def test_methods_without_a_weighted_mean_are_refused() -> None:
+    with pytest.raises(ValueError, match="'coef', but Identity"):
+        Method(stage=Identity()).plus(Heal(), at="server")
+    with pytest.raises(ValueError, match="everything is private"):
+        Method(stage=Identity(), private="*").plus(Heal(), at="server")
