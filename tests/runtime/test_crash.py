@@ -280,6 +280,20 @@ def test_stopped_before_anything_was_saved(quick: Quick, tmp_path: Path) -> None
     assert_same(whole, fedloom.resume(folder))
 
 
+def test_round_0_is_not_written_twice(quick: Quick, tmp_path: Path) -> None:
+    class Stop(Exception):
+        pass
+
+    class Crash(Silent):
+        def client(self, round: int, done: int, of: int) -> None:
+            raise Stop
+
+    whole, folder = quick(), tmp_path / "stopped"
+    with pytest.raises(Stop):
+        fedloom.run(load_recipe(), folder, progress=Crash())
+    assert_same(whole, fedloom.resume(folder))
+
+
 def test_lines_after_the_checkpoint_and_a_torn_line_are_cut(stopped: tuple[Result, Path]) -> None:
     whole, folder = stopped
     with (folder / "metrics.jsonl").open("a") as file:

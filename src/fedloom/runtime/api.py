@@ -110,7 +110,7 @@ def resume(folder: Path | str, *, method: Method | None = None, progress: Progre
             state, problems = found
             for problem in problems:
                 progress.event(f"checkpoint: {problem}; continuing from round {state['round']}")
-            run_folder.cut(state["round"])
+            run_folder.cut(state["round"] or -1)  # round 0 is measured anew
         return _go(built, run_folder, state, progress)
 
 

@@ -31,7 +31,6 @@ REFUSED = "refused.json"
 OWN = ("seeds", "delta", "show", "title")
 """Keys that KEY=VALUE sets in the grid itself; all others are set in every cell's recipe."""
 
-Label = Annotated[str, Field(pattern=r"^[^/\n]*[^/\s][^/\n]*$", description="a text without '/'")]
 Changes = dict[str, Any]
 """Dotted recipe key -> value, as KEY=VALUE sets it: a whole section is replaced, a key in it is changed."""
 
@@ -55,10 +54,12 @@ class Grid(Section):
 
     name: str = Field(pattern=r"^\w[\w.-]*$", description="a name of letters, digits, '_', '-' and '.'")
     title: str = ""
-    data: dict[Label, DataRow] = Field(min_length=1)
-    bases: dict[Label, Changes] = Field(min_length=1)
-    addons: dict[Label, Changes] = Field({"-": {}}, min_length=1)
+    data: dict[str, DataRow] = Field(min_length=1)
+    bases: dict[str, Changes] = Field(min_length=1)
+    addons: dict[str, Changes] = Field({"-": {}}, min_length=1)
     """Changes after the base's. The first is the one that Delta is against where `delta` is 'base'."""
+    cells: dict[str, Changes] = Field(default_factory=dict)
+    """BASE/ADDON -> changes of this combination alone, after the add-on's."""
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0, 1, 2), min_length=1)
     delta: str = "base"
     """What Delta is against: 'base' (the same base with the first add-on), 'none', or a cell called BASE/ADDON."""
@@ -72,6 +73,7 @@ class Grid(Section):
     def _fits(self) -> Grid:
         changes = {f"data.{label}.set": row.set for label, row in self.data.items()} | {"set": self.set}
         changes |= {f"bases.{label}": keys for label, keys in self.bases.items()}
+        changes |= {f"cells.{label}": keys for label, keys in self.cells.items()}
         changes |= {f"addons.{label}": keys for label, keys in self.addons.items()}
         problems = [
             (f"{where}.seed", "a cell's seed comes from 'seeds'") for where, keys in changes.items() if "seed" in keys
@@ -79,12 +81,19 @@ class Grid(Section):
         for key, labels in (("data", self.data), ("bases", self.bases), ("addons", self.addons)):
             seen: dict[str, str] = {}
             for label in labels:
+                if "/" in label or not label.strip():
+                    problems.append((f"{key}.{label}", "a label is a text without '/'"))
                 other = seen.setdefault(safe(label).lower(), label)
                 if other != label:
                     problems.append((f"{key}.{label}", f"would share its folder with {other!r}: choose another label"))
         if len(set(self.seeds)) < len(self.seeds):
             problems.append(("seeds", f"{list(self.seeds)} found: a seed occurs twice"))
         cells = [f"{base}/{addon}" for base in self.bases for addon in self.addons]
+        problems += [
+            (f"cells.{label}", f"no such cell, expected BASE/ADDON.{nearest(label, cells)}")
+            for label in self.cells
+            if label not in cells
+        ]
         if self.delta not in ("base", "none", *cells):
             hint = nearest(self.delta, cells)
             problems.append(("delta", f"{self.delta!r} found, expected 'base', 'none' or a cell as BASE/ADDON.{hint}"))
@@ -199,11 +208,11 @@ def recipes(grid: Grid) -> dict[Cell, Recipe]:
     wrong: dict[str, str] = {}
     same: dict[str, Cell] = {}
     for cell in cells(grid):
-        row = grid.data[cell.data]
+        row, single = grid.data[cell.data], grid.cells.get(f"{cell.base}/{cell.addon}", {})
         # JSON is YAML, so a value can travel in a KEY=VALUE text; one code path applies them all.
         changes = [
             f"{key}={json.dumps(value)}"
-            for part in (row.set, grid.bases[cell.base], grid.addons[cell.addon], grid.set)
+            for part in (row.set, grid.bases[cell.base], grid.addons[cell.addon], single, grid.set)
             for key, value in part.items()
         ]
         try:

@@ -1,0 +1,446 @@
+"""Grids: their files, and running them in processes of their own, all at once, one after another and after kill -9."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import fedloom
+from fedloom.errors import RecipeError, StateError, UserError
+from fedloom.recipes import dump
+from fedloom.runtime.build import build_method
+from fedloom.study import grid_run
+from fedloom.study.grid import Cell, Grid, load_grid, names, open_folder, recipes, safe, select, state_of, summary
+from fedloom.study.grid_progress import Bar, Lines, Silent, progress
+from fedloom.study.grid_run import Outcome, available_memory, default_jobs, prepare, run_prepared
+from grid_support import TINY
+from tests_support import assert_same
+
+AVG, DEA = Cell("Digits", "FedAvg", "-", 0), Cell("Digits", "FedAvg", "+DEA", 0)
+
+
+def run(grid: Grid, folder: Path, **options: Any) -> Outcome:
+    return run_prepared(prepare(grid, folder), Silent(), **options)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cells of TINY over two rounds, one after another in this process, without a grid's runner."""
+    folder = tmp_path_factory.mktemp("whole")
+    for cell, recipe in recipes(load_grid(TINY, ["training.rounds=2"])).items():
+        fedloom.run(recipe, cell.folder(folder))
+    return folder
+
+
+@pytest.fixture
+def near(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at the cells in this process, which has torch already: a second less each time."""
+
+    class Pipe:
+        def send(self, message: Any) -> None:
+            self.kind, self.value, _ = message
+
+    def ask(function: Any, *arguments: Any) -> Any:
+        pipe = Pipe()
+        function(pipe, *arguments)
+        if pipe.kind != "done":
+            raise UserError(pipe.value)
+        return pipe.value
+
+    monkeypatch.setattr(grid_run, "_ask", ask)
+
+
+def assert_equal(one: Path, other: Path) -> None:
+    for cell in (AVG, DEA):
+        assert_same(cell.folder(one), cell.folder(other))
+
+
+# Grid files
+
+
+@pytest.mark.parametrize("name", names())
+def test_packaged_grids_are_valid_in_every_cell(name: str) -> None:
+    grid = load_grid(name)
+    assert grid.name == name.replace("/", "-")
+    assert summary(name)
+    assert grid.title
+    combinations = {}
+    for cell, recipe in recipes(grid).items():
+        if cell.seed == grid.seeds[0]:
+            combinations[cell] = build_method(recipe).name
+    assert len(combinations) == len(grid.data) * len(grid.bases) * len(grid.addons)
+    if grid.figure is not None and grid.figure.name == "convergence":
+        assert all(recipe.evaluation.every == 1 for recipe in recipes(grid).values())
+
+
+def test_packaged_grids_and_their_twins_belong_together() -> None:
+    assert set(names()) >= {f"feddea/table{n}{twin}" for n in range(1, 6) for twin in ("", "-scenes")}
+    for name in names():
+        if f"{name}-scenes" in names():
+            paper, twin = load_grid(name), load_grid(f"{name}-scenes")
+            assert (paper.bases, paper.addons, paper.seeds, paper.delta) == (
+                twin.bases,
+                twin.addons,
+                twin.seeds,
+                twin.delta,
+            )
+            assert all(recipe.data.name == "scenes" for recipe in recipes(twin).values())
+
+
+def test_cells_apply_changes_in_order() -> None:
+    value = TINY | {
+        "addons": {"-": {"training.rounds": 5}, "+DEA": {"method.add.feddea": {}, "training.rounds": 6}},
+        "bases": {
+            "FedAvg": {"method": "fedavg", "training.rounds": 4},
+            "Prox": {"method": {"name": "fedprox", "mu": 2}},
+        },
+        "cells": {"Prox/+DEA": {"training.rounds": 7, "method.add.feddea.rho": 0.25}},
+        "set": {"training.batch_size": 3},
+    }
+    by_cell = recipes(load_grid(value, ["model.width=8", "seeds=[3,1]"]))
+    assert list(by_cell)[:5:4] == [Cell("Digits", "FedAvg", "-", 3), Cell("Digits", "FedAvg", "-", 1)]
+    assert [r.training.rounds for r in by_cell.values()] == [5, 6, 5, 7] * 2
+    assert {
+        (r.training.batch_size, r.training.epochs, r.training.steps, r.model.params["width"]) for r in by_cell.values()
+    } == {(3, None, 2, 8)}
+    last = by_cell[Cell("Digits", "Prox", "+DEA", 1)]
+    assert (last.seed, last.method.params["mu"], last.method.add["feddea"]["rho"]) == (1, 2.0, 0.25)
+
+
+def test_recipes_are_found_beside_the_grid(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(dump(fedloom.recipes.load("digits-tasks", ["training.rounds=77"])))
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(TINY | {"data": {"D": {"recipe": "mine.yaml"}}, "set": {}}))
+    assert {r.training.rounds for r in recipes(load_grid(tmp_path / "grid.yaml")).values()} == {77}
+
+
+def test_labels_as_directories() -> None:
+    assert safe("+DEA (a) no/x") == "+DEA_a_no_x"
+    assert safe("-") == "plain"
+    assert safe("..") == "plain"
+    assert Cell("A b", "FedAvg", "-", 3).folder(Path("g")) == Path("g/cells/A_b/FedAvg/plain/s3")
+    assert str(Cell("A b", "FedAvg", "-", 3)) == "A b / FedAvg s3"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"basis": {}}, "basis: unknown key. Did you mean 'bases'? Allowed: addons, bases, cells, data"),
+        ({"seeds": []}, "seeds: [] found"),
+        ({"seeds": [1, 1]}, "seeds: [1, 1] found: a seed occurs twice"),
+        ({"seeds": [-1]}, "seeds[0]: -1 found, expected an integer of at least 0"),
+        ({"show": "client"}, "show: 'client' found, expected 'unified' or 'clients'. Did you mean 'clients'?"),
+        ({"delta": "FedAvg/+DAE"}, "expected 'base', 'none' or a cell as BASE/ADDON. Did you mean 'FedAvg/+DEA'?"),
+        ({"bases": {"a(": {}, "A": {}}}, "bases.A: would share its folder with 'a(': choose another"),
+        ({"bases": {"a/b": {}}}, "bases.a/b: a label is a text without '/'"),
+        ({"set": {"seed": 3}}, "set.seed: a cell's seed comes from 'seeds'"),
+        ({"cells": {"FedAvg/+DE": {}}}, "no such cell, expected BASE/ADDON. Did you mean 'FedAvg/+DEA'?"),
+        ({"figure": "sweeep"}, "figure.name: unknown figure 'sweeep'. Did you mean 'sweep'?"),
+        ({"figure": "sweep"}, "figure.parameter: missing"),
+        ({"data": {"D": {"recipe": "digits-task"}}}, "data.D.recipe: no recipe 'digits-task': neither a file nor"),
+    ],
+)  # fmt: skip
+def test_bad_grids(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=f"^the mapping is not a valid grid:\n(.|\n)*{re.escape(message)}"):
+        load_grid(TINY | changes)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ("seed=3", "a grid has several seeds: seeds=[0,1,2]"),
+        ("rounds", "expected key.path=value"),
+        ("seeds=3", "seeds: 3 found, expected a list"),
+    ],
+)
+def test_bad_changes(change: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=re.escape(message)):
+        load_grid(TINY, [change])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"addons": {"-": {}, "+X": {"method.add.fedda": {}}}},
+            "Digits / FedAvg / +X: method.add.fedda: unknown add-on",
+        ),
+        ({"set": {"training.rouds": 3}}, "Digits / FedAvg: training.rouds: unknown key. Did you mean 'rounds'?"),
+        (
+            {"addons": {"-": {}, "+X": {}}},
+            "Digits / FedAvg s0 and Digits / FedAvg / +X s0: the recipe is the same in both",
+        ),
+    ],
+)
+def test_cells_that_are_no_recipes_stop_the_grid(changes: dict[str, Any], message: str) -> None:
+    message = message.replace(" s0", "")
+    with pytest.raises(RecipeError, match=f"^grid tiny:\n{re.escape(message)}"):
+        recipes(load_grid(TINY | changes))
+
+
+def test_missing_grids() -> None:
+    with pytest.raises(RecipeError, match=r"no grid 'feddea/tabel3': neither .* Did you mean 'feddea/table3'\?"):
+        load_grid("feddea/tabel3")
+    with pytest.raises(StateError, match=r"has not been run in grids/feddea-table3: run `fedloom grid feddea/table3`"):
+        open_folder("feddea/table3")
+
+
+def test_a_choice_of_cells() -> None:
+    grid = load_grid(TINY | {"bases": {"A": {"method": "fedavg"}, "B": {"method": "fedprox"}}, "seeds": [0, 1]})
+    assert len(select(grid, [])) == 8
+    assert {c.base for c in select(grid, ["A"])} == {"A"}
+    assert len(select(grid, ["A", "B", "+DEA"])) == 4
+    with pytest.raises(
+        RecipeError, match=r"no label 'DEA' in the grid\. Did you mean '\+DEA'\? Labels: Digits, A, B, -, \+DEA"
+    ):
+        select(grid, ["DEA"])
+
+
+# Running
+
+
+@pytest.mark.usefixtures("near")
+def test_cells_at_once_give_the_numbers_of_one_after_another(whole: Path, tmp_path: Path) -> None:
+    grid = load_grid(TINY, ["training.rounds=2"])
+    outcome = run(grid, tmp_path, jobs=2)
+    assert sorted(map(str, outcome.finished)) == ["Digits / FedAvg / +DEA s0", "Digits / FedAvg s0"]
+    assert outcome.peak > 10**8
+    assert_equal(whole, tmp_path)
+    # Everything is there: nothing is started, not even to look.
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").rglob("*")}
+    again = prepare(grid, tmp_path)
+    assert (again.todo, set(again.states.values())) == ((), {"finished"})
+    assert run_prepared(again, Silent()).finished == []
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").rglob("*")} == before
+    # What was run is in the folder, also for other recipes of the same name.
+    saved, folder = open_folder(tmp_path)
+    assert (saved, folder) == (grid, tmp_path)
+    assert recipes(saved) == recipes(grid)
+    with pytest.raises(
+        StateError, match=r"Digits / FedAvg s0: .* they differ in training\.batch_size, training\.rounds"
+    ):
+        prepare(load_grid(TINY, ["training.rounds=3", "training.batch_size=4"]), tmp_path)
+
+
+def started(folder: Path) -> bool:
+    return (DEA.folder(folder) / "metrics.jsonl").is_file()
+
+
+def children(pid: int) -> set[int]:
+    found = {int(c) for task in Path(f"/proc/{pid}/task").glob("*/children") for c in task.read_text().split()}
+    return found | {more for child in found for more in children(child)}
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks for children in /proc")
+@pytest.mark.usefixtures("near")
+def test_kill_nine_of_the_whole_grid(whole: Path, tmp_path: Path) -> None:
+    (tmp_path / "grid.yaml").write_text(yaml.safe_dump(TINY, sort_keys=False))
+    folder = tmp_path / "g"
+    command = [sys.executable, "-m", "fedloom", "grid", str(tmp_path / "grid.yaml"), "training.rounds=2", "--jobs", "1"]
+    process = subprocess.Popen([*command, "--out", str(folder), "--quiet"], stdout=subprocess.DEVNULL)
+    deadline = time.monotonic() + 120
+    while not started(folder):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    below = children(process.pid)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert below
+    while any(alive(pid) for pid in below):  # children go with their parent
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    grid = load_grid(TINY, ["training.rounds=2"])
+    assert next(state_of(cell, recipe, folder) for cell, recipe in recipes(grid).items()) == "finished"
+    shutil.rmtree(AVG.folder(folder))
+    torn = AVG.folder(folder)  # as a kill leaves it that comes before the recipe is written
+    torn.mkdir(parents=True)
+    (torn / "partition.json").write_text("{")
+    run(grid, folder, jobs=2)
+    assert_equal(whole, folder)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.usefixtures("near")
+def test_refused_and_failing_cells_do_not_stop_the_others(tmp_path: Path) -> None:
+    value = TINY | {"bases": {"Local": {"method": "local"}, "FedAvg": {"method": "fedavg"}}}
+    prepared = prepare(load_grid(value), tmp_path)
+    reason = prepared.refused["Digits / Local / +DEA"]
+    assert "would change nothing, for everything is private" in reason
+    assert [str(cell) for cell in prepared.todo] == [
+        "Digits / Local s0",
+        "Digits / FedAvg s0",
+        "Digits / FedAvg / +DEA s0",
+    ]
+    assert all(3e8 < need < 1e9 for need in prepared.needs.values())
+    foreign = AVG.folder(tmp_path)
+    foreign.mkdir(parents=True)
+    (foreign / "notes.txt").write_text("mine")
+    outcome = run_prepared(replace(prepared, todo=prepared.todo[:2]), Silent(), jobs=2)
+    assert list(map(str, outcome.finished)) == ["Digits / Local s0"]
+    assert outcome.failed == {AVG: f"{foreign} holds notes.txt, but no run"}
+    assert json.loads((tmp_path / "refused.json").read_text()) == {"Digits / Local / +DEA": reason}
+    assert (foreign / "notes.txt").is_file()
+
+
+@pytest.mark.usefixtures("near")
+def test_data_that_is_absent_is_said_before_anything_runs(tmp_path: Path) -> None:
+    grid = load_grid(
+        TINY
+        | {"set": {"data": {"name": "arrays", "path": "no.npz", "images": "x_{split}", "labels": {"a": "y_{split}"}}}}
+    )
+    with pytest.raises(UserError, match=r"^Digits / FedAvg: .*no\.npz"):
+        prepare(grid, tmp_path / "g")
+    assert not (tmp_path / "g").exists()
+
+
+# The schedule, with children that do nothing
+
+
+class Fake:
+    """Stands for a child: sends what it was given, and counts how many there are at once."""
+
+    now, most, order = 0, 0, []
+
+    def __init__(self, messages: list[Any]) -> None:
+        self.messages = messages
+
+    def __call__(self, function: Any, recipe: Any, folder: Path, grid_folder: Path) -> Any:
+        import multiprocessing
+
+        here, there = multiprocessing.Pipe(duplex=False)
+        for message in self.messages:
+            there.send(message)
+        there.close()
+        Fake.now += 1
+        Fake.most = max(Fake.most, Fake.now)
+        Fake.order.append(folder)
+        return here, self
+
+    exitcode = -9
+
+    def join(self, timeout: float = 0) -> None: ...
+    def is_alive(self) -> bool:
+        return False
+
+    def terminate(self) -> None:
+        Fake.order.append("terminated")
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    def use(*messages: Any) -> None:
+        Fake.now, Fake.most, Fake.order = 0, 0, []
+        monkeypatch.setattr(grid_run, "_spawn", Fake(list(messages)))
+        monkeypatch.setattr(grid_run, "_end", lambda process: setattr(Fake, "now", Fake.now - 1))
+
+    return use
+
+
+def prepared(tmp_path: Path, need: int, seeds: int = 4) -> grid_run.Prepared:
+    grid = load_grid(TINY, [f"seeds={list(range(seeds))}"])
+    by_cell = recipes(grid)
+    return grid_run.Prepared(
+        grid, tmp_path, by_cell, dict.fromkeys(by_cell, "new"), {}, tuple(by_cell), dict.fromkeys(by_cell, need)
+    )
+
+
+@pytest.mark.parametrize(("jobs", "memory", "most"), [(3, 10_000, 3), (8, 350, 3), (8, 50, 1), (1, 10_000, 1)])
+def test_the_memory_budget_is_kept_but_one_cell_always_runs(fake, tmp_path, jobs, memory, most) -> None:
+    fake(("round", 0, 0), ("done", "finished", 0))
+    outcome = run_prepared(prepared(tmp_path, 100), Silent(), jobs, memory)
+    assert (len(outcome.finished), Fake.most) == (8, most)
+
+
+def test_a_cells_real_peak_corrects_the_estimate(fake, tmp_path) -> None:
+    fake(("round", 0, 400), ("round", 1, 500), ("done", "finished", 500))
+    outcome = run_prepared(prepared(tmp_path, 100), Silent(), 2, 600)
+    assert outcome.peak == 500
+    assert Fake.most == 2  # the first two: nothing was known yet
+    Fake.now, Fake.most = 0, 0
+    run_prepared(prepared(tmp_path, 400), Silent(), 2, 600)
+    assert Fake.most == 1
+
+
+def test_a_child_that_dies_and_one_that_is_refused(fake, tmp_path) -> None:
+    fake(("round", 0, 0))
+    outcome = run_prepared(prepared(tmp_path, 1, 1), Silent(), 2, 10)
+    assert set(outcome.failed.values()) == {
+        "its process ended with exit code -9; -9 often means that memory ran out: fewer --jobs, or a smaller --memory"
+    }
+    fake(("refused", "no", 0))
+    outcome = run_prepared(prepared(tmp_path, 1, 1), Silent(), 2, 10)
+    assert (outcome.refused, outcome.failed) == ({"Digits / FedAvg": "no", "Digits / FedAvg / +DEA": "no"}, {})
+    assert json.loads((tmp_path / "refused.json").read_text()) == outcome.refused
+
+
+def test_an_interrupt_stops_the_children(fake, tmp_path) -> None:
+    class Interrupted(Silent):
+        def round(self, cell: Cell, rounds: int) -> None:
+            raise KeyboardInterrupt
+
+    fake(("round", 0, 0), ("done", "finished", 0))
+    with pytest.raises(KeyboardInterrupt):
+        run_prepared(prepared(tmp_path, 1), Interrupted(), 2, 10)
+    assert Fake.order.count("terminated") == 2
+    assert open_folder(tmp_path)[1] == tmp_path
+
+
+def test_limits_by_default(tmp_path: Path) -> None:
+    assert 10**8 < available_memory() < 10**14
+    one = list(recipes(load_grid(TINY)).values())
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    assert default_jobs(one) == cpus
+    assert default_jobs(list(recipes(load_grid(TINY, ["runtime.workers=1000"])).values())) == 1
+    assert default_jobs(list(recipes(load_grid(TINY, ["runtime.device=cuda"])).values())) == 1
+    assert state_of(AVG, one[0], tmp_path) == "new"
+
+
+def test_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def play(watch: Any) -> str:
+        watch.start(2, 20)
+        watch.began(AVG)
+        watch.began(DEA)
+        watch.round(AVG, 0)
+        watch.round(DEA, 8)
+        watch.round(AVG, 5)
+        watch.event("mind this [x]")
+        watch.ended(AVG, "finished", 61.0, 10)
+        watch.ended(DEA, "failed: no", 5.0, 10)
+        watch.stop()
+        return capsys.readouterr().err
+
+    assert isinstance(progress(quiet=True), Silent)
+    assert play(progress(quiet=True)) == ""
+    lines = progress()
+    assert isinstance(lines, Lines)
+    assert re.fullmatch(
+        r"mind this \[x\]\n\[1/2\] Digits / FedAvg s0: finished  1:01 spent, 0:0\d left\n"
+        r"\[2/2\] Digits / FedAvg / \+DEA s0: failed: no  0:05 spent, 0:00 left\n",
+        play(lines),
+    )
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    bar = progress()
+    assert isinstance(bar, Bar)
+    err = play(bar)
+    assert "cells 2/2" in err
+    assert "failed: no" in err
