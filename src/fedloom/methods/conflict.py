@@ -37,9 +37,10 @@ def pcgrad(method: Method, *, reduction: Literal["mean", "sum"] = "mean") -> Met
     participant. Of two rows in conflict each becomes orthogonal to the other. Zero rows are skipped. Where heads are a
     client's own they count as part of its vector, but what is taken away lies in shared columns only.
 
-    With FedDEA: `feddea` acts at the client, so rows are compared after it (sparse rows conflict less). With heal:
-    rows are projected as they came, and the mask is applied to the result. With cagrad and min-norm: first this, then
-    they. Local training shares nothing and is refused.
+    With FedDEA: `feddea` acts at the client, so rows are compared after it (sparse rows conflict less). Listed after
+    heal: history and mask come from raw rows, and the mask is applied to the projected ones; listed before heal, all of
+    it sees projected rows. With cagrad and min-norm: first this, then they. Local training shares nothing and is
+    refused.
     """
     return method.plus(stages.PCGrad(reduction), at="server")
 
