@@ -53,10 +53,10 @@ class Method:
             raise ValueError(f"{self.name}: {self.stage!r} would change nothing, for everything is private")
         if self.start == "own" and self.stage.reduces:
             raise ValueError(f"{self.name}: clients start from their own models, but {self.stage!r} leaves one for all")
-        if self.start == "own" and "X" in self.stage.writes:
+        if self.start == "own" and ("X" in self.stage.writes or self.server != Plain()):
+            blame = self.stage if "X" in self.stage.writes else self.server
             raise ValueError(
-                f"{self.name}: clients start from their own models, so what {self.stage!r} makes of their updates "
-                "would be lost"
+                f"{self.name}: clients start from their own models, so what {blame!r} makes of updates would be lost"
             )
         lost = sorted(f for f in self.edge.writes - {"X"} if not f.startswith("extra:"))
         if lost:

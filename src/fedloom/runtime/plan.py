@@ -54,14 +54,25 @@ def plan_of(built: Built) -> Plan:
         row: Row = (name, None)
         updates = Updates.of(noise, [len(client.train)], shared, [row], present=federation.present(client, shared))
         updates, _ = built.method.edge(updates, built.method.edge.init(shared), Ctx(1))
-        buffers = messages[name].buffers
-        payload = Payload(row, 1.0, built.method.codec.pack(updates), buffers=buffers, integers=messages[name].integers)
+        payload = Payload(
+            row,
+            1.0,
+            built.method.codec.pack(updates),
+            dict.fromkeys(built.method.extras - {"support"}, 0.0),
+            dict.fromkeys(built.method.side, noise[0]),
+            torch.zeros(len(shared.blocks)) if "support" in built.method.extras else None,
+            messages[name].buffers,
+            messages[name].integers,
+        )
         up += sum(count_up(built.method, layout, federation, payload).values())
     taking_part = len(cohort(list(federation.clients), recipe.training.participation, recipe.seed, 1))
     moments = {"sgd": 1 if recipe.training.optimizer.momentum else 0}.get(recipe.training.optimizer.name, 2)
     p = layout.parameters.d
     memory = {
-        "matrix of updates (participants x shared parameters)": taking_part * shared.d * 4,
+        "matrix of updates (participants x shared parameters)": taking_part
+        * shared.d
+        * 4
+        * (1 + len(built.method.side)),
         "models, gradients, optimiser (per worker)": recipe.runtime.workers * (3 + moments) * p * 4,
         "data": sum(t.nbytes for t in (built.dataset.train, built.dataset.test)),
     }
