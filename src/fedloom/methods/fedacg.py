@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 import fedloom.methods as m
-from fedloom import server, training
+from fedloom import training
 from fedloom.methods.registry import METHODS
 
 if TYPE_CHECKING:
@@ -40,6 +40,6 @@ def fedacg(
     that: m <- lam m + sum_k p_k T(Delta_k). Lower lam, or set `rescale: false`, before concluding anything from a run
     that diverges. Coordinates that no client chose still move by lam m.
     """
-    return m.Method(
-        name="fedacg", local=(training.Proximal(2 * beta),), server=server.Lookahead(lam), weights="uniform"
-    )
+    from fedloom.server import Lookahead
+
+    return m.Method(name="fedacg", local=(training.Proximal(2 * beta),), server=Lookahead(lam), weights="uniform")

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 import fedloom.methods as m
-from fedloom import server
 from fedloom.methods.registry import METHODS
 
 if TYPE_CHECKING:
@@ -52,9 +51,11 @@ def fedopt(
     no lasting effect (nor has `server-step`): report runs with and without `rescale`. With momentum the factor stays,
     and 1/(1 - b1) comes on top.
     """
+    from fedloom.server import Adaptive, Momentum, ServerRule
+
     if optimizer == "momentum":
-        rule: server.ServerRule = server.Momentum(0.9 if b1 is None else b1, 1.0 if step is None else step)
+        rule: ServerRule = Momentum(0.9 if b1 is None else b1, 1.0 if step is None else step)
     else:
         first = (0.0 if optimizer == "adagrad" else 0.9) if b1 is None else b1
-        rule = server.Adaptive(optimizer, 0.01 if step is None else step, first, b2, eps)
+        rule = Adaptive(optimizer, 0.01 if step is None else step, first, b2, eps)
     return m.Method(name="fedopt", server=rule)
