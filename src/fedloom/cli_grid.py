@@ -207,6 +207,8 @@ def _after(prepared: Prepared, outcome: Outcome) -> None:
     peak = f"; the largest run took {human_bytes(outcome.peak)} of memory" if outcome.peak else ""
     typer.echo(f"{done} of {len(prepared.states)} runs are finished{peak}")
     typer.echo(f"its table: fedloom table {prepared.folder}")
+    if prepared.grid.figure is not None:
+        typer.echo(f"its figure: fedloom figure {prepared.folder} OUT.png")
     if outcome.failed:
         raise typer.Exit(1)
 

@@ -1,0 +1,202 @@
+"""fedloom grid, table and figure, with children that answer at once."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fedloom.cli import main
+from fedloom.cli_grid import size
+from fedloom.errors import UserError
+from fedloom.recipes import Recipe, dump
+from fedloom.study import grid_run
+from grid_support import TINY
+
+
+class Child:
+    """Stands for a process: `spawn` writes the folder of a finished run and leaves its messages in the pipe."""
+
+    exitcode = 0
+
+    def __init__(self) -> None:
+        self.ran: list[Path] = []
+        self.fails = self.interrupts = False
+
+    def spawn(self, function: Any, recipe: Recipe, folder: Path, grid_folder: Path) -> Any:
+        if self.interrupts:
+            raise KeyboardInterrupt
+        self.ran.append(folder)
+        here, there = multiprocessing.Pipe(duplex=False)
+        if self.fails and recipe.method.add:
+            there.send(("failed", "no space left", 0))
+            return here, self
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "recipe.yaml").write_text(dump(recipe))
+        info = {
+            "method": recipe.method.name,
+            "tasks": {"digit": {"kind": "classification", "primary": "accuracy", "metrics": {"accuracy": "max"}}},
+            "clients": {"a": {"tasks": {"digit": 1.0}}},
+            "status": "finished",
+            "final_round": 1,
+        }
+        value = 0.75 if recipe.method.add else 0.5
+        metric = {"client": "a", "task": "digit", "metric": "accuracy", "value": value, "model": "global"}
+        line = {"round": 1, "metrics": [{**metric, "split": "test", "data": "shared test"}]}
+        (folder / "run.json").write_text(json.dumps(info))
+        (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+        for message in (("round", 0, 0), ("round", 1, 2_000_000), ("done", "finished", 3_000_000)):
+            there.send(message)
+        return here, self
+
+    def ask(self, function: Any, by_name: dict[str, Recipe]) -> Any:
+        refused = {name: "it would do nothing" for name, recipe in by_name.items() if recipe.method.name == "local"}
+        return refused, {grid_run._size(recipe): 123_000_000 for recipe in by_name.values()}
+
+    def terminate(self) -> None: ...
+
+
+@pytest.fixture
+def child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Child:
+    fake = Child()
+    monkeypatch.setattr(grid_run, "_spawn", fake.spawn)
+    monkeypatch.setattr(grid_run, "_ask", fake.ask)
+    monkeypatch.setattr(grid_run, "_end", lambda process: None)
+    monkeypatch.chdir(tmp_path)
+    Path("g.yaml").write_text("# A grid.\n" + yaml.safe_dump(TINY, sort_keys=False))
+    return fake
+
+
+@pytest.fixture
+def fedloom_(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Run the command line; returns (exit code, stdout, stderr)."""
+
+    def call(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedloom", *args])
+        with pytest.raises(SystemExit) as done:
+            main()
+        out, err = capsys.readouterr()
+        return int(done.value.code or 0), out, err
+
+    return call
+
+
+def test_run_then_table_then_figure(child, fedloom_):
+    code, out, err = fedloom_("grid", "g.yaml", "seeds=[0,1]")
+    assert code == 0
+    assert out == (
+        "4 of 4 runs are finished; the largest run took 3 MB of memory\nits table: fedloom table grids/tiny\n"
+    )
+    assert err.splitlines()[0].startswith("[1/4] Digits / FedAvg")
+    assert Path("grids/tiny/cells/Digits/FedAvg/+DEA/s1/run.json").is_file()
+    assert fedloom_("grid", "g.yaml", "seeds=[0,1,2]")[2].splitlines()[0] == "4 of 6 runs are finished already"
+    assert len(child.ran) == 6
+    code, out, _ = fedloom_("table", "grids/tiny")
+    assert code == 0
+    assert "+50.00 ± 0.00" in out
+    assert "\x1b" not in out
+    assert fedloom_("table", "g.yaml")[1] == out
+    code, out, _ = fedloom_("table", "g.yaml", "--format", "html", "--out", "new/t.html")
+    assert (code, out) == (0, "new/t.html\n")
+    assert "<b>0.7500" in Path("new/t.html").read_text("utf-8")
+    assert fedloom_("figure", "g.yaml", "f.png")[2].startswith("error: grid tiny has no figure: 'figure' is one of ")
+
+
+def test_a_grid_goes_on_in_its_folder(child, fedloom_):
+    child.interrupts = True
+    code, _, err = fedloom_("grid", "g.yaml", "training.rounds=3", "-q", "--out", "here")
+    assert (code, err) == (130, "interrupted; continue with: fedloom grid here\n")
+    child.interrupts = False
+    assert fedloom_("grid", "here", "-q")[0] == 0
+    assert {path.parts[0] for path in child.ran} == {"here"}
+    assert "rounds: 3" in (child.ran[0] / "recipe.yaml").read_text()
+
+
+def test_failures_are_listed_and_refusals_are_not_failures(child, fedloom_):
+    value = TINY | {"bases": {**TINY["bases"], "Local": {"method": "local"}}}
+    Path("g.yaml").write_text(yaml.safe_dump(value, sort_keys=False))
+    refusals = "refused: Digits / Local: it would do nothing\nrefused: Digits / Local / +DEA: it would do nothing\n"
+    assert fedloom_("grid", "g.yaml", "-q")[::2] == (0, refusals)
+    child.fails = True
+    code, out, err = fedloom_("grid", "g.yaml", "-q", "--out", "other", "--jobs", "2", "--memory", "1GB")
+    assert code == 1
+    assert err == refusals + "failed: Digits / FedAvg / +DEA s0: no space left\n"
+    assert out.startswith("1 of 4 runs are finished")
+    out = fedloom_("table", "other")[1]
+    assert "refused: Digits / Local: it would do nothing." in out
+    assert "…: 1 of 4 runs have not finished: Digits / FedAvg / +DEA s0." in out
+
+
+def test_dry_run_and_a_choice(child, fedloom_):
+    code, out, _ = fedloom_("grid", "g.yaml", "--dry-run", "--only", "+DEA")
+    assert code == 0
+    rows = [line.split() for line in out.splitlines()]
+    assert ["Digits", "/", "FedAvg", "/", "+DEA", "1", "new", "123", "MB"] in rows
+    assert out.endswith("1 runs would start, in grids/tiny\n")
+    assert not Path("grids").exists()
+    fedloom_("grid", "g.yaml", "--only", "+DEA", "-q")
+    assert [path.parent.name for path in child.ran] == ["+DEA"]
+
+
+def test_the_packaged_grids_are_listed(fedloom_):
+    code, out, _ = fedloom_("grid")
+    assert code == 0
+    assert any(line.split()[:1] == ["feddea/table3"] and line.split()[-1] == "192" for line in out.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["grid", "feddea/tabel3"], "no grid 'feddea/tabel3': neither a file nor a packaged grid. Did you mean"),
+        (["grid", "g.yaml", "training.rouds=1"], "training.rouds: unknown key. Did you mean 'rounds'?"),
+        (["grid", "g.yaml", "--memory", "lots"], "--memory: 'lots' found, expected a size such as 8GB or 500MB"),
+        (["grid", "g.yaml", "--only", "x"], "no label 'x' in the grid. Labels: Digits, FedAvg, -, +DEA"),
+        (["table", "g.yaml"], "has not been run in grids/tiny: run `fedloom grid g.yaml`"),
+        (["table", "."], "is not a grid's folder: grid.yaml is absent"),
+        (["figure", "feddea/table3", "x.png"], "has not been run"),
+    ],
+)
+def test_mistakes_get_one_message_and_exit_code_2(child, fedloom_, args, message):
+    code, out, err = fedloom_(*args)
+    assert (code, out) == (2, "")
+    assert err.startswith("error: ")
+    assert message in err
+    assert "Traceback" not in err
+    assert not child.ran
+
+
+def test_sizes():
+    assert [size(text) for text in ("8GB", "500 MB", "2e9", "1.5G", "7B")] == [
+        8 * 10**9,
+        5 * 10**8,
+        2 * 10**9,
+        15 * 10**8,
+        7,
+    ]
+    for text in ("", "GB", "-1GB", "1.2.3", "8 gigabytes", "0"):
+        with pytest.raises(UserError, match="--memory"):
+            size(text)
+
+
+def test_answers_without_torch(child, tmp_path):
+    code = """
+import sys
+from fedloom.cli import main
+for line in ("grid", "grid --help", "table --help", "figure --help", "grid nothing", "grid g.yaml x=1", "table no"):
+    sys.argv = ["fedloom", *line.split()]
+    try:
+        main()
+    except SystemExit:
+        pass
+    heavy = {"torch", "scipy", "sklearn", "matplotlib"} & set(sys.modules)
+    if heavy:
+        sys.exit(f"{line}: imported {heavy}")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
