@@ -319,14 +319,20 @@ def _peak() -> int:
 
 
 def _child(function: Callable[..., None], *arguments: Any) -> None:
-    """What a child starts with: it ends when its parent does, even by kill -9."""
+    """What a child starts with: it ends with its own workers when it is told to, or when its parent ends by kill -9."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
-    def follow() -> None:
-        parent.join()
+    def leave(*signal: Any) -> None:
+        for worker in multiprocessing.active_children():
+            worker.kill()
         os._exit(1)
 
+    def follow() -> None:
+        parent.join()
+        leave()
+
+    signal.signal(signal.SIGTERM, leave)
     threading.Thread(target=follow, daemon=True).start()
     function(*arguments)
 
