@@ -64,7 +64,7 @@ def sweep(
                 if isinstance(x, int | float):
                     points.append((float(x), estimate))
                 else:
-                    text = base if addon == "-" else f"{base} {addon}"
+                    text = f"{base} alone" if addon == "-" else f"{base} {addon}"
                     axes.axhline(estimate.mean, color=color, linestyle="--", linewidth=1, label=text)
             _line(axes, points, base, color, as_bars=True)
         axes.set_xlabel(label or parameter)

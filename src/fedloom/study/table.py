@@ -217,16 +217,19 @@ class _Maker:
             self.notes.append("*: not all seeds.")
 
     def models(self) -> str:
-        """Which kind of model the numbers belong to; said of each base where they differ."""
-        kinds: dict[str, list[str]] = {}
+        """Which kind of model the numbers belong to; said of each base, or cell, where they differ."""
+        kinds: dict[str, dict[str, str]] = {}
         for (_, base, addon), result in self.results.items():
-            label = base if addon == "-" else f"{base} {addon}"
-            for final in result.finals.values():
-                if label not in kinds.setdefault(final.model, []):
-                    kinds[final.model].append(label)
-        if len(kinds) == 1:
-            return f"{next(iter(kinds))} model"
-        return ", ".join(f"{kind} model of {' / '.join(labels)}" for kind, labels in kinds.items())
+            found = " / ".join(dict.fromkeys(final.model for final in result.finals.values()))
+            kinds.setdefault(base, {})[base if addon == "-" else f"{base} {addon}"] = found
+        labels: dict[str, list[str]] = {}
+        for base, by_cell in kinds.items():
+            alike = len(set(by_cell.values())) == 1
+            for cell, kind in ({base: next(iter(by_cell.values()))} if alike else by_cell).items():
+                labels.setdefault(kind, []).append(cell)
+        if len(labels) == 1:
+            return f"{next(iter(labels))} model"
+        return ", ".join(f"{kind} model of {' / '.join(cells)}" for kind, cells in labels.items())
 
     def lines(self, base: str, addon: str) -> list[Line]:
         """One line, or one for each client with a model of its own where the grid shows clients."""
