@@ -12,7 +12,7 @@ from fedloom.stages.stage import Fields, Identity, Stage, check_closed
 from fedloom.training.rules import LocalRule
 from fedloom.updates import Layout, Selector, as_select
 
-PROVIDED: Fields = frozenset({"extra:steps", "extra:support", "extra:domain"})
+PROVIDED: Fields = frozenset({"extra:steps", "extra:support", "extra:domain", "extra:tasks"})
 """Extras that every round can provide."""
 
 
@@ -95,9 +95,10 @@ class Method:
     def combined_by(self, stage: Stage) -> Method:
         """The method with another rule in place of its mean. Raises ValueError where it has none."""
         try:
-            return replace(self, stage=self.stage.combined_by(stage))
+            combined = self.stage.combined_by(stage)
         except ValueError as error:
             raise ValueError(f"{self.name}: {error}") from None
+        return replace(self, stage=combined)
 
     def with_local(self, rule: LocalRule) -> Method:
         """The method with one more rule of local training."""

@@ -151,7 +151,8 @@ def finish(
         new["buffers"], new["integers"] = buffers, integers
         buffers, integers = None, {}
     trained = set(model.trained(tuple(client.tasks)).names)
-    extra = {"steps": float(result.steps), "domain": client.domain or "", **result.extra}
+    about = {"steps": float(result.steps), "domain": client.domain or "", "tasks": ",".join(sorted(client.tasks))}
+    extra = {**about, **result.extra}
     updates = Updates(
         shared,
         (row,),
