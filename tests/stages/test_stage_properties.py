@@ -13,12 +13,17 @@ from fedloom.context import Ctx
 from fedloom.runtime import state as checkpoint
 from fedloom.stages import (
     ActivatedDimensions,
+    Attention,
     CAGrad,
+    ControlVariates,
+    DualShift,
+    GapWeights,
     GroupBy,
     Heal,
     Identity,
     Mean,
     MinNorm,
+    NormaliseSteps,
     PCGrad,
     PerTask,
     Scope,
@@ -26,6 +31,7 @@ from fedloom.stages import (
     Stage,
     SupportMean,
     Switch,
+    TaskCovariance,
     TopMagnitude,
 )
 from fedloom.updates import Block, Layout, Updates
@@ -57,6 +63,14 @@ STAGES: dict[str, Stage] = {
     "mgda": MinNorm(unit=False),
     "conflict-split": Split({"encoder": CAGrad(), "head": PerTask(MinNorm())}),
     "activated-dimensions": ActivatedDimensions(0.3),
+    "control-variates": ControlVariates() >> Mean(),
+    "dual-shift": DualShift(TopMagnitude(0.5) >> Mean()),
+    "normalise-steps": NormaliseSteps() >> Mean(),
+    "normalise-steps-counted": NormaliseSteps("steps") >> PCGrad() >> Mean(),
+    "gap-weights": GapWeights() >> Mean(),
+    "gap-weights-centred": GapWeights(relative=False, centre=True, floor=0.1) >> Mean(),
+    "attention": Attention(0.5, 10.0),
+    "task-covariance": TaskCovariance(),
 }
 LAYOUT = Layout(
     (
@@ -66,7 +80,15 @@ LAYOUT = Layout(
     )
 )
 ROWS = ["c0", "c1", "c2", "c3"]
-DOMAINS = ["x", "y", "x", "y"]
+BESIDE = {
+    "domain": ["x", "y", "x", "y"],
+    "tasks": ["a", "b", "a", "a,b"],
+    "a": [2.0, 3.0, 4.5, 1.0],
+    "steps": [2.0, 3.0, 4.0, 1.0],
+    "loss_received": [1.0, 2.0, 0.5, 0.7],
+    "loss_trained": [0.5, 0.4, 0.6, 0.1],
+}
+"""What stages may ask for, of each row."""
 
 every_stage = pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES.keys())
 
@@ -75,15 +97,15 @@ def matrix(scale: float = 1.0) -> Tensor:
     return scale * torch.randn(4, LAYOUT.d, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
+def beside(order: list[int]) -> dict[str, object]:
+    control = torch.randn(len(ROWS) + 1, LAYOUT.d, generator=torch.Generator().manual_seed(2))
+    extra = {name: [(*values, values[0])[i] for i in order] for name, values in BESIDE.items()}
+    return {**extra, "side": {"control": control[order]}}
+
+
 def apply(stage: Stage, X: Tensor, order: list[int] | None = None, round_: int = 1) -> Updates:
     order = order or list(range(len(X)))
-    updates = Updates.of(
-        X[order],
-        [1.0 + i for i in order],
-        LAYOUT,
-        [ROWS[i] for i in order],
-        domain=[DOMAINS[i] for i in order],
-    )
+    updates = Updates.of(X[order], [1.0 + i for i in order], LAYOUT, [ROWS[i] for i in order], **beside(order))
     out, _ = stage(updates, stage.init(LAYOUT), Ctx(round=round_, seed=3))
     return out
 
@@ -98,7 +120,7 @@ def test_the_order_of_clients_does_not_matter(stage: Stage) -> None:
 @every_stage
 def test_inputs_are_not_changed(stage: Stage) -> None:
     X = matrix()
-    updates = Updates.of(X.clone(), None, LAYOUT, ROWS, domain=DOMAINS)
+    updates = Updates.of(X.clone(), None, LAYOUT, ROWS, **beside([0, 1, 2, 3]))
     state = stage.init(LAYOUT)
     before = copy.deepcopy(state)
     stage(updates, state, Ctx(1))
@@ -108,7 +130,7 @@ def test_inputs_are_not_changed(stage: Stage) -> None:
 
 @every_stage
 def test_state_survives_a_checkpoint(stage: Stage, tmp_path: object) -> None:
-    updates = Updates.of(matrix(), None, LAYOUT, ROWS, domain=DOMAINS)
+    updates = Updates.of(matrix(), None, LAYOUT, ROWS, **beside([0, 1, 2, 3]))
     state = stage.init(LAYOUT)
     for round_ in (1, 2):
         _, state = stage(updates, state, Ctx(round_))
@@ -136,7 +158,7 @@ def test_updates_scale_through(stage: Stage, scale: float) -> None:
 
 @every_stage
 def test_no_participant_is_no_update(stage: Stage) -> None:
-    updates = Updates.of(torch.zeros(0, LAYOUT.d), None, LAYOUT, [], domain=[])
+    updates = Updates.of(torch.zeros(0, LAYOUT.d), None, LAYOUT, [], **beside([]))
     out, _ = stage(updates, stage.init(LAYOUT), Ctx(1))
     assert not out.X.any()
 
@@ -166,6 +188,6 @@ def test_a_row_that_is_not_finite_is_left_out(stage: Stage) -> None:
     X = matrix()
     bad = torch.cat([X, torch.full((1, LAYOUT.d), float("nan"))])
     extras = {"layout": LAYOUT, "seed": 3}
-    clean, _ = stage.on(X, rows=ROWS, domain=DOMAINS, **extras)
-    mended, _ = stage.on(bad, rows=[*ROWS, "c9"], domain=[*DOMAINS, "x"], **extras)
+    clean, _ = stage.on(X, rows=ROWS, **beside([0, 1, 2, 3]), **extras)
+    mended, _ = stage.on(bad, rows=[*ROWS, "c9"], **beside([0, 1, 2, 3, 4]), **extras)
     assert torch.equal(clean, mended)
