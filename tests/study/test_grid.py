@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -38,9 +37,9 @@ def run(grid: Grid, folder: Path, **options: Any) -> Outcome:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The cells of TINY over two rounds, one after another in this process, without a grid's runner."""
+    """The cells of TINY over six rounds, one after another in this process, without a grid's runner."""
     folder = tmp_path_factory.mktemp("whole")
-    for cell, recipe in recipes(load_grid(TINY, ["training.rounds=2"])).items():
+    for cell, recipe in recipes(load_grid(TINY, ["training.rounds=6"])).items():
         fedloom.run(recipe, cell.folder(folder))
     return folder
 
@@ -70,6 +69,9 @@ def assert_equal(one: Path, other: Path) -> None:
 
 # Grid files
 
+REFUSED = {"feddea/table3-nyud-mini": {"NYUD-mini / FedACG / +step of 2 at the server"}}
+"""Combinations that packaged grids have although the library refuses them, which their tables say."""
+
 
 @pytest.mark.parametrize("name", names())
 def test_packaged_grids_are_valid_in_every_cell(name: str) -> None:
@@ -77,11 +79,15 @@ def test_packaged_grids_are_valid_in_every_cell(name: str) -> None:
     assert grid.name == name.replace("/", "-")
     assert summary(name)
     assert grid.title
-    combinations = {}
+    built, refused = set(), set()
     for cell, recipe in recipes(grid).items():
-        if cell.seed == grid.seeds[0]:
-            combinations[cell] = build_method(recipe).name
-    assert len(combinations) == len(grid.data) * len(grid.bases) * len(grid.addons)
+        try:
+            build_method(recipe)
+            built.add(cell.combination)
+        except RecipeError:
+            refused.add(cell.combination)
+    assert refused == REFUSED.get(name, set())
+    assert len(built | refused) == len(grid.data) * len(grid.bases) * len(grid.addons)
     if grid.figure is not None and grid.figure.name == "convergence":
         assert all(recipe.evaluation.every == 1 for recipe in recipes(grid).values())
 
@@ -213,7 +219,7 @@ def test_a_choice_of_cells() -> None:
 
 @pytest.mark.usefixtures("near")
 def test_cells_at_once_give_the_numbers_of_one_after_another(whole: Path, tmp_path: Path) -> None:
-    grid = load_grid(TINY, ["training.rounds=2"])
+    grid = load_grid(TINY, ["training.rounds=6"])
     outcome = run(grid, tmp_path, jobs=2)
     assert sorted(map(str, outcome.finished)) == ["Digits / FedAvg / +DEA s0", "Digits / FedAvg s0"]
     assert outcome.peak > 10**8
@@ -235,7 +241,7 @@ def test_cells_at_once_give_the_numbers_of_one_after_another(whole: Path, tmp_pa
 
 
 def started(folder: Path) -> bool:
-    return (DEA.folder(folder) / "metrics.jsonl").is_file()
+    return (AVG.folder(folder) / "metrics.jsonl").is_file()
 
 
 def children(pid: int) -> set[int]:
@@ -248,7 +254,7 @@ def children(pid: int) -> set[int]:
 def test_kill_nine_of_the_whole_grid(whole: Path, tmp_path: Path) -> None:
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(TINY, sort_keys=False))
     folder = tmp_path / "g"
-    command = [sys.executable, "-m", "fedloom", "grid", str(tmp_path / "grid.yaml"), "training.rounds=2", "--jobs", "1"]
+    command = [sys.executable, "-m", "fedloom", "grid", str(tmp_path / "grid.yaml"), "training.rounds=6", "--jobs", "1"]
     process = subprocess.Popen([*command, "--out", str(folder), "--quiet"], stdout=subprocess.DEVNULL)
     deadline = time.monotonic() + 120
     while not started(folder):
@@ -262,10 +268,9 @@ def test_kill_nine_of_the_whole_grid(whole: Path, tmp_path: Path) -> None:
     while any(alive(pid) for pid in below):  # children go with their parent
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    grid = load_grid(TINY, ["training.rounds=2"])
-    assert next(state_of(cell, recipe, folder) for cell, recipe in recipes(grid).items()) == "finished"
-    shutil.rmtree(AVG.folder(folder))
-    torn = AVG.folder(folder)  # as a kill leaves it that comes before the recipe is written
+    grid = load_grid(TINY, ["training.rounds=6"])
+    assert [state_of(cell, recipe, folder) for cell, recipe in recipes(grid).items()] == ["interrupted", "new"]
+    torn = DEA.folder(folder)  # as a kill leaves it that comes before the recipe is written
     torn.mkdir(parents=True)
     (torn / "partition.json").write_text("{")
     run(grid, folder, jobs=2)
