@@ -19,15 +19,15 @@ def fedopt(
     optimizer: Literal["adam", "yogi", "adagrad", "momentum"] = "adam",
     step: Annotated[float, Field(gt=0)] | None = None,
     b1: Annotated[float, Field(ge=0, lt=1)] | None = None,
-    b2: Annotated[float, Field(ge=0, lt=1)] = 0.99,
-    eps: Annotated[float, Field(gt=0)] = 1e-3,
+    b2: Annotated[float, Field(ge=0, lt=1)] | None = None,
+    eps: Annotated[float, Field(gt=0)] | None = None,
 ) -> Method:
     """The mean update is a gradient for an optimiser at the server: Adam, Yogi, Adagrad, or momentum.
 
     u = sum_k p_k Delta_k;  m <- b1 m + (1 - b1) u;
     v <- b2 v + (1 - b2) u^2 (adam),  v - (1 - b2) u^2 sign(v - u^2) (yogi),  v + u^2 (adagrad);
     theta <- theta + step m / (sqrt(v) + eps), without bias correction, from m = 0, v = eps^2.
-    momentum (FedAvgM): m <- b1 m + u;  theta <- theta + step m;  b2 and eps play no part.
+    momentum (FedAvgM): m <- b1 m + u;  theta <- theta + step m;  b2 and eps play no part (and are refused).
 
     paper    b1 0.9, and 0 for adagrad; b2 0.99; eps 1e-3 (there tau); v starts at eps^2 or above; the step is tuned for
              each task over powers of ten. FedAvgM: b1 0.9, step 1
@@ -53,9 +53,13 @@ def fedopt(
     """
     from fedloom.server import Adaptive, Momentum, ServerRule
 
+    if b2 is not None and optimizer in ("momentum", "adagrad"):
+        raise ValueError(f"fedopt: b2 plays no part with optimizer {optimizer}")
+    if eps is not None and optimizer == "momentum":
+        raise ValueError("fedopt: eps plays no part with optimizer momentum")
     if optimizer == "momentum":
         rule: ServerRule = Momentum(0.9 if b1 is None else b1, 1.0 if step is None else step)
     else:
         first = (0.0 if optimizer == "adagrad" else 0.9) if b1 is None else b1
-        rule = Adaptive(optimizer, 0.01 if step is None else step, first, b2, eps)
+        rule = Adaptive(optimizer, 0.01 if step is None else step, first, 0.99 if b2 is None else b2, eps or 1e-3)
     return m.Method(name="fedopt", server=rule)
