@@ -16,7 +16,7 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -209,17 +209,16 @@ def _run_cell(pipe: Connection, recipe: Recipe, folder: Path, grid_folder: Path)
     for stream in (1, 2):  # what libraries print would tear the parent's progress bar
         os.dup2(log.fileno(), stream)
     try:
-        with _leaving():
-            import torch
+        import torch
 
-            from fedloom.runtime import api
+        from fedloom.runtime import api
 
-            torch.set_num_threads(recipe.runtime.threads)
-            _clean(folder)
-            begun = (folder / "recipe.yaml").is_file()
-            tell = _Tell(pipe)
-            result = api.resume(folder, progress=tell) if begun else api.run(recipe, folder, progress=tell)
-            answer = ("done", result.status)
+        torch.set_num_threads(recipe.runtime.threads)
+        _clean(folder)
+        begun = (folder / "recipe.yaml").is_file()
+        tell = _Tell(pipe)
+        result = api.resume(folder, progress=tell) if begun else api.run(recipe, folder, progress=tell)
+        answer = ("done", result.status)
     except RecipeError as error:
         answer = ("refused", str(error))
     except UserError as error:
@@ -230,15 +229,6 @@ def _run_cell(pipe: Connection, recipe: Recipe, folder: Path, grid_folder: Path)
     pipe.send((*answer, _peak()))
     pipe.close()
     os._exit(0)  # to unload torch takes a second
-
-
-@contextlib.contextmanager
-def _leaving() -> Iterator[None]:
-    """Nothing to do but to turn an interpreter's exit into an error that the parent hears of."""
-    try:
-        yield
-    except SystemExit as error:
-        raise RuntimeError(f"the run called sys.exit({error.code})") from error
 
 
 def _clean(folder: Path) -> None:
