@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from torch import Tensor
 
 from fedloom.runtime.federation import Part
 from fedloom.tasks.task import Task
@@ -37,3 +38,27 @@ def evaluate(
                 losses[name] += float(task.loss(outputs[name], targets[name])) * len(batch)
     size = len(part)
     return {name: {**metrics[name].compute(), "loss": losses[name] / size if size else float("nan")} for name in names}
+
+
+def example_losses(
+    model: FlatModel, part: Part, tasks: Mapping[str, tuple[Task, float]], batch_size: int, innermost: bool = True
+) -> Tensor:
+    """The loss of each example (n), summed over the tasks with their weights; 0 where it has no label.
+
+    `innermost`: as in `evaluate`.
+    """
+    names = tuple(tasks)
+    losses = torch.zeros(len(part), dtype=torch.float64)
+    model.module.eval()
+    at = 0
+    with torch.inference_mode():
+        for batch in part.index.split(batch_size):
+            x, targets = part.examples.batch(batch, model.device, tasks=names)
+            if innermost and x.ndim == 4:
+                x = channels_last(x)
+            outputs = model.module(x, names)
+            for name, (task, weight) in tasks.items():
+                pairs = zip(outputs[name].split(1), targets[name].split(1), strict=True)
+                losses[at : at + len(batch)] += weight * torch.stack([task.loss(*pair) for pair in pairs]).cpu()
+            at += len(batch)
+    return losses.clone()

@@ -12,7 +12,7 @@ from torch import Tensor
 from fedloom.context import Ctx, Row, derive_seed
 from fedloom.methods.method import Method
 from fedloom.runtime.buffers import merge_buffers
-from fedloom.runtime.evaluation import evaluate
+from fedloom.runtime.evaluation import evaluate, example_losses
 from fedloom.runtime.federation import Client, Federation
 from fedloom.runtime.state import map_tensors
 from fedloom.stages.stage import State
@@ -84,6 +84,11 @@ def client_step(
         model.module.train()
         return {name: score["loss"] for name, score in scores.items()}
 
+    def losses() -> Tensor:
+        each = example_losses(model, client.train, client.tasks, training.batch_size)
+        model.module.train()
+        return each
+
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(derive_seed(ctx.seed, ctx.round, "model", client.id))  # dropout and the like
         result = train(
@@ -100,6 +105,7 @@ def client_step(
             state.get("optimizer"),
             {name: everywhere(value) for name, value in received.told.items()},
             validate,
+            losses,
         )
     return finish(method, model, federation, client, base, state, result, ctx)
 

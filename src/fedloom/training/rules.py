@@ -35,6 +35,7 @@ class View:
     received  parameters and buffers at the start of the round, as one vector
     features  for rules that ask for them: the batch's encoder features (B x F), now and under other models
     validate  task -> mean loss of the model as it is on the client's validation data
+    losses    the loss of each of the client's training examples (n) under the model as it is
     """
 
     params: Tensor
@@ -52,6 +53,7 @@ class View:
     received: Tensor | None = None
     features: Features | None = None
     validate: Callable[[], Mapping[str, float]] | None = None
+    losses: Callable[[], Tensor] | None = None
 
 
 class LocalRule:
