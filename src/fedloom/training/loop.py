@@ -90,12 +90,12 @@ def train(
     optimizer_state: State | None = None,
     told: Mapping[str, Tensor] | None = None,
     validate: Callable[[], Mapping[str, float]] | None = None,
-    losses: Callable[[], Tensor] | None = None,
+    example_losses: Callable[[], Tensor] | None = None,
 ) -> LocalResult:
     """Train `model` in place on the examples at `index`. `tasks` maps a name to (task, loss weight).
 
-    Heads of other tasks get no gradient, no weight decay and no momentum. `told`, `validate` and `losses` are for the
-    rules (see `View`).
+    Heads of other tasks get no gradient, no weight decay and no momentum. `told`, `validate` and `example_losses` are
+    for the rules (see `View`).
     """
     names = tuple(tasks)
     spans = model.spans(model.trained(names))
@@ -115,7 +115,7 @@ def train(
         received=received,
         features=Features(model) if any(rule.features for rule in rules) else None,
         validate=validate,
-        losses=losses,
+        losses=example_losses,
     )
     states = rule_state or {str(i): rule.init(view.base) for i, rule in enumerate(rules)}
     states = {str(i): rule.begin(view, states[str(i)]) for i, rule in enumerate(rules)}
