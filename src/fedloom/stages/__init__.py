@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fedloom.stages.drift import ControlVariates, DualShift, NormaliseSteps
     from fedloom.stages.gap import GapWeights
     from fedloom.stages.heal import Heal
+    from fedloom.stages.hyper import HyperConflictAverse, HyperCrossAttention, conflict_averse_weights
     from fedloom.stages.magnitude import TopMagnitude
     from fedloom.stages.mean import Mean, SupportMean
     from fedloom.stages.overlap import ActivatedDimensions
@@ -26,6 +27,7 @@ __getattr__, __dir__ = lazy(
         "drift": "ControlVariates DualShift NormaliseSteps",
         "gap": "GapWeights",
         "heal": "Heal",
+        "hyper": "HyperConflictAverse HyperCrossAttention conflict_averse_weights",
         "magnitude": "TopMagnitude",
         "mean": "Mean SupportMean",
         "overlap": "ActivatedDimensions",
@@ -35,6 +37,7 @@ __getattr__, __dir__ = lazy(
 )
 __all__ = [
     "ActivatedDimensions", "Attention", "CAGrad", "Chain", "ControlVariates", "DualShift", "GapWeights", "GroupBy",
-    "Heal", "Identity", "Mean", "MinNorm", "NormaliseSteps", "PCGrad", "PerTask", "Scope", "Split", "Stage",
-    "SupportMean", "Switch", "TaskCovariance", "TopMagnitude",
+    "Heal", "HyperConflictAverse", "HyperCrossAttention", "Identity", "Mean", "MinNorm", "NormaliseSteps", "PCGrad",
+    "PerTask", "Scope", "Split", "Stage", "SupportMean", "Switch", "TaskCovariance", "TopMagnitude",
+    "conflict_averse_weights",
 ]  # fmt: skip

@@ -19,18 +19,29 @@ def gram(updates: Updates, columns: Sequence[slice] | None = None) -> Tensor:
 
     Works chunk by chunk, so no float64 copy of the matrix is made, and a mixing is applied to the result.
     """
+    return inner_products(updates, None, columns)[0]
+
+
+def inner_products(
+    updates: Updates, vector: Tensor | None, columns: Sequence[slice] | None = None
+) -> tuple[Tensor, Tensor]:
+    """(`gram`, inner products of the rows with a vector (d)): K x K and K, in one pass; zeros without a vector."""
     X, k = updates.data, len(updates)
     G = torch.zeros(k, k, dtype=torch.float64, device=X.device)
+    h = torch.zeros(k, dtype=torch.float64, device=X.device)
     step = max(1, _VALUES // max(k, 1))
     for s in [slice(0, updates.layout.d)] if columns is None else columns:
         for a in range(s.start, s.stop, step):
-            part = X[:, a : min(a + step, s.stop)].double()
+            b = min(a + step, s.stop)
+            part = X[:, a:b].double()
             G.addmm_(part, part.t())
-    G = G.cpu()
+            if vector is not None:
+                h.addmv_(part, vector[a:b].to(part))
+    G, h = G.cpu(), h.cpu()
     if updates.mixing is not None:
         M = updates.mixing.cpu()
-        G = M @ G @ M.t()
-    return (G + G.t()) / 2
+        G, h = M @ G @ M.t(), M @ h
+    return (G + G.t()) / 2, h
 
 
 def normalised(G: Tensor) -> tuple[Tensor, float]:

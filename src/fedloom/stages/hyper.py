@@ -1,0 +1,324 @@
+"""FedHCA2's personalised aggregation: every client keeps its own update and adds a share, which is learned, of others'.
+
+How much is added is learned from what clients do next: a weight grows where a client's next update goes on in the
+direction that was added to its model, and shrinks where it goes back.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.context import Ctx, Row
+from fedloom.stages.conflict import Rescale, rescaling
+from fedloom.stages.gram import conflict_averse, gram, inner_products
+from fedloom.stages.stage import Fields, Stage, State
+from fedloom.updates import Block, Layout, Updates
+
+KIND = "hyper-weights"
+
+
+def conflict_averse_weights(gram: Tensor, c: float) -> Tensor:
+    """w = argmin over the simplex of <g_w, g_0> + c |g_0| |g_w|, from a Gram matrix: N x N to N, float64.
+
+    g_w = sum_i w_i X_i and g_0 is the plain mean of the rows. Exact but for round-off at any scale of the rows, where
+    the release's solver stops at uniform weights once updates are shorter than about 0.01. Rows that are zero get 0
+    but count in g_0. Where every choice is as good as another, w is uniform: rows that are all equal or all zero. So it
+    is over the rows that are not zero where their mean vanishes or c = 0.
+
+    Raises ValueError unless gram is square and 0 <= c < 1.
+    """
+    if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
+        raise ValueError(f"conflict_averse_weights: expected a square matrix, found shape {tuple(gram.shape)}")
+    if not 0 <= c < 1:
+        raise ValueError(f"conflict_averse_weights: expected 0 <= c < 1, found {c}")
+    return _solved(gram.detach().cpu().double(), c)[0]
+
+
+def _solved(G: Tensor, c: float) -> tuple[Tensor, float]:
+    """(w, lam): the direction is the mean plus lam sum_i w_i X_i."""
+    n = len(G)
+    uniform = torch.full((n,), 1 / max(n, 1), dtype=torch.float64)
+    w, lam = conflict_averse(G, uniform, c)
+    if n and (not bool(w.any()) or float(G.max() - G.min()) <= 1e-14 * float(G.max())):
+        w = uniform
+    return w, lam
+
+
+class _Learner(Stage):
+    """What both stages share: weights that are learned as torch.optim.SGD would, in closed form."""
+
+    start: float
+    lr: float
+    momentum: float
+    weight_decay: float
+    project: bool
+
+    def _check(self) -> None:
+        name = type(self).__name__
+        if not 0 <= self.start <= 1:
+            raise ValueError(f"{name}: expected 0 <= start <= 1, found {self.start}")
+        for key in ("lr", "weight_decay"):
+            if not getattr(self, key) >= 0:
+                raise ValueError(f"{name}: expected {key} >= 0, found {getattr(self, key)}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"{name}: expected 0 <= momentum < 1, found {self.momentum}")
+
+    @property
+    def _fresh(self) -> State:
+        return {"weight": self.start, "momentum": None}
+
+    def _stepped(self, memory: State, inner: float) -> State:
+        """One step on a weight. `inner` = <the next update, what was added for a weight of 1>."""
+        weight, velocity = memory["weight"], memory["momentum"]
+        gradient = (-inner if 0 <= weight <= 1 else 0.0) + self.weight_decay * weight
+        velocity = gradient if velocity is None else self.momentum * velocity + gradient
+        weight -= self.lr * velocity
+        return {"weight": _used(weight) if self.project else weight, "momentum": velocity}
+
+
+@dataclass(frozen=True)
+class HyperConflictAverse(_Learner):
+    """Adds to each row alpha_i times a conflict-averse direction U of all rows (FedHCA2, CVPR 2024, Algorithm 1).
+
+    row i <- Delta_i + clamp(alpha_i, 0, 1) U,   U = (g_0 + c |g_0| g_w / |g_w|) / s
+    with g_0 the plain mean, g_w from `conflict_averse_weights`, s = 1 + c^2, 1 + c or 1 (`rescale`).
+
+    alpha_i begins at `start` and is learned by SGD with momentum from the client's next update, before its next use:
+    g = -1[0 <= alpha_i <= 1] <next Delta_i, U> + weight_decay alpha_i;  v <- momentum v + g (v = g at first);
+    alpha_i <- alpha_i - lr v. Outside [0, 1] only momentum and weight decay move it, so there it stays for long;
+    `project` clamps the weight itself after each step. A client learns only if it took part in the round that U is
+    from. Absent clients keep their state; if all rows are zero no state changes.
+
+    `average_identical`: rows with the same data set and the same tasks (extras "domain" and "tasks") have Delta_i
+    replaced by their mean, while U and the gradients are of the rows as they came. Where a round has no such extras
+    nothing is averaged. A row counts as zero in blocks that it lacks, and nothing is added there.
+
+    With all alpha 0, and nobody identical, every row comes back bit for bit. Two passes over the matrix; the product
+    with it is put off until X is read. State: two numbers a client, and U (d). Records the round's alphas, not clamped.
+    """
+
+    c: float = 0.4
+    start: float = 0.1
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    rescale: Rescale = "1+c^2"
+    average_identical: bool = True
+    project: bool = False
+    kind = "mix"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.c < 1:
+            raise ValueError(f"HyperConflictAverse: expected 0 <= c < 1, found {self.c}")
+        if self.rescale not in ("none", "1+c^2", "1+c"):
+            raise ValueError(f"HyperConflictAverse: rescale must be 'none', '1+c^2' or '1+c', found {self.rescale!r}")
+        self._check()
+
+    @property
+    def wants(self) -> Fields:  # type: ignore[override]
+        return frozenset({"extra:domain", "extra:tasks"} if self.average_identical else ())
+
+    def init(self, layout: Layout) -> State:
+        """No client is known, and nothing was added."""
+        return {"clients": {}, "direction": None, "received": []}
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        G, inner = inner_products(updates, state["direction"])
+        if not bool(G.any()):
+            return updates, state
+        names = [_name(row) for row in updates.rows]
+        clients = dict(state["clients"])
+        for name, value in zip(names, inner.tolist(), strict=True):
+            clients.setdefault(name, self._fresh)
+            if name in state["received"]:
+                clients[name] = self._stepped(clients[name], value)
+        weights = {name: clients[name]["weight"] for name in names}
+        ctx.record(KIND, {"part": "encoder", "weights": weights})
+
+        w, lam = _solved(G, self.c)
+        q = (1 / len(names) + lam * w) / rescaling(self.rescale, self.c)
+        share = q if updates.mixing is None else q @ updates.mixing.cpu()
+        direction = torch.mv(updates.data.t(), share.to(updates.data))
+        alpha = torch.tensor([_used(value) for value in weights.values()], dtype=torch.float64)
+        own = self._averaging(updates)
+        new = {"clients": clients, "direction": direction, "received": names}
+        if not bool(alpha.any()) and torch.equal(own, torch.eye(len(names), dtype=torch.float64)):
+            return updates, new
+        out = updates.mixed((own + torch.outer(alpha, q)).to(updates.data.device))
+        return _without_absent(out), new
+
+    def _averaging(self, updates: Updates) -> Tensor:
+        """K x K: the identity, or for identical clients their mean."""
+        k = len(updates)
+        if not self.average_identical or not {"domain", "tasks"} <= updates.extra.keys():
+            return torch.eye(k, dtype=torch.float64)
+        kinds = [(str(d), str(t)) for d, t in zip(updates.extra["domain"], updates.extra["tasks"], strict=True)]
+        same = torch.tensor([[a == b for b in kinds] for a in kinds], dtype=torch.float64)
+        return same / same.sum(dim=1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class HyperCrossAttention(_Learner):
+    """Adds to each decoder a learned share of what it finds in all decoders' updates (FedHCA2, Algorithm 2).
+
+    decoder k, tensor p:  Delta_kp <- Delta_kp + clamp(beta_kl, 0, 1) A_kp,
+    A_p = softmax(V V^T / sqrt(n)) V, rows of V (K x n) being the decoders' updates of that tensor, its own among them
+
+    A decoder is a (client, task): those that a client has, or in a unified model, where everybody has all, those that
+    were trained (extra "support"). Tensors of different tasks belong together if they have the same shape and the same
+    name after the task's: decoders.TASK.fuse.weight is fuse.weight. There is a beta for each decoder and layer; a layer
+    is a tensor's name without .weight or .bias. Columns that belong to no task count as a decoder of their own.
+
+    beta is learned as alpha in `HyperConflictAverse`, with the sum over a layer's tensors of <next Delta_kp, A_kp>.
+
+    softmax is not homogeneous: short updates, as after a short warm-up, get nearly their mean, long ones nearly
+    themselves. A decoder alone gets its own update again, times beta. With beta 0 every row comes back bit for bit.
+    State: two numbers for each decoder and layer, and A of the last round. Records the round's betas, not clamped.
+    """
+
+    start: float = 0.1
+    lr: float = 0.01
+    momentum: float = 0.9
+    weight_decay: float = 1e-4
+    project: bool = False
+    kind = "matrix"
+    wants = frozenset({"extra:support"})
+
+    def __post_init__(self) -> None:
+        self._check()
+
+    def init(self, layout: Layout) -> State:
+        """No decoder is known, and nothing was added."""
+        return {"decoders": {}, "added": {}}
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        parts = {task: _Part.of(updates.layout, task) for task in dict.fromkeys(b.task for b in updates.layout.blocks)}
+        held = _decoders(updates, parts)
+        if not held or not bool(updates.X.any()):
+            return updates, state
+        X = updates.X
+        weights: dict[str, dict[str, dict[str, State]]] = {}
+        for i, task in held:
+            name, part = _name(updates.rows[i]), parts[task]
+            before = state["decoders"].get(name, {}).get(task or "", {})
+            now = {layer: before.get(layer, self._fresh) for layer in part.layers}
+            added = state["added"].get(name, {}).get(task or "")
+            if added is not None:
+                inner = part.inner(X[i], added)
+                now = {layer: self._stepped(memory, inner[layer]) for layer, memory in now.items()}
+            weights.setdefault(name, {})[task or ""] = now
+        found = {
+            client: {task: {layer: m["weight"] for layer, m in now.items()} for task, now in tasks.items()}
+            for client, tasks in weights.items()
+        }
+        ctx.record(KIND, {"part": "decoder", "weights": found})
+
+        attended = {(i, task): X.new_empty(parts[task].d) for i, task in held}
+        out = X.clone()
+        for members in _together(held, parts):
+            V = torch.stack([X[i, s] for i, _, s, _, _ in members])
+            A = cross_attention(V)
+            for a, (i, task, s, to, layer) in zip(A, members, strict=True):
+                attended[i, task][to] = a
+                if (beta := _used(found[_name(updates.rows[i])][task or ""][layer])) > 0:
+                    out[i, s] += beta * a
+        given: dict[str, dict[str, Tensor]] = {}
+        for (i, task), a in attended.items():
+            given.setdefault(_name(updates.rows[i]), {})[task or ""] = a
+        known = {name: {**state["decoders"].get(name, {}), **tasks} for name, tasks in weights.items()}
+        return updates.replace(X=out), {"decoders": {**state["decoders"], **known}, "added": given}
+
+
+def cross_attention(V: Tensor) -> Tensor:
+    """softmax(V V^T / sqrt(n)) V, softmax over each row; V is K x n. Inner products and softmax in float64."""
+    G = gram(Updates.of(V)) / math.sqrt(max(V.shape[1], 1))
+    return torch.softmax(G, dim=1).to(V) @ V
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The columns of one task: its blocks, where they lie in the matrix, and where in the task's own vector (d)."""
+
+    blocks: tuple[Block, ...]
+    at: tuple[slice, ...]
+    own: tuple[slice, ...]
+    names: tuple[str, ...]
+    d: int
+
+    @staticmethod
+    def of(layout: Layout, task: str | None) -> _Part:
+        mine = [(b, s) for b, s in zip(layout.blocks, layout.slices, strict=True) if b.task == task]
+        part = Layout(tuple(b for b, _ in mine))
+        names = tuple(_local_name(b.name, task) for b in part.blocks)
+        return _Part(part.blocks, tuple(s for _, s in mine), part.slices, names, part.d)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(map(_layer, self.names)))
+
+    def inner(self, x: Tensor, added: Tensor) -> dict[str, float]:
+        """<x, added> of each layer, x being a whole row."""
+        sums = dict.fromkeys(self.layers, 0.0)
+        for name, at, own in zip(self.names, self.at, self.own, strict=True):
+            sums[_layer(name)] += float(x[at].double() @ added[own].to(x.device, torch.float64))
+        return sums
+
+
+_Decoder = tuple[int, str | None]
+
+
+def _decoders(updates: Updates, parts: dict[str | None, _Part]) -> list[_Decoder]:
+    """(row, task) of every decoder that takes part."""
+    have = updates.present if updates.present is not None else updates.extra.get("support")
+    tasks = [block.task for block in updates.layout.blocks]
+    held = []
+    for i, (_, only) in enumerate(updates.rows):
+        mine = [True] * len(tasks) if have is None else torch.as_tensor(have[i]).bool().tolist()
+        here = {task for task, has in zip(tasks, mine, strict=True) if has}
+        held += [(i, task) for task in parts if task in here and (task is None or only in (None, task))]
+    return held
+
+
+def _together(held: list[_Decoder], parts: dict[str | None, _Part]) -> list[list[Any]]:
+    """Tensors that attend to each other: lists of (row, task, columns, columns in the task's vector, layer)."""
+    found: dict[Any, list[Any]] = {}
+    for i, task in held:
+        part = parts[task]
+        for block, name, at, own in zip(part.blocks, part.names, part.at, part.own, strict=True):
+            found.setdefault((name, block.shape), []).append((i, task, at, own, _layer(name)))
+    return list(found.values())
+
+
+def _local_name(name: str, task: str | None) -> str:
+    """What follows the task in a tensor's name; all of it where the task is not in it."""
+    words = name.split(".")
+    return ".".join(words[words.index(task) + 1 :]) if task in words[:-1] else name
+
+
+def _layer(name: str) -> str:
+    head, _, last = name.rpartition(".")
+    return head if head and last in ("weight", "bias") else name
+
+
+def _name(row: Row) -> str:
+    client, task = row
+    return client if task is None else f"{client}/{task}"
+
+
+def _used(weight: float) -> float:
+    return min(max(weight, 0.0), 1.0)
+
+
+def _without_absent(updates: Updates) -> Updates:
+    """Zeros where a row lacks a block."""
+    if updates.present is None or bool(updates.present.all()):
+        return updates
+    X = updates.X.clone()
+    for i, b in (~updates.present).nonzero().tolist():
+        X[i, updates.layout.slices[b]] = 0
+    return updates.replace(X=X)
