@@ -22,6 +22,7 @@ from fedloom.methods.fedbn import fedbn  # noqa: E402
 from fedloom.methods.feddea import feddea  # noqa: E402
 from fedloom.methods.feddyn import feddyn  # noqa: E402
 from fedloom.methods.fedga import fedga  # noqa: E402
+from fedloom.methods.fedhca2 import fedhca2  # noqa: E402
 from fedloom.methods.fedmtl import fedmtl  # noqa: E402
 from fedloom.methods.fednova import fednova  # noqa: E402
 from fedloom.methods.fedopt import fedopt  # noqa: E402
@@ -32,6 +33,6 @@ from fedloom.methods.scaffold import scaffold  # noqa: E402
 
 __all__ = [
     "ADDONS", "METHODS", "Method", "activated_dimensions", "cagrad", "fedacg", "fedamp", "fedavg", "fedbn", "feddea",
-    "feddyn", "fedga", "fedmtl", "fednova", "fedopt", "fedprox", "heal", "local", "min_norm", "moon", "pcgrad",
-    "scaffold", "server_step", "support_mean",
+    "feddyn", "fedga", "fedhca2", "fedmtl", "fednova", "fedopt", "fedprox", "heal", "local", "min_norm", "moon",
+    "pcgrad", "scaffold", "server_step", "support_mean",
 ]  # fmt: skip

@@ -1,0 +1,96 @@
+"""FedHCA2: personal encoders and decoders that take a learned share of what the others learned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+import fedloom.methods as m
+from fedloom import stages
+from fedloom.methods.registry import METHODS
+
+if TYPE_CHECKING:
+    from fedloom.methods.method import Method
+    from fedloom.stages import Stage
+
+
+@METHODS.register("fedhca2", source="Lu, Huang, Yang, Lin, Lu, CVPR 2024")
+def fedhca2(
+    *,
+    c: Annotated[float, Field(ge=0, lt=1)] = 0.4,
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.1,
+    beta: Annotated[float, Field(ge=0, le=1)] = 0.1,
+    lr: Annotated[float, Field(ge=0)] = 0.01,
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9,
+    weight_decay: Annotated[float, Field(ge=0)] = 1e-4,
+    rescale: Literal["none", "1+c^2", "1+c"] = "1+c^2",
+    average_identical: bool = True,
+    project: bool = False,
+    encoder: Literal["conflict-averse", "mean", "none"] = "conflict-averse",
+    decoder: Literal["cross-attention", "mean", "none"] = "cross-attention",
+) -> Method:
+    """Each client keeps its own encoder and decoders, and adds to its update a learned share of everybody's.
+
+    Encoder of client i:  theta_i+ = theta_i + Delta_i + clamp(alpha_i, 0, 1) U,  U = (g_0 + c |g_0| g_w / |g_w|) / s
+    g_0 = mean_i Delta_i,  g_w = sum_i w_i Delta_i,  w = argmin <g_w, g_0> + c |g_0| |g_w| over w >= 0, sum w = 1
+
+    Decoder k, a (client, task), layer l, tensor p:  theta_kp+ = theta_kp + Delta_kp + clamp(beta_kl, 0, 1) A_kp
+    A_p = softmax(V_p V_p^T / sqrt(n_p)) V_p,  V_p: the K decoders' updates of p in rows of n_p values, self included
+
+    alpha (one a client) and beta (one a decoder and layer) are learned at the server, as SGD with momentum does it:
+    g = -1[0 <= alpha_i <= 1] <Delta_i of the next round, U> + weight_decay alpha_i, beta alike with the sum over the
+    layer's tensors; they are updated before they are used. So a client that goes on in the direction that was added to
+    its model gets more of it. Heads and buffers never leave a client. Weights play no part: every client counts alike.
+
+    `alpha` and `beta` are the initial values; `lr`, `momentum`, `weight_decay` are of their learning, not of training.
+    `encoder` and `decoder` replace a half by the plain mean (of a task's decoders over the clients that have one) or by
+    nothing, as in the paper's ablation. The weights of every round are in metrics.jsonl, under "records";
+    `fedloom hyper RUN` prints and draws them.
+
+    paper    initial weights 0.01 in the text, but 0.1 is best in its tables; lr 0.01, momentum 0.9, weight decay 1e-4;
+             c = 0.4 is best of 0.2 .. 0.8. Algorithm 1 has no division by s, does not say that w lies on the simplex,
+             and says nothing about how the weights are learned or about identical clients
+    release  initial weights 0.1; s = 1 + c^2; w by SLSQP without scaling, which stops at uniform weights for updates
+             shorter than about 0.01 (those of warm-up rounds); with 2 and 4 clients a task, the updates of neighbouring
+             clients with the same data set and tasks are replaced by their mean, after U was made. The weights are
+             clamped in use only: one that leaves [0, 1] stops learning but for momentum and decay. Layers are matched
+             by a part of their name. Clients start from decoders and heads of their own. The mean of decoders is over
+             all of them, whatever their task
+    here     the release's, with these differences. w is exact at any scale. Identical clients are averaged wherever
+             they stand, not only if they are neighbours (`average_identical: false` for Algorithm 1), and layers are
+             matched by exact name. All clients with a task start from the same decoder and head. Clients may be absent:
+             a weight learns only if its client took part in this round and in the one before. `project: true` keeps
+             the weights in [0, 1], so that none freezes. In a unified model (`model.heads: all`) only decoders that
+             were trained attend and are moved
+
+    For parity with the release: optimiser and schedule that go on over the rounds (`training.keep_optimizer: true`), as
+    in the recipes fedhca2/*. The weights' gradients are not normalised: with long updates (norm 1 and more, as of large
+    models) one step can carry a weight across [0, 1].
+
+    alpha = beta = 0 with lr = 0 and average_identical false is local training of everything, bit for bit. Equal updates
+    of all clients go 1 + alpha (1 + c) / s times as far. Models without decoders (classification) use the encoder's
+    half only. Server memory: a model for each client, one direction U, and the last A of each decoder.
+
+    With FedDEA at the client, alpha learns from transformed updates, which 1/rho makes longer. With pcgrad: after it.
+    Rules that set weights (heal) or replace a mean are refused.
+    """
+    rules: dict[str, Callable[[], Stage]] = {
+        "conflict-averse": lambda: stages.HyperConflictAverse(
+            c, alpha, lr, momentum, weight_decay, rescale, average_identical, project
+        ),
+        "cross-attention": lambda: stages.HyperCrossAttention(beta, lr, momentum, weight_decay, project),
+        "mean": stages.Mean,
+        "none": stages.Identity,
+    }
+    from fedloom.updates import Select
+
+    return m.Method(
+        name="fedhca2",
+        # "*": decoders, or no columns at all where a model has none
+        stage=stages.Split({"encoder": rules[encoder](), "*": rules[decoder]()}),
+        private=Select(role="head"),
+        buffers="local",
+        weights="uniform",
+    )
