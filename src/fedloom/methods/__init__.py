@@ -14,11 +14,15 @@ __getattr__, __dir__ = lazy(__name__, {"method": "Method"})
 
 # These modules register themselves; none imports torch before it is called.
 from fedloom.methods.basic import fedavg, fedprox, local  # noqa: E402
+from fedloom.methods.cfl import cfl  # noqa: E402
 from fedloom.methods.conflict import cagrad, min_norm, pcgrad  # noqa: E402
 from fedloom.methods.controls import server_step, support_mean  # noqa: E402
+from fedloom.methods.ditto import ditto  # noqa: E402
 from fedloom.methods.fedacg import fedacg  # noqa: E402
 from fedloom.methods.fedamp import fedamp  # noqa: E402
+from fedloom.methods.fedbabu import fedbabu  # noqa: E402
 from fedloom.methods.fedbn import fedbn  # noqa: E402
+from fedloom.methods.fedbone import fedbone  # noqa: E402
 from fedloom.methods.feddea import feddea  # noqa: E402
 from fedloom.methods.feddyn import feddyn  # noqa: E402
 from fedloom.methods.fedga import fedga  # noqa: E402
@@ -26,13 +30,21 @@ from fedloom.methods.fedhca2 import fedhca2  # noqa: E402
 from fedloom.methods.fedmtl import fedmtl  # noqa: E402
 from fedloom.methods.fednova import fednova  # noqa: E402
 from fedloom.methods.fedopt import fedopt  # noqa: E402
+from fedloom.methods.fedper import fedper  # noqa: E402
+from fedloom.methods.fedrep import fedrep  # noqa: E402
+from fedloom.methods.fedsoft import fedsoft  # noqa: E402
+from fedloom.methods.fedsta import fedsta  # noqa: E402
 from fedloom.methods.heal import heal  # noqa: E402
+from fedloom.methods.ifca import ifca  # noqa: E402
+from fedloom.methods.matfl import matfl  # noqa: E402
 from fedloom.methods.moon import moon  # noqa: E402
 from fedloom.methods.overlap import activated_dimensions  # noqa: E402
+from fedloom.methods.pfedme import pfedme  # noqa: E402
 from fedloom.methods.scaffold import scaffold  # noqa: E402
 
 __all__ = [
-    "ADDONS", "METHODS", "Method", "activated_dimensions", "cagrad", "fedacg", "fedamp", "fedavg", "fedbn", "feddea",
-    "feddyn", "fedga", "fedhca2", "fedmtl", "fednova", "fedopt", "fedprox", "heal", "local", "min_norm", "moon",
-    "pcgrad", "scaffold", "server_step", "support_mean",
+    "ADDONS", "METHODS", "Method", "activated_dimensions", "cagrad", "cfl", "ditto", "fedacg", "fedamp", "fedavg",
+    "fedbabu", "fedbn", "fedbone", "feddea", "feddyn", "fedga", "fedhca2", "fedmtl", "fednova", "fedopt", "fedper",
+    "fedprox", "fedrep", "fedsoft", "fedsta", "heal", "ifca", "local", "matfl", "min_norm", "moon", "pcgrad", "pfedme",
+    "scaffold", "server_step", "support_mean",
 ]  # fmt: skip

@@ -9,6 +9,7 @@ from fedloom.codecs import Codec, Raw
 from fedloom.server import Plain, ServerRule
 from fedloom.stages.mean import Mean
 from fedloom.stages.stage import Fields, Identity, Stage, check_closed
+from fedloom.training.phases import Phase, Stream, Tune
 from fedloom.training.rules import LocalRule
 from fedloom.updates import Layout, Selector, as_select
 
@@ -26,6 +27,9 @@ class Method:
     stage    aggregation, at the server or at the peer
     server   what the server does with the result
     private  selector of blocks that never leave a client, or None
+    phases   parts of the model that local training trains one after another; all of it at once where there are none
+    stream   a model of the client's own that is trained beside the shared one
+    tune     training of a personal model before it is measured or saved
     start    a client begins a round from the model it receives, or from its own of its last round
     weights  a row's weight before any stage: its number of examples, or 1
     buffers  float buffers such as batch norm statistics: weighted mean over the clients that trained them, kept
@@ -39,6 +43,9 @@ class Method:
     stage: Stage = Mean()
     server: ServerRule = Plain()
     private: Selector | None = None
+    phases: tuple[Phase, ...] = ()
+    stream: Stream | None = None
+    tune: Tune | None = None
     start: Literal["received", "own"] = "received"
     weights: Literal["size", "uniform"] = "size"
     buffers: Literal["mean", "local", "pooled"] = "mean"
@@ -105,6 +112,11 @@ class Method:
         return replace(self, local=(*self.local, rule))
 
     @property
+    def own_model(self) -> bool:
+        """Whether clients keep a whole model of their own beside what they share."""
+        return self.stream is not None or any(type(rule).personal is not LocalRule.personal for rule in self.local)
+
+    @property
     def shares_nothing(self) -> bool:
         """Whether every parameter stays with its client."""
         return self.private is not None and as_select(self.private).is_everything
@@ -132,6 +144,7 @@ class Method:
 
     def __str__(self) -> str:
         local = [f"  {rule!r}" for rule in self.local] or ["  the tasks' losses only"]
+        local += [f"  {part!r}" for part in (*self.phases, self.stream, self.tune) if part is not None]
         return "\n".join(
             [
                 f"method {self.name}",

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from fedloom.context import Ctx
 from fedloom.errors import StateError
 from fedloom.methods.method import Method
 from fedloom.recipes.loader import load
@@ -20,10 +21,11 @@ from fedloom.recipes.schema import Recipe
 from fedloom.runtime.build import Built, build
 from fedloom.runtime.executors import executor
 from fedloom.runtime.folder import RunFolder
-from fedloom.runtime.measure import model_for
+from fedloom.runtime.measure import models_for
 from fedloom.runtime.plan import Plan, plan
 from fedloom.runtime.process import Progress, initial_state, run_rounds
 from fedloom.runtime.steps import load as fill
+from fedloom.runtime.steps import load_personal, tune
 from fedloom.runtime.worker import check_device
 from fedloom.stages.stage import State
 from fedloom.study.runs import Run
@@ -176,13 +178,17 @@ def _export(built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, st
     """Named tensors: the global model under its own names, a personal one under client/NAME/."""
     model = FlatModel(built.module, built.layout)
     tensors: dict[str, Tensor] = {}
-    for client in built.federation.clients:
-        kind, message, mine = model_for(built, state, client)
-        prefix = "" if kind == "global" else f"client/{client}/"
-        fill(built.method, model, message, mine)
-        tensors |= {prefix + k: v.clone() for k, v in model.module.state_dict().items()}
-        if kind == "global":
-            break
+    training, seed = built.recipe.training, built.recipe.seed
+    for name, client in built.federation.clients.items():
+        for kind, (message, mine) in models_for(built, state, name).items():
+            prefix = "" if kind == "global" else f"client/{name}/"
+            if not prefix and tensors:
+                continue
+            fill(built.method, model, message, mine)
+            if prefix:
+                load_personal(model, mine.get("personal", {}))
+                tune(built.method, model, client, training, Ctx(state["round"], seed))
+            tensors |= {prefix + k: v.clone() for k, v in model.module.state_dict().items()}
     labels = {
         "method": built.method.name,
         "recipe": built.recipe.name,

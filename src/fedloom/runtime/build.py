@@ -134,6 +134,8 @@ def build(
     if recipe.training.stacked:
         if recipe.runtime.workers > 1:
             raise RecipeError(f"training.stacked: runs in one process, but runtime.workers is {recipe.runtime.workers}")
+        if method.phases or method.stream:
+            raise RecipeError(f"training.stacked: a stack trains all of one model, but {method.name} does more")
         if dataset.train.prefetch:
             raise RecipeError(f"training.stacked: data set {dataset.name!r} may augment its batches, a stack does not")
         refuse(module, recipe.training, method.local)

@@ -29,17 +29,21 @@ class _Group:
     members: list[tuple[Client, str]] = field(default_factory=list)
 
 
-def model_for(built: Built, state: State, client: str) -> tuple[str, Message, State]:
-    """The model that a client uses: (name, message, client state).
+def models_for(built: Built, state: State, client: str) -> dict[str, tuple[Message, State]]:
+    """The models that a client may use: name -> (message, client state), the last one being the one to use.
 
-    The name is "global" for every client where one complete model is meant for all, otherwise "personal".
+    "global" is one complete model that is meant for all; "personal" is the client's own.
     """
-    server, mine = state["server"], state["clients"].get(client, {})
-    own_parts = bool(built.method.private_part(built.layout).blocks)
-    own_buffers = built.method.buffers == "local" and bool(built.layout.buffers.blocks)
-    if built.method.stage.reduces and not own_parts and not own_buffers:
-        return "global", Message(server["model"], server["buffers"], server["integers"]), {}
-    return "personal", Message(model_of(server, client), server["buffers"], server["integers"]), mine
+    server, mine, method = state["server"], state["clients"].get(client, {}), built.method
+    own_parts = bool(method.private_part(built.layout).blocks)
+    own_buffers = method.buffers == "local" and bool(built.layout.buffers.blocks)
+    common = Message(server["model"], server["buffers"], server["integers"])
+    models: dict[str, tuple[Message, State]] = {}
+    if method.stage.reduces and not own_parts and not own_buffers:
+        models["global"] = common, {}
+    if not models or method.own_model or method.tune:
+        models["personal"] = Message(model_of(server, client), server["buffers"], server["integers"]), mine
+    return models
 
 
 def measure(built: Built, executor: Executor, state: State) -> list[Record]:
@@ -50,20 +54,21 @@ def measure(built: Built, executor: Executor, state: State) -> list[Record]:
     evaluation = built.recipe.evaluation
     groups: dict[tuple[str | None, int], _Group] = {}
     for client in built.federation.clients.values():
-        model, message, mine = model_for(built, state, client.id)
-        if model not in evaluation.models:
-            continue
-        owner = client.id if model == "personal" else None
-        for split in evaluation.splits:
-            part = client.part(split)
-            if len(part):
-                group = groups.setdefault((owner, id(part)), _Group(message, mine, client.id, split))
-                group.members.append((client, model))
+        for model, (message, mine) in models_for(built, state, client.id).items():
+            if model not in evaluation.models:
+                continue
+            owner = client.id if model == "personal" else None
+            for split in evaluation.splits:
+                part = client.part(split)
+                if len(part):
+                    group = groups.setdefault((owner, id(part)), _Group(message, mine, client.id, split))
+                    group.members.append((client, model))
     entries = list(groups.values())
     jobs = []
     for number, g in enumerate(entries):
         tasks = dict.fromkeys(name for client, _ in g.members for name in client.tasks)
-        jobs.append(EvalJob(number, g.message, g.state, g.client, g.split, tuple(tasks)))
+        personal = g.members[0][1] == "personal"
+        jobs.append(EvalJob(number, g.message, g.state, g.client, g.split, tuple(tasks), state["round"], personal))
     results: dict[int, Scores] = dict(executor.run(jobs))
     records: list[Record] = []
     for number, g in enumerate(entries):

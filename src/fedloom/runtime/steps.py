@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,9 +16,11 @@ from fedloom.runtime.evaluation import evaluate, example_losses
 from fedloom.runtime.federation import Client, Federation
 from fedloom.runtime.state import map_tensors
 from fedloom.stages.stage import State
-from fedloom.training.config import Training
+from fedloom.training.config import Schedule, Training
 from fedloom.training.flat import FlatModel
 from fedloom.training.loop import LocalResult, train
+from fedloom.training.phases import Phase
+from fedloom.training.rules import LocalRule
 from fedloom.updates import EVERYONE, Layout, Updates
 
 ALL = EVERYONE[0]
@@ -89,25 +91,82 @@ def client_step(
         model.module.train()
         return each
 
+    def local_training(
+        who: str, rules: Sequence[LocalRule], memory: State, told: Mapping[str, Tensor], phases: tuple[Phase, ...] = ()
+    ) -> LocalResult:
+        with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
+            torch.manual_seed(derive_seed(ctx.seed, ctx.round, "model", who))  # dropout and the like
+            return train(
+                model,
+                client.train.examples,
+                client.train.index,
+                client.tasks,
+                training,
+                ctx,
+                who,
+                model.spans(shared),
+                rules,
+                map_tensors(memory["rules"], lambda t: t.to(model.device)) if "rules" in memory else None,
+                memory.get("optimizer"),
+                told,
+                phases,
+                validate,
+                losses,
+            )
+
+    told = {name: everywhere(value) for name, value in received.told.items()}
+    result = local_training(client.id, method.local, state, told, method.phases)
+    payload, result, new = finish(method, model, federation, client, base, state, result, ctx)
+    if method.stream is None or not payload.finite:
+        return payload, result, new
+    trained = model.vector.clone()
+    memory = state.get("personal", {})
+    load_personal(model, memory)
+    if not memory:
+        model.params.copy_(base)
+    beside = local_training(f"{client.id}/personal", method.stream.rules, memory, {"anchor": base})
+    new["personal"] = memory
+    if bool(torch.isfinite(model.vector).all()):
+        new["personal"] = _personal(model, model.params, {"rules": beside.rules, "optimizer": beside.optimizer})
+    model.vector.copy_(trained)
+    return payload, result, new
+
+
+def _personal(model: FlatModel, params: Tensor, more: State | None = None) -> State:
+    """A client's own model as state."""
+    state = {"vector": torch.cat([params, model.buffers]), "integers": dict(model.integers), **(more or {})}
+    kept: State = map_tensors(state, lambda t: t.to("cpu", copy=True))
+    return kept
+
+
+def load_personal(model: FlatModel, personal: State) -> None:
+    """Put a client's own model, where there is one, in the place of what is loaded."""
+    if personal:
+        model.vector.copy_(personal["vector"])
+        model.load_integers(personal["integers"])
+
+
+def tune(method: Method, model: FlatModel, client: Client, training: Training, ctx: Ctx) -> None:
+    """Train the loaded model, at the full learning rate, as the method does before a personal model is measured."""
+    if method.tune is None:
+        return
+    ctx = replace(ctx, round=max(ctx.round, 1))  # the initial model is measured too
+    changes = {"epochs": method.tune.epochs, "steps": None, "keep_optimizer": False, "schedule": Schedule()}
+    longer = training.model_copy(update=changes)
+    part = client.train
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
-        torch.manual_seed(derive_seed(ctx.seed, ctx.round, "model", client.id))  # dropout and the like
-        result = train(
+        torch.manual_seed(derive_seed(ctx.seed, ctx.round, "tune", client.id))
+        train(
             model,
-            client.train.examples,
-            client.train.index,
+            part.examples,
+            part.index,
             client.tasks,
-            training,
+            longer,
             ctx,
-            client.id,
-            model.spans(shared),
-            method.local,
-            map_tensors(state["rules"], lambda t: t.to(model.device)) if "rules" in state else None,
-            state.get("optimizer"),
-            {name: everywhere(value) for name, value in received.told.items()},
-            validate,
-            losses,
+            f"{client.id}/tune",
+            (),
+            phases=(Phase(method.tune.select),),
         )
-    return finish(method, model, federation, client, base, state, result, ctx)
 
 
 def load(method: Method, model: FlatModel, received: Message, state: State) -> None:
@@ -151,6 +210,9 @@ def finish(
         new["optimizer"] = result.optimizer
     if method.local:
         new["rules"] = map_tensors(result.rules, lambda t: t.to(cpu))
+    for i, rule in enumerate(method.local):
+        if (personal := rule.personal(result.rules[str(i)])) is not None:
+            new["personal"] = _personal(model, personal)
     buffers = model.buffers.to(cpu, copy=True) if len(model.buffers) else None
     integers = {name: b.to(cpu, copy=True) for name, b in model.integers.items()}
     if method.buffers == "local":

@@ -17,7 +17,7 @@ from fedloom.methods.method import Method
 from fedloom.runtime.config import Evaluation
 from fedloom.runtime.evaluation import Scores, evaluate
 from fedloom.runtime.federation import Client, Federation
-from fedloom.runtime.steps import Message, Payload, client_step, finish, load
+from fedloom.runtime.steps import Message, Payload, client_step, finish, load, load_personal, tune
 from fedloom.stages.stage import State
 from fedloom.training.config import Training
 from fedloom.training.flat import FlatModel
@@ -50,7 +50,10 @@ class TrainJob:
 
 @dataclass(frozen=True, eq=False)
 class EvalJob:
-    """Measure one model on one client's split. `tasks` may be more than the client's: the split may be shared."""
+    """Measure one model on one client's split. `tasks` may be more than the client's: the split may be shared.
+
+    `personal` asks for the client's own model, tuned as the method says.
+    """
 
     key: int
     message: Message
@@ -58,6 +61,8 @@ class EvalJob:
     client: str
     split: str
     tasks: tuple[str, ...]
+    round: int = 0
+    personal: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,8 +137,12 @@ class Worker:
     def evaluate(self, job: EvalJob) -> tuple[int, Scores]:
         """Scores of one model, with the job's key."""
         s = self.setup
+        client = s.federation.clients[job.client]
         load(s.method, self.model, job.message, job.state)
-        part = s.federation.clients[job.client].part(job.split)
+        if job.personal:
+            load_personal(self.model, job.state.get("personal", {}))
+            tune(s.method, self.model, client, s.training, Ctx(job.round, s.seed))
+        part = client.part(job.split)
         tasks = {name: self.tasks[name] for name in job.tasks}
         return job.key, evaluate(self.model, part, tasks, s.evaluation.batch_size, s.training.channels_last)
 

@@ -8,6 +8,7 @@ from fedloom._lazy import lazy
 from fedloom.training.config import Optimizer, Schedule, Training
 
 if TYPE_CHECKING:
+    from fedloom.training.clusters import BestCluster, SoftAnchors
     from fedloom.training.contrast import ModelContrast
     from fedloom.training.drift import ControlVariate, CountedSteps, Dual
     from fedloom.training.flat import FlatModel
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy(
     __name__,
     {
+        "clusters": "BestCluster SoftAnchors",
         "contrast": "ModelContrast",
         "drift": "ControlVariate CountedSteps Dual",
         "flat": "FlatModel",
@@ -27,6 +29,6 @@ __getattr__, __dir__ = lazy(
     },
 )
 __all__ = [
-    "Anchor", "ControlVariate", "CountedSteps", "Dual", "FlatModel", "LocalRule", "ModelContrast", "Optimizer",
-    "Proximal", "Schedule", "TaskCoupling", "Training", "ValidationLosses", "View",
+    "Anchor", "BestCluster", "ControlVariate", "CountedSteps", "Dual", "FlatModel", "LocalRule", "ModelContrast",
+    "Optimizer", "Proximal", "Schedule", "SoftAnchors", "TaskCoupling", "Training", "ValidationLosses", "View",
 ]  # fmt: skip

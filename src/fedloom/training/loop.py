@@ -17,10 +17,11 @@ from fedloom.tasks.task import Task
 from fedloom.training.config import Training
 from fedloom.training.features import Features
 from fedloom.training.flat import FlatModel
-from fedloom.training.optim import build, export_state, import_state, learning_rate
+from fedloom.training.optim import Sgd, build, export_state, import_state, learning_rate
+from fedloom.training.phases import Phase, ends
 from fedloom.training.prefetch import Clocked, ahead
 from fedloom.training.rules import LocalRule, View
-from fedloom.updates import Columns
+from fedloom.updates import Columns, Layout, as_select
 
 
 @dataclass
@@ -62,6 +63,13 @@ def batches(
             return
 
 
+def passes(examples: int, training: Training, skip_single: bool = False) -> int:
+    """How many batches one pass over the examples has (see `batches`)."""
+    size = training.batch_size
+    alone = skip_single and examples % size == 1 and min(size, examples) > 1
+    return -(-examples // size) - alone
+
+
 def task_losses(
     outputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], tasks: Mapping[str, tuple[Task, float]]
 ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -89,19 +97,26 @@ def train(
     rule_state: State | None = None,
     optimizer_state: State | None = None,
     told: Mapping[str, Tensor] | None = None,
+    phases: tuple[Phase, ...] = (),
     validate: Callable[[], Mapping[str, float]] | None = None,
     example_losses: Callable[[], Tensor] | None = None,
 ) -> LocalResult:
     """Train `model` in place on the examples at `index`. `tasks` maps a name to (task, loss weight).
 
     Heads of other tasks get no gradient, no weight decay and no momentum. `told`, `validate` and `example_losses` are
-    for the rules (see `View`).
+    for the rules (see `View`). With `phases` parts of the model are trained one after another.
     """
     names = tuple(tasks)
-    spans = model.spans(model.trained(names))
-    optimizer = build(training.optimizer, model.params, model.grad, spans)
-    if optimizer_state:
-        import_state(optimizer, optimizer_state)
+    trained = model.trained(names)
+    spans = model.spans(trained)
+    size = training.steps or training.local_epochs * passes(len(index), training, model.has_batch_norm)
+    parts = [
+        _Part.of(model, trained.select(as_select(phase.select)), training, until)
+        for phase, until in zip(phases, ends(phases, size), strict=True)
+    ] or [_Part.of(model, trained, training, size)]
+    for i, part in enumerate(parts):
+        if optimizer_state and str(i) in optimizer_state:
+            import_state(part.optimizer, optimizer_state[str(i)])
     received = model.vector.clone()
     view = View(
         model.params,
@@ -128,10 +143,19 @@ def train(
         for number, (epoch, batch) in enumerate(batches(index, training, ctx, client, model.has_batch_norm))
     )
     stream = Clocked(ahead(loaded) if examples.prefetch else loaded)
+    repeat = max((rule.repeat for rule in rules), default=1)
+    turn = iter(parts)
+    part = next(turn)
     model.module.train()
-    for epoch, (x, targets) in stream:
+    if phases:
+        part.freeze_others(model)
+    for number, (epoch, (x, targets)) in enumerate(step for step in stream for _ in range(repeat)):
+        while number // repeat >= part.until and part is not parts[-1]:
+            part = next(turn)
+            model.module.train()
+            part.freeze_others(model)
         view.lr = learning_rate(training, ctx.round, epoch)
-        optimizer.param_groups[0]["lr"] = view.lr
+        part.optimizer.param_groups[0]["lr"] = view.lr
         if training.channels_last and x.ndim == 4:
             x = channels_last(x)
         for g in active:
@@ -147,8 +171,8 @@ def train(
         for i, rule in enumerate(rules):
             rule.grad(view, states[str(i)])
         if training.clip_norm is not None:
-            clip(active, training.clip_norm)
-        optimizer.step()
+            clip(part.grads, training.clip_norm)
+        part.optimizer.step()
         view.step += 1
         result.examples += len(x)
         for name, value in losses.items():
@@ -160,8 +184,32 @@ def train(
     result.steps, result.waiting = view.step, stream.seconds
     result.losses = {name: float(s) / max(result.examples, 1) for name, s in sums.items()}
     if training.keep_optimizer:
-        result.optimizer = export_state(optimizer)
+        result.optimizer = {str(i): export_state(part.optimizer) for i, part in enumerate(parts)}
     return result
+
+
+@dataclass
+class _Part:
+    """What is trained together, with one optimiser, until so many batches are done."""
+
+    layout: Layout
+    optimizer: torch.optim.Optimizer | Sgd
+    grads: list[Tensor]
+    until: int
+
+    @staticmethod
+    def of(model: FlatModel, layout: Layout, training: Training, until: int) -> _Part:
+        spans = model.spans(layout)
+        optimizer = build(training.optimizer, model.params, model.grad, spans)
+        return _Part(layout, optimizer, [model.grad[s] for s in spans], until)
+
+    def freeze_others(self, model: FlatModel) -> None:
+        """Modules of which nothing is trained go into eval mode, so that norm layers keep their statistics."""
+        mine = set(self.layout.names)
+        for prefix, module in model.module.named_modules():
+            own = {f"{prefix}.{name}" for name, _ in module.named_parameters(recurse=False)}
+            if own and not own & mine:
+                module.eval()
 
 
 def channels_last(x: Tensor) -> Tensor:

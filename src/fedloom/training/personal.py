@@ -1,9 +1,12 @@
-"""Local rules of clients that keep a model of their own: an anchor (FedAMP), coupled tasks (MOCHA)."""
+"""Local rules of clients that keep a model of their own: an anchor (FedAMP, Ditto), coupled tasks (MOCHA), an
+envelope (pFedMe)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+from torch import Tensor
 
 from fedloom.stages.stage import State
 from fedloom.training.rules import LocalRule, View
@@ -11,7 +14,8 @@ from fedloom.training.rules import LocalRule, View
 
 @dataclass(frozen=True)
 class Anchor(LocalRule):
-    """Adds (mu/2) |y - u_k|^2 to the loss, u_k being the mix of models that the server tells (FedAMP).
+    """Adds (mu/2) |y - u_k|^2 to the loss, u_k being the anchor: the mix of models that the server tells (FedAMP), or
+    the model received, for a model beside it (Ditto).
 
     `start` "mix" begins the round at u_k instead of the client's own model.
     """
@@ -47,3 +51,54 @@ class TaskCoupling(LocalRule):
         relation = float(view.told["relation"])
         for s in view.shared:
             view.grad[s].add_(relation * view.params[s] + view.told["peers"][s], alpha=2 * self.lam)
+
+
+@dataclass(frozen=True)
+class Envelope(LocalRule):
+    """Trains theta, the minimiser of F(theta) + (lam/2) |theta - w|^2, and moves w towards it (pFedMe).
+
+    Each batch takes `inner` optimiser steps on theta, then w <- w - outer lam (w - theta). The update sent is that of
+    w; theta is the client's personal model and is where the next round's inner steps begin.
+    """
+
+    lam: float = 15.0
+    inner: int = 5
+    outer: float = 0.005
+
+    @property
+    def repeat(self) -> int:  # type: ignore[override]
+        return self.inner
+
+    def begin(self, view: View, state: State) -> State:
+        """w as received, theta as it was. Raises ValueError where the steps cannot be stable."""
+        rate = view.optimizer.lr * self.lam
+        if view.optimizer.name == "sgd" and rate >= 2:
+            raise ValueError(
+                f"pFedMe needs learning rate x lam below 2, found {view.optimizer.lr} x {self.lam} = {rate}"
+            )
+        if "personal" in state:
+            view.params.copy_(state["personal"])
+        return {"w": view.base.clone()}
+
+    def grad(self, view: View, state: State) -> None:
+        if view.step and view.step % self.inner == 0:
+            self._move(view, state)
+        for s in view.trained:
+            view.grad[s].add_(view.params[s] - state["w"][s], alpha=self.lam)
+
+    def _move(self, view: View, state: State) -> None:
+        for s in view.trained:
+            state["w"][s].lerp_(view.params[s], self.outer * self.lam)
+
+    def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
+        """theta is kept, w is the client's model."""
+        if view.step:
+            self._move(view, state)
+        theta = view.params.clone()
+        view.params.copy_(state["w"])
+        return {"personal": theta}, {}
+
+    def personal(self, state: State) -> Tensor | None:
+        """theta."""
+        theta: Tensor = state["personal"]
+        return theta

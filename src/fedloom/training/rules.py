@@ -60,14 +60,16 @@ class LocalRule:
     """Something a method adds to local training. Rules add up; none may assume that it is alone.
 
     `provides` names what `finish` returns for the server: "extra:NAME" a number, "side:NAME" a vector (p).
-    `needs` names what some stage must tell. `features` and `validation` ask for those parts of the view.
-    `stackable` says that the rule consists of `grad` alone, without state, so that it also works on stacked clients.
+    `needs` names what some stage must tell. `features` and `validation` ask for those parts of the view. `repeat` is
+    how many optimiser steps are taken on each batch. `stackable` says that the rule consists of `grad` alone, without
+    state, so that it also works on stacked clients.
     """
 
     provides: Fields = frozenset()
     needs: Fields = frozenset()
     features: bool = False
     validation: bool = False
+    repeat: int = 1
     stackable: bool = False
 
     def init(self, base: Tensor) -> State:
@@ -86,8 +88,15 @@ class LocalRule:
         """Edit `view.grad` in place, after the backward pass and before clipping; may change `state` in place."""
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """The client's state after the round, and what it provides (name -> value of this client)."""
+        """The client's state after the round, and what it provides (name -> value of this client).
+
+        What `view.params` holds afterwards is the client's model.
+        """
         return state, {}
+
+    def personal(self, state: State) -> Tensor | None:
+        """Parameters (p) of a model of the client's own that the rule keeps in its state, if it does."""
+        return None
 
 
 @dataclass(frozen=True)

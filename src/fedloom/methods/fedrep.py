@@ -1,0 +1,35 @@
+"""FedRep: first the head, then the shared representation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+import fedloom.methods as m
+from fedloom.methods.registry import METHODS
+
+if TYPE_CHECKING:
+    from fedloom.methods.method import Method
+
+
+@METHODS.register("fedrep", source="Collins et al., ICML 2021")
+def fedrep(*, head: Annotated[float, Field(gt=0, lt=1)] = 0.8) -> Method:
+    """Every round trains the client's own head with the encoder frozen, then the encoder with the head frozen.
+
+    Decoders and heads never leave a client; the encoder is averaged. `head` is the first phase's share of a round's
+    batches; each phase has at least one.
+
+    paper    several head epochs, then few of the representation
+    release  5 local epochs, the last one for the representation (a share of 0.8); `requires_grad` is switched, which
+             leaves old momentum and weight decay at work on some versions; 10 more head epochs before the final test
+    here     frozen means no step, no decay, no momentum, and norm layers keep their statistics. Each phase has an
+             optimiser of its own. No extra epochs before measuring: heads are trained in every round
+
+    With FedDEA, rho counts the encoder's parameters only.
+    """
+    from fedloom.training.phases import Phase
+    from fedloom.updates import ALL_BUT_ENCODER
+
+    phases = (Phase(ALL_BUT_ENCODER, head), Phase("encoder", 1 - head))
+    return m.Method(name="fedrep", phases=phases, private=ALL_BUT_ENCODER)
