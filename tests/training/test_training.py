@@ -135,8 +135,8 @@ def test_kept_optimiser_state_continues() -> None:
     again = copy.deepcopy(first.optimizer)
     second, model = run(model.module, config, optimizer_state=first.optimizer)
     assert float(second.optimizer["0"]["0"]["step"]) == 2
-    assert float(first.optimizer["0"]["step"]) == float(again["0"]["step"]) == 1  # not changed
-    assert torch.equal(first.optimizer["0"]["exp_avg"], again["0"]["exp_avg"])
+    assert float(first.optimizer["0"]["0"]["step"]) == float(again["0"]["0"]["step"]) == 1  # not changed
+    assert torch.equal(first.optimizer["0"]["0"]["exp_avg"], again["0"]["0"]["exp_avg"])
     fresh, _ = run(network(), Training(steps=1))
     assert fresh.optimizer == {}
 
