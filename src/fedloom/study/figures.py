@@ -106,6 +106,26 @@ def activated_dimensions(
     return picture(found)
 
 
+@FIGURES.register("hyper-weights", source="FedHCA2, Figures 6 and 7; 2 and 3 of its supplement")
+def hyper_weights(grid: Grid, folder: Path, split: str) -> Any:
+    """How much each client takes of what the others learned, over the rounds, for each cell that has hyper weights.
+
+    The cells need the method fedhca2. Of each the first seed is drawn; `split` plays no part.
+    """
+    from fedloom.study.hyper import KIND, picture, table
+
+    found = []
+    for labels, result in _results(grid, folder, split).items():
+        seed = min(result.runs)
+        run = result.runs[seed]
+        if any(record["kind"] == KIND for line in run.rounds for record in line.get("records", ())):
+            name = " / ".join(label for label in labels if label != "-")
+            found.append(replace(table(run), label=f"{name}, seed {seed}"))
+    if not found:
+        raise StateError(f"no cell of grid {grid.name} recorded hyper weights: none has the method fedhca2")
+    return picture(found)
+
+
 def _results(grid: Grid, folder: Path, split: str) -> dict[Combination, Result]:
     results, _ = read(grid, folder, split)
     if not results:
