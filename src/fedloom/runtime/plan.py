@@ -79,6 +79,8 @@ def plan_of(built: Built) -> Plan:
     if recipe.training.keep_optimizer and moments:
         memory["optimiser state of all clients"] = len(federation.clients) * moments * p * 4
     notes = []
+    if built.method.private is not None and not built.method.private_part(layout).blocks:
+        notes.append(f"the model has nothing that matches {built.method.private}, so all of it is shared")
     if taking_part < len(federation.clients):
         notes.append(f"{taking_part} of {len(federation.clients)} clients train in a round; bytes are for all of them")
     if isinstance(built.method.codec, Sparse):
