@@ -20,6 +20,11 @@ TWINS = {
         "data.sets.rooms.count=12", "data.sets.rooms.test_count=4", "partition.val_fraction=0.3",
     ),
 }  # fmt: skip
+TWINS["fedhca2/scenes-rooms-st-outside-mt"] = TWINS["fedhca2/scenes-outside-st-rooms-mt"]
+TWINS["fedhca2/scenes-outside-st-rooms-mt-2c"] = (
+    *TWINS["fedhca2/scenes-outside-st-rooms-mt"],
+    "data.sets.outside.count=40",
+)
 MINI = {"feddea/nyud-mini": "data.path", "thesis/nyud-mini": "data.path", "fedhca2/nyud-mini": "data.sets.nyud.path"}
 
 
