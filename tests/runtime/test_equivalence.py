@@ -59,12 +59,21 @@ HARD = (
     [
         ("method.add.feddea.rho=1",),
         ("method={name: fedprox, mu: 0}",),
+        ("method={name: moon, mu: 0}",),
+        ("method={name: fedopt, optimizer: momentum, b1: 0}",),
+        ("method={name: fedacg, lam: 0, beta: 0, weights: size}",),
+        ("method.add.cagrad.c=0",),
+        ("method.add.server-step.step=1",),
         ("method.codec=sparse",),
     ],
-    ids=["rho=1", "mu=0", "sparse codec"],
+    ids=lambda c: c[0],
 )
 def test_equal_to_fedavg(quick: Quick, changes: tuple[str, ...]) -> None:
     assert_same(quick(), quick(*changes))
+
+
+def test_fedga_without_a_step_is_the_uniform_mean(quick: Quick) -> None:
+    assert_same(quick("method={name: fedavg, weights: uniform}"), quick("method={name: fedga, step: 0}"))
 
 
 def test_mu_above_zero_is_not_fedavg(quick: Quick) -> None:
