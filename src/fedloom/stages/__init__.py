@@ -7,37 +7,46 @@ from typing import TYPE_CHECKING
 from fedloom._lazy import lazy
 
 if TYPE_CHECKING:
+    from fedloom.stages.centres import ChosenClusters, SoftClusters
+    from fedloom.stages.clusters import SimilarGroups, SplittingClusters
     from fedloom.stages.combine import GroupBy, PerTask, Scope, Split, Switch
     from fedloom.stages.conflict import CAGrad, MinNorm, PCGrad
     from fedloom.stages.drift import ControlVariates, DualShift, NormaliseSteps
     from fedloom.stages.gap import GapWeights
     from fedloom.stages.heal import Heal
+    from fedloom.stages.history import HistoryAttention
     from fedloom.stages.hyper import HyperConflictAverse, HyperCrossAttention, conflict_averse_weights
     from fedloom.stages.magnitude import TopMagnitude
     from fedloom.stages.mean import Mean, SupportMean
     from fedloom.stages.overlap import ActivatedDimensions
     from fedloom.stages.relations import Attention, TaskCovariance
+    from fedloom.stages.shared import Every, PartlyShared
     from fedloom.stages.stage import Chain, Identity, Stage
 
 __getattr__, __dir__ = lazy(
     __name__,
     {
+        "centres": "ChosenClusters SoftClusters",
+        "clusters": "SimilarGroups SplittingClusters",
         "combine": "GroupBy PerTask Scope Split Switch",
         "conflict": "CAGrad MinNorm PCGrad",
         "drift": "ControlVariates DualShift NormaliseSteps",
         "gap": "GapWeights",
         "heal": "Heal",
+        "history": "HistoryAttention",
         "hyper": "HyperConflictAverse HyperCrossAttention conflict_averse_weights",
         "magnitude": "TopMagnitude",
         "mean": "Mean SupportMean",
         "overlap": "ActivatedDimensions",
         "relations": "Attention TaskCovariance",
+        "shared": "Every PartlyShared",
         "stage": "Chain Identity Stage",
     },
 )
 __all__ = [
-    "ActivatedDimensions", "Attention", "CAGrad", "Chain", "ControlVariates", "DualShift", "GapWeights", "GroupBy",
-    "Heal", "HyperConflictAverse", "HyperCrossAttention", "Identity", "Mean", "MinNorm", "NormaliseSteps", "PCGrad",
-    "PerTask", "Scope", "Split", "Stage", "SupportMean", "Switch", "TaskCovariance", "TopMagnitude",
+    "ActivatedDimensions", "Attention", "CAGrad", "Chain", "ChosenClusters", "ControlVariates", "DualShift", "Every",
+    "GapWeights", "GroupBy", "Heal", "HistoryAttention", "HyperConflictAverse", "HyperCrossAttention", "Identity",
+    "Mean", "MinNorm", "NormaliseSteps", "PCGrad", "PartlyShared", "PerTask", "Scope", "SimilarGroups", "SoftClusters",
+    "Split", "SplittingClusters", "Stage", "SupportMean", "Switch", "TaskCovariance", "TopMagnitude",
     "conflict_averse_weights",
 ]  # fmt: skip

@@ -1,0 +1,57 @@
+"""IFCA: several models, of which each client takes the one that fits its data best."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
+
+import fedloom.methods as m
+from fedloom import stages, training
+from fedloom.methods.registry import METHODS
+
+if TYPE_CHECKING:
+    from fedloom.methods.method import Method
+
+
+@METHODS.register("ifca", source="Ghosh et al., NeurIPS 2020")
+def ifca(
+    *,
+    clusters: Annotated[int, Field(ge=1)] = 2,
+    first: Literal["groups", "noise"] = "groups",
+    noise: Annotated[float, Field(ge=0)] = 1.0,
+    share: Literal["everything", "encoder"] = "everything",
+) -> Method:
+    """The server keeps C models and sends all; a client trains the one with the smallest loss on its training data.
+
+    j_k = argmin_j F_k(theta_j), ties by index;  theta_j <- theta_j + sum_{k: j_k = j} p_k Delta_k, p_k by data size
+    within the cluster. A model that nobody chose stays as it is.
+
+    paper    models start at random, so it needs several restarts or a good start; averaging of models or of gradients;
+             optionally shared first layers
+    release  2 to 4 clusters, 10 local steps, learning rate 0.1 (MNIST)
+    here     models that start alike never part, and one network's random restarts cost too much. Round 1 is FedAvg;
+             then the C models are the mean trained models of C groups of its clients (average linkage on cosine
+             distance: `first: groups`), or its result plus noise of `noise` times the update's root mean square,
+             drawn from the run's seed (`first: noise`). The choice is made without augmentation or dropout
+
+    A client's own model, by which it is measured, is its cluster's, also while it is absent; a client that never took
+    part is measured with the first round's model. Different tasks are no obstacle: a client compares its own loss. All
+    C models and the client's last one are sent; C passes over the training data come before each round of training.
+    clusters = 1 is FedAvg. Batch norm statistics stay with the client. `share: encoder` leaves decoders and heads out,
+    as clients with different tasks need.
+
+    Add-ons at the server (pcgrad, cagrad, min-norm, heal, ...) act inside each cluster, on rows as seen from its model.
+    With FedDEA: an update is measured from the model the client had, so when it changes cluster, and in round 2, the
+    selection also concerns the way from one model to the other. A server step other than 1 moves the clients' copies
+    and not the C models: leave it at 1.
+    """
+    from fedloom.updates import ALL_BUT_ENCODER
+
+    return m.Method(
+        name="ifca",
+        local=(training.BestCluster(clusters),),
+        stage=stages.ChosenClusters(clusters, first, noise),
+        private=ALL_BUT_ENCODER if share == "encoder" else None,
+        buffers="local",
+    )

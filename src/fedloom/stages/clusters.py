@@ -1,0 +1,227 @@
+"""Clients in groups that their updates tell apart: groups of similar models (MaT-FL), clusters that split (CFL)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedloom.context import Ctx
+from fedloom.stages.combine import Inner
+from fedloom.stages.gram import gram, nonzero
+from fedloom.stages.mean import Mean, _groups
+from fedloom.stages.stage import Fields, Stage, State
+from fedloom.updates import Layout, Updates
+
+_CHUNK = 1 << 20  # columns at a time
+
+
+def cosines(G: Tensor) -> Tensor:
+    """Cosines of rows (K x K) from their Gram matrix; a row that is zero has cosine 0 with all others."""
+    some = nonzero(G)
+    norms = torch.where(some, G.diagonal().clamp(min=0).sqrt(), math.inf)
+    C = (G / norms[:, None] / norms).clamp(-1.0, 1.0)
+    return C.fill_diagonal_(1.0) if len(C) else C
+
+
+def agglomerate(D: Tensor, groups: int, linkage: Literal["average", "complete"]) -> list[list[int]]:
+    """Positions in groups: of all groups the two with the smallest distance are merged until `groups` are left.
+
+    The distance between groups is the mean over their pairs, or the largest. Of equal distances the first counts, in
+    the order of the rows. Groups are in the order of their first members.
+    """
+    parts = [[i] for i in range(len(D))]
+    D = D.double().clone()
+    while len(parts) > max(groups, 1):
+        k = len(parts)
+        upper = torch.where(torch.ones(k, k, dtype=torch.bool).triu(1), D, math.inf)
+        a, b = divmod(int(upper.argmin()), k)
+        m, n = len(parts[a]), len(parts[b])
+        D[a] = (m * D[a] + n * D[b]) / (m + n) if linkage == "average" else torch.maximum(D[a], D[b])
+        D[:, a] = D[a]
+        rest = [i for i in range(k) if i != b]
+        D = D[rest][:, rest]
+        parts[a] = sorted(parts[a] + parts[b])
+        del parts[b]
+    return parts
+
+
+def mixed_models(updates: Updates, M: Tensor) -> Tensor:
+    """Updates (K x d) that lead each row from its own start to a mix of the trained models w = base + X.
+
+    X_k + sum_j M_kj (w_j - w_k), where the rows of M (K x K, not negative) sum to 1; so M = I is X bit for bit. A block
+    that only some rows have is mixed among those.
+    """
+    X, base = updates.X, updates.base
+    out = X.clone()
+    for columns, have in _groups(updates.layout, updates.present, None):
+        rows = torch.arange(len(X)) if have is None else have.nonzero().squeeze(1)
+        part = M[rows][:, rows].double()
+        total = part.sum(dim=1, keepdim=True)
+        eye = torch.eye(len(rows), dtype=torch.float64)
+        change = (torch.where(total > 0, part / total, eye) - eye).to(X)
+        if not bool(change.any()):
+            continue
+        for a in range(columns.start, columns.stop, _CHUNK):
+            s = slice(a, min(a + _CHUNK, columns.stop))
+            # models as seen from the first start: the rows of `change` sum to 0
+            w = X[rows, s] if base is None else X[rows, s] + (base[rows, s] - base[0, s])
+            out[rows, s] += change @ w
+    return out
+
+
+def for_members(updates: Updates, moves: Mapping[str, Tensor]) -> Updates:
+    """A result with a row (d) for each of these clients, absent ones too."""
+    n = dict(zip((client for client, _ in updates.rows), updates.n.tolist(), strict=True))
+    sizes = torch.tensor([n.get(client, 0.0) for client in sorted(moves)], dtype=torch.float64)
+    rows = tuple((client, None) for client in sorted(moves))
+    return Updates(updates.layout, rows, torch.stack([moves[client] for client in sorted(moves)]), sizes, sizes)
+
+
+@dataclass(frozen=True)
+class SimilarGroups(Stage):
+    """Each row gets the mean of the trained models in its group, grouped anew every round (MaT-FL).
+
+    Groups come from average linkage on the cosine distance of the models minus their mean ("centred-weights") or of
+    the updates ("update"). `soft` instead weighs all models by relu(cosine + threshold). The mean is weighted by
+    `weight`. Rows as many as groups: every client alone, bit for bit. One group: the mean of all models.
+    """
+
+    groups: int = 2
+    soft: bool = False
+    threshold: float = 0.0
+    source: Literal["centred-weights", "update"] = "centred-weights"
+    kind = "matrix"
+    reads = frozenset({"X", "base", "weight"})
+
+    def __post_init__(self) -> None:
+        if self.groups < 1:
+            raise ValueError(f"groups: expected at least 1, found {self.groups}")
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        if len(updates) < 2:
+            return updates, state
+        return updates.replace(X=mixed_models(updates, self.matrix(updates))), state
+
+    def matrix(self, updates: Updates) -> Tensor:
+        """Who counts how much for whom (K x K, rows sum to 1)."""
+        k = len(updates)
+        if self.soft:
+            M = (self._cosines(updates) + self.threshold).clamp(min=0)
+        else:
+            M = torch.zeros(k, k, dtype=torch.float64)
+            few = 1 < self.groups < k
+            D = 1 - self._cosines(updates) if few else torch.zeros(k, k, dtype=torch.float64)
+            for part in agglomerate(D, self.groups, "average"):
+                index = torch.tensor(part)
+                M[index[:, None], index] = 1.0
+        M = M * updates.weight.cpu()
+        total = M.sum(dim=1, keepdim=True)
+        return torch.where(total > 0, M / total, torch.eye(k, dtype=torch.float64))
+
+    def _cosines(self, updates: Updates) -> Tensor:
+        if self.source == "update":
+            return cosines(gram(updates))
+        W = updates.X if updates.base is None else updates.X + updates.base
+        return cosines(gram(updates.replace(X=W - W.mean(dim=0))))
+
+
+@dataclass(frozen=True)
+class SplittingClusters(Inner):
+    """One model for all, then one for each cluster: a cluster whose members pull apart is split in two (CFL).
+
+    A cluster with norms |mean X| < eps1 and max |X_k| > eps2 is split, from round `start` + 1 on, if it has more than
+    two members and all of them are present: complete linkage on -cosine leaves two groups. With `relative` both
+    thresholds are multiples of the mean norm in the first round. Then `stage` runs in each cluster, and what it returns
+    goes to all members, absent ones too. Before the first split that is one row for everyone.
+    """
+
+    eps1: float = 0.2
+    eps2: float = 0.4
+    start: int = 20
+    relative: bool = True
+    stage: Stage = Mean()
+    kind = "matrix"
+
+    def __post_init__(self) -> None:
+        if not self.stage.reduces:
+            raise ValueError(f"SplittingClusters: {self.stage!r} leaves a row for each client, a cluster has one model")
+        self._close("SplittingClusters")
+
+    @property
+    def inner(self) -> Sequence[Stage]:
+        return (self.stage,)
+
+    @property
+    def reads(self) -> Fields:  # type: ignore[override]
+        return super().reads | {"weight"}
+
+    def preceded_by(self, stage: Stage) -> Stage:
+        """With the other stage inside each cluster."""
+        return replace(self, stage=self.stage.preceded_by(stage))
+
+    def combined_by(self, stage: Stage) -> Stage:
+        """With the other rule inside each cluster."""
+        return replace(self, stage=self.stage.combined_by(stage))
+
+    def init(self, layout: Layout) -> State:
+        """One cluster, of which no member is known yet; children of cluster "0" will be "00" and "01"."""
+        return {"clusters": {"0": []}, "reference": 0.0, "stages": {"0": self.stage.init(layout)}}
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        if not len(updates):
+            return updates.reduced(updates.X.new_zeros(updates.layout.d)), state
+        clients = [client for client, _ in updates.rows]
+        known = {client for members in state["clusters"].values() for client in members}
+        clusters = {name: list(members) for name, members in state["clusters"].items()}
+        first = min(clusters)
+        clusters[first] = sorted({*clusters[first], *(c for c in clients if c not in known)})
+        stages = dict(state["stages"])
+        G = gram(updates)
+        reference = state["reference"] or float(G.diagonal().clamp(min=0).sqrt().mean())
+        if ctx.round > self.start:
+            everybody = len(clusters) > 1 or len(clusters[first]) >= (ctx.population or 0)
+            for name, members in sorted(clusters.items()):
+                here = [clients.index(c) for c in members if c in clients]
+                if not everybody or len(here) < len(members) or len(here) < 3:
+                    continue
+                if self._pull_apart(G[here][:, here], updates.weight[here].cpu(), reference):
+                    parts = bipartition(members, cosines(G[here][:, here]))
+                    del clusters[name]
+                    inner = stages.pop(name)
+                    for digit, part in zip("01", parts, strict=True):
+                        clusters[name + digit], stages[name + digit] = part, inner
+                    ctx.log("cluster split", {"cluster": name, "parts": parts})
+        moves: dict[str, Tensor] = {}
+        for name, members in sorted(clusters.items()):
+            here = [i for i, c in enumerate(clients) if c in members]
+            if not here:
+                continue
+            out, stages[name] = self.stage(updates.keep(here), stages[name], ctx)
+            moves |= dict.fromkeys(members, out.X[0])
+        new = {"clusters": dict(sorted(clusters.items())), "reference": reference, "stages": stages}
+        return (out if len(clusters) == 1 else for_members(updates, moves)), new
+
+    def _pull_apart(self, G: Tensor, weight: Tensor, reference: float) -> bool:
+        """Whether the mean is short although some row is long."""
+        unit = reference if self.relative else 1.0
+        p = weight / weight.sum()
+        mean = math.sqrt(max(float(p @ G @ p), 0.0))
+        longest = math.sqrt(max(float(G.diagonal().max()), 0.0))
+        return mean < self.eps1 * unit and longest > self.eps2 * unit
+
+    def describe(self, indent: str = "") -> str:
+        """What splits and, indented, the inner stage."""
+        unit = " of the first round's mean norm" if self.relative else ""
+        when = f"from round {self.start + 1} split if |mean| < {self.eps1} and max norm > {self.eps2}{unit}"
+        return f"{indent}in each cluster ({when}):\n{self.stage.describe(indent + '  ')}"
+
+
+def bipartition(members: Sequence[str], C: Tensor) -> tuple[list[str], list[str]]:
+    """Clients (at least two) in two groups by complete linkage on their cosines C, in the order of `members`."""
+    a, b = agglomerate(-C, 2, "complete")
+    return [members[i] for i in a], [members[i] for i in b]

@@ -1,0 +1,89 @@
+"""Rows weighed by how well they agree with the updates of past rounds (FedBone)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from fedloom.context import Ctx
+from fedloom.stages.combine import Inner
+from fedloom.stages.conflict import PCGrad
+from fedloom.stages.gram import gram, nonzero
+from fedloom.stages.mean import Mean
+from fedloom.stages.stage import Stage, State
+from fedloom.updates import Layout, Updates
+
+_CHUNK = 1 << 20
+
+
+def agreement(updates: Updates, direction: Tensor) -> Tensor:
+    """Cosine of each row with a vector (d), as K numbers in float64; 0 where either is zero."""
+    X, inner = updates.data, torch.zeros(len(updates), dtype=torch.float64)
+    square = 0.0
+    for a in range(0, updates.layout.d, _CHUNK):
+        part = direction[a : a + _CHUNK].double()
+        inner += (X[:, a : a + _CHUNK].double() @ part).cpu()
+        square += float(part @ part)
+    if updates.mixing is not None:
+        inner = updates.mixing.cpu() @ inner
+    G = gram(updates)
+    norms = G.diagonal().clamp(min=0).sqrt() * square**0.5
+    return torch.where(nonzero(G) & (norms > 0), inner / norms, 0.0).clamp(-1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class HistoryAttention(Inner):
+    """Multiplies row k by K a_k, a = softmax(cos(X_k, H) / temperature), before `stage`; H is the mean of past results.
+
+    H <- beta H + (1 - beta) u, an exponential mean of what `stage` returned. Before there is one rows pass bit for bit.
+    """
+
+    beta: float = 0.9
+    temperature: float = 1.0
+    stage: Stage = PCGrad() >> Mean()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.beta < 1:
+            raise ValueError(f"beta: expected a number of at least 0 and below 1, found {self.beta}")
+        if not self.temperature > 0:
+            raise ValueError(f"temperature: expected a number above 0, found {self.temperature}")
+        if not self.stage.reduces:
+            raise ValueError(f"HistoryAttention: {self.stage!r} leaves a row for each client, the history is of one")
+        self._close("HistoryAttention")
+
+    @property
+    def inner(self) -> Sequence[Stage]:
+        return (self.stage,)
+
+    @property
+    def reduces(self) -> bool:  # type: ignore[override]
+        return True
+
+    def preceded_by(self, stage: Stage) -> Stage:
+        """With the other stage inside, after the rows are weighed."""
+        return replace(self, stage=self.stage.preceded_by(stage))
+
+    def combined_by(self, stage: Stage) -> Stage:
+        """With the other rule inside."""
+        return replace(self, stage=self.stage.combined_by(stage))
+
+    def init(self, layout: Layout) -> State:
+        """H = 0."""
+        return {"history": torch.zeros(layout.d), "stage": self.stage.init(layout)}
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        k = len(updates)
+        history = state["history"].to(updates.data)
+        if k and bool(history.any()):
+            share = torch.softmax(agreement(updates, history) / self.temperature, dim=0)
+            updates = updates.mixed(torch.diag(k * share))
+        out, inner = self.stage(updates, state["stage"], ctx)
+        return out, {"history": self.beta * history + (1 - self.beta) * out.X[0], "stage": inner}
+
+    def describe(self, indent: str = "") -> str:
+        """What weighs and, indented, the inner stage."""
+        how = f"attention on past updates, beta {self.beta}, temperature {self.temperature}"
+        return f"{indent}rows weighed by {how}:\n{self.stage.describe(indent + '  ')}"

@@ -1,0 +1,109 @@
+"""Local rules of clients that are told several models: take the best (IFCA), be drawn to all of them (FedSoft)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.stages.stage import Fields, State
+from fedloom.training.rules import LocalRule, View
+
+
+def cluster_losses(view: View, count: int) -> Tensor:
+    """Loss of each training example under each told model (count x n); `view.params` are as before afterwards."""
+    assert view.losses is not None
+    own = view.params.clone()
+    losses = []
+    for j in range(count):
+        take(view, j)
+        losses.append(view.losses())
+    view.params.copy_(own)
+    return torch.stack(losses).nan_to_num(nan=float("inf"))
+
+
+def take(view: View, j: int) -> None:
+    """Put told model `j` in the place of the shared parameters."""
+    for s in view.shared:
+        view.params[s] = view.told[f"cluster{j}"][s]
+
+
+@dataclass(frozen=True)
+class BestCluster(LocalRule):
+    """Starts from the told model with the smallest loss on the client's training data, and says which (IFCA).
+
+    Of equal losses the first counts. Blocks that are not shared stay the client's. -1 where nothing was told.
+    """
+
+    count: int = 2
+    provides = frozenset({"extra:cluster"})
+
+    @property
+    def needs(self) -> Fields:  # type: ignore[override]
+        return frozenset(f"told:cluster{j}" for j in range(self.count))
+
+    def begin(self, view: View, state: State) -> State:
+        """Choose and move there."""
+        if "cluster0" not in view.told:
+            return {"cluster": -1}
+        j = int(cluster_losses(view, self.count).mean(dim=1).argmin())
+        take(view, j)
+        return {"cluster": j}
+
+    def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
+        """The choice; nothing is kept."""
+        return {}, {"cluster": float(state["cluster"])}
+
+
+@dataclass(frozen=True)
+class SoftAnchors(LocalRule):
+    """Adds (lam/2) sum_s u_s |y - c_s|^2 to the loss, c_s being the told models, and says the shares u_s (FedSoft).
+
+    u_s is the share of the client's training examples for which c_s has the smallest loss, at least `floor`. It is
+    found anew in every `every`-th round in which the client takes part and is told models.
+    """
+
+    count: int = 2
+    lam: float = 0.1
+    every: int = 2
+    floor: float = 1e-4
+
+    @property
+    def needs(self) -> Fields:  # type: ignore[override]
+        return frozenset(f"told:cluster{j}" for j in range(self.count))
+
+    @property
+    def provides(self) -> Fields:  # type: ignore[override]
+        return frozenset(f"extra:share{j}" for j in range(self.count))
+
+    def init(self, base: Tensor) -> State:
+        """Equal shares."""
+        return {"shares": [1 / self.count] * self.count, "rounds": 0}
+
+    def begin(self, view: View, state: State) -> State:
+        """The shares where it is time, and what draws."""
+        if "cluster0" not in view.told:
+            return state
+        shares = state["shares"]
+        if state["rounds"] % self.every == 0:
+            best = cluster_losses(view, self.count).argmin(dim=0)
+            won = torch.bincount(best, minlength=self.count).double() / max(len(best), 1)
+            shares = won.clamp(min=self.floor).tolist()
+        pull = torch.zeros_like(view.params)
+        for j, share in enumerate(shares):
+            pull += share * view.told[f"cluster{j}"]
+        return {"shares": shares, "rounds": state["rounds"] + 1, "pull": pull}
+
+    def grad(self, view: View, state: State) -> None:
+        if self.lam == 0 or "pull" not in state:
+            return
+        total = sum(state["shares"])
+        for s in view.shared:
+            view.grad[s].add_(total * view.params[s] - state["pull"][s], alpha=self.lam)
+
+    def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
+        """The shares."""
+        kept = {"shares": state["shares"], "rounds": state["rounds"]}
+        return kept, {f"share{j}": share for j, share in enumerate(state["shares"])}

@@ -1,0 +1,544 @@
+"""Clients in clusters, personal parts, attention on history: what they must do where the right answer is known."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.spatial.distance import squareform
+from torch import Tensor
+
+import fedloom
+from fedloom import Ctx, Method, methods
+from fedloom.runtime.api import Result, Silent
+from fedloom.runtime.evaluation import evaluate, example_losses
+from fedloom.runtime.steps import client_step, dispatch
+from fedloom.stages import (
+    ChosenClusters,
+    Every,
+    HistoryAttention,
+    Identity,
+    Mean,
+    PartlyShared,
+    PCGrad,
+    PerTask,
+    SimilarGroups,
+    SplittingClusters,
+)
+from fedloom.stages.clusters import agglomerate, bipartition, cosines, mixed_models
+from fedloom.stages.history import agreement
+from fedloom.training import BestCluster, FlatModel, SoftAnchors
+from fedloom.updates import Block, Layout, Updates
+from quadratics import Quadratics
+from tests_support import assert_same, load_recipe
+
+Quick = Callable[..., Result]
+
+# Two groups of clients with opposite optima; within a group they differ a little.
+LEFT, RIGHT = ["c00", "c02", "c04"], ["c01", "c03", "c05"]
+OPTIMA = [[1.0, 2.0], [-1.1, -2.0], [1.1, 2.1], [-1.0, -1.9], [0.9, 1.9], [-0.9, -2.1]]
+MEANS = {"left": torch.tensor([1.0, 2.0]).double(), "right": torch.tensor([-1.0, -2.0]).double()}
+OPPOSITE: dict[str, Any] = {"h": [[1.0, 1.0]] * 6, "b": OPTIMA, "steps": 3, "optimizer": {"lr": 0.2}}
+
+
+def personal(run: Quadratics, name: str) -> Tensor:
+    model: Tensor = run.server["personal"].get(name, run.server["model"])
+    return model
+
+
+def draw(rounds: int, each: int, seed: int = 0) -> list[list[str]]:
+    rng = random.Random(seed)
+    return [[f"c{k:02d}" for k in rng.sample(range(6), each)] for _ in range(rounds)]
+
+
+def assert_separated(run: Quadratics, atol: float = 1e-6) -> None:
+    for group, mean in ((LEFT, MEANS["left"]), (RIGHT, MEANS["right"])):
+        for name in group:
+            torch.testing.assert_close(personal(run, name), mean, atol=atol, rtol=0)
+
+
+GROUPED = {
+    "matfl": methods.matfl(),
+    "matfl soft": methods.matfl(soft=True),
+    "cfl": methods.cfl(start=5),
+    "cfl absolute": methods.cfl(eps1=0.4, eps2=0.6, start=5, relative=False),
+    "ifca": methods.ifca(),
+    "ifca from noise": methods.ifca(first="noise"),
+}
+
+
+@pytest.mark.parametrize("method", GROUPED.values(), ids=GROUPED.keys())
+def test_two_groups_are_separated_and_each_finds_its_own_mean(method: Method) -> None:
+    run = Quadratics(method, **OPPOSITE)
+    run.go(60)
+    # similarity within a group is not quite the same for all pairs
+    assert_separated(run, 1e-4 if method == GROUPED["matfl soft"] else 1e-6)
+
+
+@pytest.mark.parametrize("name", ["ifca", "cfl"])
+def test_two_groups_under_partial_participation(name: str) -> None:
+    """CFL splits only where all are there; afterwards absent members follow their cluster, bit for bit."""
+    method = {"ifca": methods.ifca(), "cfl": methods.cfl(start=5)}[name]
+    run = Quadratics(method, **OPPOSITE)
+    run.go(12)
+    for here in draw(40, 3):
+        run.go(1, [here])
+        for group in (LEFT, RIGHT):
+            models = [personal(run, name) for name in group]
+            assert all(torch.allclose(models[0], m, atol=1e-12, rtol=0) for m in models)
+    for group, mean in ((LEFT, MEANS["left"]), (RIGHT, MEANS["right"])):
+        torch.testing.assert_close(personal(run, group[0]), mean, atol=0.15, rtol=0)
+
+
+METHODS = {
+    **GROUPED,
+    "matfl by updates": methods.matfl(source="update"),
+    "fedsoft": methods.fedsoft(),
+    "fedbone": methods.fedbone(),
+}
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS.keys())
+def test_order_of_arrival_does_not_matter(method: Method) -> None:
+    one, two = (Quadratics(method, **OPPOSITE) for _ in range(2))
+    rounds = [*[one.names] * 7, *draw(3, 4)]
+    one.go(10, rounds)
+    two.go(10, rounds, reverse=True)
+    assert torch.equal(one.point, two.point)
+    for name, model in one.server["personal"].items():
+        assert torch.equal(model, two.server["personal"][name])
+
+
+@pytest.mark.parametrize("name", ["matfl", "matfl soft", "fedsoft"])
+def test_absent_clients_keep_their_models(name: str) -> None:
+    run = Quadratics(METHODS[name], **OPPOSITE)
+    run.go(2)
+    for here in draw(6, 4):
+        before = dict(run.server["personal"]), dict(run.clients)
+        run.go(1, [here])
+        for client in set(run.names) - set(here):
+            assert torch.equal(before[0][client], run.server["personal"][client])
+            assert before[1][client] is run.clients[client]
+
+
+# MaT-FL
+
+
+def test_updates_tell_groups_apart_while_they_move() -> None:
+    """At rest only what differs within a group is left of updates; models still lie apart."""
+    run = Quadratics(methods.matfl(source="update"), **OPPOSITE)
+    run.go(4)
+    for group, mean in ((LEFT, MEANS["left"]), (RIGHT, MEANS["right"])):
+        for name in group:
+            torch.testing.assert_close(personal(run, name), personal(run, group[0]), atol=1e-12, rtol=0)
+            assert torch.equal(personal(run, name).sign(), mean.sign())
+
+
+def test_as_many_groups_as_clients_is_local_training() -> None:
+    """Bit for bit."""
+    alone, local = (
+        Quadratics(m, **OPPOSITE) for m in (methods.matfl(groups=6), Method(name="identity", stage=Identity()))
+    )
+    alone.go(4)
+    local.go(4)
+    for name in alone.names:
+        assert torch.equal(personal(alone, name), personal(local, name))
+
+
+def test_one_group_is_fedavg_on_the_encoder() -> None:
+    """But for rounding: models are mixed, not updates."""
+    one, mean = (Quadratics(m, **OPPOSITE) for m in (methods.matfl(groups=1), methods.fedavg()))
+    one.go(5)
+    mean.go(5)
+    for name in one.names:
+        torch.testing.assert_close(personal(one, name), mean.point, atol=1e-14, rtol=0)
+
+
+def test_the_identity_gives_the_update_back_bit_for_bit() -> None:
+    rng = torch.Generator().manual_seed(0)
+    X, base = torch.randn(2, 4, 1000, generator=rng)
+    updates = Updates.of(X, base=100 * base)
+    assert torch.equal(mixed_models(updates, torch.eye(4)), X)
+    out, _ = SimilarGroups(4).on(X, base=base)
+    assert torch.equal(out, X)
+
+
+def test_mixed_models_are_mixes_of_models() -> None:
+    rng = torch.Generator().manual_seed(1)
+    X, base = torch.randn(2, 4, 9, generator=rng, dtype=torch.float64)
+    M = torch.rand(4, 4, generator=rng, dtype=torch.float64)
+    M = M / M.sum(1, keepdim=True)
+    torch.testing.assert_close(base + mixed_models(Updates.of(X, base=base), M), M @ (base + X))
+
+
+def test_a_block_that_some_rows_lack_is_mixed_among_the_others() -> None:
+    layout = Layout((Block("a", (1,)), Block("b", (1,))))
+    updates = Updates.of([[1.0, 2], [3, 4], [5, 9]], None, layout, present=[[True, True], [True, False], [True, True]])
+    out = mixed_models(updates, torch.full((3, 3), 1 / 3))
+    torch.testing.assert_close(out, torch.tensor([[3.0, 5.5], [3.0, 4.0], [3.0, 5.5]]))
+
+
+def test_two_centred_rows_are_opposite_and_the_golden_cosines() -> None:
+    D = torch.tensor([[3.0, -1, 0, 2], [-2, 2, 1, 0], [1, 1, -4, 0]], dtype=torch.float64)
+    two = D[:2] - D[:2].mean(0)
+    torch.testing.assert_close(cosines(two @ two.T), torch.tensor([[1.0, -1], [-1, 1]]).double())
+    three = D - D.mean(0)
+    C = cosines(three @ three.T)
+    expected = torch.tensor([-0.605530, -0.355580, -0.528498]).double()
+    torch.testing.assert_close(C[[0, 0, 1], [1, 2, 2]], expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["average", "complete"])
+def test_agglomeration_is_scipys(kind: Any) -> None:
+    for seed in range(20):
+        rng = torch.Generator().manual_seed(seed)
+        D = torch.rand(9, 9, generator=rng, dtype=torch.float64)
+        D = (D + D.T).fill_diagonal_(0)
+        for groups in (1, 2, 4, 9):
+            parts = agglomerate(D, groups, kind)
+            labels = fcluster(linkage(squareform(D.numpy()), kind), groups, "maxclust")
+            theirs = sorted([i for i in range(9) if labels[i] == label] for label in set(labels))
+            assert parts == theirs
+
+
+def test_ties_go_to_the_first() -> None:
+    assert agglomerate(torch.zeros(4, 4), 2, "average") == [[0, 1, 2], [3]]
+    assert agglomerate(torch.zeros(0, 0), 2, "average") == []
+
+
+# CFL
+
+
+def test_positions_become_client_ids() -> None:
+    C = torch.tensor([[1.0, -0.9, 0.8], [-0.9, 1, -0.7], [0.8, -0.7, 1]])
+    assert bipartition(["3", "5", "7"], C) == (["3", "7"], ["5"])
+
+
+def test_a_later_split_moves_the_right_clients() -> None:
+    """A cluster {3, 5, 7}: the union of its parts is {3, 5, 7}, and nobody else moves."""
+    stage = SplittingClusters(eps1=0.6, eps2=0.1, start=0, relative=False)
+    e = torch.eye(4)
+    stay = [e[0], e[0] + 0.1 * e[3]]
+    X = torch.stack([stay[0], e[1], stay[1], -e[1] + 0.1 * e[2], e[1] * 1.1])
+    rows = ["1", "3", "4", "5", "7"]
+    state = {"clusters": {"00": ["1", "4"], "01": ["3", "5", "7"]}, "reference": 1.0, "stages": {"00": {}, "01": {}}}
+    out, new = stage(Updates.of(X, rows=rows), state, Ctx(1, population=5))
+    assert new["clusters"] == {"00": ["1", "4"], "010": ["3", "7"], "011": ["5"]}
+    assert sorted(new["clusters"]["010"] + new["clusters"]["011"]) == ["3", "5", "7"]
+    torch.testing.assert_close(out.X[rows.index("3")], 1.05 * e[1])
+    torch.testing.assert_close(out.X[rows.index("5")], X[3])
+    torch.testing.assert_close(out.X[rows.index("4")], (X[0] + X[2]) / 2)
+
+
+def test_only_a_cluster_that_is_all_there_is_split() -> None:
+    stage = SplittingClusters(0.5, 0.1, start=0)
+    X = torch.tensor([[1.0], [1.0], [-1.0]])
+    for population, count in ((4, 1), (3, 2)):
+        _, state = stage(Updates.of(X), stage.init(Layout((Block("x", (1,)),))), Ctx(1, population=population))
+        assert len(state["clusters"]) == count
+
+
+def test_absent_members_get_their_clusters_update() -> None:
+    stage = SplittingClusters(start=0, relative=False)
+    state = {"clusters": {"00": ["a", "b"], "01": ["c", "d"]}, "reference": 1.0, "stages": {"00": {}, "01": {}}}
+    out, _ = stage(Updates.of([[2.0]], rows=["a"]), state, Ctx(1, population=4))
+    assert out.rows == (("a", None), ("b", None))
+    assert out.X.tolist() == [[2.0], [2.0]]
+
+
+def test_cfl_is_fedavg_until_it_splits() -> None:
+    one, two = (Quadratics(m, **OPPOSITE) for m in (methods.cfl(start=20), methods.fedavg()))
+    assert torch.equal(one.go(20), two.go(20))
+    one.go(1)
+    assert set(one.server["stage"]["clusters"]) == {"00", "01"}
+
+
+# IFCA
+
+
+def test_ifca_recovers_the_groups() -> None:
+    run = Quadratics(methods.ifca(), **OPPOSITE)
+    run.go(3)
+    members = run.server["stage"]["members"]
+    assert len({members[name] for name in LEFT}) == len({members[name] for name in RIGHT}) == 1
+    assert members["c00"] != members["c01"]
+
+
+def test_ifca_with_one_cluster_is_fedavg() -> None:
+    """But for rounding."""
+    one, two = (Quadratics(m, **OPPOSITE) for m in (methods.ifca(clusters=1), methods.fedavg()))
+    rounds = draw(8, 4)
+    one.go(8, rounds)
+    two.go(8, rounds)
+    for name in one.server["stage"]["members"]:
+        torch.testing.assert_close(personal(one, name), two.point, atol=1e-13, rtol=0)
+
+
+def test_a_model_that_nobody_chose_stays() -> None:
+    stage = ChosenClusters(3)
+    layout = Layout((Block("x", (2,)),))
+    X = torch.tensor([[1.0, 0], [0, 1], [1, 1], [-1, 0]])
+    out, state = stage(Updates.of(X, cluster=[-1.0] * 4), stage.init(layout), Ctx(1))
+    assert len(out) == 1
+    models = state["models"]
+    base = torch.stack([models[0], models[0], models[2], models[2]])
+    out, state = stage(Updates.of(X, base=base, cluster=[0.0, 0, 2, 2]), state, Ctx(2))
+    assert torch.equal(state["models"][1], models[1])
+    torch.testing.assert_close(state["models"][0], models[0] + torch.tensor([0.5, 0.5]))
+    torch.testing.assert_close(out.X[1], torch.tensor([0.5, 0.5]))
+
+
+def test_more_clusters_than_clients_and_no_movement() -> None:
+    stage = ChosenClusters(4)
+    _, state = stage(Updates.of([[1.0, 2, 3]], cluster=[-1.0]), stage.init(Layout((Block("x", (3,)),))), Ctx(1))
+    assert len({tuple(m.tolist()) for m in state["models"]}) == 4
+    _, state = stage(Updates.of([[0.0, 0, 0]], cluster=[-1.0]), stage.init(Layout((Block("x", (3,)),))), Ctx(1))
+    assert all(not m.any() for m in state["models"])
+
+
+def told(run: Quadratics, models: list[list[float]]) -> Quadratics:
+    run.go(1)
+    run.server["stage"] = {**run.server["stage"], "models": [torch.tensor(m).double() for m in models]}
+    return run
+
+
+def test_ties_go_to_the_first_model() -> None:
+    run = told(Quadratics(methods.ifca(clusters=3), **OPPOSITE), [[5.0, 5], [0, 0], [0, 0]])
+    run.go(1)
+    assert set(run.server["stage"]["members"].values()) == {1}
+
+
+def test_a_client_is_trained_from_its_choice() -> None:
+    """With one step of rate lr the chosen model moves by -lr times the mean of its members' gradients."""
+    run = told(Quadratics(methods.ifca(), **{**OPPOSITE, "steps": 1}), [[2.0, 2.0], [-3.0, -2.0]])
+    run.go(1)
+    for j, group in enumerate((LEFT, RIGHT)):
+        start = torch.tensor([[2.0, 2.0], [-3.0, -2.0]][j]).double()
+        b = torch.stack([run.b[run.names.index(name)] for name in group]).mean(0)
+        expected = start - 0.2 * (start - b)
+        torch.testing.assert_close(run.server["stage"]["models"][j], expected, atol=1e-12, rtol=0)
+        torch.testing.assert_close(personal(run, group[0]), expected, atol=1e-12, rtol=0)
+
+
+def test_losses_of_examples_are_those_of_evaluation() -> None:
+    """Mean over examples = the evaluated loss, where every example has a label; the model is left as it was."""
+    recipe = load_recipe("model={name: resnet10, width: 4}")
+    built = fedloom.runtime.build.build(recipe)
+    model = FlatModel(built.module, built.layout)
+    client = next(c for c in built.federation.clients.values() if len(c.tasks) > 1)
+    before = model.vector.clone()
+    each = example_losses(model, client.train, client.tasks, 32)
+    scores = evaluate(model, client.train, {name: task for name, (task, _) in client.tasks.items()}, 32)
+    assert len(each) == len(client.train)
+    assert float(each.mean()) == pytest.approx(sum(s["loss"] for s in scores.values()), rel=1e-5)
+    assert torch.equal(before, model.vector)
+
+
+# FedSoft
+
+
+def test_fedsoft_shares_find_the_groups_and_models_their_means() -> None:
+    run = Quadratics(methods.fedsoft(lam=0.5), **OPPOSITE)
+    run.go(40)
+    shares = {name: run.clients[name]["rules"]["0"]["shares"] for name in run.names}
+    assert all(sorted(s) == [1e-4, 1.0] for s in shares.values())
+    assert len({tuple(shares[name]) for name in LEFT}) == 1
+    assert shares["c00"] != shares["c01"]
+    j = shares["c00"].index(1.0)
+    own = torch.stack([personal(run, name) for name in LEFT])
+    # what the floor gives the other group pulls a little
+    torch.testing.assert_close(run.server["stage"]["models"][j], own.mean(0), atol=2e-3, rtol=0)
+
+
+def test_fedsoft_is_drawn_to_its_models() -> None:
+    """With one step of rate lr from y, the move is -lr (F' + lam sum_s u_s (y - c_s)): the term has its gradient."""
+    run = told(Quadratics(methods.fedsoft(lam=0.5), **{**OPPOSITE, "steps": 1}), [[1.0, 1.0], [-2.0, -2.0]])
+    before = {name: personal(run, name) for name in run.names}
+    run.go(1)
+    for k, name in enumerate(run.names):
+        u = [1.0, 1e-4] if name in LEFT else [1e-4, 1.0]
+        y = before[name]
+        pull = sum(u[s] * (y - torch.tensor([[1.0, 1.0], [-2.0, -2.0]][s]).double()) for s in (0, 1))
+        expected = y - 0.2 * ((y - run.b[k]) + 0.5 * pull)
+        torch.testing.assert_close(personal(run, name), expected, atol=1e-12, rtol=0)
+
+
+def test_fedsoft_without_the_term_is_local_training() -> None:
+    one, two = (
+        Quadratics(m, **OPPOSITE) for m in (methods.fedsoft(lam=0.0), Method(name="identity", stage=Identity()))
+    )
+    one.go(5)
+    two.go(5)
+    for name in one.names:
+        assert torch.equal(personal(one, name), personal(two, name))
+
+
+def test_shares_are_found_in_every_so_many_rounds() -> None:
+    counted: list[int] = []
+
+    class Counting(SoftAnchors):
+        def begin(self, view: Any, state: Any) -> Any:
+            losses = view.losses
+            view.losses = lambda: (counted.append(1), losses())[1]
+            return super().begin(view, state)
+
+    method = replace(methods.fedsoft(), local=(Counting(every=3),))
+    Quadratics(method, **{**OPPOSITE, "h": [[1.0, 1.0]], "b": [[1.0, 2.0]]}).go(8)
+    # seven rounds with models: in the first, fourth and seventh both are looked at
+    assert len(counted) == 3 * 2
+
+
+def test_what_is_told_must_be_needed_in_the_same_number() -> None:
+    with pytest.raises(ValueError, match="no stage at the server tells"):
+        replace(methods.ifca(clusters=2), local=(BestCluster(3),))
+
+
+# FedPer, FedSTA
+
+LAYOUT = Layout(
+    (
+        Block("encoder.w", (2,), role="encoder"),
+        Block("decoders.a.w", (2,), role="decoder", task="a"),
+        Block("heads.a.w", (1,), role="head", task="a"),
+        Block("heads.b.w", (1,), role="head", task="b"),
+    )
+)
+
+
+def test_fedper_keeps_what_it_says() -> None:
+    def shared(method: Method) -> tuple[str, ...]:
+        return method.shared_part(LAYOUT).names
+
+    assert shared(methods.fedper()) == ("encoder.w",)
+    assert shared(methods.fedper(personal="heads")) == ("encoder.w", "decoders.a.w")
+    assert shared(methods.fedper(layers=("*.w",))) == ()
+    layout = Layout((*LAYOUT.blocks, Block("encoder.last.w", (1,))))
+    assert methods.fedper(layers=("encoder.last.*",)).shared_part(layout).names == ("encoder.w",)
+    assert shared(methods.fedsta()) == ("encoder.w",)
+    with pytest.raises(ValueError, match="layers"):
+        methods.fedper(personal="heads", layers=("encoder.last.*",))
+
+
+def test_fedsta_averages_decoders_of_the_same_task_in_some_rounds() -> None:
+    stage = PartlyShared("encoder", Mean(), Every(2, PerTask(SimilarGroups(1))))
+    assert methods.fedsta(every=2).stage == stage
+    X = torch.tensor([[1.0, 0, 1, 2, 3, 0], [3.0, 0, 3, 4, 5, 0], [5.0, 3, 0, 0, 0, 7]])
+    base = torch.zeros_like(X)
+    base[1, 2] = 10.0
+    support = torch.tensor([[True, True, True, False]] * 2 + [[True, False, False, True]])
+    updates = Updates.of(X, None, LAYOUT, base=base, support=support)
+    out, _ = stage(updates, stage.init(LAYOUT), Ctx(1))
+    assert [client for client, _ in out.rows] == ["*", "c0", "c1", "c2"]
+    assert out.X[0].tolist() == [3, 1, 0, 0, 0, 0]
+    assert torch.equal(out.X[1:, 2:], X[:, 2:])
+    out, _ = stage(updates, stage.init(LAYOUT), Ctx(2))
+    assert (out.X[1:, :2] == out.X[0, :2]).all()
+    assert (base + out.X[1:])[0, 2:5].tolist() == (base + out.X[1:])[1, 2:5].tolist() == [7.0, 3.0, 4.0]
+    assert out.X[3, 2:].tolist() == [0, 0, 0, 7]
+
+
+OWN = ("model.heads=own", "training.participation=0.6", "training.rounds=4")
+
+
+def test_fedsta_keeps_one_encoder_for_all(quick: Quick) -> None:
+    """Absent clients' too; and apart from what is averaged it is the adaptation with private decoders."""
+    from fedloom.runtime.api import trained_models
+
+    run = quick("method={name: fedsta, every: 2}", *OWN)
+    models = trained_models(run.folder)
+    encoders = [{k: v for k, v in model.items() if k.startswith("encoder.")} for model in models.values()]
+    assert len(encoders) >= 5
+    for other in encoders[1:]:
+        assert all(torch.equal(v, other[k]) for k, v in encoders[0].items())
+    # with more rounds between than there are, nothing is averaged
+    never, private = quick("method={name: fedsta, every: 100}", *OWN), quick("method=fedsta", *OWN)
+    ours = trained_models(private.folder)
+    for client, model in trained_models(never.folder).items():
+        if client in ours:
+            for name, value in ours[client].items():
+                torch.testing.assert_close(model[name], value, atol=1e-6, rtol=0)
+
+
+def test_fedsta_is_fedper_with_uniform_weights(quick: Quick) -> None:
+    assert_same(quick("method=fedsta", *OWN), quick("method={name: fedper, weights: uniform}", *OWN), models_only=True)
+
+
+class Stop(Silent):
+    """A crash in the middle of the third round."""
+
+    def client(self, round: int, done: int, of: int) -> None:
+        if round == 3 and done == of:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "{name: fedsta, every: 2, add: {heal: , pcgrad: }}",
+        "{name: cfl, start: 0, eps1: 10, eps2: 0}",
+        "{name: cfl, start: 0, eps1: 10, eps2: 0, share: encoder, add: {heal: }}",
+        "{name: ifca, clusters: 3, first: noise, share: encoder}",
+        "{name: fedsoft, clusters: 3, share: encoder}",
+        "{name: matfl, soft: true, threshold: 0.3}",
+        "{name: matfl, source: update}",
+        "{name: fedper, personal: heads}",
+    ],
+)
+def test_stops_and_workers_do_not_matter(quick: Quick, tmp_path: Path, method: str) -> None:
+    # the first split takes all clients
+    part = "training.participation=0.6" if "cfl" not in method else "training.participation=1.0"
+    changes = (f"method={method}", "model.heads=own", "training.rounds=4", part)
+    whole = quick(*changes)
+    with pytest.raises(KeyboardInterrupt):
+        fedloom.run(load_recipe(*changes), tmp_path / "parts", progress=Stop())
+    assert_same(whole, fedloom.resume(tmp_path / "parts"))
+    if "noise" in method or "encoder, add" in method:
+        assert_same(whole, quick(*changes, "runtime.workers=2"))
+
+
+# FedBone
+
+
+def test_without_history_it_is_pcgrad() -> None:
+    X = torch.tensor([[3.0, -1, 0, 2], [-2, 2, 1, 0], [1, 1, -4, 0]], dtype=torch.float64)
+    one, state = HistoryAttention().on(X, round=1)
+    two, _ = (PCGrad() >> Mean()).on(X, round=1)
+    assert torch.equal(one, two)
+    torch.testing.assert_close(state["history"], 0.1 * two[0])
+
+
+def test_rows_that_agree_with_the_past_count_more() -> None:
+    stage = HistoryAttention(temperature=0.5, stage=Mean())
+    X = torch.tensor([[1.0, 0], [0, 2.0], [0, 0]])
+    history = torch.tensor([3.0, 0])
+    assert agreement(Updates.of(X), history).tolist() == [1.0, 0.0, 0.0]
+    u, state = stage.on(X, state={"history": history, "stage": {}})
+    a = torch.softmax(torch.tensor([2.0, 0, 0]), 0)
+    torch.testing.assert_close(u, torch.stack([a[0], 2 * a[1]]).unsqueeze(0))
+    torch.testing.assert_close(state["history"], 0.9 * history + 0.1 * u[0])
+    # alone: the row
+    assert stage.on(X[:1], state={"history": -history, "stage": {}})[0].tolist() == [[1.0, 0.0]]
+
+
+def test_fedbone_is_marked_as_emulated() -> None:
+    entry = methods.METHODS["fedbone"]
+    assert "emulated" in entry.source
+    assert entry.summary.startswith("Emulated")
+
+
+def test_the_first_message_tells_nothing_and_later_ones_all_models() -> None:
+    run = Quadratics(methods.ifca(clusters=3), **OPPOSITE)
+    assert not dispatch(run.method, run.server, ["c00"])["c00"].told
+    run.go(1)
+    message = dispatch(run.method, run.server, ["c00"])["c00"]
+    assert set(message.told) == {"cluster0", "cluster1", "cluster2"}
+    payload, _, _ = client_step(
+        run.method, run.model, run.federation, run.federation.clients["c00"], message, {}, Ctx(2), run.training["c00"]
+    )
+    assert payload.extra.keys() == {"cluster"}
