@@ -103,7 +103,9 @@ def test_packaged_grids_and_their_twins_belong_together() -> None:
                 twin.seeds,
                 twin.delta,
             )
-            assert all(recipe.data.name == "scenes" for recipe in recipes(twin).values())
+            for recipe in recipes(twin).values():
+                sets = recipe.data.params.get("sets", {}).values()
+                assert {recipe.data.name, *(part["name"] for part in sets)} <= {"scenes", "several"}
 
 
 def test_cells_apply_changes_in_order() -> None:

@@ -25,6 +25,10 @@ FIGURES = Registry("figure")
 Combination = tuple[str, str, str]
 """Labels of data set, base and add-on."""
 Point = tuple[float, Estimate]
+STYLES = ("-", "--", ":", "-.")
+"""Lines of the clients that hold the same task."""
+WIDEST = 6
+"""Panels beside each other."""
 
 
 def draw(grid: Grid, folder: Path, out: Path, split: str = "test") -> None:
@@ -71,18 +75,28 @@ def sweep(
     return panels.finished(f"{split} split; ± 95 % t-interval over seeds")
 
 
-@FIGURES.register("convergence", source="FedDEA, Figures 5 and 6")
-def convergence(grid: Grid, folder: Path, split: str, *, tasks: list[str] | None = None) -> Any:
-    """Each task's metric over rounds, a line a cell: mean over seeds with its 95 % t-interval as a band."""
+@FIGURES.register("convergence", source="FedDEA, Figures 5 and 6; FedHCA2, Figure 4 and 1 of its supplement")
+def convergence(grid: Grid, folder: Path, split: str, *, tasks: list[str] | None = None, clients: bool = False) -> Any:
+    """Each task's metric over rounds, a line a cell: mean over seeds with its 95 % t-interval as a band.
+
+    `clients` draws a line for each client that holds the task in all runs, instead of the mean over them.
+    """
     results = _results(grid, folder, split)
     panels = _Panels(grid, results, tasks, with_delta=False)
     names = [(base, addon) for base in grid.bases for addon in grid.addons]
     for data, column, axes in panels:
+        holders = _holders(results, data, column.task) if clients else []
+        if holders:
+            axes.set_title(f"{axes.get_title()}\n{', '.join(holders)}", fontsize=8)
         for color, (base, addon) in panels.colors(names):
             result = results.get((data, base, addon))
-            if result is not None:
-                label = base if addon == "-" else f"{base} {addon}"
-                _line(axes, _over_rounds(result, column, split), label, color, as_bars=False)
+            if result is None:
+                continue
+            label = base if addon == "-" else f"{base} {addon}"
+            for number, client in enumerate(holders or [None]):
+                text = f"{label}, client {number + 1} of {len(holders)}" if len(holders) > 1 else label
+                points = _over_rounds(result, column, split, client)
+                _line(axes, points, text, color, as_bars=False, style=STYLES[number % len(STYLES)])
         axes.set_xlabel("round")
         axes.xaxis.get_major_locator().set_params(integer=True)
     return panels.finished(f"{split} split; bands: 95 % t-interval over seeds")
@@ -150,24 +164,32 @@ def _estimate(grid: Grid, results: Mapping[Combination, Result], where: Combinat
     return change(values, other.values(), directions)
 
 
-def _over_rounds(result: Result, column: Column, split: str) -> list[Point]:
-    """Rounds that every seed has measured."""
+def _holders(results: Mapping[Combination, Result], data: str, task: str) -> list[str]:
+    """Clients that hold a task in all runs of a data set."""
+    runs = [run for (name, *_), result in results.items() if name == data for run in result.runs.values()]
+    held = [[client for client, info in run.info["clients"].items() if task in info["tasks"]] for run in runs]
+    return [client for client in held[0] if all(client in others for others in held)] if held else []
+
+
+def _over_rounds(result: Result, column: Column, split: str, client: str | None = None) -> list[Point]:
+    """Rounds that every seed has measured: the mean over clients, or this client's."""
     by_round: dict[int, list[float]] = {}
     for run in result.runs.values():
-        for final in run.history(split):
+        for final in run.history(split, client):
             if column.task in final.values:
                 by_round.setdefault(final.round, []).append(final.values[column.task][column.metric])
     return [(float(r), Estimate.of(v)) for r, v in sorted(by_round.items()) if len(v) == len(result.runs)]
 
 
-def _line(axes: Any, points: Sequence[Point], label: str, color: str, as_bars: bool) -> None:
+def _line(axes: Any, points: Sequence[Point], label: str, color: str, as_bars: bool, style: str = "-") -> None:
     points = sorted((point for point in points if not math.isnan(point[1].mean)), key=lambda point: point[0])
     if not points:
         return
     x = [point[0] for point in points]
     means = [e.mean for _, e in points]
     halves = [0.0 if math.isnan(e.half) else e.half for _, e in points]
-    axes.plot(x, means, color=color, label=label, marker="o" if as_bars or len(x) == 1 else "", markersize=3)
+    marker = "o" if as_bars or len(x) == 1 else ""
+    axes.plot(x, means, color=color, label=label, linestyle=style, marker=marker, markersize=3)
     if any(halves) and as_bars:
         axes.errorbar(x, means, yerr=halves, color=color, fmt="none", capsize=2, linewidth=1)
     elif any(halves):
@@ -176,33 +198,35 @@ def _line(axes: Any, points: Sequence[Point], label: str, color: str, as_bars: b
 
 
 class _Panels:
-    """A panel for each data set (a row) and column (Delta first); iterating gives (data set, column, axes)."""
+    """A panel for each data set (in rows of its own) and column (Delta first); gives (data set, column, axes)."""
 
     def __init__(
         self, grid: Grid, results: Mapping[Combination, Result], tasks: Sequence[str] | None, with_delta: bool
     ) -> None:
-        rows: dict[str, list[Column]] = {}
+        rows: list[tuple[str, list[Column]]] = []
         for data in grid.data:
             columns = [c for c in columns_of(grid, data, results) if c.metric]
             chosen = [c for c in columns if c.task and (tasks is None or c.task in tasks)]
             delta = [c for c in columns if not c.task and with_delta]
-            if chosen or delta:
-                rows[data] = delta + chosen
+            panels = delta + chosen
+            if panels:
+                width = math.ceil(len(panels) / math.ceil(len(panels) / WIDEST))
+                rows += [(data, panels[at : at + width]) for at in range(0, len(panels), width)]
         known = [c.task for data in grid.data for c in columns_of(grid, data, results) if c.task and c.metric]
         for task in tasks or ():
             if task not in known:
                 raise RecipeError(f"figure.tasks: no task {task!r}.{nearest(task, known)}")
         self.rows = rows
-        width = max(map(len, rows.values()))
+        width = max(len(columns) for _, columns in rows)
         self.figure = need("matplotlib.figure", "report").Figure(
             figsize=(3.4 * width, 2.8 * len(rows) + 0.6), layout="constrained"
         )
         self.axes = self.figure.subplots(len(rows), width, squeeze=False)
-        self.several = len(rows) > 1
+        self.several = len({data for data, _ in rows}) > 1
         self.title = grid.title or grid.name
 
     def __iter__(self) -> Iterator[tuple[str, Column, Any]]:
-        for row, (data, columns) in zip(self.axes, self.rows.items(), strict=True):
+        for row, (data, columns) in zip(self.axes, self.rows, strict=True):
             for axes in row[len(columns) :]:
                 axes.set_visible(False)
             for axes, column in zip(row, columns, strict=False):

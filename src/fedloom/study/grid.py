@@ -28,7 +28,7 @@ HOME = files("fedloom.study") / "grids"
 """Where the packaged grids are."""
 FILE = "grid.yaml"
 REFUSED = "refused.json"
-OWN = ("seeds", "delta", "show", "title")
+OWN = ("seeds", "delta", "show", "columns", "title")
 """Keys that KEY=VALUE sets in the grid itself; all others are set in every cell's recipe."""
 
 Changes = dict[str, Any]
@@ -65,6 +65,8 @@ class Grid(Section):
     """What Delta is against: 'base' (the same base with the first add-on), 'none', or a cell called BASE/ADDON."""
     show: Literal["unified", "clients"] = "unified"
     """unified: a line a cell. clients: a line for each client's personal model, as papers on one-task clients have."""
+    columns: tuple[str, ...] | None = Field(None, min_length=1)
+    """The tasks that tables and figures show and that Delta counts, in their order; by default all."""
     set: Changes = Field(default_factory=dict)
     """Changes to every cell, after all others."""
     figure: FigureSection | None = None
@@ -161,7 +163,7 @@ def summary(name: str) -> str:
 def load_grid(source: str | Path | Mapping[str, Any], changes: Sequence[str] = ()) -> Grid:
     """A checked grid from a packaged name, a file or a mapping; its recipes are read and stand in the result.
 
-    `changes` are KEY=VALUE texts: seeds, delta, show and title change the grid, other keys every cell's recipe.
+    `changes` are KEY=VALUE texts: seeds, delta, show, columns and title change the grid, others every cell's recipe.
     Raises RecipeError with all that is wrong with the grid; `recipes` checks the cells.
     """
     where, value = loader.read(source, "grid", HOME)

@@ -95,9 +95,12 @@ class Run:
             )
         return self._final(measured[max(measured)], split, max(measured))
 
-    def history(self, split: str = "test") -> tuple[Final, ...]:
-        """What `final` would say of each measured round, in order; empty where nothing was measured on the split."""
-        lines = [(v, int(line["round"])) for line in self.rounds if (v := self._values(line, split))]
+    def history(self, split: str = "test", client: str | None = None) -> tuple[Final, ...]:
+        """What `final` would say of each measured round, in order; empty where nothing was measured on the split.
+
+        With `client`, of this client alone: its tasks, by its personal model where it has one, else by the global one.
+        """
+        lines = [(v, int(line["round"])) for line in self.rounds if (v := self._values(line, split, client))]
         return tuple(self._final(values, split, round) for values, round in lines)
 
     def personal(self, split: str = "test") -> dict[str, Final]:
@@ -129,11 +132,15 @@ class Run:
             tuple(sorted({str(v["data"]) for v in values.values() if v.get("data")})),
         )
 
-    def _values(self, line: Mapping[str, Any], split: str) -> dict[tuple[Any, str, str], Mapping[str, Any]]:
-        """(client, task, metric) -> the entry that counts, for clients that hold the task."""
+    def _values(
+        self, line: Mapping[str, Any], split: str, only: str | None = None
+    ) -> dict[tuple[Any, str, str], Mapping[str, Any]]:
+        """(client, task, metric) -> the entry that counts, for clients (or this one) that hold the task."""
         best: dict[tuple[Any, str, str], Mapping[str, Any]] = {}
         for entry in line["metrics"]:
-            client = entry["client"]
+            client = only or entry["client"]
+            if entry["client"] not in (None, client):
+                continue
             held = client is None or entry["task"] in self.info["clients"][client]["tasks"]
             if entry["split"] != split or entry["model"] not in ("personal", "global") or not held:
                 continue

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from fedloom.errors import StateError
+from fedloom.errors import RecipeError, StateError, nearest
 from fedloom.study.compare import ARROWS, Estimate
 from fedloom.study.grid import Cell, Grid, cells, is_over, refused_in
 from fedloom.study.runs import Final, Run
@@ -191,9 +191,9 @@ def read(grid: Grid, folder: Path, split: str) -> tuple[dict[tuple[str, str, str
 
 
 def change(values: Values, base: Values, directions: Mapping[str, str]) -> Estimate | None:
-    """Delta over the seeds that both have, and over the tasks in `values`; None where no seed is in both."""
+    """Delta over the seeds that both have, and over the tasks of `directions` in `values`; None without such a seed."""
     seeds = [seed for seed in values if seed in base]
-    shared = [{t: v for t, v in values[seed].items() if t in base[seed]} for seed in seeds]
+    shared = [{t: v for t, v in values[seed].items() if t in base[seed] and t in directions} for seed in seeds]
     deltas = [delta_m(mine, base[seed], directions) for seed, mine in zip(seeds, shared, strict=True)]
     return Estimate.of(deltas) if deltas else None
 
@@ -295,13 +295,13 @@ class _Maker:
         other = self.results.get((data, *reference)) if reference and reference != (base, addon) else None
         if other is None:
             return
-        mine, theirs = result.values(), other.values()
+        mine, theirs, directions = result.values(), other.values(), self._directions(data)
         out = {
             task
             for seed in mine
             if seed in theirs
             for task in mine[seed]
-            if task in theirs[seed] and not delta_terms({task: 0.0}, theirs[seed], self._directions(data))
+            if task in theirs[seed] and task in directions and not delta_terms({task: 0.0}, theirs[seed], directions)
         }
         if out:
             name = Cell(data, base, addon, 0).combination
@@ -323,6 +323,12 @@ def columns_of(grid: Grid, data: str, results: Mapping[tuple[str, str, str], Res
     for folder, columns in found.items():
         if columns != first:
             raise StateError(f"not comparable, for the tasks differ: {runs[0].folder} and {folder}")
+    if grid.columns is not None:
+        by_task = {column.task: column for column in first}
+        for task in grid.columns:
+            if task not in by_task:
+                raise RecipeError(f"grid {grid.name}: columns: no task {task!r}.{nearest(task, by_task)}")
+        first = tuple(by_task[task] for task in grid.columns)
     return first if grid.delta == "none" else (*first, Column(data))
 
 
