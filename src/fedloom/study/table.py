@@ -28,6 +28,9 @@ SPOKEN = {
 }
 """Metric -> (how papers write it, unit where it is no fraction)."""
 
+WIDEST = 10
+"""Columns that fit beside each other."""
+
 Values = Mapping[int, Mapping[str, float]]
 """Seed -> task -> the task's own metric."""
 
@@ -42,11 +45,16 @@ class Column:
     direction: str = "max"
 
     def __str__(self) -> str:
+        return " ".join(part for part in self.parts if part)
+
+    @property
+    def parts(self) -> tuple[str, str]:
+        """The task, and how it is measured; either may be empty."""
         if not self.task:
-            return f"{DELTA} {ARROWS['max']}"
+            return "", f"{DELTA} {ARROWS['max']}"
         if not self.metric:  # nothing has been run that could tell
-            return self.task
-        return f"{self.task} {SPOKEN.get(self.metric, (self.metric,))[0]} {ARROWS[self.direction]}"
+            return self.task, ""
+        return self.task, f"{SPOKEN.get(self.metric, (self.metric,))[0]} {ARROWS[self.direction]}"
 
 
 @dataclass(frozen=True)
@@ -109,6 +117,26 @@ class Table:
         """Data set -> how many columns it has, in their order."""
         data = [column.data for column in self.columns]
         return {name: data.count(name) for name in dict.fromkeys(data)}
+
+    @property
+    def layout(self) -> tuple[tuple[Column, ...], tuple[tuple[str, tuple[Line, ...]], ...]]:
+        """(columns, lines in groups): a group '' of all lines, its data sets beside each other, or a group a data set.
+
+        The latter where they have the same tasks and would be too wide otherwise.
+        """
+        by_data = {name: [i for i, c in enumerate(self.columns) if c.data == name] for name in self.groups}
+        # one column is what a data set has of which nothing has been run
+        found = [at for at in by_data.values() if len(at) > 1]
+        heads = {tuple(replace(self.columns[i], data="") for i in at) for at in found}
+        if len(self.columns) <= WIDEST or len(by_data) < 2 or len(heads) != 1:
+            return self.columns, (("", self.lines),)
+        width = len(found[0])
+        groups = []
+        for name, at in by_data.items():
+            where = at if len(at) > 1 else at * width
+            lines = tuple(replace(line, entries=tuple(line.entries[i] for i in where)) for line in self.lines)
+            groups.append((name, lines))
+        return tuple(self.columns[i] for i in found[0]), tuple(groups)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; border-bo
 caption { caption-side: top; text-align: left; font-weight: bold; padding-bottom: .6em; }
 th, td { padding: .25em .8em; text-align: right; white-space: nowrap; }
 th.label { text-align: left; font-weight: normal; }
+th.group { text-align: left; padding-top: .8em; }
 thead { border-top: 2px solid #222; border-bottom: 1px solid #222; }
 thead tr.data th { text-align: center; }
 tbody tr.base { border-top: 1px solid #ccc; }
@@ -51,14 +52,20 @@ def to_text(table: Table, color: bool = False) -> str:
     from rich.text import Text
 
     made = Rich(box=SIMPLE_HEAD)
-    made.add_column("")
-    several = len(table.groups) > 1
-    for column in table.columns:
+    made.add_column("", no_wrap=True)
+    columns, groups = table.layout
+    for column in columns:
+        head = f"{column.data}\n{column}" if _beside(table) else "\n".join(column.parts)
         # Text, for labels may hold brackets, which are rich's markup.
-        made.add_column(Text(f"{column.data}\n{column}" if several else str(column)), justify="right", no_wrap=True)
-    for line in table.lines:
-        made.add_row(Text(line.label), *(Text(e.text, "bold" if e.best else "") for e in line.entries))
-    console = Console(file=io.StringIO(), width=400, force_terminal=color, no_color=not color, highlight=False)
+        made.add_column(Text(head), justify="right", no_wrap=True)
+    for data, lines in groups:
+        if data:
+            made.add_section()
+            made.add_row(Text(f"{data}:", "italic"))
+        for line in lines:
+            made.add_row(Text(line.label), *(Text(e.text, "bold" if e.best else "") for e in line.entries))
+    # wide enough for any table: numbers must not be cut
+    console = Console(file=io.StringIO(), width=10_000, force_terminal=color, no_color=not color, highlight=False)
     console.print(Text(table.title))
     console.print(made)
     output = console.file.getvalue()  # type: ignore[attr-defined]
@@ -68,13 +75,16 @@ def to_text(table: Table, color: bool = False) -> str:
 
 def to_markdown(table: Table) -> str:
     """A table with the best values in bold, the caption and the notes below it."""
-    several = len(table.groups) > 1
-    heads = [_md(f"{c.data}: {c}" if several else str(c)) for c in table.columns]
+    columns, groups = table.layout
+    heads = [_md(f"{c.data}: {c}" if _beside(table) else str(c)) for c in columns]
     lines = ["| | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
-    for line in table.lines:
-        label = _md(line.label.strip())
-        texts = [f"**{_md(e.text)}**" if e.best else _md(e.text) for e in line.entries]
-        lines.append(f"| {_indent(line) * '&emsp;'}{label} | " + " | ".join(texts) + " |")
+    for data, members in groups:
+        if data:
+            lines.append(f"| *{_md(data)}* |" + " |" * len(heads))
+        for line in members:
+            label = _md(line.label.strip())
+            texts = [f"**{_md(e.text)}**" if e.best else _md(e.text) for e in line.entries]
+            lines.append(f"| {_indent(line) * '&emsp;'}{label} | " + " | ".join(texts) + " |")
     about = [_md(text) for text in (table.caption, *table.notes)]
     return "\n".join([f"**{_md(table.title)}**", "", *lines, *(f"\n{text}" for text in about)]) + "\n"
 
@@ -97,28 +107,31 @@ def to_csv(table: Table) -> str:
 
 def to_latex(table: Table) -> str:
     """A table environment; needs the package booktabs."""
-    groups = table.groups
+    columns, groups = table.layout
     rows, start = [], 2
-    if len(groups) > 1:
-        heads = [rf"\multicolumn{{{n}}}{{c}}{{{_tex(data)}}}" for data, n in groups.items()]
+    if _beside(table):
+        heads = [rf"\multicolumn{{{n}}}{{c}}{{{_tex(data)}}}" for data, n in table.groups.items()]
         rules = []
-        for count in groups.values():
+        for count in table.groups.values():
             rules.append(rf"\cmidrule(lr){{{start}-{start + count - 1}}}")
             start += count
         rows += [" & " + " & ".join(heads) + r" \\", " ".join(rules)]
-    rows.append(" & " + " & ".join(_tex(str(column)) for column in table.columns) + r" \\")
-    for number, line in enumerate(table.lines):
-        if number == 0 or (not _indent(line) and line.base != table.lines[number - 1].base):
-            rows.append(r"\midrule")
-        texts = [rf"\textbf{{{_tex(e.text)}}}" if e.best else _tex(e.text) for e in line.entries]
-        rows.append(_indent(line) * r"\quad " + _tex(line.label.strip()) + " & " + " & ".join(texts) + r" \\")
+    rows.append(" & " + " & ".join(_tex(str(column)) for column in columns) + r" \\")
+    for data, lines in groups:
+        if data:
+            rows += [r"\midrule", rf"\multicolumn{{{len(columns) + 1}}}{{l}}{{\emph{{{_tex(data)}}}}} \\"]
+        for number, line in enumerate(lines):
+            if number == 0 or (not _indent(line) and line.base != lines[number - 1].base):
+                rows.append(r"\midrule")
+            texts = [rf"\textbf{{{_tex(e.text)}}}" if e.best else _tex(e.text) for e in line.entries]
+            rows.append(_indent(line) * r"\quad " + _tex(line.label.strip()) + " & " + " & ".join(texts) + r" \\")
     about = " ".join(map(_tex, (f"{table.title}.", table.caption, *table.notes)))
     return "\n".join(
         [
             r"\begin{table}",
             rf"\caption{{{about}}}",
             r"\centering",
-            rf"\begin{{tabular}}{{l{'r' * len(table.columns)}}}",
+            rf"\begin{{tabular}}{{l{'r' * len(columns)}}}",
             r"\toprule",
             *rows,
             r"\bottomrule",
@@ -131,18 +144,22 @@ def to_latex(table: Table) -> str:
 
 def to_html(table: Table) -> str:
     """A page of its own, without scripts and without anything to load."""
+    columns, groups = table.layout
     head = []
-    if len(table.groups) > 1:
+    if _beside(table):
         cells = "".join(f'<th scope="colgroup" colspan="{n}">{escape(d)}</th>' for d, n in table.groups.items())
         head.append(f'<tr class="data"><td></td>{cells}</tr>')
-    cells = "".join(f'<th scope="col">{escape(str(column))}</th>' for column in table.columns)
+    cells = "".join(f'<th scope="col">{escape(str(column))}</th>' for column in columns)
     head.append(f"<tr><td></td>{cells}</tr>")
     body = []
-    for line in table.lines:
-        kind, row = ("label addon", "<tr>") if _indent(line) else ("label", '<tr class="base">')
-        label = f'<th scope="row" class="{kind}">{escape(line.label.strip())}</th>'
-        texts = "".join(_html(entry, column) for entry, column in zip(line.entries, table.columns, strict=True))
-        body.append(f"{row}{label}{texts}</tr>")
+    for data, lines in groups:
+        if data:
+            body.append(f'<tr class="base"><th colspan="{len(columns) + 1}" class="group">{escape(data)}</th></tr>')
+        for line in lines:
+            kind, row = ("label addon", "<tr>") if _indent(line) else ("label", '<tr class="base">')
+            label = f'<th scope="row" class="{kind}">{escape(line.label.strip())}</th>'
+            texts = "".join(_html(entry, column) for entry, column in zip(line.entries, columns, strict=True))
+            body.append(f"{row}{label}{texts}</tr>")
     return "\n".join(
         [
             "<!DOCTYPE html>",
@@ -172,6 +189,11 @@ FORMATS: dict[str, Callable[[Table], str]] = {
     "latex": to_latex,
     "html": to_html,
 }
+
+
+def _beside(table: Table) -> bool:
+    """Whether data sets stand beside each other."""
+    return len(table.groups) > 1 and not table.layout[1][0][0]
 
 
 def _indent(line: Line) -> bool:
