@@ -10,10 +10,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import fedloom
 from fedloom.cli import app
 from fedloom.errors import StateError, UserError
 from fedloom.runtime.api import Result
+from fedloom.study.figures import draw as draw_grid
+from fedloom.study.grid import load_grid, recipes
 from fedloom.study.hyper import CSV, HyperWeights, draw, picture, table, used
+from grid_support import TINY
 
 Quick = Callable[..., Result]
 MADE = HyperWeights(
@@ -72,3 +76,15 @@ def test_the_command(run: Path, tmp_path: Path) -> None:
 def test_a_run_without_hyper_weights(quick: Quick) -> None:
     with pytest.raises(StateError, match="method=fedhca2"):
         table(quick("training.rounds=1").folder)
+
+
+def test_the_figure_of_a_grid(tmp_path: Path) -> None:
+    bases = {"FedAvg": {"method": "fedavg"}, "FedHCA2": {"method": "fedhca2"}}
+    grid = load_grid({**TINY, "bases": bases, "addons": {"-": {}}, "figure": "hyper-weights"})
+    for cell, recipe in recipes(grid).items():
+        fedloom.run(recipe, cell.folder(tmp_path))
+    draw_grid(grid, tmp_path, tmp_path / "f.png")
+    assert (tmp_path / "f.png").stat().st_size > 10_000
+    without = load_grid({**TINY, "addons": {"-": {}}, "figure": "hyper-weights"})
+    with pytest.raises(StateError, match="method fedhca2"):
+        draw_grid(without, tmp_path, tmp_path / "g.png")
