@@ -48,12 +48,12 @@ def write_run(
     cell: Cell,
     values: Numbers | Mapping[str, Numbers],
     status: str = "finished",
-    history: Mapping[int, Numbers] | None = None,
+    history: Mapping[int, Numbers | Mapping[str, Numbers]] | None = None,
     rho: float | None = None,
 ) -> Path:
     """The folder of a run: one client that measured the global model, or client -> what its personal model measured.
 
-    Without its own, `history` (round -> values) is round 1 alone.
+    Without its own, `history` (round -> values, or client -> values) is round 1 alone.
     """
     personal = {c: v for c, v in values.items() if isinstance(v, Mapping)}
     clients: dict[str, Numbers] = personal or {"a": values}  # type: ignore[dict-item]
@@ -85,7 +85,7 @@ def write_run(
             {"client": c, "task": t, "metric": PRIMARY[t], "value": v, "split": "test", "data": "shared test",
              "model": "personal" if personal else "global"}
             for c, own in clients.items()
-            for t, v in (own if measured is None else measured).items()
+            for t, v in (own if measured is None else measured.get(c, measured)).items()
         ]  # fmt: skip
         lines.append(json.dumps({"round": number, "metrics": metrics}))
     (path / "recipe.yaml").write_text(yaml.safe_dump(recipe))

@@ -136,15 +136,15 @@ def show(recipe: RecipeArgument, changes: Changes = None) -> None:
 
 @app.command()
 def picture(
-    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="The folders of finished runs.")],
     out: Annotated[Path, typer.Argument(metavar="OUT.png", help="The picture to write.", dir_okay=False)],
     count: Annotated[int, typer.Option(min=1, help="How many test examples.")] = 4,
 ) -> None:
-    """Draw input, truth and prediction of every dense task."""
+    """Draw input, truth and prediction of every dense task; with several runs, a column for each run's prediction."""
     from fedloom.data.preview import save
     from fedloom.runtime.picture import predictions
 
-    save(predictions(folder, count), out)
+    save(predictions(folders, count), out)
     typer.echo(f"{out}")
 
 

@@ -306,3 +306,42 @@ import fedloom.study.grid_run, fedloom.study.figures
 sys.exit(bool({{"torch", "matplotlib", "numpy"}} & set(sys.modules)))
 """
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_chosen_columns_are_what_is_shown_and_counted(paper, tmp_path):
+    grid = paper_grid(data={"NYUD": {"recipe": "digits-tasks"}}, columns=["depth", "semseg"])
+    runs = {("NYUD", "FedAvg", "-", 0): FEDAVG, ("NYUD", "FedAvg", "+DEA", 0): DEA}
+    write_grid(tmp_path / "some", grid, runs)
+    assert texts(tmp_path / "some")[:2] == [
+        ["FedAvg", "0.7213", "23.05", "base"],
+        ["  +DEA", "0.7052", "30.78", "+17.88"],
+    ]
+    wrong = paper_grid(data={"NYUD": {"recipe": "digits-tasks"}}, columns=["dept"])
+    with pytest.raises(RecipeError, match=r"grid paper: columns: no task 'dept'\. Did you mean 'depth'\?"):
+        tabulate(wrong, tmp_path / "some")
+
+
+def test_wide_tables_have_data_sets_with_the_same_tasks_below_each_other(tmp_path):
+    grid = paper_grid(data={name: {"recipe": "digits-tasks"} for name in ("1C", "2C_", "4C")})
+    runs = {(name, "FedAvg", "-", 0): FEDAVG for name in ("1C", "2C_")} | {("2C_", "FedAvg", "+DEA", 0): DEA}
+    table = tabulate(*open_folder(write_grid(tmp_path / "g", grid, runs)))
+    columns, groups = table.layout
+    assert [str(c) for c in columns] == ["semseg mIoU ↑", "depth RMSE ↓", "normals mErr ↓", "edge odsF ↑", "Δ % ↑"]
+    assert [(name, [e.text for e in lines[1].entries]) for name, lines in groups] == [
+        ("1C", ["…"] * 5),
+        ("2C_", ["30.78", "0.7052", "24.62", "74.77", "+10.59"]),
+        ("4C", ["…"] * 5),  # nothing has been run of it
+    ]
+    text = [line.split() for line in to_text(table).splitlines()]
+    assert text[2] == ["semseg", "depth", "normals", "edge"]
+    assert " ".join(text[3]) == "mIoU ↑ RMSE ↓ mErr ↓ odsF ↑ Δ % ↑"
+    assert text[5] == ["1C:"]
+    assert text[6] == ["FedAvg", "23.05", "0.7213", "26.52", "75.19", "base"]
+    assert FORMATS["markdown"](table).splitlines()[9] == r"| *2C\_* | | | | | |"
+    latex = FORMATS["latex"](table)
+    assert r"\multicolumn{6}{l}{\emph{2C\_}} \\" in latex
+    assert "cmidrule" not in latex
+    assert FORMATS["html"](table).count('<th colspan="6" class="group">') == 3
+    assert len(FORMATS["csv"](table).splitlines()) == 1 + 4 * 11  # beside each other, as before
+    rows = FORMATS["markdown"](tabulate(*open_folder(tmp_path / "g"))).splitlines()
+    assert len({row.count("|") for row in rows if row.startswith("|")}) == 1

@@ -1,15 +1,19 @@
-"""A picture of a finished run: input, truth and prediction of every dense task."""
+"""A picture of finished runs: input, truth and predictions of every dense task."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedloom.data.preview import grid, label, pictures
+from fedloom.data.joined import Joined
+from fedloom.data.preview import BACKGROUND, Cell, grid, label, pictures
 from fedloom.errors import StateError
+from fedloom.extras import need
 from fedloom.runtime.api import trained_models
 from fedloom.runtime.build import Built, build
 from fedloom.runtime.federation import Client
@@ -18,39 +22,119 @@ from fedloom.tasks.dense import DenseTask, Depth
 from fedloom.tasks.metrics import probability
 
 
-def predictions(folder: Path, count: int = 4) -> Any:
-    """A Pillow image: a row per test example, and two columns a task, truth and prediction of the run's final model.
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A finished run: what it was built from, and its models ("" is the global one)."""
 
-    The global model where the run has one; else each task is shown by the personal model of the first client that
-    holds it. Raises StateError where the run has no dense task or no model yet.
-    """
-    recipe, partition = RunFolder.read(folder)
-    built = build(recipe, partition=partition)
-    dense = [task for task in built.federation.tasks if isinstance(task, DenseTask)]
-    if not dense:
-        raise StateError(f"{folder}: none of its tasks ({', '.join(t.name for t in built.federation.tasks)}) is dense")
-    models = trained_models(folder)
-    first = _holder(built, dense[0].name)
-    part = first.test
-    spread = torch.linspace(0, len(part) - 1, min(count, len(part))).long()
-    names = [task.name for task in dense if _holder(built, task.name).test is part]
-    x, truth = part.examples.batch(part.index[spread], torch.device("cpu"), tasks=names)
-    shown = pictures(part.examples, x)
-    columns, cells = ["image"], [[(picture, "")] for picture in shown]
-    for task in (t for t in dense if t.name in names):
-        client = _holder(built, task.name).id
-        built.module.load_state_dict(models.get("") or models[client])
-        built.module.eval()
+    name: str
+    built: Built
+    models: Mapping[str, Mapping[str, Tensor]]
+
+    def holder(self, task: str) -> Client:
+        """The first client that holds the task."""
+        return next(c for c in self.built.federation.clients.values() if task in c.tasks)
+
+    def answers(self, task: DenseTask, x: Tensor) -> tuple[list[Tensor], str]:
+        """(a prediction for each image, in the form of the label; whose model it is from)."""
+        client = self.holder(task.name).id
+        whose = client if client in self.models else ""
+        self.built.module.load_state_dict(self.models[whose])
+        self.built.module.eval()
+        mine = next(t for t in self.built.federation.tasks if t.name == task.name)
+        assert isinstance(mine, DenseTask)
         with torch.inference_mode():
-            output = built.module(x, (task.name,))[task.name]
+            output = self.built.module(x, (task.name,))[task.name]
+        return [as_label(mine, answer) for answer in output], whose or "global model"
+
+
+def predictions(folders: Path | Sequence[Path], count: int = 4) -> Any:
+    """A Pillow image of `count` test examples with the predictions of the final models of one or several runs.
+
+    One run: a row an example, and two columns a task, truth and prediction. Several runs, or data sets beside each
+    other: a row an example and task; columns are input, truth and each run's prediction, which says whose model it is.
+    That is the personal model of the first client that holds the task, where it has one, else the global model.
+
+    Raises StateError where a run has no dense task or no model yet, or where runs have different data.
+    """
+    runs = _read([folders] if isinstance(folders, Path) else list(folders))
+    first = runs[0]
+    tasks = [task for task in first.built.federation.tasks if isinstance(task, DenseTask)]
+    by_part: dict[int, list[DenseTask]] = {}
+    for task in tasks:
+        by_part.setdefault(id(first.holder(task.name).test), []).append(task)
+    if len(runs) == 1 and len(by_part) == 1:
+        return _one(first, tasks, count)
+    return _below_each_other([_several(runs, some, count) for some in by_part.values()])
+
+
+def _read(folders: Sequence[Path]) -> list[Trained]:
+    """The runs, called by their methods; by their place too, where some have the same."""
+    found: list[Trained] = []
+    for folder in folders:
+        recipe, partition = RunFolder.read(folder)
+        first = found[0].built if found else None
+        same = first is not None and (first.recipe.data, first.recipe.seed) == (recipe.data, recipe.seed)
+        built = build(recipe, partition=partition, dataset=first.dataset if first is not None and same else None)
+        if not any(isinstance(task, DenseTask) for task in built.federation.tasks):
+            names = ", ".join(task.name for task in built.federation.tasks)
+            raise StateError(f"{folder}: none of its tasks ({names}) is dense")
+        if first is not None and not same and built.data_hash != first.data_hash:
+            raise StateError(
+                f"not comparable, for the data differ: {folders[0]} (seed {first.recipe.seed}) and {folder} "
+                f"(seed {recipe.seed})"
+            )
+        found.append(Trained(built.method.name, built, trained_models(folder)))
+    all_names = [run.name for run in found]
+    return [
+        run if all_names.count(run.name) == 1 else Trained(f"{run.name}, run {number}", run.built, run.models)
+        for number, run in enumerate(found, 1)
+    ]
+
+
+def _examples(run: Trained, tasks: Sequence[DenseTask], count: int) -> tuple[Tensor, Mapping[str, Tensor], Any]:
+    """(inputs, labels, inputs as pictures) of examples evenly spaced over the test part that the tasks share."""
+    client = run.holder(tasks[0].name)
+    part = client.test
+    spread = torch.linspace(0, len(part) - 1, min(count, len(part))).long()
+    x, truth = part.examples.batch(part.index[spread], torch.device("cpu"), tasks=[task.name for task in tasks])
+    examples = part.examples
+    if isinstance(examples, Joined) and client.domain is not None:
+        examples = examples.pieces[client.domain]
+    return x, truth, pictures(examples, x)
+
+
+def _one(run: Trained, tasks: Sequence[DenseTask], count: int) -> Any:
+    x, truth, shown = _examples(run, tasks, count)
+    columns = ["image"]
+    cells: list[list[Cell]] = [[(picture, "")] for picture in shown]
+    for task in tasks:
         columns += [task.name, f"{task.name}, predicted"]
-        for row, target, answer in zip(cells, truth[task.name], output, strict=True):
-            row += [label(task, target), label(task, as_label(task, answer), target)]
+        for row, target, answer in zip(cells, truth[task.name], run.answers(task, x)[0], strict=True):
+            row += [label(task, target), label(task, answer, target)]
     return grid(columns, cells)
 
 
-def _holder(built: Built, task: str) -> Client:
-    return next(c for c in built.federation.clients.values() if task in c.tasks)
+def _several(runs: Sequence[Trained], tasks: Sequence[DenseTask], count: int) -> Any:
+    x, truth, shown = _examples(runs[0], tasks, count)
+    answers = {task.name: [run.answers(task, x) for run in runs] for task in tasks}
+    rows: list[list[Cell]] = []
+    for number, picture in enumerate(shown):
+        for task in tasks:
+            target = truth[task.name][number]
+            row: list[Cell] = [(picture, task.name), label(task, target)]
+            row += [(label(task, each[number], target)[0], whose) for each, whose in answers[task.name]]
+            rows.append(row)
+    return grid(["input", "truth", *(run.name for run in runs)], rows)
+
+
+def _below_each_other(sheets: Sequence[Any]) -> Any:
+    size = (max(sheet.width for sheet in sheets), sum(sheet.height for sheet in sheets))
+    whole = need("PIL.Image", "vision").new("RGB", size, BACKGROUND)
+    top = 0
+    for sheet in sheets:
+        whole.paste(sheet, (0, top))
+        top += sheet.height
+    return whole
 
 
 def as_label(task: DenseTask, output: Tensor) -> Tensor:

@@ -1,0 +1,117 @@
+"""Pictures of one and of several runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fedloom
+from fedloom.cli import app
+from fedloom.errors import StateError
+from fedloom.recipes import load
+from fedloom.runtime import picture
+from fedloom.runtime.picture import predictions
+
+SMALL = (
+    *(f"data.sets.{name}.{key}" for name in ("outside", "rooms") for key in ("count=20", "test_count=2")),
+    *("partition.val_fraction=0", "training.rounds=1", "training.epochs=1", "training.batch_size=4"),
+    *("evaluation.every=1", "evaluation.splits=[test]"),
+)
+CELL, HEADER, GAP = 128, 16, 4  # scenes are 64 pixels wide
+OUTSIDE, ROOMS = 5, 4
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A run with personal models, one with a global model, one with both, on two data sets side by side."""
+    home = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDLOOM_CACHE", str(home / "cache"))
+        for method in ("local", "fedavg", "ditto"):
+            recipe = load("fedhca2/scenes-outside-st-rooms-mt", (*SMALL, f"method={method}"))
+            fedloom.run(recipe, home / method)
+    return {method: home / method for method in ("local", "fedavg", "ditto")}
+
+
+@pytest.fixture(autouse=True)
+def cache(runs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDLOOM_CACHE", str(runs["local"].parent / "cache"))
+
+
+def size(columns: int, *rows: int) -> tuple[int, int]:
+    return GAP + columns * (CELL + GAP), sum(HEADER + GAP + number * (CELL + GAP) for number in rows)
+
+
+def headings(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Headings, and the texts of each row, that are drawn from now on."""
+    seen: list[list[str]] = []
+    real = picture.grid
+
+    def grid(columns, rows):
+        seen.append(list(columns))
+        seen.extend([text for _, text in row] for row in rows)
+        return real(columns, rows)
+
+    monkeypatch.setattr(picture, "grid", grid)
+    return seen
+
+
+def test_several_runs_have_a_column_each(runs, monkeypatch):
+    seen = headings(monkeypatch)
+    made = predictions([runs["local"], runs["fedavg"], runs["ditto"]], count=2)
+    assert made.size == size(5, 2 * OUTSIDE, 2 * ROOMS)
+    assert seen[0] == ["input", "truth", "local", "fedavg", "ditto"]
+    edge = ["outside-edge", "", "outside-edge-0", "global model", "outside-edge-0"]
+    assert seen[OUTSIDE] == seen[2 * OUTSIDE] == edge
+    assert seen[2 * OUTSIDE + 1] == seen[0]
+    depth = seen[2 * OUTSIDE + 4]
+    assert (depth[0], depth[1][-2:], depth[2:]) == (
+        "rooms-depth",
+        " m",
+        ["rooms-multi-0", "global model", "rooms-multi-0"],
+    )
+
+
+def test_the_columns_hold_each_runs_prediction(runs):
+    local, fedavg = picture._read([runs["local"], runs["fedavg"]])
+    task = next(t for t in local.built.federation.tasks if t.name == "rooms-normals")
+    x, truth, shown = picture._examples(local, [task], 2)
+    assert len(x) == len(shown) == len(truth["rooms-normals"]) == 2
+    mine, theirs = (run.answers(task, x)[0] for run in (local, fedavg))
+    assert not torch.equal(mine[0], theirs[0])
+    assert torch.allclose(mine[0].norm(dim=0), torch.ones(64, 64)[: x.shape[-2], : x.shape[-1]], atol=1e-4)
+    assert torch.equal(local.answers(task, x)[0][1], mine[1])
+
+
+def test_one_run_on_two_data_sets_shows_both(runs, monkeypatch):
+    seen = headings(monkeypatch)
+    made = predictions(runs["fedavg"], count=1)
+    assert made.size == size(3, OUTSIDE, ROOMS)
+    assert seen[0] == ["input", "truth", "fedavg"]
+
+
+def test_equal_methods_are_told_apart(runs, monkeypatch):
+    seen = headings(monkeypatch)
+    predictions([runs["local"], runs["local"], runs["fedavg"]], count=1)
+    assert seen[0][2:] == ["local, run 1", "local, run 2", "fedavg"]
+
+
+def test_runs_with_other_data_are_not_compared(runs, tmp_path):
+    other = load("fedhca2/scenes-outside-st-rooms-mt", (*SMALL, "method=local", "seed=1"))
+    fedloom.run(other, tmp_path / "other")
+    with pytest.raises(
+        StateError, match=r"not comparable, for the data differ: .*local \(seed 0\) and .*other \(seed 1\)"
+    ):
+        predictions([runs["local"], tmp_path / "other"])
+
+
+def test_the_command(runs, tmp_path):
+    out = tmp_path / "out.png"
+    folders = [str(runs["local"]), str(runs["fedavg"])]
+    result = CliRunner().invoke(app, ["picture", *folders, str(out), "--count", "1"], catch_exceptions=False)
+    assert (result.exit_code, result.stdout) == (0, f"{out}\n")
+    assert out.stat().st_size > 1000
+    assert CliRunner().invoke(app, ["picture", str(out)]).exit_code == 2
