@@ -367,6 +367,7 @@ def server_step(
     if "base" in method.stage.reads:
         updates = updates.replace(base=_bases(method, state, [client for client, _ in updates.rows]))
     out, stage = method.stage(updates, state["stage"], ctx)
+    del updates  # the matrix is not needed any more, and there may be a model for each row below
     new = {**state, "stage": stage, "personal": dict(state["personal"]), "rule": dict(state["rule"])}
     for key, update in zip(out.rows, out.X, strict=True):
         # what is meant for everyone also moves the personal models

@@ -136,7 +136,12 @@ class Split(Inner):
         for part, out in results:
             if out.rows not in (rows, (EVERYONE,)):
                 raise ValueError(f"Split: parts return different rows: {rows} and {out.rows}")
-            updates.layout.put(X, part, out.X.expand(len(rows), -1))
+            spans = updates.layout.spans(part)
+            if out.mixing is not None and len(spans) == 1 and out.rows == rows:
+                # straight to its place: worked out first, it would be one more matrix
+                torch.mm(out.mixing.to(X), out.data, out=X[:, spans[0]])
+            else:
+                updates.layout.put(X, part, out.X.expand(len(rows), -1))
         if rows == (EVERYONE,):
             return updates.reduced(X), new
         return updates.replace(X=X), new
