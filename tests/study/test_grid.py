@@ -94,6 +94,8 @@ def test_packaged_grids_are_valid_in_every_cell(name: str) -> None:
 
 def test_packaged_grids_and_their_twins_belong_together() -> None:
     assert set(names()) >= {f"feddea/table{n}{twin}" for n in range(1, 6) for twin in ("", "-scenes")}
+    fedhca2 = ("table1", "benchmark2", "table2", "tables4-5", "table6", "tables7-8", "figure1", "hyper-weights")
+    assert set(names()) >= {f"fedhca2/{name}{twin}" for name in fedhca2 for twin in ("", "-scenes")}
     for name in names():
         if f"{name}-scenes" in names():
             paper, twin = load_grid(name), load_grid(f"{name}-scenes")
