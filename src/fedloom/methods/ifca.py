@@ -38,8 +38,8 @@ def ifca(
     A client's own model, by which it is measured, is its cluster's, also while it is absent; a client that never took
     part is measured with the first round's model. Different tasks are no obstacle: a client compares its own loss. All
     C models and the client's last one are sent; C passes over the training data come before each round of training.
-    Where one model is the best for all, all choose it and this is FedAvg; clients with different tasks on the same images
-    may do so: look at who chose what.
+    Where one model is the best for all, all choose it and this is FedAvg; clients with different tasks on the same
+    images may do so: look at who chose what.
     clusters = 1 is FedAvg. Batch norm statistics stay with the client. `share: encoder` leaves decoders and heads out,
     as clients with different tasks need.
 
