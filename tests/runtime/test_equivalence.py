@@ -19,7 +19,7 @@ from fedloom.runtime.executors import InProcess
 from fedloom.runtime.process import initial_state
 from fedloom.runtime.steps import client_step, dispatch
 from fedloom.runtime.worker import Worker
-from fedloom.stages import Identity, Mean
+from fedloom.stages import Identity, Mean, Split
 from fedloom.training.flat import FlatModel
 from tests_support import assert_same, load_recipe
 
@@ -158,6 +158,17 @@ def stopped_after(rounds: int, folder: Path, recipe: fedloom.recipes.schema.Reci
     with pytest.raises(Stop):
         fedloom.run(recipe, folder, progress=Crash())
     return folder
+
+
+def test_absent_clients_keep_the_part_that_is_common(quick: Quick) -> None:
+    """One encoder for all and personal heads: nobody's encoder drifts, although 3 of 5 clients are there in a round."""
+    method = Method(name="split", stage=Split({"encoder": Mean(), "*": Identity()}))
+    run = quick("training.participation=0.6", "training.rounds=4", method=method)
+    models = list(trained_models(run.folder).values())
+    assert len(models) == 5
+    for name, tensor in models[0].items():
+        if name.startswith("encoder"):
+            assert all(torch.equal(tensor, other[name]) for other in models), name
 
 
 def test_seeds_differ_and_repeat(quick: Quick) -> None:

@@ -85,8 +85,8 @@ def test_chain_is_flat_and_keeps_state_by_position() -> None:
 
 def test_split_gives_each_part_its_stage_and_everyone_the_single_row() -> None:
     out, _ = run(Split({"encoder": Mean(), "head": Identity()}))
-    assert out.rows == (("p", None), ("q", None))
-    assert out.X.tolist() == [[2, 3, 3, 0], [2, 3, 0, 5]]
+    assert out.rows == (("*", None), ("p", None), ("q", None))
+    assert out.X.tolist() == [[2, 3, 0, 0], [2, 3, 3, 0], [2, 3, 0, 5]]
     out, _ = run(Split({"encoder": Mean(), "*": SupportMean()}))
     assert out.X.tolist() == [[2, 3, 3, 5]]
 

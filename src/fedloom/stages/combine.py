@@ -80,8 +80,8 @@ class Scope(Inner):
 class Split(Inner):
     """Different stages for different columns: {selector: stage}; "*" takes what no other selector takes.
 
-    Every block must be taken exactly once. Where some parts leave one row and others keep all, the single row is
-    given to every client.
+    Every block must be taken exactly once. Where some parts leave one row and others keep all, each row gets the
+    single one beside its own, and a row for everyone (zero in the other columns) comes first, for absent clients.
     """
 
     parts: Mapping[Selector, Stage]
@@ -132,19 +132,27 @@ class Split(Inner):
             out, new[str(i)] = stage(updates.select(part), state[str(i)], ctx)
             results.append((part, out))
         rows = next((out.rows for _, out in results if out.rows != (EVERYONE,)), (EVERYONE,))
-        X = updates.X.new_empty(len(rows), updates.layout.d)
+        mixed = rows != (EVERYONE,) and any(out.rows == (EVERYONE,) for _, out in results)
+        X = updates.X.new_zeros(mixed + len(rows), updates.layout.d)
         for part, out in results:
             if out.rows not in (rows, (EVERYONE,)):
                 raise ValueError(f"Split: parts return different rows: {rows} and {out.rows}")
             spans = updates.layout.spans(part)
-            if out.mixing is not None and len(spans) == 1 and out.rows == rows:
+            if out.rows == (EVERYONE,):
+                updates.layout.put(X, part, out.X.expand(len(X), -1))
+            elif out.mixing is not None and len(spans) == 1:
                 # straight to its place: worked out first, it would be one more matrix
-                torch.mm(out.mixing.to(X), out.data, out=X[:, spans[0]])
+                torch.mm(out.mixing.to(X), out.data, out=X[mixed:, spans[0]])
             else:
-                updates.layout.put(X, part, out.X.expand(len(rows), -1))
+                updates.layout.put(X[mixed:], part, out.X)
         if rows == (EVERYONE,):
             return updates.reduced(X), new
-        return updates.replace(X=X), new
+        if not mixed:
+            return updates.replace(X=X), new
+        # what is meant for everyone must reach absent clients too, or they would drift apart from the others
+        common = updates.reduced(X[:1])
+        n, weight = torch.cat([common.n, updates.n]), torch.cat([common.weight, updates.weight])
+        return Updates(updates.layout, (EVERYONE, *rows), X, n, weight), new
 
     def describe(self, indent: str = "") -> str:
         """One paragraph a part."""
