@@ -10,6 +10,7 @@ import torch
 from fedloom import Method
 from fedloom.context import Ctx
 from fedloom.stages import (
+    AcrossTasks,
     Chain,
     GroupBy,
     Identity,
@@ -198,3 +199,22 @@ def test_printing_a_method_shows_its_recipe() -> None:
     text = str(Method(name="m", stage=Split({"encoder": Reweigh() >> Mean(), "*": Identity()})).plus(TopMagnitude(0.1)))
     for part in ("method m", "TopMagnitude(rho=0.1", "in 'encoder':", "    Reweigh()", "Plain(step=1.0)"):
         assert part in text
+
+
+def test_across_tasks_all_decoders_become_the_mean_of_their_models() -> None:
+    layout = Layout(
+        (
+            Block("decoders.a.fuse.w", (2,), role="decoder", task="a"),
+            Block("decoders.b.fuse.w", (2,), role="decoder", task="b"),
+            Block("decoders.b.other.w", (3,), role="decoder", task="b"),
+        )
+    )
+    X = torch.tensor([[1.0, 2, 0, 0, 0, 0, 0], [0, 0, 3, 4, 5, 6, 7], [5, 5, 7, 7, 1, 1, 1]])
+    base = torch.tensor([[10.0, 10, 0, 0, 0, 0, 0], [0, 0, 20, 20, 1, 1, 1], [30, 30, 40, 40, 2, 2, 2]])
+    present = [[True, False, False], [False, True, True], [True, True, True]]
+    out, _ = AcrossTasks().on(X, layout=layout, base=base, present=present)
+    mean = [(11 + 23 + 35 + 47) / 4, (12 + 24 + 35 + 47) / 4]
+    after = base + out
+    assert after[0, :2].tolist() == after[1, 2:4].tolist() == after[2, :2].tolist() == after[2, 2:4].tolist() == mean
+    assert after[1, 4:].tolist() == after[2, 4:].tolist() == [4.5, 5.0, 5.5]
+    assert not out[0, 2:].any()

@@ -12,6 +12,7 @@ from fedloom import stages
 from fedloom.context import Ctx
 from fedloom.runtime import state as checkpoint
 from fedloom.stages import (
+    AcrossTasks,
     ActivatedDimensions,
     Attention,
     CAGrad,
@@ -82,6 +83,7 @@ STAGES: dict[str, Stage] = {
     "gap-weights": GapWeights() >> Mean(),
     "gap-weights-centred": GapWeights(relative=False, centre=True, floor=0.1) >> Mean(),
     "attention": Attention(0.5, 10.0),
+    "across-tasks": Split({"encoder": Mean(), "*": AcrossTasks()}),
     "task-covariance": TaskCovariance(),
     "similar-groups": SimilarGroups(),
     "similar-groups-soft": SimilarGroups(soft=True, threshold=0.5, source="update"),

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 __getattr__, __dir__ = lazy(__name__, {"method": "Method"})
 
 # These modules register themselves; none imports torch before it is called.
+from fedloom.methods.across import across_tasks  # noqa: E402
 from fedloom.methods.basic import fedavg, fedprox, local  # noqa: E402
 from fedloom.methods.cfl import cfl  # noqa: E402
 from fedloom.methods.conflict import cagrad, min_norm, pcgrad  # noqa: E402
@@ -43,8 +44,8 @@ from fedloom.methods.pfedme import pfedme  # noqa: E402
 from fedloom.methods.scaffold import scaffold  # noqa: E402
 
 __all__ = [
-    "ADDONS", "METHODS", "Method", "activated_dimensions", "cagrad", "cfl", "ditto", "fedacg", "fedamp", "fedavg",
-    "fedbabu", "fedbn", "fedbone", "feddea", "feddyn", "fedga", "fedhca2", "fedmtl", "fednova", "fedopt", "fedper",
-    "fedprox", "fedrep", "fedsoft", "fedsta", "heal", "ifca", "local", "matfl", "min_norm", "moon", "pcgrad", "pfedme",
-    "scaffold", "server_step", "support_mean",
+    "ADDONS", "METHODS", "Method", "across_tasks", "activated_dimensions", "cagrad", "cfl", "ditto", "fedacg",
+    "fedamp", "fedavg", "fedbabu", "fedbn", "fedbone", "feddea", "feddyn", "fedga", "fedhca2", "fedmtl", "fednova",
+    "fedopt", "fedper", "fedprox", "fedrep", "fedsoft", "fedsta", "heal", "ifca", "local", "matfl", "min_norm",
+    "moon", "pcgrad", "pfedme", "scaffold", "server_step", "support_mean",
 ]  # fmt: skip

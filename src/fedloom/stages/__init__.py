@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from fedloom.stages.clusters import SimilarGroups, SplittingClusters
     from fedloom.stages.combine import GroupBy, PerTask, Scope, Split, Switch
     from fedloom.stages.conflict import CAGrad, MinNorm, PCGrad
+    from fedloom.stages.decoders import AcrossTasks
     from fedloom.stages.drift import ControlVariates, DualShift, NormaliseSteps
     from fedloom.stages.gap import GapWeights
     from fedloom.stages.heal import Heal
@@ -30,6 +31,7 @@ __getattr__, __dir__ = lazy(
         "clusters": "SimilarGroups SplittingClusters",
         "combine": "GroupBy PerTask Scope Split Switch",
         "conflict": "CAGrad MinNorm PCGrad",
+        "decoders": "AcrossTasks",
         "drift": "ControlVariates DualShift NormaliseSteps",
         "gap": "GapWeights",
         "heal": "Heal",
@@ -44,9 +46,9 @@ __getattr__, __dir__ = lazy(
     },
 )
 __all__ = [
-    "ActivatedDimensions", "Attention", "CAGrad", "Chain", "ChosenClusters", "ControlVariates", "DualShift", "Every",
-    "GapWeights", "GroupBy", "Heal", "HistoryAttention", "HyperConflictAverse", "HyperCrossAttention", "Identity",
-    "Mean", "MinNorm", "NormaliseSteps", "PCGrad", "PartlyShared", "PerTask", "Scope", "SimilarGroups", "SoftClusters",
-    "Split", "SplittingClusters", "Stage", "SupportMean", "Switch", "TaskCovariance", "TopMagnitude",
-    "conflict_averse_weights",
+    "AcrossTasks", "ActivatedDimensions", "Attention", "CAGrad", "Chain", "ChosenClusters", "ControlVariates",
+    "DualShift", "Every", "GapWeights", "GroupBy", "Heal", "HistoryAttention", "HyperConflictAverse",
+    "HyperCrossAttention", "Identity", "Mean", "MinNorm", "NormaliseSteps", "PCGrad", "PartlyShared", "PerTask",
+    "Scope", "SimilarGroups", "SoftClusters", "Split", "SplittingClusters", "Stage", "SupportMean", "Switch",
+    "TaskCovariance", "TopMagnitude", "conflict_averse_weights",
 ]  # fmt: skip

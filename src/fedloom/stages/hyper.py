@@ -15,9 +15,10 @@ from torch import Tensor
 
 from fedloom.context import Ctx, Row
 from fedloom.stages.conflict import Rescale, rescaling
+from fedloom.stages.decoders import by_task, decoders, together
 from fedloom.stages.gram import conflict_averse, gram, inner_products
 from fedloom.stages.stage import Fields, Stage, State
-from fedloom.updates import Block, Layout, Updates
+from fedloom.updates import Layout, Updates
 
 KIND = "hyper-weights"
 
@@ -229,8 +230,8 @@ class HyperCrossAttention(_Learner):
         return {"decoders": {}, "added": {}}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        parts = {task: _Part.of(updates.layout, task) for task in dict.fromkeys(b.task for b in updates.layout.blocks)}
-        held = _decoders(updates, parts)
+        parts = by_task(updates.layout)
+        held = decoders(updates, parts)
         if not held or not bool(updates.X.any()):
             return updates, state
         X = updates.X
@@ -252,7 +253,7 @@ class HyperCrossAttention(_Learner):
 
         attended = {(i, task): X.new_empty(parts[task].d) for i, task in held}
         out = X.clone()
-        for members in _together(held, parts):
+        for members in together(held, parts):
             V = torch.stack([X[i, s] for i, _, s, _, _ in members])
             A = cross_attention(V)
             for a, (i, task, s, to, layer) in zip(A, members, strict=True):
@@ -270,71 +271,6 @@ def cross_attention(V: Tensor) -> Tensor:
     """softmax(V V^T / sqrt(n)) V, softmax over each row; V is K x n. Inner products and softmax in float64."""
     G = gram(Updates.of(V)) / math.sqrt(max(V.shape[1], 1))
     return torch.softmax(G, dim=1).to(V) @ V
-
-
-@dataclass(frozen=True)
-class _Part:
-    """The columns of one task: its blocks, where they lie in the matrix, and where in the task's own vector (d)."""
-
-    blocks: tuple[Block, ...]
-    at: tuple[slice, ...]
-    own: tuple[slice, ...]
-    names: tuple[str, ...]
-    d: int
-
-    @staticmethod
-    def of(layout: Layout, task: str | None) -> _Part:
-        mine = [(b, s) for b, s in zip(layout.blocks, layout.slices, strict=True) if b.task == task]
-        part = Layout(tuple(b for b, _ in mine))
-        names = tuple(_local_name(b.name, task) for b in part.blocks)
-        return _Part(part.blocks, tuple(s for _, s in mine), part.slices, names, part.d)
-
-    @property
-    def layers(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(map(_layer, self.names)))
-
-    def inner(self, x: Tensor, added: Tensor) -> dict[str, float]:
-        """<x, added> of each layer, x being a whole row."""
-        sums = dict.fromkeys(self.layers, 0.0)
-        for name, at, own in zip(self.names, self.at, self.own, strict=True):
-            sums[_layer(name)] += float(x[at].double() @ added[own].to(x.device, torch.float64))
-        return sums
-
-
-_Decoder = tuple[int, str | None]
-
-
-def _decoders(updates: Updates, parts: dict[str | None, _Part]) -> list[_Decoder]:
-    """(row, task) of every decoder that takes part."""
-    have = updates.present if updates.present is not None else updates.extra.get("support")
-    tasks = [block.task for block in updates.layout.blocks]
-    held = []
-    for i, (_, only) in enumerate(updates.rows):
-        mine = [True] * len(tasks) if have is None else torch.as_tensor(have[i]).bool().tolist()
-        here = {task for task, has in zip(tasks, mine, strict=True) if has}
-        held += [(i, task) for task in parts if task in here and (task is None or only in (None, task))]
-    return held
-
-
-def _together(held: list[_Decoder], parts: dict[str | None, _Part]) -> list[list[Any]]:
-    """Tensors that attend to each other: lists of (row, task, columns, columns in the task's vector, layer)."""
-    found: dict[Any, list[Any]] = {}
-    for i, task in held:
-        part = parts[task]
-        for block, name, at, own in zip(part.blocks, part.names, part.at, part.own, strict=True):
-            found.setdefault((name, block.shape), []).append((i, task, at, own, _layer(name)))
-    return list(found.values())
-
-
-def _local_name(name: str, task: str | None) -> str:
-    """What follows the task in a tensor's name; all of it where the task is not in it."""
-    words = name.split(".")
-    return ".".join(words[words.index(task) + 1 :]) if task in words[:-1] else name
-
-
-def _layer(name: str) -> str:
-    head, _, last = name.rpartition(".")
-    return head if head and last in ("weight", "bias") else name
 
 
 def _name(row: Row) -> str:

@@ -1,0 +1,35 @@
+"""Methods for one task, adapted to clients with different tasks as the supplement of FedHCA2 does it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fedloom import stages
+from fedloom.methods.registry import ADDONS
+
+if TYPE_CHECKING:
+    from fedloom.methods.method import Method
+
+
+@ADDONS.register("across-tasks", source="FedHCA2, supplement")
+def across_tasks(method: Method) -> Method:
+    """Average all decoders with each other, whatever their task, and keep heads personal.
+
+    Encoder: as the method has it. Decoder of client i for task t: the plain mean of the decoders of all participants
+    and all their tasks, tensor by tensor. Heads never leave a client.
+
+    paper    FedAvg, FedProx, Ditto and FedAMP "aggregate the encoder and the decoders separately"; heads stay local
+    release  has no baselines; its `fedavg` for decoders is the uniform mean over all of them
+    here     the same, over parameters. Absent clients keep their decoders. Without this add-on decoders are averaged
+             within a task only, which helps these methods: compare under the name that you used
+
+    For methods with one mean for all (fedavg, fedprox, fedopt, ditto, ...). Others are refused, and so are methods with
+    private parts. Models without decoders get personal heads.
+    """
+    from fedloom.updates import Select
+
+    if not method.stage.reduces or method.private is not None:
+        raise ValueError(f"{method.name}: across-tasks takes the place of a mean over all parameters, but it has none")
+    split = stages.Split({"encoder": method.stage, "*": stages.AcrossTasks()})
+    return replace(method, stage=split, private=Select(role="head"))
