@@ -1,0 +1,365 @@
+"""Metrics of task relatedness against brute force and known cases."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import optimize, stats
+from torch import nn
+
+from fedloom.errors import UserError
+from fedloom.relatedness import (
+    agreement,
+    cosine,
+    draw,
+    etran,
+    etran_totals,
+    fim,
+    fisher_diagonal,
+    logme,
+    picture,
+    sign,
+    symmetrised,
+    wte,
+    wte_embeddings,
+)
+from fedloom.relatedness.wasserstein import plan
+
+ROWS = torch.tensor([[3.0, -1, 0, 2], [-2, 2, 1, 0], [1, 1, -4, 0]])
+
+
+# Task vectors
+
+
+def test_sign_and_cosine() -> None:
+    S, C = sign(ROWS), cosine(ROWS)
+    assert [S[0, 1], S[0, 2], S[1, 2]] == pytest.approx([0.25, 0.5, 0.375])
+    assert [C[0, 1], C[0, 2], C[1, 2]] == pytest.approx([-8 / 126**0.5, 2 / 252**0.5, -4 / 162**0.5])
+    same = torch.stack([ROWS[0], 2 * ROWS[0], -ROWS[0], torch.zeros(4)])
+    assert cosine(same).tolist() == pytest.approx(
+        np.array([[1, 1, -1, 0], [1, 1, -1, 0], [-1, -1, 1, 0], [0, 0, 0, 0]])  # type: ignore[arg-type]
+    )
+
+
+# LogME
+
+
+def evidence(F: np.ndarray, y: np.ndarray, alpha: float, beta: float) -> float:
+    """log p(y) of y ~ N(0, 1/beta I + F F' / alpha), per sample: the marginal itself, without the formula of LogME."""
+    n = len(F)
+    cov = np.eye(n) / beta + F @ F.T / alpha
+    return float(stats.multivariate_normal(np.zeros(n), cov, allow_singular=True).logpdf(y)) / n
+
+
+def best(F: np.ndarray, y: np.ndarray) -> float:
+    """The maximum over alpha and beta, by a grid and Nelder-Mead."""
+
+    def loss(x: np.ndarray) -> float:
+        return -evidence(F, y, math.exp(x[0]), math.exp(x[1]))
+
+    starts = [np.array([a, b]) for a in (-3.0, 0.0, 3.0, 7.0) for b in (-1.0, 1.0, 4.0)]
+    start = min(starts, key=loss)
+    return -float(optimize.minimize(loss, start, method="Nelder-Mead", options={"xatol": 1e-8, "fatol": 1e-12}).fun)
+
+
+def problem(n: int, D: int, seed: int, rank: int | None = None, noise: float = 0.5) -> tuple[np.ndarray, np.ndarray]:
+    chance = np.random.default_rng(seed)
+    F = chance.normal(size=(n, D))
+    if rank is not None:
+        F = chance.normal(size=(n, rank)) @ chance.normal(size=(rank, D))
+    return F, F @ chance.normal(size=D) / D**0.5 + noise * chance.normal(size=n)
+
+
+@pytest.mark.parametrize(("n", "D", "rank"), [(40, 5, None), (20, 30, None), (30, 12, 4), (12, 40, 5)])
+def test_logme_is_the_largest_evidence(n: int, D: int, rank: int | None) -> None:
+    for seed in range(3):
+        F, y = problem(n, D, seed, rank)
+        assert logme(F, y, standardise=False) == pytest.approx(best(F, y), abs=1e-5)
+
+
+def test_logme_is_where_the_fixed_point_stands_still() -> None:
+    for n, D in ((60, 5), (40, 60)):
+        F, y = problem(n, D, 7)
+        alpha = beta = 1.0
+        for _ in range(5000):
+            m = beta * np.linalg.solve(alpha * np.eye(D) + beta * F.T @ F, F.T @ y)
+            s2 = np.linalg.svd(F, compute_uv=False) ** 2
+            gamma = (s2 / (s2 + alpha / beta)).sum()
+            alpha, beta = gamma / (m @ m), (n - gamma) / ((F @ m - y) ** 2).sum()
+        _, log_det = np.linalg.slogdet(alpha * np.eye(D) + beta * F.T @ F)
+        m = beta * np.linalg.solve(alpha * np.eye(D) + beta * F.T @ F, F.T @ y)
+        whole = D / 2 * math.log(alpha) + n / 2 * math.log(beta / (2 * math.pi)) - log_det / 2
+        whole -= beta / 2 * ((F @ m - y) ** 2).sum() + alpha / 2 * (m @ m)
+        assert logme(F, y, standardise=False) == pytest.approx(whole / n, abs=1e-8)
+
+
+def test_logme_of_classes_is_the_mean_over_indicators() -> None:
+    F, y = problem(40, 6, 0)
+    labels = np.digitize(y, [-0.5, 0.5])
+    Z = (F - F.mean(0)) / F.std(0)
+    expected = np.mean([best(Z, (labels == c).astype(float)) for c in range(3)])
+    assert logme(F, labels) == pytest.approx(expected, abs=1e-5)
+    assert logme(torch.tensor(F), torch.tensor(labels + 7)) == logme(F, labels)
+    Y = np.stack([(labels == c).astype(float) for c in range(3)], axis=1)
+    assert logme(F, Y) == pytest.approx(logme(F, labels))
+
+
+def test_logme_knows_better_features() -> None:
+    F, y = problem(60, 6, 1)
+    labels = (y > 0).astype(int)
+    chance = np.random.default_rng(0)
+    assert logme(F, labels) > logme(chance.normal(size=F.shape), labels) > -10
+    order = chance.permutation(60)
+    assert logme(F[order], labels[order]) == pytest.approx(logme(F, labels))
+    assert logme(100 * F + 3, labels) == pytest.approx(logme(F, labels))
+
+
+def test_logme_of_degenerate_data() -> None:
+    F = problem(10, 3, 0)[0]
+    assert math.isnan(logme(F, np.zeros(10, dtype=int)))
+    assert math.isnan(logme(F, np.ones(10)))
+    assert math.isnan(logme(F[:0], np.zeros(0, dtype=int)))
+    assert math.isfinite(logme(np.zeros((10, 3)), np.arange(10) % 2))
+    assert math.isfinite(logme(np.eye(10), np.arange(10) % 2))
+    assert math.isfinite(logme(np.arange(10)[:, None] % 2 * 1.0, np.arange(10) % 2))
+    with pytest.raises(ValueError, match="labels"):
+        logme(F, np.zeros(9, dtype=int))
+    with pytest.raises(ValueError, match="nan"):
+        logme(F * np.nan, np.arange(10) % 2)
+
+
+# ETran
+
+
+def test_etran_golden_values() -> None:
+    F = np.array([[0.0, 0.0], [math.log(3), 0.0]])
+    assert etran(F, np.array([0, 1])).energy == pytest.approx((math.log(2) + math.log(4)) / 2)
+    assert etran(1000 + F, np.array([0, 1])).energy == pytest.approx(1000 + 1.5 * math.log(2))
+
+
+def test_etran_classes_are_discriminant_analysis() -> None:
+    """Against densities of normal distributions with one covariance."""
+    F, y = problem(50, 4, 3)
+    labels = np.digitize(y, [-0.4, 0.6])
+    means = np.stack([F[labels == c].mean(0) for c in range(3)])
+    inside = F - means[labels]
+    S = inside.T @ inside / 50
+    S = 0.9 * S + 0.1 * np.trace(S) / 4 * np.eye(4)
+    log_p = np.stack(
+        [stats.multivariate_normal(means[c], S).logpdf(F) + math.log((labels == c).mean()) for c in range(3)], 1
+    )
+    log_p -= np.logaddexp.reduce(log_p, axis=1)[:, None]
+    assert etran(F, labels, shrinkage=0.1).labels == pytest.approx(log_p[np.arange(50), labels].mean())
+
+
+def test_etran_tells_good_features_from_bad_ones() -> None:
+    F, y = problem(60, 5, 1)
+    bad = np.random.default_rng(5).normal(size=F.shape)
+    for labels in ((y > 0).astype(int), y):
+        assert etran(F, labels, energy_kept=1).labels > etran(bad, labels, energy_kept=1).labels
+    wide = np.random.default_rng(6).normal(size=(20, 100))
+    assert math.isfinite(etran(wide, np.arange(20) % 3).labels)
+    exact = F @ np.arange(5.0)
+    assert etran(F, exact, energy_kept=1).labels == pytest.approx(0, abs=1e-20)
+    assert etran(F, exact, energy_kept=0.1).labels < -0.1
+
+
+def test_etran_of_degenerate_data() -> None:
+    F = problem(10, 3, 0)[0]
+    assert math.isnan(etran(F, np.zeros(10, dtype=int)).labels)
+    assert etran(np.zeros((4, 2)), np.array([0, 0, 0, 1])).labels == pytest.approx(
+        0.75 * math.log(0.75) + 0.25 * math.log(0.25)
+    )
+    assert math.isfinite(etran(np.eye(4), np.array([0, 0, 1, 1])).labels)
+    assert etran(np.zeros((4, 2)), np.array([0.0, 0, 0, 2])).labels == pytest.approx(-0.75)
+
+
+def test_etran_totals() -> None:
+    energy = np.array([[1.0, 5], [3, 5], [2, 5]])
+    labels = np.array([[-1.0, -3], [-1, -2], [-2, -1]])
+    assert etran_totals(energy, labels).tolist() == [[1, 0], [2, 0.5], [0.5, 1]]
+
+
+# Fisher information
+
+
+def test_empirical_fisher_of_logistic_regression() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 4)
+    x, y = torch.randn(10, 3), torch.randint(0, 4, (10,))
+    p = model(x).softmax(1)
+    slope = (nn.functional.one_hot(y, 4) - p).double()
+    weight = ((slope[:, :, None] * x.double()[:, None]) ** 2).mean(0).reshape(-1)
+    expected = torch.cat([weight, (slope**2).mean(0)]).detach()
+    model.train()
+    found = fisher_diagonal(model, [(x[:7], y[:7]), (x[7:], y[7:])], at_once=4)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-7)
+    assert model.training
+    torch.testing.assert_close(fisher_diagonal(model, [(x, y)], parameters=["b*"]), found[12:], rtol=1e-5, atol=1e-8)
+    with pytest.raises(ValueError, match="no parameter"):
+        fisher_diagonal(model, [(x, y)], parameters=["encoder.*"])
+
+
+def test_true_fisher_draws_from_the_model() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(2, 3)
+    x = torch.randn(4, 2)
+    p = model(x).softmax(1).detach().double()
+    expected = (p * (1 - p)).mean(0)  # of the bias: the variance of each indicator
+    nothing = torch.zeros(8000, dtype=torch.int64)
+    found = fisher_diagonal(model, [(x.repeat(2000, 1), nothing)], "true", parameters=["bias"], at_once=1000)
+    torch.testing.assert_close(found, expected, rtol=0.1, atol=0.01)
+    # a Gaussian with variance 1: mean x_i^2 of the weights, whatever they are
+    model = nn.Linear(2, 1)
+    found = fisher_diagonal(
+        model, [(x.repeat(2000, 1), torch.zeros(8000))], "true", likelihood="gaussian", at_once=1000
+    )
+    torch.testing.assert_close(found, torch.tensor([*(x**2).mean(0).tolist(), 1.0]).double(), rtol=0.1, atol=0.01)
+
+
+def test_fisher_of_dense_outputs_and_batch_norm() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2), nn.Conv2d(2, 3, 1))
+    x, y = torch.randn(3, 1, 4, 4), torch.randint(0, 3, (3, 4, 4))
+    y[:, 0] = 255
+    found = fisher_diagonal(model, [(x, y)], parameters=["0.*"])
+    model.eval()
+    expected = torch.zeros(4, dtype=torch.float64)
+    for a, b in zip(x, y, strict=True):
+        model.zero_grad()
+        nn.functional.cross_entropy(model(a[None]), b[None], ignore_index=255, reduction="sum").backward()
+        expected += torch.cat([p.grad.double().reshape(-1) ** 2 for p in model[0].parameters()]) / 3
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-8)
+
+
+@pytest.mark.parametrize("kind", ["cosine", "task2vec"])
+def test_similarity_of_fisher_diagonals(kind: Any) -> None:
+    f = torch.tensor([[1.0, 2, 0, 0], [1, 2, 0, 0], [0, 0, 3, 0], [0, 0, 0, 0]])
+    S = fim(f, kind)
+    assert S.tolist() == pytest.approx(
+        np.array([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 0]])  # type: ignore[arg-type]
+    )
+    a, b = torch.tensor([1.0, 3]), torch.tensor([3.0, 1])
+    x, y = a / (a + b), b / (a + b)
+    expected = {"cosine": 6 / 10, "task2vec": float(x @ y / (x.norm() * y.norm()))}[kind]
+    assert float(fim([a, b], kind)[0, 1]) == pytest.approx(expected)
+
+
+# Wasserstein task embedding
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(1, 5), st.integers(1, 5), st.integers(0, 1000))
+def test_transport_plans(n: int, m: int, seed: int) -> None:
+    """Marginals, and the cost of one-dimensional transport, where sorting is optimal."""
+    chance = np.random.default_rng(seed)
+    a, b = chance.normal(size=n), chance.normal(size=m)
+    cost = (a[:, None] - b) ** 2
+    P = plan(cost)
+    assert P.min() >= 0
+    assert P.sum(1) == pytest.approx(np.full(n, 1 / n))
+    assert P.sum(0) == pytest.approx(np.full(m, 1 / m))
+    spread = np.mean((np.repeat(np.sort(a), m) - np.repeat(np.sort(b), n)) ** 2)
+    assert (P * cost).sum() == pytest.approx(spread, abs=1e-9)
+
+
+def blobs(seed: int, n: int = 20, shift: float = 0.0) -> tuple[np.ndarray, np.ndarray]:
+    chance = np.random.default_rng(seed)
+    labels = np.arange(n) % 2
+    return chance.normal(size=(n, 3)) + 2 * labels[:, None] + shift, labels
+
+
+def test_wte_of_identical_tasks_is_zero() -> None:
+    x, y = blobs(0)
+    order = np.random.default_rng(1).permutation(len(x))
+    for m in (11, 20, 64):
+        assert wte([x, x, x[order]], [y, y + 5, y[order]], reference=m).max() < 1e-6
+
+
+def test_wte_of_a_shift_is_its_length() -> None:
+    """Of a single class each: as far as the inputs are apart, and as far again as the classes are."""
+    x, _ = blobs(0)
+    one = np.zeros(len(x), dtype=int)
+    v = np.array([3.0, 0, 4.0])
+    assert wte([x, x + v], [one, one], label_dims=0)[0, 1] == pytest.approx(5)
+    assert wte([x, x + v], [one, one])[0, 1] == pytest.approx(5 * 2**0.5)
+    assert wte([x, x + v], [one, one], reference=7, label_dims=0)[0, 1] == pytest.approx(5)
+
+
+def test_wte_orders_tasks_by_their_distance() -> None:
+    sets = [blobs(i, n=20 + 2 * i, shift=s) for i, s in enumerate((0.0, 0.5, 4.0))]
+    X, Y = [x for x, _ in sets], [y for _, y in sets]
+    D = wte(X, Y, reference=16)
+    assert np.array_equal(D, D.T)
+    assert not D.diagonal().any()
+    assert D[0, 1] < D[1, 2] < D[0, 2]
+    turned = wte(X[::-1], Y[::-1], reference=16)
+    assert turned[::-1, ::-1] == pytest.approx(D)
+    assert wte_embeddings(X, Y, reference=16, label_dims=2).shape == (3, 16 * 5)
+
+
+def test_wte_sees_labels() -> None:
+    """The same inputs under other labels are another task."""
+    x, y = blobs(0)
+    assert wte([x, x], [y, np.arange(len(x)) // 10])[0, 1] > 0.1
+    with pytest.raises(ValueError, match="samples of one size"):
+        wte([x, x[:, :2]], [y, y])
+
+
+# Side by side
+
+
+def test_agreement() -> None:
+    chance = np.random.default_rng(0)
+    A = symmetrised(chance.normal(size=(6, 6)))
+    B = symmetrised(chance.normal(size=(6, 6)))
+    found = agreement({"sign": A, "other": B, "double": 2 * A + 1, "wte": -A, "cube": A**3})
+    upper = np.triu_indices(6, 1)
+    assert found.names == ("sign", "other", "double", "wte", "cube")
+    assert found.pearson[0].tolist() == pytest.approx(
+        [1, stats.pearsonr(A[upper], B[upper])[0], 1, 1, stats.pearsonr(A[upper], A[upper] ** 3)[0]]
+    )
+    assert found.spearman[0].tolist() == pytest.approx([1, stats.spearmanr(A[upper], B[upper])[0], 1, 1, 1])
+    assert (found.pairs == 15).all()
+    assert agreement({"wte": A, "b": -A}, distances=()).pearson[0, 1] == pytest.approx(-1)
+
+
+def test_agreement_leaves_out_what_is_not_known() -> None:
+    A = symmetrised(np.arange(16.0).reshape(4, 4) ** 2)
+    B = A.copy()
+    B[0, 1] = np.nan
+    found = agreement({"a": A, "b": B, "constant": np.ones((4, 4))})
+    assert found.pairs.tolist() == [[6, 5, 6], [5, 5, 5], [6, 5, 6]]
+    assert found.pearson[0, 1] == pytest.approx(1)
+    assert np.isnan(found.pearson[2]).all()
+    ties = agreement({"a": A, "b": np.sign(A - A.mean())})
+    upper = np.triu_indices(4, 1)
+    assert ties.spearman[0, 1] == pytest.approx(stats.spearmanr(A[upper], np.sign(A - A.mean())[upper])[0])
+    with pytest.raises(ValueError, match="different sizes"):
+        agreement({"a": A, "b": np.eye(3)})
+    with pytest.raises(ValueError, match="square"):
+        symmetrised(np.zeros((2, 3)))
+
+
+def test_heat_maps(tmp_path: Path) -> None:
+    chance = np.random.default_rng(0)
+    matrices = {"sign": sign(torch.randn(4, 50)), "logme": chance.normal(size=(4, 4)), "wte": chance.random((4, 4))}
+    draw(matrices, tmp_path / "maps.png", tasks=["a", "b", "c", "d"])
+    assert (tmp_path / "maps.png").stat().st_size > 10_000
+    matrices["logme"][:, 1] = np.nan
+    page = picture(matrices)
+    titles = [a.get_title() for a in page.axes if a.get_title()]
+    assert titles == ["sign", "logme", "wte (distance)", "Pearson's correlation", "Spearman's correlation"]
+    draw({"one": np.ones((1, 1))}, tmp_path / "one.svg")
+    draw({"many": chance.random((15, 15))}, tmp_path / "many.pdf")
+    with pytest.raises(UserError, match="nowhere"):
+        draw(matrices, tmp_path / "nowhere" / "maps.png")
+    with pytest.raises(ValueError, match="names"):
+        draw(matrices, tmp_path / "maps.png", tasks=["a"])
