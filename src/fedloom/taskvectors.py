@@ -27,7 +27,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 _CHUNK = 4096  # columns at a time of `unify`, a multiple of 8: 30 rows of them fit a cache
 _WIDE = 8192  # columns at a time of `aggregate_tasks`, a multiple of 8
-_GRAM = 1 << 18  # columns at a time of products of signs; counts up to 2^24 are exact in float32
+_GRAM = 1 << 14  # columns at a time of products of signs; counts up to 2^24 are exact in float32
 
 
 # Masks
@@ -79,11 +79,11 @@ def unify(vectors: Tensor | Sequence[Tensor], packed: bool = False) -> tuple[Ten
 
     def work(numbers: range) -> None:
         size = (T, min(_CHUNK, d))
-        x_, y_, mask_, exact_ = np.empty(size, kind), np.empty(size, kind), np.empty(size, np.bool_), np.empty(size)
+        x_, y_, mask_ = np.empty(size, kind), np.empty(size, kind), np.empty(size, np.bool_)
         for i in numbers:
             s = pieces[i]
             n = s.stop - s.start
-            x, y, mask, exact = x_[:, :n], y_[:, :n], mask_[:, :n], exact_[:, :n]
+            x, y, mask = x_[:, :n], y_[:, :n], mask_[:, :n]
             if whole is not None:
                 x[:] = whole[:, s]
             else:
@@ -97,11 +97,9 @@ def unify(vectors: Tensor | Sequence[Tensor], packed: bool = False) -> tuple[Ten
             else:
                 masks[:, s] = mask
             # Both sums add in the same way, so that equal terms give equal sums and a scale of exactly 1.
-            np.copyto(exact, np.abs(x, out=x))
-            np.einsum("tj->t", exact, out=sums[i, 0])
+            sums[i, 0] = _row_sums(np.abs(x, out=x))
             np.copyto(y, mask)
-            np.copyto(exact, np.multiply(y, top, out=y))
-            np.einsum("tj->t", exact, out=sums[i, 1])
+            sums[i, 1] = _row_sums(np.multiply(y, top, out=y))
 
     _spread(work, len(pieces))
     sizes, kept = sums.sum(0)
@@ -144,6 +142,14 @@ def _elect(x: Array, y: Array) -> tuple[Array, Array]:
             y[:, again] = x[:, again] * sign[again]
             top[again] = y[:, again].max(0)
     return sign, np.maximum(top, 0, out=top)
+
+
+def _row_sums(x: Array) -> Array:
+    """Sums of rows in float64, of groups of eight columns that float32 has added up."""
+    T, n = x.shape
+    if n % 8:
+        return np.asarray(x.sum(1, dtype=np.float64))
+    return np.asarray(np.add.reduce(x.reshape(T, 8, n // 8), axis=1).sum(1, dtype=np.float64))
 
 
 def _sgn(x: Array) -> Array:
