@@ -25,11 +25,11 @@ def across_tasks(method: Method) -> Method:
              within a task only, which helps these methods: compare under the name that you used
 
     For methods with one mean for all (fedavg, fedprox, fedopt, ditto, ...). Others are refused, and so are methods with
-    private parts. Models without decoders get personal heads.
+    private parts and those whose server tells clients about all parameters (scaffold). Models without decoders get personal heads.
     """
     from fedloom.updates import Select
 
-    if not method.stage.reduces or method.private is not None:
+    if not method.stage.reduces or method.private is not None or method.stage.tells:
         raise ValueError(f"{method.name}: across-tasks takes the place of a mean over all parameters, but it has none")
     split = stages.Split({"encoder": method.stage, "*": stages.AcrossTasks()})
     return replace(method, stage=split, private=Select(role="head"))
