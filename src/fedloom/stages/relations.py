@@ -13,7 +13,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedloom.stages.gram import gram
 from fedloom.stages.stage import Identity, State, Told
+from fedloom.updates import Updates
 
 _CHUNK = 1 << 20
 
@@ -122,14 +124,10 @@ class TaskCovariance(Identity):
 
     def omega(self, W: Tensor) -> Tensor:
         """Omega (K x K, float64) of models W (K x d)."""
+        if not self.centre:
+            return covariance(gram(Updates.of(W)), self.floor)[1]
         k = len(W)
-        D = distances(W)
         centring = torch.eye(k, dtype=torch.float64) - 1 / k
-        if self.centre:
-            G = -0.5 * centring @ D @ centring
-            return centring @ covariance(G, self.floor)[1] @ centring
-        G = torch.zeros(k, k, dtype=torch.float64)
-        for a in range(0, W.shape[1], _CHUNK):
-            part = W[:, a : a + _CHUNK].double()
-            G += part @ part.T
-        return covariance(G, self.floor)[1]
+        # from distances, for models are alike and their own Gram matrix would lose what tells them apart
+        G = -0.5 * centring @ distances(W) @ centring
+        return centring @ covariance(G, self.floor)[1] @ centring
