@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fedloom.stages.combine import GroupBy, PerTask, Scope, Split, Switch
     from fedloom.stages.conflict import CAGrad, MinNorm, PCGrad
     from fedloom.stages.decoders import AcrossTasks
+    from fedloom.stages.domains import DomainWeights
     from fedloom.stages.drift import ControlVariates, DualShift, NormaliseSteps
     from fedloom.stages.gap import GapWeights
     from fedloom.stages.heal import Heal
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from fedloom.stages.relations import Attention, TaskCovariance
     from fedloom.stages.shared import Every, PartlyShared
     from fedloom.stages.stage import Chain, Identity, Stage
+    from fedloom.stages.taskvectors import TaskVectors
 
 __getattr__, __dir__ = lazy(
     __name__,
@@ -32,6 +34,7 @@ __getattr__, __dir__ = lazy(
         "combine": "GroupBy PerTask Scope Split Switch",
         "conflict": "CAGrad MinNorm PCGrad",
         "decoders": "AcrossTasks",
+        "domains": "DomainWeights",
         "drift": "ControlVariates DualShift NormaliseSteps",
         "gap": "GapWeights",
         "heal": "Heal",
@@ -43,12 +46,13 @@ __getattr__, __dir__ = lazy(
         "relations": "Attention TaskCovariance",
         "shared": "Every PartlyShared",
         "stage": "Chain Identity Stage",
+        "taskvectors": "TaskVectors",
     },
 )
 __all__ = [
     "AcrossTasks", "ActivatedDimensions", "Attention", "CAGrad", "Chain", "ChosenClusters", "ControlVariates",
-    "DualShift", "Every", "GapWeights", "GroupBy", "Heal", "HistoryAttention", "HyperConflictAverse",
+    "DomainWeights", "DualShift", "Every", "GapWeights", "GroupBy", "Heal", "HistoryAttention", "HyperConflictAverse",
     "HyperCrossAttention", "Identity", "Mean", "MinNorm", "NormaliseSteps", "PCGrad", "PartlyShared", "PerTask",
     "Scope", "SimilarGroups", "SoftClusters", "Split", "SplittingClusters", "Stage", "SupportMean", "Switch",
-    "TaskCovariance", "TopMagnitude", "conflict_averse_weights",
+    "TaskCovariance", "TaskVectors", "TopMagnitude", "conflict_averse_weights",
 ]  # fmt: skip

@@ -10,6 +10,16 @@ from fedloom.training.config import Optimizer, Schedule, Training
 if TYPE_CHECKING:
     from fedloom.training.clusters import BestCluster, SoftAnchors
     from fedloom.training.contrast import ModelContrast
+    from fedloom.training.decoupling import (
+        AuxiliaryHead,
+        Corrector,
+        Decoupled,
+        Decoupler,
+        FeatureLosses,
+        decouple,
+        feature_losses,
+        gumbel_mask,
+    )
     from fedloom.training.drift import ControlVariate, CountedSteps, Dual
     from fedloom.training.flat import FlatModel
     from fedloom.training.gap import ValidationLosses
@@ -21,6 +31,7 @@ __getattr__, __dir__ = lazy(
     {
         "clusters": "BestCluster SoftAnchors",
         "contrast": "ModelContrast",
+        "decoupling": ("AuxiliaryHead Corrector Decoupled Decoupler FeatureLosses decouple feature_losses gumbel_mask"),
         "drift": "ControlVariate CountedSteps Dual",
         "flat": "FlatModel",
         "gap": "ValidationLosses",
@@ -29,6 +40,7 @@ __getattr__, __dir__ = lazy(
     },
 )
 __all__ = [
-    "Anchor", "BestCluster", "ControlVariate", "CountedSteps", "Dual", "FlatModel", "LocalRule", "ModelContrast",
-    "Optimizer", "Proximal", "Schedule", "SoftAnchors", "TaskCoupling", "Training", "ValidationLosses", "View",
+    "Anchor", "AuxiliaryHead", "BestCluster", "ControlVariate", "Corrector", "CountedSteps", "Decoupled", "Decoupler",
+    "Dual", "FeatureLosses", "FlatModel", "LocalRule", "ModelContrast", "Optimizer", "Proximal", "Schedule",
+    "SoftAnchors", "TaskCoupling", "Training", "ValidationLosses", "View", "decouple", "feature_losses", "gumbel_mask",
 ]  # fmt: skip

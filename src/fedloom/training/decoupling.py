@@ -1,0 +1,184 @@
+"""Features split by a mask into domain-robust and domain-related ones, and the latter corrected (F2DC).
+
+Source: Wang et al., Domain-Skewed Federated Learning with Feature Decoupling and Calibration (F2DC), equations 3-9.
+With f the encoder's last map (B x C x H x W), S = A_D(f) the score, M the mask and A_C the corrector:
+
+    f+ = M f      f- = (1 - M) f      f* = f- + (1 - M) A_C(f-)      f~ = f+ + f* = f + (1 - M) A_C((1 - M) f)
+
+The classifier reads the mean of f~ over its area; a linear auxiliary head m reads those of f+, f- and f*. Where M is 1
+everywhere, or A_C gives 0, f~ is f.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity, cross_entropy
+
+from fedloom.training.features import pooled
+
+Noise = Literal["gumbel", "logistic"]
+Form = Literal["paper", "release"]
+FORMS: dict[Form, tuple[int, int]] = {"paper": (2, 64), "release": (3, 50)}
+"""Form -> (number of convolutions, hidden channels). The paper gives no width; 64 is the first release's."""
+EPS = 1e-8  # the release's guard of both logarithms
+
+
+def noise_of(u: Tensor, noise: Noise = "gumbel") -> Tensor:
+    """Noise from uniform draws in 0..1, any shape, always finite.
+
+    `gumbel` is standard Gumbel noise -log(-log u), as in the release. `logistic` is log u - log(1 - u), as the paper
+    prints it; the difference of two such draws has twice the variance of the difference of two Gumbel draws.
+    """
+    if noise == "logistic":
+        return torch.logit(u, eps=1e-7)
+    return -torch.log(-torch.log(u + EPS) + EPS)
+
+
+def gumbel_mask(
+    score: Tensor, sigma: float, u_keep: Tensor | None = None, u_drop: Tensor | None = None, noise: Noise = "gumbel"
+) -> Tensor:
+    """The mask M in 0..1 (like `score`): sigmoid((score + g_keep - g_drop) / sigma) (F2DC, eq. 3).
+
+    This is the paper's two-way softmax over log sigmoid(score) and log(1 - sigmoid(score)), whose difference is the
+    score itself, so no logarithm can overflow. `u_keep` and `u_drop` are uniform draws in the shape of `score`; without
+    them there is no noise, as at test. The smaller `sigma`, the nearer M is to 0 or 1. Raises ValueError where sigma is
+    not above 0 or only one of the draws is given.
+    """
+    if not sigma > 0:
+        raise ValueError(f"gumbel_mask: expected sigma > 0, found {sigma}")
+    if (u_keep is None) != (u_drop is None):
+        raise ValueError("gumbel_mask: expected both draws, u_keep and u_drop, or none")
+    if u_keep is not None and u_drop is not None:
+        score = score + noise_of(u_keep, noise) - noise_of(u_drop, noise)
+    return torch.sigmoid(score / sigma)
+
+
+class _Convolutions(nn.Sequential):
+    """3 x 3 convolutions without bias, with batch norm and ReLU between them: C x H x W to the same shape."""
+
+    def __init__(self, channels: int, form: Form = "paper", hidden: int | None = None) -> None:
+        count, usual = FORMS[form]
+        widths = [channels, *[hidden or usual] * (count - 1), channels]
+        layers: list[nn.Module] = []
+        for i in range(count):
+            layers.append(nn.Conv2d(widths[i], widths[i + 1], 3, padding=1, bias=False))
+            if i < count - 1:
+                layers += [nn.BatchNorm2d(widths[i + 1]), nn.ReLU()]
+        super().__init__(*layers)
+
+
+class Decoupler(_Convolutions):
+    """A_D: the score of each feature unit, B x C x H x W to B x C x H x W; high is domain-robust.
+
+    `form` "paper" has two convolutions and 64 hidden channels, "release" three and 50; `hidden` changes the width.
+    With 512 channels the release's form has 483,500 parameters.
+    """
+
+
+class Corrector(_Convolutions):
+    """A_C: what is added to domain-related features, B x C x H x W to B x C x H x W. Same forms as `Decoupler`."""
+
+
+class AuxiliaryHead(nn.Linear):
+    """m: logits (B x classes) from pooled features (B x C); one head for f+, f- and f*."""
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__(channels, classes)
+
+
+@dataclass(frozen=True, eq=False)
+class Decoupled:
+    """f+, f-, f* and f~, each B x C x H x W."""
+
+    robust: Tensor
+    related: Tensor
+    corrected: Tensor
+    fused: Tensor
+
+
+def decouple(f: Tensor, mask: Tensor, corrector: Callable[[Tensor], Tensor]) -> Decoupled:
+    """Split f (B x C x H x W) by the mask (same shape) and correct the domain-related part (F2DC, eqs. 4 and 6)."""
+    rest = 1 - mask
+    related = rest * f
+    residual = rest * corrector(related)
+    return Decoupled(mask * f, related, related + residual, f + residual)
+
+
+def wrong_labels(logits: Tensor, labels: Tensor) -> Tensor:
+    """The most confident wrong class of each example (B, int64), from the main classifier's logits (B x classes).
+
+    The paper does not say which logits; these are the release's. ValueError where there is only one class.
+    """
+    if logits.shape[1] < 2:
+        raise ValueError("F2DC: a wrong label needs at least two classes")
+    return logits.detach().scatter(1, labels[:, None], -math.inf).argmax(1)
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureLosses:
+    """Terms of F2DC's objective, each a scalar; `total` is eq. 9 for one layer.
+
+    classification  CE of the classifier on f~ (eq. 8)
+    separability    mean cosine of pooled f+ and f-, over tau (eq. 5)
+    robust          CE of m on f+ with the label (eq. 5)
+    related         CE of m on f- with the most confident wrong label (eq. 5)
+    corrected       CE of m on f* with the label (eq. 7)
+    """
+
+    classification: Tensor
+    separability: Tensor
+    robust: Tensor
+    related: Tensor
+    corrected: Tensor
+    lambda1: float
+    lambda2: float
+
+    @property
+    def penalty(self) -> Tensor:
+        """What is added to the classifier's own loss: lambda1 L_DFD + lambda2 L_DFC."""
+        return self.lambda1 * (self.separability + self.robust + self.related) + self.lambda2 * self.corrected
+
+    @property
+    def total(self) -> Tensor:
+        """Eq. 9."""
+        return self.classification + self.penalty
+
+
+def feature_losses(
+    parts: Decoupled,
+    logits: Tensor,
+    labels: Tensor,
+    auxiliary: Callable[[Tensor], Tensor],
+    tau: float = 0.06,
+    lambda1: float = 0.8,
+    lambda2: float = 1.0,
+) -> FeatureLosses:
+    """The losses of F2DC, eqs. 5-9, as means over the labelled examples of the batch; 0 where none is labelled.
+
+    `logits` (B x classes) are the main classifier's on the pooled f~, `labels` (B, int64; -1 = unlabelled),
+    `auxiliary` maps pooled features (B x C) to logits. No gradient is stopped, and m learns from three terms, as in
+    the release. log(exp(s / tau)) in eq. 5 is s / tau. Raises ValueError where tau is not above 0.
+    """
+    if not tau > 0:
+        raise ValueError(f"feature_losses: expected tau > 0, found {tau}")
+    known = labels >= 0
+    if not bool(known.any()):
+        zero = logits.new_zeros(())
+        return FeatureLosses(zero, zero, zero, zero, zero, lambda1, lambda2)
+    robust, related, corrected = (pooled(f)[known] for f in (parts.robust, parts.related, parts.corrected))
+    logits, labels = logits[known], labels[known]
+    return FeatureLosses(
+        cross_entropy(logits, labels),
+        cosine_similarity(robust, related).mean() / tau,
+        cross_entropy(auxiliary(robust), labels),
+        cross_entropy(auxiliary(related), wrong_labels(logits, labels)),
+        cross_entropy(auxiliary(corrected), labels),
+        lambda1,
+        lambda2,
+    )
