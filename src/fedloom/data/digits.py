@@ -57,22 +57,16 @@ def digits(
         if twice:
             raise RecipeError(f"digits: {what} {twice[0]!r} is named twice")
     import torch
-    from torch.nn.functional import interpolate
 
     from fedloom.data.dataset import Dataset, TensorExamples
     from fedloom.tasks.classification import Classification
 
-    raw = need("sklearn.datasets", "digits").load_digits()
-    digit = raw.target.astype(np.int64)
-    images = torch.from_numpy((raw.images / 16).astype(np.float32))[:, None]
-    if size != images.shape[-1]:
-        images = interpolate(images, size=(size, size), mode="bilinear", align_corners=False)
-
+    images, digit = originals(size)
     domain = _domains(digit, len(domains), seed)
     test = stratified(digit * len(domains) + domain, test_fraction, seed)
     for number, name in enumerate(domains):
         where = torch.from_numpy(np.flatnonzero(domain == number))
-        images[where] = _render(images[where], name, seed)
+        images[where] = render(images[where], name, seed)
 
     mean, std = channel_statistics(images[torch.from_numpy(~test)])
 
@@ -86,6 +80,18 @@ def digits(
     return Dataset("digits", heads, part(~test), part(test), tuple(domains))
 
 
+def originals(size: int) -> tuple[Tensor, Array]:
+    """All 1,797 images (N x 1 x size x size, float32, 0..1) and their digits (N, int64)."""
+    import torch
+    from torch.nn.functional import interpolate
+
+    raw = need("sklearn.datasets", "digits").load_digits()
+    images = torch.from_numpy((raw.images / 16).astype(np.float32))[:, None]
+    if size != images.shape[-1]:
+        images = interpolate(images, size=(size, size), mode="bilinear", align_corners=False)
+    return images, raw.target.astype(np.int64)
+
+
 def _domains(digit: Array, count: int, seed: int) -> Array:
     """A random domain for every image (N, int64), each of about equal size within each digit."""
     domain = np.zeros(len(digit), np.int64)
@@ -97,7 +103,7 @@ def _domains(digit: Array, count: int, seed: int) -> Array:
     return domain
 
 
-def _render(x: Tensor, name: str, seed: int) -> Tensor:
+def render(x: Tensor, name: str, seed: int) -> Tensor:
     """Images (n x 1 x S x S, 0..1) as the named domain shows them, again in 0..1."""
     import torch
     from torch.nn.functional import max_pool2d

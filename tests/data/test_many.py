@@ -1,0 +1,200 @@
+"""Several image sets as tasks of one data set: labels, shapes and normalisation per set, and their cuts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import fedloom
+from fedloom.data import DATASETS, PARTITIONERS, Pool
+from fedloom.errors import DataError, RecipeError
+from fedloom.recipes import load as load_recipe
+
+CPU = torch.device("cpu")
+REST = {"partition": {"name": "iid", "clients": 2}, "model": "small-cnn", "method": "fedavg"}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """`grey`: 8 x 8, 3 classes, two domains; `colour`: 16 x 16, 4 classes, two tasks."""
+    rng = np.random.default_rng(0)
+    grey = {"domain_names": np.array(["left hand", "right (hand)"])}
+    colour = {}
+    for split, n in (("train", 12), ("test", 6)):
+        grey[f"x_{split}"] = rng.integers(0, 256, (n, 8, 8), dtype=np.uint8)
+        grey[f"y_{split}"] = np.arange(n) % 3
+        grey[f"domain_{split}"] = np.arange(n) // 3 % 2
+        colour[f"x_{split}"] = rng.integers(0, 128, (n, 16, 16, 3), dtype=np.uint8)
+        colour[f"y_{split}"] = np.arange(n) % 4
+        colour[f"z_{split}"] = np.arange(n) % 2
+    np.savez(tmp_path / "grey.npz", **grey)
+    np.savez(tmp_path / "colour.npz", **colour)
+    return tmp_path
+
+
+def arrays(name: str, **more: object) -> dict[str, object]:
+    return {"name": "arrays", "path": f"{name}.npz", **more}
+
+
+def load(root: Path, size: int = 8, **params):
+    sets = params.pop("sets", {"a": arrays("grey"), "b": arrays("colour")})
+    return DATASETS["many"].function(0, sets=sets, root=str(root), size=size, **params)
+
+
+def test_tasks_are_sets_and_examples_have_labels_of_their_own(files):
+    data = load(files)
+    assert [(t.name, t.channels) for t in data.tasks] == [("a", 3), ("b", 4)]
+    assert data.domains == ("a", "b")
+    assert data.train.labels_of("a").tolist() == [0, 1, 2] * 4 + [-1] * 12
+    assert data.train.labels_of("b").tolist() == [-1] * 12 + [0, 1, 2, 3] * 3
+    assert data.test.labels_of("b").tolist() == [-1] * 6 + [0, 1, 2, 3, 0, 1]
+    assert data.train.domain.tolist() == [0] * 12 + [1] * 12
+    assert data.input_shape == (3, 8, 8)
+    assert data.train.source(torch.tensor([0, 13])).dtype == torch.uint8
+    assert data.train.nbytes == 24 * 3 * 64 + 2 * 24 * 2
+    assert not data.train.prefetch
+
+
+def test_every_example_is_normalised_by_its_own_set_whatever_is_beside_it(files):
+    data = load(files)
+    x, y = data.train.batch(torch.arange(24), CPU)
+    assert {name: labels.dtype for name, labels in y.items()} == {"a": torch.int64, "b": torch.int64}
+    for own in (x[:12], x[12:]):
+        assert own.mean((0, 2, 3)).abs().max() < 1e-5
+        assert (own.std((0, 2, 3), unbiased=False) - 1).abs().max() < 1e-5
+    mixed, _ = data.train.batch(torch.tensor([20, 3, 12]), CPU, tasks=["a"])
+    assert torch.equal(mixed, x[[20, 3, 12]])
+    raw = np.load(files / "grey.npz")
+    expected = (raw["x_test"] / 255 - raw["x_train"].mean() / 255) / (raw["x_train"] / 255).std()
+    found, _ = data.test.batch(torch.arange(6), CPU)
+    assert np.allclose(found[:, 2].numpy(), expected, atol=1e-5)
+
+
+def test_a_set_with_several_tasks_prefixes_them(files):
+    data = load(files, sets={"b": arrays("colour", labels={"y": "y_{split}", "z": "z_{split}"}, size=8)})
+    assert [t.name for t in data.tasks] == ["b-y", "b-z"]
+    _, y = data.train.batch(torch.tensor([3]), CPU)
+    assert (y["b-y"].item(), y["b-z"].item()) == (3, 1)
+
+
+def test_domains_become_tasks_under_names_that_parameters_may_have(files):
+    with_domains = arrays("grey", domain="domain_{split}", domain_names="domain_names")
+    data = load(files, sets={"a": with_domains, "b": arrays("colour")}, by_domain=["a"])
+    assert [t.name for t in data.tasks] == ["a-left_hand", "a-right_hand", "b"]
+    assert data.train.labels_of("a-left_hand")[:12].tolist() == [0, 1, 2, -1, -1, -1] * 2
+    assert data.train.labels_of("a-right_hand")[:12].tolist() == [-1, -1, -1, 0, 1, 2] * 2
+    assert len(data.train) == 24
+
+
+def test_groups_of_classes_become_tasks_numbered_from_zero(files):
+    data = load(files, classes={"b": {"high": [3, 1]}})
+    assert [(t.name, t.channels) for t in data.tasks] == [("a", 3), ("b-high", 2)]
+    assert data.train.labels_of("b-high").tolist() == [-1] * 12 + [1, 0] * 3
+    images = np.load(files / "colour.npz")["x_train"]
+    kept = data.train.source(torch.arange(12, 18))
+    whole = load(files).train.source(torch.arange(12, 24))
+    assert torch.equal(kept, whole[1::2])
+    assert images.shape[1] == 16  # resized once, at load
+    both = load(files, classes={"b": {"high": [3, 1], "low": [0, 2]}})
+    labels = np.stack([both.train.labels_of("b-high"), both.train.labels_of("b-low")])
+    assert ((labels >= 0).sum(0)[12:] == 1).all()
+
+
+def test_common_parameters_do_not_overrule_a_set(files):
+    data = load(files, sets={"a": arrays("grey", limit=4), "b": arrays("colour")}, limit=9)
+    assert data.train.domain.tolist() == [0] * 4 + [1] * 9
+    assert data.test.domain.tolist() == [0] * 4 + [1] * 6
+    again = load(files, sets={"a": arrays("grey", limit=4), "b": arrays("colour")}, limit=9)
+    assert again.train.fingerprint() == data.train.fingerprint()
+    with pytest.raises(DataError, match="set 'a': expected uint8 images 3 x 8 x 8 in memory, found torch.uint8 3 x 16"):
+        load(files, sets={"a": arrays("grey", size=16)})
+
+
+@pytest.mark.parametrize(
+    ("params", "error", "message"),
+    [
+        ({"by_domain": ["c"]}, RecipeError, "by_domain names the unknown set 'c'"),
+        ({"by_domain": ["a"]}, RecipeError, "set 'a', which has no domains"),
+        ({"classes": {"aa": {"x": [0, 1]}}}, RecipeError, "unknown set 'aa'. Did you mean 'a'"),
+        ({"classes": {"a": {"x": [0, 1], "y": [1, 2]}}}, RecipeError, "classes.a names class 1 twice"),
+        ({"classes": {"a": {"x": [0, 3]}}}, RecipeError, "classes.a names class 3 of 0..2"),
+        ({"classes": {"a": {"x": [0, 1]}}, "by_domain": ["a"]}, RecipeError, "and both are given"),
+        ({"sets": {"d": {"name": "digits"}}}, DataError, "set 'd': expected uint8 images 3 x 8 x 8"),
+        ({"sets": {"a": arrays("none")}}, DataError, "there is no file"),
+        ({"sets": {"a-b": arrays("grey"), "a": arrays("colour")}, "classes": {"a": {"b": [0, 1]}}}, DataError,
+         "another task called 'a-b'"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_named(files, params, error, message):
+    with pytest.raises(error, match=message):
+        load(files, **params)
+
+
+def test_a_part_without_a_label_of_a_task_is_an_error(files):
+    sets = {"a": arrays("grey", limit=1)}
+    (only,) = load(files, sets=sets).test.labels_of("a").tolist()
+    with pytest.raises(DataError, match="set 'a': no (train|test) example has a label of task 'a-x'"):
+        load(files, sets=sets, classes={"a": {"x": [c for c in range(3) if c != only]}})
+
+
+def test_a_wrong_group_is_named_when_the_recipe_is_read():
+    data = {"name": "many", "sets": {"a": arrays("grey")}, "classes": {"a": {"x": [0]}}}
+    with pytest.raises(RecipeError, match=r"data.classes.a.x: .*at least 2"):
+        load_recipe({"name": "x", "data": data, **REST})
+
+
+def test_digits_many_has_thirty_different_tasks():
+    data = DATASETS["digits-many"].function(0, count=30, limit=60)
+    assert len({t.name for t in data.tasks}) == 30
+    assert {t.name: t.channels for t in data.tasks}["noisy-digit"] == 10
+    assert data.domains == ("plain", "inverted", "noisy", "thickened", "textured")
+    for task in data.tasks:
+        assert (data.train.labels_of(task.name) >= 0).sum() == 60
+        assert (data.test.labels_of(task.name) >= 0).sum() == 359
+    labels = np.stack([data.train.labels_of(t.name) for t in data.tasks])
+    assert ((labels >= 0).sum(0) == 1).all()
+    assert data.train.source(torch.arange(3)).dtype == torch.uint8
+    x, _ = data.train.batch(torch.from_numpy(np.flatnonzero(data.train.domain.numpy() == 1)), CPU)
+    assert x.mean().abs() < 1e-4
+    assert DATASETS["digits-many"].function(0, count=30, limit=60).train.fingerprint() == data.train.fingerprint()
+
+
+def test_digits_many_asks_what_it_says():
+    data = DATASETS["digits-many"].function(1, count=8, size=8)
+    names = [t.name for t in data.tasks]
+    assert names == ["plain-digit", "plain-parity", "inverted-parity", "inverted-large", "noisy-large", "noisy-holes",
+                     "thickened-holes", "textured-remainder"]  # fmt: skip
+    labels = data.train.labels
+    digit = labels["plain-digit"][labels["plain-digit"] >= 0]
+    # Without a limit every task has the same images in the same order.
+    assert torch.equal(labels["inverted-parity"][labels["inverted-parity"] >= 0], digit % 2)
+    assert torch.equal(labels["textured-remainder"][labels["textured-remainder"] >= 0], digit % 3)
+    images = [data.train.source(torch.from_numpy(np.flatnonzero(labels[n] >= 0))) for n in names[:3]]
+    assert torch.equal(images[0], images[1])
+    assert (images[2].int() - (255 - images[0]).int()).abs().max() <= 1  # rounded after inversion
+
+
+def test_a_client_with_several_tasks_trains_on_mixed_batches(tmp_path):
+    recipe = {
+        "name": "t",
+        "data": {"name": "digits-many", "count": 4, "limit": 60, "size": 8},
+        "partition": {"name": "iid", "clients": 2, "val_fraction": 0.1},
+        "model": {"name": "small-cnn", "width": 4, "hidden": 8},
+        "method": "fedavg",
+        "training": {"rounds": 2},
+    }
+    result = fedloom.run(recipe, tmp_path / "run")
+    assert set(result.run.final().values) == {"plain-digit", "inverted-parity", "noisy-large", "thickened-holes"}
+    losses = {r["task"]: r["value"] for r in result.run.rounds[-1]["metrics"] if r["metric"] == "loss"}
+    assert all(value > 0.3 for value in losses.values()), losses  # not diluted by the other tasks' examples
+
+
+def test_it_is_dealt_out_by_tasks_and_by_sets():
+    pool = Pool.of(DATASETS["digits-many"].function(0, count=8, limit=50))
+    alone = PARTITIONERS["task-dirichlet"].function(pool, 0, clients=10, alpha_tasks=0, alpha_classes=0.5)
+    assert all(len(s.tasks) == 1 for s in alone.shares)
+    by_rendering = PARTITIONERS["domains"].function(pool, 0, clients=1)
+    assert {frozenset(s.tasks) for s in by_rendering.shares} >= {frozenset({"plain-digit", "plain-parity"})}
