@@ -97,7 +97,7 @@ class Quadratics:
             self.round += 1
             here = sorted(members[i] if members else self.names)
             ctx = Ctx(self.round, 0, tuple((name, None) for name in here), len(self.names))
-            messages = dispatch(self.method, self.server, here)
+            messages = dispatch(self.method, self.model.layout, self.federation, self.server, here)
             payloads = []
             for name in reversed(here) if reverse else here:
                 client, state = self.federation.clients[name], self.clients.get(name, {})

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.updates import Updates
+from fedloom.context import Row
+from fedloom.taskvectors import Upload, modulate, unify
+from fedloom.updates import Layout, Rows, Updates
 
 Packed = Mapping[str, Tensor]
 ByteCount = dict[tuple[str, str | None], int]
@@ -17,7 +21,16 @@ ByteCount = dict[tuple[str, str | None], int]
 
 
 class Codec:
-    """Packs the X of Updates into tensors and unpacks it. Everything else travels beside it."""
+    """Packs the X of Updates into tensors and unpacks it. Everything else travels beside it.
+
+    `stays_packed` says that rows of several senders are kept as they came (see `gather`) and not written to a matrix.
+    """
+
+    stays_packed: ClassVar[bool] = False
+
+    def gather(self, parts: Sequence[tuple[Packed, Updates]]) -> Rows:
+        """Rows of several senders (packed, like), in the order of their rows, as they came."""
+        raise NotImplementedError
 
     def pack(self, updates: Updates) -> dict[str, Tensor]:
         """Named tensors to send; blocks that a row does not have are left out."""
@@ -112,3 +125,124 @@ class Sparse(Codec):
         nonzero = self.unpack(packed, like.replace(X=torch.zeros_like(like.X))) != 0
         bytes_ = _by_block(like, nonzero, packed["values"].element_size())
         return {**bytes_, ("codec", None): packed["mask"].nbytes}
+
+
+@dataclass(frozen=True)
+class Unified(Codec):
+    """One vector for all rows of a sender, with a mask and a scale for each row (MaTU, eq. 2).
+
+    Columns that belong to a task travel as they are. A single row is kept exactly; several share their vector, so that
+    this is lossy. k rows over d common columns take 32 d + k (8 ceil(d / 8) + 32) bits; nothing else is added.
+    """
+
+    stays_packed = True
+
+    def gather(self, parts: Sequence[tuple[Packed, Updates]]) -> Folded:
+        return Folded(tuple(parts))
+
+    def pack(self, updates: Updates) -> dict[str, Tensor]:
+        common, own = _by_owner(updates.layout)
+        vector, masks, scales = unify(updates.layout.take(updates.X, common), packed=True)
+        packed = {"vector": vector, "masks": masks, "scales": scales}
+        return {**packed, "own": _values(updates.select(own))} if own.blocks else packed
+
+    def unpack(self, packed: Packed, like: Updates) -> Tensor:
+        common, own = _by_owner(like.layout)
+        like.layout.put(like.X, common, modulate(packed["vector"], packed["masks"], packed["scales"]))
+        return like.layout.put(like.X, own, _own(packed, like))
+
+    def count(self, packed: Packed, like: Updates) -> ByteCount:
+        common, own = _by_owner(like.layout)
+        size = packed["vector"].element_size()
+        bytes_: ByteCount = {}
+        for block in common.blocks:
+            key = (block.role, block.task)
+            bytes_[key] = bytes_.get(key, 0) + block.size * size
+        mine = like.select(own)
+        bytes_ |= _by_block(mine, torch.ones_like(mine.X), size)
+        return {**bytes_, ("codec", None): packed["masks"].nbytes + packed["scales"].nbytes}
+
+
+@dataclass(frozen=True, eq=False)
+class Folded:
+    """Rows of several senders as `Unified` packed them; fulfils `Rows`. Senders are in the order of their rows."""
+
+    parts: tuple[tuple[Packed, Updates], ...]
+
+    @property
+    def layout(self) -> Layout:
+        """The columns."""
+        return self.parts[0][1].layout
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The keys of the rows."""
+        return tuple(row for _, like in self.parts for row in like.rows)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """K, d."""
+        return len(self.rows), self.layout.d
+
+    @property
+    def _ends(self) -> list[int]:
+        ends = [0]
+        for _, like in self.parts:
+            ends.append(ends[-1] + len(like))
+        return ends
+
+    def dense(self) -> Tensor:
+        """The matrix (K x d)."""
+        X = torch.zeros(self.shape, dtype=self.parts[0][0]["vector"].dtype)
+        for (packed, like), (a, b) in zip(self.parts, pairwise(self._ends), strict=True):
+            Unified().unpack(packed, like.replace(X=X[a:b]))
+        return X
+
+    def own(self) -> Tensor:
+        """The columns that belong to tasks (K x their number)."""
+        return torch.cat([_own(packed, like) for packed, like in self.parts])
+
+    def uploads(self, counts: Tensor) -> list[Upload]:
+        """What each sender sent of the common columns; `counts` (K) are examples of each row."""
+        found = []
+        for (packed, like), (a, b) in zip(self.parts, pairwise(self._ends), strict=True):
+            tasks = tuple(str(task) for _, task in like.rows)
+            n, client = tuple(counts[a:b].tolist()), like.rows[0][0]
+            found.append(Upload(packed["vector"], tasks, n, packed["masks"], packed["scales"], client))
+        return found
+
+    def keep(self, index: Sequence[int]) -> Folded:
+        """Some of the rows."""
+        kept: list[tuple[Packed, Updates]] = []
+        for (packed, like), (a, b) in zip(self.parts, pairwise(self._ends), strict=True):
+            mine = [i - a for i in index if a <= i < b]
+            if mine:
+                left = like.keep(mine)
+                fewer = {**packed, "masks": packed["masks"][mine], "scales": packed["scales"][mine]}
+                if "own" in packed:
+                    own = left.select(_by_owner(like.layout)[1])
+                    fewer["own"] = _values(own.replace(X=_own(packed, like)[mine]))
+                kept.append((fewer, left))
+        return Folded(tuple(kept))
+
+    def bad(self) -> set[int]:
+        """Positions of the rows with nan or inf."""
+        found: set[int] = set()
+        for (packed, like), a in zip(self.parts, self._ends, strict=False):
+            if all(bool(torch.isfinite(t).all()) for name, t in packed.items() if name != "masks"):
+                continue
+            X = Unified().unpack(packed, like.replace(X=torch.zeros(len(like), self.layout.d)))
+            found |= {a + i for i, x in enumerate(X) if not bool(torch.isfinite(x).all())}
+        return found
+
+
+def _by_owner(layout: Layout) -> tuple[Layout, Layout]:
+    """(columns that belong to no task, columns that do)."""
+    return layout.common, layout.without(layout.common)
+
+
+def _own(packed: Packed, like: Updates) -> Tensor:
+    """The columns of tasks, of the rows of one sender; zero where they belong to another task than the row's."""
+    own = _by_owner(like.layout)[1]
+    X = packed["vector"].new_zeros(len(like), own.d)
+    return _fill(packed["own"], like.select(own).replace(X=X)) if own.blocks else X

@@ -291,6 +291,7 @@ def aggregate_tasks(
     cross: Cross = "similar",
     source: Source = "masked",
     zeros: Zeros = "half",
+    out: Tensor | None = None,
 ) -> TaskAggregate:
     """MaTU's server step, eqs. 3 to 7: new task vectors from the clients' unified vectors, masks and scales.
 
@@ -309,7 +310,8 @@ def aggregate_tasks(
       partners is that in all three.
 
     Tasks that nobody here holds are not in the result: they keep their vectors, and give nothing to others.
-    Memory: the result (T x d) and pieces of a few thousand columns; masks are unpacked piece by piece.
+    Memory: the result (T x d), which goes to `out` where that is given (columns of a larger matrix will do), and
+    pieces of a few thousand columns; masks are unpacked piece by piece.
     """
     _choose("combine", combine, Combine)
     _choose("cross", cross, Cross)
@@ -324,7 +326,9 @@ def aggregate_tasks(
         raise ValueError("aggregate_tasks: the uploads' vectors differ in size or dtype")
     round_ = _Round(uploads, rho, source)
     T, d = len(round_.tasks), len(first)
-    vectors = np.empty((T, d), _kind(first))
+    if out is not None and (out.shape != (T, d) or out.dtype != first.dtype):
+        raise ValueError(f"out: expected {T} x {d} of {first.dtype}, found {tuple(out.shape)} of {out.dtype}")
+    vectors = np.empty((T, d), _kind(first)) if out is None else out.numpy()
     pieces = _pieces(d, _WIDE)
 
     def same_task(numbers: range) -> None:

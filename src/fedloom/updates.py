@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ from fedloom.context import Row
 
 ROLES = ("encoder", "decoder", "head", "adapter", "norm", "buffer", "private")
 EVERYONE: Row = ("*", None)
-"""The key of a row that is meant for every client: the one row a mean returns."""
+"""The key of a row that is meant for every client: the one row a mean returns. ("*", task): for all that hold it."""
 
 RoleRule = str | tuple[str, str]
 Roles = Mapping[str, RoleRule] | Callable[[str], RoleRule | None]
@@ -127,6 +127,10 @@ class Layout:
     def from_module(module: nn.Module, roles: Roles | None = None) -> Layout:
         """Parameters in their own order, then floating-point buffers. Integer buffers travel outside the matrix.
 
+        A frozen parameter (one that needs no gradient) is no block: it stays in the module as it is, the same for
+        everyone, so it is neither trained nor sent nor counted. Adapters are known by their layers, as peft makes them:
+        such a parameter has the role "adapter" and lies in the part that its rule names.
+
         `roles` maps a glob on parameter names to a role, or to (role, task); the first match counts. It may be a
         function of the name, and defaults to `module.roles()`.
 
@@ -141,13 +145,21 @@ class Layout:
             if isinstance(m, norm)
             for name, _ in (*m.named_parameters(recurse=False), *m.named_buffers(recurse=False))
         }
+        adapters = {
+            f"{prefix}.{which}.{name}".removeprefix(".")
+            for prefix, m in module.named_modules()
+            for which in getattr(m, "adapter_layer_names", ())
+            for name, _ in getattr(m, which).named_parameters()
+        }
         blocks = []
         for name, p in module.named_parameters():
+            if not p.requires_grad:
+                continue
             rule = _rule(roles, name)
             if rule is None and name not in norms:
                 raise ValueError(f"parameter {name!r} {tuple(p.shape)} is named by no role rule; {_known(roles)}")
             part, task = rule or (None, None)
-            role = "norm" if name in norms else part
+            role = "norm" if name in norms else "adapter" if name in adapters else part
             blocks.append(Block(name, tuple(p.shape), _dtype(p), role or "norm", task, part, norms.get(name)))
         persistent = module.state_dict(keep_vars=True)
         for name, b in module.named_buffers():
@@ -203,6 +215,11 @@ class Layout:
     def without(self, other: Layout) -> Layout:
         """The blocks that are not in `other`."""
         return Layout(tuple(b for b in self.blocks if b.name not in other._position))
+
+    @cached_property
+    def common(self) -> Layout:
+        """What belongs to no task."""
+        return Layout(tuple(b for b in self.blocks if b.task is None))
 
     @cached_property
     def parameters(self) -> Layout:
@@ -311,6 +328,25 @@ class Layout:
         return hashlib.sha256(json.dumps(self.to_json()).encode()).hexdigest()[:16]
 
 
+class Rows(Protocol):
+    """Rows (K x d) in a form of their own, which become a matrix only once somebody needs it."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    def dense(self) -> Tensor:
+        """The matrix (K x d)."""
+        ...
+
+    def keep(self, index: Sequence[int]) -> Rows:
+        """Some of the rows, by position in ascending order."""
+        ...
+
+    def bad(self) -> set[int]:
+        """Positions of the rows with nan or inf."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Updates:
     """The updates of one round, new minus old parameters, with what belongs beside them.
@@ -318,7 +354,8 @@ class Updates:
     layout    which column is which (d columns)
     rows      K keys (client, task or None), always sorted
     X         K x d: `mixing @ data`, or `data` itself where `mixing` is None
-    data      K x d, as given
+    given     K x d: a matrix, or rows that are not a matrix yet
+    data      K x d: `given` as a matrix
     n         K, float64: examples per row; never rewritten
     weight    K, float64: how much a row counts; starts as n
     coef      K x d (numbers or bool) or None: where a row counts
@@ -332,7 +369,7 @@ class Updates:
 
     layout: Layout
     rows: tuple[Row, ...]
-    data: Tensor
+    given: Tensor | Rows
     n: Tensor
     weight: Tensor
     coef: Tensor | None = None
@@ -344,8 +381,8 @@ class Updates:
 
     def __post_init__(self) -> None:
         k, d = len(self.rows), self.layout.d
-        expected = {
-            "X": (self.data, (k, d)),
+        expected: dict[str, tuple[Any, tuple[int, ...]]] = {
+            "X": (self.given, (k, d)),
             "n": (self.n, (k,)),
             "weight": (self.weight, (k,)),
             "coef": (self.coef, (k, d)),
@@ -362,6 +399,11 @@ class Updates:
                 raise ValueError(f"extra {name!r}: expected {k} values, found {len(value)}")
         if any(a >= b for a, b in pairwise(_keys(self.rows))):
             raise ValueError(f"rows must be sorted and distinct, found {self.rows}")
+
+    @cached_property
+    def data(self) -> Tensor:
+        """What was given (K x d), before `mixing`."""
+        return self.given if isinstance(self.given, Tensor) else self.given.dense()
 
     @cached_property
     def X(self) -> Tensor:  # noqa: N802
@@ -400,7 +442,7 @@ class Updates:
         order = sorted(range(k), key=lambda i: _keys(keys)[i])
         n = torch.ones(k) if n is None else torch.as_tensor(n)
         given = {
-            "data": X,
+            "given": X,
             "n": n.double(),
             "weight": n.double() if weight is None else torch.as_tensor(weight).double(),
             "coef": None if coef is None else torch.as_tensor(coef).to(X.dtype),
@@ -422,7 +464,7 @@ class Updates:
     def replace(self, **changes: Any) -> Updates:
         """A copy with some fields changed; a new X is taken as it is."""
         if "X" in changes:
-            changes |= {"data": changes.pop("X"), "mixing": None}
+            changes |= {"given": changes.pop("X"), "mixing": None}
         return replace(self, **changes)
 
     def mixed(self, W: Tensor) -> Updates:
@@ -436,7 +478,7 @@ class Updates:
         return replace(
             self,
             layout=part,
-            data=self.layout.take(self.data, part),
+            given=self.layout.take(self.data, part),
             coef=None if self.coef is None else self.layout.take(self.coef, part),
             present=None if self.present is None else self.present[:, blocks],
             extra={k: v[:, blocks] if k == "support" else v for k, v in self.extra.items()},
@@ -452,7 +494,7 @@ class Updates:
         return Updates(
             self.layout,
             tuple(self.rows[i] for i in index),
-            self.X[index],
+            self.X[index] if self.mixing is not None or isinstance(self.given, Tensor) else self.given.keep(index),
             self.n[index],
             self.weight[index],
             None if self.coef is None else self.coef[index],
@@ -465,9 +507,12 @@ class Updates:
 
     def finite(self) -> tuple[Updates, tuple[Row, ...]]:
         """Drop rows with nan or inf; return what is left and the keys of the dropped rows."""
-        # A sum is finite only if all its terms are; only a suspect row is looked at value by value.
-        suspects = [i for i, s in enumerate(self.X.sum(dim=1).tolist()) if s != s or abs(s) == float("inf")]
-        bad = {i for i in suspects if not bool(torch.isfinite(self.X[i]).all())}
+        if isinstance(self.given, Tensor) or self.mixing is not None:
+            # A sum is finite only if all its terms are; only a suspect row is looked at value by value.
+            suspects = [i for i, s in enumerate(self.X.sum(dim=1).tolist()) if s != s or abs(s) == float("inf")]
+            bad = {i for i in suspects if not bool(torch.isfinite(self.X[i]).all())}
+        else:
+            bad = self.given.bad()
         if not bad:
             return self, ()
         return self.keep([i for i in range(len(self)) if i not in bad]), tuple(self.rows[i] for i in sorted(bad))

@@ -31,7 +31,7 @@ def one_round(*changes: str, client: str = "all-0") -> tuple[Any, Any, Any, Any]
     recipe = load_recipe(*changes)
     built = build(recipe)
     model = FlatModel(copy.deepcopy(built.module), built.layout)
-    message = dispatch(built.method, initial_state(built)["server"], [client])[client]
+    message = dispatch(built.method, built.layout, built.federation, initial_state(built)["server"], [client])[client]
     before = model.vector.clone()
     _, _, state = client_step(
         built.method,
@@ -60,7 +60,7 @@ def test_a_frozen_encoder_keeps_its_statistics() -> None:
     built = build(recipe)
     only = replace(built.method, phases=built.method.phases[:1])
     model = FlatModel(copy.deepcopy(built.module), built.layout)
-    message = dispatch(only, initial_state(built)["server"], ["all-0"])["all-0"]
+    message = dispatch(only, built.layout, built.federation, initial_state(built)["server"], ["all-0"])["all-0"]
     before = model.vector.clone()
     client_step(
         only, model, built.federation, built.federation.clients["all-0"], message, {}, fedloom.Ctx(1), recipe.training

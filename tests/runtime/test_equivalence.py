@@ -34,6 +34,7 @@ POOL_CASES = [
     "method={name: fedamp, start: mix, scale: median}",
     "method={name: fedprox, add: {feddea: {rho: 0.5, keep: random}}, codec: sparse}",
     "method={name: fedopt, optimizer: yogi, weights: uniform, add: {heal: {zeros: none}, activated-dimensions: }}",
+    "method={name: matu, heads: local}",
 ]
 MODULES = ("", "feddea: {rho: 0.3}", "pcgrad: ", "heal: {weights: multiply}")
 MATRIX = [(name, module) for name in sorted(METHODS.entries) for module in MODULES]
@@ -44,6 +45,8 @@ WHY = (
     "would be lost",
     "does not read it",
     "overwrites it without reading it",
+    "leaves no row a task",
+    "do not go together",
 )
 HARD = (
     "training.optimizer={name: adamw, lr: 0.001, weight_decay: 0.01}",
@@ -205,7 +208,7 @@ def test_heads_of_other_tasks_are_untouched_by_weight_decay(quick: Quick) -> Non
     model = FlatModel(copy.deepcopy(built.module), built.layout)
     server = initial_state(built)["server"]
     client = built.federation.clients["digit-0"]
-    message = dispatch(built.method, server, ["digit-0"])["digit-0"]
+    message = dispatch(built.method, built.layout, built.federation, server, ["digit-0"])["digit-0"]
     payload, _, _ = client_step(
         built.method, model, built.federation, client, message, {}, fedloom.Ctx(1), recipe.training
     )

@@ -38,6 +38,7 @@ from fedloom.methods.fedsta import fedsta  # noqa: E402
 from fedloom.methods.heal import heal  # noqa: E402
 from fedloom.methods.ifca import ifca  # noqa: E402
 from fedloom.methods.matfl import matfl  # noqa: E402
+from fedloom.methods.matu import matu  # noqa: E402
 from fedloom.methods.moon import moon  # noqa: E402
 from fedloom.methods.overlap import activated_dimensions  # noqa: E402
 from fedloom.methods.pfedme import pfedme  # noqa: E402
@@ -46,6 +47,6 @@ from fedloom.methods.scaffold import scaffold  # noqa: E402
 __all__ = [
     "ADDONS", "METHODS", "Method", "across_tasks", "activated_dimensions", "cagrad", "cfl", "ditto", "fedacg",
     "fedamp", "fedavg", "fedbabu", "fedbn", "fedbone", "feddea", "feddyn", "fedga", "fedhca2", "fedmtl", "fednova",
-    "fedopt", "fedper", "fedprox", "fedrep", "fedsoft", "fedsta", "heal", "ifca", "local", "matfl", "min_norm",
-    "moon", "pcgrad", "pfedme", "scaffold", "server_step", "support_mean",
+    "fedopt", "fedper", "fedprox", "fedrep", "fedsoft", "fedsta", "heal", "ifca", "local", "matfl", "matu",
+    "min_norm", "moon", "pcgrad", "pfedme", "scaffold", "server_step", "support_mean",
 ]  # fmt: skip

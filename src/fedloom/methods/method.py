@@ -23,7 +23,7 @@ class Method:
 
     local    rules of local training
     edge     stage at the client, before the codec; sees one row at a time
-    codec    how an update travels
+    codec    how an update travels; where rows are (client, task), also how a client's task vectors come back to it
     stage    aggregation, at the server or at the peer
     server   what the server does with the result
     private  selector of blocks that never leave a client, or None
@@ -31,6 +31,9 @@ class Method:
     stream   a model of the client's own that is trained beside the shared one
     tune     training of a personal model before it is measured or saved
     start    a client begins a round from the model it receives, or from its own of its last round
+    rows     one model a client, trained on all its tasks; or one a client and task, each trained on that task alone
+             from its task's vector, where the updates are task vectors: differences to the initial model, not to
+             where the round began
     weights  a row's weight before any stage: its number of examples, or 1
     buffers  float buffers such as batch norm statistics: weighted mean over the clients that trained them, kept
              local, or pooled (variance = mean of variances + variance of means)
@@ -47,6 +50,7 @@ class Method:
     stream: Stream | None = None
     tune: Tune | None = None
     start: Literal["received", "own"] = "received"
+    rows: Literal["client", "client-task"] = "client"
     weights: Literal["size", "uniform"] = "size"
     buffers: Literal["mean", "local", "pooled"] = "mean"
 
@@ -70,6 +74,11 @@ class Method:
             raise ValueError(
                 f"{self.name}: {self.edge!r} writes {lost[0]!r} at the client (edge), which does not travel"
             )
+        if (self.rows == "client-task") != self.stage.by_task:
+            what = "one row a task" if self.stage.by_task else "no row a task"
+            raise ValueError(f"{self.name}: rows are {self.rows}, but {self.stage!r} leaves {what}")
+        if self.rows == "client-task":
+            self._check_by_task()
         check_closed([self.edge, self.stage], self.name)
         alone = sorted(f for f in self.edge.reads if f == "base" or f.startswith("side:"))
         if alone:
@@ -86,6 +95,21 @@ class Method:
                 raise ValueError(
                     f"{self.name}: {rule!r} needs {', '.join(unheard)}, which no stage at the server tells"
                 )
+
+    def _check_by_task(self) -> None:
+        """Refuse what is about one model a client."""
+        reasons = {
+            "a server rule": self.server != Plain(),
+            "a stream": self.stream is not None,
+            "tuning": self.tune is not None,
+            "the client's own model": self.start == "own" or self.own_model,
+            "side vectors": bool(self.side),
+            "what rows started from": "base" in self.stage.reads,
+            "what the server tells": any(rule.needs for rule in self.local),
+        }
+        for what, there in reasons.items():
+            if there:
+                raise ValueError(f"{self.name}: {what} and rows (client, task) do not go together")
 
     def plus(self, stage: Stage, at: Literal["edge", "server"] = "edge") -> Method:
         """The method with one more stage.
@@ -152,7 +176,8 @@ class Method:
                 *local,
                 "client, before sending:",
                 self.edge.describe("  "),
-                f"on the wire: {self.codec!r}; private: {self.private or 'nothing'}; starts from: {self.start} model",
+                f"on the wire: {self.codec!r}; private: {self.private or 'nothing'}; starts from: {self.start} model"
+                + ("; one row a client and task" if self.rows == "client-task" else ""),
                 "server:",
                 self.stage.describe("  "),
                 f"  {self.server!r}; weights: {self.weights}; buffers: {self.buffers}",

@@ -23,6 +23,7 @@ from pydantic import (
 )
 
 from fedloom.errors import nearest
+from fedloom.models.lora import Lora
 from fedloom.recipes.problems import Problem, carry, explain, found, join
 from fedloom.registry import Entry, Registry
 from fedloom.runtime.config import EarlyStopping, Evaluation, Runtime
@@ -114,6 +115,10 @@ class ModelSection(Named):
     home = ("fedloom.models", "ENCODERS")
 
     heads: Literal["all", "own"] = "all"
+    weights: str | None = None
+    """A file with the encoder's weights to start from (.safetensors, .pth), such as `fedloom pretrain` writes."""
+    lora: Lora | None = None
+    """Train low-rank factors beside the encoder's linear layers, which then stay as they are."""
 
 
 class MethodSection(Named):
@@ -129,8 +134,8 @@ class MethodSection(Named):
     """How much a client counts: by its number of examples, or all alike; null: as the method has it."""
     buffers: Literal["mean", "local", "pooled"] | None = None
     """What happens to running statistics of norm layers; null: as the method has it."""
-    codec: Literal["raw", "sparse"] = "raw"
-    """How an update travels."""
+    codec: Literal["raw", "sparse", "unified"] | None = None
+    """How an update travels; null: as the method has it."""
 
     @field_validator("add", mode="before")
     @classmethod

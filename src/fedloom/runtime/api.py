@@ -24,8 +24,8 @@ from fedloom.runtime.folder import RunFolder
 from fedloom.runtime.measure import models_for
 from fedloom.runtime.plan import Plan, plan
 from fedloom.runtime.process import Progress, initial_state, run_rounds
+from fedloom.runtime.steps import for_task, load_personal, tune
 from fedloom.runtime.steps import load as fill
-from fedloom.runtime.steps import load_personal, tune
 from fedloom.runtime.worker import check_device
 from fedloom.stages.stage import State
 from fedloom.study.runs import Run
@@ -160,7 +160,8 @@ def _devices(recipe: Recipe) -> tuple[str, ...]:
 
 
 def trained_models(folder: Path | str) -> dict[str, dict[str, Tensor]]:
-    """A finished run's models as state dictionaries: "" is the global one, others are called by their client.
+    """A finished run's models as state dictionaries: "" is the global one, others are called by their client, or
+    task/NAME where each task has one.
 
     Raises StateError where the run has not saved a model yet.
     """
@@ -169,24 +170,32 @@ def trained_models(folder: Path | str) -> dict[str, dict[str, Tensor]]:
         raise StateError(f"{folder} has no model.safetensors: the run is not finished")
     models: dict[str, dict[str, Tensor]] = {}
     for key, tensor in load_file(path).items():
-        owner, name = key.split("/", 2)[1:] if key.startswith("client/") else ("", key)
-        models.setdefault(owner, {})[name] = tensor
+        owner, _, name = key.rpartition("/")
+        models.setdefault(owner.removeprefix("client/"), {})[name] = tensor
     return models
 
 
 def _export(built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Named tensors: the global model under its own names, a personal one under client/NAME/."""
+    """Named tensors: the global model under its own names, a task's under task/NAME/, a personal one under client/NAME/
+    (and a client's own of a task under client/NAME/task/NAME/)."""
     model = FlatModel(built.module, built.layout)
     tensors: dict[str, Tensor] = {}
     training, seed = built.recipe.training, built.recipe.seed
+    seen: set[str] = set()
     for name, client in built.federation.clients.items():
-        for kind, (message, mine) in models_for(built, state, name).items():
-            prefix = "" if kind == "global" else f"client/{name}/"
-            if not prefix and tensors:
+        models = models_for(built, state, name)
+        shared = {m.task for m in models if m.name == "global"} if built.method.rows == "client-task" else set()
+        for one in models:
+            if one.name == "personal" and one.task in shared:
+                continue  # what the task's model becomes on its way to the client
+            prefix = ("" if one.name == "global" else f"client/{name}/") + (f"task/{one.task}/" if one.task else "")
+            if prefix in seen:
                 continue
-            fill(built.method, model, message, mine)
-            if prefix:
-                load_personal(model, mine.get("personal", {}))
+            seen.add(prefix)
+            message = for_task(built.method, model, built.federation, name, one.message, one.task)
+            fill(built.method, model, message, one.state)
+            if one.name == "personal":
+                load_personal(model, one.state.get("personal", {}))
                 tune(built.method, model, client, training, Ctx(state["round"], seed))
             tensors |= {prefix + k: v.clone() for k, v in model.module.state_dict().items()}
     labels = {

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedloom.codecs import Raw, Sparse
+from fedloom.codecs import Raw, Sparse, Unified
 from fedloom.data.dataset import Dataset
 from fedloom.data.partition import Partition, Pool
 from fedloom.errors import RecipeError, nearest
@@ -21,6 +21,8 @@ from fedloom.runtime.federation import Federation
 from fedloom.runtime.worker import Setup
 from fedloom.training.stacked import refuse
 from fedloom.updates import Layout
+
+_CODECS = {"raw": Raw(), "sparse": Sparse(), "unified": Unified()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,11 +60,10 @@ def build_method(recipe: Recipe) -> Method:
         method: Method = section.entry.function(**section.params)
         for name, params in section.add.items():
             method = ADDONS[name].function(method, **params)
-        codec = Sparse() if section.codec == "sparse" else Raw()
         return replace(
             method,
             name=" + ".join([section.name, *section.add]),
-            codec=codec,
+            codec=_CODECS[section.codec] if section.codec else method.codec,
             weights=section.weights or method.weights,
             buffers=section.buffers or method.buffers,
         )
@@ -117,7 +118,10 @@ def build(
         partition.check(pool, shared=True)
     assert partition is not None
     federation = Federation.build(dataset, partition, unified=recipe.model.heads == "all")
-    module = build_model(recipe.model.name, recipe.model.params, dataset.input_shape, dataset.tasks, recipe.seed)
+    model = recipe.model
+    module = build_model(
+        model.name, model.params, dataset.input_shape, dataset.tasks, recipe.seed, model.weights, model.lora
+    )
     layout = Layout.from_module(module)
     try:
         method.stage.init(method.shared_part(layout))
@@ -131,10 +135,21 @@ def build(
                 f"method: {rule!r} measures models on validation data, but client {without[0]!r} has none "
                 f"({len(without)} of {len(federation.clients)} clients); set partition.val_fraction"
             )
+    if method.rows == "client-task":
+        if layout.buffers.blocks:
+            raise RecipeError(
+                f"model: {method.name} has one model a task, so running statistics cannot be shared "
+                f"({layout.buffers.names[0]}); use a model without, for example norm: group"
+            )
+        if "trained" in recipe.evaluation.models:
+            raise RecipeError(
+                f"evaluation.models: {method.name} trains a model for each task of a client, so there is no one "
+                "model 'trained' to measure; use global and personal"
+            )
     if recipe.training.stacked:
         if recipe.runtime.workers > 1:
             raise RecipeError(f"training.stacked: runs in one process, but runtime.workers is {recipe.runtime.workers}")
-        if method.phases or method.stream:
+        if method.phases or method.stream or method.rows == "client-task":
             raise RecipeError(f"training.stacked: a stack trains all of one model, but {method.name} does more")
         if dataset.train.prefetch:
             raise RecipeError(f"training.stacked: data set {dataset.name!r} may augment its batches, a stack does not")

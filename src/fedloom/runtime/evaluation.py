@@ -19,25 +19,28 @@ Scores = dict[str, dict[str, float]]
 def evaluate(
     model: FlatModel, part: Part, tasks: Mapping[str, Task], batch_size: int, innermost: bool = True
 ) -> Scores:
-    """Metrics of every task, accumulated over the part; nan where it holds no valid label.
+    """Metrics of every task, accumulated over the examples that have a label of it; nan where there is none.
 
     `innermost`: images are given to the model with the channels last in memory, as in training.
     """
-    names = tuple(tasks)
-    metrics = {name: task.metric() for name, task in tasks.items()}
-    losses = dict.fromkeys(names, 0.0)
+    scores: Scores = {}
     model.module.eval()
-    with torch.inference_mode():
-        for batch in part.index.split(batch_size):
-            x, targets = part.examples.batch(batch, model.device, tasks=names)
-            if innermost and x.ndim == 4:
-                x = channels_last(x)
-            outputs = model.module(x, names)
-            for name, task in tasks.items():
-                metrics[name].update(outputs[name], targets[name])
-                losses[name] += float(task.loss(outputs[name], targets[name])) * len(batch)
-    size = len(part)
-    return {name: {**metrics[name].compute(), "loss": losses[name] / size if size else float("nan")} for name in names}
+    for labelled, names in part.by_labels(tasks):
+        metrics = {name: tasks[name].metric() for name in names}
+        losses = dict.fromkeys(names, 0.0)
+        with torch.inference_mode():
+            for batch in labelled.index.split(batch_size):
+                x, targets = labelled.examples.batch(batch, model.device, tasks=names)
+                if innermost and x.ndim == 4:
+                    x = channels_last(x)
+                outputs = model.module(x, names)
+                for name in names:
+                    metrics[name].update(outputs[name], targets[name])
+                    losses[name] += float(tasks[name].loss(outputs[name], targets[name])) * len(batch)
+        size = len(labelled)
+        for name in names:
+            scores[name] = {**metrics[name].compute(), "loss": losses[name] / size if size else float("nan")}
+    return {name: scores[name] for name in tasks}
 
 
 def example_losses(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedloom.data.dataset import Dataset, Examples
-from fedloom.data.partition import Indices, Partition
+from fedloom.data.partition import Indices, Partition, labelled
 from fedloom.errors import DataError
 from fedloom.tasks.task import Task
 from fedloom.updates import Layout
@@ -26,6 +27,25 @@ class Part:
 
     def __len__(self) -> int:
         return len(self.positions)
+
+    def by_labels(self, tasks: Iterable[str]) -> list[tuple[Part, tuple[str, ...]]]:
+        """The tasks in groups that are labelled on the same examples, each with those examples; none is left out."""
+        groups: dict[bytes, tuple[Part, list[str]]] = {}
+        for task in tasks:
+            part = self.of(task)
+            groups.setdefault(part.positions.tobytes(), (part, []))[1].append(task)
+        return [(part, tuple(names)) for part, names in groups.values()]
+
+    def of(self, task: str) -> Part:
+        """The examples that have a label of the task; the same object every time."""
+        if task not in self._of:
+            have = labelled(self.examples.labels_of(task))[self.positions]
+            self._of[task] = self if have.all() else Part(self.examples, self.positions[have], self.name)
+        return self._of[task]
+
+    @cached_property
+    def _of(self) -> dict[str, Part]:
+        return {}
 
     @property
     def index(self) -> Tensor:
@@ -47,6 +67,11 @@ class Client:
     def part(self, split: str) -> Part:
         """train, val or test."""
         return {"train": self.train, "val": self.val, "test": self.test}[split]
+
+    def only(self, task: str) -> Client:
+        """The client with one of its tasks, and the examples that have a label of it."""
+        train, val, test = self.train.of(task), self.val.of(task), self.test.of(task)
+        return replace(self, tasks={task: self.tasks[task]}, train=train, val=val, test=test)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,8 +117,13 @@ class Federation:
                 raise DataError(f"task {name!r} is held by no client")
         return Federation(dataset.tasks, dict(sorted(clients.items())), unified)
 
-    def present(self, client: Client, layout: Layout) -> Tensor | None:
-        """Which blocks of a layout a client has (1 x blocks, bool), or None for all."""
+    def present(self, client: Client, layout: Layout, tasks: Sequence[str] = ()) -> Tensor | None:
+        """Which blocks of a layout a client has (1 x blocks, bool), or None for all.
+
+        With `tasks`: which blocks its rows of these tasks have (k x blocks).
+        """
+        if tasks:
+            return torch.tensor([[b.task in (None, task) for b in layout.blocks] for task in tasks])
         if self.unified:
             return None
         return torch.tensor([[b.task is None or b.task in client.tasks for b in layout.blocks]])

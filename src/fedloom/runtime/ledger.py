@@ -53,11 +53,12 @@ def count_up(method: Method, layout: Layout, federation: Federation, payload: Pa
     if not payload.finite:
         return {}
     shared = method.shared_part(layout)
-    bytes_ = method.codec.count(payload.packed, blank(shared, federation, payload.row, torch.zeros(1, shared.d)))
-    if shared.blocks:  # the number of examples, extras, and a bit a block for support
+    rows = payload.rows
+    bytes_ = method.codec.count(payload.packed, blank(shared, federation, rows, torch.zeros(len(rows), shared.d)))
+    if shared.blocks:  # of each row the number of examples and extras; a bit a block for support
         bits = 0 if payload.support is None else payload.support.numel()
         vectors = sum(v.nbytes for v in payload.side.values())
-        bytes_["side", None] = 8 * (1 + len(payload.extra)) + -(-bits // 8) + vectors
+        bytes_["side", None] = 8 * len(rows) * (1 + len(payload.extra)) + -(-bits // 8) + vectors
     return _with_buffers(bytes_, layout, payload.buffers, payload.integers)
 
 
@@ -70,6 +71,10 @@ def count_down(method: Method, layout: Layout, federation: Federation, client: C
         if message.vector is not None and (have is None or bool(have[0, i])):
             key = (block.role, block.task)
             bytes_[key] = bytes_.get(key, 0) + block.size * message.vector.element_size()
+    if message.tasks:
+        rows = tuple((client.id, task) for task in message.tasks)
+        like = blank(shared, federation, rows, torch.zeros(len(rows), shared.d))
+        bytes_ |= method.codec.count(message.packed, like)
     if message.told:
         bytes_["side", None] = sum(v.nbytes for v in message.told.values())
     return _with_buffers(bytes_, layout, message.buffers, message.integers)

@@ -11,38 +11,56 @@ from fedloom.runtime.build import Built
 from fedloom.runtime.evaluation import Scores
 from fedloom.runtime.executors import Executor
 from fedloom.runtime.federation import Client
-from fedloom.runtime.steps import Message, model_of
+from fedloom.runtime.steps import Message, model_of, pack_tasks
 from fedloom.runtime.worker import EvalJob, TrainDone
 from fedloom.stages.stage import State
 
 Record = dict[str, Any]
 
 
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A model that a client may use for some of its tasks: what to load it from."""
+
+    name: str
+    """"global": one complete model that is meant for all, or for all that hold the task; "personal": the client's."""
+    tasks: tuple[str, ...]
+    message: Message
+    state: State
+    task: str | None = None
+    """The task that the model is for, where each has one."""
+
+
 @dataclass
 class _Group:
     """Clients with the same model and the same data: one measurement serves all."""
 
-    message: Message
-    state: State
+    model: Model
     client: str
     split: str
-    members: list[tuple[Client, str]] = field(default_factory=list)
+    members: list[tuple[Client, Model]] = field(default_factory=list)
 
 
-def models_for(built: Built, state: State, client: str) -> dict[str, tuple[Message, State]]:
-    """The models that a client may use: name -> (message, client state), the last one being the one to use.
-
-    "global" is one complete model that is meant for all; "personal" is the client's own.
-    """
+def models_for(built: Built, state: State, client: str) -> list[Model]:
+    """The models that a client may use; of those for a task the last one is the one to use."""
     server, mine, method = state["server"], state["clients"].get(client, {}), built.method
     own_parts = bool(method.private_part(built.layout).blocks)
     own_buffers = method.buffers == "local" and bool(built.layout.buffers.blocks)
-    common = Message(server["model"], server["buffers"], server["integers"])
-    models: dict[str, tuple[Message, State]] = {}
+    tasks = tuple(built.federation.clients[client].tasks)
+    models: list[Model] = []
+    if method.rows == "client-task":
+        received = pack_tasks(method, built.layout, built.federation, server, client, tasks)
+        for task in tasks:
+            if not own_parts:  # alone in its message, a task's vector is what the server has
+                alone = pack_tasks(method, built.layout, built.federation, server, client, (task,))
+                models.append(Model("global", (task,), alone, {}, task))
+            models.append(Model("personal", (task,), received, mine.get("tasks", {}).get(task, {}), task))
+        return models
     if method.stage.reduces and not own_parts and not own_buffers:
-        models["global"] = common, {}
+        models.append(Model("global", tasks, Message(server["model"], server["buffers"], server["integers"]), {}))
     if not models or method.own_model or method.tune:
-        models["personal"] = Message(model_of(server, client), server["buffers"], server["integers"]), mine
+        message = Message(model_of(server, client), server["buffers"], server["integers"])
+        models.append(Model("personal", tasks, message, mine))
     return models
 
 
@@ -52,28 +70,29 @@ def measure(built: Built, executor: Executor, state: State) -> list[Record]:
     A model that several clients share, on data that they share, is measured once.
     """
     evaluation = built.recipe.evaluation
-    groups: dict[tuple[str | None, int], _Group] = {}
+    groups: dict[tuple[str | None, str | None, int], _Group] = {}
     for client in built.federation.clients.values():
-        for model, (message, mine) in models_for(built, state, client.id).items():
-            if model not in evaluation.models:
+        for model in models_for(built, state, client.id):
+            if model.name not in evaluation.models:
                 continue
-            owner = client.id if model == "personal" else None
+            owner = client.id if model.name == "personal" else None
             for split in evaluation.splits:
                 part = client.part(split)
                 if len(part):
-                    group = groups.setdefault((owner, id(part)), _Group(message, mine, client.id, split))
+                    group = groups.setdefault((owner, model.task, id(part)), _Group(model, client.id, split))
                     group.members.append((client, model))
     entries = list(groups.values())
     jobs = []
     for number, g in enumerate(entries):
-        tasks = dict.fromkeys(name for client, _ in g.members for name in client.tasks)
-        personal = g.members[0][1] == "personal"
-        jobs.append(EvalJob(number, g.message, g.state, g.client, g.split, tuple(tasks), state["round"], personal))
+        tasks = tuple(dict.fromkeys(name for _, model in g.members for name in model.tasks))
+        personal = g.model.name == "personal"
+        m = g.model
+        jobs.append(EvalJob(number, m.message, m.state, g.client, g.split, tasks, state["round"], personal, m.task))
     results: dict[int, Scores] = dict(executor.run(jobs))
     records: list[Record] = []
     for number, g in enumerate(entries):
         for client, model in g.members:
-            records += _records(client, model, g.split, results[number])
+            records += _records(client, model.name, g.split, results[number], model.tasks)
     return sorted(records, key=lambda r: (r["client"], r["model"], r["split"], r["task"], r["metric"]))
 
 
@@ -84,20 +103,21 @@ def trained_records(built: Built, done: Iterable[TrainDone]) -> list[Record]:
         record
         for d in sorted(done, key=lambda d: d.client)
         for split, scores in d.trained.items()
-        for record in _records(clients[d.client], "trained", split, scores)
+        for record in _records(clients[d.client], "trained", split, scores, tuple(clients[d.client].tasks))
     ]
 
 
 def train_records(done: Iterable[TrainDone]) -> list[Record]:
     """Mean training loss of each client and task in a round."""
     return [
-        {"client": d.client, "task": task, "loss": loss, "examples": d.result.examples, "steps": d.result.steps}
+        {"client": d.client, "task": task, "loss": loss, "examples": result.examples, "steps": result.steps}
         for d in sorted(done, key=lambda d: d.client)
         for task, loss in d.result.losses.items()
+        for result in [d.result.by_task.get(task, d.result)]
     ]
 
 
-def _records(client: Client, model: str, split: str, scores: Scores) -> list[Record]:
+def _records(client: Client, model: str, split: str, scores: Scores, tasks: Sequence[str]) -> list[Record]:
     data = f"{client.part(split).name} {split}"
     return [
         {
@@ -109,7 +129,7 @@ def _records(client: Client, model: str, split: str, scores: Scores) -> list[Rec
             "split": split,
             "data": data,
         }
-        for task in client.tasks
+        for task in tasks
         for metric, value in scores[task].items()
     ]
 

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 
 from fedloom.codecs import Sparse
-from fedloom.context import Ctx, Row
+from fedloom.context import Ctx
 from fedloom.methods.method import Method
 from fedloom.recipes.schema import Recipe
 from fedloom.runtime.build import Built, build
 from fedloom.runtime.ledger import count_down, count_up
 from fedloom.runtime.process import initial_state
 from fedloom.runtime.sampling import cohort
-from fedloom.runtime.steps import Payload, dispatch
-from fedloom.updates import Updates
+from fedloom.runtime.steps import Payload, blank, dispatch, rows_of
+from fedloom.stages.stage import State
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,15 @@ def plan(recipe: Recipe, method: Method | None = None) -> Plan:
     return plan_of(build(recipe, method))
 
 
+def _second_round(built: Built) -> State:
+    """The server's state at the beginning, with a vector for every task: there are none before the first round."""
+    state: State = initial_state(built)["server"]
+    if built.method.rows == "client-task":
+        vector = torch.zeros_like(state["model"])
+        state["tasks"] = {task.name: vector for task in built.federation.tasks}
+    return state
+
+
 def plan_of(built: Built) -> Plan:
     """The plan of what has been built."""
     recipe = built.recipe
@@ -46,23 +55,24 @@ def plan_of(built: Built) -> Plan:
     parameters: dict[str, int] = {}
     for block in layout.blocks:
         parameters[block.role] = parameters.get(block.role, 0) + block.size
-    messages = dispatch(built.method, initial_state(built)["server"], federation.clients)
+    messages = dispatch(built.method, layout, federation, _second_round(built), federation.clients)
     noise = torch.randn(1, shared.d, generator=torch.Generator().manual_seed(0))
     up = down = 0
     for name, client in federation.clients.items():
         down += sum(count_down(built.method, layout, federation, client, messages[name]).values())
-        row: Row = (name, None)
-        updates = Updates.of(noise, [len(client.train)], shared, [row], present=federation.present(client, shared))
+        rows = rows_of(built.method, federation, [name])
+        updates = blank(shared, federation, rows, noise.expand(len(rows), -1))
         updates, _ = built.method.edge(updates, built.method.edge.init(shared), Ctx(1))
         payload = Payload(
-            row,
+            (name, None),
             1.0,
             built.method.codec.pack(updates),
             dict.fromkeys(built.method.extras - {"support"}, 0.0),
             dict.fromkeys(built.method.side, noise[0]),
-            torch.zeros(len(shared.blocks)) if "support" in built.method.extras else None,
+            torch.zeros(len(rows), len(shared.blocks)) if "support" in built.method.extras else None,
             messages[name].buffers,
             messages[name].integers,
+            tasks={task: 1.0 for _, task in rows if task is not None},
         )
         up += sum(count_up(built.method, layout, federation, payload).values())
     taking_part = len(cohort(list(federation.clients), recipe.training.participation, recipe.seed, 1))

@@ -15,7 +15,7 @@ from fedloom.runtime.ledger import Ledger, count_down, count_up
 from fedloom.runtime.measure import headline, measure, train_records, trained_records, validation_loss
 from fedloom.runtime.sampling import cohort
 from fedloom.runtime.state import map_tensors
-from fedloom.runtime.steps import Message, Payload, dispatch, server_init, server_step
+from fedloom.runtime.steps import Message, Payload, dispatch, rows_of, server_init, server_step
 from fedloom.runtime.worker import TrainDone, TrainJob
 from fedloom.stages.stage import State
 from fedloom.training.flat import integer_buffers
@@ -51,14 +51,14 @@ def run_rounds(built: Built, executor: Executor, folder: RunFolder, state: State
         last = now.number == training.rounds
         members = cohort(list(built.federation.clients), training.participation, recipe.seed, now.number)
         with now.ledger.phase("dispatch"):
-            messages = dispatch(method, state["server"], members)
+            messages = dispatch(method, built.layout, built.federation, state["server"], members)
             jobs = [TrainJob(m, now.number, messages[m], state["clients"].get(m, {})) for m in members]
             # the longest first, so that no worker is left alone with it
             jobs.sort(key=lambda j: -len(built.federation.clients[j.client].train))
         ctx = Ctx(
             now.number,
             recipe.seed,
-            tuple((m, None) for m in members),
+            rows_of(method, built.federation, members),
             len(built.federation.clients),
             training.rounds,
             log=now.log,
@@ -120,8 +120,12 @@ class _Round:
             self.ledger.down[d.client] = count_down(
                 method, layout, federation, federation.clients[d.client], messages[d.client]
             )
+            why = "local training gave nan or inf"
             if not d.payload.finite:
-                self.log("update dropped", {"client": d.client, "why": "local training gave nan or inf"})
+                self.log("update dropped", {"client": d.client, "why": why})
+            elif d.payload.tasks:
+                for task in federation.clients[d.client].tasks.keys() - d.payload.tasks.keys():
+                    self.log("update dropped", {"client": d.client, "task": task, "why": why})
             self.ledger.add("local training, sum over clients", d.seconds)
             self.ledger.add("waiting for data, sum over clients", d.result.waiting)
             empty = Payload(d.payload.row, d.payload.n)

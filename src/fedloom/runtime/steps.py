@@ -30,20 +30,24 @@ ALL = EVERYONE[0]
 class Message:
     """From the server to one client: the shared parameters, the buffers unless they are local, and what stages tell.
 
-    `vector` is None where the client goes on from its own model, which it has.
+    `vector` is None where the client goes on from its own model, which it has, and where rows are (client, task):
+    then `packed` has the vectors of `tasks`; a task that is not among them starts from the initial model.
     """
 
     vector: Tensor | None
     buffers: Tensor | None = None
     integers: Mapping[str, Tensor] = field(default_factory=dict)
     told: Mapping[str, Tensor] = field(default_factory=dict)
+    packed: Mapping[str, Tensor] = field(default_factory=dict)
+    tasks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Payload:
     """From one client to the server: packed updates, number of examples, extras, side vectors, buffers.
 
-    `finite` is False where local training produced nan or inf; the payload is then empty.
+    `finite` is False where local training produced nan or inf; the payload is then empty. Where rows are (client,
+    task), `tasks` are the number of examples of each row, an extra is a list and support a matrix of as many rows.
     """
 
     row: Row
@@ -55,6 +59,17 @@ class Payload:
     buffers: Tensor | None = None
     integers: Mapping[str, Tensor] = field(default_factory=dict)
     finite: bool = True
+    tasks: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The keys of the rows in it."""
+        return tuple((self.row[0], task) for task in self.tasks) or (self.row,)
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """Number of examples of each row."""
+        return tuple(self.tasks.values()) or (self.n,)
 
 
 def client_step(
@@ -72,6 +87,38 @@ def client_step(
     `model` is scratch space: everything in it is overwritten. `state` is the client's from its last participation
     ({} at first) and is not changed. If the update is not finite, the state stays as it was.
     """
+    if method.rows == "client-task":
+        return _by_task(method, model, federation, client, received, state, ctx, training)
+    result, base = _train(method, model, client, received, state, ctx, training, client.id)
+    payload, result, new = finish(method, model, federation, client, base, state, result, ctx)
+    if method.stream is None or not payload.finite:
+        return payload, result, new
+    trained = model.vector.clone()
+    memory = state.get("personal", {})
+    load_personal(model, memory)
+    if not memory:
+        model.params.copy_(base)
+    beside = _local(
+        method, model, client, ctx, training, f"{client.id}/personal", method.stream.rules, memory, {"anchor": base}
+    )
+    new["personal"] = memory
+    if bool(torch.isfinite(model.vector).all()):
+        new["personal"] = _personal(model, model.params, {"rules": beside.rules, "optimizer": beside.optimizer})
+    model.vector.copy_(trained)
+    return payload, result, new
+
+
+def _train(
+    method: Method,
+    model: FlatModel,
+    client: Client,
+    received: Message,
+    state: State,
+    ctx: Ctx,
+    training: Training,
+    who: str,
+) -> tuple[LocalResult, Tensor]:
+    """Load what was received and train; (result, parameters at the start). The trained model is left in `model`."""
     load(method, model, received, state)
     base = model.params.clone()
     layout, shared = model.layout.parameters, method.shared_part(model.layout)
@@ -79,6 +126,25 @@ def client_step(
     def everywhere(told: Tensor) -> Tensor:
         told = told.to(model.device)
         return layout.put(torch.zeros_like(base), shared, told) if told.ndim else told
+
+    told = {name: everywhere(value) for name, value in received.told.items()}
+    result = _local(method, model, client, ctx, training, who, method.local, state, told, method.phases)
+    return result, base
+
+
+def _local(
+    method: Method,
+    model: FlatModel,
+    client: Client,
+    ctx: Ctx,
+    training: Training,
+    who: str,
+    rules: Sequence[LocalRule],
+    memory: State,
+    told: Mapping[str, Tensor],
+    phases: tuple[Phase, ...] = (),
+) -> LocalResult:
+    """Local training of the loaded model; `who` names the streams of random numbers."""
 
     def validate() -> dict[str, float]:
         part = client.part("val")
@@ -91,45 +157,107 @@ def client_step(
         model.module.train()
         return each
 
-    def local_training(
-        who: str, rules: Sequence[LocalRule], memory: State, told: Mapping[str, Tensor], phases: tuple[Phase, ...] = ()
-    ) -> LocalResult:
-        with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
-            torch.manual_seed(derive_seed(ctx.seed, ctx.round, "model", who))  # dropout and the like
-            return train(
-                model,
-                client.train.examples,
-                client.train.index,
-                client.tasks,
-                training,
-                ctx,
-                who,
-                model.spans(shared),
-                rules,
-                map_tensors(memory["rules"], lambda t: t.to(model.device)) if "rules" in memory else None,
-                memory.get("optimizer"),
-                told,
-                phases,
-                validate,
-                losses,
-            )
+    with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
+        torch.manual_seed(derive_seed(ctx.seed, ctx.round, "model", who))  # dropout and the like
+        return train(
+            model,
+            client.train.examples,
+            client.train.index,
+            client.tasks,
+            training,
+            ctx,
+            who,
+            model.spans(method.shared_part(model.layout)),
+            rules,
+            map_tensors(memory["rules"], lambda t: t.to(model.device)) if "rules" in memory else None,
+            memory.get("optimizer"),
+            told,
+            phases,
+            validate,
+            losses,
+        )
 
-    told = {name: everywhere(value) for name, value in received.told.items()}
-    result = local_training(client.id, method.local, state, told, method.phases)
-    payload, result, new = finish(method, model, federation, client, base, state, result, ctx)
-    if method.stream is None or not payload.finite:
-        return payload, result, new
-    trained = model.vector.clone()
-    memory = state.get("personal", {})
-    load_personal(model, memory)
-    if not memory:
-        model.params.copy_(base)
-    beside = local_training(f"{client.id}/personal", method.stream.rules, memory, {"anchor": base})
-    new["personal"] = memory
-    if bool(torch.isfinite(model.vector).all()):
-        new["personal"] = _personal(model, model.params, {"rules": beside.rules, "optimizer": beside.optimizer})
-    model.vector.copy_(trained)
-    return payload, result, new
+
+def _by_task(
+    method: Method,
+    model: FlatModel,
+    federation: Federation,
+    client: Client,
+    received: Message,
+    state: State,
+    ctx: Ctx,
+    training: Training,
+) -> tuple[Payload, LocalResult, State]:
+    """A client's part of a round where each of its tasks is trained alone, from the task's own vector."""
+    layout, shared = model.layout.parameters, method.shared_part(model.layout)
+    initial = model.initial[: layout.d]
+    starts = task_messages(method, model, federation, client.id, received)
+    memories = state.get("tasks", {})
+    new: State = {"tasks": dict(memories)}
+    results: dict[str, LocalResult] = {}
+    rows: dict[str, Tensor] = {}
+    extra: dict[str, list[Any]] = {}
+    support: list[Tensor] = []
+    for task in sorted(client.tasks):
+        one, memory = client.only(task), memories.get(task, {})
+        result, base = _train(method, model, one, starts[task], memory, ctx, training, f"{client.id}/{task}")
+        results[task] = result
+        if not _finite(model, base):
+            continue
+        new["tasks"][task] = _kept(method, model, base, memory, result)
+        # from the initial model, which every client and the server know
+        rows[task] = layout.take(model.params, shared) - layout.take(initial, shared)
+        for name, value in _about(method, one, result).items():
+            extra.setdefault(name, []).append(value)
+        support.append(_support(model, shared, (task,)))
+    merged = LocalResult(
+        sum(r.steps for r in results.values()),
+        sum(r.examples for r in results.values()),
+        {task: r.losses[task] for task, r in results.items()},
+        waiting=sum(r.waiting for r in results.values()),
+        by_task=results,
+    )
+    row: Row = (client.id, None)
+    if not rows:
+        return Payload(row, len(client.train), finite=False), merged, state
+    sizes = {task: float(len(client.only(task).train)) for task in rows}
+    payload, edge, _ = _payload(
+        method,
+        tuple((client.id, task) for task in rows),
+        torch.stack(list(rows.values())),
+        list(sizes.values()),
+        shared,
+        federation.present(client, shared, tuple(rows)),
+        extra,
+        state.get("edge"),
+        ctx,
+    )
+    if edge:
+        new["edge"] = edge
+    rows_support = torch.stack(support) if "support" in method.extras else None
+    return replace(payload, row=row, n=len(client.train), support=rows_support, tasks=sizes), merged, new
+
+
+def task_messages(
+    method: Method, model: FlatModel, federation: Federation, client: str, received: Message
+) -> dict[str, Message]:
+    """What a client received, as a message with a whole vector for each of its tasks."""
+    params, shared = model.layout.parameters, method.shared_part(model.layout)
+    origin = params.take(model.initial[: params.d], shared).to("cpu")
+    start = dict.fromkeys(federation.clients[client].tasks, origin)
+    if received.tasks:
+        X = torch.zeros(len(received.tasks), shared.d, dtype=origin.dtype)
+        rows = tuple((client, task) for task in received.tasks)
+        X = method.codec.unpack(received.packed, blank(shared, federation, rows, X))
+        start |= {task: origin + x for task, x in zip(received.tasks, X, strict=True)}
+    return {task: Message(vector, received.buffers, received.integers) for task, vector in start.items()}
+
+
+def for_task(
+    method: Method, model: FlatModel, federation: Federation, client: str, received: Message, task: str | None
+) -> Message:
+    """A message with the whole vector of one task; as it is where tasks have no models of their own."""
+    return received if task is None else task_messages(method, model, federation, client, received)[task]
 
 
 def _personal(model: FlatModel, params: Tensor, more: State | None = None) -> State:
@@ -195,16 +323,59 @@ def finish(
     ctx: Ctx,
 ) -> tuple[Payload, LocalResult, State]:
     """From trained parameters (`base` is where they started) to a payload and the client's new state."""
-    layout = model.layout
-    params, shared, private = layout.parameters, method.shared_part(layout), method.private_part(layout)
+    params, shared = model.layout.parameters, method.shared_part(model.layout)
     row: Row = (client.id, None)
-    delta = model.params - base
-    if not bool(torch.isfinite(delta).all() & torch.isfinite(model.buffers).all()):
+    if not _finite(model, base):
         return Payload(row, len(client.train), finite=False), result, state
+    delta = model.params - base
+    new = _kept(method, model, base, state, result)
+    payload, edge, sent = _payload(
+        method,
+        (row,),
+        params.take(delta, shared).unsqueeze(0),
+        [len(client.train)],
+        shared,
+        federation.present(client, shared),
+        {name: [value] for name, value in _about(method, client, result).items()},
+        state.get("edge"),
+        ctx,
+    )
+    if edge:
+        new["edge"] = edge
+    if method.start == "own":
+        # with what the server is told, so that both have the same model
+        new["own"] = (params.take(base, shared) + sent[0]).to(torch.device("cpu"))
+    buffers, integers = _state_buffers(method, model)
+    payload = replace(
+        payload,
+        extra={name: values[0] for name, values in payload.extra.items()},
+        side={name: params.take(result.extra[name], shared).to("cpu") for name in method.side},
+        support=_support(model, shared, tuple(client.tasks)) if "support" in method.extras else None,
+        buffers=buffers if method.buffers != "local" else None,
+        integers=integers if method.buffers != "local" else {},
+    )
+    return payload, result, new
+
+
+def _finite(model: FlatModel, base: Tensor) -> bool:
+    """Whether what was trained is finite."""
+    return bool(torch.isfinite(model.params - base).all() & torch.isfinite(model.buffers).all())
+
+
+def _state_buffers(method: Method, model: FlatModel) -> tuple[Tensor | None, dict[str, Tensor]]:
+    """Copies of float and of integer buffers."""
+    buffers = model.buffers.to("cpu", copy=True) if len(model.buffers) else None
+    return buffers, {name: b.to("cpu", copy=True) for name, b in model.integers.items()}
+
+
+def _kept(method: Method, model: FlatModel, base: Tensor, state: State, result: LocalResult) -> State:
+    """What a client keeps of a round for the next one in which it takes part; stages at the client add theirs."""
+    params, private = model.layout.parameters, method.private_part(model.layout)
     cpu = torch.device("cpu")
     new: State = {}
     if private.blocks:
         # start + update, as every server computes it: so local training is exactly mixing with the identity
+        delta = model.params - base
         new["private"] = (params.take(base, private) + params.take(delta, private)).to(cpu, copy=True)
     if result.optimizer:
         new["optimizer"] = result.optimizer
@@ -213,50 +384,54 @@ def finish(
     for i, rule in enumerate(method.local):
         if (personal := rule.personal(result.rules[str(i)])) is not None:
             new["personal"] = _personal(model, personal)
-    buffers = model.buffers.to(cpu, copy=True) if len(model.buffers) else None
-    integers = {name: b.to(cpu, copy=True) for name, b in model.integers.items()}
     if method.buffers == "local":
-        new["buffers"], new["integers"] = buffers, integers
-        buffers, integers = None, {}
-    trained = set(model.trained(tuple(client.tasks)).names)
+        new["buffers"], new["integers"] = _state_buffers(method, model)
+    return new
+
+
+def _about(method: Method, client: Client, result: LocalResult) -> dict[str, Any]:
+    """The extras of one row that some stage uses."""
     about = {"steps": float(result.steps), "domain": client.domain or "", "tasks": ",".join(sorted(client.tasks))}
-    extra = {**about, **result.extra}
-    updates = Updates(
-        shared,
-        (row,),
-        params.take(delta, shared).unsqueeze(0),
-        torch.tensor([float(len(client.train))], dtype=torch.float64),
-        torch.tensor([float(len(client.train))], dtype=torch.float64),
-        present=federation.present(client, shared),
-        extra={k: [v] for k, v in extra.items() if k in method.extras},
-    )
-    updates, edge = method.edge(updates, state.get("edge") or method.edge.init(shared), ctx)
-    if edge:
-        new["edge"] = edge
-    if method.start == "own":
-        # with what the server is told, so that both have the same model
-        new["own"] = (params.take(base, shared) + updates.X[0]).to(cpu)
-    payload = Payload(
-        row,
-        len(client.train),
-        {k: v.to(cpu) for k, v in method.codec.pack(updates).items()},
-        {k: v[0] for k, v in updates.extra.items()},
-        {name: params.take(result.extra[name], shared).to(cpu) for name in method.side},
-        torch.tensor([b.name in trained for b in shared.blocks]) if "support" in method.extras else None,
-        buffers,
-        integers,
-    )
-    return payload, result, new
+    return {name: value for name, value in {**about, **result.extra}.items() if name in method.extras}
+
+
+def _support(model: FlatModel, shared: Layout, tasks: tuple[str, ...]) -> Tensor:
+    """Which blocks got a gradient in training these tasks."""
+    trained = set(model.trained(tasks).names)
+    return torch.tensor([b.name in trained for b in shared.blocks])
+
+
+def _payload(
+    method: Method,
+    rows: tuple[Row, ...],
+    X: Tensor,
+    sizes: Sequence[float],
+    shared: Layout,
+    present: Tensor | None,
+    extra: Mapping[str, list[Any]],
+    edge: State | None,
+    ctx: Ctx,
+) -> tuple[Payload, State, Tensor]:
+    """A client's rows through the stages at the client and the codec: (payload, the stages' state, rows before it)."""
+    n = torch.tensor([float(size) for size in sizes], dtype=torch.float64)
+    updates = Updates(shared, rows, X, n, n.clone(), present=present, extra=extra)
+    updates, state = method.edge(updates, edge or method.edge.init(shared), ctx)
+    packed = {k: v.to("cpu") for k, v in method.codec.pack(updates).items()}
+    return Payload(rows[0], float(n.sum()), packed, dict(updates.extra)), state, updates.X
 
 
 def server_init(method: Method, layout: Layout, initial: Tensor, integers: Mapping[str, Tensor]) -> State:
-    """The server's state before the first round; `initial` is the whole model vector (parameters, buffers)."""
+    """The server's state before the first round; `initial` is the whole model vector (parameters, buffers).
+
+    "tasks" are vectors by task, where rows are (client, task): differences to the initial model.
+    """
     params = layout.parameters
     shared = method.shared_part(layout)
     model = params.take(initial[: params.d], shared).clone()
     return {
         "model": model,
         "personal": {},
+        **({"tasks": {}} if method.rows == "client-task" else {}),
         "stage": method.stage.init(shared),
         "rule": {ALL: method.server.init(model)},
         "buffers": initial[params.d :].clone() if method.buffers != "local" else None,
@@ -270,9 +445,14 @@ def model_of(state: State, client: str) -> Tensor:
     return personal
 
 
-def dispatch(method: Method, state: State, clients: Iterable[str]) -> dict[str, Message]:
+def dispatch(
+    method: Method, layout: Layout, federation: Federation, state: State, clients: Iterable[str]
+) -> dict[str, Message]:
     """What the server sends to each client. Clients that get the same vector get the same tensor."""
     clients = list(clients)
+    if method.rows == "client-task":
+        held = {client: federation.clients[client].tasks for client in clients}
+        return {client: pack_tasks(method, layout, federation, state, client, tasks) for client, tasks in held.items()}
     needed = frozenset[str]().union(*(rule.needs for rule in method.local))
     told = method.stage.tell(state["stage"], clients, state["personal"]) if needed else {}
     vectors: dict[str, Tensor | None] = {}
@@ -287,10 +467,32 @@ def dispatch(method: Method, state: State, clients: Iterable[str]) -> dict[str, 
     return messages
 
 
-def blank(shared: Layout, federation: Federation, row: Row, X: Tensor) -> Updates:
-    """One row of zeros X (1 x d) with the presence of its client: what a codec fills."""
-    one = torch.ones(1, dtype=torch.float64)
-    return Updates(shared, (row,), X, one, one, present=federation.present(federation.clients[row[0]], shared))
+def pack_tasks(
+    method: Method, layout: Layout, federation: Federation, state: State, client: str, tasks: Iterable[str]
+) -> Message:
+    """The vectors of some tasks, packed as the client's own will be; nothing of tasks that have none yet."""
+    tasks = tuple(task for task in sorted(tasks) if task in state["tasks"])
+    packed: Mapping[str, Tensor] = {}
+    if tasks:
+        X = torch.stack([state["tasks"][task] for task in tasks])
+        rows = tuple((client, task) for task in tasks)
+        packed = method.codec.pack(blank(method.shared_part(layout), federation, rows, X))
+    return Message(None, state["buffers"], state["integers"], packed=packed, tasks=tasks)
+
+
+def rows_of(method: Method, federation: Federation, clients: Iterable[str]) -> tuple[Row, ...]:
+    """The rows that these clients will send."""
+    if method.rows == "client":
+        return tuple((client, None) for client in clients)
+    return tuple((client, task) for client in clients for task in sorted(federation.clients[client].tasks))
+
+
+def blank(shared: Layout, federation: Federation, rows: tuple[Row, ...], X: Tensor) -> Updates:
+    """Rows X of one client with its presence: what a codec fills, from zeros, or packs."""
+    ones = torch.ones(len(rows), dtype=torch.float64)
+    tasks = tuple(task for _, task in rows if task is not None)
+    present = federation.present(federation.clients[rows[0][0]], shared, tasks)
+    return Updates(shared, rows, X, ones, ones, present=present)
 
 
 def collect(
@@ -306,43 +508,67 @@ def collect(
     `rows` are the expected keys; a client that fails or is not finite leaves no row.
     """
     shared = method.shared_part(layout)
-    keys = sorted(rows, key=lambda r: (r[0], r[1] or ""))
-    X = torch.zeros(len(keys), shared.d, dtype=dtype)
+    expected = {row: i for i, row in enumerate(sorted(rows, key=lambda r: (r[0], r[1] or "")))}
+    stays_packed = method.codec.stays_packed
+    X = torch.zeros(0 if stays_packed else len(expected), shared.d, dtype=dtype)
     beside = {name: torch.zeros_like(X) for name in method.side}
+    parts: dict[int, tuple[Mapping[str, Tensor], Updates]] = {}
     came: dict[int, Payload] = {}
     for payload in payloads:
         if not payload.finite:
             continue
-        i = keys.index(payload.row)
-        X[i : i + 1] = method.codec.unpack(payload.packed, blank(shared, federation, payload.row, X[i : i + 1]))
+        i, k = expected[payload.rows[0]], len(payload.rows)
+        if stays_packed:
+            nothing = torch.zeros(1, 1, dtype=dtype).expand(k, shared.d)
+            parts[i] = payload.packed, blank(shared, federation, payload.rows, nothing)
+        elif payload.rows == tuple(expected)[i : i + k]:
+            like = blank(shared, federation, payload.rows, X[i : i + k])
+            X[i : i + k] = method.codec.unpack(payload.packed, like)
+        else:  # some of its rows did not come
+            like = blank(shared, federation, payload.rows, X.new_zeros(k, shared.d))
+            X[[expected[row] for row in payload.rows]] = method.codec.unpack(payload.packed, like)
         for name, matrix in beside.items():
             matrix[i] = payload.side[name]
         came[i] = Payload(**{**vars(payload), "packed": {}, "side": {}})
         del payload  # before the next one is made
-    here = sorted(came)
-    if len(here) < len(keys):
+    ordered = [came[i] for i in sorted(came)]
+    keys = tuple(row for payload in ordered for row in payload.rows)
+    here = [expected[row] for row in keys]
+    given = method.codec.gather([parts[i] for i in sorted(parts)]) if parts else None
+    if given is None and len(here) < len(expected):
         X, beside = _compact(X, here), {name: _compact(matrix, here) for name, matrix in beside.items()}
-    n = torch.tensor([came[i].n for i in here], dtype=torch.float64)
-    extra: dict[str, Any] = {
-        name: [came[i].extra[name] for i in here] for name in (came[here[0]].extra if here else ())
-    }
-    if "support" in method.extras:
-        extra["support"] = torch.stack([came[i].support for i in here]) if here else torch.zeros(0, len(shared.blocks))  # type: ignore[misc]
-    present = None
-    if not federation.unified:
-        masks = [federation.present(federation.clients[keys[i][0]], shared) for i in here]
-        present = torch.cat([m for m in masks if m is not None]) if masks else torch.zeros(0, len(shared.blocks)).bool()
+    n = torch.tensor([size for payload in ordered for size in payload.sizes], dtype=torch.float64)
     updates = Updates(
         shared,
-        tuple(keys[i] for i in here),
-        X,
+        keys,
+        X if given is None else given,
         n,
         n.clone() if method.weights == "size" else torch.ones_like(n),
-        present=present,
-        extra=extra,
+        present=_presence(method, federation, shared, ordered),
+        extra=_extras(method, shared, ordered),
         side=beside,
     )
-    return updates, [came[i] for i in here]
+    return updates, ordered
+
+
+def _presence(method: Method, federation: Federation, shared: Layout, payloads: Sequence[Payload]) -> Tensor | None:
+    """Which blocks the rows have (K x blocks), or None for all."""
+    if federation.unified and method.rows == "client":
+        return None
+    masks = [federation.present(federation.clients[p.row[0]], shared, tuple(p.tasks)) for p in payloads]
+    return torch.cat([m for m in masks if m is not None]) if masks else torch.zeros(0, len(shared.blocks)).bool()
+
+
+def _extras(method: Method, shared: Layout, payloads: Sequence[Payload]) -> dict[str, Any]:
+    """What came beside the rows: name -> K values."""
+    extra: dict[str, Any] = {}
+    for name in payloads[0].extra if payloads else ():
+        extra[name] = [v for p in payloads for v in (p.extra[name] if p.tasks else [p.extra[name]])]
+    if "support" in method.extras:
+        blocks = len(shared.blocks)
+        rows = [p.support.view(-1, blocks) for p in payloads if p.support is not None]
+        extra["support"] = torch.cat(rows) if rows else torch.zeros(0, blocks)
+    return extra
 
 
 def server_step(
@@ -359,16 +585,22 @@ def server_step(
     """
     updates, came = collect(method, layout, federation, payloads, ctx.targets or (), state["model"].dtype)
     updates, dropped = updates.finite()
-    for client, _ in dropped:
-        ctx.log("update dropped", {"client": client, "why": "not finite after the client's stages"})
+    for client, task in dropped:
+        about = {"client": client} if task is None else {"client": client, "task": task}
+        ctx.log("update dropped", {**about, "why": "not finite after the client's stages"})
     if not len(updates):
         return state
-    alive = set(updates.rows)
+    alive = {client for client, _ in updates.rows}
     if "base" in method.stage.reads:
         updates = updates.replace(base=_bases(method, state, [client for client, _ in updates.rows]))
     out, stage = method.stage(updates, state["stage"], ctx)
     del updates  # the matrix is not needed any more, and there may be a model for each row below
     new = {**state, "stage": stage, "personal": dict(state["personal"]), "rule": dict(state["rule"])}
+    if method.rows == "client-task":
+        # views keep the whole matrix alive, so they are only good where they replace every vector
+        every = len(out.rows) == len(federation.tasks)
+        vectors = {str(task): x if every else x.clone() for (_, task), x in zip(out.rows, out.X, strict=True)}
+        return {**new, "tasks": {**state["tasks"], **vectors}}
     for key, update in zip(out.rows, out.X, strict=True):
         # what is meant for everyone also moves the personal models
         for name in (ALL, *state["personal"]) if key == EVERYONE else (key[0],):
@@ -379,7 +611,7 @@ def server_step(
                 new["model"] = after
             else:
                 new["personal"][name] = after
-    came = [p for p in came if p.row in alive]
+    came = [p for p in came if p.row[0] in alive]
     if state["buffers"] is not None and len(state["buffers"]):
         new["buffers"] = merge_buffers(method, layout.buffers, federation, came, state["buffers"])
     if state["integers"]:

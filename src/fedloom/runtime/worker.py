@@ -17,7 +17,7 @@ from fedloom.methods.method import Method
 from fedloom.runtime.config import Evaluation
 from fedloom.runtime.evaluation import Scores, evaluate
 from fedloom.runtime.federation import Client, Federation
-from fedloom.runtime.steps import Message, Payload, client_step, finish, load, load_personal, tune
+from fedloom.runtime.steps import Message, Payload, client_step, finish, for_task, load, load_personal, tune
 from fedloom.stages.stage import State
 from fedloom.training.config import Training
 from fedloom.training.flat import FlatModel
@@ -52,7 +52,8 @@ class TrainJob:
 class EvalJob:
     """Measure one model on one client's split. `tasks` may be more than the client's: the split may be shared.
 
-    `personal` asks for the client's own model, tuned as the method says.
+    `personal` asks for the client's own model, tuned as the method says; `task` for the model of that task, where each
+    has one.
     """
 
     key: int
@@ -63,6 +64,7 @@ class EvalJob:
     tasks: tuple[str, ...]
     round: int = 0
     personal: bool = False
+    task: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +140,8 @@ class Worker:
         """Scores of one model, with the job's key."""
         s = self.setup
         client = s.federation.clients[job.client]
-        load(s.method, self.model, job.message, job.state)
+        message = for_task(s.method, self.model, s.federation, job.client, job.message, job.task)
+        load(s.method, self.model, message, job.state)
         if job.personal:
             load_personal(self.model, job.state.get("personal", {}))
             tune(s.method, self.model, client, s.training, Ctx(job.round, s.seed))

@@ -23,7 +23,8 @@ class Stage:
     `kind` says what it needs: "row" each row alone (may sit at the client), "mix" the rows' Gram matrix or side
     values (output = W X), "matrix" the columns of all rows. `reads` and `writes` name fields of Updates: X, n,
     weight, coef, base, extra:NAME or side:NAME. `wants` are extras it uses where they exist. `tells` names what it
-    has to tell clients beside the model (see `tell`). `reduces` says that K rows become one.
+    has to tell clients beside the model (see `tell`). `reduces` says that K rows become one, or one a task where
+    `by_task`: then rows are (client, task) and the results are new task vectors, keyed ("*", task).
     """
 
     kind: ClassVar[Literal["row", "mix", "matrix"]] = "row"
@@ -32,6 +33,7 @@ class Stage:
     wants: Fields = frozenset()
     tells: Fields = frozenset()
     reduces: bool = False
+    by_task: bool = False
 
     def init(self, layout: Layout) -> State:
         """State before the first round."""
@@ -128,6 +130,10 @@ class Chain(Stage):
     @property
     def reduces(self) -> bool:  # type: ignore[override]
         return any(s.reduces for s in self.stages)
+
+    @property
+    def by_task(self) -> bool:  # type: ignore[override]
+        return any(s.by_task for s in self.stages)
 
     @property
     def _combiner(self) -> int:

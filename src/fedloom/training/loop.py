@@ -37,6 +37,8 @@ class LocalResult:
     extra: dict[str, Any] = field(default_factory=dict)
     waiting: float = 0.0
     """Seconds spent waiting for batches."""
+    by_task: dict[str, LocalResult] = field(default_factory=dict)
+    """The parts of this result, where each task was trained alone."""
 
 
 def batches(
