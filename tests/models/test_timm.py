@@ -13,6 +13,7 @@ from fedloom.errors import RecipeError, UserError
 from fedloom.extras import need
 from fedloom.models import ENCODERS, build_model
 from fedloom.models.timm_encoder import TimmPyramid
+from fedloom.models.weights import load_weights
 from fedloom.tasks import Classification
 from fedloom.training.flat import FlatModel
 from fedloom.updates import Layout
@@ -27,8 +28,11 @@ def count(module: nn.Module) -> int:
     return sum(p.numel() for p in module.parameters())
 
 
-def encoder(architecture, shape=(3, 64, 64), **params):
-    return ENCODERS["timm"].function(shape, architecture=architecture, **params).eval()
+def encoder(architecture, shape=(3, 64, 64), weights=None, **params):
+    built = ENCODERS["timm"].function(shape, architecture=architecture, **params)
+    if weights is not None:
+        load_weights(built, weights)
+    return built.eval()
 
 
 def save(state, file):
@@ -111,7 +115,8 @@ def test_swin_weights_with_the_final_norm_and_another_size(tmp_path):
     whole = need("timm", "vision").create_model(name, img_size=224, **small)
     file = tmp_path / "swin.safetensors"
     save_file(whole.state_dict(), file)
-    model = TimmPyramid(name, (3, 64, 64), weights=file, **small)
+    model = TimmPyramid(name, (3, 64, 64), **small)
+    load_weights(model, file)
     torch.testing.assert_close(model.net.patch_embed.proj.weight, whole.patch_embed.proj.weight)
     table = model.net.get_parameter("layers.3.blocks.0.attn.relative_position_bias_table")
     assert table.shape == (9, 1)  # resized from a window of 7 to one of 2
@@ -134,7 +139,8 @@ def test_backbone_of_a_segmentation_checkpoint_in_the_original_swin_names(tmp_pa
     state["decode_head.conv_seg.weight"] = torch.ones(3)
     file = tmp_path / "upernet.pth"
     torch.save({"meta": {"epoch": 3}, "state_dict": state}, file)
-    model = TimmPyramid(name, (3, 224, 224), weights=file, **small)
+    model = TimmPyramid(name, (3, 224, 224), **small)
+    load_weights(model, file)
     for key, value in donor.net.state_dict().items():
         torch.testing.assert_close(model.net.state_dict()[key], value, msg=key)
     assert model.norms[3].weight[0] == 3
@@ -143,9 +149,9 @@ def test_backbone_of_a_segmentation_checkpoint_in_the_original_swin_names(tmp_pa
 def test_weights_that_do_not_fit(tmp_path):
     state = need("timm", "vision").create_model(SMALL, num_classes=0).state_dict()
     removed = {k: v for k, v in state.items() if k != "layer1.0.conv1.weight"}
-    with pytest.raises(UserError, match=r"weights file .*a\.pth: missing 'layer1\.0\.conv1\.weight'"):
+    with pytest.raises(UserError, match=r"weights file .*a\.pth: missing 'net\.layer1\.0\.conv1\.weight'"):
         encoder(SMALL, weights=save(removed, tmp_path / "a.pth"))
-    with pytest.raises(UserError, match="unexpected 'more'"):
+    with pytest.raises(UserError, match=r"unexpected 'net\.more'"):
         encoder(SMALL, weights=save({**state, "more": torch.ones(1)}, tmp_path / "b.pth"))
     wrong = {**state, "layer1.0.conv1.weight": torch.ones(3)}
     with pytest.raises(UserError, match=r"layer1\.0\.conv1\.weight: expected shape \(.*\), found \(3,\)"):

@@ -127,7 +127,6 @@ def timm(
     *,
     architecture: str,
     pretrained: bool = False,
-    weights: str | None = None,
     drop_path: Annotated[float, Field(ge=0, lt=1)] | None = None,
     dim: Width | None = None,
     decoder: Literal["pyramid", "thesis"] = "pyramid",
@@ -139,17 +138,76 @@ def timm(
     the finest map's number of channels, at least 32 and at most 128: 96 for Swin-T and Swin-S, 128 for Swin-B, 64 for
     ResNet-18. `drop_path` is by default 0.1 for Swin and the architecture's own for others.
 
-    `weights` is a .safetensors or .pth file. `pretrained: true` without it takes ARCHITECTURE.safetensors from the
-    folder that the environment variable FEDLOOM_WEIGHTS names (default ~/.cache/fedloom/weights); no download.
-    The file may hold a classifier, which is left out, or a segmentation network whose backbone has the original Swin
-    names, of which the backbone is taken. UserError where the file is absent, or lacks or adds tensors.
+    `pretrained: true` takes ARCHITECTURE.safetensors from the folder that the environment variable FEDLOOM_WEIGHTS
+    names (default ~/.cache/fedloom/weights); no download. That file, or the one that the key `weights` names, may hold
+    a classifier, which is left out, or a segmentation network whose backbone has the original Swin names, of which the
+    backbone is taken. UserError where the file is absent, or lacks or adds tensors.
     """
-    from fedloom.models.timm_encoder import TimmPyramid, weights_file
+    from fedloom.models.timm_encoder import TimmPyramid
 
-    shape = _multiple("timm", input_shape, 32)
-    file = weights_file(architecture, pretrained, weights)
-    encoder = TimmPyramid(architecture, shape, dim, drop_path, file)
+    encoder = TimmPyramid(architecture, _multiple("timm", input_shape, 32), dim, drop_path)
+    if pretrained:
+        _pretrained(encoder, architecture)
     return _decoded(encoder, encoder.dim, decoder, decoder_norm)
+
+
+@ENCODERS.register("tiny-vit", source="Dosovitskiy et al. (2021), shrunk; through timm")
+def tiny_vit(
+    input_shape: tuple[int, ...],
+    *,
+    width: Width = 64,
+    depth: Width = 4,
+    num_heads: Width = 4,
+    patch: Literal[4, 8] = 4,
+) -> Encoder:
+    """A small vision transformer for images of 8 to 64 pixels on a CPU; its features are the mean of the tokens.
+
+    It has no class token, hidden layers of twice the width, no dropout and no running statistics. With the defaults,
+    colour images and 32 x 32 pixels it has 141,248 parameters. Sides must be multiples of the patch, the width one of
+    the heads. Needs timm.
+    """
+    from fedloom.models.vit import TimmEncoder
+
+    if width % num_heads:
+        raise RecipeError(
+            f"encoder 'tiny-vit' expects a width that is a multiple of its {num_heads} heads, found {width}"
+        )
+    small: dict[str, Any] = {
+        "patch_size": patch,
+        "embed_dim": width,
+        "depth": depth,
+        "num_heads": num_heads,
+        "mlp_ratio": 2.0,
+        "class_token": False,
+        "global_pool": "avg",
+    }
+    return TimmEncoder("vit_tiny_patch16_224", _multiple("tiny-vit", input_shape, patch), **small)
+
+
+@ENCODERS.register("vit", source="timm (Wightman); ViT-B/32 as in MaTU")
+def vit(input_shape: tuple[int, ...], *, architecture: str, pretrained: bool = False) -> Encoder:
+    """A vision transformer, or any other classifier of timm, for example vit_base_patch32_224; its pooled features.
+
+    Transformers are built for the images at hand, whose sides must be multiples of their patches. For dense tasks use
+    `timm`, which gives feature maps.
+
+    `pretrained: true` takes ARCHITECTURE.safetensors from the folder that the environment variable FEDLOOM_WEIGHTS
+    names (default ~/.cache/fedloom/weights); no download. In that file, or the one that the key `weights` names, a
+    classifier is left out and position embeddings are resized. UserError where the file is absent, or lacks or adds
+    tensors.
+    """
+    from fedloom.models.vit import TimmEncoder
+
+    encoder = TimmEncoder(architecture, _image("vit", input_shape, 8))
+    if pretrained:
+        _pretrained(encoder, architecture)
+    return encoder
+
+
+def _pretrained(encoder: Encoder, architecture: str) -> None:
+    from fedloom.models.weights import load_weights, pretrained_file
+
+    load_weights(encoder, pretrained_file(architecture))
 
 
 def _decoded(

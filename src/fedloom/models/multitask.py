@@ -14,7 +14,9 @@ from fedloom.context import derive_seed
 from fedloom.errors import RecipeError
 from fedloom.models.decoders import Decoder, PyramidDecoder, ThesisDecoder
 from fedloom.models.encoders import ENCODERS
+from fedloom.models.lora import Lora, add_lora
 from fedloom.models.nets import Encoder, PyramidEncoder
+from fedloom.models.weights import load_weights
 from fedloom.tasks.task import Task
 
 
@@ -97,15 +99,30 @@ class MultiTask(nn.Module):
 
 
 def build_model(
-    encoder: str, params: Mapping[str, Any], input_shape: tuple[int, ...], tasks: Sequence[Task], seed: int
+    encoder: str,
+    params: Mapping[str, Any],
+    input_shape: tuple[int, ...],
+    tasks: Sequence[Task],
+    seed: int,
+    weights: str | None = None,
+    lora: Lora | None = None,
 ) -> MultiTask:
     """The named encoder (with its recipe parameters) and the tasks' heads on the CPU, initialised from `seed` alone.
 
+    The encoder then loads the file `weights`, and `lora` freezes it and adds factors. What is drawn for one part does
+    not depend on the others: heads are the same with and without weights or LoRA.
+
     The global random state of torch is as before afterwards. Raises RecipeError for an unknown encoder, an input shape
-    that it cannot take, or a task name that cannot be used.
+    that it cannot take, a task name that cannot be used, or a target of LoRA that is no layer; UserError for weights
+    that do not fit.
     """
     entry = ENCODERS[encoder]
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would also reseed every accelerator.
         torch.default_generator.manual_seed(derive_seed(seed, "init"))
-        return MultiTask(entry.function(input_shape, **params), tasks)
+        model = MultiTask(entry.function(input_shape, **params), tasks)
+        if weights is not None:
+            load_weights(model.encoder, weights)
+        if lora is not None:
+            add_lora(model.encoder, lora)
+        return model

@@ -16,6 +16,10 @@ class Encoder(nn.Module):
 
     features: int
 
+    def adopt(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        """A checkpoint (name -> tensor) under this encoder's own names, which here it must have already."""
+        return state
+
 
 Norm = Literal["batch", "group"]
 Decoding = Literal["pyramid", "thesis"]

@@ -11,6 +11,8 @@ from fedloom.updates import Columns, Layout
 class FlatModel:
     """A module bound to one vector, so that loading, deltas and optimiser steps do not loop over tensors.
 
+    Frozen parameters are not in it: they are in the module only, and stay as they are.
+
     vector   parameters, then float buffers (layout.d); writing to it changes the model
     params   the first p values of `vector`
     buffers  the rest
@@ -27,23 +29,15 @@ class FlatModel:
         self.grad = torch.zeros_like(self.params)
         for block, s in zip(self.layout.blocks, self.layout.slices, strict=True):
             if block.role != "buffer":
-                parameter = module.get_parameter(block.name)
-                if parameter.requires_grad:
-                    parameter.grad = self.grad[s].view(block.shape)
+                module.get_parameter(block.name).grad = self.grad[s].view(block.shape)
         self.integers = integer_buffers(self.module)
-        self.frozen = frozenset(name for name, q in module.named_parameters() if not q.requires_grad)
         self.initial = self.vector.clone()
         self.initial_integers = {name: b.clone() for name, b in self.integers.items()}
         self.has_batch_norm = any(isinstance(m, nn.modules.batchnorm._NormBase) for m in module.modules())
 
     def trained(self, tasks: tuple[str, ...]) -> Layout:
         """The parameters that receive a gradient when these tasks are trained: shared ones and their own."""
-        chosen = (
-            b
-            for b in self.layout.parameters.blocks
-            if (b.task is None or b.task in tasks) and b.name not in self.frozen
-        )
-        return Layout(tuple(chosen))
+        return Layout(tuple(b for b in self.layout.parameters.blocks if b.task is None or b.task in tasks))
 
     def spans(self, part: Layout) -> tuple[Columns, ...]:
         """Columns of some parameters, neighbours merged."""

@@ -1,0 +1,53 @@
+"""Low-rank adapters (LoRA; Hu et al., 2021) in an encoder, through peft. Reading a recipe imports neither torch nor peft.
+
+W x becomes W x + (alpha / rank) B A x, with A and B trained and W frozen. B is 0 at first, so nothing changes by it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from fedloom.errors import RecipeError
+from fedloom.extras import need
+from fedloom.training.config import Positive, Section
+
+if TYPE_CHECKING:
+    from fedloom.models.nets import Encoder
+
+
+class Lora(Section):
+    """Train low-rank factors A (rank x inputs) and B (outputs x rank) beside the encoder's linear layers, not these."""
+
+    rank: Annotated[int, Field(ge=1)] = 16
+    alpha: Positive | None = None
+    """Scale: B A counts alpha / rank times. Null: alpha = rank."""
+    targets: Annotated[tuple[str, ...], Field(min_length=1)] = ("qkv", "proj", "fc1", "fc2")
+    """Linear layers, by the last parts of their names; by default what a vision transformer has."""
+
+
+def add_lora(encoder: Encoder, lora: Lora) -> None:
+    """Freeze an encoder and put factors beside the linear layers that `lora.targets` name, in place.
+
+    A is drawn from torch's global generator (Kaiming uniform with a = sqrt 5, as nn.Linear), B is 0. Their names are
+    those of their layer and lora_A.default.weight or lora_B.default.weight; W is then called base_layer.weight.
+
+    Raises RecipeError for a target that names no linear layer.
+    """
+    from torch import nn
+
+    linear = [name for name, module in encoder.named_modules() if isinstance(module, nn.Linear)]
+    chosen = set()
+    for target in lora.targets:
+        found = {name for name in linear if f".{name}".endswith(f".{target}")}
+        if not found:
+            # the same layer of many blocks is said once
+            known = ", ".join(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in linear)) or "none"
+            raise RecipeError(f"model.lora.targets: {target!r} names no linear layer of the encoder; it has: {known}")
+        chosen |= found
+    peft = need("peft", "lora")
+    alpha = lora.rank if lora.alpha is None else lora.alpha
+    config = peft.LoraConfig(r=lora.rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=sorted(chosen))
+    peft.inject_adapter_in_model(config, encoder)

@@ -1,0 +1,104 @@
+"""Weights files of encoders: where they are, how they are read, and what to say where they do not fit."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import warnings
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.errors import UserError
+from fedloom.extras import need
+from fedloom.models.nets import Encoder
+
+WEIGHTS = "FEDLOOM_WEIGHTS"
+
+
+def load_weights(encoder: Encoder, file: str | Path) -> None:
+    """Load a .safetensors file, or a .pth file without pickled code, into an encoder.
+
+    It holds the tensors under the encoder's own names, as `fedloom pretrain` writes them, or in another form that the
+    encoder knows (see `Encoder.adopt`). UserError names what is missing, unexpected or of another shape; only the
+    batch counters of norm layers may be missing.
+    """
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise UserError(f"weights file {path} is absent")
+    state = _read(path)
+    try:
+        with warnings.catch_warnings():  # timm's resizing of bias tables warns about its own speed
+            warnings.simplefilter("ignore")
+            state = encoder.adopt(state)
+    except (AttributeError, LookupError, RuntimeError) as error:
+        raise UserError(f"weights file {path}: is not of this architecture ({error})") from error
+    wanted = encoder.state_dict()
+    missing = sorted(key for key in wanted.keys() - state.keys() if not key.endswith("num_batches_tracked"))
+    unexpected = sorted(state.keys() - wanted.keys())
+    shapes = [
+        f"{key}: expected shape {tuple(wanted[key].shape)}, found {tuple(state[key].shape)}"
+        for key in wanted
+        if key in state and wanted[key].shape != state[key].shape
+    ]
+    problems = [f"{what} {_few(keys)}" for what, keys in (("missing", missing), ("unexpected", unexpected)) if keys]
+    if problems or shapes:
+        raise UserError(f"weights file {path}: {'; '.join([*problems, *shapes[:3]])}")
+    encoder.load_state_dict(state, strict=False)
+
+
+def pretrained_file(architecture: str) -> Path:
+    """The file with timm's weights of an architecture. UserError where it is not there; nothing is downloaded."""
+    folder = Path(os.environ.get(WEIGHTS, "~/.cache/fedloom/weights")).expanduser()
+    file = folder / f"{architecture}.safetensors"
+    if file.is_file():
+        return file
+    timm = need("timm", "vision")
+    hub = timm.get_pretrained_cfg(architecture) if timm.is_model(architecture) else None
+    name = getattr(hub, "hf_hub_id", None) or f"timm/{architecture}"
+    raise UserError(
+        f"timm: pretrained weights of {architecture!r} are absent: expected {file}. A run downloads nothing. Where "
+        f"there is a network: pip install huggingface_hub && hf download {name} model.safetensors --local-dir "
+        f"'{folder}' && mv '{folder / 'model.safetensors'}' '{file}'. Or, in place of `pretrained`, name a file with "
+        f"the key `weights`, or a folder with the environment variable {WEIGHTS}."
+    )
+
+
+def _read(file: Path) -> dict[str, Tensor]:
+    """The tensors of a weights file, without the prefix that distributed training adds."""
+    try:
+        if file.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            content: Any = load_file(file)
+        else:
+            content = torch.load(file, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise UserError(
+            f"weights file {file}: it holds more than tensors and plain values, which could run foreign code. "
+            "Save its state_dict alone, or as .safetensors."
+        ) from error
+    except (OSError, ValueError, RuntimeError, EOFError, zipfile.BadZipFile, _safetensors_error()) as error:
+        raise UserError(f"weights file {file}: cannot be read ({error})") from error
+    for key in ("state_dict", "model"):
+        if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
+            content = content[key]
+    tensors = {key.removeprefix("module."): v for key, v in content.items() if isinstance(v, Tensor)}
+    if not tensors:
+        raise UserError(f"weights file {file}: expected named tensors, found none")
+    return tensors
+
+
+def _safetensors_error() -> type[Exception]:
+    from safetensors import SafetensorError
+
+    return SafetensorError
+
+
+def _few(keys: list[str]) -> str:
+    more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
+    return ", ".join(map(repr, keys[:5])) + more
