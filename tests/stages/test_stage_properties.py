@@ -22,6 +22,7 @@ from fedloom.stages import (
     DualShift,
     Every,
     GapWeights,
+    Gossip,
     GroupBy,
     Heal,
     HistoryAttention,
@@ -36,6 +37,7 @@ from fedloom.stages import (
     PerTask,
     Scope,
     SimilarGroups,
+    SimilarityMix,
     SoftClusters,
     Split,
     SplittingClusters,
@@ -96,6 +98,10 @@ STAGES: dict[str, Stage] = {
     "soft-clusters": SoftClusters(),
     "partly-shared": PartlyShared("encoder", Mean(), Every(2, PerTask(SimilarGroups(1)))),
     "history-attention": HistoryAttention(),
+    "gossip": Gossip(),
+    "gossip-random": Gossip("small-world", {"k": 2, "p": 0.5}, every=1),
+    "similarity-mix": SimilarityMix(2),
+    "similarity-mix-release": Split({"encoder": SimilarityMix(1, 0.0, include_self=False), "*": Mean()}),
 }
 # A softmax over inner products of updates depends on their size.
 NOT_HOMOGENEOUS = {"hyper-cross-attention", "fedhca2"}

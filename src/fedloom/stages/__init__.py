@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from fedloom.stages.hyper import HyperConflictAverse, HyperCrossAttention, conflict_averse_weights
     from fedloom.stages.magnitude import TopMagnitude
     from fedloom.stages.mean import Mean, SupportMean
+    from fedloom.stages.mixing import Gossip, SimilarityMix
     from fedloom.stages.overlap import ActivatedDimensions
     from fedloom.stages.relations import Attention, TaskCovariance
     from fedloom.stages.shared import Every, PartlyShared
@@ -42,6 +43,7 @@ __getattr__, __dir__ = lazy(
         "hyper": "HyperConflictAverse HyperCrossAttention conflict_averse_weights",
         "magnitude": "TopMagnitude",
         "mean": "Mean SupportMean",
+        "mixing": "Gossip SimilarityMix",
         "overlap": "ActivatedDimensions",
         "relations": "Attention TaskCovariance",
         "shared": "Every PartlyShared",
@@ -51,8 +53,8 @@ __getattr__, __dir__ = lazy(
 )
 __all__ = [
     "AcrossTasks", "ActivatedDimensions", "Attention", "CAGrad", "Chain", "ChosenClusters", "ControlVariates",
-    "DomainWeights", "DualShift", "Every", "GapWeights", "GroupBy", "Heal", "HistoryAttention", "HyperConflictAverse",
-    "HyperCrossAttention", "Identity", "Mean", "MinNorm", "NormaliseSteps", "PCGrad", "PartlyShared", "PerTask",
-    "Scope", "SimilarGroups", "SoftClusters", "Split", "SplittingClusters", "Stage", "SupportMean", "Switch",
-    "TaskCovariance", "TaskVectors", "TopMagnitude", "conflict_averse_weights",
+    "DomainWeights", "DualShift", "Every", "GapWeights", "Gossip", "GroupBy", "Heal", "HistoryAttention",
+    "HyperConflictAverse", "HyperCrossAttention", "Identity", "Mean", "MinNorm", "NormaliseSteps", "PCGrad",
+    "PartlyShared", "PerTask", "Scope", "SimilarGroups", "SimilarityMix", "SoftClusters", "Split", "SplittingClusters",
+    "Stage", "SupportMean", "Switch", "TaskCovariance", "TaskVectors", "TopMagnitude", "conflict_averse_weights",
 ]  # fmt: skip
