@@ -13,6 +13,7 @@ from fedloom.data import (  # noqa: F401  (registers the data sets)
     pascal_context,
     scenes,
     several,
+    tables,
 )
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share
 from fedloom.data.registry import DATASETS

@@ -10,6 +10,7 @@ _LAZY = {
     "edges": "OdsF",
     "losses": "balanced_bce cross_entropy depth_l1 edge_bce normals_l1",
     "metrics": "DepthError MaxF MeanIoU Measure Measures NormalError PixelAccuracy PlainEdgeF",
+    "regression": "Regression",
 }
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "OdsF",
     "PixelAccuracy",
     "PlainEdgeF",
+    "Regression",
     "Saliency",
     "Semseg",
     "Task",

@@ -1,0 +1,134 @@
+"""Classic multi-task tables: feature vectors with one task per school, field or person."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from fedloom.data.arrays import SPLITS, _Store
+from fedloom.data.prepare import Array, stratified
+from fedloom.data.registry import DATASETS
+from fedloom.errors import DataError, RecipeError
+
+if TYPE_CHECKING:
+    from fedloom.data.dataset import Dataset
+    from fedloom.tasks.task import Task
+
+
+@DATASETS.register("tables", source="School, Landmine, HAR and Parkinsons as in MOCHA (Smith et al., 2017) and MALSAR")
+def tables(
+    seed: int,
+    *,
+    path: str,
+    kind: Literal["classification", "regression"],
+    features: str = "x_{split}",
+    targets: str = "y_{split}",
+    task_by: str = "task_{split}",
+    prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")] = "task",
+    target_names: str | None = None,
+    test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None,
+) -> Dataset:
+    """Feature vectors with one task for each value of a column, from an .npz archive or a folder of .npy files.
+
+    `features` (N x F, or N x ... which is flattened), `targets` and `task_by` (N integers) are keys, in which `{split}`
+    stands for `train` and `test`; without it they name one pool, of which `test_fraction`, stratified by task, becomes
+    the test part. A value v becomes the task and the domain PREFIX-v, with leading zeros, so that `partition: {name:
+    domains, clients: 1}` makes a client of each and tests it on its own examples.
+
+    Classification: N integers from 0, -1 = unlabelled; all tasks have as many classes as the largest label says.
+    Regression: N or N x K real numbers, NaN = none. K > 1 targets become K tasks PREFIX-v-NAME, named by the key
+    `target_names` or numbered. Features and regression targets are standardised by mean and standard deviation of the
+    whole train part; RMSE is in the targets' own units.
+
+    Raises DataError for anything absent or inconsistent, and for a task without train or test examples.
+    """
+    import torch
+
+    from fedloom.data.dataset import Dataset
+    from fedloom.data.mixed import Mixed, Stored
+    from fedloom.tasks import Classification, Regression
+
+    pooled = ["{split}" not in key for key in (features, targets, task_by)]
+    if any(pooled) != all(pooled):
+        raise RecipeError(f"tables: expected {{split}} in all keys or in none: {features}, {targets}, {task_by}")
+    if pooled[0] != (test_fraction is not None):
+        need = "needs test_fraction" if pooled[0] else "has a test part, so test_fraction has no use"
+        raise RecipeError(f"tables: a data set with the key {features!r} {need}")
+    with _Store(Path(path).expanduser()) as store:
+        parts = [
+            _read(store, split, features, targets, task_by, kind) for split in (("pool",) if pooled[0] else SPLITS)
+        ]
+        names = list(store.names(target_names)) if target_names is not None else None
+        where = f"tables, {store.path}"
+        title = store.path.stem
+    if test_fraction is not None:
+        test = stratified(parts[0][2], test_fraction, seed)
+        parts = [tuple(column[mask] for column in parts[0]) for mask in (~test, test)]  # type: ignore[misc]
+    (x, y, _), (x_test, y_test, _) = parts
+    if x.shape[1] != x_test.shape[1] or y.shape[1] != y_test.shape[1]:
+        raise DataError(f"{where}: train and test differ in the number of features or targets")
+    names = [str(i) for i in range(y.shape[1])] if names is None else names
+    if len(names) != y.shape[1]:
+        raise DataError(f"{where}: expected a name for each of {y.shape[1]} targets, found {', '.join(names)}")
+
+    mean, std = _moments(x)
+    mean_y, std_y = _moments(y)
+    values = np.unique(np.concatenate([part[2] for part in parts]))
+    digits = len(str(values.max()))
+    domains = tuple(f"{prefix}-{value:0{digits}d}" for value in values.tolist())
+    known: list[Task] = []
+    labels: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] = ({}, {})
+    for value, domain in zip(values, domains, strict=True):
+        for k, target in enumerate(names):
+            task = domain if len(names) == 1 else f"{domain}-{target}"
+            for split, (_, column, group), found in zip(SPLITS, parts, labels, strict=True):
+                none = -1 if kind == "classification" else np.nan
+                mine = np.where(group == value, column[:, k], none)
+                if not ((mine >= 0) if kind == "classification" else ~np.isnan(mine)).any():
+                    raise DataError(f"{where}: task {task!r} has no {split} example")
+                found[task] = torch.from_numpy(mine.astype(np.int16 if kind == "classification" else np.float32))
+            if kind == "classification":
+                known.append(Classification(task, int(max(y.max(), y_test.max())) + 1))
+            else:
+                known.append(Regression(task, mean=float(mean_y[k]), std=float(std_y[k])))
+    train, test_part = (
+        Mixed(
+            Stored(torch.from_numpy(((inputs - mean) / std).astype(np.float32))),
+            found,
+            torch.from_numpy(np.searchsorted(values, group)),
+        )
+        for (inputs, _, group), found in zip(parts, labels, strict=True)
+    )
+    return Dataset(title, tuple(known), train, test_part, domains)
+
+
+def _read(
+    store: _Store, split: str, features: str, targets: str, task_by: str, kind: str
+) -> tuple[Array, Array, Array]:
+    """Features (N x F, float64), targets (N x K) and the column of tasks (N) of one part."""
+    where = f"tables, {store.path}"
+    features, targets, task_by = (key.replace("{split}", split) for key in (features, targets, task_by))
+    x = store.read(features)
+    if x.ndim < 2 or x.dtype.kind not in "fiu" or not x.size:
+        raise DataError(f"{where}: {features!r} expected numbers N x F, found {x.dtype} of shape {x.shape}")
+    if not np.isfinite(x).all():
+        raise DataError(f"{where}: {features!r} expected finite features, found NaN or infinity")
+    if kind == "classification":
+        y = store.integers(targets, len(x), features)[:, None]
+        if y.min() < -1:
+            raise DataError(f"{where}: {targets!r} expected labels from 0, or -1, found {y.min()}")
+    else:
+        y = store.read(targets).astype(np.float64)
+        y = y[:, None] if y.ndim == 1 else y
+        if y.ndim != 2 or len(y) != len(x) or np.isinf(y).any():
+            raise DataError(f"{where}: {targets!r} expected {len(x)} finite numbers (x K), found shape {y.shape}")
+    return x.reshape(len(x), -1).astype(np.float64), y, store.integers(task_by, len(x), features)
+
+
+def _moments(columns: Array) -> tuple[Array, Array]:
+    """Mean and standard deviation of each column over its numbers; 1 where a column is constant."""
+    mean, std = np.nanmean(columns, 0), np.nanstd(columns, 0)
+    return mean, np.where(std <= 1e-6 * np.abs(mean), 1.0, std)
