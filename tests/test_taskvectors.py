@@ -269,7 +269,7 @@ def literal(
     for i, _ in enumerate(tasks):
         others = [j for j in range(len(tasks)) if j != i]
         similar = sorted((j for j in others if S[i, j] > epsilon), key=lambda j: -S[i, j])[:kappa]
-        chosen = {"similar": similar, "uniform": others, "off": []}[cross]
+        chosen = {"similar": similar, "uniform": others, "none": []}[cross]
         w = {j: 1.0 if cross == "uniform" else float(S[i, j]) for j in chosen}
         if cross == "uniform" and combine != "normalized":
             w = {j: 1 / len(others) for j in others}
@@ -285,7 +285,7 @@ def literal(
     return tasks, torch.stack(new).float(), S
 
 
-@pytest.mark.parametrize("cross", ["similar", "uniform", "off"])
+@pytest.mark.parametrize("cross", ["similar", "uniform", "none"])
 @pytest.mark.parametrize("combine", ["normalized", "sum", "half"])
 @pytest.mark.parametrize("source", ["masked", "unified", "reconstructed"])
 def test_aggregation_is_its_equations(combine: Any, cross: Any, source: Any) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 Combine = Literal["normalized", "sum", "half"]
-Cross = Literal["similar", "uniform", "off"]
+Cross = Literal["similar", "uniform", "none"]
 Source = Literal["masked", "unified", "reconstructed"]
 Zeros = Literal["half", "out"]
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -304,7 +304,7 @@ def aggregate_tasks(
     - Eq. 5: S = `sign_similarity` of the vectors that, with `zeros`.
     - Eq. 6: partners of t: the `kappa` most similar other tasks with S > epsilon (the paper: 0.5; ties by name).
       ttil = sum over them of S mhat * that'. With cross="uniform" every other task is a partner, all with the same
-      weight: 1 in "normalized", one over their number in "sum" and "half". With cross="off" no task has partners.
+      weight: 1 in "normalized", one over their number in "sum" and "half". With cross="none" no task has partners.
     - Eq. 7: `combine` "sum": that + ttil, as printed, which grows from round to round where tasks are related;
       "half": half of that; "normalized": (that + ttil) / (1 + the partners' weights), an average. A task without
       partners is that in all three.
@@ -416,7 +416,7 @@ def _partners(S: Tensor, kappa: int, epsilon: float, cross: Cross) -> Tensor:
     chosen = torch.zeros_like(S)
     if cross == "uniform":
         return torch.ones_like(S).fill_diagonal_(0.0)
-    if cross == "off" or T < 2:
+    if cross == "none" or T < 2:
         return chosen
     order = S.clone().fill_diagonal_(-1.0).argsort(dim=1, descending=True, stable=True)[:, : min(kappa, T - 1)]
     chosen.scatter_(1, order, S.gather(1, order))

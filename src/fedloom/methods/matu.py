@@ -25,7 +25,7 @@ def matu(
     kappa: Annotated[int, Field(ge=0)] = 3,
     epsilon: Share = 0.5,
     combine: Literal["normalized", "sum", "half"] = "normalized",
-    cross: Literal["similar", "uniform", "off"] = "similar",
+    cross: Literal["similar", "uniform", "none"] = "similar",
     source: Literal["masked", "unified", "reconstructed"] = "masked",
     heads: Literal["shared", "local", "frozen"] = "shared",
 ) -> Method:
@@ -49,7 +49,7 @@ def matu(
     release  none
     here     kappa = 3. `combine: sum` is eq. 7 as printed: without any training it grows about fourfold a round where
              tasks are related; `half` divides it by two. `source: masked` applies lambda once (`reconstructed`: twice;
-             `unified`: without the mask). `cross: off` and `uniform` are the ablations of Figure 6. The server keeps
+             `unified`: without the mask). `cross: none` and `uniform` are the ablations of Figure 6. The server keeps
              one vector a task, so that clients may be absent: a task that nobody sent keeps its vector and gives
              nothing to others, and a client that returns gets the vectors of now. sgn(0) = 0, and 0/0 in lambda is 1
 

@@ -1,0 +1,183 @@
+"""MaTU through whole rounds."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import fedloom
+from fedloom.context import Ctx
+from fedloom.methods import METHODS
+from fedloom.runtime.api import Result, trained_models
+from fedloom.runtime.build import Built, build
+from fedloom.runtime.process import initial_state
+from fedloom.runtime.steps import client_step, dispatch, rows_of, server_step
+from fedloom.stages import TaskVectors
+from fedloom.stages.stage import State
+from fedloom.training.flat import FlatModel
+from tests_support import load_recipe
+
+Quick = Callable[..., Result]
+MANY = "partition={name: task-dirichlet, clients: 5, alpha_tasks: 1.0}"
+
+
+def rounds(built: Built, count: int, forget: bool = False) -> State:
+    """The server's state after some rounds in which everybody takes part; `forget`: clients keep nothing."""
+    method, federation, state = built.method, built.federation, initial_state(built)["server"]
+    model, clients, memory = FlatModel(built.module, built.layout), sorted(federation.clients), {}
+    for number in range(1, count + 1):
+        ctx = Ctx(number, 0, rows_of(method, federation, clients), len(clients))
+        messages = dispatch(method, built.layout, federation, state, clients)
+        payloads = []
+        for name in clients:
+            own = {} if forget else memory.get(name, {})
+            payload, _, memory[name] = client_step(
+                method, model, federation, federation.clients[name], messages[name], own, ctx, built.recipe.training
+            )
+            payloads.append(payload)
+        state = server_step(method, built.layout, federation, payloads, state, ctx)
+    return state
+
+
+def lines(result: Result, name: str) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in (result.folder / name).read_text().splitlines()]
+
+
+def test_clients_without_memory_change_nothing() -> None:
+    built = build(load_recipe("method=matu", MANY, "training.keep_optimizer=false"))
+    kept, forgotten = rounds(built, 3), rounds(built, 3, forget=True)
+    assert kept["tasks"].keys() == {"digit", "parity", "large", "holes"}
+    for task, vector in kept["tasks"].items():
+        assert vector.any()
+        assert torch.equal(vector, forgotten["tasks"][task])
+
+
+def test_without_partners_and_masks_a_single_task_is_fedavg() -> None:
+    """Every coordinate counts in full (rho 0) and nobody gives to others: task vectors are averaged, as updates are."""
+    whole = ("training.batch_size=2000", "training.keep_optimizer=false")  # order and memory do not matter
+    changes = ("data.tasks=[digit]", "partition={name: iid, clients: 3}", *whole)
+    ours = rounds(build(load_recipe("method={name: matu, rho: 0, cross: none}", *changes)), 3)
+    built = build(load_recipe("method=fedavg", *changes))
+    theirs = rounds(built, 3)
+    initial = initial_state(built)["server"]["model"]
+    assert torch.allclose(initial + ours["tasks"]["digit"], theirs["model"], atol=1e-6)
+    assert not torch.allclose(initial, theirs["model"], atol=1e-3)
+
+
+def test_bytes_of_both_directions_are_counted_on_what_travels(quick: Quick) -> None:
+    result = quick("method=matu", MANY, "training.rounds=2")
+    built = build(load_recipe("method=matu", MANY))
+    d = built.layout.parameters.common.d
+    heads = {t: built.layout.select("head", task=t).d for t in built.layout.tasks}
+    first, second = (line for line in lines(result, "bytes.jsonl") if line["round"] > 0)
+    assert not first["down"]  # everybody starts at the initial model
+    for direction in (first["up"], second["up"], second["down"]):
+        for client in built.federation.clients.values():
+            tasks = tuple(client.tasks)
+            found = {(e["role"], e["task"]): e["bytes"] for e in direction if e["client"] == client.id}
+            assert found["encoder", None] == 4 * d
+            assert found["codec", None] == len(tasks) * (-(-d // 8) + 4)
+            assert {t: found["head", t] for t in tasks} == {t: 4 * heads[t] for t in tasks}
+
+
+def test_an_absent_task_keeps_its_vector_and_gives_nothing() -> None:
+    built = build(load_recipe("method={name: matu, cross: uniform}", MANY))
+    state = rounds(built, 1)
+    method, federation = built.method, built.federation
+    client = min(federation.clients.values(), key=lambda c: len(c.tasks))
+    assert len(client.tasks) < 4
+    message = dispatch(method, built.layout, federation, state, [client.id])[client.id]
+    ctx = Ctx(2, 0, rows_of(method, federation, [client.id]), 5)
+    model = FlatModel(built.module, built.layout)
+    payload, _, _ = client_step(method, model, federation, client, message, {}, ctx, built.recipe.training)
+    after = server_step(method, built.layout, federation, [payload], state, ctx)
+    for task, vector in state["tasks"].items():
+        assert torch.equal(after["tasks"][task], vector) == (task not in client.tasks)
+
+
+def test_what_a_client_starts_from_is_what_came_over_the_wire() -> None:
+    """The personal model is measured after unification, the global one before: they differ for several tasks only."""
+    built = build(load_recipe("method=matu", "partition={name: task-dirichlet, clients: 4, alpha_tasks: 0}"))
+    state = rounds(built, 1)
+    for name, message in dispatch(
+        built.method, built.layout, built.federation, state, built.federation.clients
+    ).items():
+        (task,) = built.federation.clients[name].tasks
+        assert message.tasks == (task,)
+        common = built.layout.parameters.take(state["tasks"][task], built.layout.parameters.common)
+        assert torch.equal(message.packed["vector"], common)
+
+
+def test_local_heads_never_travel(quick: Quick) -> None:
+    result = quick("method={name: matu, heads: local}", MANY)
+    roles = {e["role"] for line in lines(result, "bytes.jsonl") for e in line["up"] + line["down"]}
+    assert "head" not in roles
+    assert {r["model"] for line in lines(result, "metrics.jsonl") for r in line["metrics"]} == {"personal"}
+
+
+def test_frozen_heads_stay_what_they_were(quick: Quick) -> None:
+    result = quick("method={name: matu, heads: frozen}", MANY)
+    built = build(load_recipe("method=matu", MANY))
+    before = {name: p for name, p in built.module.named_parameters() if name.startswith("heads.")}
+    for key, model in trained_models(result.folder).items():
+        assert key.startswith("task/")
+        for name, value in before.items():
+            assert torch.equal(model[name], value)
+        assert not torch.equal(
+            model["encoder.linear.weight"], dict(built.module.named_parameters())["encoder.linear.weight"]
+        )
+
+
+def test_a_task_that_diverges_is_dropped_and_named(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedloom.tasks.classification import Classification
+
+    loss = Classification.loss
+
+    def broken(self: Classification, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        return loss(self, output, target) * (float("nan") if self.name == "parity" else 1)
+
+    monkeypatch.setattr(Classification, "loss", broken)
+    result = quick("method=matu", MANY)
+    events = [e for line in lines(result, "metrics.jsonl") for e in line["events"]]
+    assert events
+    assert {e["task"] for e in events} == {"parity"}
+    assert all(e["why"] == "local training gave nan or inf" for e in events)
+    assert trained_models(result.folder).keys() == {"task/digit", "task/parity", "task/large", "task/holes"}
+
+
+def test_similarity_is_recorded_every_round(quick: Quick) -> None:
+    result = quick("method=matu", MANY)
+    for line in lines(result, "metrics.jsonl")[1:]:
+        (record,) = [r for r in line["records"] if r["kind"] == "task-vectors"]
+        assert record["tasks"] == ["digit", "holes", "large", "parity"]
+
+
+def test_raw_codec_sends_every_task_vector(quick: Quick) -> None:
+    unified = sum(e["bytes"] for line in lines(quick("method=matu", MANY), "bytes.jsonl") for e in line["up"])
+    raw = sum(
+        e["bytes"] for line in lines(quick("method={name: matu, codec: raw}", MANY), "bytes.jsonl") for e in line["up"]
+    )
+    held = sum(len(c.tasks) for c in build(load_recipe(MANY)).federation.clients.values())
+    assert 1.5 < raw / unified < held / 5
+
+
+def test_unrelated_parts_are_refused() -> None:
+    with pytest.raises(ValueError, match="rows are client, but TaskVectors"):
+        fedloom.Method(name="mine", stage=TaskVectors())
+    with pytest.raises(ValueError, match="leaves no row a task"):
+        fedloom.Method(name="mine", rows="client-task")
+    with pytest.raises(fedloom.errors.RecipeError, match="running statistics"):
+        build(load_recipe("method=matu", "model={name: resnet10, width: 4}"))
+    with pytest.raises(fedloom.errors.RecipeError, match="no one model 'trained'"):
+        build(load_recipe("method=matu", "evaluation.models=[trained]"))
+    with pytest.raises(fedloom.errors.RecipeError, match="stacked"):
+        build(load_recipe("method=matu", "training.stacked=true"))
+
+
+def test_page_has_the_three_way_difference() -> None:
+    page = METHODS["matu"].function.__doc__ or ""
+    assert all(word in page for word in ("paper ", "release ", "here "))

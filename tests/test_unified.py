@@ -1,0 +1,171 @@
+"""The unified codec: what travels, what comes back, and rows that stay packed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedloom.codecs import Folded, Unified
+from fedloom.context import Ctx
+from fedloom.stages import TaskVectors
+from fedloom.taskvectors import modulate, unify
+from fedloom.updates import Block, Layout, Updates
+
+LAYOUT = Layout(
+    (
+        Block("encoder.a", (5, 3)),
+        Block("heads.x.w", (4,), role="head", task="x"),
+        Block("encoder.b", (6,)),
+        Block("heads.y.w", (2,), role="head", task="y"),
+        Block("heads.z.w", (3,), role="head", task="z"),
+    )
+)
+D = 21  # common columns
+
+
+def sent(client: str, tasks: str, seed: int = 0, layout: Layout = LAYOUT) -> Updates:
+    """Rows of one client: zero in the columns of other tasks."""
+    have = torch.tensor([[b.task in (None, t) for b in layout.blocks] for t in tasks])
+    X = torch.randn(len(tasks), layout.d, generator=torch.Generator().manual_seed(seed))
+    sizes = torch.tensor([b.size for b in layout.blocks])
+    X *= have.repeat_interleave(sizes, dim=1)
+    return Updates.of(X, [10.0 + i for i in range(len(tasks))], layout, [(client, t) for t in tasks], present=have)
+
+
+def empty(updates: Updates) -> Updates:
+    return updates.replace(X=torch.zeros_like(updates.X))
+
+
+def folded(*clients: Updates) -> tuple[Updates, Tensor]:
+    """The clients' rows as they travelled, and the same as a matrix."""
+    parts = [(Unified().pack(u), empty(u)) for u in clients]
+    rows = tuple(r for u in clients for r in u.rows)
+    n = torch.cat([u.n for u in clients])
+    present = torch.cat([u.present for u in clients if u.present is not None])
+    dense = torch.cat([Unified().unpack(packed, like) for packed, like in parts])
+    return Updates(clients[0].layout, rows, Folded(tuple(parts)), n, n, present=present), dense
+
+
+def test_a_single_row_comes_back_bit_for_bit() -> None:
+    one = sent("c", "y")
+    assert torch.equal(Unified().unpack(Unified().pack(one), empty(one)), one.X)
+
+
+def test_several_rows_come_back_modulated_and_their_own_columns_as_they_were() -> None:
+    three = sent("c", "xyz")
+    X = Unified().unpack(Unified().pack(three), empty(three))
+    common = LAYOUT.take(three.X, LAYOUT.common)
+    assert torch.equal(LAYOUT.take(X, LAYOUT.common), modulate(*unify(common)))
+    own = LAYOUT.without(LAYOUT.common)
+    assert torch.equal(LAYOUT.take(X, own), LAYOUT.take(three.X, own))
+    assert not torch.equal(X, three.X)
+
+
+@pytest.mark.parametrize("tasks", ["x", "xy", "xyz"])
+def test_bytes_are_those_of_the_paper(tasks: str) -> None:
+    updates = sent("c", tasks)
+    packed = Unified().pack(updates)
+    counted = Unified().count(packed, empty(updates))
+    k = len(tasks)
+    heads = {"x": 4, "y": 2, "z": 3}
+    assert counted["encoder", None] == 4 * D
+    assert counted["codec", None] == k * (3 + 4)  # 21 bits are 3 bytes, and a scale
+    assert {t: counted["head", t] for t in tasks} == {t: 4 * heads[t] for t in tasks}
+    assert sum(counted.values()) == sum(t.nbytes for t in packed.values())
+
+
+def test_folded_rows_are_the_matrix_when_somebody_asks() -> None:
+    updates, dense = folded(sent("a", "xy", 1), sent("b", "z", 2), sent("c", "xz", 3))
+    assert updates.given.shape == (5, LAYOUT.d)
+    assert torch.equal(updates.X, dense)
+    assert torch.equal(updates.keep([0, 2, 4]).X, dense[[0, 2, 4]])
+    assert isinstance(updates.keep([0, 2, 4]).given, Folded)
+    assert torch.equal(updates.select(LAYOUT.select("head")).X, LAYOUT.take(dense, LAYOUT.select("head")))
+
+
+def test_a_row_with_nan_is_dropped_without_the_others() -> None:
+    good, bad = sent("a", "xy", 1), sent("b", "xz", 2)
+    bad.X[1, -1] = float("nan")
+    updates, _ = folded(good, bad)
+    left, dropped = updates.finite()
+    assert dropped == (("b", "z"),)
+    assert left.rows == (("a", "x"), ("a", "y"), ("b", "x"))
+    assert isinstance(left.given, Folded)
+
+
+def test_the_stage_takes_folded_rows_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    updates, dense = folded(sent("a", "xy", 1), sent("b", "z", 2), sent("c", "xz", 3))
+    stage = TaskVectors(kappa=1)
+    slow, _ = stage(updates.replace(X=dense), {}, Ctx(1))
+    monkeypatch.setattr(Folded, "dense", lambda self: pytest.fail("made a matrix"))
+    fast, _ = stage(updates, {}, Ctx(1))
+    assert fast.rows == (("*", "x"), ("*", "y"), ("*", "z"))
+    assert torch.allclose(fast.X, slow.X, atol=1e-6)
+
+
+def test_heads_are_the_mean_of_their_holders_weighted_by_examples() -> None:
+    a, c = sent("a", "xy", 1), sent("c", "xz", 3)
+    updates, _ = folded(a, c)
+    out, _ = TaskVectors()(updates, {}, Ctx(1))
+    head = LAYOUT.select(task="x")
+    expected = (10 * a.X[0] + 10 * c.X[0]) / 20
+    assert torch.allclose(LAYOUT.take(out.X[0], head), LAYOUT.take(expected, head))
+    assert torch.equal(LAYOUT.take(out.X[1], LAYOUT.select(task="y")), LAYOUT.take(a.X[1], LAYOUT.select(task="y")))
+    assert not LAYOUT.take(out.X[0], LAYOUT.select(task="z")).any()
+
+
+def test_one_client_alone_with_each_task_gets_its_vector_back() -> None:
+    updates, dense = folded(sent("a", "x", 1), sent("b", "y", 2))
+    out, _ = TaskVectors(cross="none")(updates, {}, Ctx(1))
+    assert torch.equal(out.X, dense)
+
+
+def test_clients_in_any_order_and_what_is_recorded() -> None:
+    kept: list[dict[str, object]] = []
+    updates, _ = folded(sent("a", "xy", 1), sent("b", "yz", 2))
+    other, _ = folded(sent("a", "yz", 2), sent("b", "xy", 1))
+    out, _ = TaskVectors()(updates, {}, Ctx(1, record=lambda kind, fields: kept.append({"kind": kind, **fields})))
+    swapped, _ = TaskVectors()(other, {}, Ctx(1))
+    assert torch.allclose(out.X, swapped.X, atol=1e-6)
+    (record,) = kept
+    assert record["kind"] == "task-vectors"
+    assert record["tasks"] == ["x", "y", "z"]
+    S = torch.tensor(record["similarity"])
+    assert torch.equal(S, S.t())
+    assert 0 <= float(S.min()) <= float(S.max()) <= 1
+
+
+def test_a_layout_with_consecutive_common_columns_gives_the_same() -> None:
+    order = sorted(range(len(LAYOUT.blocks)), key=lambda i: LAYOUT.blocks[i].task is not None)
+    together = Layout(tuple(LAYOUT.blocks[i] for i in order))
+    clients = [sent("a", "xy", 1), sent("b", "yz", 2)]
+    moved = [
+        Updates(together, u.rows, LAYOUT.take(u.X, together), u.n, u.n, present=u.present[:, order])  # type: ignore[index]
+        for u in clients
+    ]
+    out, _ = TaskVectors()(folded(*clients)[0], {}, Ctx(1))
+    other, _ = TaskVectors()(folded(*moved)[0], {}, Ctx(1))
+    assert torch.equal(LAYOUT.take(out.X, together), other.X)
+
+
+def test_rows_without_a_task_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"rows are \(client, task\), but a row of 'c0' has no task"):
+        TaskVectors().on(torch.ones(2, 3), rows=["c0", "c1"])
+
+
+@pytest.mark.parametrize(("name", "value"), [("rho", 1.5), ("epsilon", -0.1), ("kappa", -1)])
+def test_parameters_are_checked(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=name):
+        TaskVectors(**{name: value})
+
+
+def test_scale_zeros_and_no_change_of_the_input() -> None:
+    updates, _ = folded(sent("a", "xy", 1), sent("b", "yz", 2))
+    twice, _ = folded(*(u.replace(X=2 * u.X) for u in (sent("a", "xy", 1), sent("b", "yz", 2))))
+    before = updates.given.dense()  # type: ignore[union-attr]
+    out, _ = TaskVectors()(updates, {}, Ctx(1))
+    assert torch.equal(TaskVectors()(twice, {}, Ctx(1))[0].X, 2 * out.X)
+    assert torch.equal(updates.given.dense(), before)  # type: ignore[union-attr]
+    nothing, _ = folded(*(u.replace(X=torch.zeros_like(u.X)) for u in (sent("a", "xy", 1), sent("b", "yz", 2))))
+    assert not TaskVectors()(nothing, {}, Ctx(1))[0].X.any()
