@@ -1,0 +1,104 @@
+"""Several data sets of the same classes as the domains of one task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import numpy as np
+from pydantic import Field
+
+from fedloom.data.prepare import Array
+from fedloom.data.registry import DATASETS
+from fedloom.data.several import Sets
+from fedloom.errors import DataError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedloom.data.dataset import Dataset, Examples
+
+Pad = Annotated[int, Field(ge=0, le=32)]
+
+
+@DATASETS.register("joined-domains", source="F2DC, section 5.1 and release: domains of one classification task")
+def joined_domains(
+    seed: int,
+    *,
+    sets: Sets,
+    root: str | None = None,
+    size: Annotated[int, Field(ge=8)] = 32,
+    pad: Pad = 4,
+    flip: bool = True,
+) -> Dataset:
+    """Sets of the same classes as domains of one task, `label`: {domain: {name: a data set, its parameters}}.
+
+    A set that has several domains of its own keeps them, by their own names; any other set is one domain, by its name
+    here. Each set has one task, and all have the same number of classes. Images become colour, `size` x `size`, uint8:
+    `size` and `channels: 3` go to every set that takes such a parameter and does not state it, and a relative `path`
+    starts from `root`. Floating-point images must lie in 0..1.
+
+    In training, images are padded by `pad` black pixels, cropped at a random place and, with `flip`, mirrored with
+    probability 1/2; they are always normalised by ImageNet's mean and standard deviation. Raises DataError where sets
+    do not fit together or a name of a domain occurs twice.
+    """
+    from fedloom.data.pictures import dataset
+
+    parts: dict[str, tuple[list[Tensor], list[Array], list[Array]]] = {s: ([], [], []) for s in ("train", "test")}
+    domains: list[str] = []
+    classes: dict[str, int] = {}
+    for name, section in sets.items():
+        built = _load(seed, section, root, {"size": size, "channels": 3})
+        where = f"joined-domains, set {name!r}"
+        if len(built.tasks) != 1:
+            raise DataError(f"{where}: expected one task, found {', '.join(task.name for task in built.tasks)}")
+        (task,) = built.tasks
+        classes[name] = task.channels
+        own = built.domains if len(built.domains) > 1 else (name,)
+        for domain in own:
+            if domain in domains:
+                raise DataError(f"{where}: there is another domain called {domain!r}")
+        for split, examples in (("train", built.train), ("test", built.test)):
+            images, labels, numbers = parts[split]
+            images.append(_images(where, examples, size))
+            labels.append(examples.labels_of(task.name))
+            several = len(own) > 1 and examples.domain is not None
+            local = examples.domain.numpy() if several else np.zeros(len(examples), np.int64)  # type: ignore[union-attr]
+            numbers.append(local + len(domains))
+        domains += own
+    if len(set(classes.values())) > 1:
+        raise DataError(f"joined-domains: sets have different numbers of classes: {classes}")
+    return dataset("joined-domains", parts, tuple(domains), next(iter(classes.values())), pad, flip)
+
+
+def _load(seed: int, section: Mapping[str, Any], root: str | None, common: Mapping[str, Any]) -> Dataset:
+    """The data set of one section, with the common parameters that it takes and does not state."""
+    entry = DATASETS[section["name"]]
+    given = {key: value for key, value in common.items() if key in entry.params.model_fields}
+    given.update((key, value) for key, value in section.items() if key != "name")
+    if root is not None and "path" in given:
+        given["path"] = str(Path(root, given["path"]))  # an absolute path stays as it is
+    built: Dataset = entry.function(seed, **dict(entry.params.model_validate(given)))
+    return built
+
+
+def _images(where: str, examples: Examples, size: int) -> Tensor:
+    """Images in memory as N x 3 x size x size, uint8."""
+    import torch
+
+    from fedloom.data.dataset import TensorExamples
+    from fedloom.data.pictures import Pictures
+
+    if not isinstance(examples, TensorExamples | Pictures) or len(examples.input_shape) != 3:
+        raise DataError(f"{where}: expected images in memory, found another kind of data set")
+    x = examples.images
+    if x.shape[1] not in (1, 3) or x.shape[2:] != (size, size):
+        found = " x ".join(map(str, x.shape[1:]))
+        raise DataError(f"{where}: expected images 1 or 3 x {size} x {size}, found {found}; see size")
+    if x.dtype != torch.uint8:
+        low, high = float(x.min()), float(x.max())
+        if not (low >= 0 and high <= 1):
+            raise DataError(f"{where}: expected uint8 images or values in 0..1, found {low:g}..{high:g}")
+        x = x.mul(255).round().to(torch.uint8)
+    return x.expand(-1, 3, -1, -1)
