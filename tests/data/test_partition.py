@@ -66,6 +66,8 @@ EXACT = [
     ("task-weights", {"weights": "multi", "clients": 5}, same_images),
     ("task-weights", {"weights": [{"t0": 1}, {"t1": 2, "t2": 0.5}]}, own_images),
     ("domains", {"clients": 3}, same_images),
+    ("task-groups", {"clients": 6, "tasks_per_client": 2, "alpha_classes": 0.5}, own_images),
+    ("task-groups", {"clients": 4, "groups": [["t0", "t1"], ["t1", "t2"]]}, same_images),
 ]
 LOOSE = [
     ("one-task", {"images": "shared", "clients_per_task": 2, "all_task_clients": 1}, same_images),
@@ -119,6 +121,7 @@ PINNED = {
     "task-dirichlet": ({"clients": 4, "alpha_classes": 0.5}, [200, 80, 200, 120]),
     "one-task": ({"all_task_clients": 1}, [150, 150, 150, 150]),
     "task-weights": ({}, [100] * 6),
+    "task-groups": ({"clients": 4, "tasks_per_client": 2, "alpha_classes": 0.5}, [189, 137, 176, 98]),
     "domains": ({"clients": {"photo": 2, "art": 1}, "fraction": 0.25}, [49, 49, 48]),
 }
 
@@ -466,3 +469,71 @@ def test_single_and_multi_errors():
         split("single-and-multi", own_images(), single={}, multi={"x": 1})
     with pytest.raises(DataError, match="task 'pascal-a' is held by no client"):
         split("single-and-multi", two_sets(), single={}, multi={"nyud": 1})
+
+
+@quick
+@given(seed=seeds, tasks=st.integers(1, 9), clients=st.integers(1, 12), data=st.data())
+def test_drawn_groups_hold_every_task_about_equally_often(seed, tasks, clients, data):
+    least = -(-tasks // clients)
+    each = data.draw(st.integers(least, tasks))
+    pool = own_images(n=900, tasks=tasks)
+    partition = split("task-groups", pool, seed, clients=clients, tasks_per_client=each)
+    assert {len(s.tasks) for s in partition.shares} == {each}
+    holders = Counter(task for s in partition.shares for task in s.tasks)
+    assert set(holders) == set(pool.tasks)
+    assert max(holders.values()) - min(holders.values()) <= 1
+    if each > least:
+        with pytest.raises(RecipeError, match="cannot cover"):
+            split("task-groups", pool, seed, clients=clients, tasks_per_client=tasks + 1)
+
+
+def test_given_groups_go_round_and_share_the_examples_of_a_task():
+    pool = own_images(tasks=4)
+    partition = split("task-groups", pool, clients=4, groups=[["t3", "t0"], ["t0", "t1", "t2"]])
+    assert [set(s.tasks) for s in partition.shares] == [{"t0", "t3"}, {"t0", "t1", "t2"}] * 2
+    assert len(split("task-groups", pool, groups=[["t3", "t0"], ["t0", "t1", "t2"]]).shares) == 2
+    for s in partition.shares:
+        index = np.concatenate([s.train, s.val])
+        for task in pool.tasks:
+            mine = int((pool.labels[task][index] >= 0).sum())
+            holders = sum(task in other.tasks for other in partition.shares)
+            everything = int((pool.labels[task] >= 0).sum())
+            assert mine in ((everything // holders, -(-everything // holders)) if task in s.tasks else (0,))
+
+
+def test_groups_may_be_unequal_within_tasks():
+    pool = own_images()
+    rows = split("task-groups", pool, clients=4, groups=[["t0", "t1", "t2"]], alpha_classes=0.1).table(pool)
+    shares = np.array([row["labels"]["t0"] for row in rows])
+    assert shares.sum(0).tolist() == np.bincount(pool.labels["t0"][pool.labels["t0"] >= 0]).tolist()
+    assert (shares.max(0) / shares.sum(0)).mean() > 0.6
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({}, "expected either groups or tasks_per_client"),
+        ({"groups": [["t0"]], "tasks_per_client": 1}, "expected either groups or tasks_per_client"),
+        ({"groups": [["t0", "t1", "t2"], ["t0", "tt1"]]}, "group 1: unknown task 'tt1'. Did you mean 't1'"),
+        ({"groups": [["t0", "t0"]]}, "group 0: task 't0' is named twice"),
+        ({"groups": [["t0"], ["t2"]]}, "no group holds task 't1'"),
+        ({"groups": [["t0"], ["t1"], ["t2"]], "clients": 2}, "a client for each of 3 groups, found 2"),
+        ({"tasks_per_client": 2, "clients": None}, "needs the number of clients"),
+        ({"tasks_per_client": 4}, r"cannot cover 3 tasks; expected tasks_per_client in 1..3"),
+    ],
+)
+def test_groups_that_cannot_be_had_are_refused(params, message):
+    with pytest.raises(RecipeError, match=message):
+        split("task-groups", own_images(), **{"clients": 4, **params})
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.2, 0.5])
+def test_the_settings_of_matu_can_be_drawn(alpha):
+    """8 and 30 tasks, 30 clients, classes by Dirichlet(0.1): every task is held, and 0 means one task each."""
+    for tasks in (8, 30):
+        pool = own_images(n=300 * tasks, tasks=tasks, classes=10)
+        partition = split("task-dirichlet", pool, clients=30, alpha_tasks=alpha, alpha_classes=0.1)
+        counts = [len(s.tasks) for s in partition.shares]
+        assert {task for s in partition.shares for task in s.tasks} == set(pool.tasks)
+        assert (max(counts) == 1) == (alpha == 0)
+        assert len(counts) == 30

@@ -63,13 +63,17 @@ class Pool:
 
     def labelled(self, task: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Which examples (N) have a label of `task`: not -1; every example where labels are maps or real numbers."""
-        labels = self.labels[task]
-        if labels.ndim == 1 and np.issubdtype(labels.dtype, np.signedinteger):
-            return np.asarray(labels >= 0)
-        return np.ones(len(labels), bool)
+        return labelled(self.labels[task])
 
     def __len__(self) -> int:
         return len(next(iter(self.labels.values())))
+
+
+def labelled(labels: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which examples (N) have a label: not -1; every example where labels are maps or real numbers."""
+    if labels.ndim == 1 and np.issubdtype(labels.dtype, np.signedinteger):
+        return np.asarray(labels >= 0)
+    return np.ones(len(labels), bool)
 
 
 @dataclass(frozen=True, eq=False)
@@ -425,26 +429,38 @@ def task_dirichlet(
         for orphan in np.flatnonzero(~holds.any(0)):
             holds[np.lexsort((-drawn[:, orphan], holds.sum(1)))[0], orphan] = True
 
+    held = [dict.fromkeys(itertools.compress(pool.tasks, row), 1.0) for row in holds]
+    groups = _split_tasks(pool, held, alpha_classes, min_examples, max_tries, rng, "task-dirichlet")
+    return _finish(pool, seed, val_fraction, _ids(clients), groups, held)
+
+
+def _split_tasks(
+    pool: Pool,
+    held: Sequence[Mapping[str, float]],
+    alpha: float | None,
+    least: int,
+    tries: int,
+    rng: np.random.Generator,
+    partitioner: str,
+) -> Groups:
+    """Split the examples of each task over the clients that hold it: Dirichlet(alpha) per class, or evenly."""
     examples: dict[str, Groups] = {task: [] for task in pool.tasks}
     for tasks, index in _patterns(pool, rng):
         sizes = [sum(map(len, examples[task])) for task in tasks]
         for task, part in zip(tasks, _cut(index, sizes), strict=True):
             examples[task].append(part)
-    groups: Groups = [np.empty(0, np.int64) for _ in range(clients)]
-    for t, task in enumerate(pool.tasks):
-        holders = np.flatnonzero(holds[:, t])
+    groups: Groups = [np.empty(0, np.int64) for _ in held]
+    for task in pool.tasks:
+        holders = [k for k, tasks in enumerate(held) if task in tasks]
         index = np.concatenate([*examples[task], np.empty(0, np.int64)])
-        if alpha_classes is None:
+        if alpha is None:
             parts = _cut(index, [len(groups[k]) for k in holders])
         else:
-            what = f"task-dirichlet, task {task!r}"
-            parts = _dirichlet(
-                _classes(pool, task), index, len(holders), alpha_classes, False, min_examples, max_tries, rng, what
-            )
-        for k, part in zip(holders.tolist(), parts, strict=True):
+            what = f"{partitioner}, task {task!r}"
+            parts = _dirichlet(_classes(pool, task), index, len(holders), alpha, False, least, tries, rng, what)
+        for k, part in zip(holders, parts, strict=True):
             groups[k] = np.concatenate([groups[k], part])
-    held = [dict.fromkeys(itertools.compress(pool.tasks, row), 1.0) for row in holds]
-    return _finish(pool, seed, val_fraction, _ids(clients), groups, held)
+    return groups
 
 
 @PARTITIONERS.register("one-task", source="FedDEA, toy study; FedHCA2, one task per client beside multi-task clients")
@@ -679,3 +695,66 @@ def _draw(
     rest = rng.permutation(np.setdiff1d(members, np.concatenate(groups)))
     ends = np.cumsum([size - len(g) for size, g in zip(sizes, groups, strict=True)])
     return [np.concatenate(pair) for pair in zip(groups, np.split(rest, ends)[: len(sizes)], strict=True)]
+
+
+@PARTITIONERS.register("task-groups", source="MaTU, Figures 5 and 6: clients with fixed groups of tasks")
+def task_groups(
+    pool: Pool,
+    seed: int,
+    *,
+    groups: Annotated[list[Annotated[list[str], Field(min_length=1)]], Field(min_length=1)] | None = None,
+    tasks_per_client: Count | None = None,
+    clients: Count | None = None,
+    alpha_classes: Alpha | None = None,
+    min_examples: Count = 1,
+    max_tries: Count = 1000,
+    val_fraction: ValFraction = 0.1,
+) -> Partition:
+    """Clients hold given groups of tasks, or groups of `tasks_per_client` tasks drawn at random.
+
+    The `groups` go round until there are `clients`; by default there is one client per group. With `tasks_per_client`,
+    which needs `clients`, each client in turn gets those tasks that the fewest clients hold so far, ties being drawn,
+    so that the numbers of clients of any two tasks differ by at most one.
+
+    The examples of each task are split over the clients that hold it as `task-dirichlet` does: by
+    Dirichlet(alpha_classes) per class, redrawn until each has `min_examples` of it, or evenly where `alpha_classes` is
+    None. Raises RecipeError for both or neither of the two, too few clients, a task that is unknown, named twice in a
+    group or held by nobody, and where no draw will do.
+    """
+    if (groups is None) == (tasks_per_client is None):
+        raise RecipeError("task-groups: expected either groups or tasks_per_client")
+    rng = _rng(seed, "task-groups")
+    if groups is not None:
+        for number, group in enumerate(groups):
+            for task in group:
+                if task not in pool.tasks:
+                    known = ", ".join(pool.tasks)
+                    raise RecipeError(
+                        f"task-groups, group {number}: unknown task {task!r}.{nearest(task, pool.tasks)} Known: {known}"
+                    )
+                if group.count(task) > 1:
+                    raise RecipeError(f"task-groups, group {number}: task {task!r} is named twice")
+        if clients is not None and clients < len(groups):
+            raise RecipeError(f"task-groups: expected a client for each of {len(groups)} groups, found {clients}")
+        missing = [task for task in pool.tasks if not any(task in group for group in groups)]
+        if missing:
+            raise RecipeError(f"task-groups: no group holds task {missing[0]!r}; leave it out of the data set")
+        held = [dict.fromkeys(groups[k % len(groups)], 1.0) for k in range(clients or len(groups))]
+    else:
+        assert tasks_per_client is not None
+        if clients is None:
+            raise RecipeError("task-groups: tasks_per_client needs the number of clients")
+        total = len(pool.tasks)
+        if tasks_per_client > total or tasks_per_client * clients < total:
+            raise RecipeError(
+                f"task-groups: {clients} clients with {tasks_per_client} tasks each cannot cover {total} tasks; "
+                f"expected tasks_per_client in {-(-total // clients)}..{total}"
+            )
+        holders = np.zeros(total, np.int64)
+        held = []
+        for _ in range(clients):
+            fewest = np.lexsort((rng.random(total), holders))[:tasks_per_client]
+            holders[fewest] += 1
+            held.append({pool.tasks[t]: 1.0 for t in sorted(fewest.tolist())})
+    shares = _split_tasks(pool, held, alpha_classes, min_examples, max_tries, rng, "task-groups")
+    return _finish(pool, seed, val_fraction, _ids(len(held)), shares, held)
