@@ -163,14 +163,14 @@ def tiny_vit(
     """A small vision transformer for images of 8 to 64 pixels on a CPU; its features are the mean of the tokens.
 
     It has no class token, hidden layers of twice the width, no dropout and no running statistics. With the defaults,
-    colour images and 32 x 32 pixels it has 141,248 parameters. Sides must be multiples of the patch, the width one of
-    the heads. Needs timm.
+    colour images and 32 x 32 pixels it has 141,248 parameters. Sides must be multiples of `patch`, the width one of
+    `num_heads`. Needs timm.
     """
     from fedloom.models.vit import TimmEncoder
 
     if width % num_heads:
         raise RecipeError(
-            f"encoder 'tiny-vit' expects a width that is a multiple of its {num_heads} heads, found {width}"
+            f"encoder 'tiny-vit' expects a width that is a multiple of num_heads {num_heads}, found {width}"
         )
     small: dict[str, Any] = {
         "patch_size": patch,

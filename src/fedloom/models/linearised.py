@@ -26,6 +26,9 @@ class Linearised(Encoder):
     RecipeError for an encoder with feature maps.
     """
 
+    plain: Encoder
+    """The encoder as it was, on the same parameters."""
+
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
         if isinstance(encoder, PyramidEncoder):
@@ -48,13 +51,13 @@ class Linearised(Encoder):
         change = {name: p - theta0[name] for name, p in theta.items()}
 
         def plain(weights: dict[str, Tensor]) -> Tensor:
-            features: Tensor = functional_call(self.plain, weights, (x,))
-            return features
+            value: Tensor = functional_call(self.plain, weights, (x,))
+            return value
 
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no forward mode
-            value, moved = jvp(plain, (theta0,), (change,))
-        total: Tensor = value + moved
-        return total
+            there_and_change = jvp(plain, (theta0,), (change,))
+        features: Tensor = there_and_change[0] + there_and_change[1]
+        return features
 
     def train(self, mode: bool = True) -> Linearised:
         """Stays in evaluation: what is expanded is the network as it is used."""

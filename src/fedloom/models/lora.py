@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA; Hu et al., 2021) in an encoder, through peft. Reading a recipe imports neither torch nor peft.
+"""Low-rank adapters (LoRA; Hu et al., 2021) in an encoder, through peft, which is imported where they are used only.
 
 W x becomes W x + (alpha / rank) B A x, with A and B trained and W frozen. B is 0 at first, so nothing changes by it.
 """
