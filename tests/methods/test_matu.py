@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from typing import Any
@@ -28,7 +29,8 @@ MANY = "partition={name: task-dirichlet, clients: 5, alpha_tasks: 1.0}"
 def rounds(built: Built, count: int, forget: bool = False) -> State:
     """The server's state after some rounds in which everybody takes part; `forget`: clients keep nothing."""
     method, federation, state = built.method, built.federation, initial_state(built)["server"]
-    model, clients, memory = FlatModel(built.module, built.layout), sorted(federation.clients), {}
+    model = FlatModel(copy.deepcopy(built.module), built.layout)
+    clients, memory = sorted(federation.clients), {}
     for number in range(1, count + 1):
         ctx = Ctx(number, 0, rows_of(method, federation, clients), len(clients))
         messages = dispatch(method, built.layout, federation, state, clients)
@@ -92,7 +94,7 @@ def test_an_absent_task_keeps_its_vector_and_gives_nothing() -> None:
     assert len(client.tasks) < 4
     message = dispatch(method, built.layout, federation, state, [client.id])[client.id]
     ctx = Ctx(2, 0, rows_of(method, federation, [client.id]), 5)
-    model = FlatModel(built.module, built.layout)
+    model = FlatModel(copy.deepcopy(built.module), built.layout)
     payload, _, _ = client_step(method, model, federation, client, message, {}, ctx, built.recipe.training)
     after = server_step(method, built.layout, federation, [payload], state, ctx)
     for task, vector in state["tasks"].items():

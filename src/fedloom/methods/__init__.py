@@ -40,6 +40,7 @@ from fedloom.methods.ifca import ifca  # noqa: E402
 from fedloom.methods.matfl import matfl  # noqa: E402
 from fedloom.methods.matu import matu  # noqa: E402
 from fedloom.methods.moon import moon  # noqa: E402
+from fedloom.methods.ntk_fedavg import ntk_fedavg  # noqa: E402
 from fedloom.methods.overlap import activated_dimensions  # noqa: E402
 from fedloom.methods.pfedme import pfedme  # noqa: E402
 from fedloom.methods.scaffold import scaffold  # noqa: E402
@@ -48,5 +49,5 @@ __all__ = [
     "ADDONS", "METHODS", "Method", "across_tasks", "activated_dimensions", "cagrad", "cfl", "ditto", "fedacg",
     "fedamp", "fedavg", "fedbabu", "fedbn", "fedbone", "feddea", "feddyn", "fedga", "fedhca2", "fedmtl", "fednova",
     "fedopt", "fedper", "fedprox", "fedrep", "fedsoft", "fedsta", "heal", "ifca", "local", "matfl", "matu",
-    "min_norm", "moon", "pcgrad", "pfedme", "scaffold", "server_step", "support_mean",
+    "min_norm", "moon", "ntk_fedavg", "pcgrad", "pfedme", "scaffold", "server_step", "support_mean",
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from fedloom.codecs import Codec, Raw
 from fedloom.server import Plain, ServerRule
@@ -13,6 +13,9 @@ from fedloom.training.phases import Phase, Stream, Tune
 from fedloom.training.rules import LocalRule
 from fedloom.updates import Layout, Selector, as_select
 
+if TYPE_CHECKING:
+    from fedloom.models.changes import ModelChange
+
 PROVIDED: Fields = frozenset({"extra:steps", "extra:support", "extra:domain", "extra:tasks"})
 """Extras that every round can provide."""
 
@@ -21,6 +24,7 @@ PROVIDED: Fields = frozenset({"extra:steps", "extra:support", "extra:domain", "e
 class Method:
     """A federated method. Data only: runners own the loops.
 
+    model    changes of the model before the first round
     local    rules of local training
     edge     stage at the client, before the codec; sees one row at a time
     codec    how an update travels; where rows are (client, task), also how a client's task vectors come back to it
@@ -40,6 +44,7 @@ class Method:
     """
 
     name: str = "fedavg"
+    model: tuple[ModelChange, ...] = ()
     local: tuple[LocalRule, ...] = ()
     edge: Stage = Identity()
     codec: Codec = Raw()
@@ -167,7 +172,8 @@ class Method:
         return layout.parameters.without(self.private_part(layout))
 
     def __str__(self) -> str:
-        local = [f"  {rule!r}" for rule in self.local] or ["  the tasks' losses only"]
+        local = [f"  {change!r} of the model" for change in self.model]
+        local += [f"  {rule!r}" for rule in self.local] or ["  the tasks' losses only"]
         local += [f"  {part!r}" for part in (*self.phases, self.stream, self.tune) if part is not None]
         return "\n".join(
             [

@@ -15,6 +15,7 @@ from fedloom.data.partition import Partition, Pool
 from fedloom.errors import RecipeError, nearest
 from fedloom.methods import ADDONS
 from fedloom.methods.method import Method
+from fedloom.models.changes import changed
 from fedloom.models.multitask import MultiTask, build_model
 from fedloom.recipes.schema import Recipe
 from fedloom.runtime.federation import Federation
@@ -122,6 +123,7 @@ def build(
     module = build_model(
         model.name, model.params, dataset.input_shape, dataset.tasks, recipe.seed, model.weights, model.lora
     )
+    module = changed(module, method.model, recipe.seed)
     layout = Layout.from_module(module)
     try:
         method.stage.init(method.shared_part(layout))
