@@ -20,7 +20,7 @@ from fedloom.runtime.build import build
 from fedloom.tasks import Classification
 from fedloom.training import FlatModel
 from fedloom.updates import Layout
-from tests_support import load_recipe
+from tests_support import assert_same, load_recipe
 
 pytestmark = pytest.mark.skipif(None in (find_spec("peft"), find_spec("timm")), reason="peft or timm is not installed")
 
@@ -158,3 +158,9 @@ def test_a_run_trains_and_sends_factors_only(quick):
     sent = result.run.traffic[1]["up"]
     assert {entry["role"] for entry in sent} == {"adapter", "head", "side"}
     assert {entry["bytes"] for entry in sent if entry["role"] == "adapter"} == {4 * adapters}
+
+
+@pytest.mark.slow
+def test_worker_processes_train_the_same_factors(quick):
+    """They load timm and peft by themselves."""
+    assert_same(quick(*SMALL), quick(*SMALL, "runtime.workers=2"))

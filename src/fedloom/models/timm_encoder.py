@@ -13,6 +13,9 @@ from fedloom.errors import RecipeError, nearest
 from fedloom.extras import need
 from fedloom.models.nets import PyramidEncoder
 
+timm = need("timm", "vision")
+"""Imported here, so that worker processes, which unpickle modules of timm, have it through `need` too."""
+
 
 class TimmPyramid(PyramidEncoder):
     """A timm architecture as a pyramid: its maps at strides of 4 and more (the last of each stride), B x C x H x W.
@@ -57,7 +60,7 @@ class TimmPyramid(PyramidEncoder):
         net.prune_intermediate_layers(self.levels, prune_norm=True, prune_head=True)
         self.net = net
         self.norms = nn.ModuleList(nn.LayerNorm(c) for c in self.channels) if swin else None
-        self._check(f"timm {need('timm', 'vision').__version__}, {architecture!r}", shape[0])
+        self._check(f"timm {timm.__version__}, {architecture!r}", shape[0])
 
     def _check(self, what: str, channels: int) -> None:
         """Compare the maps with their description: versions of timm number some architectures' maps differently."""
@@ -96,7 +99,6 @@ class TimmPyramid(PyramidEncoder):
 
 def network(architecture: str, channels: int, **overrides: Any) -> Any:
     """A network of timm for images of so many channels, without classifier. RecipeError where timm has it not."""
-    timm = need("timm", "vision")
     if not timm.is_model(architecture):
         hint = nearest(architecture.split(".")[0], timm.list_models())
         raise RecipeError(f"timm: unknown architecture {architecture!r}.{hint}")

@@ -7,9 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from fedloom.errors import RecipeError
-from fedloom.extras import need
 from fedloom.models.nets import Encoder
-from fedloom.models.timm_encoder import converted, network, own
+from fedloom.models.timm_encoder import converted, network, own, timm
 
 
 class TimmEncoder(Encoder):
@@ -21,7 +20,6 @@ class TimmEncoder(Encoder):
 
     def __init__(self, architecture: str, shape: tuple[int, int, int], **overrides: Any) -> None:
         super().__init__()
-        timm = need("timm", "vision")
         config = timm.get_pretrained_cfg(architecture) if timm.is_model(architecture) else None
         if config is not None and config.fixed_input_size:
             overrides["img_size"] = shape[1:]
