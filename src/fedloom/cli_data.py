@@ -63,6 +63,23 @@ def check(
         raise typer.Exit(2)
 
 
+@data.command()
+def prepare(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A data set, for example eurosat; a new folder's name.")],
+    root: Annotated[Path, typer.Argument(metavar="ROOT", help="The folder to hold it.", file_okay=False)],
+    source: Annotated[
+        Path | None, typer.Option(help="A folder of classes to take it from.", file_okay=False, exists=True)
+    ] = None,
+    test_fraction: Annotated[float | None, typer.Option(min=0.01, max=0.99, help="Where it has no test part.")] = None,
+    size: Annotated[int | None, typer.Option(min=8, help="Shrink images to this shorter side.")] = None,
+) -> None:
+    """Make the folders ROOT/NAME/{train,test}/CLASS that class-folders reads, downloading through torchvision."""
+    from fedloom.data.download import prepare as make
+
+    counts = make(name, root, source, test_fraction, size)
+    typer.echo(f"{name}: {counts['train']} train, {counts['test']} test; {root / name}")
+
+
 def build(name: str, parameters: list[str] | tuple[str, ...], seed: int = 0) -> Dataset:
     """The named data set with `key.path=value` parameters, checked as a recipe's data section is."""
     from pydantic import ValidationError

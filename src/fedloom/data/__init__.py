@@ -4,6 +4,7 @@ from fedloom._lazy import lazy
 from fedloom.data import (  # noqa: F401  (registers the data sets)
     arrays,
     cifar,
+    class_folders,
     digits,
     domain_folders,
     domains,

@@ -78,6 +78,7 @@ def many(
     columns: dict[str, list[Columns]] = {"train": [], "test": []}
     images: dict[str, list[Tensor]] = {"train": [], "test": []}
     statistics = []
+    counts: dict[str, int] = {}
     for name, section in sets.items():
         dataset = _load(seed, section, root, common)
         for split, examples in (("train", dataset.train), ("test", dataset.test)):
@@ -87,8 +88,9 @@ def many(
             columns[split].append({task: labels[kept] for task, labels in found.items()})
             images[split].append(part.images if kept.all() else part.images[torch.from_numpy(np.flatnonzero(kept))])
         statistics.append(channel_statistics(images["train"][-1]))
+        counts |= _counts(name, dataset, name in by_domain, classes.get(name, {}))
     sources = {split: Stored(torch.cat(parts)) for split, parts in images.items()}
-    return joined("many", columns, sources, tuple(sets), *_table(statistics))
+    return joined("many", columns, sources, tuple(sets), *_table(statistics), counts)
 
 
 @DATASETS.register("digits-many", source="Alpaydin and Kaynak (1998), UCI; the test part that scikit-learn bundles")
@@ -116,15 +118,15 @@ def digits_many(
 
     pictures, digit = originals(size)
     test = stratified(digit, test_fraction, seed)
-    chosen = [
-        (k % len(RENDERINGS), (k % len(RENDERINGS) + k // len(RENDERINGS)) % len(QUESTIONS)) for k in range(count)
-    ]
+    kinds = list(QUESTIONS)
+    rounds = [divmod(k, len(RENDERINGS)) for k in range(count)]
+    chosen = [(number, kinds[(number + turn) % len(kinds)]) for turn, number in rounds]
     columns: dict[str, list[Columns]] = {"train": [], "test": []}
     images: dict[str, list[Tensor]] = {"train": [], "test": []}
     names = RENDERINGS[:count]
     for number, rendering in enumerate(names):
         rendered = render(pictures, rendering, seed).mul(255).round().to(torch.uint8)
-        questions = [list(QUESTIONS)[q] for r, q in chosen if r == number]
+        questions = [q for n, q in chosen if n == number]
         for split, mask in (("train", ~test), ("test", test)):
             pool = np.flatnonzero(mask)
             drawn = []
@@ -138,8 +140,9 @@ def digits_many(
             )
             images[split].append(rendered[torch.from_numpy(np.concatenate(drawn))])
     sources = {split: Stored(torch.cat(parts)) for split, parts in images.items()}
+    counts = {f"{RENDERINGS[n]}-{q}": max(QUESTIONS[q]) + 1 for n, q in chosen}
     statistics = [channel_statistics(x) for x in images["train"]]
-    return joined("digits-many", columns, sources, tuple(names), *_table(statistics))
+    return joined("digits-many", columns, sources, tuple(names), *_table(statistics), counts)
 
 
 def joined(
@@ -149,10 +152,12 @@ def joined(
     domains: tuple[str, ...],
     mean: Tensor,
     std: Tensor,
+    classes: Mapping[str, int],
 ) -> Dataset:
     """A data set of sets that lie one after another: {split: per set, {task: labels}} and {split: inputs}.
 
-    Tasks have as many classes as their largest label says. DataError where a task has no label in a part.
+    A task has as many classes as `classes` says, or else its largest label. DataError where a task has no label in a
+    part.
     """
     from fedloom.data.dataset import Dataset
     from fedloom.data.mixed import Mixed, blocks
@@ -168,7 +173,7 @@ def joined(
                     raise DataError(f"{name}, set {domain!r}: no {split} example has a label of task {task!r}")
             if task in tasks:
                 raise DataError(f"{name}, set {domain!r}: there is another task called {task!r}")
-            tasks[task] = Classification(task, max(highest) + 1)
+            tasks[task] = Classification(task, classes.get(task, max(highest) + 1))
     train, test = (Mixed(sources[s], *blocks(columns[s]), mean, std) for s in ("train", "test"))
     return Dataset(name, tuple(tasks.values()), train, test, domains)
 
@@ -240,6 +245,14 @@ def _columns(
         numbers[values] = np.arange(len(values))
         found[f"{name}-{group}"] = numbers[labels]
     return found
+
+
+def _counts(name: str, dataset: Dataset, by_domain: bool, groups: Mapping[str, list[int]]) -> dict[str, int]:
+    """How many classes the tasks of a set have, as far as that does not depend on the examples of a domain."""
+    if groups:
+        return {f"{name}-{group}": len(values) for group, values in groups.items()}
+    own = {task.name: task.channels for task in dataset.tasks}
+    return {} if by_domain else {name if len(own) == 1 else f"{name}-{task}": n for task, n in own.items()}
 
 
 def _identifier(name: str) -> str:
