@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -105,21 +105,27 @@ def candidates(
 
     Raises RecipeError for an unknown topology, an unknown parameter, or one that does not fit the number of peers.
     """
-    entry = TOPOLOGIES[name]
-    try:
-        values = dict(entry.params.model_validate_json(json.dumps(params), strict=True))
-    except ValidationError as error:
-        from fedloom.recipes.problems import explain
-
-        raise RecipeError("\n".join(f"topology {name!r}: {p} {m}" for p, m in explain(error, entry.params))) from None
+    values = resolved(name, params)
     if every < 0 or round < 0:
         raise ValueError(f"expected every >= 0 and round >= 0, found {every} and {round}")
     names = tuple(sorted(peers))
     if len(names) < 2:
         return Graph(names, frozenset())
-    graph = entry.function(names, derive_seed(seed, "topology", round // every if every else 0), **values)
+    graph = TOPOLOGIES[name].function(names, derive_seed(seed, "topology", round // every if every else 0), **values)
     links = {(names[a], names[b]) for a, b in graph.edges}
     return Graph(names, frozenset(links if graph.is_directed() else links | {(b, a) for a, b in links}))
+
+
+def resolved(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """All parameters of a topology, defaults filled in. Raises RecipeError for a wrong one, or an unknown topology."""
+    entry = TOPOLOGIES[name]
+    try:
+        return dict(entry.params.model_validate_json(json.dumps(params, default=repr), strict=True))
+    except ValidationError as error:
+        from fedloom.recipes.problems import explain
+
+        lines = [f"topology {name!r}, {path}: {message}" for path, message in explain(error, entry.params)]
+        raise RecipeError("\n".join(lines)) from None
 
 
 def metropolis(graph: Graph) -> Matrix:

@@ -109,7 +109,7 @@ def coarse_clusters(names: Sequence[str], similarity: Tensor, low: int = 2, high
     """Groups of similar peers by spectral clustering of a similarity matrix (N x N, at least 0): C2's first level.
 
     Of `low` to `high` groups the number with the best silhouette, on distances 1 - s / max s; of equals the smallest.
-    Peers are sorted first. No more than `low` peers are one group.
+    Peers are sorted first. No more than `low` peers are one group, and so are peers without any similarity.
 
     The release gives the silhouette similarities for distances, whose diagonal of 1 is refused, and so always takes
     `low`.
@@ -117,13 +117,13 @@ def coarse_clusters(names: Sequence[str], similarity: Tensor, low: int = 2, high
     if not 2 <= low <= high:
         raise ValueError(f"expected 2 <= low <= high, found {low} and {high}")
     order, S = _sorted(names, similarity)
-    if len(order) <= low:
+    S[range(len(S)), range(len(S))] = top = S.max(initial=0.0)
+    if len(order) <= low or top == 0:
         return (tuple(order),) if order else ()
     cluster, metrics = need("sklearn.cluster", "data"), need("sklearn.metrics", "data")
-    distance = 1 - S / S.max() if S.max() > 0 else 1 - S
-    distance[range(len(S)), range(len(S))] = 0.0
+    distance = 1 - S / top
     # Peers without any similarity would leave the graph in pieces, on which the method is not defined.
-    affinity = S.clip(min=1e-9 * max(float(S.max()), 1e-300))
+    affinity = (S / top).clip(min=1e-9)
     best: tuple[float, Groups] | None = None
     for count in range(low, min(high, len(S) - 1) + 1):
         found = cluster.SpectralClustering(count, affinity="precomputed", random_state=seed).fit_predict(affinity)

@@ -45,7 +45,7 @@ class Sketch:
             raise ValueError(f"kind: expected one of {', '.join(get_args(Kind))}, found {self.kind!r}")
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Sketch of a vector (d to m), or of each row (n x d to n x m). float32, on the CPU; sums are in float64.
+        """Sketch of a vector (d to m), or of each row (n x d to n x m). float32, on the CPU.
 
         A value that is not finite makes its bucket, or the whole sketch, not finite.
         """

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fedloom.context import Ctx
-from fedloom.peers.graph import TOPOLOGIES, candidates, metropolis
+from fedloom.peers.graph import candidates, metropolis, resolved
 from fedloom.peers.neighbours import soft_weights, top_k
 from fedloom.peers.similarity import combined, gradient, overlap, task_weights
 from fedloom.stages.clusters import mixed_models
@@ -30,7 +30,8 @@ class Gossip(Stage):
     of the models stays. D-PSGD proper takes the gradient at the model before mixing; here peers train, then mix. On the
     complete graph all get the plain mean.
 
-    Raises RecipeError for a topology that is unknown or impossible for so many rows, ValueError for a directed graph.
+    Raises RecipeError for an unknown topology, and when it runs for one that is impossible for so many rows; ValueError
+    for a directed graph.
     """
 
     topology: str = "ring"
@@ -40,7 +41,8 @@ class Gossip(Stage):
     reads = frozenset({"X", "base"})
 
     def __post_init__(self) -> None:
-        TOPOLOGIES[self.topology]
+        if resolved(self.topology, self.params).get("directed"):
+            raise ValueError(f"{self!r}: gossip needs an undirected graph; with 'directed': False it would be one")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         if len(updates) < 2:

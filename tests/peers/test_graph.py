@@ -1,0 +1,175 @@
+"""Candidate graphs: what each topology is, that it replays, and what is impossible."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedloom.errors import DataError, RecipeError
+from fedloom.peers import TOPOLOGIES, Graph, candidates, metropolis
+
+SIX = [f"p{i}" for i in range(6)]
+PARAMS = {
+    "full": {},
+    "ring": {},
+    "torus": {},
+    "star": {},
+    "random-k": {"k": 2},
+    "erdos-renyi": {"p": 0.5},
+    "small-world": {"k": 2, "p": 0.3},
+}
+RANDOM = ("random-k", "erdos-renyi", "small-world")
+every_kind = pytest.mark.parametrize("name", PARAMS)
+
+
+def test_known_graphs() -> None:
+    assert candidates("full", SIX).senders("p2") == ("p0", "p1", "p3", "p4", "p5")
+    assert candidates("ring", SIX).senders("p0") == ("p1", "p5")
+    assert candidates("ring", SIX, hops=2).senders("p0") == ("p1", "p2", "p4", "p5")
+    one_way = candidates("ring", SIX, directed=True)
+    assert (one_way.senders("p0"), one_way.receivers("p0")) == (("p5",), ("p1",))
+    assert candidates("star", SIX).senders("p0") == tuple(SIX[1:])
+    assert candidates("star", SIX).senders("p3") == ("p0",)
+    # 2 rows of 3: p4 is below p1, between p3 and p5
+    assert candidates("torus", SIX).senders("p4") == ("p1", "p3", "p5")
+    nine = [f"p{i}" for i in range(9)]
+    assert candidates("torus", nine).senders("p0") == ("p1", "p2", "p3", "p6")
+    assert candidates("torus", [f"p{i}" for i in range(8)], rows=4).senders("p0") == ("p1", "p2", "p6")
+
+
+def test_random_graphs_are_what_they_say() -> None:
+    for seed in range(5):
+        picks = candidates("random-k", SIX, k=2, seed=seed)
+        assert all(len(picks.senders(p)) == 2 for p in SIX)
+        both = candidates("random-k", SIX, k=2, directed=False, seed=seed)
+        assert not both.directed
+        assert picks.links <= both.links
+        assert candidates("small-world", SIX, k=2, p=0.9, seed=seed).connected()
+    assert not candidates("erdos-renyi", SIX, p=0.0).links
+    assert candidates("erdos-renyi", SIX, p=1.0) == candidates("full", SIX)
+    hundred = [f"p{i:03d}" for i in range(100)]
+    links = len(candidates("erdos-renyi", hundred, p=0.2).links) / 2
+    assert abs(links - 990) < 4 * (4950 * 0.2 * 0.8) ** 0.5
+    # Each of the others is picked alike.
+    picked = [p for s in range(600) for p in candidates("random-k", SIX, k=1, seed=s).senders("p2")]
+    assert sorted(set(picked)) == ["p0", "p1", "p3", "p4", "p5"]
+    assert min(map(picked.count, set(picked))) > 80
+
+
+@every_kind
+def test_a_graph_replays_whatever_the_order_of_names(name: str) -> None:
+    graph = candidates(name, SIX, seed=3, **PARAMS[name])
+    assert graph == candidates(name, SIX[::-1], seed=3, **PARAMS[name])
+    assert all((a, b) in graph.links and a in graph.senders(b) for a in SIX for b in graph.receivers(a))
+
+
+@pytest.mark.parametrize("name", RANDOM)
+def test_time_varying_graphs(name: str) -> None:
+    many = [f"p{i:02d}" for i in range(20)]
+    rounds = [candidates(name, many, seed=1, round=r, every=3, **PARAMS[name]) for r in range(7)]
+    assert rounds[0] == rounds[1] == rounds[2] != rounds[3] == rounds[5] != rounds[6]
+    fixed = candidates(name, many, seed=1, round=5, **PARAMS[name])
+    assert fixed == rounds[0] != candidates(name, many, seed=2, **PARAMS[name])
+
+
+@every_kind
+@pytest.mark.parametrize("peers", [[], ["a"]])
+def test_fewer_than_two_peers_have_no_link(name: str, peers: list[str]) -> None:
+    graph = candidates(name, peers, **PARAMS[name])
+    assert graph == Graph(tuple(peers), frozenset())
+    assert graph.connected()
+    np.testing.assert_array_equal(metropolis(graph), np.eye(len(peers)))
+
+
+def test_metropolis_weights() -> None:
+    W = metropolis(candidates("ring", SIX))
+    np.testing.assert_allclose(W[0], [1 / 3, 1 / 3, 0, 0, 0, 1 / 3])
+    np.testing.assert_allclose(metropolis(candidates("full", SIX)), np.full((6, 6), 1 / 6))
+    W = metropolis(candidates("star", ["a", "b", "c"]))
+    np.testing.assert_allclose(W, [[1 / 3, 1 / 3, 1 / 3], [1 / 3, 2 / 3, 0], [1 / 3, 0, 2 / 3]])
+    for seed in range(5):
+        W = metropolis(candidates("erdos-renyi", SIX, p=0.4, seed=seed))
+        np.testing.assert_allclose([W.sum(0), W.sum(1)], np.ones((2, 6)))
+        np.testing.assert_array_equal(W, W.T)
+        assert (W >= 0).all()
+    with pytest.raises(ValueError, match="undirected"):
+        metropolis(candidates("ring", SIX, directed=True))
+
+
+def test_gossip_reaches_the_mean_of_each_component() -> None:
+    x = np.arange(6.0)
+    W = metropolis(candidates("small-world", SIX, k=2, p=0.5))
+    np.testing.assert_allclose(np.linalg.matrix_power(W, 200) @ x, np.full(6, 2.5))
+    apart = Graph(("a", "b", "c"), frozenset({("a", "b"), ("b", "a")}))
+    assert not apart.connected()
+    np.testing.assert_allclose(np.linalg.matrix_power(metropolis(apart), 200) @ [0, 2, 7], [1, 1, 7])
+
+
+def test_among_keeps_the_links_between_those_left() -> None:
+    graph = candidates("ring", SIX).among({"p0", "p1", "p3", "other"})
+    assert graph == Graph(("p0", "p1", "p3"), frozenset({("p0", "p1"), ("p1", "p0")}))
+    assert graph.senders("p3") == ()
+    assert not candidates("ring", SIX, directed=True).among(SIX[1:]).connected()
+
+
+def test_edge_list(tmp_path: Path) -> None:
+    file = tmp_path / "links.txt"
+    file.write_text("# who hears whom\na b\n\nb c  # close by\n")
+    both = candidates("edge-list", ["c", "b", "a", "d"], file=str(file))
+    assert (both.senders("b"), both.senders("d")) == (("a", "c"), ())
+    one_way = candidates("edge-list", ["a", "b", "c"], file=str(file), directed=True)
+    assert (one_way.senders("b"), one_way.receivers("b")) == (("a",), ("c",))
+    with pytest.raises(DataError, match=r"line 4: no peer 'c'"):
+        candidates("edge-list", ["a", "b"], file=str(file))
+    file.write_text("a\n")
+    with pytest.raises(DataError, match="line 1: expected two different names, found 'a'"):
+        candidates("edge-list", ["a", "b"], file=str(file))
+    with pytest.raises(DataError, match=r"gone\.txt"):
+        candidates("edge-list", ["a", "b"], file=str(tmp_path / "gone.txt"))
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "message"),
+    [
+        ("mesh", {}, "unknown topology 'mesh'"),
+        ("ring", {"hop": 2}, "Did you mean 'hops'"),
+        ("ring", {"hops": 6}, "below the number of peers, 6, found 6"),
+        ("random-k", {"k": 6}, "below the number of peers, 6, found 6"),
+        ("random-k", {"k": "2"}, "expected an integer"),
+        ("torus", {"rows": 4}, "rows must divide the number of peers, 6"),
+        ("small-world", {"k": 3}, "k must be even"),
+        ("erdos-renyi", {"p": 1.5}, "1.5 found"),
+        ("erdos-renyi", {}, "missing"),
+    ],
+)
+def test_impossible_parameters(name: str, params: dict[str, object], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        candidates(name, SIX, **params)  # type: ignore[arg-type]
+
+
+def test_a_prime_number_of_peers_fills_no_torus() -> None:
+    with pytest.raises(RecipeError, match="7 peers fill no grid"):
+        candidates("torus", [f"p{i}" for i in range(7)])
+
+
+def test_a_graph_refuses_what_is_no_link() -> None:
+    for links in ({("a", "a")}, {("a", "z")}):
+        with pytest.raises(ValueError, match="expected two different peers"):
+            Graph(("a", "b"), frozenset(links))
+    with pytest.raises(ValueError, match="sorted and distinct"):
+        Graph(("b", "a"), frozenset())
+
+
+def test_every_topology_has_a_page_and_no_torch_is_imported() -> None:
+    assert set(TOPOLOGIES.entries) == {*PARAMS, "edge-list"}
+    assert all(entry.summary for entry in TOPOLOGIES)
+    code = (
+        "import sys; from fedloom.peers import candidates, Scenario, Events; "
+        "candidates('random-k', ['a', 'b'], k=1); Scenario.load({'loss': 0.1}).lost(1, 'a', 'b'); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

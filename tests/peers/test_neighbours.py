@@ -1,0 +1,185 @@
+"""Neighbours: who is chosen, with what weights, in which group, and what is exchanged."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedloom.peers import (
+    alignment,
+    coarse_clusters,
+    fine_clusters,
+    inter_cluster_penalty,
+    leader,
+    next_scope,
+    similar_enough,
+    soft_weights,
+    task_groups,
+    top_k,
+    uniform_weights,
+)
+
+NAN = math.nan
+SIMILARITY = {"d": 0.5, "b": 0.9, "c": 0.5, "e": -0.2, "f": NAN, "g": math.inf}
+
+
+def test_top_k() -> None:
+    assert top_k(SIMILARITY, 2) == ("b", "c")  # c and d are as similar: by name
+    assert top_k(dict(reversed(SIMILARITY.items())), 2) == ("b", "c")
+    assert top_k(SIMILARITY, 3) == ("b", "c", "d")
+    # Fewer than K that are known; unknown ones are never chosen.
+    assert top_k(SIMILARITY, 9) == ("b", "c", "d", "e")
+    assert top_k(SIMILARITY, 0) == top_k({}, 3) == top_k({"f": NAN}, 1) == ()
+    with pytest.raises(ValueError, match="k: expected at least 0"):
+        top_k(SIMILARITY, -1)
+
+
+def test_similar_enough() -> None:
+    assert similar_enough(SIMILARITY, 0.5) == ("b", "c", "d")
+    assert similar_enough(SIMILARITY, 0.95) == similar_enough({}, 0.0) == ()
+
+
+def test_soft_weights() -> None:
+    # s = 1 (self), 0.9, 0.5, 0 (truncated), 0 (unknown); sum 2.4
+    found = soft_weights("a", SIMILARITY, ["e", "b", "c", "f"])
+    assert found == pytest.approx({"a": 1 / 2.4, "b": 0.9 / 2.4, "c": 0.5 / 2.4, "e": 0, "f": 0})
+    assert list(found) == ["a", "b", "c", "e", "f"]
+    # eq. 4.11: a part of the way to the neighbours
+    half = soft_weights("a", SIMILARITY, ["b", "c"], step=0.5)
+    assert half == pytest.approx({"a": 1 - 0.7 / 2.4, "b": 0.45 / 2.4, "c": 0.25 / 2.4})
+    assert soft_weights("a", SIMILARITY, ["b"], own_similarity=0.1) == pytest.approx({"a": 0.1, "b": 0.9})
+    # The release: the neighbours' mean replaces the own model.
+    assert soft_weights("a", SIMILARITY, ["b", "c"], include_self=False) == pytest.approx(
+        {"a": 0, "b": 0.9 / 1.4, "c": 0.5 / 1.4}
+    )
+
+
+@pytest.mark.parametrize("include_self", [True, False])
+def test_without_anybody_to_trust_the_own_model_stays(include_self: bool) -> None:
+    alone = soft_weights("a", SIMILARITY, [], include_self=include_self)
+    assert alone == uniform_weights("a", [], include_self=include_self) == {"a": 1.0}
+    assert soft_weights("a", SIMILARITY, ["e", "f"], include_self=include_self) == {"a": 1.0, "e": 0.0, "f": 0.0}
+
+
+def test_uniform_weights() -> None:
+    assert uniform_weights("b", ["c", "a"]) == pytest.approx({"b": 1 / 3, "a": 1 / 3, "c": 1 / 3})
+    assert uniform_weights("b", ["c", "a"], include_self=False) == {"b": 0.0, "a": 0.5, "c": 0.5}
+
+
+@given(
+    st.dictionaries(st.sampled_from("bcdefghij"), st.floats(allow_nan=True, allow_infinity=True, width=32)),
+    st.integers(0, 12),
+    st.floats(0.01, 1),
+    st.booleans(),
+)
+def test_weights_are_a_convex_combination(similarity: dict[str, float], k: int, step: float, include: bool) -> None:
+    for weights in (
+        soft_weights("a", similarity, top_k(similarity, k), step=step, include_self=include),
+        uniform_weights("a", top_k(similarity, k), include_self=include),
+    ):
+        assert math.fsum(weights.values()) == pytest.approx(1, abs=1e-14)
+        assert min(weights.values()) >= 0
+
+
+def test_weights_refuse_nonsense() -> None:
+    with pytest.raises(ValueError, match="'a' is among its own neighbours"):
+        soft_weights("a", {"a": 1.0}, ["a"])
+    for wrong in ({"step": 0.0}, {"step": 1.5}, {"own_similarity": -1.0}, {"own_similarity": NAN}):
+        with pytest.raises(ValueError, match="expected 0 < step <= 1"):
+            soft_weights("a", {"b": 1.0}, ["b"], **wrong)  # type: ignore[arg-type]
+
+
+def test_inter_cluster_penalty() -> None:
+    w = torch.tensor([1.0, 2.0], requires_grad=True)
+    others = torch.tensor([[1.0, 0], [5, 2]])
+    # 0.1 / 2 * (4 + 16) / 2
+    penalty = inter_cluster_penalty(w, others, mu=0.1)
+    assert penalty.item() == pytest.approx(0.5)
+    penalty.backward()
+    # 0.1 * (w - mean), mean (3, 1)
+    assert w.grad is not None
+    assert w.grad.tolist() == pytest.approx([-0.2, 0.1])
+    assert float(inter_cluster_penalty(w.detach(), others, torch.tensor([3.0, 0.0]), 0.1)) == pytest.approx(0.2)
+    assert float(inter_cluster_penalty(w.detach(), others[:0])) == 0
+    assert float(inter_cluster_penalty(w.detach(), others, mu=0.0)) == 0
+    for weights, mu in ((torch.zeros(2), 1.0), (torch.ones(3), 1.0), (None, -1.0)):
+        with pytest.raises(ValueError, match="expected"):
+            inter_cluster_penalty(w, others, weights, mu)
+
+
+def blocks(sizes: list[int], inside: float, between: float) -> torch.Tensor:
+    label = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
+    S = torch.where(label[:, None] == label, inside, between).double()
+    return S.fill_diagonal_(1.0)
+
+
+@pytest.mark.parametrize("sizes", [[3, 4], [3, 2, 3], [2, 2, 3, 3]])
+@pytest.mark.parametrize("between", [0.2, 0.0])
+def test_coarse_clusters_finds_how_many_there_are(sizes: list[int], between: float) -> None:
+    names = [f"p{i:02d}" for i in range(sum(sizes))]
+    S = blocks(sizes, 0.9, between)
+    expected, start = [], 0
+    for size in sizes:
+        expected.append(tuple(names[start : start + size]))
+        start += size
+    assert coarse_clusters(names, S) == tuple(expected)
+    turned = list(range(len(names)))[::-1]
+    assert coarse_clusters([names[i] for i in turned], S[turned][:, turned]) == tuple(expected)
+
+
+def test_coarse_clusters_of_few_or_equal_peers() -> None:
+    assert coarse_clusters([], torch.zeros(0, 0)) == ()
+    assert coarse_clusters(["b", "a"], torch.ones(2, 2)) == (("a", "b"),)
+    assert coarse_clusters(["a", "b", "c"], torch.zeros(3, 3)) == (("a", "b", "c"),)
+    found = coarse_clusters(["a", "b", "c"], torch.ones(3, 3))
+    assert sorted(n for group in found for n in group) == ["a", "b", "c"]
+    with pytest.raises(ValueError, match="finite numbers >= 0"):
+        coarse_clusters(["a", "b"], torch.full((2, 2), -0.1))
+    with pytest.raises(ValueError, match="finite numbers >= 0"):
+        fine_clusters(["a", "b"], torch.full((2, 2), NAN))
+    with pytest.raises(ValueError, match="2 <= low <= high"):
+        coarse_clusters(["a", "b"], torch.ones(2, 2), low=1)
+
+
+def test_fine_clusters() -> None:
+    S = torch.tensor([[1, 0.7, 0.5], [0.7, 1, 0.6], [0.5, 0.6, 1]])
+    # a and b at 0.3; c to both on average (0.5 + 0.4) / 2 = 0.45
+    assert fine_clusters(["a", "b", "c"], S, 0.2) == (("a",), ("b",), ("c",))
+    assert fine_clusters(["a", "b", "c"], S) == (("a", "b"), ("c",))
+    assert fine_clusters(["a", "b", "c"], S, 0.46) == (("a", "b", "c"),)
+    assert fine_clusters(["c", "a", "b"], S[[2, 0, 1]][:, [2, 0, 1]]) == (("a", "b"), ("c",))
+    assert fine_clusters(["a"], torch.ones(1, 1)) == (("a",),)
+    assert fine_clusters([], torch.zeros(0, 0)) == ()
+
+
+def test_groups_and_leaders_of_colnet() -> None:
+    groups = task_groups({"c": "seg", "a": "seg", "b": "depth"})
+    assert groups == {"depth": ("b",), "seg": ("a", "c")}
+    assert [leader(groups["seg"], r) for r in (1, 2, 3)] == ["a", "c", "a"]
+    assert [leader(groups["seg"], r, rotate=False) for r in (1, 2)] == ["a", "a"]
+    assert leader(["c"], 1) == "c"  # the first is absent
+    with pytest.raises(ValueError, match="no leader"):
+        leader([])
+
+
+def test_scope_has_hysteresis_and_full_is_safe() -> None:
+    seen = [NAN, 0.5, 0.59, 0.6, 0.5, 0.31, 0.29, 0.5, 0.7, NAN, 0.5]
+    scope, found = "full", []
+    for value in seen:
+        scope = next_scope(value, scope)  # type: ignore[arg-type, assignment]
+        found.append(scope[0])
+    assert "".join(found) == "fffeeeffeff"
+    assert next_scope(0.2, "full", enter=0.1, leave=0.0) == "encoder"
+    for wrong in ({"enter": 0.2, "leave": 0.3}, {"current": "heads"}, {"enter": 1.5}):
+        with pytest.raises(ValueError, match="expected"):
+            next_scope(0.5, **wrong)  # type: ignore[arg-type]
+
+
+def test_alignment() -> None:
+    assert alignment([0.5, NAN, -0.1, math.inf]) == pytest.approx(0.2)
+    assert alignment(torch.tensor([0.25, 0.75])) == 0.5
+    assert math.isnan(alignment([]))

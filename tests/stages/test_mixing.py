@@ -1,0 +1,110 @@
+"""Peers simulated in one matrix: gossip on a graph, and mixing by similarity."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fedloom.context import Ctx
+from fedloom.errors import RecipeError
+from fedloom.stages import Gossip, Mean, SimilarityMix
+from fedloom.updates import Block, Layout, Updates
+
+X = torch.tensor([[4.0, 0], [0, 8], [-4, 0], [0, 0]])
+BASE = torch.tensor([[0.0, 4], [2, 0], [0, -4], [8, 8]])
+
+
+def test_gossip_on_a_ring_by_hand() -> None:
+    out, _ = Gossip().on(X)
+    torch.testing.assert_close(out[0], (X[0] + X[1] + X[3]) / 3)
+    torch.testing.assert_close(out[2], (X[1] + X[2] + X[3]) / 3)
+
+
+def test_models_are_mixed_not_updates() -> None:
+    # Everybody adds what it gets to its own start, and so ends at the mean of the trained models around it.
+    out, _ = Gossip().on(X, base=BASE)
+    trained = BASE + X
+    torch.testing.assert_close(BASE[0] + out[0], (trained[0] + trained[1] + trained[3]) / 3)
+    torch.testing.assert_close((BASE + out).mean(0), trained.mean(0))
+
+
+@pytest.mark.parametrize(
+    "stage", [Gossip(), Gossip("star"), Gossip("small-world", {"k": 2, "p": 0.5}, every=1)], ids=repr
+)
+def test_gossip_reaches_consensus_at_the_mean(stage: Gossip) -> None:
+    models = BASE.double()
+    mean = models.mean(0)
+    for round_ in range(1, 80):
+        out, _ = stage.on(torch.zeros_like(models), base=models, round=round_, seed=1)
+        models = models + out
+        torch.testing.assert_close(models.mean(0), mean)
+    torch.testing.assert_close(models, mean.expand(4, 2))
+
+
+def test_the_complete_graph_gives_all_the_plain_mean() -> None:
+    out, _ = Gossip("full").on(X, n=[1, 2, 3, 4])
+    torch.testing.assert_close(out, Mean().on(X)[0].expand(4, 2))
+
+
+def test_gossip_without_links_is_local_training() -> None:
+    assert torch.equal(Gossip("erdos-renyi", {"p": 0.0}).on(X, base=BASE)[0], X)
+
+
+def test_a_block_that_few_have_is_mixed_among_them() -> None:
+    layout = Layout((Block("e", (1,)), Block("h", (1,), role="head", task="a")))
+    present = [[True, True], [True, False], [True, True], [True, False]]
+    out, _ = Gossip("full").on(X, layout=layout, present=present)
+    torch.testing.assert_close(out[:, 0], torch.zeros(4))
+    torch.testing.assert_close(out[[0, 2], 1], torch.zeros(2))
+
+
+def test_gossip_refuses_what_it_cannot_do() -> None:
+    with pytest.raises(RecipeError, match="unknown topology 'rings'"):
+        Gossip("rings")
+    with pytest.raises(RecipeError, match="below the number of peers, 4, found 5"):
+        Gossip("ring", {"hops": 5}).on(X)
+    with pytest.raises(ValueError, match="undirected"):
+        Gossip("random-k", {"k": 1})
+    with pytest.raises(RecipeError, match="Did you mean 'hops'"):
+        Gossip("ring", {"hop": 1})
+
+
+def weights(stage: SimilarityMix, rows: torch.Tensor, **extra: Any) -> torch.Tensor:
+    return stage.matrix(Updates.of(rows, **extra))
+
+
+def test_similarity_by_hand() -> None:
+    rows = torch.tensor([[1.0, 0], [2, 0], [0, 3], [-1, 0]])
+    # Of the first: (cos + 1) / 2 = 1, 1/2, 0; the two best and itself: 1, 1, 1/2
+    W = weights(SimilarityMix(2, 0.0), rows)
+    assert W[0].tolist() == pytest.approx([0.4, 0.4, 0.2, 0])
+    assert W[3].tolist() == pytest.approx([0, 0, 1 / 3, 2 / 3])  # (cos + 1) / 2 is 0 to rows 0 and 1
+    assert weights(SimilarityMix(2, 0.0, include_self=False), rows)[0].tolist() == pytest.approx([0, 2 / 3, 1 / 3, 0])
+    assert weights(SimilarityMix(2, 0.0, step=0.5), rows)[0].tolist() == pytest.approx([0.7, 0.2, 0.1, 0])
+    # Half of it the overlap of tasks: 0 with row 1, a half with row 2, 1 with row 3: 0.5, 0.5, 0.5
+    tasks = ["a", "b", "a,b", "a"]
+    assert weights(SimilarityMix(2, 0.5), rows, tasks=tasks)[0].tolist() == pytest.approx([0.5, 0.25, 0.25, 0])
+    assert weights(SimilarityMix(2, 1.0), rows, tasks=tasks)[0].tolist() == pytest.approx([0.4, 0, 0.2, 0.4])
+
+
+def test_similar_models_are_mixed_at_one_instant_and_recorded() -> None:
+    rows = torch.tensor([[1.0, 0], [2, 0], [0, 3], [-1, 0]])
+    updates = Updates.of(rows, base=BASE)
+    seen = []
+    stage = SimilarityMix(2, 0.0)
+    out, _ = stage(updates, {}, Ctx(1, record=lambda kind, fields: seen.append((kind, fields))))
+    W = stage.matrix(updates).float()
+    torch.testing.assert_close(BASE + out.X, W @ (BASE + rows))
+    kind, fields = seen[0]
+    assert kind == "mixing"
+    assert fields["weights"]["c3"] == pytest.approx({"c2": 1 / 3, "c3": 2 / 3})
+
+
+def test_nobody_to_mix_with() -> None:
+    assert torch.equal(SimilarityMix(0).on(X)[0], X)
+    assert torch.equal(SimilarityMix().on(X[:1])[0], X[:1])
+    for wrong in ({"top": -1}, {"alpha": 2.0}, {"step": 0.0}):
+        with pytest.raises(ValueError, match="expected top >= 0"):
+            SimilarityMix(**wrong)  # type: ignore[arg-type]
