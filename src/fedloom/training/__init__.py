@@ -24,6 +24,16 @@ if TYPE_CHECKING:
     from fedloom.training.flat import FlatModel
     from fedloom.training.gap import ValidationLosses
     from fedloom.training.personal import Anchor, TaskCoupling
+    from fedloom.training.prototypes import (
+        ClusterPrototypes,
+        PrototypeGenerator,
+        Prototypes,
+        class_prototypes,
+        cluster_prototypes,
+        fpl_loss,
+        prototype_pull,
+        relaxed_contrast,
+    )
     from fedloom.training.rules import LocalRule, Proximal, View
 
 __getattr__, __dir__ = lazy(
@@ -31,16 +41,22 @@ __getattr__, __dir__ = lazy(
     {
         "clusters": "BestCluster SoftAnchors",
         "contrast": "ModelContrast",
-        "decoupling": ("AuxiliaryHead Corrector Decoupled Decoupler FeatureLosses decouple feature_losses gumbel_mask"),
+        "decoupling": "AuxiliaryHead Corrector Decoupled Decoupler FeatureLosses decouple feature_losses gumbel_mask",
         "drift": "ControlVariate CountedSteps Dual",
         "flat": "FlatModel",
         "gap": "ValidationLosses",
         "personal": "Anchor TaskCoupling",
+        "prototypes": (
+            "ClusterPrototypes PrototypeGenerator Prototypes class_prototypes cluster_prototypes fpl_loss"
+            " prototype_pull relaxed_contrast"
+        ),
         "rules": "LocalRule Proximal View",
     },
 )
 __all__ = [
-    "Anchor", "AuxiliaryHead", "BestCluster", "ControlVariate", "Corrector", "CountedSteps", "Decoupled", "Decoupler",
-    "Dual", "FeatureLosses", "FlatModel", "LocalRule", "ModelContrast", "Optimizer", "Proximal", "Schedule",
-    "SoftAnchors", "TaskCoupling", "Training", "ValidationLosses", "View", "decouple", "feature_losses", "gumbel_mask",
+    "Anchor", "AuxiliaryHead", "BestCluster", "ClusterPrototypes", "ControlVariate", "Corrector", "CountedSteps",
+    "Decoupled", "Decoupler", "Dual", "FeatureLosses", "FlatModel", "LocalRule", "ModelContrast", "Optimizer",
+    "PrototypeGenerator", "Prototypes", "Proximal", "Schedule", "SoftAnchors", "TaskCoupling", "Training",
+    "ValidationLosses", "View", "class_prototypes", "cluster_prototypes", "decouple", "feature_losses", "fpl_loss",
+    "gumbel_mask", "prototype_pull", "relaxed_contrast",
 ]  # fmt: skip
