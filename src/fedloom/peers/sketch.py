@@ -31,7 +31,8 @@ class Sketch:
     ICALP 2002; Weinberger et al., ICML 2009). "rademacher" and "gaussian": a dense matrix of +-1 or normal numbers
     over sqrt(m) (Achlioptas, JCSS 2003), which takes m d random numbers and is slower by hundreds of times.
 
-    Memory is O(m) beside the vector and a chunk of constant size. d need not be known.
+    The first two take the raw bits of PCG64, which are the same for all versions of numpy; its normal numbers need not
+    be. Memory is O(m) beside the vector and a chunk of constant size. d need not be known.
     """
 
     m: int = 1024
@@ -56,32 +57,34 @@ class Sketch:
         return sums.float().reshape(*x.shape[:-1], self.m)
 
     def _count(self, X: Tensor) -> Tensor:
-        rng = self._rng()
+        stream = self._stream()
         sums = np.zeros((len(X), 2 * self.m))
-        # A bucket and a sign in one draw: the second half of the buckets is subtracted.
-        narrow = np.uint16 if 2 * self.m <= 1 << 16 else np.uint32
         for part in _chunks(X, _CHUNK):
-            buckets = rng.integers(0, 2 * self.m, part.shape[1], dtype=narrow).astype(np.intp)
+            # A bucket and a sign in one draw of 32 bits: the second half of the buckets is subtracted.
+            d = part.shape[1]
+            draws = _raw(stream, 4 * d).view("<u4").astype(np.uint64)
+            buckets = ((draws * np.uint64(2 * self.m)) >> np.uint64(32)).astype(np.int64)
             for row, values in zip(sums, part, strict=True):
                 row += np.bincount(buckets, weights=values, minlength=2 * self.m)
         return torch.from_numpy(sums[:, : self.m] - sums[:, self.m :])
 
     def _dense(self, X: Tensor) -> Tensor:
-        rng = self._rng()
+        stream = self._stream()
+        normal = np.random.Generator(stream)
         sums = torch.zeros(len(X), self.m, dtype=torch.float64)
         for part in _chunks(X, max(1, _ENTRIES // self.m)):
             shape = (part.shape[1], self.m)
             if self.kind == "gaussian":
-                entries = rng.standard_normal(shape, dtype=np.float32)
+                entries = normal.standard_normal(shape, dtype=np.float32)
             else:
                 size = shape[0] * shape[1]
-                bits = np.unpackbits(np.frombuffer(rng.bytes(-(-size // 8)), np.uint8), count=size).reshape(shape)
+                bits = np.unpackbits(_raw(stream, -(-size // 8)), count=size).reshape(shape)
                 entries = 2 * bits.astype(np.float32) - 1
             sums += torch.from_numpy(part) @ torch.from_numpy(entries)
         return sums / math.sqrt(self.m)
 
-    def _rng(self) -> np.random.Generator:
-        return np.random.Generator(np.random.PCG64(derive_seed(self.seed, "sketch", self.kind)))
+    def _stream(self) -> np.random.PCG64:
+        return np.random.PCG64(derive_seed(self.seed, "sketch", self.kind))
 
     def variance(self, x: Tensor, y: Tensor) -> float:
         """Variance of <Sx, Sy> over seeds: (|x|^2 |y|^2 + <x, y>^2 - 2 sum_i x_i^2 y_i^2) / m.
@@ -101,6 +104,11 @@ class Sketch:
         if not 0 < delta < 1:
             raise ValueError(f"delta: expected a number between 0 and 1, found {delta}")
         return math.sqrt(2 / (self.m * delta))
+
+
+def _raw(stream: np.random.PCG64, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Random bytes, the same on all machines."""
+    return stream.random_raw(-(-size // 8)).astype("<u8", copy=False).view(np.uint8)[:size]
 
 
 def _chunks(X: Tensor, size: int) -> Iterator[np.ndarray[Any, Any]]:
