@@ -1,0 +1,100 @@
+"""Accuracy per domain of a run, its average and its spread over domains (F2DC, tables 1 and 2). Free of torch."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean, stdev
+
+from fedloom.errors import StateError, nearest
+from fedloom.study.runs import Run
+
+
+@dataclass(frozen=True)
+class DomainScores:
+    """What one round measured on each domain: a mean over the domain's clients, who share its test part."""
+
+    round: int
+    values: Mapping[str, float]
+
+    @property
+    def average(self) -> float:
+        """Mean over the domains, all alike."""
+        return fmean(self.values.values())
+
+    @property
+    def deviation(self) -> float:
+        """Sample standard deviation over the domains (divided by their number less one); nan for one domain."""
+        values = list(self.values.values())
+        return stdev(values) if len(values) > 1 and not any(map(math.isnan, values)) else math.nan
+
+
+@dataclass(frozen=True)
+class DomainHistory:
+    """The measured rounds of one run, in order. `metric` is the metric's name, `best` says which model a user keeps."""
+
+    label: str
+    task: str
+    metric: str
+    rounds: tuple[DomainScores, ...]
+    best: DomainScores | None
+    """The round whose average over domains was best on validation data; None where there is no validation data."""
+
+    @property
+    def last(self) -> DomainScores:
+        """The last measured round."""
+        return self.rounds[-1]
+
+
+def domain_history(run: Run, task: str | None = None, metric: str | None = None, split: str = "test") -> DomainHistory:
+    """A metric per domain over the rounds; by default the primary metric of the run's only task.
+
+    A client's personal model counts where it was measured, else the global one. Of equally good rounds on validation
+    data the first is the best. Raises StateError where clients have no domains, nothing was measured, or the task or
+    the metric is not the run's.
+    """
+    tasks = run.info["tasks"]
+    if task is None:
+        if len(tasks) > 1:
+            raise StateError(f"{run.folder}: expected the name of a task, found several: {', '.join(tasks)}")
+        (task,) = tasks
+    if task not in tasks:
+        raise StateError(f"{run.folder}: no task {task!r}.{nearest(task, tasks)}")
+    metric = metric or str(tasks[task]["primary"])
+    if metric not in tasks[task]["metrics"]:
+        raise StateError(f"{run.folder}: task {task!r} has no metric {metric!r}; {', '.join(tasks[task]['metrics'])}")
+    rounds = _scores(run, task, metric, split)
+    if not rounds:
+        raise StateError(f"{run.folder}: no {split} {metric} was measured")
+    validated = {r: s for r, s in _scores(run, task, metric, "val").items() if r in rounds and s.average == s.average}
+    best = None
+    if validated:
+        sign = 1 if tasks[task]["metrics"][metric] == "max" else -1
+        best = rounds[max(validated, key=lambda r: (sign * validated[r].average, -r))]
+    return DomainHistory(run.label, task, metric, tuple(rounds.values()), best)
+
+
+def _scores(run: Run, task: str, metric: str, split: str) -> dict[int, DomainScores]:
+    """Round -> the scores on a split, in order."""
+    each: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for client, about in run.info["clients"].items():
+        domain = about.get("domain")
+        if domain is None:
+            raise StateError(f"{run.folder}: client {client!r} has no domain")
+        for final in run.history(split, client):
+            if task in final.values:
+                each[final.round][domain].append(final.values[task][metric])
+    order = _order(run)
+    return {
+        number: DomainScores(number, {d: fmean(each[number][d]) for d in sorted(each[number], key=order.index)})
+        for number in sorted(each)
+    }
+
+
+def _order(run: Run) -> list[str]:
+    """All domains: as the partition names them, then those it does not name."""
+    stated = run.recipe.get("partition", {}).get("clients", {})
+    named = list(stated) if isinstance(stated, Mapping) else []
+    return [*named, *sorted({about["domain"] for about in run.info["clients"].values()} - {*named})]
