@@ -8,9 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from fedloom.errors import DataError, RecipeError
 from fedloom.peers import TOPOLOGIES, Graph, candidates, metropolis
+from fedloom.recipes.schema import Named, strict
 
 SIX = [f"p{i}" for i in range(6)]
 PARAMS = {
@@ -70,7 +72,7 @@ def test_a_graph_replays_whatever_the_order_of_names(name: str) -> None:
 @pytest.mark.parametrize("name", RANDOM)
 def test_time_varying_graphs(name: str) -> None:
     many = [f"p{i:02d}" for i in range(20)]
-    rounds = [candidates(name, many, seed=1, round=r, every=3, **PARAMS[name]) for r in range(7)]
+    rounds = [candidates(name, many, seed=1, round=r, every=3, **PARAMS[name]) for r in range(1, 8)]
     assert rounds[0] == rounds[1] == rounds[2] != rounds[3] == rounds[5] != rounds[6]
     fixed = candidates(name, many, seed=1, round=5, **PARAMS[name])
     assert fixed == rounds[0] != candidates(name, many, seed=2, **PARAMS[name])
@@ -173,3 +175,18 @@ def test_every_topology_has_a_page_and_no_torch_is_imported() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_recipe_section_can_name_a_topology() -> None:
+    class Topology(Named):
+        home = ("fedloom.peers.graph", "TOPOLOGIES")
+        every: int = 0
+
+    short = strict(Topology, "ring")
+    assert (short.name, short.params) == ("ring", {"hops": 1, "directed": False})
+    section = strict(Topology, {"name": "random-k", "k": 2, "every": 3})
+    assert strict(Topology, section.model_dump(mode="json")) == section
+    graph = candidates(section.name, SIX, round=4, every=section.every, **section.params)
+    assert graph == candidates("random-k", SIX, round=6, every=3, k=2)
+    with pytest.raises(ValidationError, match="hop: unknown key"):
+        strict(Topology, {"name": "ring", "hop": 2})

@@ -100,8 +100,8 @@ def candidates(
 ) -> Graph:
     """The graph of a registered topology on named peers, in one round.
 
-    `every` = 0 keeps the graph of round 0 for the whole run; n draws a new one every n rounds. Names are sorted
-    first, so their order does not matter. Fewer than two peers have no link, whatever the topology.
+    `every` = 0 keeps one graph for the whole run; n draws a new one every n rounds, which count from 1. Names are
+    sorted first, so their order does not matter. Fewer than two peers have no link, whatever the topology.
 
     Raises RecipeError for an unknown topology, an unknown parameter, or one that does not fit the number of peers.
     """
@@ -111,7 +111,8 @@ def candidates(
     names = tuple(sorted(peers))
     if len(names) < 2:
         return Graph(names, frozenset())
-    graph = TOPOLOGIES[name].function(names, derive_seed(seed, "topology", round // every if every else 0), **values)
+    draw = max(round - 1, 0) // every if every else 0
+    graph = TOPOLOGIES[name].function(names, derive_seed(seed, "topology", draw), **values)
     links = {(names[a], names[b]) for a, b in graph.edges}
     return Graph(names, frozenset(links if graph.is_directed() else links | {(b, a) for a, b in links}))
 
