@@ -67,6 +67,8 @@ def test_every_example_is_normalised_by_its_own_set_whatever_is_beside_it(files)
         assert (own.std((0, 2, 3), unbiased=False) - 1).abs().max() < 1e-5
     mixed, _ = data.train.batch(torch.tensor([20, 3, 12]), CPU, tasks=["a"])
     assert torch.equal(mixed, x[[20, 3, 12]])
+    nothing, labels = data.train.batch(torch.arange(0), CPU)
+    assert (nothing.shape, len(labels["a"])) == ((0, 3, 8, 8), 0)
     raw = np.load(files / "grey.npz")
     expected = (raw["x_test"] / 255 - raw["x_train"].mean() / 255) / (raw["x_train"] / 255).std()
     found, _ = data.test.batch(torch.arange(6), CPU)

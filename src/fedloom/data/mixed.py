@@ -112,7 +112,7 @@ class Mixed:
             x = x.float().div_(255)
         if self.mean is not None and self.std is not None:
             origin = self.domain.index_select(0, index)
-            shape = (len(index), -1) + (1,) * (x.ndim - 2)
+            shape = (len(index), self.mean.shape[1]) + (1,) * (x.ndim - 2)
             mean, std = (v.index_select(0, origin).view(shape).to(x.device) for v in (self.mean, self.std))
             x = (x - mean).div_(std)
         y = {}
