@@ -256,5 +256,5 @@ def _counts(name: str, dataset: Dataset, by_domain: bool, groups: Mapping[str, l
 
 
 def _identifier(name: str) -> str:
-    """A name as a task may have it: other characters become '_'."""
-    return re.sub(r"[^A-Za-z0-9_-]+", "_", name).strip("_")
+    """A name as a task may have it: each run of other characters becomes '_'."""
+    return re.sub(r"[^A-Za-z0-9-]+", "_", name).strip("_")
