@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import fedloom.study.pretrain as module
 from fedloom.cli import main
-from fedloom.errors import RecipeError, StateError, UserError
+from fedloom.errors import DataError, RecipeError, StateError, UserError
 from fedloom.recipes import load
 from fedloom.runtime.build import build
 from fedloom.study.pretrain import pretrain
@@ -123,6 +123,10 @@ def test_what_is_refused(command, tmp_path):
         pretrain(recipe, 1, tmp_path / "a.pth")
     with pytest.raises(RecipeError, match=r"set model\.lora=null"):
         pretrain(load("digits-tasks", ["model=tiny-vit", "model.lora={}"]), 1, tmp_path / "a.safetensors")
+    sets = {"a": {"name": "digits", "tasks": ["holes"]}, "b": {"name": "digits", "tasks": ["digit"]}}
+    mixed = load({**load("digits-tasks").model_dump(mode="json"), "data": {"name": "several", "sets": sets}})
+    with pytest.raises(DataError, match=r"those of a, b have no common batches; pretrain on one of them"):
+        pretrain(mixed, 1, tmp_path / "a.safetensors")
     with pytest.raises(UserError, match="epoch 1: the model is not finite any more; try a smaller learning rate"):
         pretrain(load("digits-tasks", [*QUICK, "training.optimizer.lr=1e30"]), 1, tmp_path / "a.safetensors")
     assert not (tmp_path / "a.safetensors").exists()

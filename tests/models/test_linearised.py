@@ -173,3 +173,12 @@ def test_the_start_moves_with_the_module():
 def test_encoders_of_maps_are_refused():
     with pytest.raises(RecipeError, match="found maps of TinyPyramid"):
         Linearised(ENCODERS["tiny-pyramid"].function((3, 32, 32)))
+
+
+def test_frozen_parameters_are_no_blocks():
+    module = Square()
+    layout = Layout.from_module(module, {"theta": "encoder"})  # no rule needs to name what is frozen
+    assert (layout.names, layout.d) == (("theta",), 1)
+    flat = FlatModel(module, layout)
+    flat.vector.fill_(1.0)
+    assert (module.theta.item(), module.frozen.item()) == (1.0, 5.0)

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from fedloom.context import Ctx, derive_seed
-from fedloom.errors import RecipeError, StateError, UserError
+from fedloom.data.joined import Joined
+from fedloom.errors import DataError, RecipeError, StateError, UserError
 from fedloom.models.multitask import build_model
 from fedloom.recipes.schema import Recipe
 from fedloom.runtime.build import load_data, with_options
@@ -54,7 +55,8 @@ def pretrain(
     It is replaced, in one piece, after every epoch; `tell` then gets the epoch's number and its mean loss, summed over
     the tasks with their weights.
 
-    Raises RecipeError for a recipe with LoRA, StateError where the file exists, UserError for another suffix.
+    Raises RecipeError for a recipe with LoRA, StateError where the file exists, UserError for another suffix and where
+    the model is not finite any more, DataError for data sets that share no batches (`several`).
     """
     if recipe.model.lora is not None:
         raise RecipeError("model.lora: pretraining trains all of the encoder; set model.lora=null")
@@ -65,6 +67,11 @@ def pretrain(
     device = recipe.runtime.device if isinstance(recipe.runtime.device, str) else recipe.runtime.device[0]
     check_device(device)
     dataset = with_options(load_data(recipe), recipe.tasks)
+    if isinstance(dataset.train, Joined):
+        raise DataError(
+            f"data set {dataset.name!r}: batches of pretraining mix all examples, but those of "
+            f"{', '.join(dataset.train.pieces)} have no common batches; pretrain on one of them, or use 'many'"
+        )
     section, seed = recipe.model, recipe.seed
     module = build_model(
         section.name, section.params, dataset.input_shape, dataset.tasks, seed, weights=section.weights
