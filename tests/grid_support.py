@@ -87,7 +87,7 @@ def write_run(
             for c, own in clients.items()
             for t, v in (own if measured is None else measured.get(c, measured)).items()
         ]  # fmt: skip
-        lines.append(json.dumps({"round": number, "metrics": metrics}))
+        lines.append(json.dumps({"round": number, "cohort": list(clients), "metrics": metrics}))
     (path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     (path / "run.json").write_text(json.dumps(info))
     (path / "metrics.jsonl").write_text("\n".join(lines) + "\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 import shutil
 import subprocess
@@ -345,3 +346,21 @@ def test_wide_tables_have_data_sets_with_the_same_tasks_below_each_other(tmp_pat
     assert len(FORMATS["csv"](table).splitlines()) == 1 + 4 * 11  # beside each other, as before
     rows = FORMATS["markdown"](tabulate(*open_folder(tmp_path / "g"))).splitlines()
     assert len({row.count("|") for row in rows if row.startswith("|")}) == 1
+
+
+def test_average_over_tasks_and_bits(tmp_path: Path) -> None:
+    grid = paper_grid(data={"NYUD": {"recipe": "digits-tasks"}}, also=["average", "bits"], columns=["semseg"])
+    runs = {("NYUD", "FedAvg", "-", 0): {"semseg": 20.0}, ("NYUD", "FedAvg", "+DEA", 0): {"semseg": 30.0}}
+    folder = write_grid(tmp_path / "g", grid, runs)
+    for path in folder.rglob("metrics.jsonl"):
+        sent = [{"client": "a", "role": "encoder", "task": None, "bytes": 250_000}]
+        (path.parent / "bytes.jsonl").write_text(json.dumps({"round": 1, "up": sent, "down": []}) + "\n")
+    table = tabulate(grid, folder)
+    assert [str(column) for column in table.columns] == ["semseg mIoU ↑", "average ↑", "Mbit up a task ↓", "Δ % ↑"]
+    assert [entry.text for entry in table.lines[1].entries] == ["30.00", "30.00", "2.0000", "+50.00"]
+
+
+def test_no_average_over_different_metrics(paper: Path) -> None:
+    grid, folder = open_folder(paper)
+    with pytest.raises(RecipeError, match="an average over tasks needs one metric, found merr, miou, odsf, rmse"):
+        tabulate(grid.model_copy(update={"also": ("average",)}), folder)

@@ -28,7 +28,7 @@ HOME = files("fedloom.study") / "grids"
 """Where the packaged grids are."""
 FILE = "grid.yaml"
 REFUSED = "refused.json"
-OWN = ("seeds", "delta", "show", "columns", "title")
+OWN = ("seeds", "delta", "show", "columns", "also", "title")
 """Keys that KEY=VALUE sets in the grid itself; all others are set in every cell's recipe."""
 
 Changes = dict[str, Any]
@@ -67,6 +67,8 @@ class Grid(Section):
     """unified: a line a cell. clients: a line for each client's personal model, as papers on one-task clients have."""
     columns: tuple[str, ...] | None = Field(None, min_length=1)
     """The tasks that tables and figures show and that Delta counts, in their order; by default all."""
+    also: tuple[Literal["average", "bits"], ...] = ()
+    """More columns: the mean over the tasks, which must have one metric; megabits sent a client, round and task."""
     set: Changes = Field(default_factory=dict)
     """Changes to every cell, after all others."""
     figure: FigureSection | None = None
@@ -163,7 +165,7 @@ def summary(name: str) -> str:
 def load_grid(source: str | Path | Mapping[str, Any], changes: Sequence[str] = ()) -> Grid:
     """A checked grid from a packaged name, a file or a mapping; its recipes are read and stand in the result.
 
-    `changes` are KEY=VALUE texts: seeds, delta, show, columns and title change the grid, others every cell's recipe.
+    `changes` are KEY=VALUE texts: seeds, delta, show, columns, also and title change the grid, others every cell's recipe.
     Raises RecipeError with all that is wrong with the grid; `recipes` checks the cells.
     """
     where, value = loader.read(source, "grid", HOME)

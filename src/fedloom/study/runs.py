@@ -117,6 +117,13 @@ class Run:
         """{'up': bytes from clients, 'down': bytes to clients} over all rounds."""
         return {way: sum(int(entry["bytes"]) for line in self.traffic for entry in line[way]) for way in ("up", "down")}
 
+    def bits_per_task(self) -> float:
+        """Mean bits that a client sends in a round for each of its tasks; nan before the first round."""
+        sent = sum(8 * int(entry["bytes"]) for line in self.traffic for entry in line["up"])
+        tasks = {client: len(info["tasks"]) for client, info in self.info["clients"].items()}
+        times = sum(tasks[client] for line in self.rounds for client in line["cohort"])
+        return sent / times if times else math.nan
+
     def _final(self, values: Mapping[tuple[Any, str, str], Mapping[str, Any]], split: str, round: int) -> Final:
         """The means over clients of one round's entries."""
         means: dict[str, dict[str, float]] = defaultdict(dict)

@@ -28,6 +28,9 @@ SPOKEN = {
 }
 """Metric -> (how papers write it, unit where it is no fraction)."""
 
+OVERALL = {"delta_m": ("", DELTA), "average": ("", "average"), "bits": ("Mbit up", "a task")}
+"""Metric of all tasks together -> its two lines of a heading."""
+
 WIDEST = 10
 """Columns that fit beside each other."""
 
@@ -37,7 +40,7 @@ Values = Mapping[int, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Column:
-    """A column: a task of a data set with its metric, or (task '') the data set's Delta."""
+    """A column: a task of a data set with its metric, or (task '') the data set's Delta, average or bits."""
 
     data: str
     task: str = ""
@@ -51,7 +54,8 @@ class Column:
     def parts(self) -> tuple[str, str]:
         """The task, and how it is measured; either may be empty."""
         if not self.task:
-            return "", f"{DELTA} {ARROWS['max']}"
+            above, name = OVERALL[self.metric]
+            return above, f"{name} {ARROWS[self.direction]}"
         if not self.metric:  # nothing has been run that could tell
             return self.task, ""
         return self.task, f"{SPOKEN.get(self.metric, (self.metric,))[0]} {ARROWS[self.direction]}"
@@ -295,6 +299,9 @@ class _Maker:
         if column.task:
             numbers = [by_task[column.task] for by_task in values.values() if column.task in by_task]
             return Entry("value", Estimate.of(numbers), partial=partial) if numbers else Entry("cannot")
+        if column.metric != "delta_m":
+            numbers = [self._overall(column, base, addon, seed, by_task) for seed, by_task in values.items()]
+            return Entry("value", Estimate.of(numbers), partial=partial) if numbers else Entry("cannot")
         reference = self.grid.reference(base)
         assert reference is not None  # else there is no such column
         if not values:
@@ -309,6 +316,13 @@ class _Maker:
         if estimate is None:
             return Entry("missing")
         return Entry("value", estimate, partial=partial or estimate.n < len(values), is_change=True)
+
+    def _overall(self, column: Column, base: str, addon: str, seed: int, by_task: Mapping[str, float]) -> float:
+        """A run's average over the tasks, or its megabits."""
+        if column.metric == "bits":
+            return self.results[column.data, base, addon].runs[seed].bits_per_task() / 1e6
+        shown = [by_task[c.task] for c in self.columns[column.data] if c.task in by_task]
+        return sum(shown) / len(shown) if shown else math.nan
 
     def _none(self, data: str, base: str, addon: str) -> Entry:
         """What stands where nothing has been run."""
@@ -357,7 +371,13 @@ def columns_of(grid: Grid, data: str, results: Mapping[tuple[str, str, str], Res
             if task not in by_task:
                 raise RecipeError(f"grid {grid.name}: columns: no task {task!r}.{nearest(task, by_task)}")
         first = tuple(by_task[task] for task in grid.columns)
-    return first if grid.delta == "none" else (*first, Column(data))
+    metrics = sorted({(column.metric, column.direction) for column in first})
+    if "average" in grid.also and len(metrics) > 1:
+        names = ", ".join(name for name, _ in metrics)
+        raise RecipeError(f"grid {grid.name}: also: an average over tasks needs one metric, found {names}")
+    more = {"average": Column(data, "", "average", metrics[0][1]), "bits": Column(data, "", "bits", "min")}
+    overall = tuple(more[name] for name in grid.also)
+    return (*first, *overall) if grid.delta == "none" else (*first, *overall, Column(data))
 
 
 def _with_best(lines: Sequence[Line], columns: Sequence[Column]) -> list[Line]:
