@@ -68,6 +68,17 @@ def test_events_come_in_the_order_of_time_then_names() -> None:
     }
 
 
+def test_messages_of_a_pair_stay_together_and_in_order() -> None:
+    events = Events()
+    for sender in ("b", "c", "b"):
+        events.put(1.0, sender, "a", sender)
+    assert [(a.sender, a.number) for a in (events.take(), events.take(), events.take())] == [
+        ("b", 0),
+        ("b", 1),
+        ("c", 0),
+    ]
+
+
 def test_the_clock_moves_with_what_is_taken() -> None:
     events = Events()
     events.put(2.0, "a", "b", "first")
