@@ -13,7 +13,12 @@ from fedloom.data import DATASETS, PARTITIONERS, Pool
 from fedloom.errors import DataError, RecipeError
 from fedloom.recipes import load as load_recipe
 
+REAL = Path(__file__).parents[3] / "shared" / "data"
 CPU = torch.device("cpu")
+SMALL = (
+    "model={name: small-cnn, width: 2, hidden: 4, heads: own}", "training.rounds=1", "training.steps=1",
+    "training.epochs=null", "evaluation={every: 1, splits: [test]}",
+)  # fmt: skip
 REST = {"partition": {"name": "iid", "clients": 2}, "model": "small-cnn", "method": "fedavg"}
 
 
@@ -21,7 +26,7 @@ REST = {"partition": {"name": "iid", "clients": 2}, "model": "small-cnn", "metho
 def files(tmp_path: Path) -> Path:
     """`grey`: 8 x 8, 3 classes, two domains; `colour`: 16 x 16, 4 classes, two tasks."""
     rng = np.random.default_rng(0)
-    grey = {"domain_names": np.array(["left hand", "right (hand)"])}
+    grey = {"domain_names": np.array(["left hand", "right_(hand)"])}
     colour = {}
     for split, n in (("train", 12), ("test", 6)):
         grey[f"x_{split}"] = rng.integers(0, 256, (n, 8, 8), dtype=np.uint8)
@@ -200,3 +205,18 @@ def test_it_is_dealt_out_by_tasks_and_by_sets():
     assert all(len(s.tasks) == 1 for s in alone.shares)
     by_rendering = PARTITIONERS["domains"].function(pool, 0, clients=1)
     assert {frozenset(s.tasks) for s in by_rendering.shares} >= {frozenset({"plain-digit", "plain-parity"})}
+
+
+@pytest.mark.parametrize(("name", "tasks"), [("eight", 8), ("thirty", 30)])
+def test_embedded_recipe_trains(name, tasks, tmp_path):
+    result = fedloom.run(f"matu/{name}-embedded", tmp_path / "run", overrides=SMALL)
+    assert len(result.run.final().values) == tasks
+
+
+@pytest.mark.parametrize(("name", "tasks"), [("eight", 8), pytest.param("thirty", 30, marks=pytest.mark.slow)])
+def test_real_twin_trains(name, tasks, tmp_path):
+    if not (REAL / "digits_mnist.npz").exists():
+        pytest.skip("the small real sets are not here")
+    overrides = [f"data.root={REAL}", *SMALL, "partition.min_examples=1"]
+    result = fedloom.run(f"matu/{name}-real", tmp_path / "run", overrides=overrides)
+    assert len(result.run.final().values) == tasks
