@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from fedloom.errors import RecipeError
 from fedloom.extras import need
@@ -26,6 +26,12 @@ class Lora(Section):
     """Scale: B A counts alpha / rank times. Null: alpha = rank."""
     targets: Annotated[tuple[str, ...], Field(min_length=1)] = ("qkv", "proj", "fc1", "fc2")
     """Linear layers, by the last parts of their names; by default what a vision transformer has."""
+
+    @field_validator("targets", mode="before")
+    @classmethod
+    def _sequence(cls, value: object) -> object:
+        # A named section hands on lists, which are no tuples where JSON is checked strictly.
+        return tuple(value) if isinstance(value, list) else value
 
 
 def add_lora(encoder: Encoder, lora: Lora) -> None:
