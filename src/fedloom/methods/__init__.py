@@ -19,6 +19,7 @@ from fedloom.methods.cfl import cfl  # noqa: E402
 from fedloom.methods.conflict import cagrad, min_norm, pcgrad  # noqa: E402
 from fedloom.methods.controls import server_step, support_mean  # noqa: E402
 from fedloom.methods.ditto import ditto  # noqa: E402
+from fedloom.methods.f2dc import domain_weights, f2dc, feature_modules  # noqa: E402
 from fedloom.methods.fedacg import fedacg  # noqa: E402
 from fedloom.methods.fedamp import fedamp  # noqa: E402
 from fedloom.methods.fedbabu import fedbabu  # noqa: E402
@@ -46,7 +47,8 @@ from fedloom.methods.pfedme import pfedme  # noqa: E402
 from fedloom.methods.scaffold import scaffold  # noqa: E402
 
 __all__ = [
-    "ADDONS", "METHODS", "Method", "across_tasks", "activated_dimensions", "cagrad", "cfl", "ditto", "fedacg",
+    "ADDONS", "METHODS", "Method", "across_tasks", "activated_dimensions", "cagrad", "cfl", "ditto", "domain_weights",
+    "f2dc", "feature_modules", "fedacg",
     "fedamp", "fedavg", "fedbabu", "fedbn", "fedbone", "feddea", "feddyn", "fedga", "fedhca2", "fedmtl", "fednova",
     "fedopt", "fedper", "fedprox", "fedrep", "fedsoft", "fedsta", "heal", "ifca", "local", "matfl", "matu",
     "min_norm", "moon", "ntk_fedavg", "pcgrad", "pfedme", "scaffold", "server_step", "support_mean",

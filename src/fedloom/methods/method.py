@@ -16,7 +16,7 @@ from fedloom.updates import Layout, Selector, as_select
 if TYPE_CHECKING:
     from fedloom.models.changes import ModelChange
 
-PROVIDED: Fields = frozenset({"extra:steps", "extra:support", "extra:domain", "extra:tasks"})
+PROVIDED: Fields = frozenset({"extra:steps", "extra:support", "extra:domain", "extra:tasks", "extra:classes"})
 """Extras that every round can provide."""
 
 
@@ -170,6 +170,10 @@ class Method:
     def shared_part(self, layout: Layout) -> Layout:
         """The parameters that are aggregated: the columns of the matrix of updates."""
         return layout.parameters.without(self.private_part(layout))
+
+    def shared_buffers(self, layout: Layout) -> Layout:
+        """Float buffers that may leave a client: all but those of private modules."""
+        return Layout(tuple(b for b in layout.buffers.blocks if b.part != "private"))
 
     def __str__(self) -> str:
         local = [f"  {change!r} of the model" for change in self.model]

@@ -14,23 +14,23 @@ from fedloom.models.multitask import MultiTask
 
 
 class ModelChange(Protocol):
-    """Changes a model in place. New parameters are drawn from torch's global random stream."""
+    """Changes a model in place, given the shape of its inputs. New parameters come from torch's global random stream."""
 
-    def __call__(self, model: MultiTask) -> None: ...
+    def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None: ...
 
 
 @dataclass(frozen=True)
 class Linearise:
     """The encoder becomes its first-order expansion at the initial parameters; decoders and heads stay as they are."""
 
-    def __call__(self, model: MultiTask) -> None:
+    def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
         model.encoder = Linearised(model.encoder)
 
 
-def changed(model: MultiTask, changes: Sequence[ModelChange], seed: int) -> MultiTask:
+def changed(model: MultiTask, changes: Sequence[ModelChange], shape: tuple[int, ...], seed: int) -> MultiTask:
     """The model with all changes made, its new parameters drawn from `seed` alone."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, "changes"))
         for change in changes:
-            change(model)
+            change(model, shape)
     return model

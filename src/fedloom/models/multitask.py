@@ -33,6 +33,9 @@ class MultiTask(nn.Module):
     dense task meets an encoder without maps.
     """
 
+    attached_part = "encoder"
+    """The part of the model that modules attached to the encoder belong to."""
+
     def __init__(self, encoder: Encoder, tasks: Sequence[Task]) -> None:
         super().__init__()
         self.encoder = encoder
@@ -95,7 +98,7 @@ class MultiTask(nn.Module):
         """Glob over parameter names -> role, or (role, task) for what belongs to one task."""
         decoders = {f"decoders.{task}.*": ("decoder", task) for task in self.decoders}
         heads = {f"heads.{task}.*": ("head", task) for task in self.heads}
-        return {"encoder.*": "encoder", **decoders, **heads}
+        return {"encoder.attached.*": self.attached_part, "encoder.*": "encoder", **decoders, **heads}
 
 
 def build_model(

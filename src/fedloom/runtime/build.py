@@ -123,7 +123,7 @@ def build(
     module = build_model(
         model.name, model.params, dataset.input_shape, dataset.tasks, recipe.seed, model.weights, model.lora
     )
-    module = changed(module, method.model, recipe.seed)
+    module = changed(module, method.model, dataset.input_shape, recipe.seed)
     layout = Layout.from_module(module)
     try:
         method.stage.init(method.shared_part(layout))

@@ -68,6 +68,15 @@ class Client:
         """train, val or test."""
         return {"train": self.train, "val": self.val, "test": self.test}[split]
 
+    @property
+    def class_counts(self) -> Tensor:
+        """Train examples of each class (C, float64) of the first classification task; empty where there is none."""
+        for task, _ in self.tasks.values():
+            if task.kind == "classification":
+                labels = self.train.examples.labels_of(task.name)[self.train.positions]
+                return torch.from_numpy(np.bincount(labels[labels >= 0], minlength=task.channels)).double()
+        return torch.zeros(0, dtype=torch.float64)
+
     def only(self, task: str) -> Client:
         """The client with one of its tasks, and the examples that have a label of it."""
         train, val, test = self.train.of(task), self.val.of(task), self.test.of(task)

@@ -58,8 +58,16 @@ def count_up(method: Method, layout: Layout, federation: Federation, payload: Pa
     if shared.blocks:  # of each row the number of examples and extras; a bit a block for support
         bits = 0 if payload.support is None else payload.support.numel()
         vectors = sum(v.nbytes for v in payload.side.values())
-        bytes_["side", None] = 8 * len(rows) * (1 + len(payload.extra)) + -(-bits // 8) + vectors
-    return _with_buffers(bytes_, layout, payload.buffers, payload.integers)
+        numbers = 8 * len(rows) + sum(map(_size, payload.extra.values()))
+        bytes_["side", None] = numbers + -(-bits // 8) + vectors
+    return _with_buffers(bytes_, method.shared_buffers(layout), payload.buffers, payload.integers)
+
+
+def _size(value: Any) -> int:
+    """Bytes of an extra: 8 for a number or a short text."""
+    if isinstance(value, list):
+        return sum(map(_size, value))
+    return value.nbytes if isinstance(value, Tensor) else 8
 
 
 def count_down(method: Method, layout: Layout, federation: Federation, client: Client, message: Message) -> ByteCount:
@@ -77,14 +85,14 @@ def count_down(method: Method, layout: Layout, federation: Federation, client: C
         bytes_ |= method.codec.count(message.packed, like)
     if message.told:
         bytes_["side", None] = sum(v.nbytes for v in message.told.values())
-    return _with_buffers(bytes_, layout, message.buffers, message.integers)
+    return _with_buffers(bytes_, method.shared_buffers(layout), message.buffers, message.integers)
 
 
 def _with_buffers(
-    bytes_: ByteCount, layout: Layout, buffers: Tensor | None, integers: Mapping[str, Tensor]
+    bytes_: ByteCount, shared: Layout, buffers: Tensor | None, integers: Mapping[str, Tensor]
 ) -> ByteCount:
     if buffers is not None:
-        for block in layout.buffers.blocks:
+        for block in shared.blocks:
             key = ("buffer", block.task)
             bytes_[key] = bytes_.get(key, 0) + block.size * buffers.element_size()
     if integers:

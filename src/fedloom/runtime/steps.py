@@ -125,7 +125,7 @@ def _train(
 
     def everywhere(told: Tensor) -> Tensor:
         told = told.to(model.device)
-        return layout.put(torch.zeros_like(base), shared, told) if told.ndim else told
+        return layout.put(torch.zeros_like(base), shared, told) if told.ndim == 1 else told
 
     told = {name: everywhere(value) for name, value in received.told.items()}
     result = _local(method, model, client, ctx, training, who, method.local, state, told, method.phases)
@@ -308,7 +308,10 @@ def load(method: Method, model: FlatModel, received: Message, state: State) -> N
         layout.parameters.put(model.params, method.private_part(layout), state["private"].to(model.device))
     buffers = state.get("buffers") if method.buffers == "local" else received.buffers
     if buffers is not None:
-        model.buffers.copy_(buffers)
+        layout.buffers.put(model.buffers, method.shared_buffers(layout), buffers.to(model.device))
+    if "private_buffers" in state:
+        own = layout.buffers.without(method.shared_buffers(layout))
+        layout.buffers.put(model.buffers, own, state["private_buffers"].to(model.device))
     model.load_integers(state.get("integers", {}) if method.buffers == "local" else dict(received.integers))
 
 
@@ -363,8 +366,10 @@ def _finite(model: FlatModel, base: Tensor) -> bool:
 
 
 def _state_buffers(method: Method, model: FlatModel) -> tuple[Tensor | None, dict[str, Tensor]]:
-    """Copies of float and of integer buffers."""
-    buffers = model.buffers.to("cpu", copy=True) if len(model.buffers) else None
+    """Copies of the float buffers that may leave the client, and of integer buffers."""
+    layout = model.layout.buffers
+    shared = layout.take(model.buffers, method.shared_buffers(model.layout))
+    buffers = shared.to("cpu", copy=True) if len(shared) else None
     return buffers, {name: b.to("cpu", copy=True) for name, b in model.integers.items()}
 
 
@@ -386,13 +391,24 @@ def _kept(method: Method, model: FlatModel, base: Tensor, state: State, result: 
             new["personal"] = _personal(model, personal)
     if method.buffers == "local":
         new["buffers"], new["integers"] = _state_buffers(method, model)
+    layout = model.layout.buffers
+    own = layout.without(method.shared_buffers(model.layout))
+    if own.blocks:
+        new["private_buffers"] = layout.take(model.buffers, own).to(cpu, copy=True)
     return new
 
 
 def _about(method: Method, client: Client, result: LocalResult) -> dict[str, Any]:
     """The extras of one row that some stage uses."""
-    about = {"steps": float(result.steps), "domain": client.domain or "", "tasks": ",".join(sorted(client.tasks))}
-    return {name: value for name, value in {**about, **result.extra}.items() if name in method.extras}
+    about: dict[str, Any] = {
+        "steps": float(result.steps),
+        "domain": client.domain or "",
+        "tasks": ",".join(sorted(client.tasks)),
+    }
+    if "classes" in method.extras:
+        about["classes"] = client.class_counts
+    about |= {name: v.to("cpu") if isinstance(v, Tensor) else v for name, v in result.extra.items()}
+    return {name: value for name, value in about.items() if name in method.extras}
 
 
 def _support(model: FlatModel, shared: Layout, tasks: tuple[str, ...]) -> Tensor:
@@ -434,7 +450,9 @@ def server_init(method: Method, layout: Layout, initial: Tensor, integers: Mappi
         **({"tasks": {}} if method.rows == "client-task" else {}),
         "stage": method.stage.init(shared),
         "rule": {ALL: method.server.init(model)},
-        "buffers": initial[params.d :].clone() if method.buffers != "local" else None,
+        "buffers": layout.buffers.take(initial[params.d :], method.shared_buffers(layout)).clone()
+        if method.buffers != "local"
+        else None,
         "integers": {k: v.clone() for k, v in integers.items()} if method.buffers != "local" else {},
     }
 
@@ -613,7 +631,7 @@ def server_step(
                 new["personal"][name] = after
     came = [p for p in came if p.row[0] in alive]
     if state["buffers"] is not None and len(state["buffers"]):
-        new["buffers"] = merge_buffers(method, layout.buffers, federation, came, state["buffers"])
+        new["buffers"] = merge_buffers(method, method.shared_buffers(layout), federation, came, state["buffers"])
     if state["integers"]:
         # counters: the largest, for a mean of integers means nothing
         new["integers"] = {k: torch.stack([p.integers[k] for p in came]).amax(0) for k in state["integers"]}

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fedloom.context import Ctx
+from fedloom.context import Ctx, derive_seed
 from fedloom.errors import UserError
 from fedloom.methods.method import Method
 from fedloom.runtime.config import Evaluation
@@ -147,7 +147,9 @@ class Worker:
             tune(s.method, self.model, client, s.training, Ctx(job.round, s.seed))
         part = client.part(job.split)
         tasks = {name: self.tasks[name] for name in job.tasks}
-        return job.key, evaluate(self.model, part, tasks, s.evaluation.batch_size, s.training.channels_last)
+        with torch.random.fork_rng(devices=[]):  # for models that draw even here
+            torch.default_generator.manual_seed(derive_seed(s.seed, job.round, "evaluate", job.key))
+            return job.key, evaluate(self.model, part, tasks, s.evaluation.batch_size, s.training.channels_last)
 
     def run(self, job: TrainJob | EvalJob, **options: Any) -> TrainDone | tuple[int, Scores]:
         """Whichever it is."""

@@ -31,28 +31,29 @@ def domain_aware_weights(size: Tensor, discrepancy: Tensor, alpha: float = 1.0, 
 class DomainWeights(Stage):
     """Writes weights that grow with a client's data and fall with its domain discrepancy (F2DC, eqs. 10-11).
 
-    N and all sums run over the clients of the round. `classes` is C, the number of classes. `domains` is Q; by default
-    the number of different domains seen so far, which is right from the first round on where all clients take part.
+    N and all sums run over the clients of the round. `classes` is C, the number of classes; by default as many as the
+    extra `classes` has. `domains` is Q; by default the number of different domains seen so far, which is right from the
+    first round on where all clients take part.
 
     discrepancy   "total": every B_k^c is n_k / N, as the paper has it, so d_k = sqrt(C/2) |n_k/N - 1/Q|. "class": the
                   form before that simplification, n_k^c / n^c; a class that nobody has counts as 1/Q. It reads the
-                  number of examples of each class as extras `class0`, `class1`, ... "none": weights n_k / N, as in the
-                  release, where alpha and beta have no effect.
+                  extra `classes`, the number of examples of each class (C). "none": weights n_k / N, as in the release,
+                  where alpha and beta have no effect.
 
     With more clients than domains n_k / N is far below 1/Q, so d_k falls with n_k and the weights are nearly uniform.
     Raises ValueError for numbers out of range.
     """
 
-    classes: int
-    domains: int | None = None
     alpha: float = 1.0
     beta: float = 0.4
+    domains: int | None = None
+    classes: int | None = None
     discrepancy: Discrepancy = "total"
     kind = "mix"
     writes = frozenset({"weight"})
 
     def __post_init__(self) -> None:
-        if self.classes < 1 or (self.domains is not None and self.domains < 1):
+        if any(count is not None and count < 1 for count in (self.classes, self.domains)):
             raise ValueError(f"DomainWeights: expected at least 1 class and domain, found {self!r}")
         if not (math.isfinite(self.alpha) and math.isfinite(self.beta)):
             raise ValueError(f"DomainWeights: expected finite alpha and beta, found {self.alpha} and {self.beta}")
@@ -64,8 +65,8 @@ class DomainWeights(Stage):
         reads = {"n"}
         if self.discrepancy != "none" and self.domains is None:
             reads.add("extra:domain")
-        if self.discrepancy == "class":
-            reads |= {f"extra:class{c}" for c in range(self.classes)}
+        if self.discrepancy == "class" or (self.discrepancy == "total" and self.classes is None):
+            reads.add("extra:classes")
         return frozenset(reads)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
@@ -79,10 +80,9 @@ class DomainWeights(Stage):
         if known is None:
             seen = sorted({*state.get("domains", []), *map(str, updates.extra["domain"])})
             state, known = {"domains": seen}, len(seen)
-        shares = size[:, None].expand(-1, self.classes)
+        shares = size[:, None].expand(-1, self.classes or max(1, *map(len, updates.extra["classes"]), 0))
         if self.discrepancy == "class":
-            columns = [torch.as_tensor(updates.extra[f"class{c}"]).double() for c in range(self.classes)]
-            counts = torch.stack(columns, 1)
+            counts = torch.stack([torch.as_tensor(c).double() for c in updates.extra["classes"]])
             total = counts.sum(0)
             shares = torch.where(total > 0, counts / total.clamp(min=1), 1 / known)
         weight = domain_aware_weights(size, domain_discrepancy(shares, known), self.alpha, self.beta)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         gumbel_mask,
     )
     from fedloom.training.drift import ControlVariate, CountedSteps, Dual
+    from fedloom.training.feature_modules import AttachFeatureModules, FeatureModules
     from fedloom.training.flat import FlatModel
     from fedloom.training.gap import ValidationLosses
     from fedloom.training.personal import Anchor, TaskCoupling
@@ -43,6 +44,7 @@ __getattr__, __dir__ = lazy(
         "contrast": "ModelContrast",
         "decoupling": "AuxiliaryHead Corrector Decoupled Decoupler FeatureLosses decouple feature_losses gumbel_mask",
         "drift": "ControlVariate CountedSteps Dual",
+        "feature_modules": "AttachFeatureModules FeatureModules",
         "flat": "FlatModel",
         "gap": "ValidationLosses",
         "personal": "Anchor TaskCoupling",
@@ -54,9 +56,9 @@ __getattr__, __dir__ = lazy(
     },
 )
 __all__ = [
-    "Anchor", "AuxiliaryHead", "BestCluster", "ClusterPrototypes", "ControlVariate", "Corrector", "CountedSteps",
-    "Decoupled", "Decoupler", "Dual", "FeatureLosses", "FlatModel", "LocalRule", "ModelContrast", "Optimizer",
-    "PrototypeGenerator", "Prototypes", "Proximal", "Schedule", "SoftAnchors", "TaskCoupling", "Training",
-    "ValidationLosses", "View", "class_prototypes", "cluster_prototypes", "decouple", "feature_losses", "fpl_loss",
-    "gumbel_mask", "prototype_pull", "relaxed_contrast",
+    "Anchor", "AttachFeatureModules", "AuxiliaryHead", "BestCluster", "ClusterPrototypes", "ControlVariate",
+    "Corrector", "CountedSteps", "Decoupled", "Decoupler", "Dual", "FeatureLosses", "FeatureModules", "FlatModel",
+    "LocalRule", "ModelContrast", "Optimizer", "PrototypeGenerator", "Prototypes", "Proximal", "Schedule",
+    "SoftAnchors", "TaskCoupling", "Training", "ValidationLosses", "View", "class_prototypes", "cluster_prototypes",
+    "decouple", "feature_losses", "fpl_loss", "gumbel_mask", "prototype_pull", "relaxed_contrast",
 ]  # fmt: skip

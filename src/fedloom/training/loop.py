@@ -128,6 +128,7 @@ def train(
         spans,
         optimizer=training.optimizer,
         told=told or {},
+        module=model.module,
         buffers=model.buffers,
         received=received,
         features=Features(model) if any(rule.features for rule in rules) else None,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedloom.stages.stage import Fields, State
 from fedloom.training.config import Optimizer
@@ -30,7 +30,9 @@ class View:
 
     Not where clients are stacked:
     outputs, targets   of the batch, by task
-    told      what the server told beside the model: vectors (p, zero outside the shared columns) or scalars
+    told      what the server told beside the model: vectors (p, zero outside the shared columns), scalars, or tensors
+              of more dimensions as they are
+    module    the model
     buffers   float buffers of the model now
     received  parameters and buffers at the start of the round, as one vector
     features  for rules that ask for them: the batch's encoder features (B x F), now and under other models
@@ -49,6 +51,7 @@ class View:
     outputs: Mapping[str, Tensor] | None = None
     targets: Mapping[str, Tensor] | None = None
     told: Mapping[str, Tensor] = field(default_factory=dict)
+    module: nn.Module | None = None
     buffers: Tensor | None = None
     received: Tensor | None = None
     features: Features | None = None
@@ -59,7 +62,8 @@ class View:
 class LocalRule:
     """Something a method adds to local training. Rules add up; none may assume that it is alone.
 
-    `provides` names what `finish` returns for the server: "extra:NAME" a number, "side:NAME" a vector (p).
+    `provides` names what `finish` returns for the server: "extra:NAME" a number, a text or a tensor, "side:NAME" a
+    vector (p).
     `needs` names what some stage must tell. `features` and `validation` ask for those parts of the view. `repeat` is
     how many optimiser steps are taken on each batch. `stackable` says that the rule consists of `grad` alone, without
     state, so that it also works on stacked clients.
