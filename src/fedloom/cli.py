@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedloom import __version__, cli_grid, cli_pretrain, cli_records
+from fedloom import __version__, cli_grid, cli_pretrain, cli_records, cli_tasks
 from fedloom.cli_data import data
 from fedloom.errors import StateError, UserError, nearest
 
@@ -201,6 +201,7 @@ def compare(
 cli_grid.register(app)
 cli_pretrain.register(app)
 cli_records.register(app)
+cli_tasks.register(app)
 
 
 def _default_folder(recipe: Recipe) -> Path:
