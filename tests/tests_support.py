@@ -6,9 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 
+import fedloom
 from fedloom.recipes.loader import load
 from fedloom.recipes.schema import Recipe
 from fedloom.runtime.api import Result
@@ -36,3 +38,21 @@ def assert_same(a: Result | Path, b: Result | Path, *, models_only: bool = False
         assert torch.equal(tensor, tensors_b[name]), name
     if not models_only:
         assert lines_a == lines_b
+
+
+class Stop(Exception):
+    """A crash."""
+
+
+def stopped_after(rounds: int, folder: Path, recipe: Recipe) -> Path:
+    """Run until so many rounds are saved, then fail in the middle of the next."""
+    from fedloom.runtime.api import Silent
+
+    class Crash(Silent):
+        def client(self, round: int, done: int, of: int) -> None:
+            if round == rounds + 1 and done == of:
+                raise Stop
+
+    with pytest.raises(Stop):
+        fedloom.run(recipe, folder, progress=Crash())
+    return folder

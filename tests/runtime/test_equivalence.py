@@ -21,7 +21,7 @@ from fedloom.runtime.steps import client_step, dispatch
 from fedloom.runtime.worker import Worker
 from fedloom.stages import Identity, Mean, Split
 from fedloom.training.flat import FlatModel
-from tests_support import assert_same, load_recipe
+from tests_support import assert_same, load_recipe, stopped_after
 
 Quick = Callable[..., Result]
 
@@ -145,24 +145,6 @@ def test_stop_and_resume_with_batch_norm(quick: Quick, tmp_path: Path, buffers: 
     changes = ("model={name: resnet10, width: 4}", f"method.buffers={buffers}")
     whole = quick(*changes)
     assert_same(whole, fedloom.resume(stopped_after(1, tmp_path / "parts", load_recipe(*changes))))
-
-
-class Stop(Exception):
-    """A crash."""
-
-
-def stopped_after(rounds: int, folder: Path, recipe: fedloom.recipes.schema.Recipe) -> Path:
-    """Run until so many rounds are saved, then fail in the middle of the next."""
-    from fedloom.runtime.api import Silent
-
-    class Crash(Silent):
-        def client(self, round: int, done: int, of: int) -> None:
-            if round == rounds + 1 and done == of:
-                raise Stop
-
-    with pytest.raises(Stop):
-        fedloom.run(recipe, folder, progress=Crash())
-    return folder
 
 
 def test_absent_clients_keep_the_part_that_is_common(quick: Quick) -> None:

@@ -35,8 +35,6 @@ class FeatureModule(nn.Module):
     noise unless `noisy_eval`; with `bypass` f passes as it is. Without a corrector f~ is f, always.
     """
 
-    adapter_layer_names = ("decoupler", "corrector", "auxiliary")  # so that the layout gives them the role "adapter"
-
     def __init__(
         self,
         channels: int,
@@ -55,6 +53,8 @@ class FeatureModule(nn.Module):
         self.corrector = Corrector(channels, form, hidden) if correct else None
         self.auxiliary = nn.ModuleDict({task: AuxiliaryHead(channels, count) for task, count in classes.items()})
         self.parts: Decoupled | None = None
+        # so that the layout gives them the role "adapter"
+        self.adapter_layer_names = tuple(name for name, _ in self.named_children())
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):
                 # counted steps would travel outside the matrix, and with a fixed momentum nobody reads them
