@@ -364,3 +364,22 @@ def test_no_average_over_different_metrics(paper: Path) -> None:
     grid, folder = open_folder(paper)
     with pytest.raises(RecipeError, match="an average over tasks needs one metric, found merr, miou, odsf, rmse"):
         tabulate(grid.model_copy(update={"also": ("average",)}), folder)
+
+
+def test_domains_as_columns(tmp_path: Path) -> None:
+    grid = paper_grid(
+        data={"D": {"recipe": "digits-domains"}}, show="domains", also=["average", "spread"], columns=None, delta="none"
+    )
+    values = {"a": {"semseg": 40.0}, "b": {"semseg": 60.0}, "c": {"semseg": 20.0}}
+    folder = write_grid(tmp_path / "g", grid, {("D", "FedAvg", "-", 0): values})
+    for path in folder.rglob("run.json"):
+        info = json.loads(path.read_text())
+        for client, domain in {"a": "photo", "b": "photo", "c": "sketch"}.items():
+            info["clients"][client]["domain"] = domain
+        path.write_text(json.dumps(info))
+    table = tabulate(grid, folder)
+    assert [str(column) for column in table.columns] == [
+        "photo mIoU ↑", "sketch mIoU ↑", "average ↑", "standard deviation ↓",
+    ]  # fmt: skip
+    assert [entry.text for entry in table.lines[0].entries] == ["50.00", "20.00", "35.00", "21.21"]
+    assert "mean over the clients of a domain" in table.caption

@@ -63,12 +63,14 @@ class Grid(Section):
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0, 1, 2), min_length=1)
     delta: str = "base"
     """What Delta is against: 'base' (the same base with the first add-on), 'none', or a cell called BASE/ADDON."""
-    show: Literal["unified", "clients"] = "unified"
-    """unified: a line a cell. clients: a line for each client's personal model, as papers on one-task clients have."""
+    show: Literal["unified", "clients", "domains"] = "unified"
+    """unified: a line a cell. clients: a line for each client's personal model, as papers on one-task clients have.
+    domains: as unified, with the domains of the only task as columns in the place of tasks."""
     columns: tuple[str, ...] | None = Field(None, min_length=1)
     """The tasks that tables and figures show and that Delta counts, in their order; by default all."""
-    also: tuple[Literal["average", "bits"], ...] = ()
-    """More columns: the mean over the tasks, which must have one metric; megabits sent a client, round and task."""
+    also: tuple[Literal["average", "spread", "bits"], ...] = ()
+    """More columns: mean and standard deviation over the tasks (or domains), which must have one metric; megabits sent
+    a client, round and task."""
     set: Changes = Field(default_factory=dict)
     """Changes to every cell, after all others."""
     figure: FigureSection | None = None
@@ -165,8 +167,8 @@ def summary(name: str) -> str:
 def load_grid(source: str | Path | Mapping[str, Any], changes: Sequence[str] = ()) -> Grid:
     """A checked grid from a packaged name, a file or a mapping; its recipes are read and stand in the result.
 
-    `changes` are KEY=VALUE texts: seeds, delta, show, columns, also and title change the grid, others every cell's recipe.
-    Raises RecipeError with all that is wrong with the grid; `recipes` checks the cells.
+    `changes` are KEY=VALUE texts: seeds, delta, show, columns, also and title change the grid, others every cell's
+    recipe. Raises RecipeError with all that is wrong with the grid; `recipes` checks the cells.
     """
     where, value = loader.read(source, "grid", HOME)
     if not isinstance(value, dict):

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Literal
 
 from fedloom.errors import RecipeError, StateError, nearest
 from fedloom.study.compare import ARROWS, Estimate
+from fedloom.study.domains import domain_history
 from fedloom.study.grid import Cell, Grid, cells, is_over, refused_in
 from fedloom.study.runs import Final, Run
 from fedloom.tasks.delta import delta_m, delta_terms
@@ -28,7 +30,12 @@ SPOKEN = {
 }
 """Metric -> (how papers write it, unit where it is no fraction)."""
 
-OVERALL = {"delta_m": ("", DELTA), "average": ("", "average"), "bits": ("Mbit up", "a task")}
+OVERALL = {
+    "delta_m": ("", DELTA),
+    "average": ("", "average"),
+    "spread": ("standard", "deviation"),
+    "bits": ("Mbit up", "a task"),
+}
 """Metric of all tasks together -> its two lines of a heading."""
 
 WIDEST = 10
@@ -150,8 +157,12 @@ class Result:
     runs: Mapping[int, Run]
     finals: Mapping[int, Final]
 
+    by_domain: bool = False
+
     def values(self, finals: Mapping[int, Final] | None = None) -> Values:
-        """Each task's own metric, of these models or of others of the same runs."""
+        """Each task's own metric, of these models or of others of the same runs; or each domain's of the only task."""
+        if self.by_domain:
+            return {s: domain_history(self.runs[s], split=f.split).last.values for s, f in self.finals.items()}
         return {
             seed: {t: v[self.runs[seed].info["tasks"][t]["primary"]] for t, v in final.values.items()}
             for seed, final in (self.finals if finals is None else finals).items()
@@ -183,7 +194,7 @@ def tabulate(grid: Grid, folder: Path, split: str = "test") -> Table:
     maker = _Maker(grid, split, results, refused, {data: columns_of(grid, data, results) for data in grid.data})
     columns = tuple(column for data in grid.data for column in maker.columns[data])
     lines = [line for base in grid.bases for addon in grid.addons for line in maker.lines(base, addon)]
-    if grid.show == "unified":
+    if grid.show != "clients":
         lines = _with_best(lines, columns)
     finals = [final for result in results.values() for final in result.finals.values()]
     units = {unit for c in columns if c.task and (unit := _unit(c.metric))}
@@ -191,7 +202,11 @@ def tabulate(grid: Grid, folder: Path, split: str = "test") -> Table:
     parts = [
         f"{split} split ({', '.join(sorted({d for f in finals for d in f.data})) or 'data not stated'})",
         maker.models(),
-        "mean over the clients with the task" if grid.show == "unified" else "a line for each client's personal model",
+        {
+            "unified": "mean over the clients with the task",
+            "clients": "a line for each client's personal model",
+            "domains": "mean over the clients of a domain",
+        }[grid.show],
         seeds or f"seed {grid.seeds[0]}",
         f"model of round {_span([final.round for final in finals])}",
         ", ".join(["in the units recorded: fractions, not percent", *sorted(units)]),
@@ -219,7 +234,9 @@ def read(grid: Grid, folder: Path, split: str) -> tuple[dict[tuple[str, str, str
             runs.setdefault((cell.data, cell.base, cell.addon), {})[cell.seed] = Run.read(path)
         elif cell.combination not in refused:
             missing.append(cell)
-    return {k: Result(v, {seed: run.final(split) for seed, run in v.items()}) for k, v in runs.items()}, missing
+    by_domain = grid.show == "domains"
+    found = {k: Result(v, {seed: run.final(split) for seed, run in v.items()}, by_domain) for k, v in runs.items()}
+    return found, missing
 
 
 def change(values: Values, base: Values, directions: Mapping[str, str]) -> Estimate | None:
@@ -318,10 +335,12 @@ class _Maker:
         return Entry("value", estimate, partial=partial or estimate.n < len(values), is_change=True)
 
     def _overall(self, column: Column, base: str, addon: str, seed: int, by_task: Mapping[str, float]) -> float:
-        """A run's average over the tasks, or its megabits."""
+        """A run's average over the tasks, their spread, or its megabits."""
         if column.metric == "bits":
             return self.results[column.data, base, addon].runs[seed].bits_per_task() / 1e6
         shown = [by_task[c.task] for c in self.columns[column.data] if c.task in by_task]
+        if column.metric == "spread":
+            return statistics.stdev(shown) if len(shown) > 1 else math.nan
         return sum(shown) / len(shown) if shown else math.nan
 
     def _none(self, data: str, base: str, addon: str) -> Entry:
@@ -355,12 +374,7 @@ def columns_of(grid: Grid, data: str, results: Mapping[tuple[str, str, str], Res
     runs = [run for (name, *_), result in results.items() if name == data for run in result.runs.values()]
     if not runs:
         return (Column(data, "…", ""),)
-    found = {
-        run.folder: tuple(
-            Column(data, t, i["primary"], i["metrics"][i["primary"]]) for t, i in run.info["tasks"].items()
-        )
-        for run in runs
-    }
+    found = {run.folder: _of_domains(data, run) if grid.show == "domains" else _of_tasks(data, run) for run in runs}
     first = found[runs[0].folder]
     for folder, columns in found.items():
         if columns != first:
@@ -372,12 +386,25 @@ def columns_of(grid: Grid, data: str, results: Mapping[tuple[str, str, str], Res
                 raise RecipeError(f"grid {grid.name}: columns: no task {task!r}.{nearest(task, by_task)}")
         first = tuple(by_task[task] for task in grid.columns)
     metrics = sorted({(column.metric, column.direction) for column in first})
-    if "average" in grid.also and len(metrics) > 1:
+    if {"average", "spread"} & {*grid.also} and len(metrics) > 1:
         names = ", ".join(name for name, _ in metrics)
         raise RecipeError(f"grid {grid.name}: also: an average over tasks needs one metric, found {names}")
-    more = {"average": Column(data, "", "average", metrics[0][1]), "bits": Column(data, "", "bits", "min")}
+    more = {name: Column(data, "", name, "min") for name in ("spread", "bits")}
+    more["average"] = Column(data, "", "average", metrics[0][1])
     overall = tuple(more[name] for name in grid.also)
     return (*first, *overall) if grid.delta == "none" else (*first, *overall, Column(data))
+
+
+def _of_tasks(data: str, run: Run) -> tuple[Column, ...]:
+    """A column for each task of a run."""
+    return tuple(Column(data, t, i["primary"], i["metrics"][i["primary"]]) for t, i in run.info["tasks"].items())
+
+
+def _of_domains(data: str, run: Run) -> tuple[Column, ...]:
+    """A column for each domain of a run, with the metric of its only task."""
+    history = domain_history(run)
+    direction = run.info["tasks"][history.task]["metrics"][history.metric]
+    return tuple(Column(data, domain, history.metric, direction) for domain in history.last.values)
 
 
 def _with_best(lines: Sequence[Line], columns: Sequence[Column]) -> list[Line]:
