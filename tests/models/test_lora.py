@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fedloom.errors import RecipeError
+import fedloom
+from fedloom.errors import RecipeError, StateError
 from fedloom.methods import METHODS
 from fedloom.models import ENCODERS, build_model
 from fedloom.models.lora import Lora, add_lora
 from fedloom.recipes import dump, load, recipe_hash
+from fedloom.runtime.api import plan
 from fedloom.runtime.build import build
 from fedloom.tasks import Classification
 from fedloom.training import FlatModel
 from fedloom.updates import Layout
-from tests_support import assert_same, load_recipe
+from tests_support import assert_same, load_recipe, stopped_after
 
 pytestmark = pytest.mark.skipif(None in (find_spec("peft"), find_spec("timm")), reason="peft or timm is not installed")
 
@@ -164,3 +168,14 @@ def test_a_run_trains_and_sends_factors_only(quick):
 def test_worker_processes_train_the_same_factors(quick):
     """They load timm and peft by themselves."""
     assert_same(quick(*SMALL), quick(*SMALL, "runtime.workers=2"))
+
+
+def test_a_run_does_not_go_on_from_other_frozen_weights(tmp_path: Path) -> None:
+    recipe = load_recipe(*SMALL)
+    assert plan(recipe).parameters["frozen"] > plan(recipe).parameters["adapter"] > 0
+    folder = stopped_after(1, tmp_path / "run", recipe)
+    info = json.loads((folder / "run.json").read_text())
+    assert info["frozen_hash"]
+    (folder / "run.json").write_text(json.dumps({**info, "frozen_hash": "0" * 16}))
+    with pytest.raises(StateError, match="the frozen part of the model is not what it was"):
+        fedloom.resume(folder)

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+import torch
 from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
 
 from fedloom.codecs import Raw, Sparse, Unified
 from fedloom.data.dataset import Dataset
@@ -44,6 +46,19 @@ class Built:
         """The part that workers need."""
         r = self.recipe
         return Setup(self.method, self.module, self.federation, r.training, r.evaluation, r.seed, r.runtime.threads)
+
+    @property
+    def frozen(self) -> dict[str, Tensor]:
+        """Parameters that nobody trains or sends: all that needs no gradient, such as the weights beside LoRA's."""
+        return {name: p.detach() for name, p in self.module.named_parameters() if not p.requires_grad}
+
+    @property
+    def frozen_hash(self) -> str:
+        """16 hexadecimal digits over the frozen parameters: whether a resumed run has the same weights beside LoRA's."""
+        digest = hashlib.sha256()
+        for name, p in self.frozen.items():
+            digest.update(name.encode() + p.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:16]
 
     @property
     def data_hash(self) -> str:

@@ -89,6 +89,7 @@ class RunFolder:
             "partition_hash": built.partition.hash,
             "layout_hash": built.layout.hash,
             "data_hash": built.data_hash,
+            "frozen_hash": built.frozen_hash,
             "parameters": built.layout.parameters.d,
             "tasks": {
                 t.name: {"kind": t.kind, "primary": t.primary, "metrics": dict(t.metrics), "weight": t.weight}
@@ -119,10 +120,12 @@ class RunFolder:
             "recipe_text": str(built.method),
             "layout_hash": built.layout.hash,
             "data_hash": built.data_hash,
+            "frozen_hash": built.frozen_hash,
         }
         for key, value in now.items():
             if before.get(key) != value:
-                what = {"recipe_text": "method", "layout_hash": "model", "data_hash": "data set"}[key]
+                names = {"recipe_text": "method", "layout_hash": "model", "data_hash": "data set"}
+                what = names.get(key, "frozen part of the model")
                 raise StateError(
                     f"{self.path}: the {what} is not what it was when the run began ({key}: {before.get(key)!r} "
                     f"recorded, {value!r} now)"

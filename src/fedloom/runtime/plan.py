@@ -55,6 +55,8 @@ def plan_of(built: Built) -> Plan:
     parameters: dict[str, int] = {}
     for block in layout.blocks:
         parameters[block.role] = parameters.get(block.role, 0) + block.size
+    if frozen := sum(p.numel() for p in built.frozen.values()):
+        parameters["frozen"] = frozen
     messages = dispatch(built.method, layout, federation, _second_round(built), federation.clients)
     noise = torch.randn(1, shared.d, generator=torch.Generator().manual_seed(0))
     up = down = 0
