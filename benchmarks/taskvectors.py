@@ -4,7 +4,8 @@
 memory (the result of `unify` is fresh, too). The aim is three times a memory pass.
 
 `aggregate_tasks` (eqs. 3 to 7) of N clients that hold 3 or all 30 tasks each, with packed masks and three partners for
-every task; and the whole server step, in which each client's new vectors are unified afterwards, one client at a time.
+every task; the whole server step, in which each client's new vectors are unified afterwards, one client at a time; and
+the same through the runtime: `server_step` of the method `matu` on the clients' payloads, then what each is sent.
 
 Memory: peak resident memory (VmHWM of Linux) of a process of its own, less what is resident before (the clients' N
 vectors and packed masks). The aim is (T + 3) d floats and packed masks.
@@ -26,7 +27,7 @@ from _common import arguments, machine
 
 N = T = 30
 TASKS = [f"t{i:02d}" for i in range(T)]
-WORK = {"aggregate_tasks": False, "server step": True}
+WORK = ("aggregate_tasks", "server step", "through the runtime")
 
 
 def least(ways: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
@@ -56,15 +57,54 @@ def uploads(k: int, d: int) -> list[Any]:
     return found
 
 
-def step(clients: list[Any], back: bool) -> None:
-    """The server's part of a round: eqs. 3 to 7, and if `back`, what each client is sent, which is not kept."""
+def step(clients: list[Any], work: str) -> None:
+    """The server's part of a round: eqs. 3 to 7, and except in `aggregate_tasks` what each client is sent, not kept."""
     from fedloom.taskvectors import aggregate_tasks, unify
 
+    if work == "through the runtime":
+        through_the_runtime(clients)
+        return
     new = aggregate_tasks(clients)
     assert bool(((new.partners > 0).sum(1) == 3).all())
     rows = dict(zip(new.tasks, new.vectors, strict=True))
-    for client in clients if back else []:
+    for client in clients if work == "server step" else []:
         unify([rows[t] for t in client.tasks], packed=True)
+
+
+def through_the_runtime(clients: list[Any]) -> None:
+    """`server_step` and `dispatch` of the method matu."""
+    import numpy as np
+    import torch
+
+    from fedloom.context import Ctx
+    from fedloom.data.dataset import TensorExamples
+    from fedloom.methods import matu
+    from fedloom.runtime.federation import Client, Federation, Part
+    from fedloom.runtime.steps import Payload, dispatch, rows_of, server_init, server_step
+    from fedloom.tasks.classification import Classification
+    from fedloom.updates import Block, Layout
+
+    tasks = {name: (Classification(name, 2), 1.0) for name in TASKS}
+    nothing = Part(TensorExamples(torch.zeros(1, 1), {}), np.zeros(0, np.int64), "own")
+    held = {c.client: Client(c.client, {t: tasks[t] for t in c.tasks}, nothing, nothing, nothing) for c in clients}
+    federation = Federation(tuple(task for task, _ in tasks.values()), held)
+    layout, method = Layout((Block("encoder.w", (len(clients[0].vector),)),)), matu()
+    payloads = (
+        Payload(
+            (c.client, None),
+            10.0,
+            {"vector": c.vector, "masks": c.masks, "scales": c.scales},
+            tasks=dict(zip(c.tasks, c.counts, strict=True)),
+        )
+        for c in clients
+    )
+    state = {
+        **server_init(method, layout, torch.zeros(1).expand(layout.d), {}),
+        "model": torch.zeros(1).expand(layout.d),
+    }
+    state = server_step(method, layout, federation, payloads, state, Ctx(1, 0, rows_of(method, federation, held)))
+    for client in held:
+        dispatch(method, layout, federation, state, [client])
 
 
 def resident(what: str) -> int:
@@ -73,17 +113,17 @@ def resident(what: str) -> int:
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith(what))
 
 
-def peak(k: int, d: int, back: bool, threads: int) -> float:
+def peak(k: int, d: int, work: str, threads: int) -> float:
     """Peak memory of the server's part in units of d floats."""
     import torch
 
     torch.set_num_threads(threads)
-    step(uploads(k, 50_000), back)  # imports and the like
+    step(uploads(k, 50_000), work)  # imports and the like
     clients = uploads(k, d)
     with open("/proc/self/clear_refs", "w") as reset:
         reset.write("5")  # VmHWM starts anew
     before = resident("VmRSS")
-    step(clients, back)
+    step(clients, work)
     return (resident("VmHWM") - before) / (4 * d)
 
 
@@ -97,10 +137,10 @@ def memory(d: int) -> None:
     print(f"\npeak memory in units of d floats; aim: T + 3 = {T + 3}")
     with ProcessPoolExecutor(1, spawn, max_tasks_per_child=1) as pool:
         for k in (3, T):
-            for name, back in WORK.items():
+            for work in WORK:
                 for threads in (1, 2):
-                    found = pool.submit(peak, k, d, back, threads).result()
-                    print(f"  {k:>2} tasks a client, {name:<15} {threads} thread(s)  {found:5.2f}", flush=True)
+                    found = pool.submit(peak, k, d, work, threads).result()
+                    print(f"  {k:>2} tasks a client, {work:<20} {threads} thread(s)  {found:5.2f}", flush=True)
 
 
 def main() -> None:
@@ -132,9 +172,9 @@ def main() -> None:
             print(f"  {name:<16} {s * 1e3:7.1f} ms  {ratios}", flush=True)
         for k in (3, T):
             clients = uploads(k, d)
-            ways = {name: lambda c=clients, b=back: step(c, b) for name, back in WORK.items()}
+            ways = {work: lambda c=clients, w=work: step(c, w) for work in WORK}
             for name, s in least(ways, 1 if quick else 2).items():
-                print(f"  {k:>2} tasks a client, {name:<16} {s * 1e3:7.0f} ms", flush=True)
+                print(f"  {k:>2} tasks a client, {name:<20} {s * 1e3:7.0f} ms", flush=True)
 
 
 if __name__ == "__main__":

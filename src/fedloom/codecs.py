@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedloom.context import Row
 from fedloom.taskvectors import Upload, modulate, unify
-from fedloom.updates import Layout, Rows, Updates
+from fedloom.updates import Layout, Listed, Rows, Updates
 
 Packed = Mapping[str, Tensor]
 ByteCount = dict[tuple[str, str | None], int]
@@ -141,10 +141,17 @@ class Unified(Codec):
         return Folded(tuple(parts))
 
     def pack(self, updates: Updates) -> dict[str, Tensor]:
-        common, own = _by_owner(updates.layout)
-        vector, masks, scales = unify(updates.layout.take(updates.X, common), packed=True)
+        layout = updates.layout
+        common, own = _by_owner(layout)
+        given = updates.given if updates.mixing is None else None
+        rows = given.vectors if isinstance(given, Listed) else tuple(updates.X)
+        vector, masks, scales = unify([layout.take(x, common) for x in rows], packed=True)
         packed = {"vector": vector, "masks": masks, "scales": scales}
-        return {**packed, "own": _values(updates.select(own))} if own.blocks else packed
+        if not own.blocks:
+            return packed
+        values = torch.stack([layout.take(x, own) for x in rows])
+        mine = Updates(own, updates.rows, values, updates.n, updates.weight, present=_of(updates, own))
+        return {**packed, "own": _values(mine)}
 
     def unpack(self, packed: Packed, like: Updates) -> Tensor:
         common, own = _by_owner(like.layout)
@@ -239,6 +246,11 @@ class Folded:
 def _by_owner(layout: Layout) -> tuple[Layout, Layout]:
     """(columns that belong to no task, columns that do)."""
     return layout.common, layout.without(layout.common)
+
+
+def _of(updates: Updates, part: Layout) -> Tensor | None:
+    """Presence of some blocks."""
+    return None if updates.present is None else updates.present[:, updates.layout.positions(part)]
 
 
 def _own(packed: Packed, like: Updates) -> Tensor:

@@ -348,6 +348,30 @@ class Rows(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
+class Listed:
+    """Rows that lie apart, each a vector (d); fulfils `Rows`."""
+
+    vectors: tuple[Tensor, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """K, d."""
+        return len(self.vectors), len(self.vectors[0])
+
+    def dense(self) -> Tensor:
+        """A copy of them as a matrix (K x d)."""
+        return torch.stack(self.vectors)
+
+    def keep(self, index: Sequence[int]) -> Listed:
+        """Some of the rows."""
+        return Listed(tuple(self.vectors[i] for i in index))
+
+    def bad(self) -> set[int]:
+        """Positions of the rows with nan or inf."""
+        return {i for i, x in enumerate(self.vectors) if not bool(torch.isfinite(x).all())}
+
+
+@dataclass(frozen=True, eq=False)
 class Updates:
     """The updates of one round, new minus old parameters, with what belongs beside them.
 

@@ -16,6 +16,7 @@ from fedloom.data.dataset import Dataset
 from fedloom.data.partition import Partition, Pool
 from fedloom.errors import RecipeError, nearest
 from fedloom.methods import ADDONS
+from fedloom.methods.at_peers import at_peers
 from fedloom.methods.method import Method
 from fedloom.models.changes import changed
 from fedloom.models.multitask import MultiTask, build_model
@@ -54,7 +55,7 @@ class Built:
 
     @property
     def frozen_hash(self) -> str:
-        """16 hexadecimal digits over the frozen parameters: whether a resumed run has the same weights beside LoRA's."""
+        """16 hexadecimal digits over the frozen parameters: whether a resumed run begins from the same weights."""
         digest = hashlib.sha256()
         for name, p in self.frozen.items():
             digest.update(name.encode() + p.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
@@ -125,6 +126,8 @@ def build(
     `partition` is a saved one, when resuming; `dataset` is what `load_data` gave, where several are built from one.
     """
     method = method or build_method(recipe)
+    if recipe.peers is not None:
+        method = at_peers(method, recipe.peers)
     dataset = with_options(dataset or load_data(recipe), recipe.tasks)
     pool = Pool.of(dataset)
     if partition is None:

@@ -21,7 +21,7 @@ from fedloom.training.flat import FlatModel
 from fedloom.training.loop import LocalResult, train
 from fedloom.training.phases import Phase
 from fedloom.training.rules import LocalRule
-from fedloom.updates import EVERYONE, Layout, Updates
+from fedloom.updates import EVERYONE, Layout, Listed, Rows, Updates
 
 ALL = EVERYONE[0]
 
@@ -492,9 +492,9 @@ def pack_tasks(
     tasks = tuple(task for task in sorted(tasks) if task in state["tasks"])
     packed: Mapping[str, Tensor] = {}
     if tasks:
-        X = torch.stack([state["tasks"][task] for task in tasks])
+        vectors = Listed(tuple(state["tasks"][task] for task in tasks))
         rows = tuple((client, task) for task in tasks)
-        packed = method.codec.pack(blank(method.shared_part(layout), federation, rows, X))
+        packed = method.codec.pack(blank(method.shared_part(layout), federation, rows, vectors))
     return Message(None, state["buffers"], state["integers"], packed=packed, tasks=tasks)
 
 
@@ -505,7 +505,7 @@ def rows_of(method: Method, federation: Federation, clients: Iterable[str]) -> t
     return tuple((client, task) for client in clients for task in sorted(federation.clients[client].tasks))
 
 
-def blank(shared: Layout, federation: Federation, rows: tuple[Row, ...], X: Tensor) -> Updates:
+def blank(shared: Layout, federation: Federation, rows: tuple[Row, ...], X: Tensor | Rows) -> Updates:
     """Rows X of one client with its presence: what a codec fills, from zeros, or packs."""
     ones = torch.ones(len(rows), dtype=torch.float64)
     tasks = tuple(task for _, task in rows if task is not None)
