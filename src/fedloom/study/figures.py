@@ -7,7 +7,7 @@ parameters are the keys of a grid's `figure` section. Free of torch; matplotlib 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -249,3 +249,126 @@ class _Panels:
         if by_label:
             self.figure.legend(by_label.values(), by_label.keys(), loc="outside lower center", ncols=4, fontsize=8)
         return self.figure
+
+
+@FIGURES.register("radar", source="MaTU, Figure 4")
+def radar(grid: Grid, folder: Path, split: str, *, reference: str = "", tasks: list[str] | None = None) -> Any:
+    """Each task's metric as a share of a reference cell's, a line a cell around a circle, for each data set.
+
+    `reference` is a cell as BASE/ADDON, by default the one that the grid's Delta is against; its circle is at 100 %. A
+    number is the mean over the seeds that both cells have; of a metric of which less is better, the inverse.
+    """
+    results = _results(grid, folder, split)
+    against = _reference(grid, reference)
+    rows = [data for data in grid.data if (data, *against) in results]
+    if not rows:
+        raise StateError(f"grid {grid.name}: the reference {'/'.join(against)} of its figure has not finished")
+    figure = need("matplotlib.figure", "report").Figure(figsize=(6.4 * len(rows), 6.4), layout="constrained")
+    panels = figure.subplots(1, len(rows), squeeze=False, subplot_kw={"projection": "polar"})[0]
+    for data, axes in zip(rows, panels, strict=True):
+        columns = _chosen(columns_of(grid, data, results), tasks)
+        angles = [2 * math.pi * i / len(columns) for i in range(len(columns))]
+        base = results[data, *against].values()
+        circle = [2 * math.pi * i / 180 for i in range(181)]
+        axes.plot(circle, [100.0] * len(circle), color="black", linewidth=1, label=f"{against[0]} = 100 %")
+        cells = [(data, b, a) for b in grid.bases for a in grid.addons if (b, a) != against]
+        for number, where in enumerate(cells):
+            if where not in results:
+                continue
+            shares = [_share(results[where].values(), base, column) for column in columns]
+            known = [share for share in shares if not math.isnan(share)]
+            if not known:
+                continue
+            name = where[1] if where[2] == "-" else f"{where[1]} {where[2]}"
+            label = f"{name}, mean {math.fsum(known) / len(known):.1f} %"
+            color = f"C{number % 10}"
+            axes.plot([*angles, angles[0]], [*shares, shares[0]], color=color, marker="o", markersize=3, label=label)
+        axes.set_xticks(angles, [column.task for column in columns], fontsize=8)
+        axes.set_ylim(bottom=0)
+        axes.set_title(data, fontsize=10)
+        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2)
+    figure.suptitle(f"{grid.title or grid.name}\n{split} split; percent of {'/'.join(against)}", fontsize=10)
+    return figure
+
+
+@FIGURES.register("tasks-per-client", source="MaTU, Figure 5")
+def tasks_per_client(grid: Grid, folder: Path, split: str, *, tasks: list[str] | None = None) -> Any:
+    """Megabits that a client sends a round for each of its tasks, and the mean over tasks, by tasks per client.
+
+    A point is a data set of the grid whose recipe sets partition.tasks_per_client, a line a cell. The tasks must have
+    one metric.
+    """
+    results = _results(grid, folder, split)
+    points: dict[tuple[str, str], dict[str, list[Point]]] = {}
+    metrics: set[Column] = set()
+    for (data, base, addon), result in results.items():
+        x = value_at(next(iter(result.runs.values())).recipe, "partition.tasks_per_client")
+        if not isinstance(x, int | float):
+            continue
+        columns = _chosen(columns_of(grid, data, results), tasks)
+        metrics |= {replace(column, data="", task="mean over tasks") for column in columns}
+        means = [
+            math.fsum(shown) / len(shown)
+            for values in result.values().values()
+            if (shown := [values[column.task] for column in columns if column.task in values])
+        ]
+        bits = [run.bits_per_task() / 1e6 for run in result.runs.values()]
+        lines = points.setdefault((base, addon), {"bits": [], "mean": []})
+        for name, numbers in (("bits", bits), ("mean", means)):
+            if numbers:
+                lines[name].append((float(x), Estimate.of(numbers)))
+    if not points:
+        raise RecipeError(f"grid {grid.name}: no finished cell sets partition.tasks_per_client")
+    if len(metrics) > 1:
+        names = ", ".join(sorted(column.metric for column in metrics))
+        raise RecipeError(f"grid {grid.name}: a mean over tasks needs one metric, found {names}")
+    figure = need("matplotlib.figure", "report").Figure(figsize=(9, 4.2), layout="constrained")
+    titles = {"bits": str(Column("", "", "bits", "min")), "mean": str(metrics.pop())}
+    for (name, title), axes in zip(titles.items(), figure.subplots(1, 2), strict=True):
+        for number, ((base, addon), lines) in enumerate(sorted(points.items(), key=_place(grid))):
+            label = base if addon == "-" else f"{base} {addon}"
+            _line(axes, lines[name], label, f"C{number % 10}", as_bars=True)
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("tasks per client")
+        axes.grid(alpha=0.3)
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(fontsize=8)
+    figure.suptitle(f"{grid.title or grid.name}\n{split} split; ± 95 % t-interval over seeds", fontsize=10)
+    return figure
+
+
+def _reference(grid: Grid, named: str) -> tuple[str, str]:
+    """The cell that a figure's numbers are shares of."""
+    if not named and grid.delta in ("base", "none"):
+        raise RecipeError(f"grid {grid.name}: figure.reference: expected a cell as BASE/ADDON, for delta names none")
+    base, _, addon = (named or grid.delta).partition("/")
+    if base not in grid.bases or addon not in grid.addons:
+        cells = [f"{b}/{a}" for b in grid.bases for a in grid.addons]
+        raise RecipeError(f"grid {grid.name}: figure.reference: no cell {named!r}.{nearest(named, cells)}")
+    return base, addon
+
+
+def _chosen(columns: Sequence[Column], tasks: Sequence[str] | None) -> list[Column]:
+    """The columns of tasks, or of those named. Raises RecipeError for one that is not there."""
+    known = [column for column in columns if column.task and column.metric]
+    for task in tasks or ():
+        if task not in [column.task for column in known]:
+            names = [column.task for column in known]
+            raise RecipeError(f"figure.tasks: no task {task!r}.{nearest(task, names)}")
+    return [column for column in known if tasks is None or column.task in tasks]
+
+
+def _share(values: Values, base: Values, column: Column) -> float:
+    """A task's metric in percent of the base's, mean over the seeds of both; nan where it is not defined."""
+    shares = []
+    for seed in values.keys() & base.keys():
+        mine, other = values[seed].get(column.task, math.nan), base[seed].get(column.task, math.nan)
+        above, below = (mine, other) if column.direction == "max" else (other, mine)
+        shares.append(100 * above / below if below else math.nan)
+    return math.fsum(shares) / len(shares) if shares else math.nan
+
+
+def _place(grid: Grid) -> Callable[[tuple[tuple[str, str], Any]], tuple[int, int]]:
+    """The order of cells in the grid."""
+    bases, addons = list(grid.bases), list(grid.addons)
+    return lambda item: (bases.index(item[0][0]), addons.index(item[0][1]))
