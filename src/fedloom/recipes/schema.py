@@ -24,6 +24,7 @@ from pydantic import (
 
 from fedloom.errors import nearest
 from fedloom.models.lora import Lora
+from fedloom.peers.config import PeersBase
 from fedloom.recipes.problems import Problem, carry, explain, found, join
 from fedloom.registry import Entry, Registry
 from fedloom.runtime.config import EarlyStopping, Evaluation, Runtime
@@ -158,6 +159,20 @@ class MethodSection(Named):
         return resolved
 
 
+class GraphSection(Named):
+    """Who may hear whom; a new graph is drawn every `every` rounds, or never for 0."""
+
+    home = ("fedloom.peers.graph", "TOPOLOGIES")
+
+    every: Annotated[int, Field(ge=0)] = 0
+
+
+class PeersSection(PeersBase):
+    """Learning without a server: peers choose among those that the graph lets them hear, and mix their models."""
+
+    graph: GraphSection = Field(default_factory=lambda: GraphSection.model_validate("full"))
+
+
 class Recipe(Section):
     """Everything that determines a run. Equal recipes and equal versions give equal results."""
 
@@ -169,6 +184,8 @@ class Recipe(Section):
     partition: PartitionSection
     model: ModelSection
     method: MethodSection
+    peers: PeersSection | None = None
+    """null: with a server."""
     training: Training = Training()
     runtime: Runtime = Runtime()
     evaluation: Evaluation = Evaluation()
@@ -186,6 +203,10 @@ class Recipe(Section):
                     )
                 ]
             )
+        if self.peers and "personal" not in self.evaluation.models:
+            raise carry(
+                [("evaluation.models", f"{list(self.evaluation.models)} found, but peers have 'personal' ones")]
+            )
         return self
 
 
@@ -196,6 +217,8 @@ def recipe_hash(recipe: Recipe | Mapping[str, Any]) -> str:
     """
     value = recipe.model_dump(mode="json") if isinstance(recipe, Recipe) else dict(recipe)
     value.pop("name", None)
+    if value.get("peers") is None:  # equal to recipes from before there were peers
+        value.pop("peers", None)
     value["runtime"] = {k: v for k, v in value.get("runtime", {}).items() if k not in ("workers", "checkpoint_every")}
     # Keys are sorted below, but add-ons act in the order in which they stand.
     value["method"] = {**value["method"], "add": list(value["method"].get("add", {}).items())}

@@ -22,6 +22,7 @@ from fedloom.runtime.build import Built, build
 from fedloom.runtime.executors import executor
 from fedloom.runtime.folder import RunFolder
 from fedloom.runtime.measure import models_for
+from fedloom.runtime.peers import initial_peers, without_server
 from fedloom.runtime.plan import Plan, plan
 from fedloom.runtime.process import Progress, initial_state, run_rounds
 from fedloom.runtime.steps import for_task, load_personal, tune
@@ -91,7 +92,7 @@ def run(
     built = build(recipe, method)
     path = Path(tempfile.mkdtemp(prefix="fedloom-")) if folder is None else Path(folder)
     with RunFolder.create(path, built) as run_folder:
-        return _go(built, run_folder, initial_state(built), progress or Silent())
+        return _go(built, run_folder, _initial(built), progress or Silent())
 
 
 def resume(folder: Path | str, *, method: Method | None = None, progress: Progress | None = None) -> Result:
@@ -106,7 +107,7 @@ def resume(folder: Path | str, *, method: Method | None = None, progress: Progre
         run_folder.check(built)
         found = run_folder.load()
         if found is None:  # stopped before anything was saved
-            state = initial_state(built)
+            state = _initial(built)
             run_folder.cut(-1)
         else:
             state, problems = found
@@ -116,6 +117,10 @@ def resume(folder: Path | str, *, method: Method | None = None, progress: Progre
         return _go(built, run_folder, state, progress)
 
 
+def _initial(built: Built) -> State:
+    return initial_peers(built) if built.recipe.peers else initial_state(built)
+
+
 def _go(built: Built, folder: RunFolder, state: State, progress: Progress) -> Result:
     recipe = built.recipe
     progress.start(recipe.training.rounds, state["round"])
@@ -123,7 +128,8 @@ def _go(built: Built, folder: RunFolder, state: State, progress: Progress) -> Re
         with _threads(recipe.runtime.threads):
             workers = executor(built.setup, recipe.runtime.device, recipe.runtime.workers)
             try:
-                state = run_rounds(built, workers, folder, state, progress)
+                advance = without_server(built) if recipe.peers else None
+                state = run_rounds(built, workers, folder, state, progress, advance)
             finally:
                 workers.close()
         status, final = ("stopped early" if state["stopped"] else "finished"), state

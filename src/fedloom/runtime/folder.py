@@ -8,6 +8,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import quote
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -157,15 +158,37 @@ class RunFolder:
             checkpoint.write_text(path, "".join(kept))
 
     def save(self, state: State, name: str = "state") -> None:
-        """Checkpoint a state."""
-        checkpoint.save(self.path, name, state, round=state["round"])
+        """Checkpoint a state. Each peer's is in a folder of its own, peers/NAME, written before the rest."""
+        for peer, own in state.get("peers", {}).items():
+            home = self.peer(peer)
+            home.mkdir(parents=True, exist_ok=True)
+            checkpoint.save(home, name, own, round=state["round"])
+        rest = state if "peers" not in state else {**state, "peers": sorted(state["peers"])}
+        checkpoint.save(self.path, name, rest, round=state["round"])
+
+    def peer(self, name: str) -> Path:
+        """The folder of one peer's own files."""
+        return self.path / "peers" / quote(name, safe=" ")
 
     def load(self, name: str = "state") -> tuple[State, list[str]] | None:
         """The newest whole checkpoint and the problems met, or None where none was ever written."""
         if not any(self.path.glob(f"{name}*.json")):
             return None
         tree, _, problems = checkpoint.load(self.path, name, newest=lambda head: int(head["round"]))
+        if "peers" in tree:
+            tree = {**tree, "peers": {peer: self._own(peer, name, tree["round"], problems) for peer in tree["peers"]}}
         return tree, problems
+
+    def _own(self, peer: str, name: str, round_: int, problems: list[str]) -> State:
+        """A peer's state of the round that all have; its newest may be a round ahead."""
+        own, labels, more = checkpoint.load(self.peer(peer), name, newest=lambda head: head["round"] == round_)
+        problems += [f"peer {peer!r}: {problem}" for problem in more]
+        if labels["round"] != round_:
+            raise StateError(
+                f"{self.peer(peer)}: peer {peer!r} has a checkpoint of round {labels['round']}, expected {round_}"
+            )
+        state: State = own
+        return state
 
     def save_model(self, tensors: Mapping[str, Tensor], labels: Mapping[str, str]) -> None:
         """Write model.safetensors, readable without fedloom."""

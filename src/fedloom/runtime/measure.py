@@ -43,7 +43,12 @@ class _Group:
 
 def models_for(built: Built, state: State, client: str) -> list[Model]:
     """The models that a client may use; of those for a task the last one is the one to use."""
-    server, mine, method = state["server"], state["clients"].get(client, {}), built.method
+    method = built.method
+    peers = "peers" in state
+    if peers:
+        server, mine = state["peers"][client]["server"], state["peers"][client]["client"]
+    else:
+        server, mine = state["server"], state["clients"].get(client, {})
     own_parts = bool(method.private_part(built.layout).blocks)
     own_buffers = method.buffers == "local" and bool(built.layout.buffers.blocks)
     tasks = tuple(built.federation.clients[client].tasks)
@@ -51,12 +56,12 @@ def models_for(built: Built, state: State, client: str) -> list[Model]:
     if method.rows == "client-task":
         received = pack_tasks(method, built.layout, built.federation, server, client, tasks)
         for task in tasks:
-            if not own_parts:  # alone in its message, a task's vector is what the server has
+            if not own_parts and not peers:  # alone in its message, a task's vector is what the server has
                 alone = pack_tasks(method, built.layout, built.federation, server, client, (task,))
                 models.append(Model("global", (task,), alone, {}, task))
             models.append(Model("personal", (task,), received, mine.get("tasks", {}).get(task, {}), task))
         return models
-    if method.stage.reduces and not own_parts and not own_buffers:
+    if method.stage.reduces and not own_parts and not own_buffers and not peers:
         models.append(Model("global", tasks, Message(server["model"], server["buffers"], server["integers"]), {}))
     if not models or method.own_model or method.tune:
         message = Message(model_of(server, client), server["buffers"], server["integers"])

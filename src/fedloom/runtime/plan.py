@@ -93,6 +93,8 @@ def plan_of(built: Built) -> Plan:
     notes = []
     if built.method.private is not None and not built.method.private_part(layout).blocks:
         notes.append(f"the model has nothing that matches {built.method.private}, so all of it is shared")
+    if recipe.peers is not None:
+        notes.append("bytes are those of one model of each peer; it goes to every peer that asks for it")
     if taking_part < len(federation.clients):
         notes.append(f"{taking_part} of {len(federation.clients)} clients train in a round; bytes are for all of them")
     if isinstance(built.method.codec, Sparse):

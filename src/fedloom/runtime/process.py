@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -38,36 +38,32 @@ def initial_state(built: Built) -> State:
     return {"round": 0, "server": server, "clients": {}, "early": None, "stopped": False}
 
 
-def run_rounds(built: Built, executor: Executor, folder: RunFolder, state: State, progress: Progress) -> State:
-    """Run from the round after `state` to the last one, saving as it goes. Returns the last state."""
-    recipe, method = built.recipe, built.method
+Advance = Callable[[Built, Executor, State, "Round"], tuple[State, Sequence[str]]]
+"""One round's training and aggregation: (state after it, who took part)."""
+
+
+def run_rounds(
+    built: Built,
+    executor: Executor,
+    folder: RunFolder,
+    state: State,
+    progress: Progress,
+    advance: Advance | None = None,
+) -> State:
+    """Run from the round after `state` to the last one, saving as it goes. Returns the last state.
+
+    Without `advance` there is a server.
+    """
+    recipe = built.recipe
     training, evaluation = recipe.training, recipe.evaluation
     if state["round"] == 0:
         line = {"round": 0, "cohort": [], "train": [], "metrics": measure(built, executor, state), "events": []}
         folder.write_round(line, Ledger())
         folder.save(state)
     while state["round"] < training.rounds and not state["stopped"]:
-        now = _Round(built, state["round"] + 1, progress)
+        now = Round(built, state["round"] + 1, progress)
         last = now.number == training.rounds
-        members = cohort(list(built.federation.clients), training.participation, recipe.seed, now.number)
-        with now.ledger.phase("dispatch"):
-            messages = dispatch(method, built.layout, built.federation, state["server"], members)
-            jobs = [TrainJob(m, now.number, messages[m], state["clients"].get(m, {})) for m in members]
-            # the longest first, so that no worker is left alone with it
-            jobs.sort(key=lambda j: -len(built.federation.clients[j.client].train))
-        ctx = Ctx(
-            now.number,
-            recipe.seed,
-            rows_of(method, built.federation, members),
-            len(built.federation.clients),
-            training.rounds,
-            log=now.log,
-            record=now.record,
-        )
-        with now.ledger.phase("train and aggregate"):
-            received = now.payloads(executor, jobs, messages)
-            server = server_step(method, built.layout, built.federation, received, state["server"], ctx)
-        state = {**state, "round": now.number, "server": server, "clients": {**state["clients"], **now.clients}}
+        state, members = (advance or with_server)(built, executor, state, now)
         with now.ledger.phase("evaluate"):
             records = trained_records(built, now.done)
             if last or now.number % evaluation.every == 0:
@@ -88,9 +84,32 @@ def run_rounds(built: Built, executor: Executor, folder: RunFolder, state: State
     return state
 
 
+def with_server(built: Built, executor: Executor, state: State, now: Round) -> tuple[State, Sequence[str]]:
+    """A round of clients and a server."""
+    recipe, method, training = built.recipe, built.method, built.recipe.training
+    members = cohort(list(built.federation.clients), training.participation, recipe.seed, now.number)
+    with now.ledger.phase("dispatch"):
+        messages = dispatch(method, built.layout, built.federation, state["server"], members)
+        jobs = [TrainJob(m, now.number, messages[m], state["clients"].get(m, {})) for m in members]
+    ctx = Ctx(
+        now.number,
+        recipe.seed,
+        rows_of(method, built.federation, members),
+        len(built.federation.clients),
+        training.rounds,
+        log=now.log,
+        record=now.record,
+    )
+    with now.ledger.phase("train and aggregate"):
+        received = now.payloads(executor, jobs, messages)
+        server = server_step(method, built.layout, built.federation, received, state["server"], ctx)
+    clients = {**state["clients"], **now.clients}
+    return {**state, "round": now.number, "server": server, "clients": clients}, members
+
+
 @dataclass
-class _Round:
-    """What one round leaves behind beside the server's state."""
+class Round:
+    """What one round leaves behind beside the state of the server, or of peers."""
 
     built: Built
     number: int
@@ -111,15 +130,24 @@ class _Round:
         self.records.append({"kind": kind, **fields})
 
     def payloads(self, executor: Executor, jobs: list[TrainJob], messages: Mapping[str, Message]) -> Iterator[Payload]:
-        """Payloads as clients finish, one at a time, so that no more than one is held beside the matrix."""
+        """What clients send to the server as they finish, one at a time, so that no more than one is held."""
         method, layout, federation = self.built.method, self.built.layout, self.built.federation
+        for payload in self.trained(executor, jobs):
+            client = payload.row[0]
+            self.ledger.up[client] = count_up(method, layout, federation, payload)
+            self.ledger.down[client] = count_down(
+                method, layout, federation, federation.clients[client], messages[client]
+            )
+            yield payload
+
+    def trained(self, executor: Executor, jobs: list[TrainJob]) -> Iterator[Payload]:
+        """What clients made of their models, as they finish; their new states are in `clients`."""
+        federation = self.built.federation
+        # the longest first, so that no worker is left alone with it
+        jobs = sorted(jobs, key=lambda j: -len(federation.clients[j.client].train))
         for d in executor.run(jobs, evaluate_trained="trained" in self.built.recipe.evaluation.models):
             # memory shared between processes is a scarce good: keep a copy
             self.clients[d.client] = map_tensors(d.state, lambda t: t.clone() if t.is_shared() else t)
-            self.ledger.up[d.client] = count_up(method, layout, federation, d.payload)
-            self.ledger.down[d.client] = count_down(
-                method, layout, federation, federation.clients[d.client], messages[d.client]
-            )
             why = "local training gave nan or inf"
             if not d.payload.finite:
                 self.log("update dropped", {"client": d.client, "why": why})
@@ -134,7 +162,7 @@ class _Round:
             yield d.payload
 
 
-def _watch(built: Built, folder: RunFolder, state: State, records: list[dict[str, Any]], now: _Round) -> State:
+def _watch(built: Built, folder: RunFolder, state: State, records: list[dict[str, Any]], now: Round) -> State:
     """Early stopping: keep the best state, and say when to stop."""
     config = built.recipe.early_stopping
     score = validation_loss(built, records) if config else None

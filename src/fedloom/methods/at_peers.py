@@ -1,0 +1,48 @@
+"""A method that was written for a server, as it runs at peers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedloom.errors import RecipeError
+from fedloom.methods.method import Method
+from fedloom.peers.config import PeersBase
+from fedloom.peers.safeguards import Safeguards
+from fedloom.stages.combine import Switch
+from fedloom.stages.peer import AtPeer, ConflictAverseMix
+from fedloom.training.inter_cluster import InterCluster
+
+
+def at_peers(method: Method, config: PeersBase) -> Method:
+    """The method as it runs at peers. Raises RecipeError for what needs a server."""
+    if method.shares_nothing:
+        raise RecipeError(f"peers: {method.name} shares nothing, so peers would have nothing to tell")
+    by_task = method.rows == "client-task"
+    for what, there in (
+        ("a scope other than full", config.scope != "full" or (config.warmup and config.warmup.scope != "full")),
+        ("a penalty", config.penalty > 0),
+        ("metropolis or soft weights", config.weights.kind in ("metropolis", "soft")),
+        ("weights without the peer itself", not config.weights.include_self),
+        ("judging by anything but overlap", config.judges and set(config.similarity.signals) != {"overlap"}),
+    ):
+        if by_task and there:
+            raise RecipeError(
+                f"peers: {method.name} has a vector for each task, with which {what} does not go together"
+            )
+    try:
+        if config.conflict_averse is not None:
+            ca = config.conflict_averse
+            guards = Safeguards(**ca.safeguards.model_dump())
+            mix = ConflictAverseMix(ca.c, ca.rescale, ca.add_own, guards)
+            averse = method.combined_by(mix).stage
+            method = replace(
+                method,
+                stage=Switch(config.warmup.until, method.stage, averse) if config.warmup else averse,
+            )
+        also = frozenset({"told:others", "told:pull"}) if config.penalty else frozenset[str]()
+        if config.weights.kind in ("size", "uniform"):
+            method = replace(method, weights=config.weights.kind)
+        method = replace(method, stage=AtPeer(method.stage, also=also))
+        return method.with_local(InterCluster(config.penalty)) if config.penalty else method
+    except ValueError as error:
+        raise RecipeError(f"peers: {error}") from error

@@ -1,0 +1,148 @@
+"""What a recipe says about peers, but for the graph. Free of torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from fedloom.peers.scenario import Scenario
+from fedloom.training.config import Count, NonNegative, Positive, Section
+
+Signal = Literal["gradient", "overlap", "cross-loss", "parameters", "features"]
+Share = Annotated[float, Field(gt=0, le=1)]
+Cosine = Annotated[float, Field(ge=-1, le=1)]
+
+
+class SketchSection(Section):
+    """Sketches of m numbers in place of whole gradients and parameters."""
+
+    m: Count = 1024
+    kind: Literal["count", "rademacher", "gaussian"] = "count"
+
+
+class Similarity(Section):
+    """How a peer judges its candidates: a convex combination of signals, each a function of `fedloom.peers`."""
+
+    signals: dict[Signal, Positive] = Field(default={"gradient": 1.0}, min_length=1)
+    """Signal -> weight (eq. 4.7): gradient, overlap, parameters, features or cross-loss."""
+    normalise: Literal["none", "min-max", "z-score"] = "none"
+    every: Count = 1
+    """Judge anew every so many rounds; whom a peer has not judged it does not choose."""
+    sketch: SketchSection | None = None
+
+
+class Choose(Section):
+    """Whom of its candidates a peer asks: the `top` most similar, those of at least `threshold`, or all."""
+
+    top: Annotated[int, Field(ge=0)] | None = None
+    threshold: float | None = None
+
+
+class Weights(Section):
+    """How much models count.
+
+    size: by examples; uniform: alike; soft: by similarity (eqs. 4.9-4.12, with eta = `step`); metropolis: by the
+    degrees in the graph, which keeps the mean of all models (D-PSGD). Without `include_self` the peer's own model does
+    not count, as in the thesis' release.
+    """
+
+    kind: Literal["size", "uniform", "soft", "metropolis"] = "soft"
+    step: Share = 1.0
+    include_self: bool = True
+
+    @model_validator(mode="after")
+    def _fits(self) -> Weights:
+        if self.kind != "soft" and self.step != 1:
+            raise ValueError(f"step belongs to soft weights, not to {self.kind}")
+        if self.kind == "metropolis" and not self.include_self:
+            raise ValueError("metropolis weights include the peer itself")
+        return self
+
+
+class SafeguardsSection(Section):
+    """See `fedloom.peers.Safeguards`; null switches a part off."""
+
+    nonfinite: Literal["leave-out"] | None = "leave-out"
+    normalise: Literal["own-norm"] | None = None
+    clip: Positive | None = 10.0
+    ridge: Positive | None = 1e-3
+    bounds: tuple[float, float] | None = (0.0, 1.0)
+    ema: Annotated[float, Field(ge=0, lt=1)] | None = 0.9
+    clip_result: Positive | None = None
+
+
+class ConflictAverse(Section):
+    """The conflict-averse mix of `fedloom.peers.conflict_averse_mix`, in place of the method's mean."""
+
+    c: Annotated[float, Field(ge=0, lt=1)] = 0.4
+    rescale: Literal["none", "1+c^2", "1+c"] = "1+c^2"
+    add_own: bool = False
+    safeguards: SafeguardsSection = SafeguardsSection()
+
+
+class Adaptive(Section):
+    """When the adaptive scope narrows to the encoder (alignment of at least `enter`) and widens (below `leave`)."""
+
+    enter: Cosine = 0.6
+    leave: Cosine = 0.3
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Adaptive:
+        if self.leave > self.enter:
+            raise ValueError(f"leave must not exceed enter, found {self.leave} and {self.enter}")
+        return self
+
+
+class Warmup(Section):
+    """Before round `until`: the method's mean of all chosen models alike, in this scope (DFMTL thesis, eq. 4.20)."""
+
+    until: Count
+    scope: Literal["encoder", "full"] = "encoder"
+
+
+class PeersBase(Section):
+    """Everything but the graph."""
+
+    similarity: Similarity = Similarity()
+    choose: Choose = Choose()
+    weights: Weights = Weights()
+    scope: Literal["encoder", "full", "adaptive"] = "full"
+    adaptive: Adaptive = Adaptive()
+    conflict_averse: ConflictAverse | None = None
+    """null: models are mixed by the method's own aggregation."""
+    warmup: Warmup | None = None
+    penalty: NonNegative = 0.0
+    """mu of mu/2 |w - mean of the models of candidates that were not chosen|^2 in the local loss."""
+    scenario: Scenario | None = None
+    """A network and its peers, or a YAML file with them; null: everybody is there, and nothing takes time."""
+    deadline: Positive | None = None
+    """Simulated seconds after which a round ends; what comes later is late."""
+    mode: Literal["synchronous", "asynchronous"] = "synchronous"
+
+    @field_validator("scenario", mode="before")
+    @classmethod
+    def _from_file(cls, value: Any) -> Any:
+        # so that the recipe in a run folder holds everything
+        return Scenario.load(value).model_dump(mode="json") if isinstance(value, str) else value
+
+    @property
+    def judges(self) -> bool:
+        """Whether similarities are needed at all."""
+        choosing = self.choose.top is not None or self.choose.threshold is not None
+        return choosing or self.weights.kind == "soft" or self.scope == "adaptive"
+
+    @model_validator(mode="after")
+    def _fits(self) -> PeersBase:
+        if self.scope == "adaptive" and "gradient" not in self.similarity.signals:
+            raise ValueError("scope 'adaptive' looks at cosines of updates: similarity.signals needs 'gradient'")
+        if self.mode == "asynchronous":
+            for what, there in (
+                ("penalty", self.penalty > 0),
+                ("deadline", self.deadline is not None),
+                ("weights.kind 'metropolis'", self.weights.kind == "metropolis"),
+                ("similarity.signals 'cross-loss'", self.judges and "cross-loss" in self.similarity.signals),
+            ):
+                if there:
+                    raise ValueError(f"{what} needs rounds, so mode must be synchronous")
+        return self

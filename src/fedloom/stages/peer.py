@@ -1,0 +1,163 @@
+"""What runs at a peer: any aggregation, seen from one peer, and the conflict-averse mix of the DFMTL thesis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedloom.context import Ctx
+from fedloom.peers.safeguards import Safeguards, conflict_averse_mix
+from fedloom.stages.conflict import Rescale, rescaling
+from fedloom.stages.mean import weighted_mean
+from fedloom.stages.stage import Fields, Stage, State, Told
+from fedloom.updates import EVERYONE, Layout, Updates
+
+
+@dataclass(frozen=True)
+class AtPeer(Stage):
+    """The aggregation `stage` at one peer: over its own row and its neighbours', for itself alone.
+
+    Rows are the ways from the peer's own start to the trained models. They count by `shares` (client -> weight; None:
+    with the weights they come with). Rows of others have only the blocks of `scope` (names; None: all). Of a
+    stage that leaves a row for each client the peer's own is taken. Blocks that no row with a weight has are the
+    peer's own row's. The state is that of `stage`.
+    """
+
+    stage: Stage
+    own: str = ""
+    shares: Mapping[str, float] | None = None
+    scope: frozenset[str] | None = None
+    also: Fields = frozenset()
+    """What the peer itself tells its local rules."""
+
+    @property
+    def reads(self) -> Fields:  # type: ignore[override]
+        return self.stage.reads
+
+    @property
+    def writes(self) -> Fields:  # type: ignore[override]
+        return self.stage.writes
+
+    @property
+    def wants(self) -> Fields:  # type: ignore[override]
+        return self.stage.wants
+
+    @property
+    def tells(self) -> Fields:  # type: ignore[override]
+        return self.stage.tells | self.also
+
+    @property
+    def kind(self) -> Literal["row", "mix", "matrix"]:  # type: ignore[override]
+        return self.stage.kind
+
+    @property
+    def reduces(self) -> bool:  # type: ignore[override]
+        return self.stage.reduces
+
+    @property
+    def by_task(self) -> bool:  # type: ignore[override]
+        return self.stage.by_task
+
+    def init(self, layout: Layout) -> State:
+        """The stage's."""
+        return self.stage.init(layout)
+
+    def tell(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Told]:
+        """What the stage tells."""
+        return self.stage.tell(state, clients, models)
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        mine = [i for i, (client, _) in enumerate(updates.rows) if client == self.own]
+        seen = updates.replace(weight=self._weight(updates))
+        if self.by_task:
+            return self.stage(seen, state, replace(ctx, targets=tuple(updates.rows[i] for i in mine)))
+        if self.scope is not None:
+            seen = seen.replace(present=self._within(updates))
+        out, state = self.stage(seen, state, replace(ctx, targets=((self.own, None),)))
+        row = next((i for i, key in enumerate(out.rows) if key in (EVERYONE, (self.own, None))), None)
+        x = torch.zeros_like(updates.X[0]) if row is None else out.X[row].clone()
+        if mine:
+            # where the others have nothing, the peer's own training must not be lost
+            some = seen.weight > 0
+            some[mine[0]] = False
+            have = torch.ones(len(seen), len(seen.layout.blocks)).bool() if seen.present is None else seen.present
+            for s, there in zip(seen.layout.slices, have[some].any(0).tolist(), strict=True):
+                if not there:
+                    x[s] = updates.X[mine[0], s]
+        return updates.reduced(x), state
+
+    def _weight(self, updates: Updates) -> Tensor:
+        if self.shares is None:
+            return updates.weight
+        return torch.tensor([self.shares[client] for client, _ in updates.rows], dtype=torch.float64)
+
+    def _within(self, updates: Updates) -> Tensor:
+        """Presence (K x blocks): of others' rows only what is in scope."""
+        names = updates.layout.names
+        have = torch.ones(len(updates), len(names)).bool() if updates.present is None else updates.present.clone()
+        inside = torch.tensor([name in (self.scope or ()) for name in names])
+        for i, (client, _) in enumerate(updates.rows):
+            if client != self.own:
+                have[i] &= inside
+        return have
+
+    def describe(self, indent: str = "") -> str:
+        """The stage, indented."""
+        return f"{indent}at each peer, over its own row and its neighbours':\n{self.stage.describe(indent + '  ')}"
+
+
+@dataclass(frozen=True)
+class ConflictAverseMix(Stage):
+    """One peer's conflict-averse update with safeguards (DFMTL thesis; see `fedloom.peers.conflict_averse_mix`).
+
+    Over the blocks that all rows have; the others get the weighted mean. `ctx.targets` is the peer. What the
+    safeguards did is recorded; the solver's weights are remembered for smoothing.
+    """
+
+    c: float = 0.4
+    rescale: Rescale = "1+c^2"
+    add_own: bool = False
+    safeguards: Safeguards = Safeguards()
+    kind = "mix"
+    reads = frozenset({"X", "weight"})
+    reduces = True
+
+    def __post_init__(self) -> None:
+        rescaling(self.rescale, self.c)
+        if not 0 <= self.c < 1:
+            raise ValueError(f"ConflictAverseMix: expected 0 <= c < 1, found {self.c}")
+
+    def init(self, layout: Layout) -> State:
+        """No weights yet."""
+        return {"before": {}}
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        out = weighted_mean(updates.replace(coef=None))
+        targets = ctx.targets or ()
+        if len(targets) != 1:
+            raise ValueError(f"{self!r} is for one peer; targets: {targets}")
+        own = targets[0][0]
+        blocks = updates.layout.blocks
+        common = [True] * len(blocks) if updates.present is None else updates.present.all(0).tolist()
+        part = Layout(tuple(b for b, there in zip(blocks, common, strict=True) if there))
+        X = updates.layout.take(updates.X, part)
+        rows = {client: x for (client, _), x in zip(updates.rows, X, strict=True)}
+        if own not in rows or not part.blocks:
+            return updates.reduced(out), state
+        mixed = conflict_averse_mix(
+            own,
+            rows,
+            c=self.c,
+            rescale=self.rescale,
+            add_own=self.add_own,
+            safeguards=self.safeguards,
+            before=state["before"],
+        )
+        updates.layout.put(out, part, mixed.update)
+        about: dict[str, Any] = {"peer": own, "weights": mixed.weights, "acted": mixed.acted}
+        ctx.record("conflict-averse", about)
+        return updates.reduced(out), {"before": {**state["before"], **mixed.weights}}

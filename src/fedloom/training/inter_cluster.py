@@ -1,0 +1,30 @@
+"""The regulariser between groups of peers, as a local rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedloom.stages.stage import State
+from fedloom.training.rules import LocalRule, View
+
+
+@dataclass(frozen=True)
+class InterCluster(LocalRule):
+    """Adds mu/2 |y - o|^2 to the loss, o being the mean of models of other groups (`peers.inter_cluster_penalty`).
+
+    Told are `others` = o and `pull`, which is mu where there are such models and 0 elsewhere. It does nothing
+    before anything is told.
+    """
+
+    mu: float
+    needs = frozenset({"told:others", "told:pull"})
+
+    def __post_init__(self) -> None:
+        if self.mu < 0:
+            raise ValueError(f"mu: expected a number of at least 0, found {self.mu}")
+
+    def grad(self, view: View, state: State) -> None:
+        if "pull" not in view.told:
+            return
+        for s in view.shared:
+            view.grad[s].addcmul_(view.told["pull"][s], view.params[s] - view.told["others"][s])
