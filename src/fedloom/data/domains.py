@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import Field
 
 from fedloom.data.prepare import Array
 from fedloom.data.registry import DATASETS
-from fedloom.data.several import Sets
+from fedloom.data.several import Sets, load
 from fedloom.errors import DataError
 
 if TYPE_CHECKING:
@@ -49,7 +47,7 @@ def joined_domains(
     domains: list[str] = []
     classes: dict[str, int] = {}
     for name, section in sets.items():
-        built = _load(seed, section, root, {"size": size, "channels": 3})
+        built = load(seed, section, root, {"size": size, "channels": 3})
         where = f"joined-domains, set {name!r}"
         if len(built.tasks) != 1:
             raise DataError(f"{where}: expected one task, found {', '.join(task.name for task in built.tasks)}")
@@ -70,17 +68,6 @@ def joined_domains(
     if len(set(classes.values())) > 1:
         raise DataError(f"joined-domains: sets have different numbers of classes: {classes}")
     return dataset("joined-domains", parts, tuple(domains), next(iter(classes.values())), pad, flip)
-
-
-def _load(seed: int, section: Mapping[str, Any], root: str | None, common: Mapping[str, Any]) -> Dataset:
-    """The data set of one section, with the common parameters that it takes and does not state."""
-    entry = DATASETS[section["name"]]
-    given = {key: value for key, value in common.items() if key in entry.params.model_fields}
-    given.update((key, value) for key, value in section.items() if key != "name")
-    if root is not None and "path" in given:
-        given["path"] = str(Path(root, given["path"]))  # an absolute path stays as it is
-    built: Dataset = entry.function(seed, **dict(entry.params.model_validate(given)))
-    return built
 
 
 def _images(where: str, examples: Examples, size: int) -> Tensor:

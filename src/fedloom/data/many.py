@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -16,7 +15,7 @@ from pydantic import Field
 from fedloom.data.digits import LABELS, DigitDomain, originals, render
 from fedloom.data.prepare import Array, channel_statistics, stratified, subset
 from fedloom.data.registry import DATASETS
-from fedloom.data.several import Sets
+from fedloom.data.several import Sets, load
 from fedloom.errors import DataError, RecipeError, nearest
 
 if TYPE_CHECKING:
@@ -80,7 +79,7 @@ def many(
     statistics = []
     counts: dict[str, int] = {}
     for name, section in sets.items():
-        dataset = _load(seed, section, root, common)
+        dataset = load(seed, section, root, common)
         for split, examples in (("train", dataset.train), ("test", dataset.test)):
             part = _images(name, examples, (channels, size, size))
             found = _columns(name, dataset, part, name in by_domain, classes.get(name, {}))
@@ -184,17 +183,6 @@ def _table(statistics: list[tuple[tuple[float, ...], tuple[float, ...]]]) -> tup
 
     mean, std = zip(*statistics, strict=True)
     return torch.tensor(mean), torch.tensor(std)
-
-
-def _load(seed: int, section: Mapping[str, Any], root: str | None, common: Mapping[str, Any]) -> Dataset:
-    """The data set of one section, with the common parameters that it takes and does not state."""
-    entry = DATASETS[section["name"]]
-    given = {key: value for key, value in common.items() if key in entry.params.model_fields}
-    given.update((key, value) for key, value in section.items() if key != "name")
-    if root is not None and "path" in given:
-        given["path"] = str(Path(root, given["path"]))  # an absolute path stays as it is
-    dataset: Dataset = entry.function(seed, **dict(entry.params.model_validate(given)))
-    return dataset
 
 
 def _images(name: str, part: Examples, shape: tuple[int, ...]) -> TensorExamples:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError
@@ -23,16 +26,28 @@ def _check(sets: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
                 f"set {name!r}: unknown data set {section['name']!r}; known: {', '.join(DATASETS.entries)}"
             )
         try:
-            _params(section)
+            given = {key: value for key, value in section.items() if key != "name"}
+            DATASETS[section["name"]].params.model_validate(given)
         except ValidationError as error:
             wrong = error.errors()[0]
             raise ValueError(f"set {name!r}: {'.'.join(map(str, wrong['loc']))}: {wrong['msg']}") from None
     return sets
 
 
-def _params(section: dict[str, Any]) -> dict[str, Any]:
-    given = {key: value for key, value in section.items() if key != "name"}
-    return dict(DATASETS[section["name"]].params.model_validate(given))
+def load(
+    seed: int, section: Mapping[str, Any], root: str | None = None, common: Mapping[str, Any] = MappingProxyType({})
+) -> Dataset:
+    """The data set of one section, with the common parameters that it takes and does not state.
+
+    A relative `path` starts from `root`.
+    """
+    entry = DATASETS[section["name"]]
+    given = {key: value for key, value in common.items() if key in entry.params.model_fields}
+    given.update((key, value) for key, value in section.items() if key != "name")
+    if root is not None and "path" in given:
+        given["path"] = str(Path(root, given["path"]))  # an absolute path stays as it is
+    dataset: Dataset = entry.function(seed, **dict(entry.params.model_validate(given)))
+    return dataset
 
 
 Sets = Annotated[dict[str, dict[str, Any]], Field(min_length=1), AfterValidator(_check)]
@@ -50,7 +65,7 @@ def several(seed: int, *, sets: Sets) -> Dataset:
     from fedloom.data.dataset import Dataset
     from fedloom.data.joined import Joined, renamed
 
-    built = {name: DATASETS[section["name"]].function(seed, **_params(section)) for name, section in sets.items()}
+    built = {name: load(seed, section) for name, section in sets.items()}
     for name, dataset in built.items():
         if len(dataset.domains) > 1:
             raise DataError(f"several: set {name!r} has domains of its own ({', '.join(dataset.domains)})")
