@@ -115,7 +115,7 @@ def arrays(
         if task not in labels:
             raise RecipeError(f"arrays: classes names the unknown task {task!r}.{nearest(task, labels)}")
 
-    with _Store(Path(path).expanduser()) as store:
+    with Store(Path(path).expanduser()) as store:
         where = f"arrays, {store.path}"
         splits = ("pool",) if pooled[0] else SPLITS
         parts = [_read(store, split, images, labels, domain) for split in splits]
@@ -142,7 +142,7 @@ def arrays(
         raw = [(part.key, part.inputs, part.labels, part.domain) for part in parts]
         return Dataset(store.path.stem, *build(where, dense, raw, resolve(augment), crop, multiple), names)
 
-    inputs = [_tensor(part.inputs, size, channels, f"{where}, {part.key!r}") for part in parts]
+    inputs = [as_images(part.inputs, size, channels, f"{where}, {part.key!r}") for part in parts]
     if inputs[0].shape[1:] != inputs[1].shape[1:] or inputs[0].dtype != inputs[1].dtype:
         found = " and ".join(f"{tuple(x.shape[1:])} {x.dtype}" for x in inputs)
         raise DataError(f"{where}: expected train and test inputs of one shape and type, found {found}")
@@ -187,7 +187,7 @@ class _Part:
         return np.unique(np.stack(columns, 1), axis=0, return_inverse=True)[1].reshape(-1)
 
 
-class _Store:
+class Store:
     """Named arrays of an .npz archive or a folder; an array is read when it is asked for."""
 
     def __init__(self, path: Path) -> None:
@@ -203,7 +203,7 @@ class _Store:
         else:
             raise DataError(f"arrays: there is no file or folder {path}")
 
-    def __enter__(self) -> _Store:
+    def __enter__(self) -> Store:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -249,7 +249,7 @@ class _Store:
         return tuple(column.astype(str).tolist())
 
 
-def _read(store: _Store, split: str, images: str, labels: Mapping[str, str], domain: str | None) -> _Part:
+def _read(store: Store, split: str, images: str, labels: Mapping[str, str], domain: str | None) -> _Part:
     """One part, or the pool: its keys looked up and checked."""
     key = images.replace("{split}", split)
     inputs = store.read(key)
@@ -273,7 +273,7 @@ def _read(store: _Store, split: str, images: str, labels: Mapping[str, str], dom
     return _Part(key, inputs, columns, places)
 
 
-def _dense(store: _Store, key: str, label: DenseLabel, part: _Part) -> Array:
+def _dense(store: Store, key: str, label: DenseLabel, part: _Part) -> Array:
     """The label images of one task of a part."""
     from fedloom.data.dense_arrays import decode
 
@@ -311,7 +311,7 @@ def _number_domains(where: str, parts: Sequence[_Part], names: tuple[str, ...] |
     return names
 
 
-def _tensor(array: Array, size: int | None, channels: int | None, where: str) -> Tensor:
+def as_images(array: Array, size: int | None, channels: int | None, where: str) -> Tensor:
     """Inputs as N x F or N x C x H x W, uint8 or float32; a view of `array` where nothing changes."""
     import torch
 

@@ -112,7 +112,7 @@ def digit_files(
     probability 1/2, as in F2DC's release; they are always normalised by ImageNet's mean and standard deviation. Raises
     DataError for what is absent or damaged.
     """
-    from fedloom.data.arrays import _tensor
+    from fedloom.data.arrays import as_images
     from fedloom.data.pictures import dataset
 
     base = Path(root).expanduser()
@@ -127,7 +127,7 @@ def digit_files(
             if labels.min() < 0 or labels.max() > 9:
                 raise DataError(f"digit-files, {name}, {split}: expected labels in 0..9, found others")
             where = f"digit-files, {name}, {split}"
-            parts[split][0].append(_tensor(np.array(images, order="C"), size, 3, where))
+            parts[split][0].append(as_images(np.array(images, order="C"), size, 3, where))
             parts[split][1].append(labels)
             parts[split][2].append(np.full(len(labels), number))
     return dataset("digit-files", parts, tuple(domains), 10, pad, flip)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from fedloom.data.arrays import SPLITS, _Store
+from fedloom.data.arrays import SPLITS, Store
 from fedloom.data.prepare import Array, stratified
 from fedloom.data.registry import DATASETS
 from fedloom.errors import DataError, RecipeError
@@ -57,7 +57,7 @@ def tables(
     if pooled[0] != (test_fraction is not None):
         need = "needs test_fraction" if pooled[0] else "has a test part, so test_fraction has no use"
         raise RecipeError(f"tables: a data set with the key {features!r} {need}")
-    with _Store(Path(path).expanduser()) as store:
+    with Store(Path(path).expanduser()) as store:
         parts = [
             _read(store, split, features, targets, task_by, kind) for split in (("pool",) if pooled[0] else SPLITS)
         ]
@@ -105,9 +105,7 @@ def tables(
     return Dataset(title, tuple(known), train, test_part, domains)
 
 
-def _read(
-    store: _Store, split: str, features: str, targets: str, task_by: str, kind: str
-) -> tuple[Array, Array, Array]:
+def _read(store: Store, split: str, features: str, targets: str, task_by: str, kind: str) -> tuple[Array, Array, Array]:
     """Features (N x F, float64), targets (N x K) and the column of tasks (N) of one part."""
     where = f"tables, {store.path}"
     features, targets, task_by = (key.replace("{split}", split) for key in (features, targets, task_by))

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedloom.context import Ctx
 from fedloom.stages.combine import Inner
 from fedloom.stages.gram import gram, nonzero
-from fedloom.stages.mean import Mean, _groups
+from fedloom.stages.mean import Mean, column_groups
 from fedloom.stages.stage import Fields, Stage, State
 from fedloom.updates import Layout, Updates
 
@@ -58,7 +58,7 @@ def mixed_models(updates: Updates, M: Tensor) -> Tensor:
     """
     X, base = updates.X, updates.base
     out = X.clone()
-    for columns, have in _groups(updates.layout, updates.present, None):
+    for columns, have in column_groups(updates.layout, updates.present, None):
         rows = torch.arange(len(X)) if have is None else have.nonzero().squeeze(1)
         part = M[rows][:, rows].double()
         total = part.sum(dim=1, keepdim=True)

@@ -36,7 +36,7 @@ def weighted_mean(updates: Updates, support: Tensor | None = None) -> Tensor:
             total = w @ coef
             out[s] = _ratio(w @ (coef * X[:, s]), total)
         return out
-    for s, members in _groups(updates.layout, updates.present, support):
+    for s, members in column_groups(updates.layout, updates.present, support):
         p = w if members is None else w * members
         if (count := float(p.sum())) > 0:
             p = p / count if W is None else (p / count) @ W
@@ -50,7 +50,7 @@ def _normalised(weight: Tensor) -> Tensor:
     return weight / total if total > 0 else torch.zeros_like(weight)
 
 
-def _groups(layout: Layout, present: Tensor | None, support: Tensor | None) -> list[tuple[slice, Tensor | None]]:
+def column_groups(layout: Layout, present: Tensor | None, support: Tensor | None) -> list[tuple[slice, Tensor | None]]:
     """Runs of columns that the same rows have: (columns, K x bool or None for all rows)."""
     if present is None and support is None:
         return [(slice(0, layout.d), None)]
@@ -66,7 +66,7 @@ def _groups(layout: Layout, present: Tensor | None, support: Tensor | None) -> l
 
 def _columns(updates: Updates, support: Tensor | None) -> Tensor | None:
     """Presence per column (K x d, a broadcast where possible), or None where every row has everything."""
-    groups = _groups(updates.layout, updates.present, support)
+    groups = column_groups(updates.layout, updates.present, support)
     if groups == [] or groups[0][1] is None:
         return None
     k = len(updates)
