@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedloom.context import derive_seed
 from fedloom.errors import StateError, UserError, nearest
@@ -314,7 +315,7 @@ def _refused(built: Built) -> dict[str, str]:
     for task in built.federation.tasks:
         if task.kind not in ("classification", "regression"):
             why = f"task {task.name!r} ({task.kind}) has no single answer per example"
-            refused |= dict.fromkeys(("logme", "etran", "fim", "wte"), why)
+            refused = {**dict.fromkeys(("logme", "etran", "fim", "wte"), why), **refused}
         elif task.kind != "classification":
             refused.setdefault("wte", f"task {task.name!r} ({task.kind}) has no classes")
     return {name: refused[name] for name in METRICS if name in refused}
@@ -427,16 +428,16 @@ class _Scores:
             part = self.parts[task]
             loaded = (part.examples.batch(i, self.model.device, tasks=(task,)) for i in part.index.split(_BATCH))
             likelihood: Any = "gaussian" if kinds[task] == "regression" else "categorical"
-            diagonals.append(
-                fisher_diagonal(
+            with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no rule for samples side by side
+                diagonal = fisher_diagonal(
                     _One(self.model.module, task),
                     ((x, y[task]) for x, y in loaded),
                     "true",
                     likelihood=likelihood,
                     parameters=names,
                     seed=self.seed,
-                ).cpu()
-            )
+                )
+            diagonals.append(diagonal.cpu())
             self.done += 1
         return fim(diagonals).numpy()
 

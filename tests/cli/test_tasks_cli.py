@@ -1,0 +1,101 @@
+"""fedloom relatedness and fedloom join."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fedloom
+from fedloom.cli import main
+from tests_support import load_recipe
+
+SMALL = (
+    "method=matu",
+    "model.width=4",
+    "model.hidden=8",
+    "data.size=8",
+    "training.rounds=1",
+    "data.tasks=[digit,holes]",
+)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fedloom.run(load_recipe(*SMALL, "training.rounds=1"), tmp_path_factory.mktemp("tasks") / "run").folder
+
+
+@pytest.fixture
+def fedloom_(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Run the command line; returns (exit code, stdout, stderr)."""
+
+    def call(*args: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["fedloom", *map(str, args)])
+        with pytest.raises(SystemExit) as done:
+            main()
+        out, err = capsys.readouterr()
+        return int(done.value.code or 0), out, err
+
+    return call
+
+
+def test_relatedness(run: Path, fedloom_, tmp_path: Path) -> None:
+    code, out, err = fedloom_(
+        "relatedness", run, "--metrics", "cosine, logme", "--examples", 16, "--out", tmp_path / "o"
+    )
+    assert code == 0
+    assert "digits-tasks, matu, seed 0: cosine" in out
+    assert "sign" not in out
+    assert err.splitlines()[:2] == ["0/2  features by the encoder of digit", "1/2  features by the encoder of holes"]
+    assert err.splitlines()[2:] == [
+        str(tmp_path / "o" / name) for name in ("cosine.csv", "logme.csv", "agreement.csv", "relatedness.png")
+    ]
+    code, out, err = fedloom_("relatedness", run, "--metrics", "sign", "--format", "csv", "-q")
+    assert (code, err) == (0, "")
+    assert len(list(csv.DictReader(io.StringIO(out)))) == 4
+    code, out, _ = fedloom_("relatedness", run, "--metrics", "sign", "--format", "json", "-q")
+    assert json.loads(out)["tasks"] == ["digit", "holes"]
+
+
+def test_join(run: Path, fedloom_) -> None:
+    code, out, err = fedloom_(
+        "join", run, "--task", "parity", "--data", "data.tasks=[digit,parity,holes]", "--steps", 1, "--rounds", 2
+    )
+    assert code == 0
+    assert [line.split()[0] for line in out.splitlines() if line[:1].isdigit()] == ["0", "1", "2"]
+    assert "mean gain over the rounds: " in out
+    assert err.splitlines() == [f"{done}/5  training" for done in range(1, 6)]
+    code, _, err = fedloom_("join", run, "--task", "parity")
+    assert code == 2
+    assert err.startswith("error: no task 'parity' in the data.")
+
+
+def test_mistakes(fedloom_, tmp_path: Path) -> None:
+    for command in (["relatedness", tmp_path], ["join", tmp_path, "--task", "t"]):
+        code, out, err = fedloom_(*command)
+        assert (code, out) == (2, "")
+        assert "is not a run folder: recipe.yaml is absent" in err
+    assert "--metrics: expected names" in fedloom_("relatedness", tmp_path, "--metrics", ",")[2]
+
+
+def test_answers_without_torch(tmp_path: Path) -> None:
+    code = """
+import sys
+from fedloom.cli import main
+for line in ("relatedness --help", "join --help", "relatedness no", "join no --task t"):
+    sys.argv = ["fedloom", *line.split()]
+    try:
+        main()
+    except SystemExit:
+        pass
+    heavy = {"torch", "scipy", "sklearn", "matplotlib"} & set(sys.modules)
+    if heavy:
+        sys.exit(f"{line}: imported {heavy}")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
