@@ -35,6 +35,7 @@ POOL_CASES = [
     "method={name: fedprox, add: {feddea: {rho: 0.5, keep: random}}, codec: sparse}",
     "method={name: fedopt, optimizer: yogi, weights: uniform, add: {heal: {zeros: none}, activated-dimensions: }}",
     "method={name: matu, heads: local}",
+    "method={name: fedavg, add: {feature-modules: {scope: local}}}",
 ]
 MODULES = ("", "feddea: {rho: 0.3}", "pcgrad: ", "heal: {weights: multiply}")
 MATRIX = [(name, module) for name in sorted(METHODS.entries) for module in MODULES]
