@@ -1,4 +1,4 @@
-"""What stages measured during a run, as tables or as a picture: `fedloom activated` and `fedloom hyper`."""
+"""What was measured during a run, as tables or as a picture: `fedloom activated`, `hyper` and `domains`."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this module to the command line."""
     app.command()(activated)
     app.command()(hyper)
+    app.command()(domains)
 
 
 def activated(
@@ -58,6 +59,19 @@ def hyper(
     from fedloom.study.hyper import draw, table
 
     _show(table(folder), out, draw)
+
+
+def domains(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run whose clients have domains.")],
+    out: Out = None,
+    task: Annotated[str | None, typer.Option(metavar="NAME", help="The task.", show_default="the only one")] = None,
+    split: Annotated[str, typer.Option(metavar="test|val", help="Which examples.")] = "test",
+) -> None:
+    """A task's metric on each domain over the rounds, with average and spread: last round and best on validation."""
+    from fedloom.study.domains import domain_history, draw
+    from fedloom.study.runs import Run
+
+    _show(domain_history(Run.read(folder), task, split=split), out, draw)
 
 
 def _show(found: Any, out: Path | None, draw: Callable[[Any, Path], None]) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 import fedloom
+from fedloom.cli import app
 from fedloom.errors import StateError
 from fedloom.study.domains import DomainScores, domain_history
 from fedloom.study.runs import Run
@@ -112,3 +114,22 @@ def test_what_cannot_be_read(written: Callable[..., Run]) -> None:
         domain_history(run, metric="loss")
     with pytest.raises(StateError, match="client 'c' has no domain"):
         domain_history(written({1: {"test": [0.2, 0.4, 0.9]}}, c=None))
+
+
+def test_the_command_prints_and_draws(tmp_path: Path) -> None:
+    def domains(*words: str) -> str:
+        result = CliRunner().invoke(app, ["domains", str(tmp_path / "run"), *words])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    changes = ["training.rounds=2", "training.epochs=null", "training.steps=1", "model=small-cnn", "evaluation.every=1"]
+    fedloom.run("f2dc/digits-embedded", tmp_path / "run", overrides=changes)
+    lines = domains().splitlines()
+    assert lines[0] == "f2dc: digit accuracy by domain"
+    assert lines[1].split() == ["round", "plain", "inverted", "thickened", "textured", "average", "deviation"]
+    assert "last" in lines[-1]
+    assert any("best" in line for line in lines[3:])
+    domains(str(tmp_path / "d.csv"))
+    assert len((tmp_path / "d.csv").read_text().splitlines()) == 1 + 3 * 4
+    domains(str(tmp_path / "d.png"))
+    assert (tmp_path / "d.png").stat().st_size > 1000

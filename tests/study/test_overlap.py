@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from fedloom.cli import app
 from fedloom.errors import StateError, UserError
 from fedloom.runtime.api import Result
-from fedloom.study.overlap import CSV, Activated, Overlaps, Sheet, _prefixes, _spread, draw, table
+from fedloom.study.overlap import CSV, Activated, Overlaps, _prefixes, _spread, draw, table
+from fedloom.study.sheet import Sheet
 
 Quick = Callable[..., Result]
 

@@ -14,7 +14,7 @@ from fedloom.models.multitask import MultiTask
 
 
 class ModelChange(Protocol):
-    """Changes a model in place, given the shape of its inputs. New parameters come from torch's global random stream."""
+    """Changes a model in place, given its inputs' shape. New parameters come from torch's global random stream."""
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None: ...
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, stdev
 
-from fedloom.errors import StateError, nearest
+from fedloom.errors import StateError, UserError, nearest
+from fedloom.extras import need
 from fedloom.study.runs import Run
+from fedloom.study.sheet import Sheet
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,51 @@ class DomainHistory:
     def last(self) -> DomainScores:
         """The last measured round."""
         return self.rounds[-1]
+
+    def sheet(self) -> Sheet:
+        """Rounds by domains, with average and standard deviation; the last and the best round are named so."""
+        names = {self.last.round: "last"}
+        if self.best is not None:
+            names[self.best.round] = "last, best" if self.best.round == self.last.round else "best on validation"
+        lines = []
+        for scores in self.rounds:
+            numbers = [*scores.values.values(), scores.average, scores.deviation]
+            lines.append((str(scores.round), *(f"{v:.4f}" for v in numbers), names.get(scores.round, "")))
+        head = ("round", *self.last.values, "average", "deviation", "")
+        return Sheet(f"{self.label}: {self.task} {self.metric} by domain", head, tuple(lines))
+
+    def to_text(self) -> str:
+        """The sheet as aligned columns."""
+        return self.sheet().to_text()
+
+    def to_markdown(self) -> str:
+        """The sheet in Markdown."""
+        return self.sheet().to_markdown()
+
+    def to_csv(self) -> str:
+        """A line a round and domain, in full precision."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(("round", "domain", self.metric))
+        writer.writerows((s.round, domain, repr(v)) for s in self.rounds for domain, v in s.values.items())
+        return out.getvalue()
+
+
+def draw(history: DomainHistory, path: str | Path) -> None:
+    """The metric of each domain, and their average, over the rounds. Raises UserError where matplotlib is absent."""
+    figures = need("matplotlib.figure", "report")
+    page = figures.Figure(figsize=(6, 4), layout="constrained")
+    axes = page.subplots()
+    rounds = [scores.round for scores in history.rounds]
+    for domain in history.last.values:
+        axes.plot(rounds, [scores.values[domain] for scores in history.rounds], marker=".", label=domain)
+    axes.plot(rounds, [scores.average for scores in history.rounds], color="black", linewidth=2, label="average")
+    axes.set(title=history.label, xlabel="round", ylabel=f"{history.task} {history.metric}")
+    axes.legend()
+    try:
+        page.savefig(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: {error}") from error
 
 
 def domain_history(run: Run, task: str | None = None, metric: str | None = None, split: str = "test") -> DomainHistory:

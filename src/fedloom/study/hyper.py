@@ -14,8 +14,8 @@ from typing import Any
 
 from fedloom.errors import StateError, UserError
 from fedloom.extras import need
-from fedloom.study.overlap import Sheet
 from fedloom.study.runs import Run
+from fedloom.study.sheet import Sheet
 
 KIND = "hyper-weights"
 CSV = ("round", "weight", "client", "task", "layer", "value", "used")

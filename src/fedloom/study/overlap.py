@@ -17,6 +17,7 @@ from typing import Any
 from fedloom.errors import StateError, UserError
 from fedloom.extras import need
 from fedloom.study.runs import Run
+from fedloom.study.sheet import Sheet
 
 KIND = "activated-dimensions"
 CSV = ("round", "scope", "quantity", "part", "a", "b", "percent")
@@ -70,31 +71,6 @@ class Activated:
         count = len(self.bins[0])
         sizes = [b - a for a, b in pairwise(i * self.columns // count for i in range(count + 1))]
         return [[n / size if size else 0.0 for n, size in zip(row, sizes, strict=True)] for row in self.bins]
-
-
-@dataclass(frozen=True)
-class Sheet:
-    """A small table of texts; the first column is its label."""
-
-    title: str
-    head: tuple[str, ...]
-    lines: tuple[tuple[str, ...], ...]
-
-    def to_text(self) -> str:
-        """Aligned columns."""
-        widths = [max(map(len, column)) for column in zip(self.head, *self.lines, strict=True)]
-        rows = [
-            "  ".join(t.ljust(w) if i == 0 else t.rjust(w) for i, (t, w) in enumerate(zip(line, widths, strict=True)))
-            for line in (self.head, *self.lines)
-        ]
-        rows.insert(1, "  ".join("-" * w for w in widths))
-        return "\n".join([self.title, *(row.rstrip() for row in rows)]) + "\n"
-
-    def to_markdown(self) -> str:
-        """A Markdown table."""
-        rows = ["| " + " | ".join(t.replace("|", "\\|") for t in line) + " |" for line in (self.head, *self.lines)]
-        rows.insert(1, "|---|" + "---:|" * (len(self.head) - 1))
-        return "\n".join([f"**{self.title}**", "", *rows]) + "\n"
 
 
 @dataclass(frozen=True)

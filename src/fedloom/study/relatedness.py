@@ -44,8 +44,8 @@ from fedloom.runtime.build import Built, build
 from fedloom.runtime.federation import Part
 from fedloom.runtime.folder import RunFolder
 from fedloom.runtime.worker import check_device
-from fedloom.study.overlap import Sheet
 from fedloom.study.runs import Run
+from fedloom.study.sheet import Sheet
 from fedloom.training.flat import FlatModel
 from fedloom.updates import Layout
 
