@@ -17,6 +17,12 @@ def at_peers(method: Method, config: PeersBase) -> Method:
     """The method as it runs at peers. Raises RecipeError for what needs a server."""
     if method.shares_nothing:
         raise RecipeError(f"peers: {method.name} shares nothing, so peers would have nothing to tell")
+    weighs = config.weights.kind in ("soft", "metropolis") and config.conflict_averse is None
+    if weighs and "weight" not in method.stage.reads:
+        raise RecipeError(
+            f"peers: {method.stage!r} does not read weights, so those of kind {config.weights.kind!r} would change "
+            "nothing; set weights: {kind: uniform}"
+        )
     by_task = method.rows == "client-task"
     for what, there in (
         ("a scope other than full", config.scope != "full" or (config.warmup and config.warmup.scope != "full")),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from fedloom.errors import RecipeError
 from fedloom.peers.scenario import Scenario
 from fedloom.training.config import Count, NonNegative, Positive, Section
 
@@ -123,8 +125,13 @@ class PeersBase(Section):
     @field_validator("scenario", mode="before")
     @classmethod
     def _from_file(cls, value: Any) -> Any:
-        # so that the recipe in a run folder holds everything
-        return Scenario.load(value).model_dump(mode="json") if isinstance(value, str) else value
+        # read here, so that the recipe in a run folder holds everything
+        if not isinstance(value, str | Mapping):
+            return value
+        try:
+            return Scenario.load(value)
+        except RecipeError as error:
+            raise ValueError(str(error)) from None
 
     @property
     def judges(self) -> bool:

@@ -185,7 +185,8 @@ class Peer:
         for name, letter in letters.items():
             self._meet(name, letter.values["tasks"])
         if self._due:
-            self.state = {**self.state, "similarity": self._judge(letters, evaluate)}
+            similarity = self._judge(letters, evaluate)
+            self.state = {**self.state, "similarity": similarity}
         similarity = {name: self.state["similarity"].get(name, math.nan) for name in sorted(letters)}
         choose = self.config.choose
         chosen = tuple(similarity)
@@ -230,7 +231,7 @@ class Peer:
             else:
                 others = torch.stack([letters[n].tensors[signal] for n in names])
                 parts[signal] = _JUDGES[signal](self.signals[signal], others)
-        weights: dict[str, float] = {**config.signals}
+        weights = {str(name): weight for name, weight in config.signals.items()}
         S = blocks.combined(parts, weights, config.normalise)
         if self.config.scope == "adaptive":
             others = torch.stack([letters[n].tensors["gradient"] for n in names])

@@ -40,7 +40,8 @@ class AtPeer(Stage):
 
     @property
     def writes(self) -> Fields:  # type: ignore[override]
-        return self.stage.writes
+        """Other fields than X end here."""
+        return self.stage.writes & {"X"}
 
     @property
     def wants(self) -> Fields:  # type: ignore[override]

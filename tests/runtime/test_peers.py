@@ -1,0 +1,360 @@
+"""Peers without a server: what must equal a server, what must survive, and what safeguards are for."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedloom
+from fedloom import Method
+from fedloom.codecs import Sparse
+from fedloom.errors import RecipeError
+from fedloom.methods import METHODS, feddea, heal, local, pcgrad
+from fedloom.methods.at_peers import at_peers
+from fedloom.peers import Safeguards
+from fedloom.peers.config import SafeguardsSection
+from fedloom.recipes.schema import PeersSection, strict
+from fedloom.runtime import state as checkpoint
+from fedloom.runtime.api import Result, trained_models
+from fedloom.stages import Identity, Mean, Split
+from peers_support import Valleys
+from quadratics import Quadratics
+from tests_support import load_recipe, outcome
+
+B = [[1.0, 2, -3], [0, 5, 1], [-2, 2, 2], [4, -1, 0.5]]
+H = [[1.0, 2, 3], [0.5, 1, 1], [2, 0.1, 1], [1, 1, 4]]
+STEPS = {"steps": [2, 3, 1, 2]}
+SERVER: Mapping[str, Callable[[], Method]] = {
+    "fedavg": lambda: METHODS["fedavg"].function(),
+    "fedprox": lambda: METHODS["fedprox"].function(mu=0.1),
+    "scaffold": lambda: METHODS["scaffold"].function(),
+    "feddyn": lambda: METHODS["feddyn"].function(),
+    "fednova": lambda: METHODS["fednova"].function(),
+    "adam": lambda: METHODS["fedopt"].function(optimizer="adam"),
+    "fedacg": lambda: METHODS["fedacg"].function(),
+    "pcgrad": lambda: pcgrad(METHODS["fedavg"].function()),
+    "heal": lambda: heal(METHODS["fedavg"].function()),
+    "feddea": lambda: dataclasses.replace(feddea(METHODS["fedavg"].function(), rho=0.5), codec=Sparse()),
+}
+
+
+def assert_equal(a: Mapping[str, torch.Tensor], b: Mapping[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    for name, tensor in a.items():
+        assert torch.equal(tensor, b[name]), name
+
+
+@pytest.mark.parametrize("name", SERVER)
+@pytest.mark.parametrize("weights", ["size", "uniform"])
+def test_on_a_complete_graph_all_peers_equal_the_server(name: str, weights: Any) -> None:
+    method = dataclasses.replace(SERVER[name](), weights=weights)
+    server = Quadratics(method, H, B, optimizer={"name": "sgd", "lr": 0.1}, **STEPS)
+    peers = Valleys({"weights": {"kind": weights}}, H, B, method, **STEPS)
+    for _ in range(4):
+        server.go()
+        assert_equal(peers.go(), dict.fromkeys(server.names, server.point))
+    assert float(server.point.abs().min()) > 0
+
+
+def test_isolated_peers_train_alone() -> None:
+    peers = Valleys({"graph": {"name": "erdos-renyi", "p": 0}}, H, B, **STEPS)
+    alone = Quadratics(local(), H, B, optimizer={"name": "sgd", "lr": 0.1}, **STEPS)
+    for _ in range(3):
+        alone.go()
+        assert_equal(peers.go(), {name: state["private"] for name, state in alone.clients.items()})
+    assert all(not count for ledger in peers.ledgers for count in (*ledger.up.values(), *ledger.down.values()))
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"graph": "ring"},
+        {"choose": {"top": 1}},
+        {"choose": {"top": 2}, "conflict_averse": {}, "warmup": {"until": 2}},
+        {"graph": "ring", "weights": {"kind": "metropolis"}, "similarity": {"signals": {"parameters": 1}}},
+    ],
+    ids=str,
+)
+def test_zero_updates_change_no_tensor(section: dict[str, Any]) -> None:
+    start = torch.tensor([1.5, -2.25, 1e-30])
+    peers = Valleys(section, 0.0, B, start=start)
+    for model in peers.go(3).values():
+        assert torch.equal(model, start.double())
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"choose": {"top": 1}},
+        {"choose": {"top": 2}, "conflict_averse": {"add_own": True}},
+        {"choose": {"top": 1}, "similarity": {"signals": {"gradient": 1, "parameters": 2}}, "penalty": 0.5},
+    ],
+    ids=str,
+)
+def test_names_and_their_order_do_not_matter(section: dict[str, Any]) -> None:
+    one = Valleys(section, H, B)
+    other = Valleys(section, H, B, names=["z", "m", "a", "k"])
+    names = dict(zip(sorted(one.models), ["z", "m", "a", "k"], strict=True))
+    for _ in range(4):
+        a, b = one.go(), other.go()
+        for name, renamed in names.items():
+            torch.testing.assert_close(a[name], b[renamed], rtol=1e-12, atol=1e-13)
+    assert not torch.equal(*list(one.models.values())[:2])
+
+
+def test_a_ring_by_hand() -> None:
+    """One step of length 1 leads to b_k itself, so a round is gossip of the b_k, and the next ones start there."""
+    peers = Valleys(
+        {"graph": "ring", "weights": {"kind": "metropolis"}}, 1.0, B, steps=1, optimizer={"name": "sgd", "lr": 1.0}
+    )
+    b = torch.tensor(B, dtype=torch.float64)
+    models = peers.go()
+    torch.testing.assert_close(models["c00"], (b[3] + b[0] + b[1]) / 3)
+    torch.testing.assert_close(models["c02"], (b[1] + b[2] + b[3]) / 3)
+    # everybody reads one snapshot: no one hears a model that was mixed in the same round
+    torch.testing.assert_close(peers.go()["c01"], (b[0] + b[1] + b[2]) / 3)
+
+
+def test_soft_weights_by_hand_with_and_without_self() -> None:
+    b = [[1.0, 0], [1, 1], [-1, 0]]
+    for include, expected in ((True, None), (False, torch.tensor([1.0, 1.0]))):
+        peers = Valleys(
+            {"choose": {"top": 1}, "weights": {"include_self": include}},
+            1.0,
+            b,
+            steps=1,
+            optimizer={"name": "sgd", "lr": 1.0},
+        )
+        model = peers.go()["c00"]
+        s = (2**-0.5 + 1) / 2  # of c00 and c01
+        mixed = (torch.tensor([1.0, 0]) + s * torch.tensor([1.0, 1])) / (1 + s)
+        torch.testing.assert_close(model, (mixed if expected is None else expected).double())
+        about = peers.recorded("peer")[0]
+        assert about["neighbours"] == ["c01"]
+        assert about["similarity"] == pytest.approx({"c01": s, "c02": 0.0})
+        assert about["weights"]["c00"] == pytest.approx(1 / (1 + s) if include else 0.0)
+
+
+def test_the_own_model_is_kept_where_neighbours_have_nothing() -> None:
+    """Without the peer itself and without a neighbour, its training is not lost."""
+    nobody = {"graph": {"name": "erdos-renyi", "p": 0}}
+    peers = Valleys({**nobody, "weights": {"kind": "uniform", "include_self": False}}, H, B)
+    alone = Valleys(nobody, H, B)
+    assert_equal(peers.go(2), alone.go(2))
+
+
+def test_a_crashed_peer_goes_on_from_its_own_files(tmp_path: Path) -> None:
+    section = {"choose": {"top": 2}, "similarity": {"every": 2}, "conflict_averse": {}, "penalty": 0.1}
+    method = METHODS["scaffold"].function
+    whole = Valleys(section, H, B, method()).go(5)
+    parts = Valleys(section, H, B, method())
+    parts.go(3)
+    checkpoint.save(tmp_path, "state", parts.states["c02"], round=3)
+    again = Valleys(section, H, B, method())
+    again.states, again.round = dict(parts.states), 3
+    again.states["c02"], _, _ = checkpoint.load(tmp_path, "state", lambda head: head["round"])
+    assert checkpoint.same(again.states["c02"], parts.states["c02"])
+    assert_equal(again.go(2), whole)
+
+
+def test_models_are_sent_to_those_who_ask_only() -> None:
+    peers = Valleys({"choose": {"top": 1}}, H, B)
+    peers.go(2)
+    chosen = {(a["peer"], a["neighbours"][0]) for a in peers.recorded("peer")[4:]}
+    up, down = peers.ledgers[1].up, peers.ledgers[1].down
+    for name in peers.models:
+        asked = sum(neighbour == name for _, neighbour in chosen)
+        assert up[name] == {("signal", None): 3 * 3 * 8, **({("encoder", None): asked * 3 * 8} if asked else {})}
+        assert down[name] == {("signal", None): 3 * 3 * 8, ("encoder", None): 3 * 8}
+
+
+def test_lost_messages_replay_from_the_seed() -> None:
+    def run(seed: int) -> Valleys:
+        scenario = {"seed": seed, "loss": 0.4, "dropout": 0.2, "churn": {"c01": {"joins": 2, "away": [[4, None]]}}}
+        peers = Valleys({"scenario": scenario}, H, B)
+        peers.go(5)
+        return peers
+
+    one, again, other = run(1), run(1), run(2)
+    assert_equal(one.models, again.models)
+    assert one.records == again.records
+    assert one.records != other.records
+    there = [about["peer"] for about in one.recorded("peer")]
+    assert there.count("c01") <= 2  # rounds 2 and 3
+    counts = [len(about["neighbours"]) for about in one.recorded("peer")]
+    assert min(counts) < 3
+    assert all(torch.isfinite(model).all() for model in one.models.values())
+
+
+def test_who_hears_nobody_trains_alone() -> None:
+    nobody = Valleys({"scenario": {"loss": 0.999999}}, H, B).go(2)
+    assert_equal(nobody, Valleys({"graph": {"name": "erdos-renyi", "p": 0}}, H, B).go(2))
+
+
+def test_an_absent_peer_stays_as_it_is() -> None:
+    peers = Valleys({}, H, B)
+    before = peers.go(1)
+    after = peers.go(1, ["c00", "c02"])
+    assert torch.equal(before["c01"], after["c01"])
+    assert not torch.equal(before["c00"], after["c00"])
+    assert [about["neighbours"] for about in peers.recorded("peer")[4:]] == [["c02"], ["c00"]]
+
+
+def test_simulated_time_by_hand() -> None:
+    """10 steps a second, signals of 24 bytes at 96 byte/s, 1 s latency: each message takes 1.25 s, a request 1 s."""
+    section = {"scenario": {"speed": 10, "bandwidth": 768, "latency": 1, "speeds": {"c03": 0.5}}}
+    peers = Valleys(section, H, B, steps=5)
+    peers.go()
+    # c03 trains 10 s; its signal is there at 11.25, requests by then at 12.25, models at 13.5
+    assert peers.clock == pytest.approx(13.5)
+    quick = Valleys({**section, "deadline": 5.0}, H, B, steps=5)
+    quick.go()
+    assert quick.clock == 5.0
+    assert {about["peer"]: about["neighbours"] for about in quick.recorded("peer")}["c00"] == ["c01", "c02"]
+    assert quick.recorded("peer")[3]["neighbours"] == []
+    late = [f for e, f in quick.events if f.get("what") == "late"]
+    assert {f["sender"] for f in late} == {"c03"}
+    assert quick.recorded("clock") == [{"start": 0.0, "end": 5.0}]
+
+
+def test_sketches_choose_as_whole_gradients_do() -> None:
+    g = torch.Generator().manual_seed(1)
+    centres = torch.randn(3, 2000, generator=g)
+    b = (centres.repeat_interleave(3, 0) + 0.3 * torch.randn(9, 2000, generator=g)).tolist()
+    chosen = []
+    for sketch in (None, {"m": 256}):
+        peers = Valleys({"choose": {"top": 2}, "similarity": {"sketch": sketch}}, 1.0, b)
+        peers.go()
+        chosen.append([about["neighbours"] for about in peers.recorded("peer")])
+        assert peers.ledgers[0].up["c00"]["signal", None] == 8 * (2000 * 8 if sketch is None else 256 * 4)
+    assert chosen[0] == chosen[1]
+    assert chosen[0][0] == ["c01", "c02"]
+
+
+def test_similarities_last_until_the_next_look() -> None:
+    peers = Valleys({"choose": {"top": 1}, "similarity": {"every": 3}}, H, B)
+    peers.go(4)
+    signals = [sum(up.get(("signal", None), 0) for up in ledger.up.values()) for ledger in peers.ledgers]
+    assert signals == [288, 0, 0, 288]
+    similarity = [about["similarity"] for about in peers.recorded("peer") if about["peer"] == "c00"]
+    assert similarity[0] == similarity[1] == similarity[2] != similarity[3]
+
+
+def test_the_adaptive_scope_follows_the_alignment() -> None:
+    same, apart = [[1.0, 1]] * 3, [[1.0, 0], [-1, 0], [0, 1]]
+    for b, scope in ((same, "encoder"), (apart, "full")):
+        peers = Valleys({"scope": "adaptive"}, 1.0, b)
+        peers.go(2)
+        assert {about["scope"] for about in peers.recorded("peer")} == {scope}
+
+
+def test_the_penalty_draws_to_those_not_chosen() -> None:
+    b = [[0.0], [0.2], [10]]
+    free, drawn = (
+        Valleys({"choose": {"top": 1}, "weights": {"include_self": True}, "penalty": mu}, 1.0, b, start=[0.1])
+        for mu in (0.0, 0.5)
+    )
+    assert_equal(free.go(1), drawn.go(1))  # nothing is known yet
+    before = {name: float(model) for name, model in free.go(3).items()}
+    after = {name: float(model) for name, model in drawn.go(3).items()}
+    chosen = {about["peer"]: about["neighbours"] for about in drawn.recorded("peer")}
+    assert chosen["c00"] == ["c01"] or chosen["c01"] == ["c00"]
+    assert after["c00"] > before["c00"]
+
+
+UNEQUAL = ([[1.0, 1], [1000, 1000]], [[1.0, 2], [-1, -2]], {"steps": 5, "optimizer": {"name": "sgd", "lr": 1.5e-3}})
+OPPOSING = ([[1.0, 1], [1, 1]], [[1.0, 2], [-1, -2]], {"steps": 10, "optimizer": {"name": "sgd", "lr": 0.5}})
+NONE: dict[str, Any] = dict.fromkeys(SafeguardsSection.model_fields)
+
+
+def farthest(
+    problem: tuple[Any, Any, dict[str, Any]], safeguards: dict[str, Any], rounds: int
+) -> tuple[float, Valleys]:
+    h, b, training = problem
+    averse = {"add_own": True, "safeguards": safeguards}
+    peers = Valleys({"weights": {"kind": "uniform"}, "conflict_averse": averse}, h, b, **training)
+    return max(float(model.abs().max()) for model in peers.go(rounds).values()), peers
+
+
+def test_safeguards_hold_on_loss_scales_of_one_to_a_thousand() -> None:
+    """The release counts the own update twice: where that reaches the optimum, it overshoots more every round."""
+    bare, _ = farthest(UNEQUAL, NONE, 100)
+    assert bare > 1e4
+    for safeguards in ({}, {"normalise": "own-norm", "clip": 5.0}, {**NONE, "clip_result": 5.0}):
+        held, peers = farthest(UNEQUAL, safeguards, 100)
+        assert held < 30
+        assert any(about["acted"] for about in peers.recorded("conflict-averse"))
+
+
+def test_exactly_opposing_tasks_stay_finite() -> None:
+    for safeguards in ({}, {"clip_result": 5.0}, NONE):  # g_w that vanishes is left out even without a ridge
+        held, peers = farthest(OPPOSING, safeguards, 30)
+        assert held < 12
+    first = peers.recorded("conflict-averse")[0]
+    assert first["weights"] == pytest.approx({"c00": 0.5, "c01": 0.5})
+
+
+def test_the_recipe_has_all_safeguards() -> None:
+    assert Safeguards(**SafeguardsSection().model_dump()) == Safeguards()
+
+
+@pytest.mark.parametrize(
+    ("method", "section", "why"),
+    [
+        (local(), {}, "shares nothing"),
+        (Method(stage=Split({"encoder": Mean(), "*": Identity()})), {"conflict_averse": {}}, "peers: "),
+        (heal(Method()), {}, "does not read weights"),
+        (METHODS["matu"].function(), {"scope": "encoder", "weights": {"kind": "size"}}, "a vector for each task"),
+    ],
+)
+def test_what_does_not_go_is_refused(method: Method, section: dict[str, Any], why: str) -> None:
+    with pytest.raises(RecipeError, match=why):
+        at_peers(method, strict(PeersSection, section))
+
+
+Quick = Callable[..., Result]
+SHORT = ("training.steps=1", "training.rounds=3", "evaluation={every: 3, splits: [val]}")
+
+
+def test_a_whole_run_equals_the_server_and_survives_a_crash(quick: Quick, tmp_path: Path) -> None:
+    """Batch norm, pooled statistics, AdamW that goes on: peers on a complete graph and a server, bit for bit."""
+    hard = (
+        *SHORT,
+        "model={name: resnet10, width: 4}",
+        "training.optimizer={name: adamw, lr: 0.001}",
+        "training.keep_optimizer=true",
+    )
+    server = trained_models(quick(*hard, "method.buffers=pooled").folder)[""]
+    peers = quick(*hard, "method.buffers=pooled", "peers={weights: {kind: size}}")
+    for name, model in trained_models(peers.folder).items():
+        assert_equal(model, server), name
+    assert {m["model"] for m in peers.run.rounds[-1]["metrics"]} == {"personal"}
+
+
+def test_a_run_of_peers_resumes_each_from_its_own_folder(quick: Quick, tmp_path: Path) -> None:
+    from test_equivalence import stopped_after
+
+    changes = (
+        *SHORT,
+        "model.heads=own",
+        "peers={choose: {top: 2}, similarity: {signals: {gradient: 1, overlap: 1}, every: 2}, conflict_averse: {}, "
+        "scenario: {loss: 0.2, speed: 5}, warmup: {until: 2}}",
+    )
+    whole = quick(*changes)
+    folder = stopped_after(2, tmp_path / "parts", load_recipe(*changes))
+    own = sorted(path.name for path in (folder / "peers").iterdir())
+    assert own == ["all-0", "digit-0", "holes-0", "large-0", "parity-0"]
+    tree, _, _ = checkpoint.load(folder / "peers" / "digit-0", "state", lambda head: head["round"])
+    # one peer was faster than the others when the power went
+    checkpoint.save(folder / "peers" / "digit-0", "state", {**tree, "similarity": {}}, round=3)
+    resumed = fedloom.resume(folder)
+    (a, lines_a), (b, lines_b) = outcome(whole), outcome(resumed)
+    assert_equal(a, b)
+    assert lines_a == lines_b
+    peer = [r for r in lines_a[2]["records"] if r["kind"] == "peer"]
+    assert sorted(r["peer"] for r in peer) == own

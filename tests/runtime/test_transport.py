@@ -1,0 +1,130 @@
+"""Messages between peers: what survives the wire, and what is dropped without harm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from fedloom.runtime.transport import InMemory, Mailbox, Message, Network
+
+LAYOUT = "0123456789abcdef"
+
+
+def letter(sender: str = "a", round: int = 1, kind: str = "model", layout: str = LAYOUT, value: float = 1.0) -> Message:
+    return Message(
+        kind, sender, round, layout, {"x": torch.tensor([value, -0.0])}, {"n": 0.1, "extra": {"s": [1, "t"]}}
+    )
+
+
+class Box:
+    """A mailbox of "b", and what it logged."""
+
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.events: list[dict[str, Any]] = []
+        self.mailbox = Mailbox("b", LAYOUT, InMemory(network, "b"), lambda event, fields: self.events.append(fields))
+
+    @property
+    def dropped(self) -> list[str]:
+        return [fields["what"] for fields in self.events]
+
+
+@pytest.fixture
+def box() -> Box:
+    return Box(Network())
+
+
+def test_a_message_survives_the_wire() -> None:
+    tensors = {
+        "half": torch.randn(3, 2).bfloat16(),
+        "long": torch.tensor(2**40),
+        "none": torch.zeros(0),
+        "view": torch.arange(10.0)[::3],
+        "wild": torch.tensor([float("nan"), float("inf"), -0.0]),
+    }
+    values = {"n": 0.1, "far": float("inf"), "task": None, "names": ["a", "ü"]}
+    sent = Message("signal", "peer 1", 3, LAYOUT, tensors, values)
+    got = Message.decode(sent.encoded)
+    assert (got.kind, got.sender, got.round, got.layout, got.values) == ("signal", "peer 1", 3, LAYOUT, values)
+    assert got.tensors.keys() == tensors.keys()
+    for name, tensor in tensors.items():
+        assert got.tensors[name].dtype == tensor.dtype
+        raw = [t.contiguous().reshape(-1).view(torch.uint8) for t in (got.tensors[name], tensor)]
+        assert torch.equal(*raw), name
+    assert sent.nbytes == got.nbytes == 3 * 2 * 2 + 8 + 0 + 4 * 4 + 3 * 4
+
+
+def test_the_receiver_has_memory_of_its_own(box: Box) -> None:
+    x = torch.ones(2)
+    InMemory(box.network, "a").send("b", Message("model", "a", 1, LAYOUT, {"x": x}).encoded)
+    (got,) = box.mailbox.receive(1, "model")
+    got.tensors["x"].zero_()
+    assert torch.equal(x, torch.ones(2))
+
+
+def test_messages_come_in_the_order_of_their_senders(box: Box) -> None:
+    for sender in ("d", "a", "c"):
+        InMemory(box.network, sender).send("b", letter(sender).encoded)
+    assert [m.sender for m in box.mailbox.receive(1, "model")] == ["a", "c", "d"]
+    assert box.mailbox.receive(1, "model") == []
+    assert box.dropped == []
+
+
+@pytest.mark.parametrize("at", [0, 20, 60, -1])
+def test_a_corrupted_message_is_dropped(box: Box, at: int) -> None:
+    data = bytearray(letter().encoded)
+    data[at] ^= 1
+    InMemory(box.network, "a").send("b", bytes(data))
+    InMemory(box.network, "c").send("b", letter("c").encoded)
+    assert [m.sender for m in box.mailbox.receive(1, "model")] == ["c"]
+    assert box.dropped == ["corrupted"]
+
+
+@pytest.mark.parametrize("data", [b"", b"short", letter().encoded[:-1]], ids=["empty", "short", "cut"])
+def test_a_piece_of_a_message_is_dropped(box: Box, data: bytes) -> None:
+    InMemory(box.network, "a").send("b", data)
+    assert box.mailbox.receive(1, "model") == []
+    assert box.dropped == ["corrupted"]
+
+
+def test_late_doubled_and_foreign_messages_are_dropped(box: Box) -> None:
+    end = InMemory(box.network, "a")
+    end.send("b", letter(round=1, value=5.0).encoded)
+    for value in (1.0, 2.0):
+        end.send("b", letter(round=2, value=value).encoded)
+    InMemory(box.network, "c").send("b", letter("c", 2, layout="another").encoded)
+    (got,) = box.mailbox.receive(2, "model")
+    assert float(got.tensors["x"][0]) == 1.0  # the first of the two
+    assert box.dropped == ["late", "doubled", "wrong layout"]
+    end.send("b", letter(round=2, value=3.0).encoded)
+    assert box.mailbox.receive(2, "model") == []
+    assert box.dropped[3:] == ["doubled"]
+
+
+def test_a_peer_that_is_ahead_is_waited_for(box: Box) -> None:
+    InMemory(box.network, "a").send("b", letter(round=3).encoded)
+    InMemory(box.network, "a").send("b", letter(round=2, kind="signal").encoded)
+    assert box.mailbox.receive(2, "model") == []
+    assert [m.kind for m in box.mailbox.receive(2, "signal")] == ["signal"]
+    assert [m.round for m in box.mailbox.receive(3, "model")] == [3]
+    assert box.dropped == []
+
+
+def test_lost_messages_and_those_taken_back_never_come() -> None:
+    asked: list[tuple[int, str, str, int]] = []
+
+    def lost(*what: Any) -> bool:
+        asked.append(what)
+        return bool(what[1] == "a" and what[3] == 0)
+
+    network = Network(lost)
+    box = Box(network)
+    network.begin(4)
+    for sender in ("a", "a", "c"):
+        InMemory(network, sender).send("b", letter(sender, 4).encoded)
+    assert asked == [(4, "a", "b", 0), (4, "a", "b", 1), (4, "c", "b", 0)]
+    assert network.cancel("c", "b") == 1
+    assert network.cancel("c", "b") == 0
+    assert [m.sender for m in box.mailbox.receive(4, "model")] == ["a"]
