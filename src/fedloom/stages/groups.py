@@ -1,0 +1,54 @@
+"""Groups of clients with equal tasks, and leaders that exchange the groups' means (ColNet)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedloom.context import Ctx
+from fedloom.peers.neighbours import task_groups
+from fedloom.peers.safeguards import Safeguards, conflict_averse_mix
+from fedloom.stages.stage import Stage, State
+from fedloom.updates import Updates
+
+
+@dataclass(frozen=True)
+class TaskLeaders(Stage):
+    """Clients with equal tasks get one model; their leaders exchange updates of groups (ColNet, Feng et al., 2025).
+
+    With v_g and Delta_g the uniform means of a group's models before the round and of its updates, all in g end at
+    v_g + Delta_g + alpha U(Delta_1 .. Delta_G), U being the conflict-averse update of `conflict_averse_mix`, which is
+    left out where there is one group. `safeguards` are those of `fedloom.peers`.
+    """
+
+    c: float = 0.4
+    alpha: float = 1.0
+    safeguards: Safeguards = Safeguards(clip=None, ridge=None, ema=None)
+    kind = "matrix"
+    reads = frozenset({"X", "base", "extra:tasks"})
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.c < 1 or self.alpha < 0:
+            raise ValueError(f"{self!r}: expected 0 <= c < 1 and alpha >= 0")
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        if len(updates) < 2:
+            return updates, state
+        names = [client for client, _ in updates.rows]
+        groups = task_groups(dict(zip(names, map(str, updates.extra["tasks"]), strict=True)))
+        members = {task: [names.index(name) for name in group] for task, group in groups.items()}
+        moves = {task: updates.X[rows].mean(0) for task, rows in members.items()}
+        ends: dict[str, Tensor] = dict(moves)
+        if len(groups) > 1 and self.alpha > 0:
+            for task in groups:
+                mixed = conflict_averse_mix(task, moves, c=self.c, safeguards=self.safeguards)
+                ends[task] = moves[task] + self.alpha * mixed.update
+        out = torch.empty_like(updates.X)
+        for task, rows in members.items():
+            for i in rows:
+                # from the row's own start to that of its group, and on
+                apart = 0.0 if updates.base is None else updates.base[rows].sub(updates.base[i]).mean(0)
+                out[i] = ends[task] + apart
+        return updates.replace(X=out), state
