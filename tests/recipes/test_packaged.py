@@ -13,6 +13,9 @@ SMALL = ("training.rounds=1", "training.epochs=null", "training.steps=1", "evalu
 TWINS = {
     "feddea/scenes": ("data.count=24", "data.test_count=4"),
     "feddea/scenes-pascal": ("data.count=24", "data.test_count=4"),
+    "dfmtl-digits": (),
+    "dfmtl-scenes": ("data.count=24", "data.test_count=4"),
+    "thesis/scenes-b2": ("data.count=24", "data.test_count=4"),
     "thesis/scenes-pairwise": ("data.count=24", "data.test_count=4"),
     "thesis/scenes-weak-pairwise": ("data.count=36", "data.test_count=4"),
     "fedhca2/scenes-outside-st-rooms-mt": (

@@ -25,7 +25,7 @@ def dpsgd(
     """Every client's trained model becomes a mean of itself and its neighbours' on an undirected graph.
 
     w_k <- sum_j W_kj w_j with Metropolis weights W_kj = 1 / (1 + max(deg_k, deg_j)), W_kk the rest: symmetric and
-    doubly stochastic, so the mean of all models stays. `topology` and `options` are those of `fedloom.peers.candidates`;
+    doubly stochastic, so the mean of all models stays. `topology` and `options` are as for `fedloom.peers.candidates`;
     a new graph is drawn every `every` rounds, or never for 0.
 
     paper    mixes the models and adds the gradient at the model before mixing, one step a round

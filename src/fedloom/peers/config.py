@@ -120,7 +120,6 @@ class PeersBase(Section):
     """A network and its peers, or a YAML file with them; null: everybody is there, and nothing takes time."""
     deadline: Positive | None = None
     """Simulated seconds after which a round ends; what comes later is late."""
-    mode: Literal["synchronous", "asynchronous"] = "synchronous"
 
     @field_validator("scenario", mode="before")
     @classmethod
@@ -143,13 +142,4 @@ class PeersBase(Section):
     def _fits(self) -> PeersBase:
         if self.scope == "adaptive" and "gradient" not in self.similarity.signals:
             raise ValueError("scope 'adaptive' looks at cosines of updates: similarity.signals needs 'gradient'")
-        if self.mode == "asynchronous":
-            for what, there in (
-                ("penalty", self.penalty > 0),
-                ("deadline", self.deadline is not None),
-                ("weights.kind 'metropolis'", self.weights.kind == "metropolis"),
-                ("similarity.signals 'cross-loss'", self.judges and "cross-loss" in self.similarity.signals),
-            ):
-                if there:
-                    raise ValueError(f"{what} needs rounds, so mode must be synchronous")
         return self
