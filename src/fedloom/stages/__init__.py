@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedloom.stages.domains import DomainWeights
     from fedloom.stages.drift import ControlVariates, DualShift, NormaliseSteps
     from fedloom.stages.gap import GapWeights
+    from fedloom.stages.groups import TaskLeaders
     from fedloom.stages.heal import Heal
     from fedloom.stages.history import HistoryAttention
     from fedloom.stages.hyper import HyperConflictAverse, HyperCrossAttention, conflict_averse_weights
@@ -22,6 +23,13 @@ if TYPE_CHECKING:
     from fedloom.stages.mean import Mean, SupportMean
     from fedloom.stages.mixing import Gossip, SimilarityMix
     from fedloom.stages.overlap import ActivatedDimensions
+    from fedloom.stages.peer import AtPeer, ConflictAverseMix
+    from fedloom.stages.prototypes import (
+        ClusteredPrototypes,
+        MeanPrototypes,
+        MovingAnchors,
+        TrainedPrototypes,
+    )
     from fedloom.stages.relations import Attention, TaskCovariance
     from fedloom.stages.shared import Every, PartlyShared
     from fedloom.stages.stage import Chain, Identity, Stage
@@ -38,6 +46,7 @@ __getattr__, __dir__ = lazy(
         "domains": "DomainWeights",
         "drift": "ControlVariates DualShift NormaliseSteps",
         "gap": "GapWeights",
+        "groups": "TaskLeaders",
         "heal": "Heal",
         "history": "HistoryAttention",
         "hyper": "HyperConflictAverse HyperCrossAttention conflict_averse_weights",
@@ -45,6 +54,8 @@ __getattr__, __dir__ = lazy(
         "mean": "Mean SupportMean",
         "mixing": "Gossip SimilarityMix",
         "overlap": "ActivatedDimensions",
+        "peer": "AtPeer ConflictAverseMix",
+        "prototypes": "ClusteredPrototypes MeanPrototypes MovingAnchors TrainedPrototypes",
         "relations": "Attention TaskCovariance",
         "shared": "Every PartlyShared",
         "stage": "Chain Identity Stage",
@@ -52,9 +63,11 @@ __getattr__, __dir__ = lazy(
     },
 )
 __all__ = [
-    "AcrossTasks", "ActivatedDimensions", "Attention", "CAGrad", "Chain", "ChosenClusters", "ControlVariates",
-    "DomainWeights", "DualShift", "Every", "GapWeights", "Gossip", "GroupBy", "Heal", "HistoryAttention",
-    "HyperConflictAverse", "HyperCrossAttention", "Identity", "Mean", "MinNorm", "NormaliseSteps", "PCGrad",
-    "PartlyShared", "PerTask", "Scope", "SimilarGroups", "SimilarityMix", "SoftClusters", "Split", "SplittingClusters",
-    "Stage", "SupportMean", "Switch", "TaskCovariance", "TaskVectors", "TopMagnitude", "conflict_averse_weights",
+    "AcrossTasks", "ActivatedDimensions", "AtPeer", "Attention", "CAGrad", "Chain", "ChosenClusters",
+    "ClusteredPrototypes", "ConflictAverseMix", "ControlVariates", "DomainWeights", "DualShift", "Every", "GapWeights",
+    "Gossip", "GroupBy", "Heal",
+    "HistoryAttention", "HyperConflictAverse", "HyperCrossAttention", "Identity", "Mean", "MeanPrototypes", "MinNorm",
+    "MovingAnchors", "NormaliseSteps", "PCGrad", "PartlyShared", "PerTask", "Scope", "SimilarGroups", "SimilarityMix",
+    "SoftClusters", "Split", "SplittingClusters", "Stage", "SupportMean", "Switch", "TaskCovariance", "TaskLeaders",
+    "TaskVectors", "TopMagnitude", "TrainedPrototypes", "conflict_averse_weights",
 ]  # fmt: skip

@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     from fedloom.training.flat import FlatModel
     from fedloom.training.gap import ValidationLosses
     from fedloom.training.personal import Anchor, TaskCoupling
+    from fedloom.training.prototype_rules import (
+        ClusterContrast,
+        CollectPrototypes,
+        PrototypePull,
+        RelaxedContrast,
+        SemanticAnchors,
+        TapLevels,
+    )
     from fedloom.training.prototypes import (
         ClusterPrototypes,
         PrototypeGenerator,
@@ -48,6 +56,7 @@ __getattr__, __dir__ = lazy(
         "flat": "FlatModel",
         "gap": "ValidationLosses",
         "personal": "Anchor TaskCoupling",
+        "prototype_rules": "ClusterContrast CollectPrototypes PrototypePull RelaxedContrast SemanticAnchors TapLevels",
         "prototypes": (
             "ClusterPrototypes PrototypeGenerator Prototypes class_prototypes cluster_prototypes fpl_loss"
             " prototype_pull relaxed_contrast"
@@ -56,9 +65,10 @@ __getattr__, __dir__ = lazy(
     },
 )
 __all__ = [
-    "Anchor", "AttachFeatureModules", "AuxiliaryHead", "BestCluster", "ClusterPrototypes", "ControlVariate",
-    "Corrector", "CountedSteps", "Decoupled", "Decoupler", "Dual", "FeatureLosses", "FeatureModules", "FlatModel",
-    "LocalRule", "ModelContrast", "Optimizer", "PrototypeGenerator", "Prototypes", "Proximal", "Schedule",
-    "SoftAnchors", "TaskCoupling", "Training", "ValidationLosses", "View", "class_prototypes", "cluster_prototypes",
+    "Anchor", "AttachFeatureModules", "AuxiliaryHead", "BestCluster", "ClusterContrast", "ClusterPrototypes",
+    "CollectPrototypes", "ControlVariate", "Corrector", "CountedSteps", "Decoupled", "Decoupler", "Dual",
+    "FeatureLosses", "FeatureModules", "FlatModel", "LocalRule", "ModelContrast", "Optimizer", "PrototypeGenerator",
+    "PrototypePull", "Prototypes", "Proximal", "RelaxedContrast", "Schedule", "SemanticAnchors", "SoftAnchors",
+    "TapLevels", "TaskCoupling", "Training", "ValidationLosses", "View", "class_prototypes", "cluster_prototypes",
     "decouple", "feature_losses", "fpl_loss", "gumbel_mask", "prototype_pull", "relaxed_contrast",
 ]  # fmt: skip
