@@ -56,8 +56,8 @@ from fedloom.methods.scaffold import scaffold  # noqa: E402
 
 __all__ = [
     "ADDONS", "METHODS", "Method", "across_tasks", "activated_dimensions", "cagrad", "cfl", "colnet", "dfmtl", "ditto",
-    "domain_weights", "dpsgd", "f2dc", "feature_modules", "fedacg", "fedamp", "fedavg", "fedbabu", "fedbn", "fedbone", "feddea", "feddyn", "fedga",
-    "fedhca2", "fedmtl", "fednova", "fedopt", "fedper", "fedproto", "fedprox", "fedrcl", "fedrep", "fedsa", "fedsoft",
-    "fedsta", "fedtgp", "fpl", "heal", "ifca", "local", "matfl", "matu", "min_norm", "moon", "ntk_fedavg", "pcgrad",
-    "pfedme", "scaffold", "server_step", "support_mean",
+    "domain_weights", "dpsgd", "f2dc", "feature_modules", "fedacg", "fedamp", "fedavg", "fedbabu", "fedbn", "fedbone",
+    "feddea", "feddyn", "fedga", "fedhca2", "fedmtl", "fednova", "fedopt", "fedper", "fedproto", "fedprox", "fedrcl",
+    "fedrep", "fedsa", "fedsoft", "fedsta", "fedtgp", "fpl", "heal", "ifca", "local", "matfl", "matu", "min_norm",
+    "moon", "ntk_fedavg", "pcgrad", "pfedme", "scaffold", "server_step", "support_mean",
 ]  # fmt: skip
