@@ -1,6 +1,6 @@
 """What a round of N peers costs: seconds, bytes and memory, with exact signals and with sketches.
 
-All may hear all, everybody chooses three. The model is one vector of d numbers whose local training is a single step, so
+All may hear all, everybody chooses three. The model is one vector of d numbers whose local training is one step, so
 what is measured is the peers' own work: signals, similarities, messages, mixing. Bytes are those that all peers send in
 a round, by what they are for. Memory is the largest resident size of a process that runs this one case.
 
