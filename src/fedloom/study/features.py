@@ -31,8 +31,8 @@ from fedloom.runtime.federation import Client, Part
 from fedloom.runtime.folder import RunFolder
 from fedloom.runtime.worker import check_device
 from fedloom.study.domains import DomainScores
-from fedloom.study.sheet import Sheet
 from fedloom.study.runs import Run
+from fedloom.study.sheet import Sheet
 from fedloom.tasks.task import Task
 from fedloom.training.decoupling import decouple, gumbel_mask
 from fedloom.training.feature_modules import FeatureModule, map_channels
@@ -105,7 +105,9 @@ class Trained:
 
     def loaded(self, view: View) -> MultiTask:
         """The network with the view's model in it, in evaluation mode."""
-        self.built.module.load_state_dict(self.models[view.owner])
+        own = self.built.module.state_dict()
+        for name, tensor in self.models[view.owner].items():  # load_state_dict wants a counter of every batch norm
+            own[name].copy_(tensor)
         return self.built.module.eval()
 
     def part(self, view: View) -> Part:
