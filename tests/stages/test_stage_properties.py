@@ -17,6 +17,7 @@ from fedloom.stages import (
     Attention,
     CAGrad,
     ChosenClusters,
+    ClusteredPrototypes,
     ControlVariates,
     DomainWeights,
     DualShift,
@@ -30,7 +31,9 @@ from fedloom.stages import (
     HyperCrossAttention,
     Identity,
     Mean,
+    MeanPrototypes,
     MinNorm,
+    MovingAnchors,
     NormaliseSteps,
     PartlyShared,
     PCGrad,
@@ -46,6 +49,7 @@ from fedloom.stages import (
     Switch,
     TaskCovariance,
     TopMagnitude,
+    TrainedPrototypes,
 )
 from fedloom.updates import Block, Layout, Updates
 
@@ -98,6 +102,11 @@ STAGES: dict[str, Stage] = {
     "soft-clusters": SoftClusters(),
     "partly-shared": PartlyShared("encoder", Mean(), Every(2, PerTask(SimilarGroups(1)))),
     "history-attention": HistoryAttention(),
+    "mean-prototypes": MeanPrototypes() >> Mean(),
+    "mean-prototypes-clients": MeanPrototypes("clients"),
+    "clustered-prototypes": ClusteredPrototypes() >> PCGrad() >> Mean(),
+    "trained-prototypes": TrainedPrototypes(epochs=3) >> Mean(),
+    "moving-anchors": MovingAnchors(0.9) >> Mean(),
     "gossip": Gossip(),
     "gossip-random": Gossip("small-world", {"k": 2, "p": 0.5}, every=1),
     "similarity-mix": SimilarityMix(2),
@@ -122,6 +131,8 @@ BESIDE = {
     "loss_trained": [0.5, 0.4, 0.6, 0.1],
     "cluster": [0.0, 1.0, 0.0, 1.0],
     "classes": [torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0]), torch.tensor([2.0, 1.0]), torch.tensor([1.0, 5.0])],
+    "prototypes": [torch.full((2, 3), float(i)) for i in range(4)],
+    "prototype_labels": [torch.tensor([[0, 0, i], [0, 1, 2]]) for i in range(4)],
     "share0": [1.0, 0.5, 0.25, 0.0],
     "share1": [0.0, 0.5, 0.75, 1.0],
 }
