@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedloom.cli_tasks import Device, Quiet, _bar, _threads_of
+from fedloom.cli_tasks import Device, Quiet, bar, threads_of
 
 
 def register(app: typer.Typer) -> None:
@@ -37,10 +37,10 @@ def features(
     With --out also figures: singular values of their covariance, t-SNE and Grad-CAM (Figures 1, 4 and 2).
     """
     for folder in folders:
-        _threads_of(folder)
+        threads_of(folder)
     from fedloom.study.features import features as look
 
-    with _bar(quiet) as advance:
+    with bar(quiet) as advance:
         found = look(folders, examples, images, task, out is not None, device, advance)
     typer.echo(found.to_text(), nl=False)
     if out is not None:

@@ -55,10 +55,10 @@ def relatedness(
     named = None if metrics is None else [name.strip() for name in metrics.split(",") if name.strip()]
     if named == []:
         raise UserError("--metrics: expected names, for example sign,cosine")
-    _threads_of(folder)
+    threads_of(folder)
     from fedloom.study.relatedness import relatedness as relate
 
-    with _bar(quiet) as advance:
+    with bar(quiet) as advance:
         found = relate(folder, named, examples, device, advance)
     texts = {Format.text: found.to_text, Format.csv: found.to_csv, Format.json: found.to_json}
     typer.echo(texts[kind](), nl=False)
@@ -84,17 +84,17 @@ def join(
     quiet: Quiet = False,
 ) -> None:
     """Let a new task join a run of matu: does it gain from starting where tasks with similar signs are?"""
-    _threads_of(folder)
+    threads_of(folder)
     from fedloom.study.join import join as join_run
 
-    with _bar(quiet) as advance:
+    with bar(quiet) as advance:
         found = join_run(
             folder, task, client, steps, rounds, data or (), device, lambda done, of: advance(done, of, "training")
         )
     typer.echo(found.to_text(), nl=False)
 
 
-def _threads_of(folder: Path) -> None:
+def threads_of(folder: Path) -> None:
     """Torch with as many threads as the run had, for results may depend on it."""
     if not (folder / "recipe.yaml").is_file():
         raise StateError(f"{folder} is not a run folder: recipe.yaml is absent")
@@ -107,17 +107,17 @@ def _threads_of(folder: Path) -> None:
 
 
 @contextmanager
-def _bar(quiet: bool) -> Iterator[Advance]:
+def bar(quiet: bool) -> Iterator[Advance]:
     """A bar on a terminal; elsewhere a line for each thing that is begun."""
     from rich.console import Console
     from rich.progress import Progress
 
     console = Console(stderr=True)
     with Progress(console=console, disable=quiet or not console.is_terminal) as bars:
-        bar = bars.add_task("loading", total=None)
+        item = bars.add_task("loading", total=None)
 
         def advance(done: int, total: int, what: str) -> None:
-            bars.update(bar, completed=done, total=total, description=what or "done")
+            bars.update(item, completed=done, total=total, description=what or "done")
             if what and not quiet and not console.is_terminal:
                 typer.echo(f"{done}/{total}  {what}", err=True)
 

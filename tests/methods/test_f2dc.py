@@ -189,3 +189,7 @@ def test_counters_of_norm_layers_do_not_travel(plain: MultiTask) -> None:
     model = attached(plain)
     assert not [n for n, b in model.named_buffers() if "attached" in n and not b.is_floating_point()]
     assert isinstance(next(iter(model.encoder.attached.values())), FeatureModule)  # type: ignore[union-attr, operator, arg-type]
+    twin = attached(plain, sigma=0.5)
+    twin.load_state_dict(dict(model.state_dict()))  # as it comes from a file, without torch's metadata
+    for a, b in zip(twin.state_dict().values(), model.state_dict().values(), strict=True):
+        assert torch.equal(a, b)

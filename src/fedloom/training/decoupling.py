@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,18 @@ def gumbel_mask(
     return torch.sigmoid(score / sigma)
 
 
+class _Norm(nn.BatchNorm2d):
+    """Batch norm that does not count its batches: with a fixed momentum nobody reads the counter, and integers would
+    travel outside the matrix of updates."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.register_buffer("num_batches_tracked", None)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        nn.Module._load_from_state_dict(self, *args)  # batch norm's own would ask for the counter
+
+
 class _Convolutions(nn.Sequential):
     """3 x 3 convolutions without bias, with batch norm and ReLU between them: C x H x W to the same shape."""
 
@@ -69,7 +81,7 @@ class _Convolutions(nn.Sequential):
         for i in range(count):
             layers.append(nn.Conv2d(widths[i], widths[i + 1], 3, padding=1, bias=False))
             if i < count - 1:
-                layers += [nn.BatchNorm2d(widths[i + 1]), nn.ReLU()]
+                layers += [_Norm(widths[i + 1]), nn.ReLU()]
         super().__init__(*layers)
 
 

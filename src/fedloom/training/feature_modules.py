@@ -55,10 +55,6 @@ class FeatureModule(nn.Module):
         self.parts: Decoupled | None = None
         # so that the layout gives them the role "adapter"
         self.adapter_layer_names = tuple(name for name, _ in self.named_children())
-        for module in self.modules():
-            if isinstance(module, nn.BatchNorm2d):
-                # counted steps would travel outside the matrix, and with a fixed momentum nobody reads them
-                module.register_buffer("num_batches_tracked", None)
 
     def forward(self, f: Tensor) -> Tensor:
         """B x C x H x W to the same shape."""
