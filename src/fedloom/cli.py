@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedloom import __version__, cli_features, cli_grid, cli_pretrain, cli_records, cli_tasks
+from fedloom import __version__, cli_features, cli_grid, cli_pretrain, cli_records, cli_report, cli_tasks
 from fedloom.cli_data import data
 from fedloom.errors import StateError, UserError, nearest
 
@@ -202,6 +202,7 @@ cli_features.register(app)
 cli_grid.register(app)
 cli_pretrain.register(app)
 cli_records.register(app)
+cli_report.register(app)
 cli_tasks.register(app)
 
 

@@ -1,0 +1,30 @@
+"""`fedloom report`: a run or a grid as one HTML page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module to the command line."""
+    app.command()(report)
+
+
+def report(
+    source: Annotated[
+        str, typer.Argument(metavar="RUN|GRID", help="A run's folder, a grid's folder, or a grid that ran in its own.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="The file to write.", show_default="report.html in the folder", dir_okay=False
+        ),
+    ] = None,
+) -> None:
+    """Show a run or a grid, finished or not, as one HTML page that needs no network."""
+    from fedloom.study.report import write
+
+    typer.echo(f"{write(source, out)}")

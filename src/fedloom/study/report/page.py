@@ -1,0 +1,271 @@
+"""The page: one HTML file with plotly's script, its style and its data in it. Nothing is loaded from elsewhere."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from fedloom.extras import need
+from fedloom.study.report.collect import GridReport, RunReport, row, worst_tasks
+from fedloom.study.report.plots import Figure, figures_of, plain
+from fedloom.study.runs import human_bytes
+from fedloom.study.table_formats import to_html
+
+MOST_ROWS = 1000
+"""Lines of a table, at most."""
+_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page; without a body it is left out."""
+
+    name: str
+    title: str
+    body: str
+
+
+def render(report: RunReport | GridReport) -> str:
+    """The HTML of a report. Raises UserError where plotly is absent."""
+    plotly = need("plotly.offline", "report").get_plotlyjs()
+    figures = figures_of(report)
+    if isinstance(report, RunReport):
+        kind, found, data = "run", _run(report, figures), _run_data(report)
+    else:
+        kind, found, data = "grid", _grid(report, figures), _grid_data(report)
+    sections = [section for section in found if section.body]
+    here = files("fedloom.study.report")
+    embedded = in_script({"kind": kind, "title": report.title, **data, "figures": figures})
+    links = "".join(f'<li><a href="#{s.name}">{escape(s.title)}</a></li>' for s in sections)
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            '<html lang="en">',
+            "<head>",
+            '<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{escape(report.title)}</title>",
+            f"<style>\n{(here / 'page.css').read_text('utf-8')}</style>",
+            "</head>",
+            f'<body class="{kind}">',
+            f"<h1>{escape(report.title)}</h1>",
+            f"<nav><ul>{links}</ul></nav>",
+            "<noscript><p>The figures of this page need JavaScript; the tables do not.</p></noscript>",
+            *(f'<section id="{s.name}">\n<h2>{escape(s.title)}</h2>\n{s.body}\n</section>' for s in sections),
+            f'<script type="application/json" id="report-data">{embedded}</script>',
+            f'<script id="plotly">{plotly}</script>',
+            f'<script id="page">\n{(here / "page.js").read_text("utf-8")}</script>',
+            "</body>",
+            "</html>",
+            "",
+        ]
+    )
+
+
+def in_script(value: Any) -> str:
+    """JSON that is safe inside a script element, whatever texts are in it: no '<', '>' or '&' is left."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _run_data(report: RunReport) -> dict[str, Any]:
+    """What the page's tables show, for programs."""
+    scores = [
+        {
+            "task": s.task,
+            "metric": s.metric,
+            "split": s.split,
+            "round": s.round,
+            "model": s.model,
+            "data": s.data,
+            "mean": plain(s.mean),
+            "clients": s.clients,
+            "worst": None if s.worst is None else {"client": s.worst[0], "value": s.worst[1]},
+        }
+        for s in report.scores
+    ]
+    best = [
+        {"task": c.task, "metric": c.metric, "split": c.split, "model": c.model, "round": c.best, "judged": c.judged}
+        for c in report.curves
+        if c.best is not None
+    ]
+    totals = [{"role": role, "task": task, "up": up, "down": down} for role, task, up, down in report.totals]
+    return {"about": dict(report.facts), "scores": scores, "best": best, "bytes": totals}
+
+
+def _grid_data(report: GridReport) -> dict[str, Any]:
+    table = report.table
+    lines = [
+        {
+            "base": line.base,
+            "addon": line.addon,
+            "owner": line.owner,
+            "data": column.data,
+            "task": column.task,
+            "metric": column.metric,
+            "kind": entry.kind,
+            **(
+                {}
+                if entry.estimate is None
+                else {"mean": plain(entry.estimate.mean), "half": plain(entry.estimate.half), "n": entry.estimate.n}
+            ),
+        }
+        for line in (table.lines if table else ())
+        for column, entry in zip(table.columns if table else (), line.entries, strict=True)
+    ]
+    return {"about": dict(report.facts), "table": lines}
+
+
+def _run(report: RunReport, figures: Mapping[str, Figure]) -> list[Section]:
+    def plots(*names: str) -> str:
+        return "\n".join(plot(name, figures[name]) for name in names if name in figures)
+
+    tasks = list(dict.fromkeys(c.task for c in report.curves))
+    curves = "\n".join(f"<h3>{escape(task)}</h3>\n{plots(f'curves-{i}')}" for i, task in enumerate(tasks))
+    matrices = {m.name: Section(m.name, m.title, plots(m.name) + _note(m.legend)) for m in report.matrices}
+    return [
+        Section("about", "The run", _about(report)),
+        Section("final", "Final numbers", _final(report)),
+        Section("curves", "Over the rounds", curves),
+        Section("federation", "Federation", _federation(report) + plots("examples") + _labels(plots("labels"))),
+        Section("bytes", "Bytes", _bytes(report) + plots("bytes")),
+        Section("seconds", "Time", plots("seconds")),
+        Section("hyper-weights", "Hyper weights", plots("alpha", "beta")),
+        *matrices.values(),
+        Section("events", "Events and safeguards", _events(report)),
+    ]
+
+
+def _grid(report: GridReport, figures: Mapping[str, Figure]) -> list[Section]:
+    # a fragment of the table's own page
+    table = to_html(report.table).partition("<body>")[2].partition("</body>")[0] if report.table else ""
+    curves = "\n".join(
+        f"<h3>{escape(f'{data}: {task} ({metric})')}</h3>\n{plot(f'curves-{i}', figures[f'curves-{i}'])}"
+        for i, (data, task, metric) in enumerate(report.curves)
+    )
+    note = "Test data; mean over the clients with the task and over seeds, in rounds that all begun seeds measured."
+    head = ("run", "status", "rounds", "sent by clients", "sent to clients", "seconds")
+    cells = [
+        (c.name, c.status, str(c.rounds), human_bytes(c.up), human_bytes(c.down), f"{c.seconds:.1f}")
+        for c in report.cells
+    ]
+    return [
+        Section("about", "The grid", _facts(report.facts) + _folded("Grid file", report.grid)),
+        Section("table", "Table", table or _note(report.problem)),
+        Section("curves", "Over the rounds", curves and _note(note) + curves),
+        Section("cells", "Runs", sheet("cells-table", head, cells) if cells else ""),
+    ]
+
+
+def _about(report: RunReport) -> str:
+    method = f"<h3>Method</h3>\n<pre>{escape(report.method)}</pre>\n" if report.method else ""
+    return _facts(report.facts) + method + _folded("Recipe", report.recipe)
+
+
+def _facts(facts: Sequence[tuple[str, str]]) -> str:
+    rows = "\n".join(
+        f'<tr><th scope="row">{escape(name)}</th><td class="text">{escape(text)}</td></tr>' for name, text in facts
+    )
+    return f'<table id="facts">\n{rows}\n</table>\n'
+
+
+def _final(report: RunReport) -> str:
+    if not report.scores:
+        return ""
+    head = ("task", "mean over clients", "clients", "worst client", "", "model", "data", "split", "round")
+    rows = []
+    for s in report.scores:
+        name, value = ("", "") if s.worst is None else (s.worst[0], number(s.worst[1]))
+        where = (s.model, s.data, s.split, str(s.round))
+        rows.append((row(s), number(s.mean), str(s.clients), value, name, *where))
+    tasks = [f"{s.metric} on {s.split}: {s.task} ({number(s.mean)})" for s in worst_tasks(report.scores)]
+    note = f"Worst task by {'; by '.join(tasks)}." if tasks else ""
+    return sheet("final-table", head, rows, text=(4, 5, 6, 7)) + _note(note)
+
+
+def _federation(report: RunReport) -> str:
+    rows = []
+    for name, about in report.clients.items():
+        tasks = ", ".join(t if w == 1 else f"{t} (weight {w:g})" for t, w in about["tasks"].items())
+        sizes = [str(about.get(part, "")) for part in ("train", "val")]
+        rows.append((name, tasks, str(about.get("domain") or ""), *sizes))
+    head = ("client", "tasks", "domain", "train examples", "validation")
+    return sheet("clients-table", head, rows, text=(1, 2))
+
+
+def _labels(figure: str) -> str:
+    return f"<h3>Labels</h3>\n{figure}" if figure else ""
+
+
+def _bytes(report: RunReport) -> str:
+    if not report.totals:
+        return ""
+    rows = [(role, task, human_bytes(up), human_bytes(down)) for role, task, up, down in report.totals]
+    up, down = (sum(line[i] for line in report.totals) for i in (2, 3))  # type: ignore[misc]
+    rows.append(("all", "", human_bytes(up), human_bytes(down)))
+    return sheet("bytes-table", ("role", "task", "sent by clients", "sent to clients"), rows, text=(1,))
+
+
+def _events(report: RunReport) -> str:
+    rows = [
+        (h.what, h.who, str(h.times), str(h.first) if h.first == h.last else f"{h.first} to {h.last}")
+        for h in report.happened
+    ]
+    return sheet("events-table", ("what", "client", "times", "rounds"), rows, text=(1,)) if rows else ""
+
+
+def plot(name: str, figure: Figure) -> str:
+    """The place of a figure, with what chooses its view and how smooth its lines are."""
+    views, controls = figure["views"], []
+    if figure["control"] == "slider" and len(views) > 1:
+        last = len(views) - 1
+        controls.append(
+            f'<label>Round <input class="view" type="range" min="0" max="{last}" value="{last}">'
+            f"<output>{escape(views[last]['name'])}</output></label>"
+        )
+    elif len(views) > 1:
+        options = "".join(f'<option value="{i}">{escape(view["name"])}</option>' for i, view in enumerate(views))
+        controls.append(f'<label>Show <select class="view">{options}</select></label>')
+    if figure["smooth"]:
+        controls.append(
+            '<label>Smoothing <input class="smooth" type="range" min="0" max="0.95" step="0.05" value="0"></label>'
+        )
+    caption = f"<figcaption>{escape(views[0]['name'])}</figcaption>" if len(views) == 1 else ""
+    return (
+        f'<figure class="plot" id="plot-{name}" data-figure="{name}">{caption}'
+        f'<div class="controls">{"".join(controls)}</div><div class="canvas"></div></figure>'
+    )
+
+
+def sheet(name: str, head: Sequence[str], rows: Sequence[Sequence[str]], text: Sequence[int] = ()) -> str:
+    """A table; its first column is its label, columns in `text` are set as text. Very long ones are cut."""
+    top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+    body = []
+    for label, *cells in rows[:MOST_ROWS]:
+        each = "".join(
+            f'<td class="text">{escape(cell)}</td>' if i in text else f"<td>{escape(cell)}</td>"
+            for i, cell in enumerate(cells, 1)
+        )
+        body.append(f'<tr><th scope="row">{escape(label)}</th>{each}</tr>')
+    more = _note(f"{len(rows) - MOST_ROWS} more are not shown.") if len(rows) > MOST_ROWS else ""
+    lines = "\n".join(["<tbody>", *body, "</tbody>"])
+    return f'<div class="wide"><table id="{name}">\n<thead><tr>{top}</tr></thead>\n{lines}\n</table></div>\n{more}'
+
+
+def number(value: float) -> str:
+    """As comparisons write it; '–' for nan."""
+    return "–" if math.isnan(value) else f"{value:.2f}" if abs(value) >= 10 else f"{value:.4f}"  # noqa: RUF001
+
+
+def _folded(title: str, text: str) -> str:
+    return f"<details><summary>{escape(title)}</summary>\n<pre>{escape(text)}</pre></details>\n"
+
+
+def _note(text: str) -> str:
+    return f'<p class="note">{escape(text)}</p>\n' if text else ""

@@ -1,0 +1,274 @@
+"""Figures of a report as plain plotly figures, in full precision and not too large.
+
+A figure is {"views": [{"name", "data"}], "shared": [traces], "control": "select" or "slider", "smooth", "layout"}. One
+view is drawn at a time: `shared[i]`, where there is one, updated by the view's `data[i]`, under `layout`. A trace's
+"meta" says what it is: {"kind": "client", "name": ...}, or kind mean, best, band or matrix. Texts that plotly draws
+are escaped, for it reads some HTML; those in "meta" are not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from statistics import quantiles
+from typing import Any
+
+from fedloom.study.hyper import HyperWeights, used
+from fedloom.study.report.collect import Curves, GridReport, Matrices, RunReport, Series
+
+POINTS = 400
+"""Points of a curve, at most."""
+LINES = 60
+"""Curves drawn singly in one view, at most."""
+BUDGET = 200_000
+"""Points of all curves of a page, about."""
+CELLS = 150_000
+"""Numbers of all matrices of a figure, about."""
+SIDE = 100
+"""Clients in a matrix, at most."""
+NAMES = 20
+"""Names in a figure of bytes, at most; the others are added up."""
+
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8b6d31", "#7f5fc7")
+DASHES = ("solid", "dash", "dot", "dashdot")
+_MARKERS = 30  # points up to which each is marked
+
+Figure = dict[str, Any]
+Trace = dict[str, Any]
+
+
+def figures_of(report: RunReport | GridReport) -> dict[str, Figure]:
+    """Name -> figure, of all that a report can draw."""
+    return _of_run(report) if isinstance(report, RunReport) else _of_grid(report)
+
+
+def _of_run(report: RunReport) -> dict[str, Figure]:
+    made: dict[str, Figure] = {}
+    if len(report.clients) > 1:
+        made["examples"] = examples(report)
+    if any("labels" in about for about in report.clients.values()):
+        made["labels"] = labels(report)
+    tasks = list(dict.fromkeys(c.task for c in report.curves))
+    # with many views each gets fewer points, then fewer single lines
+    views = max(1, len(report.curves))
+    points = max(50, min(POINTS, BUDGET // (5 * views)))
+    longest = min(points, max((len(c.mean) for c in report.curves), default=1))
+    singly = max(0, min(LINES, BUDGET // (views * longest) - 5))
+    for number, task in enumerate(tasks):
+        made[f"curves-{number}"] = curves([c for c in report.curves if c.task == task], points, singly)
+    if report.traffic:
+        made["bytes"] = _views(
+            [(key, _several(_largest(names))) for key, names in report.traffic.items()], "bytes in a round"
+        )
+    if report.seconds:
+        made["seconds"] = _views([("seconds by phase", _several(report.seconds))], "seconds in a round")
+    if report.weights is not None:
+        made |= hyper_weights(report.weights)
+    return made | {m.name: matrices(m) for m in report.matrices if m.rounds}
+
+
+def _of_grid(report: GridReport) -> dict[str, Figure]:
+    return {
+        f"curves-{number}": _views([(f"{data}: {task} ({metric})", _several(lines))], metric, smooth=True)
+        for number, ((data, task, metric), lines) in enumerate(report.curves.items())
+    }
+
+
+def thinned(rounds: Sequence[int], most: int, keep: Iterable[int] = ()) -> list[int]:
+    """At most about `most` rounds, evenly spaced, with the first, the last and those to keep."""
+    if len(rounds) <= most:
+        return list(rounds)
+    last = len(rounds) - 1
+    chosen = {rounds[round(i * last / (most - 1))] for i in range(most)}
+    return sorted(chosen | (set(keep) & set(rounds)))
+
+
+def curves(several: Sequence[Curves], points: int = POINTS, singly: int = LINES) -> Figure:
+    """The metrics of one task: a line a client, their mean, and the best round."""
+    views = [
+        (f"{c.metric}, {c.split}" + (f", {c.model}" if c.model else ""), _curves(c, points, singly)) for c in several
+    ]
+    return _views(views, several[0].task, smooth=True)
+
+
+def _curves(c: Curves, points: int, singly: int) -> list[Trace]:
+    mean = c.mean
+    keep = () if c.best is None else (c.best,)
+    rounds = thinned(list(mean), points, keep)
+    names, traces = list(c.clients), []
+    if len(names) > max(singly, 1):
+        ranked = sorted(names, key=lambda name: _last(c.clients[name]))
+        names = thinned_names(ranked, singly)
+        drawn = set(names)
+        traces += _band([series for name, series in c.clients.items() if name not in drawn], rounds)
+    for number, name in enumerate(names):
+        shown = [r for r in rounds if r in c.clients[name]]
+        look = {"color": COLORS[number % len(COLORS)], "dash": DASHES[number // len(COLORS) % len(DASHES)], "width": 1}
+        legend = len(names) <= 20
+        traces.append(_line(name, shown, c.clients[name], "client", line=look, opacity=0.75, showlegend=legend))
+    if len(c.clients) > 1:
+        traces.append(_line("mean over clients", rounds, mean, "mean", line={"width": 3}))
+    if c.best is not None:
+        how = "validation" if c.judged == "val" else f"{c.judged} data"
+        marker = {"size": 11, "symbol": "star", "color": "#d55e00"}
+        best = _line(f"best round by {how}: {c.best}", [c.best], mean, "best", mode="markers", marker=marker)
+        traces.append(best)
+    return traces
+
+
+def _last(series: Series) -> float:
+    """The last number of a series, for an order; -inf where there is none."""
+    known = [v for _, v in sorted(series.items()) if not math.isnan(v)]
+    return known[-1] if known else -math.inf
+
+
+def thinned_names(ranked: Sequence[str], most: int) -> list[str]:
+    """At most `most` names, evenly spaced, the first and the last among them where there is room for two."""
+    chosen = thinned(range(len(ranked)), most) if most > 1 else []
+    return [ranked[i] for i in chosen]
+
+
+def _band(rest: Sequence[Series], rounds: Sequence[int]) -> list[Trace]:
+    """Where eight of ten of the clients that are not drawn lie."""
+    low, high = {}, {}
+    for round in rounds:
+        values = [s[round] for s in rest if round in s and not math.isnan(s[round])]
+        if values:
+            tenths = quantiles(values, n=10, method="inclusive") if len(values) > 1 else values
+            low[round], high[round] = tenths[0], tenths[-1]
+    edge = {"width": 0}
+    upper = _line("", list(high), high, "band", line=edge, showlegend=False, mode="lines")
+    name = f"10 % to 90 % of {len(rest)} more clients"
+    look = {"line": edge, "fill": "tonexty", "fillcolor": "rgba(128,128,128,0.3)", "mode": "lines"}
+    return [upper, _line(name, list(low), low, "band", **look)]
+
+
+def _line(name: str, rounds: Sequence[int], series: Series, kind: str, **look: Any) -> Trace:
+    mode = "lines+markers" if len(rounds) <= _MARKERS else "lines"
+    return {
+        "type": "scatter",
+        "mode": mode,
+        "name": escape(name, quote=False),
+        "x": list(rounds),
+        "y": [plain(series[r]) for r in rounds],
+        "meta": {"kind": kind, "name": name},
+        **look,
+    }
+
+
+def _several(lines: Mapping[str, Series]) -> list[Trace]:
+    """A line a name."""
+    traces = []
+    for number, (name, series) in enumerate(lines.items()):
+        look = {"color": COLORS[number % len(COLORS)], "dash": DASHES[number // len(COLORS) % len(DASHES)]}
+        traces.append(_line(name, thinned(sorted(series), POINTS), series, "line", line=look))
+    return traces
+
+
+def _largest(lines: Mapping[str, Series]) -> dict[str, Series]:
+    """The lines with the largest sums; what is left becomes one line."""
+    ranked = sorted(lines, key=lambda name: -sum(lines[name].values()))
+    if len(ranked) <= NAMES:
+        return dict(lines)
+    rest: dict[int, float] = {}
+    for name in ranked[NAMES:]:
+        for round, value in lines[name].items():
+            rest[round] = rest.get(round, 0) + value
+    return {name: lines[name] for name in ranked[:NAMES]} | {f"{len(ranked) - NAMES} more together": rest}
+
+
+def examples(report: RunReport) -> Figure:
+    """Clients by tasks: train examples of the clients that hold the task."""
+    names, tasks = thinned_names(list(report.clients), SIDE), list(report.tasks)
+    held = [[t in report.clients[c]["tasks"] for t in tasks] for c in names]
+    counts = [report.clients[c].get("train", 1) for c in names]
+    z = [[n if there else None for there in row] for n, row in zip(counts, held, strict=True)]
+    return _heat([("train examples", {"z": z})], names, tasks, "client", "task", "select")
+
+
+def labels(report: RunReport) -> Figure:
+    """Clients by classes, a view a task; one column where labels are not classes."""
+    names = thinned_names([c for c, about in report.clients.items() if "labels" in about], SIDE)
+    views = []
+    for task in report.tasks:
+        rows = [report.clients[c]["labels"].get(task) for c in names]
+        lists = [[row] if isinstance(row, int) else row for row in rows]
+        width = max((len(row) for row in lists if row), default=0)
+        if width:
+            z = [[*row, *[0] * (width - len(row))] if row else [None] * width for row in lists]
+            views.append((task, {"z": z, "x": [str(i) for i in range(width)]}))
+    return _heat(views, names, [], "client", "class", "select")
+
+
+def matrices(m: Matrices) -> Figure:
+    """A heat map with a slider over the rounds."""
+    names = thinned_names(m.names, SIDE) if len(m.names) > SIDE else list(m.names)
+    at = [m.names.index(name) for name in names]
+    rounds = thinned(list(m.rounds), max(2, CELLS // max(1, len(names) ** 2)))
+    views = []
+    for round in rounds:
+        data: Trace = {"z": [[plain(m.rounds[round][i][j]) for j in at] for i in at]}
+        if m.marked:
+            marked = set(m.marked.get(round, ()))
+            data["text"] = [["●" if (i, j) in marked else "" for j in at] for i in at]
+        views.append((str(round), data))
+    known = [v for round in rounds for row in m.rounds[round] for v in row if v is not None and math.isfinite(v)]
+    figure = _heat(views, names, names, m.rows, m.columns, "slider")
+    figure["shared"][0] |= {"zmin": min([0.0, *known]), "zmax": max([*known, 1e-9])}
+    if m.marked:
+        figure["shared"][0]["texttemplate"] = "%{text}"
+    return figure
+
+
+def _heat(
+    views: Sequence[tuple[str, Trace]], rows: Sequence[str], columns: Sequence[str], down: str, along: str, control: str
+) -> Figure:
+    trace: Trace = {
+        "type": "heatmap",
+        "x": [escape(name, quote=False) for name in columns],
+        "y": [escape(name, quote=False) for name in rows],
+        "colorscale": "Viridis",
+        "hoverongaps": False,
+        "hovertemplate": f"{down} %{{y}}, {along} %{{x}}: %{{z}}<extra></extra>",
+        "meta": {"kind": "matrix", "rows": list(rows), "columns": list(columns)},
+    }
+    # category: names may look like numbers; reversed: the first row on top
+    layout = {
+        "xaxis": {"type": "category", "title": {"text": along}},
+        "yaxis": {"type": "category", "autorange": "reversed", "title": {"text": down}},
+        "height": min(1200, 220 + 18 * max(8, len(rows))),
+    }
+    found = [{"name": name, "data": [data]} for name, data in views]
+    return {"views": found, "shared": [trace], "control": control, "smooth": False, "layout": layout}
+
+
+def hyper_weights(weights: HyperWeights) -> dict[str, Figure]:
+    """The weights as they were used: alpha a client, beta a decoder and layer."""
+    alpha = {client: {r: used(v) for r, v in points} for client, points in weights.alpha.items()}
+    beta = {
+        " ".join((*decoder, layer)).strip(): {r: used(v) for r, v in points}
+        for decoder, layers in weights.beta.items()
+        for layer, points in layers.items()
+    }
+    made = {}
+    for name, title, lines in (("alpha", "alpha of the encoders", alpha), ("beta", "beta of the decoders", beta)):
+        if lines:
+            kept = thinned_names(list(lines), LINES)
+            made[name] = _views([(title, _several({name: lines[name] for name in kept}))], "weight as used")
+    return made
+
+
+def _views(views: Sequence[tuple[str, list[Trace]]], axis: str, smooth: bool = False) -> Figure:
+    layout = {
+        "xaxis": {"title": {"text": "round"}},
+        "yaxis": {"title": {"text": escape(axis, quote=False)}},
+        "height": 420,
+    }
+    found = [{"name": name, "data": data} for name, data in views]
+    return {"views": found, "shared": [], "control": "select", "smooth": smooth, "layout": layout}
+
+
+def plain(value: float | None) -> float | None:
+    """None for what JSON has no word for."""
+    return value if value is not None and math.isfinite(value) else None

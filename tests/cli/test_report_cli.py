@@ -1,0 +1,72 @@
+"""fedloom report, on a real run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedloom.cli import app
+from fedloom.runtime.api import Result
+from fedloom.study.runs import Run
+
+pytest.importorskip("plotly")
+
+
+def data_of(file: Path) -> dict:
+    text = file.read_text("utf-8")
+    return json.loads(text.partition('id="report-data">')[2].partition("</script>")[0])
+
+
+def test_a_run(quick: Callable[..., Result], tmp_path: Path) -> None:
+    folder = quick("method=fedhca2", "training.rounds=2").folder
+    out = tmp_path / "made" / "page.html"
+    result = CliRunner().invoke(app, ["report", str(folder), "-o", str(out)])
+    assert result.exit_code == 0, result.output
+    assert result.output.strip() == str(out)
+    data = data_of(out)
+    assert out.read_text("utf-8").count("plotly.js v") >= 1
+    assert out.stat().st_size < 8_000_000
+    run = Run.read(folder)
+    final = run.final()
+    means = {(s["task"], s["metric"]): s["mean"] for s in data["scores"] if s["split"] == "test"}
+    assert means == {(t, m): v for t, metrics in final.values.items() for m, v in metrics.items()}
+    drawn = 0
+    for number, task in enumerate(run.info["tasks"]):
+        for view in data["figures"][f"curves-{number}"]["views"]:
+            metric, split, model = view["name"].split(", ")
+            for trace in view["data"]:
+                if trace["meta"]["kind"] != "client" or split == "train":
+                    continue
+                client = trace["meta"]["name"]
+                wanted = {
+                    line["round"]: e["value"]
+                    for line in run.rounds
+                    for e in line["metrics"]
+                    if (e["client"], e["task"], e["metric"], e["split"], e["model"])
+                    == (client, task, metric, split, model)
+                }
+                assert dict(zip(trace["x"], trace["y"], strict=True)) == wanted
+                drawn += 1
+    assert drawn
+    assert {"examples", "bytes", "seconds", "alpha"} <= set(data["figures"])
+
+
+def test_where_it_is_written(quick: Callable[..., Result]) -> None:
+    folder = quick("training.rounds=1").folder
+    result = CliRunner().invoke(app, ["report", str(folder)])
+    assert result.output.strip() == str(folder / "report.html")
+    assert (folder / "report.html").is_file()
+
+
+def test_without_torch() -> None:
+    code = (
+        "import sys, fedloom.cli_report, fedloom.study.report; print('torch' in sys.modules, 'plotly' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False"]

@@ -1,0 +1,513 @@
+"""The page of a run and of a grid, from run folders made by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fedloom.errors import StateError, UserError
+from fedloom.study.grid import Cell
+from fedloom.study.report import collect, write
+from fedloom.study.report.collect import Curves, RunReport, worst, worst_tasks
+from fedloom.study.report.page import in_script
+from fedloom.study.report.plots import BUDGET, LINES, curves, figures_of, matrices, thinned, thinned_names
+from fedloom.study.runs import Run
+from grid_support import DEA, FEDAVG, paper_grid, write_grid, write_run
+
+NASTY = "</script><img src=x onerror=alert(1)>&\"'\u2028"
+TASKS = {
+    "seg": {"kind": "dense", "primary": "miou", "metrics": {"miou": "max"}},
+    "depth": {"kind": "dense", "primary": "rmse", "metrics": {"rmse": "min"}},
+}
+CLIENTS = {
+    "a": {"tasks": {"seg": 1.0}, "domain": "city", "train": 30, "val": 3},
+    "b": {"tasks": {"seg": 1.0, "depth": 2.0}, "domain": "wood", "train": 20, "val": 2},
+}
+
+
+def metric(client: str | None, task: str, value: float | None, split: str = "test", model: str = "global"):
+    name = TASKS[task]["primary"] if task in TASKS else "accuracy"
+    where = {"model": model, "split": split, "data": f"shared {split}"}
+    return {"client": client, "task": task, "metric": name, "value": value, **where}
+
+
+@pytest.fixture(autouse=True)
+def quick_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plotly's script is large: the test of the command has it."""
+    offline = pytest.importorskip("plotly.offline")
+    monkeypatch.setattr(offline, "get_plotlyjs", lambda: "/* plotly */")
+
+
+def run_folder(folder: Path, lines: list[dict[str, Any]], traffic: list[dict[str, Any]] = [], **info: Any) -> Path:  # noqa: B006
+    """A run's folder from the lines of its files; keywords change run.json."""
+    folder.mkdir(parents=True, exist_ok=True)
+    recipe = {"name": info.pop("name", "t"), "seed": 3, "data": {"name": "toy"}, "training": {"rounds": 9}}
+    rounds = max((line["round"] for line in lines), default=0)
+    value = {"method": "fedavg", "tasks": TASKS, "clients": CLIENTS, "status": "finished", "final_round": rounds}
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    (folder / "run.json").write_text(json.dumps(value | info))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps({"cohort": []} | line) + "\n" for line in lines))
+    (folder / "bytes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in traffic))
+    return folder
+
+
+def two_rounds() -> list[dict[str, Any]]:
+    """Seg gets better on test data and worse on validation data; b's depth is not measured in round 2."""
+    return [
+        {
+            "round": r,
+            "cohort": ["a", "b"],
+            "metrics": [
+                metric("a", "seg", a),
+                metric("b", "seg", b),
+                metric("a", "seg", -a, "val"),
+                metric("b", "seg", -b, "val"),
+                metric("b", "depth", depth),
+            ],
+            "events": [],
+        }
+        for r, a, b, depth in [(1, 0.1, 0.3, 0.7000000000000001), (2, 0.2, 0.6, None)]
+    ]
+
+
+class Page(HTMLParser):
+    """Elements, their attributes, and the text of the visible part."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: dict[str, str] = {}
+        self.text, self.inside = "", ""
+        self.feed(text)
+        self.ids = [attributes["id"] for _, attributes in self.elements if "id" in attributes]
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attributes)))
+        self.inside = str(dict(attributes).get("id")) if tag == "script" else ""
+
+    def handle_endtag(self, tag: str) -> None:
+        self.inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self.inside:
+            self.scripts[self.inside] = self.scripts.get(self.inside, "") + data
+        else:
+            self.text += data
+
+    @property
+    def data(self) -> dict[str, Any]:
+        return json.loads(self.scripts["report-data"])
+
+
+def page_of(source: Path) -> Page:
+    return Page(write(source).read_text("utf-8"))
+
+
+def check_figures(figures: dict[str, Any]) -> None:
+    """Every view is a valid figure of plotly."""
+    graph_objects = pytest.importorskip("plotly.graph_objects")
+    for figure in figures.values():
+        for view in figure["views"]:
+            shared = figure["shared"]
+            traces = [{**(shared[i] if i < len(shared) else {}), **own} for i, own in enumerate(view["data"])]
+            graph_objects.Figure(traces, figure["layout"])
+
+
+def trace(figure: dict[str, Any], view: str, kind: str, name: str = "") -> dict[str, Any]:
+    (data,) = [v["data"] for v in figure["views"] if v["name"] == view]
+    (found,) = [t for t in data if t["meta"]["kind"] == kind and name in ("", t["meta"].get("name"))]
+    return found
+
+
+def test_numbers_are_those_of_the_files(tmp_path: Path) -> None:
+    page = page_of(run_folder(tmp_path, two_rounds()))
+    figures = page.data["figures"]
+    check_figures(figures)
+    seg = figures["curves-0"]
+    assert [view["name"] for view in seg["views"]] == ["miou, test, global", "miou, val, global"]
+    assert trace(seg, "miou, test, global", "client", "b") | {"x": [1, 2], "y": [0.3, 0.6]} == trace(
+        seg, "miou, test, global", "client", "b"
+    )
+    assert trace(seg, "miou, test, global", "mean")["y"] == [0.2, 0.4]
+    # validation is best in round 1, and says so on the curve of test data
+    best = trace(seg, "miou, test, global", "best")
+    assert (best["x"], best["y"], best["name"]) == ([1], [0.2], "best round by validation: 1")
+    assert trace(figures["curves-1"], "rmse, test, global", "client")["y"] == [0.7000000000000001, None]
+    scores = {(s["task"], s["split"]): s for s in page.data["scores"]}
+    assert scores["seg", "test"]["mean"] == 0.4
+    assert scores["seg", "test"]["worst"] == {"client": "a", "value": 0.2}
+    assert scores["seg", "test"]["round"] == 2
+    assert scores["depth", "test"]["mean"] is None
+    assert scores["depth", "test"]["worst"] is None
+    final = Run.read(tmp_path).final()
+    assert (final.values["seg"]["miou"], final.round) == (0.4, 2)
+    assert {"about", "final", "curves", "federation"} < set(page.ids)
+    assert not {"bytes", "seconds", "hyper-weights", "events", "task-similarity", "mixing", "labels"} & set(page.ids)
+
+
+def test_a_personal_model_counts_before_the_global_one(tmp_path: Path) -> None:
+    measured = [metric("a", "seg", 0.1), metric("b", "seg", 0.2), metric("b", "seg", 0.8, model="personal")]
+    folder = run_folder(tmp_path, [{"round": 1, "metrics": measured}])
+    found = collect(folder)
+    assert isinstance(found, RunReport)
+    assert [(c.model, c.mean) for c in found.curves] == [
+        ("personal and global", {1: 0.45}),
+        ("global", {1: pytest.approx(0.15)}),
+    ]
+    (score,) = found.scores
+    assert (score.mean, score.model, score.worst) == (0.45, "personal and global", ("a", 0.1))
+
+
+def test_what_a_client_does_not_hold_does_not_count(tmp_path: Path) -> None:
+    found = collect(
+        run_folder(tmp_path, [{"round": 1, "metrics": [metric("a", "depth", 9.0), metric("b", "depth", 1.0)]}])
+    )
+    assert isinstance(found, RunReport)
+    assert [list(c.clients) for c in found.curves] == [["b"]]
+    assert found.scores[0].mean == 1.0
+
+
+def test_names_cannot_become_markup(tmp_path: Path) -> None:
+    tasks = {NASTY: {"kind": "classification", "primary": "accuracy", "metrics": {"accuracy": "max"}}}
+    clients = {f"{NASTY}{i}": {"tasks": {NASTY: 1.0}, "domain": NASTY, "train": 1, "val": 1} for i in range(2)}
+    one, two = clients
+    lines = [
+        {
+            "round": 1,
+            "metrics": [metric(c, NASTY, 0.5) for c in clients],
+            "events": [{"event": NASTY, "client": one, "why": NASTY}],
+            "seconds": {NASTY: 1.0},
+            "records": [
+                {"kind": "mixing", "weights": {one: {one: 0.5, two: 0.5}}},
+                {"kind": "task-vectors", "tasks": [NASTY], "similarity": [[1.0]], "partners": [[]]},
+                {"kind": "hyper-weights", "part": "encoder", "weights": {one: 0.3}},
+            ],
+        }
+    ]
+    entry = {"client": one, "role": NASTY, "task": NASTY, "bytes": 8}
+    folder = run_folder(
+        *(tmp_path, lines, [{"round": 1, "up": [entry], "down": [entry]}]),
+        tasks=tasks,
+        clients=clients,
+        name=NASTY,
+        method=NASTY,
+        recipe_text=NASTY,
+    )
+    (folder / "partition.json").write_text(json.dumps({"labels": {one: {NASTY: [1, 2]}}}))
+    text = write(folder).read_text("utf-8")
+    page = Page(text)
+    assert not [tag for tag, _ in page.elements if tag == "img"]
+    assert not [a for _, attributes in page.elements for a in attributes if a.startswith("on")]
+    assert [attributes.get("id") for tag, attributes in page.elements if tag == "script"] == [
+        *("report-data", "plotly", "page")
+    ]
+    assert page.data["title"] == f"{NASTY}: {NASTY}"
+    assert f"{NASTY}0" in page.text
+    raw = text.partition('id="report-data">')[2].partition("</script>")[0]
+    assert not set("<>&\u2028") & set(raw)
+    # plotly reads some HTML in the names that it draws
+    drawn = [t["name"] for f in page.data["figures"].values() for v in f["views"] for t in v["data"] if "name" in t]
+    axes = [name for f in page.data["figures"].values() for t in f["shared"] for name in t["x"] + t["y"]]
+    titles = [f["layout"]["yaxis"]["title"]["text"] for f in page.data["figures"].values()]
+    assert not [name for name in drawn + axes + titles if "<" in name]
+    check_figures(page.data["figures"])
+    sections = ("bytes", "seconds", "hyper-weights", "task-similarity", "mixing", "events")
+    assert set(sections) < set(page.ids)
+    assert len(page.ids) == len(set(page.ids))
+
+
+def test_the_page_loads_nothing(tmp_path: Path) -> None:
+    lines = two_rounds()
+    for line in lines:
+        line["records"] = [{"kind": "mixing", "weights": {"a": {"a": 1.0}}}]
+    page = page_of(run_folder(tmp_path, lines))
+    loads = [(tag, a) for tag, a in page.elements if tag in ("link", "img", "iframe") or "src" in a]
+    assert not loads
+    assert [a["href"][:1] for tag, a in page.elements if tag == "a"] == ["#"] * 5
+    policy = next(a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none';")
+    for name in re.findall(r'querySelector(?:All)?\("([^"]+)"\)', page.scripts["page"]):
+        tags = [a.get("class", "") for _, a in page.elements] + [tag for tag, _ in page.elements]
+        assert any(part.strip().rpartition(".")[2] in tags for part in name.split(",")), name
+
+
+@pytest.mark.parametrize("lines", [[], [{"round": 0, "cohort": [], "train": [], "metrics": [], "events": []}]])
+def test_a_run_that_measured_nothing(tmp_path: Path, lines: list[dict[str, Any]]) -> None:
+    page = page_of(run_folder(tmp_path, lines, status="running"))
+    assert "not finished: round 0 of 9" in page.text
+    assert set(page.data["figures"]) == {"examples"}
+    assert page.data["scores"] == []
+
+
+def test_one_client_one_round_and_no_more(tmp_path: Path) -> None:
+    clients = {"a": {"tasks": {"seg": 1.0}}}
+    folder = run_folder(tmp_path, [{"round": 1, "metrics": [metric(None, "seg", 0.5)]}], clients=clients)
+    (folder / "bytes.jsonl").unlink()
+    page = page_of(folder)
+    (view,) = page.data["figures"]["curves-0"]["views"]
+    assert [(t["meta"], t["y"]) for t in view["data"]] == [({"kind": "client", "name": "all clients"}, [0.5])]
+    check_figures(page.data["figures"])
+
+
+def test_a_cut_off_run(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, two_rounds(), status="running", final_round=0)
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"round": 3, "metr')
+    page = page_of(folder)
+    assert page.data["about"]["status"] == "not finished: round 2 of 9"
+    assert "kept model" not in page.data["about"]
+    assert {s["round"] for s in page.data["scores"]} == {2}
+
+
+def test_training_losses_and_seconds(tmp_path: Path) -> None:
+    line = {
+        "round": 1,
+        "metrics": [],
+        "train": [{"client": "a", "task": "seg", "loss": 2.5, "examples": 3, "steps": 1}],
+        "seconds": {"dispatch": 0.25, "evaluate": 1.0},
+    }
+    figures = page_of(run_folder(tmp_path, [line])).data["figures"]
+    assert trace(figures["curves-0"], "training loss, train, trained", "client", "a")["y"] == [2.5]
+    assert [(t["name"], t["y"]) for t in figures["seconds"]["views"][0]["data"]] == [
+        ("dispatch", [0.25]),
+        ("evaluate", [1.0]),
+    ]
+
+
+def test_bytes_by_role_task_and_client(tmp_path: Path) -> None:
+    def entry(client: str, role: str, task: str | None, count: int) -> dict[str, Any]:
+        return {"client": client, "role": role, "task": task, "bytes": count}
+
+    up = [entry("a", "encoder", None, 100), entry("a", "head", "seg", 10), entry("b", "encoder", None, 100)]
+    traffic = [{"round": r, "up": up, "down": [entry("a", "encoder", None, 7)]} for r in (1, 2)]
+    page = page_of(run_folder(tmp_path, two_rounds(), traffic))
+    figure = page.data["figures"]["bytes"]
+    assert trace(figure, "up by role", "line", "encoder")["y"] == [200, 200]
+    assert trace(figure, "up by task", "line", "no task")["y"] == [200, 200]
+    assert trace(figure, "up by task", "line", "seg")["y"] == [10, 10]
+    assert trace(figure, "up by client", "line", "a")["y"] == [110, 110]
+    assert trace(figure, "down by client", "line", "a")["y"] == [7, 7]
+    assert page.data["bytes"] == [
+        {"role": "encoder", "task": "", "up": 400, "down": 14},
+        {"role": "head", "task": "seg", "up": 20, "down": 0},
+    ]
+    assert sum(t["up"] for t in page.data["bytes"]) == Run.read(tmp_path).bytes_total()["up"]
+
+
+def test_the_federation(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, two_rounds())
+    labels = {"a": {"seg": 33}, "b": {"seg": 22, "depth": [5, 0, 17]}}
+    (folder / "partition.json").write_text(json.dumps({"hash": "x", "clients": [], "labels": labels}))
+    page = page_of(folder)
+    figures = page.data["figures"]
+    assert figures["examples"]["views"][0]["data"] == [{"z": [[30, None], [20, 20]]}]
+    assert figures["labels"]["views"] == [
+        {"name": "seg", "data": [{"z": [[33], [22]], "x": ["0"]}]},
+        {"name": "depth", "data": [{"z": [[None, None, None], [5, 0, 17]], "x": ["0", "1", "2"]}]},
+    ]
+    check_figures(figures)
+    assert "seg, depth (weight 2)" in page.text
+    assert "city" in page.text
+    (folder / "partition.json").write_text("{")
+    assert "labels" not in page_of(folder).data["figures"]
+
+
+def test_matrices_over_the_rounds(tmp_path: Path) -> None:
+    lines = two_rounds()
+    lines[0]["records"] = [
+        {"kind": "task-vectors", "tasks": ["depth"], "similarity": [[1.0]], "partners": [[]]},
+        {
+            "kind": "peer",
+            "peer": "a",
+            "neighbours": ["b"],
+            "weights": {"a": 0.75, "b": 0.25},
+            "similarity": {"b": -0.5},
+        },
+        {"kind": "peer", "peer": "b", "neighbours": [], "weights": {"b": 1.0}, "similarity": {}},
+        {"kind": "conflict-averse", "peer": "a", "weights": {}, "acted": {"clip": {"b": 0.5}}},
+        {"kind": "unheard-of", "what": 1},
+    ]
+    lines[1]["records"] = [
+        {
+            "kind": "task-vectors",
+            "tasks": ["depth", "seg"],
+            "similarity": [[1.0, 0.25], [0.25, 1.0]],
+            "partners": [["seg"], []],
+        },
+        {"kind": "mixing", "weights": {"a": {"a": 0.5, "b": 0.5}, "b": {"b": 1.0}}},
+    ]
+    lines[1]["events"] = [
+        {"event": "update dropped", "client": "b", "why": "nan"},
+        {"event": "message dropped", "peer": "a", "what": "late", "sender": "b", "kind": "model"},
+    ]
+    lines[1]["records"] += [{"kind": "conflict-averse", "peer": "a", "weights": {"b": 0.1}, "acted": {"clip": {}}}]
+    found = collect(run_folder(tmp_path, lines))
+    assert isinstance(found, RunReport)
+    of = {m.name: m for m in found.matrices}
+    # in the order of the run's tasks, seg first
+    assert of["task-similarity"].rounds == {1: [[None, None], [None, 1.0]], 2: [[1.0, 0.25], [0.25, 1.0]]}
+    assert of["task-similarity"].marked == {1: [], 2: [(1, 0)]}
+    assert of["mixing"].rounds == {2: [[0.5, 0.5], [None, 1.0]]}
+    assert of["neighbours"].rounds == {1: [[0.75, 0.25], [None, 1.0]]}
+    assert of["peer-similarity"].rounds == {1: [[None, -0.5], [None, None]]}
+    assert of["conflict-weights"].rounds == {1: [[None, None], [None, None]], 2: [[None, 0.1], [None, None]]}
+    assert [(h.what, h.who, h.times, h.first, h.last) for h in found.happened] == [
+        ("safeguard: clip", "a", 2, 1, 2),
+        ("message dropped: what late, kind model", "a from b", 1, 2, 2),
+        ("update dropped: why nan", "b", 1, 2, 2),
+    ]
+    figures = figures_of(found)
+    check_figures(figures)
+    figure = figures["task-similarity"]
+    assert [view["name"] for view in figure["views"]] == ["1", "2"]
+    assert figure["views"][1]["data"][0]["text"] == [["", ""], ["●", ""]]
+    assert figures["peer-similarity"]["shared"][0]["zmin"] == -0.5
+
+
+def test_hyper_weights_as_used(tmp_path: Path) -> None:
+    lines = two_rounds()
+    for line, value in zip(lines, (0.1, 1.5), strict=True):
+        line["records"] = [
+            {"kind": "hyper-weights", "part": "encoder", "weights": {"a": value}},
+            {"kind": "hyper-weights", "part": "decoder", "weights": {"b": {"seg": {"fuse": -value}}}},
+        ]
+    figures = page_of(run_folder(tmp_path, lines)).data["figures"]
+    assert trace(figures["alpha"], "alpha of the encoders", "line", "a")["y"] == [0.1, 1.0]
+    assert trace(figures["beta"], "beta of the decoders", "line", "b seg fuse")["y"] == [0.0, 0.0]
+
+
+def test_thinning_keeps_the_ends_and_the_best() -> None:
+    rounds = list(range(0, 5000, 5))
+    kept = thinned(rounds, 400, keep=(15, 16))
+    assert kept[0] == 0
+    assert kept[-1] == 4995
+    assert 15 in kept
+    assert 16 not in kept
+    assert len(kept) <= 401
+    assert kept == sorted(set(kept))
+    assert thinned([3, 1], 400) == [3, 1]
+    assert thinned_names(["a", "b", "c", "d", "e"], 3) == ["a", "c", "e"]
+
+
+def test_many_clients_become_a_band() -> None:
+    clients = {f"c{i:03d}": {1: 0.0, 2: i / 100} for i in range(101)}
+    (view,) = curves([Curves("seg", "miou", "max", "test", "global", clients, 2, "test")])["views"]
+    kinds = [t["meta"]["kind"] for t in view["data"]]
+    assert {kind: kinds.count(kind) for kind in kinds} == {"band": 2, "client": LINES, "mean": 1, "best": 1}
+    singly = [t["meta"]["name"] for t in view["data"] if t["meta"]["kind"] == "client"]
+    assert singly[0] == "c000"
+    assert singly[-1] == "c100"
+    # the band is that of the 41 others alone
+    rest = sorted(clients[name][2] for name in clients if name not in singly)
+    upper, lower = view["data"][:2]
+    assert (lower["y"][1], upper["y"][1]) == (pytest.approx(rest[4]), pytest.approx(rest[36]))
+    assert view["data"][-2]["y"] == [0.0, pytest.approx(0.5)]
+
+
+def test_a_large_run_gives_a_small_page() -> None:
+    clients = {f"client-{i:04d}": {r: math.sin(i * r) / 3 for r in range(301)} for i in range(1000)}
+    several = [Curves("seg", m, "max", "test", "global", clients, 7, "test") for m in ("miou", "accuracy")]
+    report = RunReport(
+        *(Path(), "t", (), "", "", dict.fromkeys(clients, CLIENTS["a"]), TASKS, tuple(several)),
+        *((), {}, (), {}, None, (), ()),
+    )
+    figures = figures_of(report)
+    text = json.dumps(figures)
+    assert len(text) < 4_000_000
+    points = sum(len(t["x"]) for f in figures.values() for v in f["views"] for t in v["data"] if "x" in t)
+    assert points < BUDGET
+    # as many metrics again as there are, and more, do not make it larger without bound
+    many = RunReport(
+        *(Path(), "t", (), "", "", dict.fromkeys(clients, CLIENTS["a"]), TASKS, tuple(several) * 20),
+        *((), {}, (), {}, None, (), ()),
+    )
+    assert len(json.dumps(figures_of(many))) < 10_000_000
+
+
+def test_matrices_of_many_clients_are_thinned() -> None:
+    from fedloom.study.report.collect import Matrices
+
+    names = tuple(f"c{i}" for i in range(150))
+    whole = [[i / 150] * 150 for i in range(150)]
+    figure = matrices(Matrices("mixing", "", "receiver", "sender", names, dict.fromkeys(range(40), whole)))
+    assert len(figure["views"]) == 15
+    assert len(figure["views"][0]["data"][0]["z"]) == 100
+    assert [view["name"] for view in (figure["views"][0], figure["views"][-1])] == ["0", "39"]
+    assert figure["views"][0]["data"][0]["z"][-1] == [149 / 150] * 100
+
+
+def test_the_worst() -> None:
+    assert worst({"a": 0.5, "b": math.nan, "c": 0.2}, "max") == ("c", 0.2)
+    assert worst({"a": 0.5, "c": 0.2}, "min") == ("a", 0.5)
+    assert worst({"a": math.nan}, "min") is None
+
+
+def test_the_worst_task_among_those_with_one_metric(tmp_path: Path) -> None:
+    tasks = {t: {"kind": "c", "primary": "accuracy", "metrics": {"accuracy": "max"}} for t in ("x", "y")}
+    clients = {"a": {"tasks": {"x": 1.0, "y": 1.0}}}
+    lines = [{"round": 1, "metrics": [metric("a", "x", 0.5), metric("a", "y", 0.25)]}]
+    folder = run_folder(tmp_path, lines, tasks=tasks, clients=clients)
+    found = collect(folder)
+    assert isinstance(found, RunReport)
+    assert [s.task for s in worst_tasks(found.scores)] == ["y"]
+    assert "Worst task by accuracy on test: y (0.2500)." in page_of(folder).text
+
+
+def test_json_for_a_script() -> None:
+    text = in_script({"a": NASTY})
+    assert json.loads(text) == {"a": NASTY}
+    assert "<" not in text
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        in_script(math.nan)
+
+
+def test_a_grid(tmp_path: Path) -> None:
+    grid = paper_grid(data={"NYUD": {"recipe": "digits-tasks"}}, bases={"FedAvg": {"method": "fedavg"}}, seeds=[0, 1])
+    better = {task: value * 1.01 for task, value in FEDAVG.items()}
+    write_grid(tmp_path, grid, {("NYUD", "FedAvg", "-", 0): FEDAVG, ("NYUD", "FedAvg", "+DEA", 0): DEA})
+    write_run(tmp_path, Cell("NYUD", "FedAvg", "-", 1), better)
+    write_run(tmp_path, Cell("NYUD", "FedAvg", "+DEA", 1), DEA, "running", history={1: FEDAVG, 2: DEA})
+    page = page_of(tmp_path)
+    assert [i for i in page.ids if i in ("about", "table", "curves", "cells")] == ["about", "table", "curves", "cells"]
+    assert "3 finished" in page.data["about"]["runs"]
+    assert "not finished: round 2" in page.text
+    entries = {(e["addon"], e["task"]): e for e in page.data["table"]}
+    assert entries["-", "semseg"]["mean"] == pytest.approx(23.05 * 1.005)
+    assert entries["-", "semseg"]["n"] == 2
+    assert entries["-", "semseg"]["half"] == pytest.approx(12.7062 * 0.2305 / 2, rel=1e-4)
+    assert entries["-", ""]["kind"] == "base"
+    # FedDEA's table 3, as its tasks' own changes: 33.54, 2.23, 7.16 and -0.56 %
+    assert entries["+DEA", ""]["mean"] == pytest.approx(10.59, abs=0.01)
+    check_figures(page.data["figures"])
+    lines = page.data["figures"]["curves-0"]["views"][0]
+    assert lines["name"] == "NYUD: semseg (miou)"
+    # seed 1 has two rounds, seed 0 only the first
+    dea = next(t for t in lines["data"] if t["meta"]["name"] == "FedAvg +DEA")
+    assert (dea["x"], dea["y"]) == ([1], [pytest.approx((30.78 + 23.05) / 2)])
+
+
+def test_a_grid_of_which_nothing_has_finished(tmp_path: Path) -> None:
+    write_grid(tmp_path, paper_grid(), {})
+    page = page_of(tmp_path)
+    assert "no cell of grid paper has finished" in page.text
+    assert page.data["figures"] == {}
+    assert "curves" not in page.ids
+
+
+def test_neither_a_run_nor_a_grid(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="neither a run's nor a grid's folder"):
+        write(tmp_path)
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", two_rounds())
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="file"):
+        write(folder, tmp_path / "file" / "page.html")
