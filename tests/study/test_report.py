@@ -351,13 +351,8 @@ def test_matrices_over_the_rounds(tmp_path: Path) -> None:
     found = collect(run_folder(tmp_path, lines))
     assert isinstance(found, RunReport)
     of = {m.name: m for m in found.matrices}
-    # in the order of the run's tasks, seg first
-    assert of["task-similarity"].rounds == {1: [[None, None], [None, 1.0]], 2: [[1.0, 0.25], [0.25, 1.0]]}
-    assert of["task-similarity"].marked == {1: [], 2: [(1, 0)]}
-    assert of["mixing"].rounds == {2: [[0.5, 0.5], [None, 1.0]]}
-    assert of["neighbours"].rounds == {1: [[0.75, 0.25], [None, 1.0]]}
-    assert of["peer-similarity"].rounds == {1: [[None, -0.5], [None, None]]}
-    assert of["conflict-weights"].rounds == {1: [[None, None], [None, None]], 2: [[None, 0.1], [None, None]]}
+    assert of["task-similarity"].names == ("seg", "depth")
+    assert of["task-similarity"].marked == {1: [], 2: [("depth", "seg")]}
     assert [(h.what, h.who, h.times, h.first, h.last) for h in found.happened] == [
         ("safeguard: clip", "a", 2, 1, 2),
         ("message dropped: what late, kind model", "a from b", 1, 2, 2),
@@ -365,6 +360,13 @@ def test_matrices_over_the_rounds(tmp_path: Path) -> None:
     ]
     figures = figures_of(found)
     check_figures(figures)
+    z = {name: [view["data"][0]["z"] for view in figures[name]["views"]] for name in of}
+    # in the order of the run's tasks, seg first
+    assert z["task-similarity"] == [[[None, None], [None, 1.0]], [[1.0, 0.25], [0.25, 1.0]]]
+    assert z["mixing"] == [[[0.5, 0.5], [None, 1.0]]]
+    assert z["neighbours"] == [[[0.75, 0.25], [None, 1.0]]]
+    assert z["peer-similarity"] == [[[None, -0.5], [None, None]]]
+    assert z["conflict-weights"] == [[[None] * 2] * 2, [[None, 0.1], [None, None]]]
     figure = figures["task-similarity"]
     assert [view["name"] for view in figure["views"]] == ["1", "2"]
     assert figure["views"][1]["data"][0]["text"] == [["", ""], ["●", ""]]
@@ -435,7 +437,7 @@ def test_matrices_of_many_clients_are_thinned() -> None:
     from fedloom.study.report.collect import Matrices
 
     names = tuple(f"c{i}" for i in range(150))
-    whole = [[i / 150] * 150 for i in range(150)]
+    whole = {name: dict.fromkeys(names, i / 150) for i, name in enumerate(names)}
     figure = matrices(Matrices("mixing", "", "receiver", "sender", names, dict.fromkeys(range(40), whole)))
     assert len(figure["views"]) == 15
     assert len(figure["views"][0]["data"][0]["z"]) == 100

@@ -72,7 +72,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Matrices:
-    """A matrix a round: row i, column j is what i has to do with j; None where nothing is known."""
+    """A matrix a round; what it has no entry for is not known. Sparse, for there may be many clients."""
 
     name: str
     title: str
@@ -80,8 +80,9 @@ class Matrices:
     """What a row is."""
     columns: str
     names: tuple[str, ...]
-    rounds: Mapping[int, Sequence[Sequence[float | None]]]
-    marked: Mapping[int, Sequence[tuple[int, int]]] = field(default_factory=dict)
+    rounds: Mapping[int, Mapping[str, Mapping[str, float | None]]]
+    """Round -> row -> column -> number."""
+    marked: Mapping[int, Sequence[tuple[str, str]]] = field(default_factory=dict)
     """Round -> (row, column) of the pairs that were chosen."""
     legend: str = ""
     """What a mark means."""
@@ -428,16 +429,12 @@ def _matrices(run: Run) -> tuple[Matrices, ...]:
         tasks = tuple(t for t in run.info["tasks"] if any(t in record["tasks"] for record in similar.values()))
         rounds, chosen = {}, {}
         for round, record in similar.items():
-            values = {
-                (a, b): v
+            rounds[round] = {
+                a: dict(zip(record["tasks"], row, strict=True))
                 for a, row in zip(record["tasks"], record["similarity"], strict=True)
-                for b, v in zip(record["tasks"], row, strict=True)
             }
-            rounds[round] = [[values.get((a, b)) for b in tasks] for a in tasks]
-            partners = dict(zip(record["tasks"], record.get("partners", ()), strict=False))
-            chosen[round] = [
-                (i, j) for i, a in enumerate(tasks) for j, b in enumerate(tasks) if b in partners.get(a, ())
-            ]
+            partners = zip(record["tasks"], record.get("partners", ()), strict=False)
+            chosen[round] = [(a, b) for a, several in partners for b in several]
         legend = "A dot: the column's task is a partner of the row's."
         title = "Similarity of task vectors"
         made.append(Matrices("task-similarity", title, "task", "task", tasks, rounds, chosen, legend))
@@ -459,17 +456,8 @@ def _matrices(run: Run) -> tuple[Matrices, ...]:
         ("peer-similarity", "Similarity as peers found it", by_peer["similarity"]),
     ):
         if any(row for rows in found.values() for row in rows.values()):
-            made.append(_between_clients(run, name, title, found))
+            made.append(Matrices(name, title, "receiver", "sender", tuple(run.info["clients"]), found))
     return tuple(made)
-
-
-def _between_clients(
-    run: Run, name: str, title: str, found: Mapping[int, Mapping[str, Mapping[str, float]]]
-) -> Matrices:
-    """Round -> receiver -> sender -> number, as matrices over all clients."""
-    names = tuple(run.info["clients"])
-    rounds = {round: [[rows.get(a, {}).get(b) for b in names] for a in names] for round, rows in sorted(found.items())}
-    return Matrices(name, title, "receiver", "sender", names, rounds)
 
 
 def _happened(run: Run) -> tuple[Happening, ...]:

@@ -204,16 +204,16 @@ def labels(report: RunReport) -> Figure:
 def matrices(m: Matrices) -> Figure:
     """A heat map with a slider over the rounds."""
     names = thinned_names(m.names, SIDE) if len(m.names) > SIDE else list(m.names)
-    at = [m.names.index(name) for name in names]
     rounds = thinned(list(m.rounds), max(2, CELLS // max(1, len(names) ** 2)))
     views = []
     for round in rounds:
-        data: Trace = {"z": [[plain(m.rounds[round][i][j]) for j in at] for i in at]}
+        of = m.rounds[round]
+        data: Trace = {"z": [[plain(of.get(a, {}).get(b)) for b in names] for a in names]}
         if m.marked:
             marked = set(m.marked.get(round, ()))
-            data["text"] = [["●" if (i, j) in marked else "" for j in at] for i in at]
+            data["text"] = [["●" if (a, b) in marked else "" for b in names] for a in names]
         views.append((str(round), data))
-    known = [v for round in rounds for row in m.rounds[round] for v in row if v is not None and math.isfinite(v)]
+    known = [v for _, data in views for row in data["z"] for v in row if v is not None]
     figure = _heat(views, names, names, m.rows, m.columns, "slider")
     figure["shared"][0] |= {"zmin": min([0.0, *known]), "zmax": max([*known, 1e-9])}
     if m.marked:
