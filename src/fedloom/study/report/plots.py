@@ -45,7 +45,7 @@ def figures_of(report: RunReport | GridReport) -> dict[str, Figure]:
 
 def _of_run(report: RunReport) -> dict[str, Figure]:
     made: dict[str, Figure] = {}
-    if len(report.clients) > 1:
+    if len(report.clients) > 1 and any("train" in about for about in report.clients.values()):
         made["examples"] = examples(report)
     if any("labels" in about for about in report.clients.values()):
         made["labels"] = labels(report)
@@ -182,7 +182,7 @@ def examples(report: RunReport) -> Figure:
     """Clients by tasks: train examples of the clients that hold the task."""
     names, tasks = thinned_names(list(report.clients), SIDE), list(report.tasks)
     held = [[t in report.clients[c]["tasks"] for t in tasks] for c in names]
-    counts = [report.clients[c].get("train", 1) for c in names]
+    counts = [report.clients[c].get("train") for c in names]
     z = [[n if there else None for there in row] for n, row in zip(counts, held, strict=True)]
     return _heat([("train examples", {"z": z})], names, tasks, "client", "task", "select")
 
