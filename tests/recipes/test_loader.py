@@ -97,7 +97,7 @@ def test_bare_names_and_defaults_are_resolved(toys):
     assert recipe.data.params == {"size": 16, "tasks": ("a", "b")}
     assert recipe.method.params == {"mu": 0.01}
     assert recipe.model.heads == "all"
-    assert (recipe.method.weights, recipe.method.buffers, recipe.method.codec) == (None, None, "raw")
+    assert (recipe.method.weights, recipe.method.buffers, recipe.method.codec) == (None, None, None)
     assert recipe.method.entry.function is fedprox
     assert recipe.training.rounds == 10
 
@@ -205,7 +205,7 @@ def test_the_source_mapping_is_left_alone(toys):
         ("early_stopping={patience: 1, patient: 2}", "early_stopping.patient: unknown key. Did you mean 'patience'? "
          "Allowed: min_delta, patience, restore_best"),
         ("trainig.rounds=3", "trainig: unknown key. Did you mean 'training'? Allowed: data, early_stopping, "
-         "evaluation, method, model, name, partition, runtime, seed, tasks, training"),
+         "evaluation, method, model, name, partition, peers, runtime, seed, tasks, training"),
         ("seed=-1", "seed: -1 found, expected an integer of at least 0"),
         ("name=a b", "name: 'a b' found, expected a name of letters, digits, '_', '-' and '.'"),
         ("name=2024-01-01", None),
@@ -351,7 +351,7 @@ training: {optimizer: &o {lr: 1e-2, momentum: 0.5}}
 
 
 def test_an_unknown_recipe_lists_the_packaged_ones(tmp_path):
-    with pytest.raises(RecipeError, match=r"Did you mean 'digits-tasks'\? Packaged: dfmtl-digits, dfmtl-scenes, digits-domains"):
+    with pytest.raises(RecipeError, match=r"Did you mean 'digits-tasks'\? Packaged: dfmtl-digits, dfmtl-scenes"):
         load("digit-task")
     with pytest.raises(RecipeError, match=r"is a folder; a run folder's recipe is"):
         load(tmp_path)

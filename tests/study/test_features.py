@@ -166,10 +166,10 @@ def test_tables_and_files(runs: dict[str, Path], tmp_path: Path) -> None:
     names = ["singular-values.csv", "parts.csv", "singular-values.png", "tsne.png", "grad-cam.png"]
     assert [file.name for file in files] == names
     assert all(file.stat().st_size for file in files)
-    rows = list(csv.DictReader(files[0].open()))
+    rows = list(csv.DictReader(files[0].read_text().splitlines()))
     assert len(rows) == 2 * 4 * 16
     assert math.isclose(float(rows[0]["effective rank"]), found.spectra[0].rank)
-    assert len(list(csv.DictReader(files[1].open()))) == 4 * 4
+    assert len(list(csv.DictReader(files[1].read_text().splitlines()))) == 4 * 4
 
 
 def test_runs_that_lack_something(tmp_path: Path, runs: dict[str, Path]) -> None:

@@ -151,7 +151,7 @@ def test_labels_as_directories() -> None:
         ({"seeds": []}, "seeds: [] found"),
         ({"seeds": [1, 1]}, "seeds: [1, 1] found: a seed occurs twice"),
         ({"seeds": [-1]}, "seeds[0]: -1 found, expected an integer of at least 0"),
-        ({"show": "client"}, "show: 'client' found, expected 'unified' or 'clients'. Did you mean 'clients'?"),
+        ({"show": "client"}, "show: 'client' found, expected 'unified', 'clients' or 'domains'. Did you mean 'clie"),
         ({"delta": "FedAvg/+DAE"}, "expected 'base', 'none' or a cell as BASE/ADDON. Did you mean 'FedAvg/+DEA'?"),
         ({"bases": {"a(": {}, "A": {}}}, "bases.A: would share its folder with 'a(': choose another"),
         ({"bases": {"a/b": {}}}, "bases.a/b: a label is a text without '/'"),

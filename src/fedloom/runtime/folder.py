@@ -63,7 +63,8 @@ class RunFolder:
             raise StateError(f"{path} exists and is not empty; continue it with resume, or choose another folder")
         path.mkdir(parents=True, exist_ok=True)
         folder = RunFolder(path)
-        checkpoint.write_text(path / "partition.json", json.dumps(built.partition.to_json()))
+        labels = {row["client"]: row["labels"] for row in built.partition.table(built.pool)}
+        checkpoint.write_text(path / "partition.json", json.dumps({**built.partition.to_json(), "labels": labels}))
         folder.describe(built, "running", 0)
         # last, for a folder with a recipe is one that can be resumed
         checkpoint.write_text(path / "recipe.yaml", dump(built.recipe))

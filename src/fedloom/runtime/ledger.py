@@ -55,7 +55,7 @@ def count_up(method: Method, layout: Layout, federation: Federation, payload: Pa
     shared = method.shared_part(layout)
     rows = payload.rows
     bytes_ = method.codec.count(payload.packed, blank(shared, federation, rows, torch.zeros(len(rows), shared.d)))
-    if shared.blocks:  # of each row the number of examples and extras; a bit a block for support
+    if shared.blocks or payload.extra:  # of each row the number of examples and extras; a bit a block for support
         bits = 0 if payload.support is None else payload.support.numel()
         vectors = sum(v.nbytes for v in payload.side.values())
         numbers = 8 * len(rows) + sum(map(_size, payload.extra.values()))

@@ -28,8 +28,8 @@ from fedloom.runtime.evaluation import evaluate
 from fedloom.runtime.federation import Client, Federation
 from fedloom.runtime.worker import check_device
 from fedloom.stages.stage import State
-from fedloom.study.sheet import Sheet
 from fedloom.study.relatedness import TaskModels, task_models
+from fedloom.study.sheet import Sheet
 from fedloom.taskvectors import sign_similarity
 from fedloom.training.config import Schedule, Training
 from fedloom.training.flat import FlatModel
