@@ -348,14 +348,15 @@ def finish(
     if method.start == "own":
         # with what the server is told, so that both have the same model
         new["own"] = (params.take(base, shared) + sent[0]).to(torch.device("cpu"))
-    buffers, integers = _state_buffers(method, model)
+    # where they stay with the client, `_kept` has copied them
+    buffers, integers = _state_buffers(method, model) if method.buffers != "local" else (None, {})
     payload = replace(
         payload,
         extra={name: values[0] for name, values in payload.extra.items()},
         side={name: params.take(result.extra[name], shared).to("cpu") for name in method.side},
         support=_support(model, shared, tuple(client.tasks)) if "support" in method.extras else None,
-        buffers=buffers if method.buffers != "local" else None,
-        integers=integers if method.buffers != "local" else {},
+        buffers=buffers,
+        integers=integers,
     )
     return payload, result, new
 
