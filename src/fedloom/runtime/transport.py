@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
 from safetensors import SafetensorError
@@ -36,7 +36,7 @@ class Message:
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of its tensors."""
         return sum(t.nbytes for t in self.tensors.values())
@@ -84,41 +84,41 @@ class Network:
     """Peers in one process. `lost(round, sender, receiver, attempt)` says which messages are lost.
 
     Attempts count the messages of a pair in a round, from 0.
+
+    `decode` is `Message.decode` that reads what one sender tells many only once: equal bytes give one message, which
+    all its receivers share within a round and may not write to. What cannot be read is refused to each.
     """
 
     def __init__(self, lost: Callable[[int, str, str, int], bool] | None = None) -> None:
         self._lost = lost
         self._round = 0
         self._attempts: dict[tuple[str, str], int] = {}
-        self._queues: dict[str, list[tuple[str, int, bytes]]] = {}
-        self._number = 0
+        self._queues: dict[str, dict[str, list[bytes]]] = {}
+        self.decode = lru_cache(maxsize=None)(Message.decode)
 
     def begin(self, round: int) -> None:
         """A new round, for `lost`."""
         self._round, self._attempts = round, {}
+        self.decode.cache_clear()
 
     def cancel(self, sender: str, receiver: str) -> int:
         """Take back what is on its way between two peers, for it would come too late. Returns how many messages."""
-        queue = self._queues.get(receiver, [])
-        self._queues[receiver] = [entry for entry in queue if entry[0] != sender]
-        return len(queue) - len(self._queues[receiver])
+        return len(self._queues.get(receiver, {}).pop(sender, []))
 
     def post(self, sender: str, receiver: str, data: bytes) -> bool:
         """Put a message into the receiver's queue, unless it is lost. Returns whether it was put there."""
-        attempt = self._attempts.get((sender, receiver), 0)
-        self._attempts[sender, receiver] = attempt + 1
-        if self._lost is not None and self._lost(self._round, sender, receiver, attempt):
-            return False
-        self._queue(sender, receiver, data)
+        if self._lost is not None:
+            attempt = self._attempts.get((sender, receiver), 0)
+            self._attempts[sender, receiver] = attempt + 1
+            if self._lost(self._round, sender, receiver, attempt):
+                return False
+        self._queues.setdefault(receiver, {}).setdefault(sender, []).append(data)
         return True
 
     def take(self, receiver: str) -> list[bytes]:
         """The receiver's queue, which is empty then."""
-        return [data for _, _, data in sorted(self._queues.pop(receiver, []), key=lambda entry: entry[:2])]
-
-    def _queue(self, sender: str, receiver: str, data: bytes) -> None:
-        self._queues.setdefault(receiver, []).append((sender, self._number, data))
-        self._number += 1
+        queue = self._queues.pop(receiver, {})
+        return [data for sender in sorted(queue) for data in queue[sender]]
 
 
 @dataclass(frozen=True)
@@ -138,15 +138,22 @@ class InMemory:
 class Mailbox:
     """What a peer sends and accepts. `log` takes (event, fields) for every message that is dropped.
 
-    Messages of later rounds, from peers that are ahead, are kept until their round.
+    Messages of later rounds, from peers that are ahead, are kept until their round. `decode` is what reads a message;
+    a network within one process has one that reads it once for all (`Network.decode`).
     """
 
     def __init__(
-        self, name: str, layout: str, transport: Transport, log: Callable[[str, dict[str, Any]], None]
+        self,
+        name: str,
+        layout: str,
+        transport: Transport,
+        log: Callable[[str, dict[str, Any]], None],
+        decode: Callable[[bytes], Message] = Message.decode,
     ) -> None:
         self.name, self.layout, self.transport, self.log = name, layout, transport, log
+        self.decode = decode
         self._early: list[Message] = []
-        self._seen: set[tuple[str, str, int]] = set()
+        self._seen: dict[str, set[str]] = {}
         self._round = 0
 
     def send(self, receiver: str, message: Message) -> None:
@@ -156,30 +163,30 @@ class Mailbox:
     def receive(self, round: int, kind: str) -> list[Message]:
         """Good messages of this kind and round, sorted by sender. Others of the round are kept for their own call."""
         if round > self._round:
-            self._round, self._seen = round, set()
+            self._round, self._seen = round, {}
+        seen = self._seen.setdefault(kind, set())
         for data in self.transport.receive():
             try:
-                self._early.append(Message.decode(data))
+                self._early.append(self.decode(data))
             except ValueError as error:
-                self._drop("corrupted", {"why": str(error)})
+                self._drop("corrupted", None, {"why": str(error)})
         good: list[Message] = []
         rest: list[Message] = []
         for message in self._early:
-            key = message.sender, message.kind, message.round
-            about = {"sender": message.sender, "kind": message.kind}
             if message.layout != self.layout:
-                self._drop("wrong layout", {**about, "expected": self.layout, "found": message.layout})
+                self._drop("wrong layout", message, {"expected": self.layout, "found": message.layout})
             elif message.round < round:
-                self._drop("late", {**about, "of round": message.round})
+                self._drop("late", message, {"of round": message.round})
             elif message.round > round or message.kind != kind:
                 rest.append(message)
-            elif key in self._seen:
-                self._drop("doubled", about)
+            elif message.sender in seen:
+                self._drop("doubled", message, {})
             else:
-                self._seen.add(key)
+                seen.add(message.sender)
                 good.append(message)
         self._early = rest
         return sorted(good, key=lambda m: m.sender)
 
-    def _drop(self, what: str, fields: dict[str, Any]) -> None:
-        self.log("message dropped", {"peer": self.name, "what": what, **fields})
+    def _drop(self, what: str, message: Message | None, fields: dict[str, Any]) -> None:
+        about = {} if message is None else {"sender": message.sender, "kind": message.kind}
+        self.log("message dropped", {"peer": self.name, "what": what, **about, **fields})
