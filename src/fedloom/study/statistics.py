@@ -1,0 +1,199 @@
+"""Tests over few seeds: paired differences with effect sizes, Holm's correction, ranks. Free of torch.
+
+Sources: Cohen, Statistical Power Analysis (1988); Cumming, Understanding the New Statistics (2012), d_av; Hedges,
+Distribution theory for Glass's estimator (1981); Holm, A simple sequentially rejective procedure (1979); Wilcoxon,
+Individual comparisons by ranking methods (1945); Demsar, Statistical comparisons of classifiers (2006), ranks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, stdev, variance
+
+from fedloom.extras import need
+
+LEVEL = 0.05
+"""The level of intervals (95 %) and of the critical difference."""
+NOISE = 1e-12
+"""Differences below this share of the numbers they come from are rounding, not differences."""
+
+
+@dataclass(frozen=True)
+class Paired:
+    """What the differences of n >= 2 pairs say; nan where a number is not defined, inf where it has no bound.
+
+    All differences equal: t and d_z are infinite with the difference's sign, or nan where it is 0, and p is nan, for
+    nothing tells how much a difference varies. Wilcoxon's p is defined there too; it is 1 where all are 0.
+    """
+
+    n: int
+    mean: float
+    low: float
+    """Lower end of the 95 % t-interval of the mean."""
+    high: float
+    t: float
+    p: float
+    """Two-sided paired t-test with n - 1 degrees of freedom."""
+    wilcoxon: float
+    """Two-sided p of the signed-rank test, exact; differences of 0 are left out, equal ones share their mean rank."""
+    d_z: float
+    """Mean difference / standard deviation of the differences (n - 1 in the denominator)."""
+    d_av: float
+    """Mean difference / sqrt((variance of the one + variance of the other) / 2); nan where there are not two."""
+
+    @property
+    def least(self) -> float:
+        """The smallest p that the signed-rank test can give with n pairs, whatever they are."""
+        return 2.0 ** (1 - self.n)
+
+    @property
+    def g_z(self) -> float:
+        """d_z with Hedges' correction for few pairs; nan for two, where the correction does not exist."""
+        return hedges(self.n - 1) * self.d_z
+
+    @property
+    def g_av(self) -> float:
+        """d_av with the same correction."""
+        return hedges(self.n - 1) * self.d_av
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether all differences are equal, so that t-test and d_z say nothing."""
+        return math.isnan(self.p)
+
+
+def paired(values: Sequence[float], base: Sequence[float]) -> Paired:
+    """Differences values - base, pair by pair. Raises ValueError for less than two pairs or numbers not finite."""
+    if len(values) != len(base):
+        raise ValueError(f"pairs expected, {len(values)} and {len(base)} numbers found")
+    noise = NOISE * max(map(abs, (*values, *base)), default=0.0)
+    differences = [v - b for v, b in zip(values, base, strict=True)]
+    found = against_zero(differences, noise)
+    spread = math.sqrt((variance(values) + variance(base)) / 2)
+    return replace(found, d_av=_ratio(found.mean, spread, noise))
+
+
+def against_zero(differences: Sequence[float], noise: float = 0.0) -> Paired:
+    """The same of given differences, without d_av; those that differ by no more than `noise` count as equal."""
+    n = len(differences)
+    if n < 2:
+        raise ValueError(f"a test needs two or more pairs, {n} found")
+    if not all(map(math.isfinite, differences)):
+        raise ValueError("a test needs finite numbers")
+    mean, spread = fmean(differences), stdev(differences)
+    if max(differences) - min(differences) <= noise:
+        spread = 0.0
+    t, p, half = _ratio(mean, spread, noise) * math.sqrt(n), math.nan, 0.0
+    if spread:
+        special = need("scipy.special", "digits")
+        p = 2 * float(special.stdtr(n - 1, -abs(t)))
+        half = float(special.stdtrit(n - 1, 1 - LEVEL / 2)) * spread / math.sqrt(n)
+    w = signed_rank(differences, noise)
+    return Paired(n, mean, mean - half, mean + half, t, p, w, _ratio(mean, spread, noise), math.nan)
+
+
+def signed_rank(differences: Sequence[float], noise: float = 0.0) -> float:
+    """Exact two-sided p of Wilcoxon's signed-rank test, over all signs of the differences' own ranks.
+
+    As Wilcoxon had it, differences of 0 are left out; 1 where none is left. Unlike tables of the statistic it is exact
+    with equal differences too.
+    """
+    kept = sorted((d for d in differences if abs(d) > noise), key=abs)
+    ranks: list[int] = []  # doubled, so that mean ranks of equal differences are integers
+    while len(ranks) < len(kept):
+        first = len(ranks)
+        same = sum(1 for d in kept[first:] if abs(d) - abs(kept[first]) <= noise)
+        ranks += [2 * first + same + 1] * same
+    counts = [1]  # of the sign patterns, how many have this sum of positive ranks
+    for rank in ranks:
+        longer = counts + [0] * rank
+        for at, count in enumerate(counts):
+            longer[at + rank] += count
+        counts = longer
+    found = sum(rank for rank, d in zip(ranks, kept, strict=True) if d > 0)
+    tail = min(sum(counts[: found + 1]), sum(counts[found:]))
+    return min(1.0, 2 * tail / 2 ** len(kept))
+
+
+def hedges(df: int) -> float:
+    """Gamma(df/2) / (sqrt(df/2) Gamma((df-1)/2)), which makes a standardised mean unbiased; nan below two."""
+    if df < 2:
+        return math.nan
+    return math.exp(math.lgamma(df / 2) - math.lgamma((df - 1) / 2)) / math.sqrt(df / 2)
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Holm's step-down adjusted p of a family; nan stays nan and does not count as a test."""
+    order = sorted((p, at) for at, p in enumerate(ps) if not math.isnan(p))
+    adjusted, largest = [math.nan] * len(ps), 0.0
+    for done, (p, at) in enumerate(order):
+        largest = max(largest, min(1.0, (len(order) - done) * p))
+        adjusted[at] = largest
+    return adjusted
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Mean ranks over blocks (1 is best), Friedman's test and Nemenyi's critical difference."""
+
+    ranks: Mapping[str, float]
+    """From the best mean rank to the worst."""
+    blocks: int
+    chi2: float
+    """Friedman's statistic, corrected for ties; nan for two methods, or where all tie."""
+    p: float
+    critical: float
+    """Mean ranks this far apart or farther differ at the 5 % level."""
+
+    @property
+    def groups(self) -> tuple[tuple[str, ...], ...]:
+        """Methods that are not told apart, best first, each group as large as it can be.
+
+        All in one group where Friedman's test finds no difference at the 5 % level; with two methods, the critical
+        difference alone decides.
+        """
+        names = list(self.ranks)
+        if len(names) > 2 and not self.p < LEVEL:
+            return (tuple(names),)
+        groups: list[tuple[str, ...]] = []
+        last = -1
+        for i, name in enumerate(names):
+            near = [j for j in range(i, len(names)) if self.ranks[names[j]] - self.ranks[name] < self.critical]
+            if near[-1] > last:  # else the group is a part of the one before
+                last = near[-1]
+                groups.append(tuple(names[i : last + 1]))
+        return tuple(groups)
+
+
+def ranking(blocks: Sequence[Mapping[str, float]]) -> Ranking:
+    """Rank methods by numbers of which larger is better; a block is one comparison of all of them.
+
+    q of the critical difference q sqrt(k (k + 1) / (6 N)) is the studentised range's quantile for k methods and
+    infinitely many degrees of freedom, over sqrt(2). Raises ValueError without a block, for less than two methods, or
+    where a block lacks one or has nan.
+    """
+    if not blocks or len(blocks[0]) < 2:
+        raise ValueError("a ranking needs a block and two methods")
+    names = list(blocks[0])
+    rows = [[block.get(name, math.nan) for name in names] for block in blocks]
+    if any(set(block) != set(names) for block in blocks) or any(math.isnan(v) for row in rows for v in row):
+        raise ValueError("every block needs a number of every method")
+    stats = need("scipy.stats", "digits")
+    k, n = len(names), len(blocks)
+    each = [[float(r) for r in stats.rankdata([-v for v in row])] for row in rows]
+    means = {name: fmean(row[at] for row in each) for at, name in enumerate(names)}
+    chi2 = p = math.nan
+    if k > 2 and any(len(set(row)) > 1 for row in each):
+        chi2, p = map(float, stats.friedmanchisquare(*zip(*each, strict=True)))
+    q = float(stats.studentized_range.ppf(1 - LEVEL, k, math.inf)) / math.sqrt(2)
+    ordered = dict(sorted(means.items(), key=lambda item: item[1]))
+    return Ranking(ordered, n, chi2, p, q * math.sqrt(k * (k + 1) / (6 * n)))
+
+
+def _ratio(mean: float, spread: float, noise: float) -> float:
+    """mean / spread, where a spread of 0 gives an infinite number of the mean's sign, or nan for a mean of 0."""
+    if spread:
+        return mean / spread
+    return math.nan if abs(mean) <= noise else math.copysign(math.inf, mean)

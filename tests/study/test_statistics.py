@@ -1,0 +1,164 @@
+"""Tests over seeds, against scipy, published tables, and numbers of a thesis that were recomputed from its runs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedloom.study.statistics import against_zero, hedges, holm, paired, ranking, signed_rank
+
+# A thesis on tasks without a server, PASCAL, three runs each: total loss at the best round.
+A1 = [1.0931, 1.1259, 1.1206]
+A2 = [0.9828, 0.9792, 0.9857]
+B4 = [0.9730, 1.0078, 1.0013]
+
+numbers = st.floats(-100, 100).map(lambda v: round(v, 3))
+pairs = st.lists(st.tuples(numbers, numbers), min_size=2, max_size=9)
+
+
+def test_the_numbers_of_a_thesis_recomputed():
+    # it printed p < 0.001 and d = 6.81 for the first, p < 0.05 for the second
+    found = paired(A1, A2)
+    assert found.p == pytest.approx(0.0067, abs=5e-5)
+    assert found.d_av == pytest.approx(10.3, abs=0.05)
+    assert found.d_z == pytest.approx(7.03, abs=0.005)
+    assert (found.wilcoxon, found.least) == (0.25, 0.25)
+    assert paired(A2, B4).p == pytest.approx(0.42, abs=5e-3)
+
+
+@settings(max_examples=25, deadline=None)
+@given(pairs)
+def test_as_scipy_has_it(sample):
+    values, base = zip(*sample, strict=True)
+    found = paired(values, base)
+    if found.is_constant:
+        assert found.low == found.mean == found.high
+        return
+    theirs = stats.ttest_rel(values, base)
+    low, high = theirs.confidence_interval()
+    assert (found.t, found.p) == pytest.approx((theirs.statistic, theirs.pvalue), rel=1e-6, abs=1e-12)
+    assert (found.low, found.high) == pytest.approx((low, high), rel=1e-6, abs=1e-9)
+    assert found.d_z == pytest.approx(found.t / math.sqrt(found.n))
+
+
+@settings(max_examples=25, deadline=None)
+@given(pairs, st.randoms())
+def test_neither_the_order_of_seeds_nor_which_side_is_the_base_matters(sample, random):
+    shuffled = random.sample(sample, len(sample))
+    one, other = paired(*zip(*sample, strict=True)), paired(*zip(*shuffled, strict=True))
+    for name in ("mean", "low", "high", "t", "p", "wilcoxon", "d_z", "d_av"):
+        assert getattr(other, name) == pytest.approx(getattr(one, name), rel=1e-6, abs=1e-9, nan_ok=True), name
+    values, base = zip(*sample, strict=True)
+    turned = paired(base, values)
+    for name in ("mean", "t", "d_z", "d_av"):
+        assert getattr(turned, name) == pytest.approx(-getattr(one, name), rel=1e-6, abs=1e-9, nan_ok=True), name
+    assert (turned.p, turned.wilcoxon) == pytest.approx((one.p, one.wilcoxon), nan_ok=True)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(-4, 4), min_size=1, max_size=7))
+def test_signed_ranks_by_trying_all_signs(differences):
+    kept = [d for d in differences if d]
+    ranks = stats.rankdata([abs(d) for d in kept]) if kept else []
+    sums = [
+        sum(r for r, s in zip(ranks, signs, strict=True) if s) for signs in itertools.product((0, 1), repeat=len(kept))
+    ]
+    found = sum(r for r, d in zip(ranks, kept, strict=True) if d > 0)
+    tail = min(sum(s <= found for s in sums), sum(s >= found for s in sums))
+    assert signed_rank(differences) == min(1.0, 2 * tail / len(sums))
+
+
+def test_signed_ranks_as_scipy_has_them():
+    d = [0.4, -0.1, 0.9, 1.3, -0.2, 0.7, 2.1]
+    assert signed_rank(d) == stats.wilcoxon(d, method="exact").pvalue
+    assert signed_rank([1.0, 2, 3, 4, 5, 6]) == 0.03125  # the first n at which 5 % can be reached
+
+
+def test_equal_differences_are_defined_and_said():
+    same = paired([0.3, 0.4, 0.5], [0.2, 0.3, 0.4])  # equal but for rounding
+    assert same.is_constant
+    assert (same.t, same.d_z, same.low, same.high) == (math.inf, math.inf, same.mean, same.mean)
+    assert math.isnan(same.p)
+    assert same.wilcoxon == 0.25
+    assert paired([0.2, 0.3], [0.3, 0.4]).d_z == -math.inf
+    none = paired([1.0, 2.0], [1.0, 2.0])
+    assert (none.mean, none.wilcoxon, none.d_av) == (0.0, 1.0, 0.0)
+    assert math.isnan(none.d_z)
+    assert paired([2.0, 2.0], [1.0, 1.0]).d_av == math.inf
+    assert math.isnan(against_zero([1.0, 2.0]).d_av)
+
+
+def test_what_cannot_be_tested_is_refused():
+    with pytest.raises(ValueError, match="two or more pairs, 1 found"):
+        paired([1.0], [2.0])
+    with pytest.raises(ValueError, match="pairs expected, 2 and 3"):
+        paired([1.0, 2.0], [1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match="finite"):
+        paired([1.0, math.nan], [1.0, 2.0])
+
+
+def test_hedges_correction():
+    # the usual approximation 1 - 3 / (4 df - 1) is good to a percent from four degrees of freedom
+    assert hedges(2) == pytest.approx(1 / math.sqrt(math.pi))
+    assert all(hedges(df) == pytest.approx(1 - 3 / (4 * df - 1), rel=0.01) for df in range(4, 60))
+    assert math.isnan(hedges(1))
+    assert math.isnan(paired([1.0, 2.0], [0.0, 5.0]).g_z)
+    found = paired(A1, A2)
+    assert (found.g_z, found.g_av) == pytest.approx((found.d_z / math.sqrt(math.pi), found.d_av / math.sqrt(math.pi)))
+
+
+def test_holm():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])  # a textbook's four
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([math.nan, 0.02])[1] == 0.02
+    assert math.isnan(holm([math.nan, 0.02])[0])
+    assert holm([]) == []
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_lies_between_raw_and_bonferroni_and_keeps_the_order(ps):
+    adjusted = holm(ps)
+    assert all(p <= a <= min(1.0, len(ps) * p) for p, a in zip(ps, adjusted, strict=True))
+    assert [a for _, a in sorted(zip(ps, adjusted, strict=True))] == sorted(adjusted)
+
+
+def test_the_critical_difference_of_the_published_table():
+    # Demsar 2006, table 5(a): q at 5 % for 2, 3, 4, 5 and 10 classifiers
+    for k, q in ((2, 1.960), (3, 2.343), (4, 2.569), (5, 2.728), (10, 3.164)):
+        block = {str(i): float(i) for i in range(k)}
+        assert ranking([block] * 14).critical == pytest.approx(q * math.sqrt(k * (k + 1) / (6 * 14)), abs=5e-4)
+
+
+def test_ranks_and_groups():
+    blocks = [{"a": 9.0, "b": 5.0 + (i % 2) * 2, "c": 6.0, "d": 1.0} for i in range(20)]
+    found = ranking(blocks)
+    assert dict(found.ranks) == {"a": 1.0, "b": 2.5, "c": 2.5, "d": 4.0}
+    assert next(iter(found.ranks)) == "a"
+    assert found.groups == (("a",), ("b", "c"), ("d",))
+    theirs = stats.friedmanchisquare(*([block[name] for block in blocks] for name in "abcd"))
+    assert (found.chi2, found.p) == pytest.approx((theirs.statistic, theirs.pvalue))
+    few = ranking(blocks[:4])  # groups that overlap: a and d alone are far enough apart
+    assert few.critical == pytest.approx(2.569 * math.sqrt(20 / 24), abs=1e-3)
+    assert few.groups == (("a", "b", "c"), ("b", "c", "d"))
+
+
+def test_ties_share_their_rank_and_nothing_is_told_apart_without_a_difference():
+    found = ranking([{"a": 1.0, "b": 1.0, "c": 1.0}] * 30)
+    assert dict(found.ranks) == {"a": 2.0, "b": 2.0, "c": 2.0}
+    assert math.isnan(found.chi2)
+    assert found.groups == (("a", "b", "c"),)
+    two = ranking([{"a": 2.0, "b": 1.0}] * 9)
+    assert math.isnan(two.p)
+    assert two.groups == (("a",), ("b",))
+
+
+def test_incomplete_blocks_are_refused():
+    for blocks in ([], [{"a": 1.0}], [{"a": 1.0, "b": 2.0}, {"a": 1.0}], [{"a": 1.0, "b": math.nan}]):
+        with pytest.raises(ValueError, match="a ranking needs|every block needs"):
+            ranking(blocks)
