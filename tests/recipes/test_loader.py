@@ -199,7 +199,7 @@ def test_the_source_mapping_is_left_alone(toys):
         ),
         ("runtime.device=3", "runtime.device: 3 found, expected a text or a list (each item: a text)"),
         ("runtime.worker=3", "runtime.worker: unknown key. Did you mean 'workers'? "
-         "Allowed: checkpoint_every, device, threads, workers"),
+         "Allowed: checkpoint_every, device, engine, flower, threads, workers"),
         ("early_stopping.patience=0", "early_stopping.patience: 0 found, expected an integer of at least 1"),
         ("early_stopping.min_delta=0", "early_stopping.patience: missing, expected an integer of at least 1"),
         ("early_stopping={patience: 1, patient: 2}", "early_stopping.patient: unknown key. Did you mean 'patience'? "
@@ -359,7 +359,7 @@ def test_an_unknown_recipe_lists_the_packaged_ones(tmp_path):
 
 def test_hash_covers_what_determines_results(toys):
     recipe = load(BASE)
-    same = load(BASE, ["name=other", "runtime.workers=4", "runtime.checkpoint_every=5"])
+    same = load(BASE, ["name=other", "runtime.workers=4", "runtime.checkpoint_every=5", "runtime.engine=flower"])
     assert recipe_hash(same) == recipe_hash(recipe)
     assert recipe_hash(yaml.safe_load(dump(recipe))) == recipe_hash(recipe)
     for override in ("seed=1", "method.mu=0.02", "training.rounds=3", "runtime.threads=2", "data.size=8"):

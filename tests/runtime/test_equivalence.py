@@ -135,7 +135,7 @@ def test_every_method_with_every_module(
         return
     for model in trained_models(whole.folder).values():
         assert all(bool(torch.isfinite(v).all()) for v in model.values() if v.is_floating_point())
-    monkeypatch.setattr(fedloom.runtime.api, "executor", TwoInDisorder)
+    monkeypatch.setattr(fedloom.runtime.engines, "executor", TwoInDisorder)
     parts = stopped_after(2, tmp_path / "parts", load_recipe(*changes))
     monkeypatch.undo()
     assert_same(whole, fedloom.resume(parts))

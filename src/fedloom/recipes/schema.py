@@ -32,6 +32,9 @@ from fedloom.training.config import Section, Training
 
 M = TypeVar("M", bound=BaseModel)
 
+QUIET = ("engine", "flower", "workers", "checkpoint_every")
+"""Keys of the section runtime on which results do not depend."""
+
 
 class Named(Section):
     """A section that names a registered function: call it with `entry.function(..., **section.params)`.
@@ -211,7 +214,7 @@ class Recipe(Section):
 
 
 def recipe_hash(recipe: Recipe | Mapping[str, Any]) -> str:
-    """16 hexadecimal digits over what determines results: not the name, the workers or the checkpoints.
+    """16 hexadecimal digits over what determines results: not the name, the engine, the workers or the checkpoints.
 
     Also takes a resolved recipe as a mapping, as a run folder holds it.
     """
@@ -219,7 +222,7 @@ def recipe_hash(recipe: Recipe | Mapping[str, Any]) -> str:
     value.pop("name", None)
     if value.get("peers") is None:  # equal to recipes from before there were peers
         value.pop("peers", None)
-    value["runtime"] = {k: v for k, v in value.get("runtime", {}).items() if k not in ("workers", "checkpoint_every")}
+    value["runtime"] = {k: v for k, v in value.get("runtime", {}).items() if k not in QUIET}
     # Keys are sorted below, but add-ons act in the order in which they stand.
     value["method"] = {**value["method"], "add": list(value["method"].get("add", {}).items())}
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

@@ -13,24 +13,18 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedloom.context import Ctx
 from fedloom.errors import StateError
 from fedloom.methods.method import Method
 from fedloom.recipes.loader import load
 from fedloom.recipes.schema import Recipe
-from fedloom.runtime.build import Built, build
-from fedloom.runtime.executors import executor
+from fedloom.runtime.build import Built
+from fedloom.runtime.engines import Engine, engine_of
 from fedloom.runtime.folder import RunFolder
-from fedloom.runtime.measure import models_for
-from fedloom.runtime.peers import initial_peers, without_server
 from fedloom.runtime.plan import Plan, plan
-from fedloom.runtime.process import Progress, initial_state, run_rounds
-from fedloom.runtime.steps import for_task, load_personal, tune
-from fedloom.runtime.steps import load as fill
+from fedloom.runtime.process import Progress, run_rounds
 from fedloom.runtime.worker import check_device
 from fedloom.stages.stage import State
 from fedloom.study.runs import Run
-from fedloom.training.flat import FlatModel
 
 __all__ = ["Plan", "Result", "plan", "resume", "run"]
 
@@ -78,67 +72,68 @@ def run(
     overrides: Sequence[str] = (),
     method: Method | None = None,
     progress: Progress | None = None,
+    engine: Engine | None = None,
 ) -> Result:
     """Run a recipe (a packaged name, a file, a mapping or a Recipe) and return its result.
 
     `folder` must be new or empty; without it a temporary one is made. `overrides` are "key.path=value" texts.
-    `method` replaces the recipe's method by a Method built in Python; `resume` then wants it again.
+    `method` replaces the recipe's method by a Method built in Python; `resume` then wants it again. `engine` is one
+    that is at hand already, in the place of the one that the recipe names.
 
     Raises UserError (RecipeError, DataError, StateError) for bad input.
     """
     recipe = recipe if isinstance(recipe, Recipe) and not overrides else load(_plain(recipe), overrides)
     for device in _devices(recipe):  # before the data is loaded, for this answers at once
         check_device(device)
-    built = build(recipe, method)
+    engine = engine or engine_of(recipe)
+    built = engine.build(recipe, method)
     path = Path(tempfile.mkdtemp(prefix="fedloom-")) if folder is None else Path(folder)
     with RunFolder.create(path, built) as run_folder:
-        return _go(built, run_folder, _initial(built), progress or Silent())
+        return _go(engine, built, run_folder, engine.initial(built), progress or Silent())
 
 
-def resume(folder: Path | str, *, method: Method | None = None, progress: Progress | None = None) -> Result:
+def resume(
+    folder: Path | str,
+    *,
+    method: Method | None = None,
+    progress: Progress | None = None,
+    engine: Engine | None = None,
+) -> Result:
     """Continue a run after its last whole checkpoint, bit for bit as if it had never stopped.
 
     Raises StateError where the folder is none, is damaged, or the data, model or method changed.
     """
     progress = progress or Silent()
     recipe, partition = RunFolder.read(Path(folder))
-    built = build(recipe, method, partition)
+    engine = engine or engine_of(recipe)
+    built = engine.build(recipe, method, partition)
     with RunFolder(Path(folder)) as run_folder:
         run_folder.check(built)
         found = run_folder.load()
         if found is None:  # stopped before anything was saved
-            state = _initial(built)
+            state = engine.initial(built)
             run_folder.cut(-1)
         else:
             state, problems = found
             for problem in problems:
                 progress.event(f"checkpoint: {problem}; continuing from round {state['round']}")
             run_folder.cut(state["round"] or -1)  # round 0 is measured anew
-        return _go(built, run_folder, state, progress)
+        return _go(engine, built, run_folder, state, progress)
 
 
-def _initial(built: Built) -> State:
-    return initial_peers(built) if built.recipe.peers else initial_state(built)
-
-
-def _go(built: Built, folder: RunFolder, state: State, progress: Progress) -> Result:
+def _go(engine: Engine, built: Built, folder: RunFolder, state: State, progress: Progress) -> Result:
     recipe = built.recipe
     progress.start(recipe.training.rounds, state["round"])
     try:
-        with _threads(recipe.runtime.threads):
-            workers = executor(built.setup, recipe.runtime.device, recipe.runtime.workers)
-            try:
-                advance = without_server(built) if recipe.peers else None
-                state = run_rounds(built, workers, folder, state, progress, advance)
-            finally:
-                workers.close()
-        status, final = ("stopped early" if state["stopped"] else "finished"), state
-        if state["stopped"] and recipe.early_stopping and recipe.early_stopping.restore_best:
-            best = folder.load("best")
-            if best is None:
-                raise StateError(f"{folder.path}: the best state is missing")
-            final = best[0]
-        folder.save_model(*_export(built, final))
+        with _threads(recipe.runtime.threads), engine.start(built, folder) as (executor, advance):
+            state = run_rounds(built, executor, folder, state, progress, advance)
+            status, final = ("stopped early" if state["stopped"] else "finished"), state
+            if state["stopped"] and recipe.early_stopping and recipe.early_stopping.restore_best:
+                best = folder.load("best")
+                if best is None:
+                    raise StateError(f"{folder.path}: the best state is missing")
+                final = best[0]
+            folder.save_model(*engine.export(built, final))
         folder.describe(built, status, state["round"], final["round"])
         return Result(folder.path, status)
     finally:
@@ -179,35 +174,3 @@ def trained_models(folder: Path | str) -> dict[str, dict[str, Tensor]]:
         owner, _, name = key.rpartition("/")
         models.setdefault(owner.removeprefix("client/"), {})[name] = tensor
     return models
-
-
-def _export(built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Named tensors: the global model under its own names, a task's under task/NAME/, a personal one under client/NAME/
-    (and a client's own of a task under client/NAME/task/NAME/)."""
-    model = FlatModel(built.module, built.layout)
-    tensors: dict[str, Tensor] = {}
-    training, seed = built.recipe.training, built.recipe.seed
-    seen: set[str] = set()
-    for name, client in built.federation.clients.items():
-        models = models_for(built, state, name)
-        shared = {m.task for m in models if m.name == "global"} if built.method.rows == "client-task" else set()
-        for one in models:
-            if one.name == "personal" and one.task in shared:
-                continue  # what the task's model becomes on its way to the client
-            prefix = ("" if one.name == "global" else f"client/{name}/") + (f"task/{one.task}/" if one.task else "")
-            if prefix in seen:
-                continue
-            seen.add(prefix)
-            message = for_task(built.method, model, built.federation, name, one.message, one.task)
-            fill(built.method, model, message, one.state)
-            if one.name == "personal":
-                load_personal(model, one.state.get("personal", {}))
-                tune(built.method, model, client, training, Ctx(state["round"], seed))
-            tensors |= {prefix + k: v.clone() for k, v in model.module.state_dict().items()}
-    labels = {
-        "method": built.method.name,
-        "recipe": built.recipe.name,
-        "round": str(state["round"]),
-        "tasks": ", ".join(f"{t.name} ({t.kind}, {t.channels})" for t in built.federation.tasks),
-    }
-    return tensors, labels

@@ -4,12 +4,28 @@ from __future__ import annotations
 
 from typing import Literal
 
-from fedloom.training.config import Count, NonNegative, Section
+from fedloom.training.config import Count, NonNegative, Positive, Section
+
+
+class Flower(Section):
+    """How a run goes on where clients are nodes of Flower, which come, go and fail."""
+
+    nodes: Count | None = None
+    """Begin when so many clients have reported; null: all clients of the partition."""
+    wait: Positive = 600.0
+    """Seconds to wait for them."""
+    min_clients: Count = 1
+    """A round in which fewer clients answer ends the run, which can be resumed."""
+    deadline: Positive = 3600.0
+    """Seconds for the answers to one round of training, or of measuring; later ones are not used."""
 
 
 class Runtime(Section):
-    """Where the work is done. Results do not depend on `workers`; they may depend on `threads` and `device`."""
+    """Where the work is done. Results do not depend on `engine` and `workers`; they may on `threads` and `device`."""
 
+    engine: Literal["process", "cluster", "flower"] = "process"
+    """process: on this machine. cluster: torch.distributed under torchrun. flower: messages to Flower's nodes."""
+    flower: Flower = Flower()
     workers: Count = 1
     """Worker processes; 1 trains in this process."""
     threads: Count = 1

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from fedloom.errors import StateError, nearest
 from fedloom.extras import need
+from fedloom.recipes import schema
+from fedloom.runtime.config import Flower
 from fedloom.study.runs import Final, Run, human_bytes
 from fedloom.tasks.delta import delta_m, delta_terms
 
@@ -27,7 +29,8 @@ CSV = (
     *("split", "model", "bytes_up", "bytes_down"),
 )
 # What a comparison does not mention: these keys do not change results.
-QUIET = {"name", "seed", "runtime.workers", "runtime.checkpoint_every"}
+QUIET = {"name", "seed", *(f"runtime.{key}" for key in schema.QUIET)}
+QUIET |= {f"runtime.flower.{key}" for key in Flower.model_fields}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,59 @@
+"""Where the jobs of a run are done: engines by name. Rounds, their order and their results are the same in all."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from fedloom.data.partition import Partition
+from fedloom.methods.method import Method
+from fedloom.recipes.schema import Recipe
+from fedloom.runtime.build import Built, build
+from fedloom.runtime.executors import Executor, executor
+from fedloom.runtime.exports import export
+from fedloom.runtime.folder import RunFolder
+from fedloom.runtime.peers import initial_peers, without_server
+from fedloom.runtime.process import Advance, initial_state
+from fedloom.stages.stage import State
+
+ENGINES = {
+    "process": "fedloom.runtime.engines:Engine",
+    "cluster": "fedloom.runtime.cluster:Cluster",
+    "flower": "fedloom.runtime.flower.engine:Flower",
+}
+"""Name -> module:class, a subclass of Engine, imported when a recipe asks for it."""
+
+
+class Engine:
+    """In this process or a pool of workers. Others say what differs; they have no state between two runs."""
+
+    def build(self, recipe: Recipe, method: Method | None = None, partition: Partition | None = None) -> Built:
+        """The recipe made concrete; `partition` is the saved one, when resuming."""
+        return build(recipe, method, partition)
+
+    def initial(self, built: Built) -> State:
+        """The state before the first round."""
+        return initial_peers(built) if built.recipe.peers else initial_state(built)
+
+    @contextmanager
+    def start(self, built: Built, folder: RunFolder) -> Iterator[tuple[Executor, Advance | None]]:
+        """What runs jobs, and how a round is made of them (None: with a server), for the time of a run."""
+        workers = executor(built.setup, built.recipe.runtime.device, built.recipe.runtime.workers)
+        try:
+            yield workers, without_server(built) if built.recipe.peers else None
+        finally:
+            workers.close()
+
+    def export(self, built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """The final models as named tensors, and labels; called before `start` ends."""
+        return export(built, state)
+
+
+def engine_of(recipe: Recipe) -> Engine:
+    """The engine that a recipe names."""
+    module, name = ENGINES[recipe.runtime.engine].split(":")
+    engine: Engine = getattr(importlib.import_module(module), name)()
+    return engine
