@@ -50,10 +50,13 @@ def write_run(
     status: str = "finished",
     history: Mapping[int, Numbers | Mapping[str, Numbers]] | None = None,
     rho: float | None = None,
+    val: Mapping[int, Numbers | Mapping[str, Numbers]] | None = None,
+    domains: Mapping[str, str] | None = None,
 ) -> Path:
     """The folder of a run: one client that measured the global model, or client -> what its personal model measured.
 
-    Without its own, `history` (round -> values, or client -> values) is round 1 alone.
+    Without its own, `history` (round -> values, or client -> values) is round 1 alone; `val` is as `history`, on
+    validation data. `domains` is client -> domain.
     """
     personal = {c: v for c, v in values.items() if isinstance(v, Mapping)}
     clients: dict[str, Numbers] = personal or {"a": values}  # type: ignore[dict-item]
@@ -75,17 +78,21 @@ def write_run(
             for t in PRIMARY
             if t in tasks
         },
-        "clients": {name: {"tasks": dict.fromkeys(measured, 1.0)} for name, measured in clients.items()},
+        "clients": {
+            name: {"tasks": dict.fromkeys(measured, 1.0), "domain": (domains or {}).get(name)}
+            for name, measured in clients.items()
+        },
         "status": status,
         "final_round": max(history or [1]),
     }
     lines = []
     for number, measured in (history or {1: None}).items():
         metrics = [
-            {"client": c, "task": t, "metric": PRIMARY[t], "value": v, "split": "test", "data": "shared test",
+            {"client": c, "task": t, "metric": PRIMARY[t], "value": v, "split": split, "data": f"shared {split}",
              "model": "personal" if personal else "global"}
+            for split, of_split in (("test", measured), ("val", (val or {}).get(number, {})))
             for c, own in clients.items()
-            for t, v in (own if measured is None else measured.get(c, measured)).items()
+            for t, v in (own if of_split is None else of_split.get(c, of_split)).items()
         ]  # fmt: skip
         lines.append(json.dumps({"round": number, "cohort": list(clients), "metrics": metrics}))
     (path / "recipe.yaml").write_text(yaml.safe_dump(recipe))

@@ -46,6 +46,20 @@ class Part(StrEnum):
     val = "val"
 
 
+class At(StrEnum):
+    """Which model of a run counts."""
+
+    last = "last"
+    best = "best-validation"
+
+
+AtOption = Annotated[
+    At | None,
+    typer.Option(
+        help="Which model of a run counts: the one kept at the end, or the best on validation data.",
+        show_default="as the grid says",
+    ),
+]
 SplitOption = Annotated[Part, typer.Option(help="Which examples the numbers are measured on.")]
 
 
@@ -61,7 +75,8 @@ def grid(
         list[str] | None,
         typer.Argument(
             metavar="KEY=VALUE...",
-            help="Changes of every cell, for example training.rounds=2; seeds=[0,1], delta=, show= change the grid.",
+            help="Changes of every cell, for example training.rounds=2; seeds=[0,1], delta=, show=, at= change the "
+            "grid.",
         ),
     ] = None,
     out: Annotated[
@@ -111,13 +126,13 @@ def table(
     kind: Annotated[Format, typer.Option("--format", help="How to write it.")] = Format.text,
     out: Annotated[Path | None, typer.Option(help="Write to this file instead.", dir_okay=False)] = None,
     split: SplitOption = Part.test,
+    at: AtOption = None,
 ) -> None:
     """Print the table of a grid: tasks as columns, mean and interval over seeds, and the change in percent."""
-    from fedloom.study.grid import open_folder
     from fedloom.study.table import tabulate
     from fedloom.study.table_formats import FORMATS, to_text
 
-    opened, folder = open_folder(source)
+    opened, folder = _opened(source, at)
     made = tabulate(opened, folder, split.value)
     if out is None and kind is Format.text and sys.stdout.isatty():
         text = to_text(made, color=True)
@@ -138,12 +153,12 @@ def figure(
     source: Source,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write: .png, .svg or .pdf.", dir_okay=False)],
     split: SplitOption = Part.test,
+    at: AtOption = None,
 ) -> None:
     """Draw the figure of a grid."""
     from fedloom.study.figures import draw
-    from fedloom.study.grid import open_folder
 
-    opened, folder = open_folder(source)
+    opened, folder = _opened(source, at)
     draw(opened, folder, out, split.value)
     typer.echo(f"{out}")
 
@@ -158,6 +173,13 @@ def size(text: str) -> int:
     if not 0 < value < 1e18:
         raise UserError(f"--memory: {text!r} found, expected a size such as 8GB or 500MB")
     return int(value)
+
+
+def _opened(source: str, at: At | None) -> tuple[Grid, Path]:
+    from fedloom.study.grid import open_folder
+
+    opened, folder = open_folder(source)
+    return (opened if at is None else opened.model_copy(update={"at": at.value})), folder
 
 
 def _list() -> None:

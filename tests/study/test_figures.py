@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from fedloom.study.figures import convergence, draw
+from fedloom.errors import RecipeError
+from fedloom.study.figures import convergence, draw, sweep
 from fedloom.study.grid import Cell, save
 from fedloom.study.runs import Run
 from grid_support import PRIMARY, paper_grid, write_run
@@ -78,3 +79,88 @@ def test_many_panels_stand_in_several_rows(tmp_path, monkeypatch, tasks, rows, w
     shown = [axes for axes in figure.axes if axes.get_visible()]
     assert len(shown) == tasks
     assert [axes.get_title().split()[0] for axes in shown[4:]] == NAMES[4:tasks]
+
+
+OF = {"a": "photo", "b": "photo", "c": "sketch"}
+
+
+def scores(photo: float, sketch: float) -> dict[str, dict[str, float]]:
+    """The clients of photo are one below and one above its mean."""
+    return {"a": {"semseg": photo - 1}, "b": {"semseg": photo + 1}, "c": {"semseg": sketch}}
+
+
+@pytest.fixture
+def domains(tmp_path: Path) -> Any:
+    """A grid of two values of rho over two domains and two seeds; on validation data round 1 is best."""
+    rhos = {"-": None, "rho 0.1": 0.1, "rho 10": 10.0}
+    grid = paper_grid(
+        data={"D": {"recipe": "digits-domains"}},
+        bases={"FedAvg": {"method": "fedavg"}},
+        addons={name: {} if rho is None else {"method.add.feddea": {"rho": rho}} for name, rho in rhos.items()},
+        seeds=[0, 1],
+        show="domains",
+        figure={"name": "sweep", "parameter": "method.add.feddea.rho"},
+    )
+    save(grid, tmp_path, {})
+    for seed in (0, 1):
+        for number, (name, rho) in enumerate(rhos.items()):
+            history = {r: scores(40.0 + 10 * number + seed, 20.0 * r) for r in (1, 2)}
+            val = {1: scores(9.0, 9.0), 2: scores(8.0, 8.0)}
+            write_run(
+                tmp_path, Cell("D", "FedAvg", name, seed), history[2], rho=rho, history=history, val=val, domains=OF
+            )
+    return grid
+
+
+def panels(figure: Any) -> dict[str, dict[str, list[float]]]:
+    """Title of each panel that is shown -> label -> y of its lines."""
+    return {
+        axes.get_title(): {
+            line.get_label(): list(line.get_ydata()) for line in axes.lines if not line.get_label().startswith("_")
+        }
+        for axes in figure.axes
+        if axes.get_visible()
+    }
+
+
+def test_domains_over_rounds(domains, tmp_path):
+    found = panels(convergence(domains, tmp_path, "test"))
+    assert list(found) == ["average ↑", "photo mIoU ↑", "sketch mIoU ↑"]
+    assert found["photo mIoU ↑"] == {"FedAvg": [40.5] * 2, "FedAvg rho 0.1": [50.5] * 2, "FedAvg rho 10": [60.5] * 2}
+    assert found["sketch mIoU ↑"] == {label: [20.0, 40.0] for label in found["photo mIoU ↑"]}
+    assert found["average ↑"]["FedAvg rho 10"] == [40.25, 50.25]  # not the mean over three clients
+    some = panels(convergence(domains, tmp_path, "test", tasks=["average", "sketch"]))
+    assert list(some) == ["average ↑", "sketch mIoU ↑"]
+    assert some["average ↑"] == found["average ↑"]
+    with pytest.raises(RecipeError, match=r"no task 'averge'\. Did you mean 'average'\?"):
+        convergence(domains, tmp_path, "test", tasks=["averge"])
+    with pytest.raises(RecipeError, match=r"figure\.clients: true found, expected false where 'show' is 'domains'"):
+        convergence(domains, tmp_path, "test", clients=True)
+
+
+def test_a_sweep_over_domains(domains, tmp_path):
+    def drawn(at: str, **keys: Any) -> Any:
+        grid = domains.model_copy(update={"at": at})
+        return sweep(grid, tmp_path, "test", parameter="method.add.feddea.rho", **keys)
+
+    figure = drawn("last")
+    found = panels(figure)
+    assert list(found) == ["Δ % ↑", "average ↑", "photo mIoU ↑", "sketch mIoU ↑"]
+    assert found["average ↑"] == {"FedAvg alone": [40.25] * 2, "FedAvg": [45.25, 50.25]}
+    assert found["photo mIoU ↑"]["FedAvg"] == [50.5, 60.5]
+    delta = [50 * (v / 40.0 + v / 41.0) / 2 for v in (10.0, 20.0)]  # sketch is as before
+    assert found["Δ % ↑"]["FedAvg"] == pytest.approx(delta)
+    assert figure.axes[0].get_xscale() == "linear"
+    assert "model kept at the end (round 2)" in figure.get_suptitle()
+    best = drawn("best-validation", tasks=["average", "spread"], log=True)
+    assert panels(best)["average ↑"]["FedAvg"] == [35.25, 40.25]
+    assert panels(best)["standard deviation ↓"]["FedAvg"] == pytest.approx([30.5 / 2**0.5, 40.5 / 2**0.5])
+    assert best.axes[0].get_xscale() == "log"
+    assert "best round by its mean over domains on validation data (round 1)" in best.get_suptitle()
+
+
+def test_no_logarithm_of_zero(domains, tmp_path):
+    file = next((tmp_path / "cells/D/FedAvg/rho_0.1/s0").glob("recipe.yaml"))
+    file.write_text(file.read_text().replace("rho: 0.1", "rho: 0.0"))
+    with pytest.raises(RecipeError, match=r"figure\.log: method\.add\.feddea\.rho is 0 in a cell of FedAvg"):
+        sweep(domains, tmp_path, "test", parameter="method.add.feddea.rho", log=True)

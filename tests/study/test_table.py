@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -17,7 +18,7 @@ import pytest
 from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.study.compare import Estimate
 from fedloom.study.figures import draw
-from fedloom.study.grid import Cell, open_folder, save
+from fedloom.study.grid import Cell, open_folder, recipes, save
 from fedloom.study.table import tabulate
 from fedloom.study.table_formats import FORMATS, to_text
 from fedloom.tasks.delta import delta_m
@@ -74,9 +75,9 @@ def test_the_published_table(paper):
         "…: 2 of 8 runs have not finished: PASCAL / FedAvg / +DEA s0, PASCAL / FedProx s0.",
     )
     assert table.caption == (
-        "test split (shared test); global model; mean over the clients with the task; seed 0; model of round 1; in the "
-        "units recorded: fractions, not percent, RMSE in metres, mErr in degrees; Δ %: mean change over the line's "
-        "tasks, each seed against the same seed of the same base with '-'."
+        "test split (shared test); global model; mean over the clients with the task; seed 0; model kept at the end "
+        "(round 1); in the units recorded: fractions, not percent, RMSE in metres, mErr in degrees; Δ %: mean change "
+        "over the line's tasks, each seed against the same seed of the same base with '-'."
     )
 
 
@@ -371,15 +372,106 @@ def test_domains_as_columns(tmp_path: Path) -> None:
         data={"D": {"recipe": "digits-domains"}}, show="domains", also=["average", "spread"], columns=None, delta="none"
     )
     values = {"a": {"semseg": 40.0}, "b": {"semseg": 60.0}, "c": {"semseg": 20.0}}
-    folder = write_grid(tmp_path / "g", grid, {("D", "FedAvg", "-", 0): values})
-    for path in folder.rglob("run.json"):
-        info = json.loads(path.read_text())
-        for client, domain in {"a": "photo", "b": "photo", "c": "sketch"}.items():
-            info["clients"][client]["domain"] = domain
-        path.write_text(json.dumps(info))
+    folder = write_grid(tmp_path / "g", grid, {})
+    domains = {"a": "photo", "b": "photo", "c": "sketch"}
+    write_run(folder, Cell("D", "FedAvg", "-", 0), values, domains=domains)
     table = tabulate(grid, folder)
     assert [str(column) for column in table.columns] == [
         "photo mIoU ↑", "sketch mIoU ↑", "average ↑", "standard deviation ↓",
     ]  # fmt: skip
     assert [entry.text for entry in table.lines[0].entries] == ["50.00", "20.00", "35.00", "21.21"]
     assert "mean over the clients of a domain" in table.caption
+
+
+OF = {"a": "photo", "b": "sketch"}
+# Round -> photo, sketch. Round 1 is best on test, round 2 on validation; the early stopping of a run kept round 3.
+ON_TEST = {1: (90.0, 80.0), 2: (40.0, 60.0), 3: (50.0, 20.0), 4: (10.0, 10.0)}
+ON_VAL = {1: (5.0, 5.0), 2: (30.0, 50.0), 3: (39.0, 40.0), 4: (1.0, 2.0)}
+
+
+def of_clients(rounds: dict[int, tuple[float, float]], factor: float = 1.0) -> dict[int, dict[str, dict[str, float]]]:
+    return {r: {"a": {"semseg": factor * a}, "b": {"semseg": factor * b}} for r, (a, b) in rounds.items()}
+
+
+@pytest.fixture
+def validated(tmp_path: Path) -> Path:
+    """Two domains over four rounds; the second seed is better on validation data one round later."""
+    grid = paper_grid(
+        data={"D": {"recipe": "digits-domains"}},
+        bases={"FedAvg": {"method": "fedavg"}},
+        show="domains",
+        also=["average", "spread"],
+        at="best-validation",
+        seeds=[0, 1],
+    )
+    folder = write_grid(tmp_path / "g", grid, {})
+    later = {3: (60.0, 60.0)}
+    for addon, factor in (("-", 1.0), ("+DEA", 2.0)):
+        for seed, on_val in ((0, ON_VAL), (1, ON_VAL | later)):
+            cell = Cell("D", "FedAvg", addon, seed)
+            history = of_clients(ON_TEST, factor)
+            write_run(folder, cell, history[4], history=history, val=of_clients(on_val), domains=OF)
+    return folder
+
+
+def test_the_round_is_chosen_by_validation_scores_alone(validated: Path) -> None:
+    grid, folder = open_folder(validated)
+    table = tabulate(grid, folder)
+    base, dea = ([entry.estimate.mean for entry in line.entries if entry.estimate] for line in table.lines)
+    # round 2 of seed 0 and round 3 of seed 1
+    assert base == pytest.approx([45.0, 40.0, (50.0 + 35.0) / 2, (math.dist([40], [60]) + 30.0) / 2 / math.sqrt(2)])
+    assert dea == pytest.approx([90.0, 80.0, 85.0, 2 * base[3], 100.0])
+    assert "model of each run's best round by its mean over domains on validation data (round 2 to 3)" in table.caption
+    rows = list(csv.DictReader(io.StringIO(FORMATS["csv"](table))))
+    assert {(r["at"], r["seeds"], r["rounds"]) for r in rows} == {("best-validation", "0 1", "2 3")}
+
+    last = tabulate(grid.model_copy(update={"at": "last"}), folder)
+    assert [entry.text for entry in last.lines[0].entries[:3]] == ["10.00 ± 0.00"] * 3
+    assert "model kept at the end (round 4)" in last.caption
+    for path in folder.rglob("metrics.jsonl"):  # whatever test says, the choice is the same
+        path.write_text(re.sub(r'"value": [0-9.]+, "split": "test"', '"value": 7.0, "split": "test"', path.read_text()))
+    assert [line.rounds for line in tabulate(grid, folder).lines] == [{"D": (2, 3)}] * 2
+
+
+def test_domains_of_the_model_that_early_stopping_kept(validated: Path) -> None:
+    grid, folder = open_folder(validated)
+    for path in folder.rglob("run.json"):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"status": "stopped early", "final_round": 3}))
+    table = tabulate(grid.model_copy(update={"at": "last"}), folder)
+    assert [entry.text for entry in table.lines[0].entries[:3]] == ["50.00 ± 0.00", "20.00 ± 0.00", "35.00 ± 0.00"]
+    assert "(round 3)" in table.caption
+
+
+def test_best_on_validation_over_tasks(tmp_path: Path) -> None:
+    grid = paper_grid(
+        data={"D": {"recipe": "digits-tasks"}}, bases={"L": {"method": "local"}}, at="best-validation", show="clients"
+    )
+    folder = write_grid(tmp_path / "g", grid, {})
+    history = of_clients(ON_TEST)
+    write_run(folder, Cell("D", "L", "-", 0), history[4], history=history, val=of_clients(ON_VAL))
+    table = tabulate(grid, folder)
+    assert [(line.label, line.entries[0].text) for line in table.lines[:2]] == [("L (a)", "40.00"), ("L (b)", "60.00")]
+    assert "by its mean over tasks on validation data (round 2)" in table.caption
+    write_run(folder, Cell("D", "L", "+DEA", 0), FEDAVG, val={1: FEDAVG})
+    with pytest.raises(RecipeError, match="at: a mean over tasks needs one metric, found merr, miou, odsf, rmse"):
+        tabulate(grid, folder)
+
+
+def test_no_best_round_without_validation_data(tmp_path: Path) -> None:
+    grid = paper_grid(data={"D": {"recipe": "digits-domains"}}, show="domains", at="best-validation")
+    folder = write_grid(tmp_path / "g", grid, {})
+    write_run(folder, Cell("D", "FedAvg", "-", 0), of_clients(ON_TEST)[1], domains=OF)
+    with pytest.raises(StateError, match=r"s0: at is best-validation, and .*: nothing was measured on val"):
+        tabulate(grid, folder)
+    shutil.rmtree(folder / "cells")
+    nan = of_clients({1: (math.nan, 1.0)})
+    write_run(folder, Cell("D", "FedAvg", "-", 0), of_clients(ON_TEST)[1], val=nan, domains=OF)
+    with pytest.raises(StateError, match="expected a round with a number of every client on val and on test"):
+        tabulate(grid, folder)
+    for key, value, message in (
+        ("evaluation.splits", ["test"], r"evaluation\.splits has no val"),
+        ("partition.val_fraction", 0, r"partition\.val_fraction is 0"),
+    ):
+        with pytest.raises(RecipeError, match=message):
+            recipes(grid.model_copy(update={"set": {key: value}}))
+    assert recipes(grid)

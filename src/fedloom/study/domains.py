@@ -118,12 +118,16 @@ def domain_history(run: Run, task: str | None = None, metric: str | None = None,
     rounds = _scores(run, task, metric, split)
     if not rounds:
         raise StateError(f"{run.folder}: no {split} {metric} was measured")
-    validated = {r: s for r, s in _scores(run, task, metric, "val").items() if r in rounds and s.average == s.average}
-    best = None
-    if validated:
-        sign = 1 if tasks[task]["metrics"][metric] == "max" else -1
-        best = rounds[max(validated, key=lambda r: (sign * validated[r].average, -r))]
-    return DomainHistory(run.label, task, metric, tuple(rounds.values()), best)
+    validated = {r: s.average for r, s in _scores(run, task, metric, "val").items() if r in rounds}
+    best = best_round(validated, tasks[task]["metrics"][metric])
+    return DomainHistory(run.label, task, metric, tuple(rounds.values()), None if best is None else rounds[best])
+
+
+def best_round(means: Mapping[int, float], direction: str) -> int | None:
+    """The round with the best mean ('max' or 'min'), of equally good ones the first; None where all are nan."""
+    known = {number: mean for number, mean in means.items() if not math.isnan(mean)}
+    sign = 1 if direction == "max" else -1
+    return max(known, key=lambda r: (sign * known[r], -r)) if known else None
 
 
 def _scores(run: Run, task: str, metric: str, split: str) -> dict[int, DomainScores]:

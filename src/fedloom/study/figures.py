@@ -17,7 +17,18 @@ from fedloom.extras import need
 from fedloom.registry import Registry
 from fedloom.study.compare import Estimate, value_at
 from fedloom.study.grid import Grid
-from fedloom.study.table import Column, Result, Values, change, columns_of, read
+from fedloom.study.table import (
+    OVERALL,
+    Column,
+    Result,
+    Values,
+    about_model,
+    change,
+    columns_of,
+    estimate,
+    over_rounds,
+    read,
+)
 
 FIGURES = Registry("figure")
 """Functions (grid, folder, split, *, parameters) -> matplotlib Figure."""
@@ -27,6 +38,7 @@ Combination = tuple[str, str, str]
 Point = tuple[float, Estimate]
 STYLES = ("-", "--", ":", "-.")
 """Lines of the clients that hold the same task."""
+ALSO = tuple(name for name in OVERALL if name != "delta_m")
 WIDEST = 6
 """Panels beside each other."""
 
@@ -46,43 +58,63 @@ def draw(grid: Grid, folder: Path, out: Path, split: str = "test") -> None:
         raise UserError(f"{out}: {error}") from None
 
 
-@FIGURES.register("sweep", source="FedDEA, Figure 4")
+@FIGURES.register("sweep", source="FedDEA, Figure 4; F2DC, Figures 6 to 8")
 def sweep(
-    grid: Grid, folder: Path, split: str, *, parameter: str, label: str = "", tasks: list[str] | None = None
+    grid: Grid,
+    folder: Path,
+    split: str,
+    *,
+    parameter: str,
+    label: str = "",
+    tasks: list[str] | None = None,
+    log: bool = False,
 ) -> Any:
     """Delta and each task's metric over a key of the cells' recipes, a line a base; cells without the key are levels.
 
-    `parameter` is the key's path, such as method.add.feddea.rho, and `label` what the axis says.
+    `parameter` is the key's path, such as method.add.feddea.rho, and `label` what the axis says; `log` makes the axis
+    logarithmic. `tasks` are as in `convergence`.
     """
     results = _results(grid, folder, split)
-    panels = _Panels(grid, results, tasks, with_delta=True)
+    panels = _Panels(grid, results, tasks, ("delta_m", "average", "spread", "bits"))
     for data, column, axes in panels:
         for color, base in panels.colors(grid.bases):
             points: list[Point] = []
             for addon in grid.addons:
                 result = results.get((data, base, addon))
-                estimate = _estimate(grid, results, (data, base, addon), column) if result else None
-                if result is None or estimate is None:
+                found = panels.estimate((data, base, addon), column) if result else None
+                if result is None or found is None:
                     continue
                 x = value_at(next(iter(result.runs.values())).recipe, parameter)
                 if isinstance(x, int | float):
-                    points.append((float(x), estimate))
+                    points.append((float(x), found))
                 else:
                     text = f"{base} alone" if addon == "-" else f"{base} {addon}"
-                    axes.axhline(estimate.mean, color=color, linestyle="--", linewidth=1, label=text)
+                    axes.axhline(found.mean, color=color, linestyle="--", linewidth=1, label=text)
+            least = min((x for x, _ in points), default=1.0)
+            if log and least <= 0:
+                raise RecipeError(f"figure.log: {parameter} is {least:g} in a cell of {base}, expected above 0")
             _line(axes, points, base, color, as_bars=True)
         axes.set_xlabel(label or parameter)
-    return panels.finished(f"{split} split; ± 95 % t-interval over seeds")
+        if log:
+            axes.set_xscale("log")
+    return panels.finished(f"{split} split; {about_model(grid, results)}; ± 95 % t-interval over seeds")
 
 
-@FIGURES.register("convergence", source="FedDEA, Figures 5 and 6; FedHCA2, Figure 4 and 1 of its supplement")
+@FIGURES.register(
+    "convergence",
+    source="FedDEA, Figures 5 and 6; FedHCA2, Figure 4 and 1 of its supplement; F2DC, Figure 5",
+)
 def convergence(grid: Grid, folder: Path, split: str, *, tasks: list[str] | None = None, clients: bool = False) -> Any:
     """Each task's metric over rounds, a line a cell: mean over seeds with its 95 % t-interval as a band.
 
-    `clients` draws a line for each client that holds the task in all runs, instead of the mean over them.
+    A grid that shows domains has them in the place of tasks, and their average. `tasks` chooses among all these, and
+    'average' and 'spread' over them. `clients` draws a line for each client that holds the task in all runs, instead
+    of the mean over them.
     """
+    if clients and grid.show == "domains":
+        raise RecipeError(f"grid {grid.name}: figure.clients: true found, expected false where 'show' is 'domains'")
     results = _results(grid, folder, split)
-    panels = _Panels(grid, results, tasks, with_delta=False)
+    panels = _Panels(grid, results, tasks, ("average", "spread"))
     names = [(base, addon) for base in grid.bases for addon in grid.addons]
     for data, column, axes in panels:
         holders = _holders(results, data, column.task) if clients else []
@@ -95,7 +127,7 @@ def convergence(grid: Grid, folder: Path, split: str, *, tasks: list[str] | None
             label = base if addon == "-" else f"{base} {addon}"
             for number, client in enumerate(holders or [None]):
                 text = f"{label}, client {number + 1} of {len(holders)}" if len(holders) > 1 else label
-                points = _over_rounds(result, column, split, client)
+                points = _over_rounds(result, column, panels.columns[data], split, client)
                 _line(axes, points, text, color, as_bars=False, style=STYLES[number % len(STYLES)])
         axes.set_xlabel("round")
         axes.xaxis.get_major_locator().set_params(integer=True)
@@ -147,23 +179,6 @@ def _results(grid: Grid, folder: Path, split: str) -> dict[Combination, Result]:
     return results
 
 
-def _estimate(grid: Grid, results: Mapping[Combination, Result], where: Combination, column: Column) -> Estimate | None:
-    """A cell's number in a column; a cell that Delta is against is at 0."""
-    data, base, addon = where
-    values: Values = results[where].values()
-    if column.task:
-        numbers = [by_task[column.task] for by_task in values.values() if column.task in by_task]
-        return Estimate.of(numbers) if numbers else None
-    reference = grid.reference(base)
-    other = results.get((data, *reference)) if reference else None
-    if other is None:
-        return None
-    if reference == (base, addon):
-        return Estimate(0.0, math.nan, len(values))
-    directions = {c.task: c.direction for c in columns_of(grid, data, results) if c.task}
-    return change(values, other.values(), directions)
-
-
 def _holders(results: Mapping[Combination, Result], data: str, task: str) -> list[str]:
     """Clients that hold a task in all runs of a data set."""
     runs = [run for (name, *_), result in results.items() if name == data for run in result.runs.values()]
@@ -171,14 +186,16 @@ def _holders(results: Mapping[Combination, Result], data: str, task: str) -> lis
     return [client for client in held[0] if all(client in others for others in held)] if held else []
 
 
-def _over_rounds(result: Result, column: Column, split: str, client: str | None = None) -> list[Point]:
+def _over_rounds(
+    result: Result, column: Column, columns: Sequence[Column], split: str, client: str | None = None
+) -> list[Point]:
     """Rounds that every seed has measured: the mean over clients, or this client's."""
-    by_round: dict[int, list[float]] = {}
-    for run in result.runs.values():
-        for final in run.history(split, client):
-            if column.task in final.values:
-                by_round.setdefault(final.round, []).append(final.values[column.task][column.metric])
-    return [(float(r), Estimate.of(v)) for r, v in sorted(by_round.items()) if len(v) == len(result.runs)]
+    by_round: dict[int, dict[int, Mapping[str, float]]] = {}
+    for seed, run in result.runs.items():
+        for number, by_task in over_rounds(run, split, result.by_domain, client).items():
+            by_round.setdefault(number, {})[seed] = by_task
+    found = {number: estimate(column, columns, result.runs, values) for number, values in sorted(by_round.items())}
+    return [(float(number), e) for number, e in found.items() if e is not None and e.n == len(result.runs)]
 
 
 def _line(axes: Any, points: Sequence[Point], label: str, color: str, as_bars: bool, style: str = "-") -> None:
@@ -197,25 +214,44 @@ def _line(axes: Any, points: Sequence[Point], label: str, color: str, as_bars: b
         axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
 
 
+def _name(column: Column) -> str:
+    """What `tasks` calls a column."""
+    return column.task or column.metric
+
+
 class _Panels:
-    """A panel for each data set (in rows of its own) and column (Delta first); gives (data set, column, axes)."""
+    """A panel for each data set (in rows of its own) and column; gives (data set, column, axes).
+
+    Delta is first, then what else is of all tasks, then tasks (or domains). `overall` are the metrics of all tasks
+    that the figure can draw. Without a choice of `tasks` it draws those that the grid has in its table, and the
+    average over domains.
+    """
 
     def __init__(
-        self, grid: Grid, results: Mapping[Combination, Result], tasks: Sequence[str] | None, with_delta: bool
+        self,
+        grid: Grid,
+        results: Mapping[Combination, Result],
+        tasks: Sequence[str] | None,
+        overall: Sequence[str],
     ) -> None:
+        asked = [*(["average"] if grid.show == "domains" else []), *(t for t in tasks or () if t in ALSO)]
+        wider = grid.model_copy(update={"also": tuple(dict.fromkeys([*asked, *grid.also]))})
+        self.grid, self.results = grid, results
+        self.values = {where: result.values() for where, result in results.items()}
+        found = {data: columns_of(wider, data, results) for data in grid.data}
+        self.columns = {data: [c for c in columns if c.metric] for data, columns in found.items()}
+        names = [_name(c) for columns in self.columns.values() for c in columns if c.task or c.metric in overall]
+        for task in tasks or ():
+            if task not in names:
+                raise RecipeError(f"figure.tasks: no task {task!r}.{nearest(task, names)}")
         rows: list[tuple[str, list[Column]]] = []
-        for data in grid.data:
-            columns = [c for c in columns_of(grid, data, results) if c.metric]
-            chosen = [c for c in columns if c.task and (tasks is None or c.task in tasks)]
-            delta = [c for c in columns if not c.task and with_delta]
-            panels = delta + chosen
+        for data, columns in self.columns.items():
+            drawn = [c for c in columns if c.task or c.metric in overall]
+            chosen = [c for c in drawn if tasks is None or _name(c) in tasks or c.metric == "delta_m"]
+            panels = sorted(chosen, key=lambda c: (c.metric != "delta_m", bool(c.task)))
             if panels:
                 width = math.ceil(len(panels) / math.ceil(len(panels) / WIDEST))
                 rows += [(data, panels[at : at + width]) for at in range(0, len(panels), width)]
-        known = [c.task for data in grid.data for c in columns_of(grid, data, results) if c.task and c.metric]
-        for task in tasks or ():
-            if task not in known:
-                raise RecipeError(f"figure.tasks: no task {task!r}.{nearest(task, known)}")
         self.rows = rows
         width = max(len(columns) for _, columns in rows)
         self.figure = need("matplotlib.figure", "report").Figure(
@@ -233,6 +269,20 @@ class _Panels:
                 axes.set_title(f"{data}: {column}" if self.several else str(column), fontsize=10)
                 axes.grid(alpha=0.3)
                 yield data, column, axes
+
+    def estimate(self, where: Combination, column: Column) -> Estimate | None:
+        """A cell's number in a column; a cell that Delta is against is at 0."""
+        data, base, addon = where
+        values = self.values[where]
+        if column.metric != "delta_m":
+            return estimate(column, self.columns[data], self.results[where].runs, values)
+        reference = self.grid.reference(base)
+        other = self.values.get((data, *reference)) if reference else None
+        if other is None:
+            return None
+        if reference == (base, addon):
+            return Estimate(0.0, math.nan, len(values))
+        return change(values, other, {c.task: c.direction for c in self.columns[data] if c.task})
 
     @staticmethod
     def colors(names: Any) -> list[tuple[str, Any]]:

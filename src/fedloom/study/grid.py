@@ -28,8 +28,9 @@ HOME = files("fedloom.study") / "grids"
 """Where the packaged grids are."""
 FILE = "grid.yaml"
 REFUSED = "refused.json"
-OWN = ("seeds", "delta", "show", "columns", "also", "title")
+OWN = ("seeds", "delta", "show", "at", "columns", "also", "title")
 """Keys that KEY=VALUE sets in the grid itself; all others are set in every cell's recipe."""
+NO_VALIDATION = "at is best-validation, and there is no validation score to choose a round by"
 
 Changes = dict[str, Any]
 """Dotted recipe key -> value, as KEY=VALUE sets it: a whole section is replaced, a key in it is changed."""
@@ -66,6 +67,9 @@ class Grid(Section):
     show: Literal["unified", "clients", "domains"] = "unified"
     """unified: a line a cell. clients: a line for each client's personal model, as papers on one-task clients have.
     domains: as unified, with the domains of the only task as columns in the place of tasks."""
+    at: Literal["last", "best-validation"] = "last"
+    """Which model of a run counts. last: the one it keeps at the end. best-validation: the one of the round with the
+    best mean over the tasks (or domains), which must have one metric, on validation data; test data plays no part."""
     columns: tuple[str, ...] | None = Field(None, min_length=1)
     """The tasks that tables and figures show and that Delta counts, in their order; by default all."""
     also: tuple[Literal["average", "spread", "bits"], ...] = ()
@@ -167,8 +171,8 @@ def summary(name: str) -> str:
 def load_grid(source: str | Path | Mapping[str, Any], changes: Sequence[str] = ()) -> Grid:
     """A checked grid from a packaged name, a file or a mapping; its recipes are read and stand in the result.
 
-    `changes` are KEY=VALUE texts: seeds, delta, show, columns, also and title change the grid, others every cell's
-    recipe. Raises RecipeError with all that is wrong with the grid; `recipes` checks the cells.
+    `changes` are KEY=VALUE texts: seeds, delta, show, at, columns, also and title change the grid, others every
+    cell's recipe. Raises RecipeError with all that is wrong with the grid; `recipes` checks the cells.
     """
     where, value = loader.read(source, "grid", HOME)
     if not isinstance(value, dict):
@@ -227,6 +231,11 @@ def recipes(grid: Grid) -> dict[Cell, Recipe]:
             text = str(error).removeprefix("the mapping is not a valid recipe:").strip()
             wrong.setdefault(text, cell.combination)
             continue
+        if grid.at == "best-validation":
+            if "val" not in recipe.evaluation.splits:
+                wrong.setdefault(f"{NO_VALIDATION}: evaluation.splits has no val", cell.combination)
+            elif recipe.partition.params.get("val_fraction") == 0:
+                wrong.setdefault(f"{NO_VALIDATION}: partition.val_fraction is 0", cell.combination)
         result[cell] = recipe
         twin = same.setdefault(recipe_hash(recipe), cell)
         if twin is not cell:

@@ -78,13 +78,13 @@ class Run:
     def is_finished(self) -> bool:
         return self.info["status"] != "running"
 
-    def final(self, split: str = "test") -> Final:
+    def final(self, split: str = "test", at: int | None = None) -> Final:
         """The kept model's metrics on a split: a client's personal model where one was measured, else the global one.
 
-        The round is that of the kept model or, where that was not evaluated, the last evaluated one before it.
+        The round is that of the kept model, or `at`; where that was not evaluated, the last evaluated one before it.
         """
         # run.json tells the kept round only when the run is over.
-        kept = int(self.info["final_round"]) if self.is_finished else self.last_round
+        kept = at if at is not None else int(self.info["final_round"]) if self.is_finished else self.last_round
         measured = {
             line["round"]: v for line in self.rounds if line["round"] <= kept and (v := self._values(line, split))
         }
@@ -103,9 +103,9 @@ class Run:
         lines = [(v, int(line["round"])) for line in self.rounds if (v := self._values(line, split, client))]
         return tuple(self._final(values, split, round) for values, round in lines)
 
-    def personal(self, split: str = "test") -> dict[str, Final]:
+    def personal(self, split: str = "test", at: int | None = None) -> dict[str, Final]:
         """`final` of each client that has a personal model, by the client's name; empty where there are none."""
-        at = self.final(split).round
+        at = self.final(split, at).round
         values = next(self._values(line, split) for line in self.rounds if line["round"] == at)
         by_client: dict[str, dict[tuple[Any, str, str], Mapping[str, Any]]] = defaultdict(dict)
         for key, entry in values.items():

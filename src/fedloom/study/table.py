@@ -14,8 +14,8 @@ from typing import Literal
 
 from fedloom.errors import RecipeError, StateError, nearest
 from fedloom.study.compare import ARROWS, Estimate
-from fedloom.study.domains import domain_history
-from fedloom.study.grid import Cell, Grid, cells, is_over, refused_in
+from fedloom.study.domains import best_round, domain_history
+from fedloom.study.grid import NO_VALIDATION, Cell, Grid, cells, is_over, refused_in
 from fedloom.study.runs import Final, Run
 from fedloom.tasks.delta import delta_m, delta_terms
 
@@ -100,6 +100,8 @@ class Line:
     entries: tuple[Entry, ...] = ()
     seeds: Mapping[str, tuple[int, ...]] | None = None
     """Data set -> the seeds that have been run."""
+    rounds: Mapping[str, tuple[int, ...]] | None = None
+    """Data set -> of which round the model of each of these seeds is."""
     models: Mapping[str, str] | None = None
     """Data set -> 'global', 'personal' or both."""
 
@@ -120,6 +122,8 @@ class Table:
     columns: tuple[Column, ...]
     lines: tuple[Line, ...]
     split: str
+    at: str
+    """Which model of a run counts, as the grid says."""
     caption: str
     notes: tuple[str, ...] = ()
 
@@ -152,17 +156,16 @@ class Table:
 
 @dataclass(frozen=True)
 class Result:
-    """The runs of one combination of labels, by seed, and what was measured of their kept models."""
+    """The runs of one combination of labels, by seed, and what was measured of the models that count."""
 
     runs: Mapping[int, Run]
     finals: Mapping[int, Final]
-
     by_domain: bool = False
 
     def values(self, finals: Mapping[int, Final] | None = None) -> Values:
         """Each task's own metric, of these models or of others of the same runs; or each domain's of the only task."""
         if self.by_domain:
-            return {s: domain_history(self.runs[s], split=f.split).last.values for s, f in self.finals.items()}
+            return {s: over_rounds(self.runs[s], f.split, True)[f.round] for s, f in self.finals.items()}
         return {
             seed: {t: v[self.runs[seed].info["tasks"][t]["primary"]] for t, v in final.values.items()}
             for seed, final in (self.finals if finals is None else finals).items()
@@ -176,7 +179,7 @@ class Result:
         by_client: dict[str, dict[int, Final]] = {}
         for seed, run in self.runs.items():
             names = {client: "+".join(info["tasks"]) for client, info in run.info["clients"].items()}
-            for client, final in run.personal(split).items():
+            for client, final in run.personal(split, self.finals[seed].round).items():
                 name = names[client] if list(names.values()).count(names[client]) == 1 else client
                 by_client.setdefault(name, {})[seed] = final
         return {name: self.values(finals) for name, finals in by_client.items()}
@@ -208,7 +211,7 @@ def tabulate(grid: Grid, folder: Path, split: str = "test") -> Table:
             "domains": "mean over the clients of a domain",
         }[grid.show],
         seeds or f"seed {grid.seeds[0]}",
-        f"model of round {_span([final.round for final in finals])}",
+        about_model(grid, results),
         ", ".join(["in the units recorded: fractions, not percent", *sorted(units)]),
     ]
     if grid.delta != "none":
@@ -219,6 +222,7 @@ def tabulate(grid: Grid, folder: Path, split: str = "test") -> Table:
         columns,
         tuple(lines),
         split,
+        grid.at,
         "; ".join(parts) + ".",
         (*maker.notes, *_missing(missing, sum(1 for _ in cells(grid)))),
     )
@@ -235,8 +239,73 @@ def read(grid: Grid, folder: Path, split: str) -> tuple[dict[tuple[str, str, str
         elif cell.combination not in refused:
             missing.append(cell)
     by_domain = grid.show == "domains"
-    found = {k: Result(v, {seed: run.final(split) for seed, run in v.items()}, by_domain) for k, v in runs.items()}
+    found = {
+        k: Result(v, {seed: run.final(split, _round(grid, run, split)) for seed, run in v.items()}, by_domain)
+        for k, v in runs.items()
+    }
     return found, missing
+
+
+def over_rounds(run: Run, split: str, by_domain: bool, client: str | None = None) -> dict[int, Mapping[str, float]]:
+    """Round -> each task's own metric (of this client, or the mean over clients), or each domain's of the only task."""
+    if by_domain:
+        return {scores.round: scores.values for scores in domain_history(run, split=split).rounds}
+    primary = {task: info["primary"] for task, info in run.info["tasks"].items()}
+    return {f.round: {t: v[primary[t]] for t, v in f.values.items()} for f in run.history(split, client)}
+
+
+def estimate(column: Column, columns: Sequence[Column], runs: Mapping[int, Run], values: Values) -> Estimate | None:
+    """The number over seeds in a column other than Delta; None where no seed has one.
+
+    An average or a spread is over the tasks (or domains) among `columns`, which are the data set's.
+    """
+    found = [_number(column, columns, runs[seed], by_task) for seed, by_task in values.items()]
+    known = [number for number in found if number is not None]
+    return Estimate.of(known) if known else None
+
+
+def _number(column: Column, columns: Sequence[Column], run: Run, by_task: Mapping[str, float]) -> float | None:
+    if column.task:
+        return by_task.get(column.task)
+    if column.metric == "bits":
+        return run.bits_per_task() / 1e6
+    shown = [by_task[c.task] for c in columns if c.task in by_task]
+    if column.metric == "spread":
+        return statistics.stdev(shown) if len(shown) > 1 else math.nan
+    return sum(shown) / len(shown) if shown else math.nan
+
+
+def about_model(grid: Grid, results: Mapping[tuple[str, str, str], Result]) -> str:
+    """Of which round the models are whose numbers are shown, and how it was chosen."""
+    rounds = _span([final.round for result in results.values() for final in result.finals.values()])
+    if grid.at == "last":
+        return f"model kept at the end (round {rounds})"
+    over = "domains" if grid.show == "domains" else "tasks"
+    return f"model of each run's best round by its mean over {over} on validation data (round {rounds})"
+
+
+def _round(grid: Grid, run: Run, split: str) -> int | None:
+    """The round whose model counts; None for the one that the run keeps. Never chosen by test data."""
+    if grid.at == "last":
+        return None
+    by_domain = grid.show == "domains"
+    metrics = {(info["primary"], info["metrics"][info["primary"]]) for info in run.info["tasks"].values()}
+    if len(metrics) > 1:
+        names = ", ".join(sorted(name for name, _ in metrics))
+        raise RecipeError(f"grid {grid.name}: at: a mean over tasks needs one metric, found {names}")
+    ((_, direction),) = metrics
+    if not any(entry["split"] == "val" for line in run.rounds for entry in line["metrics"]):
+        raise StateError(f"{run.folder}: {NO_VALIDATION}: nothing was measured on val")
+    measured = over_rounds(run, split, by_domain)
+    validated = over_rounds(run, "val", by_domain)
+    means = {number: statistics.fmean(scores.values()) for number, scores in validated.items() if number in measured}
+    best = best_round(means, direction)
+    if best is None:
+        raise StateError(
+            f"{run.folder}: {NO_VALIDATION}: expected a round with a number of every client on val and on {split}, "
+            "found none"
+        )
+    return best
 
 
 def change(values: Values, base: Values, directions: Mapping[str, str]) -> Estimate | None:
@@ -299,7 +368,7 @@ class _Maker:
 
     def _line(self, base: str, addon: str, owner: str, by_data: Mapping[str, Values]) -> Line:
         entries: list[Entry] = []
-        seeds, models = {}, {}
+        seeds, rounds, models = {}, {}, {}
         for data in self.grid.data:
             result = self.results.get((data, base, addon))
             if result is None:
@@ -307,18 +376,17 @@ class _Maker:
                 continue
             values = by_data.get(data, {})
             seeds[data] = tuple(values)
+            rounds[data] = tuple(result.finals[seed].round for seed in values)
             models[data] = " / ".join(dict.fromkeys(final.model for final in result.finals.values()))
             entries += [self._entry(column, values, base, addon, owner) for column in self.columns[data]]
-        return Line(base, addon, addon == next(iter(self.grid.addons)), owner, tuple(entries), seeds, models)
+        return Line(base, addon, addon == next(iter(self.grid.addons)), owner, tuple(entries), seeds, rounds, models)
 
     def _entry(self, column: Column, values: Values, base: str, addon: str, owner: str) -> Entry:
         partial = len(values) < len(self.grid.seeds)
-        if column.task:
-            numbers = [by_task[column.task] for by_task in values.values() if column.task in by_task]
-            return Entry("value", Estimate.of(numbers), partial=partial) if numbers else Entry("cannot")
         if column.metric != "delta_m":
-            numbers = [self._overall(column, base, addon, seed, by_task) for seed, by_task in values.items()]
-            return Entry("value", Estimate.of(numbers), partial=partial) if numbers else Entry("cannot")
+            runs = self.results[column.data, base, addon].runs
+            found = estimate(column, self.columns[column.data], runs, values)
+            return Entry("value", found, partial=partial) if found else Entry("cannot")
         reference = self.grid.reference(base)
         assert reference is not None  # else there is no such column
         if not values:
@@ -329,19 +397,10 @@ class _Maker:
         if result is None:
             return self._none(column.data, *reference)
         against = (result.owned(self.split).get(owner) if owner else None) or result.values()
-        estimate = change(values, against, self._directions(column.data))
-        if estimate is None:
+        changed = change(values, against, self._directions(column.data))
+        if changed is None:
             return Entry("missing")
-        return Entry("value", estimate, partial=partial or estimate.n < len(values), is_change=True)
-
-    def _overall(self, column: Column, base: str, addon: str, seed: int, by_task: Mapping[str, float]) -> float:
-        """A run's average over the tasks, their spread, or its megabits."""
-        if column.metric == "bits":
-            return self.results[column.data, base, addon].runs[seed].bits_per_task() / 1e6
-        shown = [by_task[c.task] for c in self.columns[column.data] if c.task in by_task]
-        if column.metric == "spread":
-            return statistics.stdev(shown) if len(shown) > 1 else math.nan
-        return sum(shown) / len(shown) if shown else math.nan
+        return Entry("value", changed, partial=partial or changed.n < len(values), is_change=True)
 
     def _none(self, data: str, base: str, addon: str) -> Entry:
         """What stands where nothing has been run."""

@@ -12,7 +12,7 @@ from fedloom.study.table import Column, Entry, Line, Table
 
 CSV = (
     *("data", "base", "addon", "owner", "task", "metric", "direction", "mean", "ci95_half", "n"),
-    *("seeds", "split", "model", "state"),
+    *("seeds", "split", "model", "at", "rounds", "state"),
 )
 _TEX = {
     **{c: f"\\{c}" for c in "&%$#_{}"},
@@ -99,9 +99,10 @@ def to_csv(table: Table) -> str:
             e = entry.estimate
             numbers = ("", "", "") if e is None else (repr(e.mean), "" if math.isnan(e.half) else repr(e.half), e.n)
             seeds = " ".join(map(str, (line.seeds or {}).get(column.data, ())))
+            rounds = " ".join(map(str, (line.rounds or {}).get(column.data, ())))
             model = (line.models or {}).get(column.data, "")
             head = (column.data, line.base, line.addon, line.owner, column.task, column.metric, column.direction)
-            writer.writerow([*head, *numbers, seeds, table.split, model, entry.kind])
+            writer.writerow([*head, *numbers, seeds, table.split, model, table.at, rounds, entry.kind])
     return out.getvalue()
 
 
