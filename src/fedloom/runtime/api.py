@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,11 @@ class Result:
     folder: Path
     status: str
     """finished, or stopped early."""
+
+    @staticmethod
+    def of(folder: Path) -> Result:
+        """The result of a run that is over."""
+        return Result(folder, str(json.loads((folder / "run.json").read_text(encoding="utf-8"))["status"]))
 
     @property
     def run(self) -> Run:
@@ -86,8 +92,10 @@ def run(
     for device in _devices(recipe):  # before the data is loaded, for this answers at once
         check_device(device)
     engine = engine or engine_of(recipe)
-    built = engine.build(recipe, method)
     path = Path(tempfile.mkdtemp(prefix="fedloom-")) if folder is None else Path(folder)
+    if engine.takes_over(recipe, path, method, progress or Silent(), fresh=True):
+        return Result.of(path)
+    built = engine.build(recipe, method)
     with RunFolder.create(path, built) as run_folder:
         return _go(engine, built, run_folder, engine.initial(built), progress or Silent())
 
@@ -106,6 +114,8 @@ def resume(
     progress = progress or Silent()
     recipe, partition = RunFolder.read(Path(folder))
     engine = engine or engine_of(recipe)
+    if engine.takes_over(recipe, Path(folder), method, progress, fresh=False):
+        return Result.of(Path(folder))
     built = engine.build(recipe, method, partition)
     with RunFolder(Path(folder)) as run_folder:
         run_folder.check(built)

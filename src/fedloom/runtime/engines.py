@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from fedloom.runtime.executors import Executor, executor
 from fedloom.runtime.exports import export
 from fedloom.runtime.folder import RunFolder
 from fedloom.runtime.peers import initial_peers, without_server
-from fedloom.runtime.process import Advance, initial_state
+from fedloom.runtime.process import Advance, Progress, initial_state
 from fedloom.stages.stage import State
 
 ENGINES = {
@@ -29,6 +30,13 @@ ENGINES = {
 
 class Engine:
     """In this process or a pool of workers. Others say what differs; they have no state between two runs."""
+
+    def takes_over(self, recipe: Recipe, folder: Path, method: Method | None, progress: Progress, fresh: bool) -> bool:
+        """Do the whole run in other processes, a `fresh` one or the rest of the one in the folder; False: do it here.
+
+        Raises UserError as `fedloom.runtime.api.run` does.
+        """
+        return False
 
     def build(self, recipe: Recipe, method: Method | None = None, partition: Partition | None = None) -> Built:
         """The recipe made concrete; `partition` is the saved one, when resuming."""

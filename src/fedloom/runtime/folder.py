@@ -53,6 +53,10 @@ class RunFolder:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let other processes open it."""
         if self._lock is not None:
             self._lock.close()
 

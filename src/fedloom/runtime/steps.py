@@ -551,23 +551,33 @@ def collect(
         came[i] = Payload(**{**vars(payload), "packed": {}, "side": {}})
         del payload  # before the next one is made
     ordered = [came[i] for i in sorted(came)]
-    keys = tuple(row for payload in ordered for row in payload.rows)
-    here = [expected[row] for row in keys]
+    here = [expected[row] for payload in ordered for row in payload.rows]
     given = method.codec.gather([parts[i] for i in sorted(parts)]) if parts else None
     if given is None and len(here) < len(expected):
         X, beside = _compact(X, here), {name: _compact(matrix, here) for name, matrix in beside.items()}
-    n = torch.tensor([size for payload in ordered for size in payload.sizes], dtype=torch.float64)
-    updates = Updates(
+    return assembled(method, federation, shared, ordered, X if given is None else given, beside), ordered
+
+
+def assembled(
+    method: Method,
+    federation: Federation,
+    shared: Layout,
+    payloads: Sequence[Payload],
+    X: Tensor | Rows,
+    side: Mapping[str, Tensor],
+) -> Updates:
+    """Rows X with what came beside them in the payloads, which are in their order."""
+    n = torch.tensor([size for payload in payloads for size in payload.sizes], dtype=torch.float64)
+    return Updates(
         shared,
-        keys,
-        X if given is None else given,
+        tuple(row for payload in payloads for row in payload.rows),
+        X,
         n,
         n.clone() if method.weights == "size" else torch.ones_like(n),
-        present=_presence(method, federation, shared, ordered),
-        extra=_extras(method, shared, ordered),
-        side=beside,
+        present=_presence(method, federation, shared, payloads),
+        extra=_extras(method, shared, payloads),
+        side=side,
     )
-    return updates, ordered
 
 
 def _presence(method: Method, federation: Federation, shared: Layout, payloads: Sequence[Payload]) -> Tensor | None:
@@ -603,24 +613,44 @@ def server_step(
     Rows with nan or inf are dropped and logged; if none is left the state stays as it was.
     """
     updates, came = collect(method, layout, federation, payloads, ctx.targets or (), state["model"].dtype)
-    updates, dropped = updates.finite()
-    for client, task in dropped:
-        about = {"client": client} if task is None else {"client": client, "task": task}
-        ctx.log("update dropped", {**about, "why": "not finite after the client's stages"})
+    updates = finite_rows(updates, ctx)
     if not len(updates):
         return state
     alive = {client for client, _ in updates.rows}
     if "base" in method.stage.reads:
-        updates = updates.replace(base=_bases(method, state, [client for client, _ in updates.rows]))
+        updates = updates.replace(base=bases(method, state, [client for client, _ in updates.rows]))
     out, stage = method.stage(updates, state["stage"], ctx)
     del updates  # the matrix is not needed any more, and there may be a model for each row below
-    new = {**state, "stage": stage, "personal": dict(state["personal"]), "rule": dict(state["rule"])}
+    came = [p for p in came if p.row[0] in alive]
+    return settled(method, layout, federation, {**state, "stage": stage}, zip(out.rows, out.X, strict=True), came)
+
+
+def finite_rows(updates: Updates, ctx: Ctx) -> Updates:
+    """Without rows that have nan or inf, which are logged."""
+    updates, dropped = updates.finite()
+    for client, task in dropped:
+        about = {"client": client} if task is None else {"client": client, "task": task}
+        ctx.log("update dropped", {**about, "why": "not finite after the client's stages"})
+    return updates
+
+
+def settled(
+    method: Method,
+    layout: Layout,
+    federation: Federation,
+    state: State,
+    rows: Iterable[tuple[Row, Tensor]],
+    came: Sequence[Payload],
+) -> State:
+    """The server's state with models moved by what the stages left (rows and their keys), and with new buffers."""
+    new = {**state, "personal": dict(state["personal"]), "rule": dict(state["rule"])}
     if method.rows == "client-task":
+        rows = list(rows)
         # views keep the whole matrix alive, so they are only good where they replace every vector
-        every = len(out.rows) == len(federation.tasks)
-        vectors = {str(task): x if every else x.clone() for (_, task), x in zip(out.rows, out.X, strict=True)}
+        every = len(rows) == len(federation.tasks)
+        vectors = {str(task): x if every else x.clone() for (_, task), x in rows}
         return {**new, "tasks": {**state["tasks"], **vectors}}
-    for key, update in zip(out.rows, out.X, strict=True):
+    for key, update in rows:
         # what is meant for everyone also moves the personal models
         for name in (ALL, *state["personal"]) if key == EVERYONE else (key[0],):
             before = state["model"] if name == ALL else model_of(state, name)
@@ -630,7 +660,6 @@ def server_step(
                 new["model"] = after
             else:
                 new["personal"][name] = after
-    came = [p for p in came if p.row[0] in alive]
     if state["buffers"] is not None and len(state["buffers"]):
         new["buffers"] = merge_buffers(method, method.shared_buffers(layout), federation, came, state["buffers"])
     if state["integers"]:
@@ -647,7 +676,7 @@ def _compact(matrix: Tensor, rows: Sequence[int]) -> Tensor:
     return matrix[: len(rows)]
 
 
-def _bases(method: Method, state: State, clients: Sequence[str]) -> Tensor:
+def bases(method: Method, state: State, clients: Sequence[str]) -> Tensor:
     """The vectors from which clients started (K x d); no copy where it is the same one for all."""
     if not state["personal"]:
         return method.server.dispatch(state["model"], state["rule"][ALL]).expand(len(clients), -1)

@@ -1,0 +1,239 @@
+"""What the processes of a cluster tell each other: vectors in parts, and trees of tensors and plain values.
+
+Everything goes point to point, so that the bytes a process sends are known (`Comm.sent`) and sums have one order.
+Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+_PATIENCE = timedelta(hours=24)
+"""How long a process waits for another: as long as a client may train. One that dies is noticed at once."""
+
+
+class Comm:
+    """This process among `size` others; `rank` counts from 0. All of them call the same methods in the same order.
+
+    `device` is where vectors lie while they travel: the CPU (gloo), or this process' own GPU (NCCL).
+    """
+
+    def __init__(self, rank: int, size: int, device: str = "cpu") -> None:
+        self.rank, self.size, self.device = rank, size, torch.device(device)
+        self.sent = 0
+        """Bytes that this process sent to others."""
+
+    @staticmethod
+    def join() -> Comm:
+        """Join the processes that torchrun started."""
+        gpus = dist.is_nccl_available() and torch.cuda.is_available()
+        dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=_PATIENCE)
+        return Comm(dist.get_rank(), dist.get_world_size())
+
+    def use(self, devices: Sequence[str]) -> str:
+        """This process' device: they are given to the processes of a machine in turn.
+
+        Where every process has a GPU of its own, vectors travel between GPUs (NCCL).
+        """
+        local = int(os.environ.get("LOCAL_RANK", "0"))
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        mine = devices[local % len(devices)]
+        own = torch.device(mine).type == "cuda" and len(set(devices)) >= here and dist.is_nccl_available()
+        if all(self.all(own)):
+            self.device = torch.device(mine)
+            torch.cuda.set_device(self.device)
+        return mine
+
+    def leave(self) -> None:
+        """Part from the others."""
+        dist.destroy_process_group()
+
+    @property
+    def others(self) -> list[int]:
+        """The other ranks, the next one first, so that not all begin with the same."""
+        return [(self.rank + i) % self.size for i in range(1, self.size)]
+
+    def exchange(self, out: Mapping[int, Sequence[Tensor]], into: Mapping[int, Sequence[Tensor]]) -> None:
+        """Send tensors to ranks and fill tensors from ranks, all at once. Empty tensors do not travel.
+
+        What is for this process itself is copied. Each pair must agree on shapes, dtypes and order.
+        """
+        for given, kept in zip(out.get(self.rank, ()), into.get(self.rank, ()), strict=True):
+            kept.copy_(given)
+        operations, landed = [], []
+        for rank in self.others:
+            for tensor in out.get(rank, ()):
+                if tensor.numel():
+                    operations.append(dist.P2POp(dist.isend, _raw(tensor.detach().to(self.device).contiguous()), rank))
+                    self.sent += tensor.nbytes
+            for tensor in into.get(rank, ()):
+                if tensor.numel():
+                    direct = tensor.is_contiguous() and tensor.device == self.device
+                    here = tensor if direct else torch.empty_like(tensor, device=self.device).contiguous()
+                    operations.append(dist.P2POp(dist.irecv, _raw(here), rank))
+                    if not direct:
+                        landed.append((tensor, here))
+        for work in dist.batch_isend_irecv(operations) if operations else ():
+            work.wait()
+        for tensor, here in landed:
+            tensor.copy_(here)
+
+    def reduce(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
+        """The sum over all processes of x (its last dimension in parts of `sizes`): this process' part of it.
+
+        Added up in the order of the ranks.
+        """
+        parts = x.split(list(sizes), dim=-1)
+        mine = torch.empty((self.size, *parts[self.rank].shape), dtype=x.dtype, device=x.device)
+        self.exchange({q: [parts[q]] for q in range(self.size)}, {q: [mine[q]] for q in range(self.size)})
+        total = mine[0]
+        for other in mine[1:]:
+            total = total + other
+        return total
+
+    def concat(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
+        """The parts of all processes side by side along the last dimension; `sizes` are their widths."""
+        whole = part.new_empty((*part.shape[:-1], sum(sizes)))
+        views = whole.split(list(sizes), dim=-1)
+        self.exchange({q: [part] for q in range(self.size)}, {q: [views[q]] for q in range(self.size)})
+        return whole
+
+    def total(self, x: Tensor) -> Tensor:
+        """The sum over all processes, the same bits in each."""
+        if self.size == 1:
+            return x
+        sizes = shares(x.numel(), self.size)
+        return self.concat(self.reduce(x.reshape(-1), sizes), sizes).view(x.shape)
+
+    def maximum(self, x: Tensor) -> Tensor:
+        """The largest over all processes, value by value."""
+        every = x.new_empty((self.size, *x.shape))
+        self.exchange({q: [x] for q in range(self.size)}, {q: [every[q]] for q in range(self.size)})
+        return every.amax(dim=0)
+
+    def swap(self, out: Mapping[int, Any]) -> dict[int, Any]:
+        """Trees for other ranks against trees from them: rank -> tree, of those that sent one. Its own comes back."""
+        letters: dict[int, tuple[Tensor, list[Tensor]]] = {}
+        made: dict[int, tuple[Tensor, list[Tensor]]] = {}
+        for rank, tree in out.items():
+            if rank != self.rank:
+                letters[rank] = made[id(tree)] = made.get(id(tree)) or _letter(tree)
+        lengths = {q: torch.tensor([len(letters[q][0]) if q in letters else 0]) for q in self.others}
+        coming = {q: torch.zeros(1, dtype=torch.int64) for q in self.others}
+        self.exchange({q: [n] for q, n in lengths.items()}, {q: [n] for q, n in coming.items()})
+        heads = {q: torch.empty(int(n), dtype=torch.uint8) for q, n in coming.items()}
+        self.exchange({q: [head] for q, (head, _) in letters.items()}, {q: [head] for q, head in heads.items()})
+        about = {q: json.loads(head.numpy().tobytes()) for q, head in heads.items() if len(head)}
+        tensors = {q: _blank(value) for q, value in about.items()}
+        self.exchange({q: parts for q, (_, parts) in letters.items()}, tensors)
+        found = {q: _join(value["tree"], tensors[q]) for q, value in about.items()}
+        return {**found, **({self.rank: out[self.rank]} if self.rank in out else {})}
+
+    def all(self, tree: Any) -> list[Any]:
+        """The trees of all processes, by rank."""
+        found = self.swap(dict.fromkeys(range(self.size), tree))
+        return [found[q] for q in range(self.size)]
+
+    def send(self, rank: int, tree: Any) -> None:
+        """Send a tree to a process that receives it."""
+        head, tensors = _letter(tree)
+        for parts in ([torch.tensor([len(head)])], [head], tensors):
+            self.exchange({rank: parts}, {})
+
+    def receive(self, rank: int) -> Any:
+        """A tree from a process that sends it."""
+        length = torch.zeros(1, dtype=torch.int64)
+        self.exchange({}, {rank: [length]})
+        head = torch.empty(int(length), dtype=torch.uint8)
+        self.exchange({}, {rank: [head]})
+        about = json.loads(head.numpy().tobytes())
+        tensors = _blank(about)
+        self.exchange({}, {rank: tensors})
+        return _join(about["tree"], tensors)
+
+    def to_first(self, tree: Any) -> list[Any]:
+        """At rank 0 the trees of all processes, by rank; nothing elsewhere."""
+        if self.rank:
+            self.send(0, tree)
+            return []
+        return [tree, *(self.receive(q) for q in range(1, self.size))]
+
+    def from_first(self, trees: Sequence[Any]) -> Any:
+        """What rank 0 has for each rank; what others give is not looked at."""
+        if self.rank:
+            return self.receive(0)
+        for q in range(1, self.size):
+            self.send(q, trees[q])
+        return trees[0]
+
+
+def shares(count: int, parts: int) -> list[int]:
+    """`count` things in so many consecutive parts, as equal as possible."""
+    return [b - a for a, b in pairwise(count * i // parts for i in range(parts + 1))]
+
+
+def offsets(sizes: Sequence[int]) -> list[int]:
+    """Where each part begins, and the end."""
+    return [0, *accumulate(sizes)]
+
+
+def _raw(tensor: Tensor) -> Tensor:
+    """The same memory as bytes, for not every backend knows every dtype."""
+    return tensor.view(-1).view(torch.uint8)
+
+
+def _letter(tree: Any) -> tuple[Tensor, list[Tensor]]:
+    """(head as bytes, tensors): a tensor that is in the tree several times travels once."""
+    places: dict[int, int] = {}
+    tensors: list[Tensor] = []
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            if id(value) not in places:
+                places[id(value)] = len(tensors)
+                tensors.append(value)
+            return {"$tensor": places[id(value)]}
+        if isinstance(value, bytes):
+            return {"$bytes": walk(_bytes(value))}
+        if isinstance(value, Mapping):
+            return {"$dict": [[k, walk(v)] for k, v in value.items()]}
+        if isinstance(value, list | tuple):
+            return [walk(v) for v in value]
+        if value is None or isinstance(value, bool | int | float | str):
+            return value
+        raise TypeError(f"a {type(value).__name__} cannot be sent between processes")
+
+    skeleton = walk(tree)
+    about = [[list(t.shape), str(t.dtype).removeprefix("torch.")] for t in tensors]
+    head = json.dumps({"tree": skeleton, "tensors": about}).encode()
+    return _bytes(head), tensors
+
+
+def _blank(about: Mapping[str, Any]) -> list[Tensor]:
+    return [torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in about["tensors"]]
+
+
+def _bytes(value: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else torch.empty(0, dtype=torch.uint8)
+
+
+def _join(skeleton: Any, tensors: Sequence[Tensor]) -> Any:
+    if isinstance(skeleton, list):
+        return [_join(v, tensors) for v in skeleton]
+    if isinstance(skeleton, dict):
+        ((kind, value),) = skeleton.items()
+        if kind == "$tensor":
+            return tensors[value]
+        if kind == "$bytes":
+            return _join(value, tensors).numpy().tobytes()
+        return {k: _join(v, tensors) for k, v in value}
+    return skeleton

@@ -1,0 +1,142 @@
+"""One process of a cluster from its start to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from fedloom.data.partition import Partition
+from fedloom.errors import StateError, UserError
+from fedloom.recipes.loader import load
+from fedloom.recipes.schema import Recipe
+from fedloom.runtime.build import Built, build
+from fedloom.runtime.cluster.comm import Comm
+from fedloom.runtime.cluster.launch import restarted
+from fedloom.runtime.cluster.member import Member, SharedFolder
+from fedloom.runtime.executors import executor
+from fedloom.runtime.exports import export
+from fedloom.runtime.folder import RunFolder
+from fedloom.runtime.process import Progress, initial_state, run_rounds
+from fedloom.runtime.worker import check_device
+from fedloom.stages.stage import State
+
+T = TypeVar("T")
+
+
+def join(path: Path, recipe: Recipe | None = None, progress: Progress | None = None) -> None:
+    """Take part in a run, and return when it is over: a new one of `recipe`, else the one in the folder.
+
+    Only rank 0 needs the folder. Raises UserError in all processes where one meets a mistake.
+    """
+    comm = Comm.join()
+    try:
+        with ExitStack() as stack:
+            _run(comm, path, recipe, progress, stack)
+    finally:
+        comm.leave()
+
+
+def _run(comm: Comm, path: Path, recipe: Recipe | None, progress: Progress | None, stack: ExitStack) -> None:
+    from fedloom.runtime.api import Silent
+
+    first = comm.rank == 0
+    progress = progress if progress is not None and first else Silent()
+    fresh = recipe is not None and not (restarted() and (path / "recipe.yaml").is_file())
+    saved = agreed(comm, lambda: RunFolder.read(path) if first and not fresh else None)
+    recipe, partition = _known_to_all(comm, saved or (recipe, None))
+    torch.set_num_threads(recipe.runtime.threads)
+    devices = recipe.runtime.device
+    device = comm.use((devices,) if isinstance(devices, str) else devices)
+    built = agreed(comm, lambda: _built(recipe, partition, device))
+    _compared(comm, built)
+    opened = agreed(comm, lambda: _opened(path, built, fresh, progress, stack) if first else None)
+    folder, state = opened or (None, None)
+    member = Member(built, comm, executor(built.setup, device, 1))
+    try:
+        mine = member.scattered(state)
+        progress.start(recipe.training.rounds, mine["round"])
+        mine = run_rounds(built, member, SharedFolder(member, folder), mine, progress, member.advance)
+        whole = member.gathered(mine)
+        agreed(comm, lambda: _conclude(folder, built, whole) if folder is not None else None)
+    finally:
+        progress.stop()
+        member.close()
+
+
+def agreed(comm: Comm, make: Callable[[], T]) -> T:
+    """What `make` gives; a UserError in one process is raised in all of them."""
+    value, error = None, None
+    try:
+        value = make()
+    except UserError as problem:
+        error = problem
+    texts = [text for text in comm.all(None if error is None else str(error)) if text is not None]
+    if error is not None:
+        raise error
+    if texts:
+        raise UserError(texts[0])
+    return value  # type: ignore[return-value]
+
+
+def _known_to_all(comm: Comm, mine: tuple[Recipe | None, Partition | None]) -> tuple[Recipe, Partition | None]:
+    """Rank 0's recipe and partition, in every process."""
+    recipe, partition = mine
+    about = {
+        "recipe": None if recipe is None else recipe.model_dump(mode="json"),
+        "partition": None if partition is None else partition.to_json(),
+    }
+    about = comm.from_first([about] * comm.size)
+    return load(about["recipe"]), None if about["partition"] is None else Partition.from_json(about["partition"])
+
+
+def _built(recipe: Recipe, partition: Partition | None, device: str) -> Built:
+    check_device(device)
+    return build(recipe, None, partition)
+
+
+def _compared(comm: Comm, built: Built) -> None:
+    """Whether all processes have the same. Raises UserError that names what differs, and where."""
+    mine = {
+        "model": built.layout.hash,
+        "partition": built.partition.hash,
+        "data": built.data_hash,
+        "frozen weights": built.frozen_hash,
+    }
+    every = comm.all(mine)
+    for rank, other in enumerate(every):
+        for what, value in every[0].items():
+            if other[what] != value:
+                raise UserError(f"the {what} of rank {rank} differs from that of rank 0: {other[what]} and {value}")
+
+
+def _opened(path: Path, built: Built, fresh: bool, progress: Progress, stack: ExitStack) -> tuple[RunFolder, State]:
+    """The run folder, held by rank 0 until the end, and the state to go on from."""
+    if fresh:
+        return stack.enter_context(RunFolder.create(path, built)), initial_state(built)
+    folder = stack.enter_context(RunFolder(path))
+    folder.check(built)
+    found = folder.load()
+    if found is None:
+        folder.cut(-1)
+        return folder, initial_state(built)
+    state, problems = found
+    for problem in problems:
+        progress.event(f"checkpoint: {problem}; continuing from round {state['round']}")
+    folder.cut(state["round"] or -1)
+    return folder, state
+
+
+def _conclude(folder: RunFolder, built: Built, state: State) -> None:
+    """What is written once the last round is over."""
+    final = state
+    if state["stopped"] and built.recipe.early_stopping and built.recipe.early_stopping.restore_best:
+        best = folder.load("best")
+        if best is None:
+            raise StateError(f"{folder.path}: the best state is missing")
+        final = best[0]
+    folder.save_model(*export(built, final))
+    folder.describe(built, "stopped early" if state["stopped"] else "finished", state["round"], final["round"])
