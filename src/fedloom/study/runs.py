@@ -105,13 +105,11 @@ class Run:
 
     def personal(self, split: str = "test", at: int | None = None) -> dict[str, Final]:
         """`final` of each client that has a personal model, by the client's name; empty where there are none."""
-        at = self.final(split, at).round
-        values = next(self._values(line, split) for line in self.rounds if line["round"] == at)
-        by_client: dict[str, dict[tuple[Any, str, str], Mapping[str, Any]]] = defaultdict(dict)
-        for key, entry in values.items():
-            if entry["model"] == "personal":
-                by_client[key[0]][key] = entry
-        return {c: self._final(by_client[c], split, at) for c in self.info["clients"] if c in by_client}
+        return self._by_client(split, at, ("personal",))
+
+    def by_client(self, split: str = "test", at: int | None = None) -> dict[str, Final]:
+        """`final` of each client, by its name: its personal model where it has one, else the global one."""
+        return self._by_client(split, at, ("personal", "global"))
 
     def bytes_total(self) -> dict[str, int]:
         """{'up': bytes from clients, 'down': bytes to clients} over all rounds."""
@@ -123,6 +121,15 @@ class Run:
         tasks = {client: len(info["tasks"]) for client, info in self.info["clients"].items()}
         times = sum(tasks[client] for line in self.rounds for client in line["cohort"])
         return sent / times if times else math.nan
+
+    def _by_client(self, split: str, at: int | None, models: tuple[str, ...]) -> dict[str, Final]:
+        at = self.final(split, at).round
+        values = next(self._values(line, split) for line in self.rounds if line["round"] == at)
+        by_client: dict[str, dict[tuple[Any, str, str], Mapping[str, Any]]] = defaultdict(dict)
+        for key, entry in values.items():
+            if entry["model"] in models:
+                by_client[key[0]][key] = entry
+        return {c: self._final(by_client[c], split, at) for c in self.info["clients"] if c in by_client}
 
     def _final(self, values: Mapping[tuple[Any, str, str], Mapping[str, Any]], split: str, round: int) -> Final:
         """The means over clients of one round's entries."""

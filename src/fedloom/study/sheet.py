@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from html import escape
+
+from fedloom.study.markup import html, latex, md, tex
 
 
 @dataclass(frozen=True)
@@ -12,6 +15,8 @@ class Sheet:
     title: str
     head: tuple[str, ...]
     lines: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+    """What stands below the table, a paragraph each."""
 
     def to_text(self) -> str:
         """Aligned columns."""
@@ -21,10 +26,26 @@ class Sheet:
             for line in (self.head, *self.lines)
         ]
         rows.insert(1, "  ".join("-" * w for w in widths))
-        return "\n".join([self.title, *(row.rstrip() for row in rows)]) + "\n"
+        return "\n".join([self.title, *(row.rstrip() for row in rows), *self.notes]) + "\n"
 
     def to_markdown(self) -> str:
         """A Markdown table."""
         rows = ["| " + " | ".join(t.replace("|", "\\|") for t in line) + " |" for line in (self.head, *self.lines)]
         rows.insert(1, "|---|" + "---:|" * (len(self.head) - 1))
-        return "\n".join([f"**{self.title}**", "", *rows]) + "\n"
+        return "\n".join([f"**{self.title}**", "", *rows, *(f"\n{md(note)}" for note in self.notes)]) + "\n"
+
+    def to_latex(self) -> str:
+        """A table environment; needs the package booktabs."""
+        head, *rows = (" & ".join(map(tex, line)) + r" \\" for line in (self.head, *self.lines))
+        return latex((f"{self.title}.", *self.notes), len(self.head), [head, r"\midrule", *rows])
+
+    def to_html(self) -> str:
+        """A page of its own."""
+        head = "".join(f'<th scope="col">{escape(text)}</th>' for text in self.head)
+        rows = (
+            f'<tr><th scope="row" class="label">{escape(label)}</th>'
+            + "".join(f"<td>{escape(text)}</td>" for text in texts)
+            + "</tr>"
+            for label, *texts in self.lines
+        )
+        return html(self.title, [f"<tr>{head}</tr>"], list(rows), self.notes)

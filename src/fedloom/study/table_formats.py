@@ -8,40 +8,13 @@ import math
 from collections.abc import Callable
 from html import escape
 
+from fedloom.study.markup import html, latex, md, tex
 from fedloom.study.table import Column, Entry, Line, Table
 
 CSV = (
     *("data", "base", "addon", "owner", "task", "metric", "direction", "mean", "ci95_half", "n"),
     *("seeds", "split", "model", "at", "rounds", "state"),
 )
-_TEX = {
-    **{c: f"\\{c}" for c in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "±": r"$\pm$",
-    "…": r"\ldots{}",
-    "Δ": r"$\Delta$",
-    "↑": r"$\uparrow$",
-    "↓": r"$\downarrow$",
-    "ρ": r"$\rho$",  # noqa: RUF001
-    "μ": r"$\mu$",
-}
-_STYLE = """
-body { font: 15px/1.4 system-ui, sans-serif; margin: 2em auto; max-width: 80em; padding: 0 1em; color: #222; }
-.wide { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; border-bottom: 2px solid #222; }
-caption { caption-side: top; text-align: left; font-weight: bold; padding-bottom: .6em; }
-th, td { padding: .25em .8em; text-align: right; white-space: nowrap; }
-th.label { text-align: left; font-weight: normal; }
-th.group { text-align: left; padding-top: .8em; }
-thead { border-top: 2px solid #222; border-bottom: 1px solid #222; }
-thead tr.data th { text-align: center; }
-tbody tr.base { border-top: 1px solid #ccc; }
-.addon { padding-left: 2em; }
-.none { color: #777; }
-p { max-width: 60em; color: #444; }
-""".strip()
 
 
 def to_text(table: Table, color: bool = False) -> str:
@@ -76,17 +49,17 @@ def to_text(table: Table, color: bool = False) -> str:
 def to_markdown(table: Table) -> str:
     """A table with the best values in bold, the caption and the notes below it."""
     columns, groups = table.layout
-    heads = [_md(f"{c.data}: {c}" if _beside(table) else str(c)) for c in columns]
+    heads = [md(f"{c.data}: {c}" if _beside(table) else str(c)) for c in columns]
     lines = ["| | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
     for data, members in groups:
         if data:
-            lines.append(f"| *{_md(data)}* |" + " |" * len(heads))
+            lines.append(f"| *{md(data)}* |" + " |" * len(heads))
         for line in members:
-            label = _md(line.label.strip())
-            texts = [f"**{_md(e.text)}**" if e.best else _md(e.text) for e in line.entries]
+            label = md(line.label.strip())
+            texts = [f"**{md(e.text)}**" if e.best else md(e.text) for e in line.entries]
             lines.append(f"| {_indent(line) * '&emsp;'}{label} | " + " | ".join(texts) + " |")
-    about = [_md(text) for text in (table.caption, *table.notes)]
-    return "\n".join([f"**{_md(table.title)}**", "", *lines, *(f"\n{text}" for text in about)]) + "\n"
+    about = [md(text) for text in (table.caption, *table.notes)]
+    return "\n".join([f"**{md(table.title)}**", "", *lines, *(f"\n{text}" for text in about)]) + "\n"
 
 
 def to_csv(table: Table) -> str:
@@ -111,36 +84,22 @@ def to_latex(table: Table) -> str:
     columns, groups = table.layout
     rows, start = [], 2
     if _beside(table):
-        heads = [rf"\multicolumn{{{n}}}{{c}}{{{_tex(data)}}}" for data, n in table.groups.items()]
+        heads = [rf"\multicolumn{{{n}}}{{c}}{{{tex(data)}}}" for data, n in table.groups.items()]
         rules = []
         for count in table.groups.values():
             rules.append(rf"\cmidrule(lr){{{start}-{start + count - 1}}}")
             start += count
         rows += [" & " + " & ".join(heads) + r" \\", " ".join(rules)]
-    rows.append(" & " + " & ".join(_tex(str(column)) for column in columns) + r" \\")
+    rows.append(" & " + " & ".join(tex(str(column)) for column in columns) + r" \\")
     for data, lines in groups:
         if data:
-            rows += [r"\midrule", rf"\multicolumn{{{len(columns) + 1}}}{{l}}{{\emph{{{_tex(data)}}}}} \\"]
+            rows += [r"\midrule", rf"\multicolumn{{{len(columns) + 1}}}{{l}}{{\emph{{{tex(data)}}}}} \\"]
         for number, line in enumerate(lines):
             if number == 0 or (not _indent(line) and line.base != lines[number - 1].base):
                 rows.append(r"\midrule")
-            texts = [rf"\textbf{{{_tex(e.text)}}}" if e.best else _tex(e.text) for e in line.entries]
-            rows.append(_indent(line) * r"\quad " + _tex(line.label.strip()) + " & " + " & ".join(texts) + r" \\")
-    about = " ".join(map(_tex, (f"{table.title}.", table.caption, *table.notes)))
-    return "\n".join(
-        [
-            r"\begin{table}",
-            rf"\caption{{{about}}}",
-            r"\centering",
-            rf"\begin{{tabular}}{{l{'r' * len(columns)}}}",
-            r"\toprule",
-            *rows,
-            r"\bottomrule",
-            r"\end{tabular}",
-            r"\end{table}",
-            "",
-        ]
-    )
+            texts = [rf"\textbf{{{tex(e.text)}}}" if e.best else tex(e.text) for e in line.entries]
+            rows.append(_indent(line) * r"\quad " + tex(line.label.strip()) + " & " + " & ".join(texts) + r" \\")
+    return latex((f"{table.title}.", table.caption, *table.notes), len(columns) + 1, rows)
 
 
 def to_html(table: Table) -> str:
@@ -161,26 +120,7 @@ def to_html(table: Table) -> str:
             label = f'<th scope="row" class="{kind}">{escape(line.label.strip())}</th>'
             texts = "".join(_html(entry, column) for entry, column in zip(line.entries, columns, strict=True))
             body.append(f"{row}{label}{texts}</tr>")
-    return "\n".join(
-        [
-            "<!DOCTYPE html>",
-            '<html lang="en">',
-            f'<head><meta charset="utf-8"><title>{escape(table.title)}</title>',
-            f"<style>\n{_STYLE}\n</style></head>",
-            '<body><div class="wide"><table>',
-            f"<caption>{escape(table.title)}</caption>",
-            "<thead>",
-            *head,
-            "</thead>",
-            "<tbody>",
-            *body,
-            "</tbody>",
-            "</table></div>",
-            *(f"<p>{escape(text)}</p>" for text in (table.caption, *table.notes)),
-            "</body></html>",
-            "",
-        ]
-    )
+    return html(table.title, head, body, (table.caption, *table.notes))
 
 
 FORMATS: dict[str, Callable[[Table], str]] = {
@@ -199,14 +139,6 @@ def _beside(table: Table) -> bool:
 
 def _indent(line: Line) -> bool:
     return line.label.startswith(" ")
-
-
-def _md(text: str) -> str:
-    return "".join(f"\\{c}" if c in "\\|*_<" else c for c in text)
-
-
-def _tex(text: str) -> str:
-    return "".join(_TEX.get(c, c) for c in text)
 
 
 def _html(entry: Entry, column: Column) -> str:

@@ -1,0 +1,88 @@
+"""What tables share when they are written as Markdown, LaTeX or HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+_TEX = {
+    **{c: f"\\{c}" for c in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    "±": r"$\pm$",
+    "…": r"\ldots{}",
+    "Δ": r"$\Delta$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "ρ": r"$\rho$",  # noqa: RUF001
+    "μ": r"$\mu$",
+}
+_STYLE = """
+body { font: 15px/1.4 system-ui, sans-serif; margin: 2em auto; max-width: 80em; padding: 0 1em; color: #222; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; border-bottom: 2px solid #222; }
+caption { caption-side: top; text-align: left; font-weight: bold; padding-bottom: .6em; }
+th, td { padding: .25em .8em; text-align: right; white-space: nowrap; }
+th.label { text-align: left; font-weight: normal; }
+th.group { text-align: left; padding-top: .8em; }
+thead { border-top: 2px solid #222; border-bottom: 1px solid #222; }
+thead tr.data th { text-align: center; }
+tbody tr.base { border-top: 1px solid #ccc; }
+.addon { padding-left: 2em; }
+.none { color: #777; }
+p { max-width: 60em; color: #444; }
+""".strip()
+
+
+def md(text: str) -> str:
+    """A text with Markdown's own signs escaped."""
+    return "".join(f"\\{c}" if c in "\\|*_<" else c for c in text)
+
+
+def tex(text: str) -> str:
+    """A text with LaTeX's own signs escaped, and those that LaTeX writes in mathematics."""
+    return "".join(_TEX.get(c, c) for c in text)
+
+
+def latex(about: Sequence[str], columns: int, rows: Sequence[str]) -> str:
+    """A table environment of finished rows, its first column to the left; needs the package booktabs."""
+    return "\n".join(
+        [
+            r"\begin{table}",
+            rf"\caption{{{' '.join(map(tex, about))}}}",
+            r"\centering",
+            rf"\begin{{tabular}}{{l{'r' * (columns - 1)}}}",
+            r"\toprule",
+            *rows,
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+            "",
+        ]
+    )
+
+
+def html(title: str, head: Sequence[str], body: Sequence[str], about: Sequence[str]) -> str:
+    """A page of its own around finished rows, without scripts and without anything to load."""
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            '<html lang="en">',
+            f'<head><meta charset="utf-8"><title>{escape(title)}</title>',
+            f"<style>\n{_STYLE}\n</style></head>",
+            '<body><div class="wide"><table>',
+            f"<caption>{escape(title)}</caption>",
+            "<thead>",
+            *head,
+            "</thead>",
+            "<tbody>",
+            *body,
+            "</tbody>",
+            "</table></div>",
+            *(f"<p>{escape(text)}</p>" for text in about),
+            "</body></html>",
+            "",
+        ]
+    )
