@@ -23,6 +23,7 @@ from fedloom.methods.dfmtl import dfmtl  # noqa: E402
 from fedloom.methods.ditto import ditto  # noqa: E402
 from fedloom.methods.dpsgd import dpsgd  # noqa: E402
 from fedloom.methods.f2dc import domain_weights, f2dc, feature_modules  # noqa: E402
+from fedloom.methods.fdse import fdse  # noqa: E402
 from fedloom.methods.fedacg import fedacg  # noqa: E402
 from fedloom.methods.fedamp import fedamp  # noqa: E402
 from fedloom.methods.fedbabu import fedbabu  # noqa: E402
@@ -53,11 +54,12 @@ from fedloom.methods.ntk_fedavg import ntk_fedavg  # noqa: E402
 from fedloom.methods.overlap import activated_dimensions  # noqa: E402
 from fedloom.methods.pfedme import pfedme  # noqa: E402
 from fedloom.methods.scaffold import scaffold  # noqa: E402
+from fedloom.methods.staleness import staleness  # noqa: E402
 
 __all__ = [
     "ADDONS", "METHODS", "Method", "across_tasks", "activated_dimensions", "cagrad", "cfl", "colnet", "dfmtl", "ditto",
-    "domain_weights", "dpsgd", "f2dc", "feature_modules", "fedacg", "fedamp", "fedavg", "fedbabu", "fedbn", "fedbone",
-    "feddea", "feddyn", "fedga", "fedhca2", "fedmtl", "fednova", "fedopt", "fedper", "fedproto", "fedprox", "fedrcl",
-    "fedrep", "fedsa", "fedsoft", "fedsta", "fedtgp", "fpl", "heal", "ifca", "local", "matfl", "matu", "min_norm",
-    "moon", "ntk_fedavg", "pcgrad", "pfedme", "scaffold", "server_step", "support_mean",
+    "domain_weights", "dpsgd", "f2dc", "fdse", "feature_modules", "fedacg", "fedamp", "fedavg", "fedbabu", "fedbn",
+    "fedbone", "feddea", "feddyn", "fedga", "fedhca2", "fedmtl", "fednova", "fedopt", "fedper", "fedproto", "fedprox",
+    "fedrcl", "fedrep", "fedsa", "fedsoft", "fedsta", "fedtgp", "fpl", "heal", "ifca", "local", "matfl", "matu",
+    "min_norm", "moon", "ntk_fedavg", "pcgrad", "pfedme", "scaffold", "server_step", "staleness", "support_mean",
 ]  # fmt: skip

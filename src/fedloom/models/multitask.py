@@ -33,11 +33,12 @@ class MultiTask(nn.Module):
     dense task meets an encoder without maps.
     """
 
-    attached_part = "encoder"
-    """The part of the model that modules attached to the encoder belong to."""
+    more_roles: dict[str, str]
+    """Globs that go before all others in `roles`: for what a `ModelChange` puts into the model."""
 
     def __init__(self, encoder: Encoder, tasks: Sequence[Task]) -> None:
         super().__init__()
+        self.more_roles = {}
         self.encoder = encoder
         self.decoders = nn.ModuleDict()
         self.heads = nn.ModuleDict()
@@ -98,7 +99,7 @@ class MultiTask(nn.Module):
         """Glob over parameter names -> role, or (role, task) for what belongs to one task."""
         decoders = {f"decoders.{task}.*": ("decoder", task) for task in self.decoders}
         heads = {f"heads.{task}.*": ("head", task) for task in self.heads}
-        return {"encoder.attached.*": self.attached_part, "encoder.*": "encoder", **decoders, **heads}
+        return {**self.more_roles, "encoder.*": "encoder", **decoders, **heads}
 
 
 def build_model(

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 from fedloom._lazy import lazy
 
 if TYPE_CHECKING:
+    from fedloom.stages.blocks import PerBlock
     from fedloom.stages.centres import ChosenClusters, SoftClusters
     from fedloom.stages.clusters import SimilarGroups, SplittingClusters
     from fedloom.stages.combine import GroupBy, PerTask, Scope, Split, Switch
     from fedloom.stages.conflict import CAGrad, MinNorm, PCGrad
+    from fedloom.stages.cosine import CosineMix
     from fedloom.stages.decoders import AcrossTasks
     from fedloom.stages.domains import DomainWeights
     from fedloom.stages.drift import ControlVariates, DualShift, NormaliseSteps
@@ -33,15 +35,18 @@ if TYPE_CHECKING:
     from fedloom.stages.relations import Attention, TaskCovariance
     from fedloom.stages.shared import Every, PartlyShared
     from fedloom.stages.stage import Chain, Identity, Stage
+    from fedloom.stages.staleness import Staleness
     from fedloom.stages.taskvectors import TaskVectors
 
 __getattr__, __dir__ = lazy(
     __name__,
     {
+        "blocks": "PerBlock",
         "centres": "ChosenClusters SoftClusters",
         "clusters": "SimilarGroups SplittingClusters",
         "combine": "GroupBy PerTask Scope Split Switch",
         "conflict": "CAGrad MinNorm PCGrad",
+        "cosine": "CosineMix",
         "decoders": "AcrossTasks",
         "domains": "DomainWeights",
         "drift": "ControlVariates DualShift NormaliseSteps",
@@ -59,15 +64,16 @@ __getattr__, __dir__ = lazy(
         "relations": "Attention TaskCovariance",
         "shared": "Every PartlyShared",
         "stage": "Chain Identity Stage",
+        "staleness": "Staleness",
         "taskvectors": "TaskVectors",
     },
 )
 __all__ = [
     "AcrossTasks", "ActivatedDimensions", "AtPeer", "Attention", "CAGrad", "Chain", "ChosenClusters",
-    "ClusteredPrototypes", "ConflictAverseMix", "ControlVariates", "DomainWeights", "DualShift", "Every", "GapWeights",
-    "Gossip", "GroupBy", "Heal",
-    "HistoryAttention", "HyperConflictAverse", "HyperCrossAttention", "Identity", "Mean", "MeanPrototypes", "MinNorm",
-    "MovingAnchors", "NormaliseSteps", "PCGrad", "PartlyShared", "PerTask", "Scope", "SimilarGroups", "SimilarityMix",
-    "SoftClusters", "Split", "SplittingClusters", "Stage", "SupportMean", "Switch", "TaskCovariance", "TaskLeaders",
-    "TaskVectors", "TopMagnitude", "TrainedPrototypes", "conflict_averse_weights",
+    "ClusteredPrototypes", "ConflictAverseMix", "ControlVariates", "CosineMix", "DomainWeights", "DualShift", "Every",
+    "GapWeights", "Gossip", "GroupBy", "Heal", "HistoryAttention", "HyperConflictAverse", "HyperCrossAttention",
+    "Identity", "Mean", "MeanPrototypes", "MinNorm", "MovingAnchors", "NormaliseSteps", "PCGrad", "PartlyShared",
+    "PerBlock", "PerTask", "Scope", "SimilarGroups", "SimilarityMix", "SoftClusters", "Split", "SplittingClusters",
+    "Stage", "Staleness", "SupportMean", "Switch", "TaskCovariance", "TaskLeaders", "TaskVectors", "TopMagnitude",
+    "TrainedPrototypes", "conflict_averse_weights",
 ]  # fmt: skip

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         gumbel_mask,
     )
     from fedloom.training.drift import ControlVariate, CountedSteps, Dual
+    from fedloom.training.eraser import Consistency
     from fedloom.training.feature_modules import AttachFeatureModules, FeatureModules
     from fedloom.training.flat import FlatModel
     from fedloom.training.gap import ValidationLosses
@@ -52,6 +53,7 @@ __getattr__, __dir__ = lazy(
         "contrast": "ModelContrast",
         "decoupling": "AuxiliaryHead Corrector Decoupled Decoupler FeatureLosses decouple feature_losses gumbel_mask",
         "drift": "ControlVariate CountedSteps Dual",
+        "eraser": "Consistency",
         "feature_modules": "AttachFeatureModules FeatureModules",
         "flat": "FlatModel",
         "gap": "ValidationLosses",
@@ -66,7 +68,7 @@ __getattr__, __dir__ = lazy(
 )
 __all__ = [
     "Anchor", "AttachFeatureModules", "AuxiliaryHead", "BestCluster", "ClusterContrast", "ClusterPrototypes",
-    "CollectPrototypes", "ControlVariate", "Corrector", "CountedSteps", "Decoupled", "Decoupler", "Dual",
+    "CollectPrototypes", "Consistency", "ControlVariate", "Corrector", "CountedSteps", "Decoupled", "Decoupler", "Dual",
     "FeatureLosses", "FeatureModules", "FlatModel", "LocalRule", "ModelContrast", "Optimizer", "PrototypeGenerator",
     "PrototypePull", "Prototypes", "Proximal", "RelaxedContrast", "Schedule", "SemanticAnchors", "SoftAnchors",
     "TapLevels", "TaskCoupling", "Training", "ValidationLosses", "View", "class_prototypes", "cluster_prototypes",

@@ -1,77 +1,120 @@
-"""Layers that split into a shared extractor and a personal eraser of domain shift, and their consistency (FDSE).
+"""FDSE's consistency: what erasers give has the statistics that all clients have together.
 
-Source: Wang et al., Federated Learning with Domain Shift Eraser, CVPR 2025, and its release. The release's regulariser
-is not the divergence below: it takes the difference of squared means instead of the squared difference, and keeps one
-scalar mean and variance for all layers. Here every channel of every layer has its own, as the paper intends.
+Source: Wang et al., Federated Learning with Domain Shift Eraser, CVPR 2025, and its release, whose term is another one
+than the divergence of its paper (`released_consistency`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn, relu
-from torch.nn.functional import normalize
+from torch import Tensor
 
+from fedloom.models.erased import erased_layers
+from fedloom.stages.stage import State
+from fedloom.training.rules import LocalRule, View
 
-class ErasedConv(nn.Module):
-    """A convolution as extractor and eraser: B x C x H x W to B x outputs x H' x W', after norm and ReLU.
-
-    `extractor` gives half of the channels (rounded up); `eraser_norm` and the depthwise `eraser` make the others from
-    them; both are put one after the other, shifted by `shift` and normalised by `norm`. Shared by clients are
-    extractor, shift and norm; personal are the eraser and eraser_norm, whose running statistics never travel.
-    """
-
-    def __init__(self, inputs: int, outputs: int, kernel: int = 3, stride: int = 1) -> None:
-        super().__init__()
-        half = -(-outputs // 2)
-        self.extractor = nn.Conv2d(inputs, half, kernel, stride, padding=kernel // 2)
-        self.eraser_norm = nn.BatchNorm2d(half)
-        self.eraser = nn.Conv2d(half, half, 3, padding=1, groups=half, bias=False)
-        self.shift = nn.Parameter(torch.zeros(outputs))
-        self.norm = nn.BatchNorm2d(outputs)
-
-    def before_norm(self, x: Tensor) -> Tensor:
-        """What enters `norm`: its batch statistics are those that `consistency` compares."""
-        x = self.eraser_norm(self.extractor(x))
-        both = torch.cat([x, self.eraser(x)], 1)[:, : len(self.shift)]
-        return both + self.shift[:, None, None]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """B x inputs x H x W to B x outputs x H/stride x W/stride."""
-        return relu(self.norm(self.before_norm(x)))
-
-
-def moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and variance (not corrected) of each channel over batch and positions: C and C, from B x C x H x W."""
-    return x.mean((0, 2, 3)), x.var((0, 2, 3), correction=0)
+Moments = Sequence[tuple[Tensor, Tensor]]
+"""Mean and variance (C and C) of each layer."""
+MOMENTUM = 0.1
+"""Of the moments over a round's steps; that of norm layers."""
+_LEAST = 1e-8
 
 
 def gaussian_divergence(mean: Tensor, variance: Tensor, other_mean: Tensor, other_variance: Tensor) -> Tensor:
     """KL(N(mean, variance) || N(other)) of each channel (C), averaged: 0 where all agree."""
-    variance, other_variance = variance.clamp(min=1e-8), other_variance.clamp(min=1e-8)
+    variance, other_variance = variance.clamp(min=_LEAST), other_variance.clamp(min=_LEAST)
     ratio = variance / other_variance
     return (((mean - other_mean).square() / other_variance + ratio - 1 - ratio.log()) / 2).mean()
 
 
-def consistency(
-    received: Sequence[tuple[Tensor, Tensor]], batch: Sequence[tuple[Tensor, Tensor]], beta: float = 0.1
-) -> Tensor:
-    """FDSE's term, to be multiplied by lambda: sum over layers l of w_l KL(received_l || batch_l), w_l ~ exp(beta l).
+def layer_weights(layers: int, beta: float) -> Tensor:
+    """w_l proportional to exp(beta l), sum 1: later layers count more."""
+    return torch.softmax(beta * torch.arange(layers, dtype=torch.float64), 0)
 
-    `received` holds the running statistics (mean, variance) of each layer's `norm` in the model as received, `batch`
-    the moments of what enters it, averaged over the steps of the round as a norm layer does. Later layers count more.
-    The term starts in round 2, when running statistics mean something.
+
+def averaged(before: Moments | None, now: Moments) -> Moments:
+    """Moments over a round's steps, averaged as a norm layer does it."""
+    if before is None:
+        return now
+    return [(_moved(a, m), _moved(b, v)) for (a, b), (m, v) in zip(before, now, strict=True)]
+
+
+def _moved(before: Tensor, now: Tensor) -> Tensor:
+    return before + MOMENTUM * (now - before)
+
+
+def consistency(received: Moments, batch: Moments, beta: float = 0.1) -> Tensor:
+    """FDSE's term, to be multiplied by lambda: sum over layers l of w_l KL(received_l || batch_l).
+
+    `received` holds the running statistics of each layer's `norm` in the model as received, `batch` the moments of
+    what enters it, `averaged` over the steps of the round.
     """
-    weights = torch.softmax(beta * torch.arange(len(received), dtype=torch.float64), 0)
-    terms = [gaussian_divergence(*a, *b) for a, b in zip(received, batch, strict=True)]
-    return torch.stack(terms) @ weights.to(terms[0])
+    terms = torch.stack([gaussian_divergence(*a, *b) for a, b in zip(received, batch, strict=True)])
+    return terms @ layer_weights(len(terms), beta).to(terms)
 
 
-def eraser_mixing(erasers: Tensor, tau: float = 0.5) -> Tensor:
-    """W (K x K, rows sum to 1): softmax of the cosine similarities of the clients' erasers (K x n) over tau.
+def released_consistency(
+    received: Moments, means: Sequence[Tensor], before: tuple[Tensor, Tensor] | None, beta: float = 0.1
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """(the term as FDSE's release computes it, its running mean and variance): `means` are a batch's, by layer.
 
-    The server gives client k the mix W_k of all erasers, tensor by tensor.
+    One running mean m and variance v (two numbers) go from layer to layer and from step to step; each layer adds the
+    mean and variance of its channels' means. The term is sum_l w_l mean over channels of
+    (mu^2 - m^2) / 2v + (log(v / sigma^2) + sigma^2 / v) / 2, with mu and sigma^2 as received: a difference of squares,
+    where a divergence has the square of a difference, so it may be negative.
     """
-    unit = normalize(erasers.double(), dim=1)
-    return torch.softmax(unit @ unit.t() / tau, 1)
+    terms = []
+    for (mu, variance), channels in zip(received, means, strict=True):
+        now = (channels.mean(), channels.var(correction=min(1, len(channels) - 1)))
+        before = now if before is None else (_moved(before[0], now[0]), _moved(before[1], now[1]))
+        m, v, variance = before[0], before[1].clamp(min=_LEAST), variance.clamp(min=_LEAST)
+        squares = (mu.square() - m.square()) / (2 * v)
+        terms.append((squares + ((v / variance).log() + variance / v) / 2).mean())
+    assert before is not None
+    total = torch.stack(terms)
+    return total @ layer_weights(len(terms), beta).to(total), before
+
+
+@dataclass(frozen=True)
+class Consistency(LocalRule):
+    """Adds lam times FDSE's term to the loss, `consistency` or, with `form` "release", `released_consistency`.
+
+    The model must have been given its layers by `Erase`. The term starts once the statistics received have counted a
+    batch, that is in round 2; where they never leave a client (buffers local), in the client's second round.
+    """
+
+    lam: float = 0.01
+    beta: float = 0.1
+    form: Literal["paper", "release"] = "paper"
+
+    def begin(self, view: View, state: State) -> State:
+        """The statistics as received, where there are any."""
+        assert view.module is not None
+        norms = [layer.norm for layer in erased_layers(view.module)]
+        if self.lam == 0 or not all(norm.num_batches_tracked for norm in norms):
+            return {}
+        received = [(n.get_buffer("running_mean").clone(), n.get_buffer("running_var").clone()) for n in norms]
+        return {"received": received, "running": None}
+
+    def penalty(self, view: View, state: State) -> Tensor | None:
+        if not state:
+            return None
+        assert view.module is not None
+        batch = [layer.seen for layer in erased_layers(view.module) if layer.seen is not None]
+        if self.form == "release":
+            means = [mean for mean, _ in batch]
+            term, (m, v) = released_consistency(state["received"], means, state["running"], self.beta)
+            state["running"] = (m.detach(), v.detach())
+        else:
+            now = averaged(state["running"], batch)
+            term = consistency(state["received"], now, self.beta)
+            state["running"] = [(m.detach(), v.detach()) for m, v in now]
+        return self.lam * term
+
+    def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
+        """Nothing is kept."""
+        return {}, {}

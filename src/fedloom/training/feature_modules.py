@@ -133,7 +133,8 @@ class AttachFeatureModules:
             attached[name.replace(".", "_")] = module
             model.encoder.get_submodule(name).register_forward_hook(_Behind(module))
         model.encoder.attached = attached
-        model.attached_part = "encoder" if self.scope == "aggregate" else "private"
+        if self.scope != "aggregate":
+            model.more_roles["encoder.attached.*"] = "private"
 
 
 def map_channels(encoder: nn.Module, shape: tuple[int, ...]) -> dict[str, int]:

@@ -1,0 +1,46 @@
+"""The tensors of a model one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fedloom.context import Ctx
+from fedloom.stages.combine import Inner
+from fedloom.stages.stage import Stage, State
+from fedloom.updates import Layout, Updates
+
+
+@dataclass(frozen=True)
+class PerBlock(Inner):
+    """Apply a stage to the columns of each block (each tensor of the model) by itself."""
+
+    stage: Stage
+
+    def __post_init__(self) -> None:
+        self._close("PerBlock")
+
+    @property
+    def inner(self) -> Sequence[Stage]:
+        return (self.stage,)
+
+    @property
+    def reduces(self) -> bool:  # type: ignore[override]
+        return self.stage.reduces
+
+    def init(self, layout: Layout) -> State:
+        """One state per block."""
+        return {block.name: self.stage.init(Layout((block,))) for block in layout.blocks}
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        X = updates.data.new_zeros(1 if self.reduces else len(updates), updates.layout.d)
+        new: State = {}
+        for block, columns in zip(updates.layout.blocks, updates.layout.slices, strict=True):
+            part = updates.select(Layout((block,)))
+            out, new[block.name] = self.stage(part, state[block.name], ctx)
+            X[:, columns] = out.X
+        return (updates.reduced(X) if self.reduces else updates.replace(X=X)), new
+
+    def describe(self, indent: str = "") -> str:
+        """The inner stage, indented."""
+        return f"{indent}per tensor:\n{self.stage.describe(indent + '  ')}"

@@ -1,0 +1,43 @@
+"""Models that become a mean of all models, by how much they resemble each other (FDSE's erasers)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedloom.context import Ctx
+from fedloom.stages.clusters import cosines, mixed_models
+from fedloom.stages.gram import gram
+from fedloom.stages.stage import Stage, State
+from fedloom.updates import Updates
+
+
+def cosine_mixing(G: Tensor, tau: float) -> Tensor:
+    """W (K x K, rows sum to 1): softmax over j of the cosines of rows k and j over tau, from their Gram matrix."""
+    return torch.softmax(cosines(G) / tau, 1)
+
+
+@dataclass(frozen=True)
+class CosineMix(Stage):
+    """Every trained model w = base + X becomes sum_j W_kj w_j, W_k = softmax over j of cos(w_k, w_j) / tau.
+
+    Similarity is that of the models, not of the updates (FDSE, CVPR 2025, tensor by tensor). A small tau mixes only
+    what is alike; a large one makes all the same. A model that is zero has cosine 0 with all others. Participants only
+    are mixed, and weights play no part.
+    """
+
+    tau: float = 0.5
+    kind = "matrix"
+    reads = frozenset({"X", "base"})
+
+    def __post_init__(self) -> None:
+        if not self.tau > 0:
+            raise ValueError(f"tau: expected a number above 0, found {self.tau}")
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        if len(updates) < 2:
+            return updates, state
+        models = updates if updates.base is None else updates.replace(X=updates.base + updates.X)
+        return updates.replace(X=mixed_models(updates, cosine_mixing(gram(models), self.tau))), state
