@@ -10,9 +10,12 @@ from torch import Tensor
 
 from fedloom import Ctx, Method
 from fedloom.methods.at_peers import at_peers
+from fedloom.peers import Events
 from fedloom.recipes.schema import PeersSection, strict
+from fedloom.runtime.gossip import Gossip, at_rest
 from fedloom.runtime.ledger import Ledger
-from fedloom.runtime.peers import Community, Trained, first
+from fedloom.runtime.peer import Trained, first
+from fedloom.runtime.peers import Community
 from fedloom.runtime.steps import client_step
 from fedloom.runtime.worker import TrainJob
 from fedloom.stages.stage import State
@@ -50,6 +53,10 @@ class Valleys:
             name: first(self.method, self.model.layout, initial, {}) for name in self.federation.clients
         }
         self.clock, self.round = 0.0, 0
+        self.gossip = None
+        if self.config.mode == "asynchronous":
+            self.gossip, self.pending = Gossip(self.community), Events().state()
+            self.states = {name: {**state, "pace": at_rest()} for name, state in self.states.items()}
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.records: list[tuple[str, dict[str, Any]]] = []
         self.ledgers: list[Ledger] = []
@@ -70,16 +77,23 @@ class Valleys:
             self.round += 1
             self.ledgers.append(Ledger())
             there = self.community.scenario.alive(self.community.names, self.round)
+            here = [name for name in there if members is None or name in members]
+
+            def log(event: str, fields: dict[str, Any]) -> None:
+                self.events.append((event, fields))
+
+            def record(kind: str, fields: dict[str, Any]) -> None:
+                self.records.append((kind, fields))
+
+            about: Any = (self.ledgers[-1], log, record)
+            if self.gossip is not None:
+                self.states, self.pending, _ = self.gossip.round(
+                    self.states, self.pending, self.round, here, self.train, self.train, lambda jobs: [], *about
+                )
+                self.clock = self.pending["now"]
+                continue
             self.states, self.clock = self.community.round(
-                self.states,
-                self.clock,
-                self.round,
-                [name for name in there if members is None or name in members],
-                self.train,
-                lambda jobs: [],
-                self.ledgers[-1],
-                lambda event, fields: self.events.append((event, fields)),
-                lambda kind, fields: self.records.append((kind, fields)),
+                self.states, self.clock, self.round, here, self.train, lambda jobs: [], *about
             )
         return self.models
 

@@ -16,8 +16,10 @@ from fedloom.updates import Layout, Selector, as_select
 if TYPE_CHECKING:
     from fedloom.models.changes import ModelChange
 
-PROVIDED: Fields = frozenset({"extra:steps", "extra:support", "extra:domain", "extra:tasks", "extra:classes"})
-"""Extras that every round can provide."""
+AGES: Fields = frozenset({"extra:staleness", "extra:age"})
+"""Of peers that do not wait for each other: own local rounds, and simulated seconds, since a row was made."""
+PROVIDED: Fields = frozenset({"extra:steps", "extra:support", "extra:domain", "extra:tasks", "extra:classes"}) | AGES
+"""Extras that a round can provide."""
 
 
 @dataclass(frozen=True)

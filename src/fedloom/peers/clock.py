@@ -105,6 +105,17 @@ class Events:
         self._push(arrival)
         return arrival
 
+    @property
+    def next(self) -> float:
+        """When the next event is; infinite where there is none."""
+        return self._heap[0][0] if self._heap else math.inf
+
+    def wait(self, until: float) -> None:
+        """Let the clock move on to `until`. Raises ValueError where an event is earlier."""
+        if until > self.next:
+            raise ValueError(f"an event at {self.next} comes before {until}")
+        self.now = max(self.now, until)
+
     def take(self) -> Arrival:
         """The next event, to whose time the clock moves. Raises IndexError where there is none."""
         if not self._heap:

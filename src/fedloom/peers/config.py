@@ -106,6 +106,8 @@ class Warmup(Section):
 class PeersBase(Section):
     """Everything but the graph."""
 
+    mode: Literal["synchronous", "asynchronous"] = "synchronous"
+    """asynchronous: each trains at its own pace, as the scenario has it, and mixes what has come by then."""
     similarity: Similarity = Similarity()
     choose: Choose = Choose()
     weights: Weights = Weights()
@@ -119,7 +121,9 @@ class PeersBase(Section):
     scenario: Scenario | None = None
     """A network and its peers, or a YAML file with them; null: everybody is there, and nothing takes time."""
     deadline: Positive | None = None
-    """Simulated seconds after which a round ends; what comes later is late."""
+    """Simulated seconds after which a round ends; what comes later is late, or asynchronously comes in a later round.
+
+    null: when all is done; asynchronously, when as many local rounds have ended as there are peers."""
 
     @field_validator("scenario", mode="before")
     @classmethod
@@ -142,4 +146,12 @@ class PeersBase(Section):
     def _fits(self) -> PeersBase:
         if self.scope == "adaptive" and "gradient" not in self.similarity.signals:
             raise ValueError("scope 'adaptive' looks at cosines of updates: similarity.signals needs 'gradient'")
+        if self.mode == "asynchronous":
+            if self.scenario is None or self.scenario.speed is None:
+                raise ValueError("mode 'asynchronous' needs scenario.speed, or nothing says who is done first")
+            if self.similarity.normalise != "none":
+                raise ValueError(
+                    f"similarity.normalise {self.similarity.normalise!r} compares all candidates, but in mode "
+                    "'asynchronous' they are judged one by one, as they are heard"
+                )
         return self

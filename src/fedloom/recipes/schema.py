@@ -222,6 +222,8 @@ def recipe_hash(recipe: Recipe | Mapping[str, Any]) -> str:
     value.pop("name", None)
     if value.get("peers") is None:  # equal to recipes from before there were peers
         value.pop("peers", None)
+    else:  # likewise from before they could be asynchronous
+        value["peers"] = {k: v for k, v in value["peers"].items() if (k, v) != ("mode", "synchronous")}
     value["runtime"] = {k: v for k, v in value.get("runtime", {}).items() if k not in QUIET}
     # Keys are sorted below, but add-ons act in the order in which they stand.
     value["method"] = {**value["method"], "add": list(value["method"].get("add", {}).items())}

@@ -17,7 +17,7 @@ from fedloom.data.partition import Partition, Pool
 from fedloom.errors import RecipeError, nearest
 from fedloom.methods import ADDONS
 from fedloom.methods.at_peers import at_peers
-from fedloom.methods.method import Method
+from fedloom.methods.method import AGES, Method
 from fedloom.models.changes import changed
 from fedloom.models.multitask import MultiTask, build_model
 from fedloom.recipes.schema import Recipe
@@ -115,6 +115,22 @@ def load_data(recipe: Recipe) -> Dataset:
     return dataset
 
 
+def _check_peers(recipe: Recipe, method: Method) -> None:
+    """Refuse what goes with asynchronous peers only, or not with them."""
+    free = recipe.peers is not None and recipe.peers.mode == "asynchronous"
+    ages = sorted(f.removeprefix("extra:") for f in method.stage.reads & AGES)
+    if ages and not free:
+        raise RecipeError(
+            f"method: {method.name} looks at {', '.join(ages)}, but all models of a round are of one instant; "
+            "peers: {mode: asynchronous} are not"
+        )
+    if free and recipe.training.participation < 1:
+        raise RecipeError(
+            f"training.participation: {recipe.training.participation} found, but asynchronous peers take part at their "
+            "own pace; peers.scenario has churn and dropout"
+        )
+
+
 def build(
     recipe: Recipe,
     method: Method | None = None,
@@ -128,6 +144,7 @@ def build(
     method = method or build_method(recipe)
     if recipe.peers is not None:
         method = at_peers(method, recipe.peers)
+    _check_peers(recipe, method)
     dataset = with_options(dataset or load_data(recipe), recipe.tasks)
     pool = Pool.of(dataset)
     if partition is None:
@@ -137,6 +154,13 @@ def build(
         partition.check(pool, shared=True)
     assert partition is not None
     federation = Federation.build(dataset, partition, unified=recipe.model.heads == "all")
+    return assemble(recipe, method, dataset, pool, partition, federation)
+
+
+def assemble(
+    recipe: Recipe, method: Method, dataset: Dataset, pool: Pool, partition: Partition, federation: Federation
+) -> Built:
+    """Build the model for clients that are there already, and refuse what does not go together."""
     model = recipe.model
     module = build_model(
         model.name, model.params, dataset.input_shape, dataset.tasks, recipe.seed, model.weights, model.lora

@@ -50,6 +50,11 @@ class Message:
         return _digest(body) + body
 
     @staticmethod
+    def size(data: bytes) -> int:
+        """`nbytes` of an encoded message, without decoding it."""
+        return len(data) - _DIGEST - 8 - int.from_bytes(data[_DIGEST : _DIGEST + 8], "little")
+
+    @staticmethod
     def decode(data: bytes) -> Message:
         """Inverse of `encoded`. Raises ValueError for bytes that are not exactly what was sent."""
         digest, body = data[:_DIGEST], data[_DIGEST:]
@@ -165,17 +170,10 @@ class Mailbox:
         if round > self._round:
             self._round, self._seen = round, {}
         seen = self._seen.setdefault(kind, set())
-        for data in self.transport.receive():
-            try:
-                self._early.append(self.decode(data))
-            except ValueError as error:
-                self._drop("corrupted", None, {"why": str(error)})
         good: list[Message] = []
         rest: list[Message] = []
-        for message in self._early:
-            if message.layout != self.layout:
-                self._drop("wrong layout", message, {"expected": self.layout, "found": message.layout})
-            elif message.round < round:
+        for message in self._waiting():
+            if message.round < round:
                 self._drop("late", message, {"of round": message.round})
             elif message.round > round or message.kind != kind:
                 rest.append(message)
@@ -187,6 +185,60 @@ class Mailbox:
         self._early = rest
         return sorted(good, key=lambda m: m.sender)
 
+    def _waiting(self) -> list[Message]:
+        """What was kept and what has come since, undamaged and of this model."""
+        for data in self.transport.receive():
+            try:
+                message = self.decode(data)
+            except ValueError as error:
+                self._drop("corrupted", None, {"why": str(error)})
+                continue
+            if message.layout == self.layout:
+                self._early.append(message)
+            else:
+                self._drop("wrong layout", message, {"expected": self.layout, "found": message.layout})
+        return self._early
+
     def _drop(self, what: str, message: Message | None, fields: dict[str, Any]) -> None:
         about = {} if message is None else {"sender": message.sender, "kind": message.kind}
         self.log("message dropped", {"peer": self.name, "what": what, **about, **fields})
+
+
+class Newest(Mailbox):
+    """A mailbox for peers that do not wait for each other: a message's round is its sender's own.
+
+    Of each sender the newest message of a kind counts; older ones, and one that came before, are dropped. `seen` are
+    the rounds of what was taken so far, kind -> sender -> round.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        layout: str,
+        transport: Transport,
+        log: Callable[[str, dict[str, Any]], None],
+        decode: Callable[[bytes], Message] = Message.decode,
+        seen: Mapping[str, Mapping[str, int]] | None = None,
+    ) -> None:
+        super().__init__(name, layout, transport, log, decode)
+        self.seen: dict[str, dict[str, int]] = {kind: dict(rounds) for kind, rounds in (seen or {}).items()}
+
+    def receive(self, round: int, kind: str) -> list[Message]:
+        """Good messages of this kind since the last call, one a sender, sorted. Others are kept for their own call."""
+        seen = self.seen.setdefault(kind, {})
+        newest: dict[str, Message] = {}
+        rest: list[Message] = []
+        for message in self._waiting():
+            if message.kind != kind:
+                rest.append(message)
+            elif message.round <= seen.get(message.sender, 0):
+                self._drop("doubled or overtaken", message, {"of round": message.round})
+            else:  # one that nobody read before a newer one came is no fault
+                seen[message.sender] = message.round
+                newest[message.sender] = message
+        self._early = rest
+        return [newest[sender] for sender in sorted(newest)]
+
+    def kept(self) -> list[bytes]:
+        """What has come and was not asked for yet, encoded."""
+        return [message.encoded for message in self._waiting()]

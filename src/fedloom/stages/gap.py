@@ -70,7 +70,7 @@ class GapWeights(Stage):
         if self.centre and gaps:
             mean = math.fsum(gaps.values()) / len(gaps)
             gaps = {client: gap - mean for client, gap in gaps.items()}
-        left = 1 - (ctx.round - 2) / ctx.rounds if ctx.rounds else 1.0  # the gaps are those of round - 1
+        left = max(0.0, 1 - (ctx.round - 2) / ctx.rounds) if ctx.rounds else 1.0  # the gaps are those of round - 1
         weights = adjusted(weights, gaps, self.step * left / max(n, 1), self.floor)
         memory = {client: {"round": ctx.round, "loss": trained[client]} for client in clients}
         now = torch.tensor([weights[client] for client in clients], dtype=torch.float64)

@@ -19,7 +19,7 @@ def rate(schedule: Schedule, epoch: int, epochs: int) -> float:
         return schedule.warmup_start + (1 - schedule.warmup_start) * min(1.0, (epoch + 1) / schedule.warmup)
     past = epoch - schedule.warmup
     if schedule.name == "cosine":
-        progress = past / max(epochs - schedule.warmup, 1)
+        progress = min(1.0, past / max(epochs - schedule.warmup, 1))  # a fast peer may train beyond the last epoch
         return schedule.floor + (1 - schedule.floor) * 0.5 * (1 + math.cos(math.pi * progress))
     if schedule.name == "step":
         return max(schedule.floor, schedule.gamma ** (past // schedule.step_every))

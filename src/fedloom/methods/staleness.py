@@ -1,0 +1,30 @@
+"""A discount on old models, for peers that do not wait for each other."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import Field
+
+from fedloom import stages
+from fedloom.methods.registry import ADDONS
+
+if TYPE_CHECKING:
+    from fedloom.methods.method import Method
+
+
+@ADDONS.register("staleness", source="FedAsync: Xie, Koyejo, Gupta, 2019 (arXiv 1903.03934)")
+def staleness(method: Method, *, a: Annotated[float, Field(ge=0)] = 0.5) -> Method:
+    """Old models count less: every weight is multiplied by (1 + s)^-a.
+
+    s is how many of its own local rounds a peer has ended since a neighbour's model was made; 0 for its own. Then the
+    method divides weights by their sum.
+
+    paper    a server mixes one model at a time: alpha (1 + s)^-a of it, the rest of its own; also constant and hinge
+             discounts
+    here     at every peer, over its own model and those that have come, so alpha is what the peers' weights say
+
+    For `peers: {mode: asynchronous}` only: elsewhere all models are of one instant, and it is refused. A method that
+    reads no weights is refused too. a = 0 changes nothing.
+    """
+    return method.plus(stages.Staleness(a), at="server")

@@ -1,0 +1,32 @@
+"""Rows weighed by how old they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fedloom.context import Ctx
+from fedloom.stages.stage import Stage, State
+from fedloom.updates import Updates
+
+
+@dataclass(frozen=True)
+class Staleness(Stage):
+    """Multiplies each weight by (1 + s)^-a (the polynomial discount of FedAsync: Xie, Koyejo, Gupta, 2019).
+
+    s is the row's extra "staleness": how many local rounds of the receiver have ended since the row was made. a = 0
+    changes nothing.
+    """
+
+    a: float = 0.5
+    reads = frozenset({"weight", "extra:staleness"})
+    writes = frozenset({"weight"})
+
+    def __post_init__(self) -> None:
+        if self.a < 0:
+            raise ValueError(f"Staleness: expected a >= 0, found {self.a}")
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        s = torch.tensor([float(rounds) for rounds in updates.extra["staleness"]], dtype=torch.float64)
+        return updates.replace(weight=updates.weight * (1 + s).pow(-self.a)), state
