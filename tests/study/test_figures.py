@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from fedloom.errors import RecipeError
 from fedloom.study.figures import convergence, draw, sweep
@@ -157,6 +158,9 @@ def test_a_sweep_over_domains(domains, tmp_path):
     assert panels(best)["standard deviation ↓"]["FedAvg"] == pytest.approx([30.5 / 2**0.5, 40.5 / 2**0.5])
     assert best.axes[0].get_xscale() == "log"
     assert "best round by its mean over domains on validation data (round 1)" in best.get_suptitle()
+    narrow = sweep(domains.model_copy(update={"delta": "none"}), tmp_path, "test", parameter="rho", tasks=["sketch"])
+    FigureCanvasAgg(narrow).draw()
+    assert narrow.bbox.x0 <= narrow.texts[0].get_window_extent().x0
 
 
 def test_no_logarithm_of_zero(domains, tmp_path):

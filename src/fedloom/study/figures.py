@@ -7,6 +7,7 @@ parameters are the keys of a grid's `figure` section. Free of torch; matplotlib 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +42,8 @@ STYLES = ("-", "--", ":", "-.")
 ALSO = tuple(name for name in OVERALL if name != "delta_m")
 WIDEST = 6
 """Panels beside each other."""
+LETTERS = 13
+"""Of a title, per inch."""
 
 
 def draw(grid: Grid, folder: Path, out: Path, split: str = "test") -> None:
@@ -295,7 +298,8 @@ class _Panels:
         for axes in self.axes.flat:
             for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
                 by_label.setdefault(label, handle)
-        self.figure.suptitle(f"{self.title}\n{about}", fontsize=10)
+        fits = int(LETTERS * self.figure.get_figwidth())
+        self.figure.suptitle("\n".join(textwrap.fill(text, fits) for text in (self.title, about)), fontsize=10)
         if by_label:
             self.figure.legend(by_label.values(), by_label.keys(), loc="outside lower center", ncols=4, fontsize=8)
         return self.figure

@@ -216,7 +216,8 @@ def tabulate(grid: Grid, folder: Path, split: str = "test") -> Table:
     ]
     if grid.delta != "none":
         against = f"the same base with {next(iter(grid.addons))!r}" if grid.delta == "base" else grid.delta
-        parts.append(f"{DELTA}: mean change over the line's tasks, each seed against the same seed of {against}")
+        over = "domains" if grid.show == "domains" else "tasks"
+        parts.append(f"{DELTA}: mean change over the line's {over}, each seed against the same seed of {against}")
     return Table(
         grid.title or grid.name,
         columns,
