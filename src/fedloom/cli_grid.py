@@ -15,6 +15,7 @@ from fedloom.errors import UserError
 if TYPE_CHECKING:
     from fedloom.study.grid import Grid
     from fedloom.study.grid_run import Outcome, Prepared
+    from fedloom.study.sheet import Sheeted
 
 GridArgument = Annotated[
     str | None,
@@ -59,6 +60,23 @@ AtOption = Annotated[
         help="Which model of a run counts: the one kept at the end, or the best on validation data.",
         show_default="as the grid says",
     ),
+]
+TestsOption = Annotated[
+    bool,
+    typer.Option("--tests", help="Instead: paired tests against the base over seeds, with intervals and effect sizes."),
+]
+
+
+class Block(StrEnum):
+    """What methods are ranked on."""
+
+    seeds = "seeds"
+    tasks = "tasks"
+
+
+RanksOption = Annotated[
+    Block | None,
+    typer.Option(help="Instead: mean ranks over each task at each seed, or over each task's mean over seeds."),
 ]
 SplitOption = Annotated[Part, typer.Option(help="Which examples the numbers are measured on.")]
 
@@ -127,17 +145,39 @@ def table(
     out: Annotated[Path | None, typer.Option(help="Write to this file instead.", dir_okay=False)] = None,
     split: SplitOption = Part.test,
     at: AtOption = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BASE/ADDON",
+            help="What changes are against: a cell, or 'base' for the same base with the first add-on.",
+            show_default="as the grid says",
+        ),
+    ] = None,
+    tests: TestsOption = False,
+    ranks: RanksOption = None,
 ) -> None:
     """Print the table of a grid: tasks as columns, mean and interval over seeds, and the change in percent."""
+    from fedloom.study.grid import against
+    from fedloom.study.ranks import grid_ranked
+    from fedloom.study.significance import grid_contrasts
     from fedloom.study.table import tabulate
     from fedloom.study.table_formats import FORMATS, to_text
 
+    one_of(tests, ranks)
     opened, folder = _opened(source, at)
-    made = tabulate(opened, folder, split.value)
-    if out is None and kind is Format.text and sys.stdout.isatty():
-        text = to_text(made, color=True)
+    if base is not None:
+        opened = against(opened, base)
+    if tests or ranks:
+        made: Sheeted = (
+            grid_ranked(opened, folder, split.value, ranks.value)
+            if ranks
+            else grid_contrasts(opened, folder, split.value)
+        )
+        text = getattr(made, f"to_{kind.value}")()
+    elif out is None and kind is Format.text and sys.stdout.isatty():
+        text = to_text(tabulate(opened, folder, split.value), color=True)
     else:
-        text = FORMATS[kind.value](made)
+        text = FORMATS[kind.value](tabulate(opened, folder, split.value))
     if out is None:
         typer.echo(text, nl=False)
         return
@@ -173,6 +213,12 @@ def size(text: str) -> int:
     if not 0 < value < 1e18:
         raise UserError(f"--memory: {text!r} found, expected a size such as 8GB or 500MB")
     return int(value)
+
+
+def one_of(tests: bool, ranks: Block | None) -> None:
+    """Refuse to show both at once. Raises UserError."""
+    if tests and ranks:
+        raise UserError("--tests and --ranks are two tables: choose one")
 
 
 def _opened(source: str, at: At | None) -> tuple[Grid, Path]:

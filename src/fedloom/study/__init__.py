@@ -4,8 +4,24 @@ from __future__ import annotations
 
 from fedloom.study.compare import Comparison, compare
 from fedloom.study.grid import Grid, load_grid, open_folder
+from fedloom.study.ranks import grid_ranked, ranked
 from fedloom.study.runs import Final, Run
+from fedloom.study.significance import contrasts, grid_contrasts
 from fedloom.study.table import tabulate
 from fedloom.tasks.delta import delta_m
 
-__all__ = ["Comparison", "Final", "Grid", "Run", "compare", "delta_m", "load_grid", "open_folder", "tabulate"]
+__all__ = [
+    "Comparison",
+    "Final",
+    "Grid",
+    "Run",
+    "compare",
+    "contrasts",
+    "delta_m",
+    "grid_contrasts",
+    "grid_ranked",
+    "load_grid",
+    "open_folder",
+    "ranked",
+    "tabulate",
+]

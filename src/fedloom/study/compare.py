@@ -17,6 +17,7 @@ from fedloom.errors import StateError, nearest
 from fedloom.extras import need
 from fedloom.recipes import schema
 from fedloom.runtime.config import Flower
+from fedloom.study.markup import latex, tex
 from fedloom.study.runs import Final, Run, human_bytes
 from fedloom.tasks.delta import delta_m, delta_terms
 
@@ -158,6 +159,14 @@ class Comparison:
                 half = "" if math.isnan(e.half) else repr(e.half)
                 writer.writerow([c.label, task, metric, direction, repr(e.mean), half, *tail])
         return out.getvalue()
+
+    def to_latex(self) -> str:
+        """A table environment with the best of each row in bold; needs the package booktabs."""
+        rows = ["".join(f" & {tex(c.label)}" for c in self.columns) + r" \\", r"\midrule"]
+        for name, cells, best in self._grid():
+            texts = (rf" & \textbf{{{tex(c)}}}" if b else f" & {tex(c)}" for c, b in zip(cells, best, strict=True))
+            rows.append(tex(name) + "".join(texts) + r" \\")
+        return latex((f"{self.caption}.", *self.notes), len(self.columns) + 1, rows)
 
     def _grid(self) -> list[tuple[str, list[str], list[bool]]]:
         """(row name, one text per column, whether each is the best)."""

@@ -197,6 +197,11 @@ def load_grid(source: str | Path | Mapping[str, Any], changes: Sequence[str] = (
     return grid.model_copy(update={"data": rows})
 
 
+def against(grid: Grid, reference: str) -> Grid:
+    """The grid with another `delta`. Raises RecipeError where that is no cell."""
+    return load_grid(grid.model_dump(mode="json"), [f"delta={json.dumps(reference)}"])
+
+
 def _split(changes: Sequence[str]) -> tuple[Changes, Changes]:
     """KEY=VALUE texts as (what they change in the grid, what they change in every cell)."""
     own: Changes = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from html import escape
 
@@ -49,3 +50,31 @@ class Sheet:
             for label, *texts in self.lines
         )
         return html(self.title, [f"<tr>{head}</tr>"], list(rows), self.notes)
+
+
+class Sheeted(ABC):
+    """What is written as one sheet, but for CSV, which has more digits."""
+
+    @abstractmethod
+    def sheet(self) -> Sheet:
+        """The sheet that people read."""
+
+    @abstractmethod
+    def to_csv(self) -> str:
+        """The numbers in full precision."""
+
+    def to_text(self) -> str:
+        """The sheet as aligned columns."""
+        return self.sheet().to_text()
+
+    def to_markdown(self) -> str:
+        """The sheet in Markdown."""
+        return self.sheet().to_markdown()
+
+    def to_latex(self) -> str:
+        """The sheet as a LaTeX table; needs the package booktabs."""
+        return self.sheet().to_latex()
+
+    def to_html(self) -> str:
+        """The sheet as a page of its own."""
+        return self.sheet().to_html()
