@@ -156,7 +156,8 @@ class Peer:
 
     def choose(self, evaluate: Callable[[Sequence[Job]], Iterable[Any]]) -> None:
         """Judge those whose signals came, choose among them, and ask them for their models."""
-        letters = {m.sender: m for m in self._receive("signal") if m.sender in self.graph.senders(self.name)}
+        candidates = frozenset(self.graph.senders(self.name))
+        letters = {m.sender: m for m in self._receive("signal") if m.sender in candidates}
         if self.payload is None:
             return
         due = {name: letter for name, letter in letters.items() if letter.values["due"]}
@@ -189,15 +190,15 @@ class Peer:
         for name in names:
             self._send(name, request)
 
-    def _meet(self, name: str, tasks: Mapping[str, float]) -> None:
-        """Remember what another peer says about itself."""
-        if name in self.federation.clients:
-            return
+    def _meet(self, letters: Iterable[Letter]) -> None:
+        """Remember what other peers say about themselves."""
         known = {task.name: task for task in self.federation.tasks}
         nothing = Part(self.client.train.examples, np.zeros(0, dtype=np.int64), "unknown")
-        held = {task: (known[task], weight) for task, weight in tasks.items()}
-        other = Client(name, held, nothing, nothing, nothing)
-        clients = {**self.federation.clients, name: other}
+        clients = dict(self.federation.clients)
+        for letter in letters:
+            if letter.sender not in clients:
+                held = {task: (known[task], weight) for task, weight in letter.values["tasks"].items()}
+                clients[letter.sender] = Client(letter.sender, held, nothing, nothing, nothing)
         self.federation = replace(self.federation, clients=dict(sorted(clients.items())))
 
     def _judge(
@@ -210,12 +211,9 @@ class Peer:
         parts: dict[str, Tensor] = {}
         for signal in config.signals:
             if signal == "overlap":
-                each = {
-                    n: {t: w for t, (_, w) in self.federation.clients[n].tasks.items()} for n in (self.name, *names)
-                }
-                W = blocks.task_weights(each)
-                at = sorted(each)
-                parts[signal] = blocks.overlap(W[at.index(self.name)], W[[at.index(n) for n in names]])
+                W = blocks.task_weights({self.name: self._tasks, **{n: letters[n].values["tasks"] for n in names}})
+                at = {n: i for i, n in enumerate(sorted((self.name, *names)))}
+                parts[signal] = blocks.overlap(W[at[self.name]], W[[at[n] for n in names]])
             elif signal == "cross-loss":
                 parts[signal] = self._cross_loss(names, letters, evaluate)
             else:
@@ -237,6 +235,7 @@ class Peer:
         """How well others' models do on this peer's validation data, with its own heads where they have none."""
         tasks = tuple(self.client.tasks)
         server = self.state["server"]
+        self._meet(letters[name] for name in names)
         jobs: list[Job] = []
         for i, name in enumerate(names):
             model = self._filled(letters[name].tensors["model"], name, self.shared, self.model)
@@ -431,14 +430,15 @@ class Peer:
 
     def _send(self, receiver: str, letter: Letter) -> None:
         self.mailbox.send(receiver, letter)
-        self.sent[receiver, letter.kind] = letter.nbytes
+        if self.config.scenario is not None:  # or nothing takes time, and nobody asks
+            self.sent[receiver, letter.kind] = letter.nbytes
         _add(self.ledger.up.setdefault(self.name, {}), self.count(letter))
 
     def _receive(self, kind: str) -> list[Letter]:
         letters = self.mailbox.receive(self.round, kind)
+        if kind == "model":
+            self._meet(letters)
         for letter in letters:
-            if "tasks" in letter.values:
-                self._meet(letter.sender, letter.values["tasks"])
             _add(self.ledger.down.setdefault(self.name, {}), self.count(letter))
         return letters
 

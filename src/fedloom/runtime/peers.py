@@ -83,14 +83,19 @@ class Community:
         self.names = tuple(sorted(self.federation.clients))
         self.scenario = self.config.scenario or Scenario()
         self.scenario.check(self.names)
-        self.network = Network(self.scenario.lost)
+        self.network = Network(None if self.config.scenario is None else self.scenario.lost)
+        self._drawn: tuple[int, Graph] | None = None
 
     def graph(self, round: int) -> Graph:
         """Who may hear whom in a round: everybody can work it out."""
         section = self.config.graph
-        return blocks.candidates(
-            section.name, self.names, seed=self.seed, round=round, every=section.every, **section.params
-        )
+        when = round if section.every else 1  # one graph for the whole run is drawn once
+        if self._drawn is None or self._drawn[0] != when:
+            graph = blocks.candidates(
+                section.name, self.names, seed=self.seed, round=when, every=section.every, **section.params
+            )
+            self._drawn = when, graph
+        return self._drawn[1]
 
     def round(
         self,

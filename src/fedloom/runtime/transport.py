@@ -98,7 +98,7 @@ class Network:
         self._lost = lost
         self._round = 0
         self._attempts: dict[tuple[str, str], int] = {}
-        self._queues: dict[str, dict[str, list[bytes]]] = {}
+        self._queues: dict[str, dict[str, tuple[bytes, ...]]] = {}
         self.decode = lru_cache(maxsize=None)(Message.decode)
 
     def begin(self, round: int) -> None:
@@ -108,7 +108,7 @@ class Network:
 
     def cancel(self, sender: str, receiver: str) -> int:
         """Take back what is on its way between two peers, for it would come too late. Returns how many messages."""
-        return len(self._queues.get(receiver, {}).pop(sender, []))
+        return len(self._queues.get(receiver, {}).pop(sender, ()))
 
     def post(self, sender: str, receiver: str, data: bytes) -> bool:
         """Put a message into the receiver's queue, unless it is lost. Returns whether it was put there."""
@@ -117,7 +117,9 @@ class Network:
             self._attempts[sender, receiver] = attempt + 1
             if self._lost(self._round, sender, receiver, attempt):
                 return False
-        self._queues.setdefault(receiver, {}).setdefault(sender, []).append(data)
+        # tuples of bytes, for a million lists would keep the garbage collector busy
+        queue = self._queues.setdefault(receiver, {})
+        queue[sender] = (*queue.get(sender, ()), data)
         return True
 
     def take(self, receiver: str) -> list[bytes]:
