@@ -231,7 +231,7 @@ def test_sketches_choose_as_whole_gradients_do() -> None:
         peers = Valleys({"choose": {"top": 2}, "similarity": {"sketch": sketch}}, 1.0, b)
         peers.go()
         chosen.append([about["neighbours"] for about in peers.recorded("peer")])
-        assert peers.ledgers[0].up["c00"]["signal", None] == 8 * (2000 * 8 if sketch is None else 256 * 4)
+        assert peers.ledgers[0].up["c00"]["signal", None] == 8 * (2000 * 8 if sketch is None else 256 * 2)
     assert chosen[0] == chosen[1]
     assert chosen[0][0] == ["c01", "c02"]
 

@@ -18,7 +18,7 @@ from fedloom.updates import Layout
 Scale = Literal["unit", "cosine"]
 Normalise = Literal["none", "min-max", "z-score"]
 
-_VALUES = 1 << 21  # float64 values at a time
+_VALUES = 1 << 18  # float64 values at a time, which fit into the cache
 
 
 def shared_columns(layout: Layout) -> Layout:

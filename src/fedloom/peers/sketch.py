@@ -35,7 +35,7 @@ class Sketch:
     be. Memory is O(m) beside the vector and a chunk of constant size. d need not be known.
     """
 
-    m: int = 1024
+    m: int = 2048
     seed: int = 0
     kind: Kind = "count"
 

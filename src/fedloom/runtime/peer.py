@@ -145,7 +145,10 @@ class Peer:
             tensors["parameters"] = self.shared.take(self.model - self.origin, part)
         if sketch is not None:
             short = blocks.Sketch(sketch.m, derive_seed(self.seed, "sketch"), sketch.kind)
-            tensors = {name: short(vector) for name, vector in tensors.items()}
+            # rounding to 8 bits is far below what a sketch is wrong by; half the bytes
+            tensors = {
+                n: short(vector).bfloat16() if len(vector) > sketch.m else vector for n, vector in tensors.items()
+            }
         if "features" in wanted:
             assert self.features is not None
             tensors["features"] = self.features(self)
