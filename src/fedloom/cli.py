@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedloom import __version__, cli_features, cli_grid, cli_pretrain, cli_records, cli_report, cli_tasks
+from fedloom import __version__, cli_doctor, cli_features, cli_grid, cli_pretrain, cli_records, cli_report, cli_tasks
 from fedloom.cli_data import data
 from fedloom.errors import StateError, UserError, nearest
 
@@ -209,6 +209,7 @@ def compare(
                 raise UserError(f"{file}: {error.strerror}") from None
 
 
+cli_doctor.register(app)
 cli_features.register(app)
 cli_grid.register(app)
 cli_pretrain.register(app)

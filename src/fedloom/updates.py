@@ -13,8 +13,8 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
-from typing import Any, Protocol
+from itertools import accumulate, pairwise
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -186,10 +186,15 @@ class Layout:
     @cached_property
     def slices(self) -> tuple[Columns, ...]:
         """Columns of each block."""
-        ends = [0]
-        for b in self.blocks:
-            ends.append(ends[-1] + b.size)
-        return tuple(Columns(a, b) for a, b in pairwise(ends))
+        return tuple(Columns(a, b) for a, b in pairwise(self._ends))
+
+    @cached_property
+    def _ends(self) -> tuple[int, ...]:
+        return tuple(accumulate((b.size for b in self.blocks), initial=0))
+
+    def run(self, first: int, end: int) -> Columns:
+        """Columns of consecutive blocks: from the one at position `first` to before the one at `end`."""
+        return Columns(self._ends[first], self._ends[end])
 
     @cached_property
     def _position(self) -> dict[str, int]:
@@ -347,6 +352,22 @@ class Rows(Protocol):
         ...
 
 
+@runtime_checkable
+class Apart(Rows, Protocol):
+    """Rows that lie in several processes, which may be added up without being brought together."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def select(self, part: Layout) -> Apart:
+        """The columns of some blocks."""
+        ...
+
+    def summed(self, runs: Sequence[tuple[int, int, Tensor]]) -> Tensor:
+        """As `Updates.summed`."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
 class Listed:
     """Rows that lie apart, each a vector (d); fulfils `Rows`."""
@@ -491,6 +512,27 @@ class Updates:
             changes |= {"given": changes.pop("X"), "mixing": None}
         return replace(self, **changes)
 
+    def zeros(self, rows: int) -> Tensor:
+        """A matrix of zeros (rows x d) like X, which is not worked out for it."""
+        if isinstance(self.given, Apart):
+            return torch.zeros(rows, self.layout.d, dtype=self.given.dtype)
+        return self.data.new_zeros(rows, self.layout.d)
+
+    def summed(self, runs: Sequence[tuple[int, int, Tensor]]) -> Tensor:
+        """sum_k p_k X_k (d) over runs of blocks (first, end, p of K numbers); 0 where there is no run.
+
+        p' (W D) = (p' W) D, so a mixing that is not worked out yet costs nothing here.
+        """
+        if self.mixing is not None:
+            runs = [(first, end, p @ self.mixing) for first, end, p in runs]
+        if isinstance(self.given, Apart):
+            return self.given.summed(runs)
+        out = self.data.new_zeros(self.layout.d)
+        for first, end, p in runs:
+            s = self.layout.run(first, end)
+            torch.mv(self.data[:, s].t(), p.to(self.data), out=out[s])
+        return out
+
     def mixed(self, W: Tensor) -> Updates:
         """Every row a combination of the rows: X becomes W X (W is K x K). The product is put off until X is read."""
         W = W.double()
@@ -502,7 +544,7 @@ class Updates:
         return replace(
             self,
             layout=part,
-            given=self.layout.take(self.data, part),
+            given=self.given.select(part) if isinstance(self.given, Apart) else self.layout.take(self.data, part),
             coef=None if self.coef is None else self.layout.take(self.coef, part),
             present=None if self.present is None else self.present[:, blocks],
             extra={k: v[:, blocks] if k == "support" else v for k, v in self.extra.items()},

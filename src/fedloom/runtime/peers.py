@@ -64,7 +64,7 @@ def initial_peers(built: Built) -> State:
 
 @dataclass(eq=False)
 class Community:
-    """All peers of a run in one process, and the network between them.
+    """The peers of a run that are in this process, and the network between all of them.
 
     `initial` are the parameters (p) that all start from. `features` gives a peer's feature statistics (2 x C), where a
     recipe wants them.
@@ -78,12 +78,13 @@ class Community:
     rounds: int
     initial: Tensor
     features: Callable[[Peer], Tensor] | None = None
+    connect: Callable[[Callable[[int, str, str, int], bool] | None], Network] = Network
 
     def __post_init__(self) -> None:
         self.names = tuple(sorted(self.federation.clients))
         self.scenario = self.config.scenario or Scenario()
         self.scenario.check(self.names)
-        self.network = Network(None if self.config.scenario is None else self.scenario.lost)
+        self.network = self.connect(None if self.config.scenario is None else self.scenario.lost)
         self._drawn: tuple[int, Graph] | None = None
 
     def graph(self, round: int) -> Graph:
@@ -110,7 +111,7 @@ class Community:
         record: Callable[[str, dict[str, Any]], None] = lambda kind, fields: None,
     ) -> tuple[dict[str, State], float]:
         """One synchronous round: (states of all peers, the clock) after it. Absent peers do nothing."""
-        there = {name: self._peer(name, states[name]) for name in sorted(members)}
+        there = {name: self._peer(name, states[name]) for name in sorted(members) if self.network.here(name)}
         self.network.begin(round)
         jobs = [peer.begin(round, ledger, log, record) for peer in there.values()]
         times: dict[str, float] = {}
@@ -118,7 +119,7 @@ class Community:
             name = payload.row[0]
             there[name].trained(payload, state)
             times[name] = self.scenario.training(steps, name, round)
-        time = _Time(self, times, log)
+        time = _Time(self, self.network.known(times), log)
         graph = self.graph(round)
         for peer in there.values():
             peer.publish(graph, self.features)
@@ -148,7 +149,7 @@ class Community:
 class _Time:
     """Simulated seconds of one round, counted from its start; what comes after the deadline is taken back."""
 
-    def __init__(self, community: Community, training: dict[str, float], log: Any) -> None:
+    def __init__(self, community: Community, training: Mapping[str, float], log: Any) -> None:
         self.scenario, self.deadline = community.scenario, community.config.deadline
         self.network, self.training, self.log = community.network, training, log
         self.last: dict[tuple[str, str], float] = {}
@@ -180,7 +181,8 @@ class _Time:
         return synchronous(start, self.training, transfers, self.deadline).end
 
     def _sent(self, peers: Mapping[str, Peer], kind: str) -> list[tuple[str, str, int]]:
-        return [(p.name, to, n) for p in peers.values() for (to, what), n in p.sent.items() if what == kind]
+        mine = [(p.name, to, n) for p in peers.values() for (to, what), n in p.sent.items() if what == kind]
+        return self.network.carry(mine)
 
     def _in_time(self, sender: str, receiver: str, kind: str, at: float) -> bool:
         self.last[sender, receiver] = max(at, self.last.get((sender, receiver), 0.0))
@@ -191,8 +193,10 @@ class _Time:
         return False
 
 
-def without_server(built: Built) -> Callable[[Built, Executor, State, Round], tuple[State, Sequence[str]]]:
-    """How a run of peers advances by a round (see `fedloom.runtime.process.run_rounds`)."""
+def without_server(
+    built: Built, connect: Callable[[Callable[[int, str, str, int], bool] | None], Network] = Network
+) -> Callable[[Built, Executor, State, Round], tuple[State, Sequence[str]]]:
+    """How a run of peers advances by a round (see `fedloom.runtime.process.run_rounds`) over a network of their own."""
     config = built.recipe.peers
     assert config is not None
     recipe = built.recipe
@@ -224,6 +228,7 @@ def without_server(built: Built) -> Callable[[Built, Executor, State, Round], tu
         recipe.training.rounds,
         built.layout.flatten(built.module).detach()[: built.layout.parameters.d],
         features,
+        connect,
     )
 
     gossip = Gossip(community) if config.mode == "asynchronous" else None

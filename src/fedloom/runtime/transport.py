@@ -106,6 +106,21 @@ class Network:
         self._round, self._attempts = round, {}
         self.decode.cache_clear()
 
+    def here(self, name: str) -> bool:
+        """Whether a peer is in this process."""
+        return True
+
+    def known(self, values: Mapping[str, float]) -> Mapping[str, float]:
+        """Numbers of the peers that are here, with those of all others."""
+        return values
+
+    def carry(self, sent: list[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
+        """Bring to other processes what was posted for their peers; return `sent` (sender, receiver, bytes) by all.
+
+        Called at the end of each phase of a round.
+        """
+        return sent
+
     def cancel(self, sender: str, receiver: str) -> int:
         """Take back what is on its way between two peers, for it would come too late. Returns how many messages."""
         return len(self._queues.get(receiver, {}).pop(sender, ()))
@@ -117,10 +132,14 @@ class Network:
             self._attempts[sender, receiver] = attempt + 1
             if self._lost(self._round, sender, receiver, attempt):
                 return False
+        self.put(sender, receiver, data)
+        return True
+
+    def put(self, sender: str, receiver: str, data: bytes) -> None:
+        """Put a message into the receiver's queue."""
         # tuples of bytes, for a million lists would keep the garbage collector busy
         queue = self._queues.setdefault(receiver, {})
         queue[sender] = (*queue.get(sender, ()), data)
-        return True
 
     def take(self, receiver: str) -> list[bytes]:
         """The receiver's queue, which is empty then."""

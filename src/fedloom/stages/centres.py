@@ -70,6 +70,7 @@ class ChosenClusters(Inner):
     noise: float = 1.0
     stage: Stage = Mean()
     kind = "matrix"
+    separable = False
 
     def __post_init__(self) -> None:
         _check(self.count, self.first, self.noise)
@@ -149,6 +150,7 @@ class SoftClusters(Identity):
     noise: float = 1.0
     floor: float = 1e-4
     kind = "matrix"
+    separable = False
 
     def __post_init__(self) -> None:
         _check(self.count, self.first, self.noise)

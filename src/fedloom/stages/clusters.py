@@ -97,6 +97,7 @@ class SimilarGroups(Stage):
     source: Literal["centred-weights", "update"] = "centred-weights"
     kind = "matrix"
     reads = frozenset({"X", "base", "weight"})
+    separable = True
 
     def __post_init__(self) -> None:
         if self.groups < 1:

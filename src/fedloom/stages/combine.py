@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedloom.columns import whole
 from fedloom.context import Ctx
 from fedloom.stages.stage import Fields, Stage, State, check_closed
 from fedloom.updates import EVERYONE, Layout, Selector, Updates, as_select
@@ -37,6 +38,10 @@ class Inner(Stage):
     @property
     def kind(self) -> Kind:  # type: ignore[override]
         return max((s.kind for s in self.inner), key=_KINDS.index)
+
+    @property
+    def separable(self) -> bool:  # type: ignore[override]
+        return all(s.separable for s in self.inner)
 
     def _close(self, where: str) -> None:
         for s in self.inner:
@@ -133,7 +138,7 @@ class Split(Inner):
             results.append((part, out))
         rows = next((out.rows for _, out in results if out.rows != (EVERYONE,)), (EVERYONE,))
         mixed = rows != (EVERYONE,) and any(out.rows == (EVERYONE,) for _, out in results)
-        X = updates.X.new_zeros(mixed + len(rows), updates.layout.d)
+        X = updates.zeros(mixed + len(rows))
         for part, out in results:
             if out.rows not in (rows, (EVERYONE,)):
                 raise ValueError(f"Split: parts return different rows: {rows} and {out.rows}")
@@ -193,7 +198,7 @@ class PerTask(Inner):
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         rows = 1 if self.stage.reduces else len(updates)
-        X = updates.X.new_zeros(rows, updates.layout.d) if self.stage.reduces else updates.X.clone()
+        X = updates.zeros(rows) if self.stage.reduces else updates.X.clone()
         new = dict(state)
         for task in updates.layout.tasks:
             part = updates.layout.select(task=task)
@@ -261,7 +266,7 @@ class GroupBy(Inner):
         X = torch.empty_like(updates.X)
         new = dict(state)
         for group, members in sorted(groups.items()):
-            before = state[group] if group in state else self.stage.init(updates.layout)
+            before = state[group] if group in state else self.stage.init(whole(updates.layout))
             out, new[group] = self.stage(updates.keep(members), before, ctx)
             X[members] = out.X.expand(len(members), -1)
         return updates.replace(X=X), new
@@ -306,6 +311,10 @@ class Switch(Stage):
     @property
     def reduces(self) -> bool:  # type: ignore[override]
         return all(s.reduces for s in self._both)
+
+    @property
+    def separable(self) -> bool:  # type: ignore[override]
+        return all(s.separable for s in self._both)
 
     def init(self, layout: Layout) -> State:
         """States of both; each is only touched while its stage is at work."""

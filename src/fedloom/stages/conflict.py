@@ -50,6 +50,7 @@ class PCGrad(Stage):
 
     reduction: Literal["mean", "sum"] = "mean"
     kind = "mix"
+    separable = True
 
     def __post_init__(self) -> None:
         if self.reduction not in ("mean", "sum"):
@@ -87,6 +88,7 @@ class CAGrad(Stage):
     kind = "mix"
     reads = frozenset({"X", "weight"})
     reduces = True
+    separable = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.c < 1:
@@ -120,6 +122,7 @@ class MinNorm(Stage):
     unit: bool = True
     kind = "mix"
     reduces = True
+    separable = True
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         return updates.reduced(_combined(updates, lambda G, members: min_norm(G, self.unit))), state

@@ -51,6 +51,7 @@ class DomainWeights(Stage):
     discrepancy: Discrepancy = "total"
     kind = "mix"
     writes = frozenset({"weight"})
+    separable = True
 
     def __post_init__(self) -> None:
         if any(count is not None and count < 1 for count in (self.classes, self.domains)):

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fedloom.columns import cut, join
 from fedloom.context import Ctx
 from fedloom.stages.combine import Inner
 from fedloom.stages.stage import Fields, Stage, State, Told
@@ -25,6 +26,7 @@ class ControlVariates(Stage):
     reads = frozenset({"X", "side:control"})
     writes = frozenset()
     tells = frozenset({"told:control"})
+    separable = True
 
     def init(self, layout: Layout) -> State:
         """c = 0."""
@@ -36,7 +38,7 @@ class ControlVariates(Stage):
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         change = updates.side["control"].sum(dim=0) / max(ctx.population or len(updates), 1)
-        return updates, {"control": state["control"] + change}
+        return updates, {"control": state["control"] + join(updates.layout, change)}
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,7 @@ class DualShift(Inner):
         if not k:
             return self.stage(updates, state["stage"], ctx)[0], state
         share = k / (ctx.population or k)
-        dual = state["dual"].to(updates.data, copy=True)
+        dual = cut(updates.layout, state["dual"]).to(updates.data, copy=True)
         if updates.present is None:
             dual += updates.X.mean(dim=0) * share
         else:
@@ -88,7 +90,7 @@ class DualShift(Inner):
             for s, count in zip(updates.layout.slices, holders, strict=True):
                 dual[s] += updates.X[:, s].sum(dim=0) * (share / count)
         out, inner = self.stage(updates, state["stage"], ctx)
-        return out.replace(X=out.X + dual), {"dual": dual, "stage": inner}
+        return out.replace(X=out.X + dual), {"dual": join(updates.layout, dual), "stage": inner}
 
     def describe(self, indent: str = "") -> str:
         """The inner stage, indented."""
@@ -105,6 +107,7 @@ class NormaliseSteps(Stage):
 
     tau_eff: Literal["weights", "steps"] = "weights"
     kind = "mix"
+    separable = True
 
     @property
     def reads(self) -> Fields:  # type: ignore[override]

@@ -50,6 +50,7 @@ class GapWeights(Stage):
     kind = "mix"
     reads = frozenset({"extra:loss_received", "extra:loss_trained"})
     writes = frozenset({"weight"})
+    separable = True
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         clients = [client for client, _ in updates.rows]

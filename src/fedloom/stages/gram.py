@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fedloom.columns import total
 from fedloom.updates import Updates
 
 _VALUES = 1 << 21  # float64 values of the matrix at a time
@@ -37,7 +38,7 @@ def inner_products(
             G.addmm_(part, part.t())
             if vector is not None:
                 h.addmv_(part, vector[a:b].to(part))
-    G, h = G.cpu(), h.cpu()
+    G, h = total(G.cpu()), h.cpu() if vector is None else total(h.cpu())
     if updates.mixing is not None:
         M = updates.mixing.cpu()
         G, h = M @ G @ M.t(), M @ h

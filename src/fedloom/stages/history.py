@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fedloom.columns import cut, join, total
 from fedloom.context import Ctx
 from fedloom.stages.combine import Inner
 from fedloom.stages.conflict import PCGrad
@@ -22,15 +23,16 @@ _CHUNK = 1 << 20
 def agreement(updates: Updates, direction: Tensor) -> Tensor:
     """Cosine of each row with a vector (d), as K numbers in float64; 0 where either is zero."""
     X, inner = updates.data, torch.zeros(len(updates), dtype=torch.float64)
-    square = 0.0
+    square = torch.zeros(1, dtype=torch.float64)
     for a in range(0, updates.layout.d, _CHUNK):
         part = direction[a : a + _CHUNK].double()
         inner += (X[:, a : a + _CHUNK].double() @ part).cpu()
-        square += float(part @ part)
+        square += (part @ part).cpu()
+    inner, square = total(inner), total(square)
     if updates.mixing is not None:
         inner = updates.mixing.cpu() @ inner
     G = gram(updates)
-    norms = G.diagonal().clamp(min=0).sqrt() * square**0.5
+    norms = G.diagonal().clamp(min=0).sqrt() * square.sqrt()
     return torch.where(nonzero(G) & (norms > 0), inner / norms, 0.0).clamp(-1.0, 1.0)
 
 
@@ -76,12 +78,13 @@ class HistoryAttention(Inner):
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         k = len(updates)
-        history = state["history"].to(updates.data)
-        if k and bool(history.any()):
+        history = cut(updates.layout, state["history"]).to(updates.data)
+        if k and bool(state["history"].any()):
             share = torch.softmax(agreement(updates, history) / self.temperature, dim=0)
             updates = updates.mixed(torch.diag(k * share))
         out, inner = self.stage(updates, state["stage"], ctx)
-        return out, {"history": self.beta * history + (1 - self.beta) * out.X[0], "stage": inner}
+        history = self.beta * history + (1 - self.beta) * out.X[0]
+        return out, {"history": join(updates.layout, history), "stage": inner}
 
     def describe(self, indent: str = "") -> str:
         """What weighs and, indented, the inner stage."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedloom.columns import cut, join
 from fedloom.context import Ctx, Row
 from fedloom.stages.conflict import Rescale, rescaling
 from fedloom.stages.decoders import by_task, decoders, together
@@ -126,6 +127,7 @@ class HyperConflictAverse(_Learner):
     average_identical: bool
     project: bool
     kind = "mix"
+    separable = True
 
     def __init__(
         self,
@@ -154,7 +156,8 @@ class HyperConflictAverse(_Learner):
         return {"clients": {}, "direction": None, "received": []}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        G, inner = inner_products(updates, state["direction"])
+        before = state["direction"]
+        G, inner = inner_products(updates, None if before is None else cut(updates.layout, before))
         if not bool(G.any()):
             return updates, state
         names = [_name(row) for row in updates.rows]
@@ -172,7 +175,7 @@ class HyperConflictAverse(_Learner):
         direction = torch.mv(updates.data.t(), share.to(updates.data))
         alpha = torch.tensor([_used(value) for value in weights.values()], dtype=torch.float64)
         own = self._averaging(updates)
-        new = {"clients": clients, "direction": direction, "received": names}
+        new = {"clients": clients, "direction": join(updates.layout, direction), "received": names}
         if not bool(alpha.any()) and torch.equal(own, torch.eye(len(names), dtype=torch.float64)):
             return updates, new
         out = updates.mixed((own + torch.outer(alpha, q)).to(updates.data.device))

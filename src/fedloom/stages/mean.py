@@ -20,13 +20,9 @@ def weighted_mean(updates: Updates, support: Tensor | None = None) -> Tensor:
     `support` (K x blocks, bool) narrows presence further. Without coef the weights are applied block by block.
     """
     w = _normalised(updates.weight)
-    if updates.coef is None:
-        # p' (W D) = (p' W) D: a mixing that is not worked out yet costs nothing here
-        X, W = updates.data, updates.mixing
-    else:
-        X, W = updates.X, None
-    out = X.new_zeros(updates.layout.d)
     if updates.coef is not None:
+        X = updates.X
+        out = X.new_zeros(updates.layout.d)
         w = w.to(X)
         present = _columns(updates, support)
         for s in _chunks(updates.layout.d):
@@ -36,12 +32,12 @@ def weighted_mean(updates: Updates, support: Tensor | None = None) -> Tensor:
             total = w @ coef
             out[s] = _ratio(w @ (coef * X[:, s]), total)
         return out
-    for s, members in column_groups(updates.layout, updates.present, support):
+    runs = []
+    for first, end, members in block_groups(updates.layout, updates.present, support):
         p = w if members is None else w * members
         if (count := float(p.sum())) > 0:
-            p = p / count if W is None else (p / count) @ W
-            torch.mv(X[:, s].t(), p.to(X), out=out[s])
-    return out
+            runs.append((first, end, p / count))
+    return updates.summed(runs)
 
 
 def _normalised(weight: Tensor) -> Tensor:
@@ -50,18 +46,26 @@ def _normalised(weight: Tensor) -> Tensor:
     return weight / total if total > 0 else torch.zeros_like(weight)
 
 
-def column_groups(layout: Layout, present: Tensor | None, support: Tensor | None) -> list[tuple[slice, Tensor | None]]:
-    """Runs of columns that the same rows have: (columns, K x bool or None for all rows)."""
+def block_groups(
+    layout: Layout, present: Tensor | None, support: Tensor | None
+) -> list[tuple[int, int, Tensor | None]]:
+    """Runs of blocks that the same rows have: (first, end, K x bool or None for all rows)."""
     if present is None and support is None:
-        return [(slice(0, layout.d), None)]
+        return [(0, len(layout.blocks), None)]
     have = support if present is None else present if support is None else present & support
     assert have is not None
-    runs: list[tuple[slice, Tensor | None]] = []
-    for s, members in zip(layout.slices, have.t(), strict=True):
-        if runs and torch.equal(runs[-1][1], members):  # type: ignore[arg-type]
-            s = slice(runs.pop()[0].start, s.stop)
-        runs.append((s, members))
+    runs: list[tuple[int, int, Tensor | None]] = []
+    for i, members in enumerate(have.t()):
+        first = i
+        if runs and torch.equal(runs[-1][2], members):  # type: ignore[arg-type]
+            first = runs.pop()[0]
+        runs.append((first, i + 1, members))
     return runs
+
+
+def column_groups(layout: Layout, present: Tensor | None, support: Tensor | None) -> list[tuple[slice, Tensor | None]]:
+    """Runs of columns that the same rows have: (columns, K x bool or None for all rows)."""
+    return [(layout.run(first, end), members) for first, end, members in block_groups(layout, present, support)]
 
 
 def _columns(updates: Updates, support: Tensor | None) -> Tensor | None:
@@ -88,6 +92,7 @@ class Mean(Stage):
     kind = "mix"
     reads = frozenset({"X", "weight", "coef"})
     reduces = True
+    separable = True
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         return updates.reduced(weighted_mean(updates)), state
@@ -110,6 +115,7 @@ class SupportMean(Stage):
     reads = frozenset({"X", "weight", "coef"})
     wants = frozenset({"extra:support"})
     reduces = True
+    separable = True
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         support = updates.extra.get("support")

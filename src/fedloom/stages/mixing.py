@@ -38,6 +38,7 @@ class Gossip(Stage):
     params: Mapping[str, Any] = field(default_factory=dict)
     every: int = 0
     kind = "matrix"
+    separable = True
     reads = frozenset({"X", "base"})
 
     def __post_init__(self) -> None:

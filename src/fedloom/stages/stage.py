@@ -34,6 +34,8 @@ class Stage:
     tells: Fields = frozenset()
     reduces: bool = False
     by_task: bool = False
+    separable: bool = False
+    """Treats every column alike, given Gram matrices and sums by `fedloom.columns`, so columns may lie apart."""
 
     def init(self, layout: Layout) -> State:
         """State before the first round."""
@@ -89,6 +91,7 @@ class Identity(Stage):
     """Every row as it is: each client gets its own update back, which is local training (mixing matrix I)."""
 
     writes = frozenset()
+    separable = True
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         return updates, state
@@ -134,6 +137,10 @@ class Chain(Stage):
     @property
     def by_task(self) -> bool:  # type: ignore[override]
         return any(s.by_task for s in self.stages)
+
+    @property
+    def separable(self) -> bool:  # type: ignore[override]
+        return all(s.separable for s in self.stages)
 
     @property
     def _combiner(self) -> int:

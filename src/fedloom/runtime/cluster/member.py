@@ -46,7 +46,7 @@ class Member:
         except UserError as problem:
             error = str(problem)
         heads = self.comm.all({"error": error, "found": found})
-        _raise_first(heads)
+        raise_first(heads)
         for head in heads:
             yield from map(tuple, head["found"])
 
@@ -86,20 +86,19 @@ class Member:
             record=now.record,
         )
         with now.ledger.phase("train and aggregate"):
-            server = self._step(state["server"], self._trained(now, jobs, messages, members), ctx, members)
+            server = self._step(state["server"], self._trained(now, jobs, messages), ctx, members)
         clients = {**state["clients"], **now.clients}
         return {**state, "round": now.number, "server": server, "clients": clients}, members
 
-    def _trained(
-        self, now: Round, jobs: list[TrainJob], messages: Mapping[str, Message], members: Sequence[str]
-    ) -> Iterator[Payload]:
+    def _trained(self, now: Round, jobs: list[TrainJob], messages: Mapping[str, Message]) -> Iterator[Payload]:
         """Payloads of this process' clients; after the last all processes know how everybody's training went."""
         error = None
         try:
             yield from now.payloads(self.executor, jobs, messages)
         except UserError as problem:
             error = str(problem)
-        meet(self.comm, now, error)
+        raise_first([{"error": text} for text in self.comm.all(error)])
+        meet(self.comm, now)
         self.costs.see(now.done)
 
     def _step(self, server: State, payloads: Iterator[Payload], ctx: Ctx, members: Sequence[str]) -> State:
@@ -191,12 +190,13 @@ class Member:
 
     def gathered(self, state: State) -> State:
         """At rank 0 the whole state, as one process would have it; elsewhere nothing of use."""
-        mine = {c: x for c, x in state["clients"].items() if self.owner[c] == self.comm.rank}
-        clients: State = {}
-        for part in self.comm.to_first(mine):
-            clients |= part
-        order = [c for c in self.built.federation.clients if c in clients]
-        return {**state, "clients": {c: clients[c] for c in order}}
+        return {**state, "clients": self._together(state["clients"])}
+
+    def _together(self, held: State) -> State:
+        """At rank 0 what all processes hold of their clients, in the order of the clients."""
+        mine = {c: x for c, x in held.items() if self.owner.get(c, 0) == self.comm.rank}
+        every = {c: x for part in self.comm.to_first(mine) for c, x in part.items()}
+        return {c: every[c] for c in (ALL, *self.built.federation.clients) if c in every}
 
 
 class Costs:
@@ -240,21 +240,17 @@ def longest(cost: Mapping[str, float], owner: Mapping[str, int]) -> float:
     return max(load.values(), default=0.0)
 
 
-def meet(comm: Comm, now: Round, error: str | None) -> None:
-    """All processes learn how training went everywhere: losses, bytes, events, seconds.
-
-    Raises UserError in all of them where it failed in one.
-    """
+def meet(comm: Comm, now: Round) -> None:
+    """All processes learn how a round went everywhere: losses, bytes, events, records, seconds."""
     head = {
-        "error": error,
         "done": [_done_tree(d) for d in now.done],
         "up": [_bytes_tree(c, b) for c, b in now.ledger.up.items()],
         "down": [_bytes_tree(c, b) for c, b in now.ledger.down.items()],
         "seconds": now.ledger.seconds,
         "events": now.events,
+        "records": now.records,
     }
     heads = comm.all(head)
-    _raise_first(heads)
     clients = now.built.federation.clients
     done = [_done_of(d) for head in heads for d in head["done"]]
     # as one process would have trained them: the longest first
@@ -262,6 +258,10 @@ def meet(comm: Comm, now: Round, error: str | None) -> None:
     place = {d.client: i for i, d in enumerate(now.done)}
     events = [event for head in heads for event in head["events"]]
     now.events[:] = sorted(events, key=lambda e: place.get(e.get("client", ""), -1))
+    # what peers note comes from each, sorted; the rest all processes note alike
+    of_peers = [record for head in heads for record in head["records"] if "peer" in record]
+    others = [record for record in now.records if "peer" not in record]
+    now.records[:] = [*sorted(of_peers, key=lambda r: str(r["peer"])), *others]
     for rank, head in enumerate(heads):
         if rank != comm.rank:
             _add(now.ledger, head)
@@ -276,7 +276,8 @@ def _add(ledger: Ledger, head: Mapping[str, Any]) -> None:
             ledger.add(name, seconds)
 
 
-def _raise_first(heads: Sequence[Mapping[str, Any]]) -> None:
+def raise_first(heads: Sequence[Mapping[str, Any]]) -> None:
+    """Raise the first error that some process met, in all of them."""
     if errors := [head["error"] for head in heads if head["error"]]:
         raise UserError(errors[0])
 

@@ -17,9 +17,12 @@ from fedloom.runtime.build import Built, build
 from fedloom.runtime.cluster.comm import Comm
 from fedloom.runtime.cluster.launch import restarted
 from fedloom.runtime.cluster.member import Member, SharedFolder
+from fedloom.runtime.cluster.peering import Peering
+from fedloom.runtime.cluster.sharing import Sharing
 from fedloom.runtime.executors import executor
 from fedloom.runtime.exports import export
 from fedloom.runtime.folder import RunFolder
+from fedloom.runtime.peers import initial_peers
 from fedloom.runtime.process import Progress, initial_state, run_rounds
 from fedloom.runtime.worker import check_device
 from fedloom.stages.stage import State
@@ -28,16 +31,21 @@ T = TypeVar("T")
 
 
 def join(path: Path, recipe: Recipe | None = None, progress: Progress | None = None) -> None:
-    """Take part in a run, and return when it is over: a new one of `recipe`, else the one in the folder.
+    """Take part in a run as one of the processes that torchrun started, and return when it is over."""
+    comm = Comm.join()
+    try:
+        take_part(comm, path, recipe, progress)
+    finally:
+        comm.leave()
+
+
+def take_part(comm: Comm, path: Path, recipe: Recipe | None = None, progress: Progress | None = None) -> None:
+    """Take part in a run: a new one of `recipe`, else the one in the folder.
 
     Only rank 0 needs the folder. Raises UserError in all processes where one meets a mistake.
     """
-    comm = Comm.join()
-    try:
-        with ExitStack() as stack:
-            _run(comm, path, recipe, progress, stack)
-    finally:
-        comm.leave()
+    with ExitStack() as stack:
+        _run(comm, path, recipe, progress, stack)
 
 
 def _run(comm: Comm, path: Path, recipe: Recipe | None, progress: Progress | None, stack: ExitStack) -> None:
@@ -55,7 +63,7 @@ def _run(comm: Comm, path: Path, recipe: Recipe | None, progress: Progress | Non
     _compared(comm, built)
     opened = agreed(comm, lambda: _opened(path, built, fresh, progress, stack) if first else None)
     folder, state = opened or (None, None)
-    member = Member(built, comm, executor(built.setup, device, 1))
+    member = membership(built)(built, comm, executor(built.setup, device, 1))
     try:
         mine = member.scattered(state)
         progress.start(recipe.training.rounds, mine["round"])
@@ -98,6 +106,15 @@ def _built(recipe: Recipe, partition: Partition | None, device: str) -> Built:
     return build(recipe, None, partition)
 
 
+def membership(built: Built) -> type[Member]:
+    """How processes work together: sharing what the server does, where the recipe and the method let them."""
+    if built.recipe.peers is not None:
+        return Peering
+    method = built.method
+    separable = method.stage.separable and method.rows == "client" and not method.codec.stays_packed
+    return Sharing if separable and not built.recipe.runtime.exact else Member
+
+
 def _compared(comm: Comm, built: Built) -> None:
     """Whether all processes have the same. Raises UserError that names what differs, and where."""
     mine = {
@@ -116,18 +133,22 @@ def _compared(comm: Comm, built: Built) -> None:
 def _opened(path: Path, built: Built, fresh: bool, progress: Progress, stack: ExitStack) -> tuple[RunFolder, State]:
     """The run folder, held by rank 0 until the end, and the state to go on from."""
     if fresh:
-        return stack.enter_context(RunFolder.create(path, built)), initial_state(built)
+        return stack.enter_context(RunFolder.create(path, built)), _initial(built)
     folder = stack.enter_context(RunFolder(path))
     folder.check(built)
     found = folder.load()
     if found is None:
         folder.cut(-1)
-        return folder, initial_state(built)
+        return folder, _initial(built)
     state, problems = found
     for problem in problems:
         progress.event(f"checkpoint: {problem}; continuing from round {state['round']}")
     folder.cut(state["round"] or -1)
     return folder, state
+
+
+def _initial(built: Built) -> State:
+    return initial_state(built) if built.recipe.peers is None else initial_peers(built)
 
 
 def _conclude(folder: RunFolder, built: Built, state: State) -> None:
