@@ -3,6 +3,7 @@
 from fedloom._lazy import lazy
 from fedloom.data import (  # noqa: F401  (registers the data sets)
     arrays,
+    at_nodes,
     cifar,
     class_folders,
     digits,
