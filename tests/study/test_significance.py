@@ -194,6 +194,11 @@ def test_pairs_must_have_the_same_examples(grid):
         path = Cell("PASCAL", name, "-", 123).folder(grid)
         (path / "partition.json").write_text(json.dumps({"clients": shares}))
     assert {t.state for t in grid_contrasts(*open_folder(grid)).tests} == {"tested"}
+    (grid / "cells" / "PASCAL" / "A2" / "plain" / "s123" / "partition.json").write_text(
+        '{"clients": [{"client": "a"}]}'
+    )
+    with pytest.raises(StateError, match=r"partition\.json: not a partition: 'train'"):
+        grid_contrasts(*open_folder(grid))
     tell(grid, cell, data_hash="other")
     assert any("not the same data set at seed 123" in note for note in grid_contrasts(*open_folder(grid)).notes)
 
@@ -222,6 +227,17 @@ def test_clients_are_counted_but_not_tested(tmp_path):
     assert of_task.worst == pytest.approx((-0.4 - 0.2) / 2)
     assert of_task.found.n == 2  # seeds, not clients
     assert "so they are no replicates: no test here counts them" in made.to_text()
+
+
+def test_means_over_different_clients_are_said(tmp_path):
+    cells = {
+        ("PASCAL", name, "-", seed): {"c0": {"normals": 1.0 + at + seed}, other: {"normals": 2.0 + at * seed}}
+        for at, (name, other) in enumerate((("A1", "c1"), ("A2", "c2"), ("B4", "c1")))
+        for seed in (1, 2)
+    }
+    made = grid_contrasts(*open_folder(write_grid(tmp_path / "g", thesis(seeds=[1, 2]), cells)))
+    said = "Not the same clients have the task: A2 and A1. Their means are over different clients."
+    assert said in made.notes
 
 
 def test_a_comparison_of_runs(grid):

@@ -64,6 +64,8 @@ class Contrast:
     """Share of the clients that gain, mean over seeds."""
     worst: float = math.nan
     """Least gain of a client, mean over seeds."""
+    same_holders: bool = True
+    """Whether the clients with the task are the same with both."""
     holm: float = math.nan
 
     @property
@@ -207,6 +209,9 @@ def _against(data: str, one: Side, base: Side, rows: Sequence[Row], by_client: b
         terms = [delta_terms({row.task: mine[s]}, {row.task: theirs[s]}, directions).get(row.task) for s in mine]
         percent = math.nan if None in terms else fmean(term for term in terms if term is not None)
         test = Contrast(data, one.label, base.label, row, gains, percent)
+        if by_client:
+            alike = all(_holders(one.runs[s], row.task) == _holders(base.runs[s], row.task) for s in mine)
+            test = replace(test, same_holders=alike)
         per_seed = clients.get(row, [])
         if per_seed:
             better = fmean(sum(gain > 0 for gain in each) / len(each) for each in per_seed)
@@ -262,6 +267,11 @@ def _shares(run: Run) -> dict[str, tuple[list[int], list[int]]] | None:
         raise StateError(f"{file}: not a partition: {error}") from None
 
 
+def _holders(run: Run, task: str) -> set[str]:
+    """The clients with the task."""
+    return {client for client, info in run.info["clients"].items() if task in info["tasks"]}
+
+
 def _measured(run: Run) -> list[object]:
     return [line["metrics"] for line in run.rounds]
 
@@ -269,7 +279,7 @@ def _measured(run: Run) -> list[object]:
 def _client_gains(one: Side, base: Side, rows: Sequence[Row], seeds: Sequence[int]) -> dict[Row, list[list[float]]]:
     """Task -> for each seed, the gains of the clients that have a number of it with both.
 
-    Tasks for which no two clients of a seed differ are left out: there one number was measured for all.
+    Tasks for which no two clients of a seed differ are left out: one client has it, or one number stands for all.
     """
     found: dict[Row, list[list[float]]] = defaultdict(list)
     for seed in seeds:
@@ -305,6 +315,8 @@ def _tests(
             task = "Δm" if test.row is None else test.row.task
             reasons[f"{test.state}: {test.reason}"].append(f"{where} ({task})" if test.state == "undefined" else where)
     more += [f"{', '.join(dict.fromkeys(names))}: {reason}." for reason, names in reasons.items()]
+    if others := dict.fromkeys(f"{test.method} and {test.base}" for test in corrected if not test.same_holders):
+        more.append(f"Not the same clients have the task: {', '.join(others)}. Their means are over different clients.")
     if any(test.found is not None and test.found.is_constant for test in corrected):
         more.append(
             "p nan: the same difference at every seed, so nothing tells how much it varies; d_z is inf, or nan for 0."
