@@ -13,6 +13,7 @@ import typer
 
 from fedloom import __version__, cli_doctor, cli_features, cli_grid, cli_pretrain, cli_records, cli_report, cli_tasks
 from fedloom.cli_data import data
+from fedloom.cli_flower import flower
 from fedloom.errors import StateError, UserError, nearest
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ app = typer.Typer(
     add_completion=False,
 )
 app.add_typer(data, name="data")
+app.add_typer(flower, name="flower")
 
 RecipeArgument = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A packaged recipe (see `fedloom recipes`) or a YAML file.")
