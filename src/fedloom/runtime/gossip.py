@@ -42,14 +42,14 @@ Note = Callable[[str, dict[str, Any]], None]
 def at_rest() -> State:
     """A peer's pace before its first local round.
 
-    ends      simulated times at which its local rounds ended
+    done      simulated times at which its local rounds ended
     running   which event ends the one it is in; None where it is in none
     asked     of whom a model is awaited -> whether it was chosen
     seen      newest round taken of each kind and sender
     inbox     messages that have come and wait
     version   the model that it tells others of, with when it was made
     """
-    return {"ends": [], "running": None, "asked": {}, "seen": {}, "inbox": [], "version": {}}
+    return {"done": [], "running": None, "asked": {}, "seen": {}, "inbox": [], "version": {}}
 
 
 class Wire:
@@ -87,7 +87,7 @@ class FreePeer(Peer):
         mailbox = Newest(name, community.layout.hash, self.wire, lambda event, fields: None, decode, pace["seen"])
         super().__init__(name, community, mailbox, {k: v for k, v in state.items() if k != "pace"})
         self.events = events
-        self.ends: list[float] = list(pace["ends"])
+        self.done: list[float] = list(pace["done"])
         self.running: int | None = pace["running"]
         self.asked = dict(pace["asked"])
         self.made = 0.0
@@ -103,7 +103,7 @@ class FreePeer(Peer):
             payload = as_tree(self.payload)
             version = {"payload": payload, "base": self.base, "round": self.version, "made": self.made}
         pace = {
-            "ends": self.ends,
+            "done": self.done,
             "running": self.running,
             "asked": self.asked,
             "seen": self.mailbox.seen,
@@ -119,7 +119,7 @@ class FreePeer(Peer):
 
     def start(self) -> TrainJob:
         """The local round after those that have ended."""
-        return self.begin(len(self.ends) + 1, self.ledger, self.log, self.record)
+        return self.begin(len(self.done) + 1, self.ledger, self.log, self.record)
 
     def end(self, payload: Payload, client: State, graph: Graph, features: Any, evaluate: Any) -> None:
         """A local round ends."""
@@ -128,7 +128,7 @@ class FreePeer(Peer):
             self.publish(graph, features)
             self.mix()
             self.choose(evaluate)
-        self.ends.append(self.events.now)
+        self.done.append(self.events.now)
         self.running = None
 
     def hear(self, message: Tensor) -> None:
@@ -155,7 +155,7 @@ class FreePeer(Peer):
     def _age(self, letter: Letter) -> tuple[int, float]:
         """(own local rounds that have ended, simulated seconds) since the sender's version was made."""
         made = float(letter.values["made"])
-        return len(self.ends) - bisect_left(self.ends, made), self.events.now - made
+        return len(self.done) - bisect_left(self.done, made), self.events.now - made
 
     def _aged(self, payload: Payload, letter: Letter | None = None) -> Payload:
         behind, seconds = (0, 0.0) if letter is None else self._age(letter)

@@ -77,9 +77,16 @@ class Peer:
         self.shared = self.method.shared_part(self.layout)
         self.origin = self.layout.parameters.take(community.initial, self.shared)
         self.by_task = self.method.rows == "client-task"
+        stage = self.method.stage
+        # what keeps a model for each client looks at updates, as at a server; what leaves one model mixes models
+        apart = not stage.reduces and self.method.start == "received"
+        self.tells_update = not self.by_task and (apart or "base" in stage.reads)
+        self.tells_start = self.tells_update and ("base" in stage.reads or self.config.penalty > 0)
         self.round = self.version = 0
         self.payload: Payload | None = None
         self.graph = Graph((), frozenset())
+        self.starts: dict[str, Tensor] = {}
+        self.ends: dict[str, Tensor] = {}
         self.asked: dict[str, bool] = {}
         """Of whom a model is awaited -> whether it was chosen."""
         self.sent: dict[tuple[str, str], int] = {}
@@ -289,16 +296,22 @@ class Peer:
         assert self.payload is not None
         payload, part = self.payload, self._part(scope)
         packed = payload.packed
-        if not self.by_task and (not same or scope != "full"):
-            values = self.shared.take(self.update if same else self.model, part).unsqueeze(0)
-            like = blank(part, self.federation, (payload.row,), values)
-            packed = (self.method.codec if same else Raw()).pack(like)
+        update = same or self.tells_update
+
+        def values(vector: Tensor) -> Any:
+            return blank(part, self.federation, (payload.row,), self.shared.take(vector, part).unsqueeze(0))
+
+        if not self.by_task and (not update or scope != "full"):
+            packed = self.method.codec.pack(values(self.update)) if update else Raw().pack(values(self.model))
         buffers = payload.buffers
         if buffers is not None:
             every = self.method.shared_buffers(self.layout)
             buffers = every.take(buffers, self._buffers(scope))
-        skeleton, tensors = split_tree(as_tree(replace(payload, packed=packed, buffers=buffers)))
-        about = {"same": same, "scope": scope, "tasks": self._tasks, "payload": skeleton}
+        tree = as_tree(replace(payload, packed=packed, buffers=buffers))
+        if not same and self.tells_start:
+            tree["start"] = Raw().pack(values(self.base))["values"]
+        skeleton, tensors = split_tree(tree)
+        about = {"update": update, "scope": scope, "tasks": self._tasks, "payload": skeleton}
         return self._letter("model", tensors, about)
 
     def _buffers(self, scope: str) -> Layout:
@@ -312,6 +325,7 @@ class Peer:
             return
         own = self._aged(self.payload)
         scope = self._scope()
+        self.starts, self.ends = {self.name: self.base}, {}
         theirs = {name: self._aged(self._read(letter), letter) for name, letter in letters.items()}
         came = [name for name in theirs if self.asked[name]]
         self.asked = {name: chosen for name, chosen in self.asked.items() if name not in theirs}
@@ -333,7 +347,8 @@ class Peer:
             record=self.record,
         )
         before = self.state["server"]
-        server = server_step(method, self.layout, self.federation, payloads, before, ctx)
+        starts = self.starts if self.tells_start else None
+        server = server_step(method, self.layout, self.federation, payloads, before, ctx, starts)
         if scope != "full" and own.buffers is not None:
             # what is not exchanged is as local training left it
             every, part = method.shared_buffers(self.layout), self._buffers(scope)
@@ -341,10 +356,9 @@ class Peer:
             server = {**server, "buffers": every.put(own.buffers.clone(), part, merged)}
         self.state = {**self.state, "server": server}
         if self.method.start == "own":
-            models = {name: self.base + Raw().unpack(p.packed, self._like(name))[0] for name, p in theirs.items()}
-            self.state["known"] = {**models, self.name: server["model"]}
+            self.state["known"] = {**self.ends, self.name: server["model"]}
         if self.config.penalty:
-            self.state["told"] = self._pull({n: p for n, p in theirs.items() if n not in came}, scope)
+            self.state["told"] = self._pull({n: end for n, end in self.ends.items() if n not in came}, scope)
         total = math.fsum(shares.values())
         self.record(
             "peer",
@@ -371,12 +385,16 @@ class Peer:
         return blank(self.shared, self.federation, ((name, None),), zeros)
 
     def _row(self, payload: Payload, way: Tensor, name: str) -> Payload:
-        """A payload with the way from this peer's start to a model."""
+        """A payload with the way from a start to a model."""
         return replace(payload, packed=Raw().pack(self._like(name).replace(X=way.unsqueeze(0))))
 
     def _read(self, letter: Letter) -> Payload:
-        """A neighbour's payload, seen from this peer's own start; out of scope there is nothing."""
+        """A neighbour's payload; out of scope there is nothing.
+
+        It is the way to its model from this peer's own start, or from the neighbour's where peers tell updates.
+        """
         about = join_tree(letter.values["payload"], letter.tensors)
+        start = about.pop("start", None)
         payload = Payload((letter.sender, None), **about)
         if self.by_task:
             return payload
@@ -384,13 +402,21 @@ class Peer:
         part = self._part(scope)
         zeros = torch.zeros(1, part.d, dtype=self.base.dtype)
         like = blank(part, self.federation, (payload.row,), zeros)
-        if letter.values["same"]:
+        if start is not None:
+            self.starts[letter.sender] = self._filled(start, letter.sender, part, self.base)
+        elif self.tells_start:
+            self.starts[letter.sender] = self.base
+        if letter.values["update"]:
             way = self.method.codec.unpack(payload.packed, like)[0]
         else:
             have = Raw().unpack(payload.packed, like)[0]
             # columns of blocks that the other has not got are not looked at by anyone
             way = have - self.shared.take(self.base, part)
         whole = self.shared.put(torch.zeros_like(self.base), part, way)
+        if self.method.start == "own" or self.config.penalty:
+            end = self.starts.get(letter.sender, self.base) + whole
+            # to the bit what the other has, which a way from here and back may not be
+            self.ends[letter.sender] = end if letter.values["update"] else self.shared.put(end, part, have)
         if payload.buffers is not None and self.payload is not None and self.payload.buffers is not None:
             every = self.method.shared_buffers(self.layout)
             filled = every.put(self.payload.buffers.clone(), self._buffers(scope), payload.buffers)
@@ -413,17 +439,16 @@ class Peer:
         shares = {name: theirs[name].n if size else 1.0 for name in names}
         return {self.name: (own.n if size else 1.0) if config.include_self or not names else 0.0, **shares}
 
-    def _pull(self, others: Mapping[str, Payload], scope: str) -> dict[str, Tensor]:
+    def _pull(self, others: Mapping[str, Tensor], scope: str) -> dict[str, Tensor]:
         """What the penalty between groups asks of the next round: the mean of others' models, and mu where it acts."""
         pull, mean = torch.zeros_like(self.base), torch.zeros_like(self.base)
         count = torch.zeros_like(self.base)
-        for name, payload in others.items():
-            way = Raw().unpack(payload.packed, self._like(name))[0]
+        for name, end in others.items():
             have = self.federation.present(self.federation.clients[name], self.shared)
             inside = set(self._part(scope).names)
             for i, (block, s) in enumerate(zip(self.shared.blocks, self.shared.slices, strict=True)):
                 if block.name in inside and (have is None or bool(have[0, i])):
-                    mean[s] += self.base[s] + way[s]
+                    mean[s] += end[s]
                     count[s] += 1
         pull[count > 0] = self.config.penalty
         return {"others": torch.where(count > 0, mean / count.clamp(min=1), mean), "pull": pull}
@@ -453,7 +478,7 @@ class Peer:
         part = self._part(letter.values["scope"])
         rows = tuple((letter.sender, task) for task in about["tasks"]) or ((letter.sender, None),)
         like = blank(part, self.federation, rows, torch.zeros(len(rows), part.d))
-        codec = self.method.codec if letter.values["same"] else Raw()
+        codec = self.method.codec if letter.values["update"] else Raw()
         bytes_ = codec.count(about["packed"], like)
         rest = {
             ("buffer", None): [*([] if about["buffers"] is None else [about["buffers"]]), *about["integers"].values()],

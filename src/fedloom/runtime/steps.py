@@ -607,10 +607,12 @@ def server_step(
     payloads: Iterable[Payload],
     state: State,
     ctx: Ctx,
+    starts: Mapping[str, Tensor] | None = None,
 ) -> State:
     """The server's (or a peer's) part of a round. `ctx.targets` are the participants.
 
-    Rows with nan or inf are dropped and logged; if none is left the state stays as it was.
+    `starts` are the vectors from which clients started, where it is not the state that says so. Rows with nan or inf
+    are dropped and logged; if none is left the state stays as it was.
     """
     updates, came = collect(method, layout, federation, payloads, ctx.targets or (), state["model"].dtype)
     updates = finite_rows(updates, ctx)
@@ -618,7 +620,9 @@ def server_step(
         return state
     alive = {client for client, _ in updates.rows}
     if "base" in method.stage.reads:
-        updates = updates.replace(base=bases(method, state, [client for client, _ in updates.rows]))
+        clients = [client for client, _ in updates.rows]
+        base = bases(method, state, clients) if starts is None else torch.stack([starts[c] for c in clients])
+        updates = updates.replace(base=base)
     out, stage = method.stage(updates, state["stage"], ctx)
     del updates  # the matrix is not needed any more, and there may be a model for each row below
     came = [p for p in came if p.row[0] in alive]

@@ -23,7 +23,7 @@ class AtPeer(Stage):
 
     Rows are the ways from the peer's own start to the trained models. They count by `shares` (client -> weight; None:
     with the weights they come with). Rows of others have only the blocks of `scope` (names; None: all). Of a
-    stage that leaves a row for each client the peer's own is taken. Blocks that no row with a weight has are the
+    stage that leaves a row for each client the peer's own is taken; there rows are updates, as at a server. Blocks that no row with a weight has are the
     peer's own row's. The state is that of `stage`.
     """
 
@@ -79,7 +79,8 @@ class AtPeer(Stage):
         if self.scope is not None:
             seen = seen.replace(present=self._within(updates))
         out, state = self.stage(seen, state, replace(ctx, targets=((self.own, None),)))
-        row = next((i for i, key in enumerate(out.rows) if key in (EVERYONE, (self.own, None))), None)
+        # as at a server, a row of its own counts before one for everyone
+        row = next((out.rows.index(key) for key in ((self.own, None), EVERYONE) if key in out.rows), None)
         x = torch.zeros_like(updates.X[0]) if row is None else out.X[row].clone()
         if mine:
             # where the others have nothing, the peer's own training must not be lost

@@ -1,0 +1,83 @@
+"""Methods that were written for a server, at peers: on a complete graph they are the same, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fedloom.errors import RecipeError
+from fedloom.methods import METHODS
+from fedloom.runtime.api import Result, trained_models
+from fedloom.runtime.state import load, same
+from peers_support import Valleys
+from quadratics import Quadratics
+
+Quick = Callable[..., Result]
+H = [[1.0, 2, 3], [0.5, 1, 1], [2, 0.1, 1], [1, 1, 4]]
+B = [[1.0, 2, -3], [0, 5, 1], [-2, 2, 2], [4, -1, 0.5]]
+FEW = ("colnet", "fedamp", "fedhca2", "fedsta")
+"""Leaders, own starts, a row for each, a part for all and a part for each."""
+ALONE = ("local", "matu", "ntk-fedavg")
+SHORT = ("training.steps=1", "training.rounds=2", "evaluation={every: 2, splits: [val]}", "partition.val_fraction=0.1")
+
+
+def compare(quick: Quick, *changes: str) -> None:
+    changes = (*SHORT, "method.weights=uniform", *changes)
+    server = trained_models(quick(*changes).folder)
+    peers = trained_models(quick(*changes, "peers={weights: {kind: uniform}}").folder)
+    for name, model in peers.items():
+        theirs = server.get(name) or server[""]
+        for key, tensor in model.items():
+            assert torch.equal(tensor, theirs[key]), (name, key)
+
+
+@pytest.mark.parametrize("name", FEW)
+def test_peers_equal_a_server(name: str, quick: Quick) -> None:
+    compare(quick, f"method={name}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("heads", ["own", "all"])
+@pytest.mark.parametrize("name", sorted(METHODS.entries.keys() - {*ALONE}))
+def test_all_others_too(name: str, heads: str, quick: Quick) -> None:
+    compare(quick, f"method={name}", f"model.heads={heads}")
+
+
+@pytest.mark.parametrize("name", ["fedmtl", "cfl"])
+def test_quadratics_at_peers_equal_those_at_a_server(name: str) -> None:
+    training: dict[str, Any] = {"optimizer": {"name": "sgd", "lr": 0.1}, "steps": [2, 3, 1, 2]}
+    method = METHODS[name].function
+    server = Quadratics(method(), H, B, **training)
+    peers = Valleys({"weights": {"kind": "uniform"}}, H, B, method(), **training)
+    for _ in range(4):
+        server.go()
+        for client, model in peers.go().items():
+            assert torch.equal(model, server.server["personal"].get(client, server.point))
+
+
+def test_vectors_of_tasks_equal_the_servers(quick: Quick) -> None:
+    changes = (*SHORT, "method=matu", "method.weights=uniform", "model={name: resnet10, width: 4, norm: group}")
+    server, _, _ = load(quick(*changes).folder, "state", lambda head: head["round"])
+    run = quick(*changes, "peers={weights: {kind: uniform}}")
+    for peer in run.run.info["clients"]:
+        own, _, _ = load(run.folder / "peers" / peer, "state", lambda head: head["round"])
+        assert same(own["server"]["tasks"], server["server"]["tasks"])
+
+
+def test_what_keeps_a_model_for_each_sees_updates_as_a_server_does(quick: Quick) -> None:
+    """From the second round on starts differ: they travel only where stages read them."""
+    bytes_ = {}
+    for name in ("colnet", "fedhca2", "fedper"):
+        run = quick(*SHORT, f"method={name}", "peers={weights: {kind: uniform}}").run
+        role = [[e["bytes"] for e in line["up"] if e["role"] == "side"] for line in run.traffic]
+        bytes_[name] = [sum(each) for each in role]
+    assert bytes_["colnet"][1] == bytes_["fedper"][-1] == 0
+    assert bytes_["colnet"][-1] > 1000 > bytes_["fedhca2"][-1]
+
+
+def test_local_has_nothing_to_tell(quick: Quick) -> None:
+    with pytest.raises(RecipeError, match="shares nothing"):
+        quick(*SHORT, "method=local", "peers={weights: {kind: uniform}}")
