@@ -21,10 +21,10 @@ from fedloom.updates import EVERYONE, Layout, Updates
 class AtPeer(Stage):
     """The aggregation `stage` at one peer: over its own row and its neighbours', for itself alone.
 
-    Rows are the ways from the peer's own start to the trained models. They count by `shares` (client -> weight; None:
-    with the weights they come with). Rows of others have only the blocks of `scope` (names; None: all). Of a
-    stage that leaves a row for each client the peer's own is taken; there rows are updates, as at a server. Blocks that no row with a weight has are the
-    peer's own row's. The state is that of `stage`.
+    Rows are the ways from the peer's own start to the trained models, or updates where peers tell those. They count by
+    `shares` (client -> weight; None: with the weights they come with). Rows of others have only the blocks of `scope`
+    (names; None: all). Of a stage that leaves a row for each client the peer's own is taken. Blocks that no row with a
+    weight has are the peer's own row's. The state is that of `stage`.
     """
 
     stage: Stage
