@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,9 @@ class Run:
         # run.json tells the kept round only when the run is over.
         kept = at if at is not None else int(self.info["final_round"]) if self.is_finished else self.last_round
         measured = {
-            line["round"]: v for line in self.rounds if line["round"] <= kept and (v := self._values(line, split))
+            number: v
+            for number, found in self._measured.items()
+            if number <= kept and (v := self._values(found, split))
         }
         if not measured:
             splits = sorted({m["split"] for line in self.rounds for m in line["metrics"]})
@@ -100,7 +103,7 @@ class Run:
 
         With `client`, of this client alone: its tasks, by its personal model where it has one, else by the global one.
         """
-        lines = [(v, int(line["round"])) for line in self.rounds if (v := self._values(line, split, client))]
+        lines = [(v, number) for number, found in self._measured.items() if (v := self._values(found, split, client))]
         return tuple(self._final(values, split, round) for values, round in lines)
 
     def personal(self, split: str = "test", at: int | None = None) -> dict[str, Final]:
@@ -124,7 +127,7 @@ class Run:
 
     def _by_client(self, split: str, at: int | None, models: tuple[str, ...]) -> dict[str, Final]:
         at = self.final(split, at).round
-        values = next(self._values(line, split) for line in self.rounds if line["round"] == at)
+        values = self._values(self._measured[at], split)
         by_client: dict[str, dict[tuple[Any, str, str], Mapping[str, Any]]] = defaultdict(dict)
         for key, entry in values.items():
             if entry["model"] in models:
@@ -146,17 +149,29 @@ class Run:
             tuple(sorted({str(v["data"]) for v in values.values() if v.get("data")})),
         )
 
+    @cached_property
+    def _measured(self) -> dict[int, dict[str, dict[str | None, list[Mapping[str, Any]]]]]:
+        """Round -> split -> client, or None for all -> its entries, of the models that a user may keep.
+
+        So that the history of each of many clients does not read all entries.
+        """
+        found: dict[int, dict[str, dict[str | None, list[Mapping[str, Any]]]]] = {}
+        for line in self.rounds:
+            by_split = found.setdefault(int(line["round"]), defaultdict(lambda: defaultdict(list)))
+            for entry in line["metrics"]:
+                if entry["model"] in ("personal", "global"):
+                    by_split[entry["split"]][entry["client"]].append(entry)
+        return found
+
     def _values(
-        self, line: Mapping[str, Any], split: str, only: str | None = None
+        self, found: Mapping[str, Mapping[str | None, Sequence[Mapping[str, Any]]]], split: str, only: str | None = None
     ) -> dict[tuple[Any, str, str], Mapping[str, Any]]:
         """(client, task, metric) -> the entry that counts, for clients (or this one) that hold the task."""
         best: dict[tuple[Any, str, str], Mapping[str, Any]] = {}
-        for entry in line["metrics"]:
-            client = only or entry["client"]
-            if entry["client"] not in (None, client):
-                continue
-            held = client is None or entry["task"] in self.info["clients"][client]["tasks"]
-            if entry["split"] != split or entry["model"] not in ("personal", "global") or not held:
+        by_client = found.get(split, {})
+        owners = by_client if only is None else (None, only)
+        for client, entry in ((only or owner, entry) for owner in owners for entry in by_client.get(owner, ())):
+            if client is not None and entry["task"] not in self.info["clients"][client]["tasks"]:
                 continue
             key = (client, entry["task"], entry["metric"])
             if key not in best or entry["model"] == "personal":

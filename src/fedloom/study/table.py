@@ -9,6 +9,7 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -165,11 +166,15 @@ class Result:
     def values(self, finals: Mapping[int, Final] | None = None) -> Values:
         """Each task's own metric, of these models or of others of the same runs; or each domain's of the only task."""
         if self.by_domain:
-            return {s: over_rounds(self.runs[s], f.split, True)[f.round] for s, f in self.finals.items()}
+            return self._of_domains
         return {
             seed: {t: v[self.runs[seed].info["tasks"][t]["primary"]] for t, v in final.values.items()}
             for seed, final in (self.finals if finals is None else finals).items()
         }
+
+    @cached_property
+    def _of_domains(self) -> Values:
+        return {s: over_rounds(self.runs[s], f.split, True)[f.round] for s, f in self.finals.items()}
 
     def owned(self, split: str) -> dict[str, Values]:
         """Client -> values of its personal model; empty where one model is meant for all.
