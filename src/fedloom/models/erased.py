@@ -153,9 +153,9 @@ def _with_norms(encoder: nn.Module, shape: tuple[int, ...]) -> Iterator[tuple[st
         for handle in handles:
             handle.remove()
     for name, output in outputs:
-        if output.ndim not in (2, 4):
+        if output.ndim != 2 and isinstance(encoder.get_submodule(name), nn.Linear):
             raise RecipeError(
-                f"fdse splits convolutions, and linear layers that see one vector an example, but {name!r} of "
-                f"{type(encoder).__name__} gives {' x '.join(map(str, output.shape[1:]))} values an example"
+                f"fdse splits linear layers that see one vector an example, but {name!r} of {type(encoder).__name__} "
+                f"gives {' x '.join(map(str, output.shape[1:]))} values an example"
             )
     return ((name, norms.get(name)) for name in dict(outputs))
