@@ -132,14 +132,14 @@ def best_round(means: Mapping[int, float], direction: str) -> int | None:
 
 def _scores(run: Run, task: str, metric: str, split: str) -> dict[int, DomainScores]:
     """Round -> the scores on a split, in order."""
-    each: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for client, about in run.info["clients"].items():
-        domain = about.get("domain")
+    domains = {client: about.get("domain") for client, about in run.info["clients"].items()}
+    for client, domain in domains.items():
         if domain is None:
             raise StateError(f"{run.folder}: client {client!r} has no domain")
-        for final in run.history(split, client):
-            if task in final.values:
-                each[final.round][domain].append(final.values[task][metric])
+    each: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for number, by_client in run.scores(task, metric, split).items():
+        for client, value in by_client.items():
+            each[number][domains[client]].append(value)
     order = _order(run)
     return {
         number: DomainScores(number, {d: fmean(each[number][d]) for d in sorted(each[number], key=order.index)})

@@ -10,6 +10,7 @@ import math
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -118,6 +119,11 @@ def convergence(grid: Grid, folder: Path, split: str, *, tasks: list[str] | None
         raise RecipeError(f"grid {grid.name}: figure.clients: true found, expected false where 'show' is 'domains'")
     results = _results(grid, folder, split)
     panels = _Panels(grid, results, tasks, ("average", "spread"))
+
+    @cache
+    def histories(where: Combination, client: str | None) -> dict[int, dict[int, Mapping[str, float]]]:
+        return {s: over_rounds(r, split, results[where].by_domain, client) for s, r in results[where].runs.items()}
+
     names = [(base, addon) for base in grid.bases for addon in grid.addons]
     for data, column, axes in panels:
         holders = _holders(results, data, column.task) if clients else []
@@ -130,7 +136,7 @@ def convergence(grid: Grid, folder: Path, split: str, *, tasks: list[str] | None
             label = base if addon == "-" else f"{base} {addon}"
             for number, client in enumerate(holders or [None]):
                 text = f"{label}, client {number + 1} of {len(holders)}" if len(holders) > 1 else label
-                points = _over_rounds(result, column, panels.columns[data], split, client)
+                points = _over_rounds(result, column, panels.columns[data], histories((data, base, addon), client))
                 _line(axes, points, text, color, as_bars=False, style=STYLES[number % len(STYLES)])
         axes.set_xlabel("round")
         axes.xaxis.get_major_locator().set_params(integer=True)
@@ -190,12 +196,15 @@ def _holders(results: Mapping[Combination, Result], data: str, task: str) -> lis
 
 
 def _over_rounds(
-    result: Result, column: Column, columns: Sequence[Column], split: str, client: str | None = None
+    result: Result,
+    column: Column,
+    columns: Sequence[Column],
+    histories: Mapping[int, Mapping[int, Mapping[str, float]]],
 ) -> list[Point]:
-    """Rounds that every seed has measured: the mean over clients, or this client's."""
+    """A column's number in the rounds that every seed has measured; `histories` is seed -> round -> task -> value."""
     by_round: dict[int, dict[int, Mapping[str, float]]] = {}
-    for seed, run in result.runs.items():
-        for number, by_task in over_rounds(run, split, result.by_domain, client).items():
+    for seed, history in histories.items():
+        for number, by_task in history.items():
             by_round.setdefault(number, {})[seed] = by_task
     found = {number: estimate(column, columns, result.runs, values) for number, values in sorted(by_round.items())}
     return [(float(number), e) for number, e in found.items() if e is not None and e.n == len(result.runs)]

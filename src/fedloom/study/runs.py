@@ -86,17 +86,13 @@ class Run:
         """
         # run.json tells the kept round only when the run is over.
         kept = at if at is not None else int(self.info["final_round"]) if self.is_finished else self.last_round
-        measured = {
-            number: v
-            for number, found in self._measured.items()
-            if number <= kept and (v := self._values(found, split))
-        }
-        if not measured:
-            splits = sorted({m["split"] for line in self.rounds for m in line["metrics"]})
-            raise StateError(
-                f"{self.folder}: no {split} metrics up to round {kept} (recorded: {', '.join(splits) or 'none yet'})"
-            )
-        return self._final(measured[max(measured)], split, max(measured))
+        for number in sorted(self._measured, reverse=True):
+            if number <= kept and (values := self._values(self._measured[number], split)):
+                return self._final(values, split, number)
+        splits = sorted({m["split"] for line in self.rounds for m in line["metrics"]})
+        raise StateError(
+            f"{self.folder}: no {split} metrics up to round {kept} (recorded: {', '.join(splits) or 'none yet'})"
+        )
 
     def history(self, split: str = "test", client: str | None = None) -> tuple[Final, ...]:
         """What `final` would say of each measured round, in order; empty where nothing was measured on the split.
@@ -113,6 +109,20 @@ class Run:
     def by_client(self, split: str = "test", at: int | None = None) -> dict[str, Final]:
         """`final` of each client, by its name: its personal model where it has one, else the global one."""
         return self._by_client(split, at, ("personal", "global"))
+
+    def scores(self, task: str, metric: str, split: str = "test") -> dict[int, dict[str, float]]:
+        """Round -> client -> a metric of a task, for the rounds and clients where it was measured.
+
+        Of a client's personal model where it has one, else of the global one; nan where it is not defined.
+        """
+        found: dict[int, dict[str, float]] = {}
+        for number, measured in self._measured.items():
+            for client in self.info["clients"]:
+                entry = self._values(measured, split, client).get((client, task, metric))
+                if entry is not None:
+                    value = entry["value"]
+                    found.setdefault(number, {})[client] = math.nan if value is None else float(value)
+        return found
 
     def bytes_total(self) -> dict[str, int]:
         """{'up': bytes from clients, 'down': bytes to clients} over all rounds."""
