@@ -15,6 +15,7 @@ from fedloom import __version__, cli_doctor, cli_features, cli_grid, cli_pretrai
 from fedloom.cli_data import data
 from fedloom.cli_flower import flower
 from fedloom.errors import StateError, UserError, nearest
+from fedloom.runtime import torchrun
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -88,14 +89,16 @@ def run(
 
     checked = load(recipe, changes or ())
     folder = out or _default_folder(checked)
-    if folder.is_dir() and any(folder.iterdir()):
+    rank = torchrun.rank()  # of several processes the first one has the folder and speaks
+    if rank is None and folder.is_dir() and any(folder.iterdir()):
         resume = f"continue it with `fedloom resume {folder}`, or " if (folder / "run.json").is_file() else ""
         raise StateError(f"{folder} is not empty: {resume}name another folder with --out")
-    with _watched(folder, quiet) as watch:
+    with _watched(folder, quiet or bool(rank)) as watch:
         from fedloom.runtime import api
 
         result = api.run(checked, folder, progress=watch)
-    _conclude(result)
+    if not rank:
+        _conclude(result)
 
 
 @app.command()
@@ -106,11 +109,13 @@ def resume(
     """Continue an interrupted run; the result is the same, bit for bit, as without the interruption."""
     if not (folder / "recipe.yaml").is_file():
         raise StateError(f"{folder} is not a run folder: recipe.yaml is absent")
-    with _watched(folder, quiet) as watch:
+    rank = torchrun.rank()
+    with _watched(folder, quiet or bool(rank)) as watch:
         from fedloom.runtime import api
 
         result = api.resume(folder, progress=watch)
-    _conclude(result)
+    if not rank:
+        _conclude(result)
 
 
 @app.command()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -37,11 +36,6 @@ class Result:
     folder: Path
     status: str
     """finished, or stopped early."""
-
-    @staticmethod
-    def of(folder: Path) -> Result:
-        """The result of a run that is over."""
-        return Result(folder, str(json.loads((folder / "run.json").read_text(encoding="utf-8"))["status"]))
 
     @property
     def run(self) -> Run:
@@ -93,8 +87,8 @@ def run(
         check_device(device)
     engine = engine or engine_of(recipe)
     path = Path(tempfile.mkdtemp(prefix="fedloom-")) if folder is None else Path(folder)
-    if engine.takes_over(recipe, path, method, progress or Silent(), fresh=True):
-        return Result.of(path)
+    if (status := engine.takes_over(recipe, path, method, progress or Silent(), fresh=True)) is not None:
+        return Result(path, status)
     built = engine.build(recipe, method)
     with RunFolder.create(path, built) as run_folder:
         return _go(engine, built, run_folder, engine.initial(built), progress or Silent())
@@ -114,8 +108,8 @@ def resume(
     progress = progress or Silent()
     recipe, partition = RunFolder.read(Path(folder))
     engine = engine or engine_of(recipe)
-    if engine.takes_over(recipe, Path(folder), method, progress, fresh=False):
-        return Result.of(Path(folder))
+    if (status := engine.takes_over(recipe, Path(folder), method, progress, fresh=False)) is not None:
+        return Result(Path(folder), status)
     built = engine.build(recipe, method, partition)
     with RunFolder(Path(folder)) as run_folder:
         run_folder.check(built)

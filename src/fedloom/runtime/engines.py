@@ -31,12 +31,14 @@ ENGINES = {
 class Engine:
     """In this process or a pool of workers. Others say what differs; they have no state between two runs."""
 
-    def takes_over(self, recipe: Recipe, folder: Path, method: Method | None, progress: Progress, fresh: bool) -> bool:
-        """Do the whole run in other processes, a `fresh` one or the rest of the one in the folder; False: do it here.
+    def takes_over(
+        self, recipe: Recipe, folder: Path, method: Method | None, progress: Progress, fresh: bool
+    ) -> str | None:
+        """Do the whole run in other processes, a `fresh` one or the rest of the one in the folder: how it ended.
 
-        Raises UserError as `fedloom.runtime.api.run` does.
+        None: it is done here. Raises UserError as `fedloom.runtime.api.run` does.
         """
-        return False
+        return None
 
     def build(self, recipe: Recipe, method: Method | None = None, partition: Partition | None = None) -> Built:
         """The recipe made concrete; `partition` is the saved one, when resuming."""

@@ -1,4 +1,4 @@
-"""One process of a run that `fedloom run` started: `python -m fedloom.runtime.cluster RUN_FOLDER`."""
+"""One process of a run whose folder is there: `torchrun ... -m fedloom.runtime.cluster RUN_FOLDER`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from fedloom.errors import UserError
+from fedloom.runtime import torchrun
 from fedloom.runtime.cluster.launch import ERROR_FILE
 from fedloom.runtime.cluster.session import join
 
@@ -16,7 +17,9 @@ def main() -> None:
     try:
         join(Path(sys.argv[1]))
     except UserError as error:
-        if os.environ["RANK"] == "0":
+        if ERROR_FILE not in os.environ:
+            sys.exit(f"error: {error}")
+        if torchrun.rank() == 0:
             Path(os.environ[ERROR_FILE]).write_text(str(error), encoding="utf-8")
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from fedloom.errors import RecipeError, UserError
 from fedloom.methods.method import Method
 from fedloom.recipes.schema import Recipe
+from fedloom.runtime import torchrun
 from fedloom.runtime.build import Built, build
 from fedloom.runtime.engines import Engine
 from fedloom.runtime.folder import RunFolder
@@ -25,31 +26,24 @@ _RESTARTS = 3
 _TAIL = 30
 
 
-def joined() -> bool:
-    """Whether torchrun started this process."""
-    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
-
-
-def restarted() -> bool:
-    """Whether torchrun started this process again, after a failure."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-
-
 class Cluster(Engine):
     """One process a rank under torchrun; `runtime.workers` of them are started where torchrun has not done so."""
 
-    def takes_over(self, recipe: Recipe, folder: Path, method: Method | None, progress: Progress, fresh: bool) -> bool:
-        """Do the whole run in the processes of a cluster."""
+    def takes_over(
+        self, recipe: Recipe, folder: Path, method: Method | None, progress: Progress, fresh: bool
+    ) -> str | None:
+        """Do the whole run in the processes of a cluster, and say how it ended."""
         if method is not None:
             raise RecipeError(
                 "runtime.engine: a method made in Python does not travel to other processes; "
                 "register it (fedloom.methods.METHODS) or use runtime.engine=process"
             )
-        if joined():
+        if recipe.peers is not None and recipe.peers.mode == "asynchronous":
+            raise RecipeError("peers.mode: peers at their own pace run with runtime.engine=process only")
+        if torchrun.rank() is not None:
             from fedloom.runtime.cluster.session import join
 
-            join(folder, recipe if fresh else None, progress)
-            return True
+            return join(folder, recipe if fresh else None, progress)
         if fresh:
             built = build(recipe)
             RunFolder.create(folder, built).close()
@@ -57,7 +51,8 @@ class Cluster(Engine):
             built = build(recipe, None, RunFolder.read(folder)[1])
             RunFolder(folder).close()
         _Watched(built, folder, progress).run()
-        return True
+        status: str = json.loads((folder / "run.json").read_text(encoding="utf-8"))["status"]
+        return status
 
 
 class _Watched:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from fedloom.errors import RecipeError, UserError
+from fedloom.errors import UserError
 from fedloom.runtime.build import Built
 from fedloom.runtime.cluster.comm import Comm
 from fedloom.runtime.cluster.member import Member, meet, raise_first
@@ -67,9 +67,6 @@ class Peering(Member):
 
     def __init__(self, built: Built, comm: Comm, executor: Executor) -> None:
         super().__init__(built, comm, executor)
-        assert built.recipe.peers is not None
-        if built.recipe.peers.mode == "asynchronous":
-            raise RecipeError("peers.mode: peers at their own pace run with runtime.engine=process only")
         self._advance = without_server(built, lambda lost: Spanning(comm, self.owner, lost))
 
     def advance(self, built: Built, executor: Executor, state: State, now: Round) -> tuple[State, Sequence[str]]:

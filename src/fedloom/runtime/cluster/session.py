@@ -13,9 +13,9 @@ from fedloom.data.partition import Partition
 from fedloom.errors import StateError, UserError
 from fedloom.recipes.loader import load
 from fedloom.recipes.schema import Recipe
+from fedloom.runtime import torchrun
 from fedloom.runtime.build import Built, build
 from fedloom.runtime.cluster.comm import Comm
-from fedloom.runtime.cluster.launch import restarted
 from fedloom.runtime.cluster.member import Member, SharedFolder
 from fedloom.runtime.cluster.peering import Peering
 from fedloom.runtime.cluster.sharing import Sharing
@@ -30,30 +30,30 @@ from fedloom.stages.stage import State
 T = TypeVar("T")
 
 
-def join(path: Path, recipe: Recipe | None = None, progress: Progress | None = None) -> None:
-    """Take part in a run as one of the processes that torchrun started, and return when it is over."""
+def join(path: Path, recipe: Recipe | None = None, progress: Progress | None = None) -> str:
+    """Take part in a run as one of the processes that torchrun started; how it ended, once it is over."""
     comm = Comm.join()
     try:
-        take_part(comm, path, recipe, progress)
+        return take_part(comm, path, recipe, progress)
     finally:
         comm.leave()
 
 
-def take_part(comm: Comm, path: Path, recipe: Recipe | None = None, progress: Progress | None = None) -> None:
-    """Take part in a run: a new one of `recipe`, else the one in the folder.
+def take_part(comm: Comm, path: Path, recipe: Recipe | None = None, progress: Progress | None = None) -> str:
+    """Take part in a run, a new one of `recipe`, else the one in the folder: finished, or stopped early.
 
     Only rank 0 needs the folder. Raises UserError in all processes where one meets a mistake.
     """
     with ExitStack() as stack:
-        _run(comm, path, recipe, progress, stack)
+        return _run(comm, path, recipe, progress, stack)
 
 
-def _run(comm: Comm, path: Path, recipe: Recipe | None, progress: Progress | None, stack: ExitStack) -> None:
+def _run(comm: Comm, path: Path, recipe: Recipe | None, progress: Progress | None, stack: ExitStack) -> str:
     from fedloom.runtime.api import Silent
 
     first = comm.rank == 0
     progress = progress if progress is not None and first else Silent()
-    fresh = recipe is not None and not (restarted() and (path / "recipe.yaml").is_file())
+    fresh = recipe is not None and not (torchrun.restarted() and (path / "recipe.yaml").is_file())
     saved = agreed(comm, lambda: RunFolder.read(path) if first and not fresh else None)
     recipe, partition = _known_to_all(comm, saved or (recipe, None))
     torch.set_num_threads(recipe.runtime.threads)
@@ -70,6 +70,7 @@ def _run(comm: Comm, path: Path, recipe: Recipe | None, progress: Progress | Non
         mine = run_rounds(built, member, SharedFolder(member, folder), mine, progress, member.advance)
         whole = member.gathered(mine)
         agreed(comm, lambda: _conclude(folder, built, whole) if folder is not None else None)
+        return _status(mine)
     finally:
         progress.stop()
         member.close()
@@ -160,4 +161,8 @@ def _conclude(folder: RunFolder, built: Built, state: State) -> None:
             raise StateError(f"{folder.path}: the best state is missing")
         final = best[0]
     folder.save_model(*export(built, final))
-    folder.describe(built, "stopped early" if state["stopped"] else "finished", state["round"], final["round"])
+    folder.describe(built, _status(state), state["round"], final["round"])
+
+
+def _status(state: State) -> str:
+    return "stopped early" if state["stopped"] else "finished"
