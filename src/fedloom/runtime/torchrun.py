@@ -1,0 +1,15 @@
+"""What torchrun tells the processes that it starts. Free of torch."""
+
+from __future__ import annotations
+
+import os
+
+
+def rank() -> int | None:
+    """This process among all of a run, from 0; None where torchrun did not start it."""
+    return int(os.environ["RANK"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
+
+
+def restarted() -> bool:
+    """Whether it was started again, after a failure."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0

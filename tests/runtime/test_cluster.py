@@ -1,0 +1,250 @@
+"""A run in several processes under torchrun: the same as in one, and after the death of a process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedloom
+from cluster_support import start
+from fedloom.errors import RecipeError, StateError, UserError
+from fedloom.methods import METHODS
+from fedloom.runtime.api import Result
+from fedloom.runtime.cluster.member import deal, longest
+from tests_support import assert_same, load_recipe, outcome
+
+Quick = Callable[..., Result]
+
+HARD = (
+    "digits-tasks",
+    "training.optimizer={name: adamw, lr: 0.001, weight_decay: 0.01}",
+    "training.keep_optimizer=true",
+    "training.participation=0.6",
+    "training.schedule={name: cosine, warmup: 1}",
+    "model.heads=own",
+    "training.rounds=3",
+)
+NORM = ("model={name: resnet10, width: 4}", "evaluation.models=[global, personal, trained]")
+PEERS = ("dfmtl-digits", "training.rounds=3", "partition.clients=5", "peers.choose.top=2", "peers.warmup.until=2")
+
+# What differs in what travels, in what is kept, and in how columns are combined.
+EXACT: Mapping[str, tuple[str, ...]] = {
+    "fedavg": HARD,
+    "scaffold": (*HARD, "method=scaffold"),
+    "personal": (*HARD, "method=fedhca2"),
+    "tasks": (*HARD, "method=matu"),
+    "told": (*HARD, "method=fedamp"),
+    "norm": (*HARD, *NORM, "method.buffers=pooled"),
+    "codec": (*HARD, "method={name: fedprox, add: {feddea: {rho: 0.5}, heal: }}", "method.codec=sparse"),
+    "nothing-shared": (*HARD, "method=local"),
+    "stopped-early": (*HARD, "early_stopping={patience: 1, min_delta: 9}", "training.rounds=5"),
+    "peers": PEERS,
+    "peers-scenario": (*PEERS, "peers.scenario={latency: 0.1}", "peers.similarity.signals={cross-loss: 1}"),
+}
+SHARED: Mapping[str, tuple[str, ...]] = {
+    "fedavg": HARD,
+    "scaffold": (*HARD, "method=scaffold"),
+    "dual": (*HARD, "method=feddyn"),
+    "history": (*HARD, "method=fedbone"),
+    "personal": (*HARD, "method=matfl"),
+    "told": (*HARD, "method=fedamp"),
+    "hyper": (*HARD, "method=fedhca2", "method.decoder=mean"),
+    "clusters": (*HARD, "method=cfl", "method.start=1", "method.eps1=9", "method.eps2=0", "training.participation=1"),
+    "pcgrad": (*HARD, "method={name: fedavg, add: {pcgrad: }}"),
+    "cagrad": (*HARD, "method={name: fedavg, add: {cagrad: }}"),
+    "support": (*HARD, "method={name: fedavg, add: {support-mean: }}"),
+    "norm": (*HARD, *NORM, "method=fedper"),
+    "not-separable": (*HARD, "method={name: fedavg, add: {heal: }}"),
+}
+TOLERANCE = 2e-4
+"""Of the largest value of a tensor, after three rounds of training from sums that were rounded differently."""
+
+
+def run_all(out: Path, cases: Mapping[str, Sequence[str]], ranks: int) -> None:
+    """All cases in a cluster; and each in one process, in OUT/one."""
+    with ThreadPoolExecutor(1) as pool:
+        cluster = pool.submit(start, out / str(ranks), cases, ranks)
+        for name, (recipe, *changes) in cases.items():
+            if not (out / "one" / name).exists():
+                fedloom.run(load_recipe(*changes, recipe=recipe), out / "one" / name)
+        cluster.result()
+    for name in cases:
+        error = out / str(ranks) / f"{name}.error"
+        assert not error.exists(), f"{name}: {error.read_text()}"
+
+
+def assert_near(a: Path, b: Path, tolerance: float) -> None:
+    """Equal models up to a share of each tensor's largest value, and the same lines of metrics."""
+    (tensors_a, lines_a), (tensors_b, lines_b) = outcome(a), outcome(b)
+    assert tensors_a.keys() == tensors_b.keys()
+    for name, tensor in tensors_a.items():
+        scale = float(tensor.double().abs().max()) if tensor.numel() else 0.0
+        assert torch.allclose(tensor.double(), tensors_b[name].double(), rtol=0, atol=tolerance * scale), name
+    for one, other in zip(lines_a, lines_b, strict=True):
+        assert one["cohort"] == other["cohort"]
+        for kind in ("train", "metrics"):
+            assert [_key(r) for r in one[kind]] == [_key(r) for r in other[kind]]
+
+
+def _key(record: Mapping[str, object]) -> tuple[object, ...]:
+    return tuple(v for k, v in record.items() if k not in ("value", "loss"))
+
+
+def bytes_of(folder: Path) -> str:
+    return (folder / "bytes.jsonl").read_text()
+
+
+def both(cases: Mapping[str, tuple[str, ...]], shared: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """All cases by name; those of shared work are called NAME~."""
+    return {**cases, **{f"{name}~": (*changes, "runtime.exact=false") for name, changes in shared.items()}}
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("two")
+    quick = ("fedavg", "personal", "tasks", "stopped-early", "peers-scenario")
+    shared = ("scaffold", "history", "personal", "pcgrad")
+    run_all(out, both({n: EXACT[n] for n in quick}, {n: SHARED[n] for n in shared}), 2)
+    return out
+
+
+@pytest.mark.parametrize("name", ["fedavg", "personal", "tasks", "stopped-early", "peers-scenario"])
+def test_two_processes_equal_one(two: Path, name: str) -> None:
+    assert_same(two / "one" / name, two / "2" / name)
+    assert bytes_of(two / "one" / name) == bytes_of(two / "2" / name)
+
+
+@pytest.mark.parametrize("name", ["scaffold", "history", "personal", "pcgrad"])
+def test_two_processes_that_share_the_work_are_near_one(two: Path, name: str) -> None:
+    assert_near(two / "one" / f"{name}~", two / "2" / f"{name}~", TOLERANCE)
+    assert bytes_of(two / "one" / f"{name}~") == bytes_of(two / "2" / f"{name}~")
+
+
+def test_a_whole_checkpoint_is_that_of_one_process(two: Path) -> None:
+    """So that any engine, with any number of processes, can go on from it."""
+    from fedloom.runtime import state as checkpoint
+
+    for name in ("fedavg", "personal", "tasks", "peers-scenario"):
+        a, b = (
+            checkpoint.load(folder, "state", lambda head: int(head["round"]))[0]
+            for folder in (two / "one" / name, two / "2" / name)
+        )
+        assert checkpoint.same(a, b), name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_method_and_every_way(tmp_path: Path, ranks: int) -> None:
+    every = {f"method-{name}": (*HARD, f"method={name}") for name in METHODS.entries}
+    run_all(tmp_path, both({**EXACT, **every}, {**SHARED, **every}), ranks)
+    for name in (*EXACT, *every):
+        assert_same(tmp_path / "one" / name, tmp_path / str(ranks) / name)
+    for name in (*SHARED, *every):
+        assert_near(tmp_path / "one" / f"{name}~", tmp_path / str(ranks) / f"{name}~", TOLERANCE)
+
+
+@pytest.mark.slow
+def test_shared_work_does_not_depend_on_who_has_which_rows(tmp_path: Path) -> None:
+    """Sums are exact, so a plain mean is the same for any number of processes."""
+    cases = {"fedavg": (*SHARED["fedavg"], "runtime.exact=false")}
+    for ranks in (2, 3):
+        start(tmp_path / str(ranks), cases, ranks)
+    assert_same(tmp_path / "2" / "fedavg", tmp_path / "3" / "fedavg")
+
+
+def ranks_of(folder: Path) -> list[int]:
+    """Process ids of the members of a run, the youngest last."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            words = (entry / "cmdline").read_bytes().decode().split("\0")
+        except (OSError, UnicodeDecodeError):
+            continue
+        if "fedloom.runtime.cluster" in words and str(folder) in words and "torch.distributed.run" not in words:
+            found.append(int(entry.name))
+    return sorted(found)
+
+
+def written(folder: Path) -> int:
+    """The last round in metrics.jsonl."""
+    path = folder / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return max((json.loads(line)["round"] for line in lines if line.endswith("}")), default=-1)
+
+
+class Seen(fedloom.runtime.api.Silent):
+    """Remembers which rounds were reported."""
+
+    def __init__(self) -> None:
+        self.rounds: list[int] = []
+
+    def round(self, round: int, loss: float | None, score: float | None) -> None:
+        self.rounds.append(round)
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds processes in /proc")
+@pytest.mark.parametrize(
+    ("victim", "exact"),
+    [(1, True), pytest.param(0, False, marks=pytest.mark.slow), pytest.param(1, False, marks=pytest.mark.slow)],
+)
+def test_a_process_that_is_killed_is_started_again(quick: Quick, tmp_path: Path, victim: int, exact: bool) -> None:
+    changes = ("method=fedamp" if exact else "method=scaffold", "training.rounds=8", "training.steps=6")
+    cluster = ("runtime.engine=cluster", "runtime.workers=2", f"runtime.exact={str(exact).lower()}")
+    folder, seen = tmp_path / "killed", Seen()
+    with ThreadPoolExecutor(1) as pool:
+        run = pool.submit(fedloom.run, load_recipe(*changes, *cluster), folder, progress=seen)
+        deadline = time.monotonic() + 240
+        while written(folder) < 2:
+            assert not run.done(), run.exception()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        members = ranks_of(folder)
+        assert len(members) == 2
+        os.kill(members[victim], signal.SIGKILL)
+        assert run.result().status == "finished"
+    assert seen.rounds == list(range(1, 9))  # each once, whatever was done again
+    assert "exitcode: -9" in (folder / "cluster.log").read_text()
+    whole = quick(*changes, *(() if exact else cluster))
+    assert_same(whole, folder)
+
+
+def test_what_cannot_run_is_refused_before_anything_is_started(quick: Quick, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="a method made in Python does not travel"):
+        quick("runtime.engine=cluster", method=fedloom.Method())
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    with pytest.raises(StateError, match="exists and is not empty"):
+        fedloom.run(load_recipe("runtime.engine=cluster"), tmp_path / "full")
+    with pytest.raises(RecipeError, match="peers at their own pace"):
+        fedloom.run(
+            load_recipe("runtime.engine=cluster", "peers={mode: asynchronous}", recipe="dfmtl-digits"), tmp_path / "p"
+        )
+
+
+@pytest.mark.slow
+def test_a_mistake_in_a_process_is_one_clear_error(tmp_path: Path) -> None:
+    """Training that fails for a reason that starting again does not mend."""
+    recipe = load_recipe("runtime.engine=cluster", "runtime.workers=2", "training.rounds=3")
+    result = fedloom.run(recipe, tmp_path / "run")
+    text = (result.folder / "recipe.yaml").read_text()
+    (result.folder / "recipe.yaml").write_text(text.replace("width: 16", "width: 8"))
+    with pytest.raises(UserError, match="the model is not what it was"):
+        fedloom.resume(result.folder)
+
+
+def test_clients_are_dealt_by_cost() -> None:
+    cost = {"a": 5.0, "b": 4.0, "c": 3.0, "d": 3.0, "e": 3.0}
+    owner = deal(cost, 2)
+    assert owner == {"a": 0, "b": 1, "c": 1, "d": 0, "e": 1}
+    assert longest(cost, owner) == 10.0
+    assert deal(dict(reversed(cost.items())), 2) == owner
+    assert set(deal({"a": 1.0}, 3).values()) == {0}
