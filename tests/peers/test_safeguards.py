@@ -235,3 +235,26 @@ def test_nonsense_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))}: expected"):
             Safeguards(**wrong)  # type: ignore[arg-type]
+
+
+def test_no_gram_matrix_alone_makes_the_mix_long() -> None:
+    """Rows that almost cancel, of lengths 1e-3 to 1e3, without a safeguard: |U| <= (1 + c) / (1 + c^2) |mean|.
+
+    So what diverges without protection are steps that are too long (`add_own`, other units), not the solver.
+    """
+    off = Safeguards(nonfinite=None, clip=None, ridge=None, bounds=None, ema=None)
+    g = torch.Generator().manual_seed(0)
+    ratios = []
+    for case in range(60):
+        v, noise = torch.randn(2, 8, generator=g, dtype=torch.float64)
+        scales = [1, -1, 1000, -1000, 1e-3, -1e-3][: 2 + case % 5]
+        rows = {str(i): s * v + 10.0 ** -(3 + case % 6) * noise.roll(i) for i, s in enumerate(scales)}
+        mean = torch.stack(list(rows.values())).mean(0).norm()
+        ratios.append(float(conflict_averse_mix("0", rows, safeguards=off).update.norm() / mean))
+    assert 1.0 < max(ratios) <= 1.4 / 1.16 + 1e-6
+
+
+def test_what_a_ridge_prevents_is_told() -> None:
+    opposing = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([-1.0, -2.0])}
+    assert "ridge" in conflict_averse_mix("a", opposing).acted
+    assert "ridge" not in conflict_averse_mix("a", {**opposing, "b": torch.tensor([2.0, 1.0])}).acted

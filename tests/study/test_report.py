@@ -281,6 +281,23 @@ def test_training_losses_and_seconds(tmp_path: Path) -> None:
     ]
 
 
+def test_simulated_time(tmp_path: Path) -> None:
+    def line(round: int, end: float) -> dict[str, Any]:
+        records = [
+            {"kind": "clock", "start": 2.0 * round - 2, "end": end},
+            {"kind": "staleness", "models": 1, "local rounds": {"1": 1}, "seconds": {"mean": 0.5, "largest": 0.5}},
+        ]
+        return {"round": round, "metrics": [], "train": [], "records": records}
+
+    figures = page_of(run_folder(tmp_path, [line(1, 2.0), line(2, 5.0)])).data["figures"]
+    (view,) = figures["seconds"]["views"]
+    assert {t["name"]: t["y"] for t in view["data"]} == {
+        "a round": [2.0, 3.0],
+        "since the start": [2.0, 5.0],
+        "age of mixed models, mean": [0.5, 0.5],
+    }
+
+
 def test_bytes_by_role_task_and_client(tmp_path: Path) -> None:
     def entry(client: str, role: str, task: str | None, count: int) -> dict[str, Any]:
         return {"client": client, "role": role, "task": task, "bytes": count}

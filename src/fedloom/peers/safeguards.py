@@ -135,6 +135,8 @@ def conflict_averse_mix(
             w = _noted("bounds", w, bounded(w, *safeguards.bounds), here, acted)
         if safeguards.ema is not None and before:
             w = _noted("ema", w, smoothed(w, here, before, safeguards.ema), here, acted)
+        if safeguards.ridge is not None and cancels(G, w):
+            acted["ridge"] = {"g_w vanishes": dict(zip(here, w.tolist(), strict=True))}
         q = (mean + _length(G, w, c, safeguards) * w) / rescaling(rescale, c)
         if add_own and at is not None:
             q[at] += 1.0

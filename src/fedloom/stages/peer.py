@@ -162,4 +162,6 @@ class ConflictAverseMix(Stage):
         updates.layout.put(out, part, mixed.update)
         about: dict[str, Any] = {"peer": own, "weights": mixed.weights, "acted": mixed.acted}
         ctx.record("conflict-averse", about)
+        if "nonfinite" in mixed.acted:  # the others act in most rounds
+            ctx.log("safeguard", {"peer": own, "what": "nonfinite", "why": str(mixed.acted["nonfinite"])})
         return updates.reduced(out), {"before": {**state["before"], **mixed.weights}}

@@ -122,6 +122,8 @@ class RunReport:
     weights: hyper.HyperWeights | None
     matrices: tuple[Matrices, ...]
     happened: tuple[Happening, ...]
+    clock: Mapping[str, Series] = field(default_factory=dict)
+    """What a scenario simulates -> seconds of each round; empty where time was not simulated."""
 
 
 @dataclass(frozen=True)
@@ -188,6 +190,7 @@ def of_run(run: Run) -> RunReport:
         hyper.table(run) if hyper.KIND in kinds else None,
         _matrices(run),
         _happened(run),
+        _clock(run),
     )
 
 
@@ -410,6 +413,16 @@ def _phases(run: Run) -> dict[str, dict[int, float]]:
     for line in run.rounds:
         for phase, seconds in (line.get("seconds") or {}).items():
             found[phase][int(line["round"])] = _number(seconds)
+    return dict(found)
+
+
+def _clock(run: Run) -> dict[str, dict[int, float]]:
+    found: dict[str, dict[int, float]] = defaultdict(dict)
+    for round, record in _records(run, "clock"):
+        found["a round"][round] = float(record["end"]) - float(record["start"])
+        found["since the start"][round] = float(record["end"])
+    for round, record in _records(run, "staleness"):
+        found["age of mixed models, mean"][round] = float(record["seconds"]["mean"])
     return dict(found)
 
 

@@ -61,8 +61,9 @@ def _of_run(report: RunReport) -> dict[str, Figure]:
         made["bytes"] = _views(
             [(key, _several(_largest(names))) for key, names in report.traffic.items()], "bytes in a round"
         )
-    if report.seconds:
-        made["seconds"] = _views([("seconds by phase", _several(report.seconds))], "seconds in a round")
+    times = [("seconds by phase", report.seconds), ("simulated seconds", report.clock)]
+    if any(lines for _, lines in times):
+        made["seconds"] = _views([(name, _several(lines)) for name, lines in times if lines], "seconds")
     if report.weights is not None:
         made |= hyper_weights(report.weights)
     return made | {m.name: matrices(m) for m in report.matrices if m.rounds}
