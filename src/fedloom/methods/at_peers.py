@@ -28,6 +28,7 @@ def at_peers(method: Method, config: PeersBase) -> Method:
         ("a scope other than full", config.scope != "full" or (config.warmup and config.warmup.scope != "full")),
         ("a penalty", config.penalty > 0),
         ("metropolis or soft weights", config.weights.kind in ("metropolis", "soft")),
+        ("groups by outputs", config.choose.groups is not None and config.choose.groups.fine is not None),
         ("weights without the peer itself", not config.weights.include_self),
         ("judging by anything but overlap", config.judges and set(config.similarity.signals) != {"overlap"}),
     ):

@@ -37,11 +37,32 @@ class Similarity(Section):
     sketch: SketchSection | None = None
 
 
+class Groups(Section):
+    """Groups of alike peers, which each peer works out from what it heard (DFMTL thesis, C2: hierarchical).
+
+    Spectral clustering makes `low` to `high` groups, as many as have the best silhouette; a peer mixes with its own.
+    `fine`: only what is encoder is mixed within such a group, and the rest among those in it whose outputs on the
+    peer's validation data are alike: average linkage while the mean of 1 - (cos + 1) / 2 is at most this. null: all
+    within the group.
+    """
+
+    low: Annotated[int, Field(ge=2)] = 2
+    high: Annotated[int, Field(ge=2)] = 4
+    fine: Annotated[float, Field(ge=0, le=1)] | None = 0.4
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Groups:
+        if self.low > self.high:
+            raise ValueError(f"low must not exceed high, found {self.low} and {self.high}")
+        return self
+
+
 class Choose(Section):
-    """Whom of its candidates a peer asks: the `top` most similar, those of at least `threshold`, or all."""
+    """Whom of its candidates a peer asks: its group, those of at least `threshold`, the `top` most similar, or all."""
 
     top: Annotated[int, Field(ge=0)] | None = None
     threshold: float | None = None
+    groups: Groups | None = None
 
 
 class Weights(Section):
@@ -142,13 +163,26 @@ class PeersBase(Section):
     @property
     def judges(self) -> bool:
         """Whether similarities are needed at all."""
-        choosing = self.choose.top is not None or self.choose.threshold is not None
+        choosing = any(way is not None for way in (self.choose.top, self.choose.threshold, self.choose.groups))
         return choosing or self.weights.kind == "soft" or self.scope == "adaptive"
 
     @model_validator(mode="after")
     def _fits(self) -> PeersBase:
         if self.scope == "adaptive" and "gradient" not in self.similarity.signals:
             raise ValueError("scope 'adaptive' looks at cosines of updates: similarity.signals needs 'gradient'")
+        groups = self.choose.groups
+        if groups is not None:
+            if "cross-loss" in self.similarity.signals:
+                raise ValueError("choose.groups needs similarities between others, but cross-loss is one to oneself")
+            if self.similarity.normalise == "z-score":
+                raise ValueError("choose.groups needs similarities of at least 0, but similarity.normalise is z-score")
+            if groups.fine is not None and self.scope != "full":
+                raise ValueError(f"choose.groups.fine is about what is no encoder, but scope is {self.scope!r}")
+            if self.mode == "asynchronous":
+                raise ValueError(
+                    "choose.groups looks at all candidates at once, but in mode 'asynchronous' they are judged one by "
+                    "one, as they are heard"
+                )
         if self.mode == "asynchronous":
             if self.scenario is None or self.scenario.speed is None:
                 raise ValueError("mode 'asynchronous' needs scenario.speed, or nothing says who is done first")

@@ -224,6 +224,7 @@ def recipe_hash(recipe: Recipe | Mapping[str, Any]) -> str:
         value.pop("peers", None)
     else:  # likewise from before they could be asynchronous
         value["peers"] = {k: v for k, v in value["peers"].items() if (k, v) != ("mode", "synchronous")}
+        value["peers"]["choose"] = {k: v for k, v in value["peers"]["choose"].items() if (k, v) != ("groups", None)}
     runtime = value.get("runtime", {})
     exact = runtime.get("exact", True)  # said only where it is not as it always was
     value["runtime"] = {k: v for k, v in runtime.items() if k not in QUIET and not (k == "exact" and exact)}

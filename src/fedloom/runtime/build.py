@@ -172,6 +172,18 @@ def assemble(
         method.edge.init(method.shared_part(layout))
     except ValueError as error:
         raise RecipeError(f"method: {error}") from error
+    if recipe.peers is not None:
+        judged = {
+            "similarity cross-loss": "cross-loss" in recipe.peers.similarity.signals,
+            "choose.groups.fine": (groups := recipe.peers.choose.groups) is not None and groups.fine is not None,
+        }
+        for what in (what for what, there in judged.items() if there):
+            for client in federation.clients.values():
+                if not len(client.part("val")):
+                    raise RecipeError(
+                        f"peers: {what} judges models on validation data, but client {client.id!r} has none; "
+                        "set partition.val_fraction"
+                    )
     for rule in method.local:
         without = [c.id for c in federation.clients.values() if not len(c.part("val"))]
         if rule.validation and without:

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 Trained = tuple[Payload, State, int]
 """What local training left: the payload, the client's new state, how many steps."""
 
-_JUDGES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+_JUDGES: dict[str, Callable[..., Tensor]] = {
     "gradient": blocks.gradient,
     "parameters": blocks.parameters,
     "features": blocks.features,
@@ -75,13 +75,16 @@ class Peer:
         self.client = whole.clients[name]
         self.federation = Federation(whole.tasks, {name: self.client}, whole.unified)
         self.shared = self.method.shared_part(self.layout)
+        self.outputs = community.outputs
         self.origin = self.layout.parameters.take(community.initial, self.shared)
         self.by_task = self.method.rows == "client-task"
         stage = self.method.stage
         # what keeps a model for each client looks at updates, as at a server; what leaves one model mixes models
         apart = not stage.reduces and self.method.start == "received"
         self.tells_update = not self.by_task and (apart or "base" in stage.reads)
-        self.tells_start = self.tells_update and ("base" in stage.reads or self.config.penalty > 0)
+        groups = self.config.choose.groups
+        self.fine = groups is not None and groups.fine is not None
+        self.tells_start = self.tells_update and ("base" in stage.reads or self.config.penalty > 0 or self.fine)
         self.round = self.version = 0
         self.payload: Payload | None = None
         self.graph = Graph((), frozenset())
@@ -188,6 +191,8 @@ class Peer:
     def _chosen(self, similarity: Mapping[str, float]) -> tuple[str, ...]:
         choose = self.config.choose
         chosen = tuple(similarity)
+        if choose.groups is not None:
+            chosen = tuple(name for name in chosen if name in self.state.get("group", ()))
         if choose.threshold is not None:
             chosen = blocks.similar_enough(similarity, choose.threshold)
         if choose.top is not None:
@@ -217,20 +222,25 @@ class Peer:
         names = sorted(letters)
         if not names:
             return {}
-        config = self.config.similarity
+        config, every = self.config.similarity, self.config.choose.groups is not None
         parts: dict[str, Tensor] = {}
         for signal in config.signals:
             if signal == "overlap":
                 W = blocks.task_weights({self.name: self._tasks, **{n: letters[n].values["tasks"] for n in names}})
                 at = {n: i for i, n in enumerate(sorted((self.name, *names)))}
-                parts[signal] = blocks.overlap(W[at[self.name]], W[[at[n] for n in names]])
+                W = W[[at[n] for n in (self.name, *names)]]
+                parts[signal] = blocks.overlap(W) if every else blocks.overlap(W[0], W[1:])
             elif signal == "cross-loss":
                 parts[signal] = self._cross_loss(names, letters, evaluate)
             else:
-                others = torch.stack([letters[n].tensors[signal] for n in names])
-                parts[signal] = _JUDGES[signal](self.signals[signal], others)
+                own, others = self.signals[signal], torch.stack([letters[n].tensors[signal] for n in names])
+                judge = _JUDGES[signal]
+                parts[signal] = judge(torch.cat([own[None], others])) if every else judge(own, others)
         weights = {str(name): weight for name, weight in config.signals.items()}
         S = blocks.combined(parts, weights, config.normalise)
+        if every:
+            self.state = {**self.state, "group": self._group((self.name, *names), S)}
+            S = S[0, 1:]
         if self.config.scope == "adaptive":
             others = torch.stack([letters[n].tensors["gradient"] for n in names])
             agree = blocks.alignment(blocks.gradient(self.signals["gradient"], others, "cosine").tolist())
@@ -238,6 +248,28 @@ class Peer:
             scope = blocks.next_scope(agree, self.state["scope"], thresholds.enter, thresholds.leave)
             self.state = {**self.state, "scope": scope}
         return dict(zip(names, S.tolist(), strict=True))
+
+    def _group(self, names: Sequence[str], S: Tensor) -> list[str]:
+        """Who is in this peer's group, by the similarities between all (N x N); who cannot be judged is in none."""
+        groups = self.config.choose.groups
+        assert groups is not None
+        known = torch.isfinite(S[0]).nonzero().flatten().tolist()
+        seed = derive_seed(self.seed, "groups") >> 32
+        here = [names[i] for i in known]
+        found = blocks.coarse_clusters(here, S[known][:, known], groups.low, groups.high, seed)
+        return list(next((group for group in found if self.name in group), (self.name,)))
+
+    def _close(self, came: Sequence[str]) -> frozenset[str]:
+        """Who of those that came gives outputs like this peer's, on this peer's validation data."""
+        groups = self.config.choose.groups
+        assert groups is not None
+        assert groups.fine is not None
+        assert self.outputs is not None
+        names = sorted([self.name, *came])
+        each = [self.outputs(self, self.model if name == self.name else self.ends[name]) for name in names]
+        S = torch.stack([blocks.parameters(torch.stack([o[t] for o in each])) for t in each[0]]).mean(0)
+        found = blocks.fine_clusters(names, S, groups.fine)
+        return frozenset(next(group for group in found if self.name in group)) - {self.name}
 
     def _cross_loss(
         self, names: Sequence[str], letters: Mapping[str, Letter], evaluate: Callable[[Sequence[Job]], Iterable[Any]]
@@ -330,10 +362,12 @@ class Peer:
         came = [name for name in theirs if self.asked[name]]
         self.asked = {name: chosen for name, chosen in self.asked.items() if name not in theirs}
         shares = self._shares(own, {name: theirs[name] for name in came})
-        inside = None if scope == "full" else frozenset(self._part(scope).names)
+        close = self._close(came) if self.fine and scope == "full" else frozenset[str]()
+        inside = None if scope == "full" and not self.fine else frozenset(self._part("encoder").names)
         method = self.method
         assert isinstance(method.stage, AtPeer)
-        stage = replace(method.stage, own=self.name, shares=None if self.by_task else shares, scope=inside)
+        shared = None if self.by_task else shares
+        stage = replace(method.stage, own=self.name, shares=shared, scope=inside, whole=close)
         method = replace(method, stage=stage, codec=method.codec if self.by_task else Raw())
         row = self._row(own, self.update, self.name)
         payloads = [own if self.by_task else row, *(theirs[name] for name in came)]
@@ -368,6 +402,7 @@ class Peer:
                 "weights": {name: share / total for name, share in shares.items()} if total else shares,
                 "similarity": dict(self.state["similarity"]),
                 "scope": scope,
+                **({"close": sorted(close)} if self.fine else {}),
                 **self._also(letters),
             },
         )
@@ -413,7 +448,7 @@ class Peer:
             # columns of blocks that the other has not got are not looked at by anyone
             way = have - self.shared.take(self.base, part)
         whole = self.shared.put(torch.zeros_like(self.base), part, way)
-        if self.method.start == "own" or self.config.penalty:
+        if self.method.start == "own" or self.config.penalty or self.fine:
             end = self.starts.get(letter.sender, self.base) + whole
             # to the bit what the other has, which a way from here and back may not be
             self.ends[letter.sender] = end if letter.values["update"] else self.shared.put(end, part, have)

@@ -39,7 +39,7 @@ from fedloom.training.features import Features
 from fedloom.training.flat import FlatModel, integer_buffers
 from fedloom.updates import Layout
 
-_FEATURE_BATCHES = 50  # as in the thesis' release
+_FEATURE_BATCHES, _OUTPUT_EXAMPLES = 50, 100  # as in the thesis' release
 
 
 def initial_peers(built: Built) -> State:
@@ -79,6 +79,7 @@ class Community:
     initial: Tensor
     features: Callable[[Peer], Tensor] | None = None
     connect: Callable[[Callable[[int, str, str, int], bool] | None], Network] = Network
+    outputs: Callable[[Peer, Tensor], Mapping[str, Tensor]] | None = None
 
     def __post_init__(self) -> None:
         self.names = tuple(sorted(self.federation.clients))
@@ -202,14 +203,18 @@ def without_server(
     recipe = built.recipe
     scratch: list[FlatModel] = []
 
-    def features(peer: Peer) -> Tensor:
-        """Channel means and deviations of the trained encoder on some of the peer's training data."""
+    def loaded(peer: Peer, vector: Tensor) -> FlatModel:
+        """The network with a peer's shared parameters, and the rest as the peer has it."""
         if not scratch:
             scratch.append(FlatModel(copy.deepcopy(built.module), built.layout))
-        model = scratch[0]
         server = peer.state["server"]
-        load(built.method, model, Message(peer.model, server["buffers"], server["integers"]), peer.state["client"])
-        model.module.eval()
+        load(built.method, scratch[0], Message(vector, server["buffers"], server["integers"]), peer.state["client"])
+        scratch[0].module.eval()
+        return scratch[0]
+
+    def features(peer: Peer) -> Tensor:
+        """Channel means and deviations of the trained encoder on some of the peer's training data."""
+        model = loaded(peer, peer.model)
         recorder, seen, part = Features(model), [], peer.client.train
         names = tuple(peer.client.tasks)
         with torch.no_grad(), recorder.recording():
@@ -218,6 +223,17 @@ def without_server(
                 model.module(x, names)
                 seen.append(recorder.now)
         return blocks.feature_statistics(torch.cat(seen))
+
+    def outputs(peer: Peer, vector: Tensor) -> dict[str, Tensor]:
+        """A model's outputs (flat) for the peer's tasks on some of its validation data."""
+        model, part, names = loaded(peer, vector), peer.client.part("val"), tuple(peer.client.tasks)
+        found: dict[str, list[Tensor]] = {name: [] for name in names}
+        with torch.no_grad():
+            for batch in part.index[:_OUTPUT_EXAMPLES].split(recipe.training.batch_size):
+                x, _ = part.examples.batch(batch, model.device, tasks=names)
+                for name, output in model.module(x, names).items():
+                    found[name].append(output.flatten())
+        return {name: torch.cat(each) for name, each in found.items()}
 
     community = Community(
         built.method,
@@ -229,6 +245,7 @@ def without_server(
         built.layout.flatten(built.module).detach()[: built.layout.parameters.d],
         features,
         connect,
+        outputs,
     )
 
     gossip = Gossip(community) if config.mode == "asynchronous" else None

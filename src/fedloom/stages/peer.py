@@ -31,6 +31,8 @@ class AtPeer(Stage):
     own: str = ""
     shares: Mapping[str, float] | None = None
     scope: frozenset[str] | None = None
+    whole: frozenset[str] = frozenset()
+    """Clients whose rows count out of scope too."""
     also: Fields = frozenset()
     """What the peer itself tells its local rules."""
 
@@ -103,7 +105,7 @@ class AtPeer(Stage):
         have = torch.ones(len(updates), len(names)).bool() if updates.present is None else updates.present.clone()
         inside = torch.tensor([name in (self.scope or ()) for name in names])
         for i, (client, _) in enumerate(updates.rows):
-            if client != self.own:
+            if client != self.own and client not in self.whole:
                 have[i] &= inside
         return have
 

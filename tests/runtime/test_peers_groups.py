@@ -1,0 +1,99 @@
+"""Peers in groups that each of them works out (C2): whom they mix with, and what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fedloom.errors import RecipeError
+from fedloom.recipes.schema import PeersSection, strict
+from fedloom.runtime.api import Result, trained_models
+from fedloom.runtime.build import build
+from peers_support import Valleys
+from tests_support import load_recipe
+
+Quick = Callable[..., Result]
+TWO = [[5.0, 1], [-5, 1], [5, 1.5], [-5, 1.2], [5, 0.8], [-5, 0.9]]
+ONCE: dict[str, Any] = {"steps": 1, "optimizer": {"name": "sgd", "lr": 1.0}}
+
+
+def test_peers_mix_within_their_group() -> None:
+    section = {"choose": {"groups": {"fine": None}}, "weights": {"kind": "uniform"}}
+    peers = Valleys(section, 1.0, TWO, **ONCE)
+    models = peers.go()
+    b = torch.tensor(TWO, dtype=torch.float64)
+    for i, (name, model) in enumerate(models.items()):
+        torch.testing.assert_close(model, b[i % 2 :: 2].mean(0))
+        assert {int(other[1:]) % 2 for about in peers.recorded("peer") if about["peer"] == name
+                for other in about["neighbours"]} == {i % 2}  # fmt: skip
+
+
+@pytest.mark.parametrize("signal", ["gradient", "parameters", "overlap"])
+def test_all_peers_work_out_the_same_groups(signal: str) -> None:
+    section = {"choose": {"groups": {"fine": None}}, "similarity": {"signals": {signal: 1}, "sketch": {"m": 64}}}
+    g = torch.Generator().manual_seed(0)
+    centres = torch.randn(3, 400, generator=g)
+    b = (centres.repeat(3, 1) + 0.2 * torch.randn(9, 400, generator=g)).tolist()
+    peers = Valleys({**section, "weights": {"kind": "uniform"}}, 1.0, b, **ONCE)
+    peers.go()
+    groups = {about["peer"]: frozenset([about["peer"], *about["neighbours"]]) for about in peers.recorded("peer")}
+    assert all(groups[other] == group for group in groups.values() for other in group)
+    if signal != "overlap":  # by which all are alike
+        assert {frozenset(f"c0{i}" for i in range(k, 9, 3)) for k in range(3)} == set(groups.values())
+
+
+C2 = (
+    "model.heads=own", "partition.clients_per_task=2", "training.steps=3", "training.rounds=2",
+    "partition.val_fraction=0.1", "evaluation={every: 2, splits: [val]}",
+)  # fmt: skip
+
+
+def peers(fine: Any, high: int = 3) -> str:
+    return (
+        "peers={similarity: {signals: {features: 1}}, weights: {kind: uniform}, "
+        f"choose: {{groups: {{high: {high}, fine: {fine}}}}}}}"
+    )
+
+
+def test_heads_are_mixed_among_those_with_like_outputs_only(quick: Quick) -> None:
+    """At a threshold of 0 nobody is close, and heads stay each peer's own while encoders are those of the group."""
+    run = quick(*C2, peers(0.0))
+    about = [r for r in run.run.rounds[-1]["records"] if r["kind"] == "peer"]
+    assert all(r["close"] == [] for r in about)
+    models, compared = trained_models(run.folder), 0
+    for r in about:
+        for other in r["neighbours"]:
+            a, b = models[r["peer"]], models[other]
+            tasks = run.run.info["clients"]
+            both = tasks[r["peer"]]["tasks"].keys() & tasks[other]["tasks"].keys()
+            heads = [f"heads.{task}.weight" for task in both]
+            compared += len(heads)
+            assert not any(torch.equal(a[key], b[key]) for key in heads)
+    assert compared > 0
+    whole = [r for r in quick(*C2, peers(1.0)).run.rounds[-1]["records"] if r["kind"] == "peer"]
+    assert all(r["close"] == r["neighbours"] for r in whole)
+
+
+@pytest.mark.parametrize(
+    ("section", "why"),
+    [
+        ({"choose": {"groups": {}}, "similarity": {"signals": {"cross-loss": 1}}}, "between others"),
+        ({"choose": {"groups": {}}, "similarity": {"normalise": "z-score"}}, "at least 0"),
+        ({"choose": {"groups": {}}, "scope": "encoder"}, "no encoder"),
+        ({"choose": {"groups": {"low": 5}}}, "must not exceed"),
+        ({"choose": {"groups": {}}, "mode": "asynchronous", "scenario": {"speed": 1}}, "at once"),
+    ],
+)
+def test_what_does_not_go_is_refused(section: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        strict(PeersSection, section)
+
+
+def test_outputs_need_validation_data() -> None:
+    with pytest.raises(RecipeError, match=r"groups\.fine.*val_fraction"):
+        build(load_recipe("partition.val_fraction=0", peers(0.4)))
+    with pytest.raises(RecipeError, match="groups by outputs"):
+        build(load_recipe("method=matu", peers(0.4)))
