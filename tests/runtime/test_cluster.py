@@ -192,10 +192,8 @@ class Seen(fedloom.runtime.api.Silent):
 
 
 @pytest.mark.skipif(not Path("/proc").is_dir(), reason="finds processes in /proc")
-@pytest.mark.parametrize(
-    ("victim", "exact"),
-    [(1, True), pytest.param(0, False, marks=pytest.mark.slow), pytest.param(1, False, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("victim", "exact"), [(1, True), (0, False), (1, False)])
 def test_a_process_that_is_killed_is_started_again(quick: Quick, tmp_path: Path, victim: int, exact: bool) -> None:
     changes = ("method=fedamp" if exact else "method=scaffold", "training.rounds=8", "training.steps=6")
     cluster = ("runtime.engine=cluster", "runtime.workers=2", f"runtime.exact={str(exact).lower()}")
@@ -224,10 +222,9 @@ def test_what_cannot_run_is_refused_before_anything_is_started(quick: Quick, tmp
     (tmp_path / "full" / "file").touch()
     with pytest.raises(StateError, match="exists and is not empty"):
         fedloom.run(load_recipe("runtime.engine=cluster"), tmp_path / "full")
+    own_pace = ("runtime.engine=cluster", "peers.mode=asynchronous", "peers.scenario={speed: 1}")
     with pytest.raises(RecipeError, match="peers at their own pace"):
-        fedloom.run(
-            load_recipe("runtime.engine=cluster", "peers={mode: asynchronous}", recipe="dfmtl-digits"), tmp_path / "p"
-        )
+        fedloom.run(load_recipe(*own_pace, recipe="dfmtl-digits"), tmp_path / "peers")
 
 
 @pytest.mark.slow

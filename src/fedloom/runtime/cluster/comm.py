@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import json
 import os
+import time
+import uuid
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, distributed
+
+dist: Any = distributed  # its type stubs leave out part of what is used here
 
 _PATIENCE = timedelta(hours=24)
 """How long a process waits for another: as long as a client may train. One that dies is noticed at once."""
@@ -36,8 +39,15 @@ class Comm:
     def join() -> Comm:
         """Join the processes that torchrun started."""
         gpus = dist.is_nccl_available() and torch.cuda.is_available()
-        dist.init_process_group("cpu:gloo,cuda:nccl" if gpus else "gloo", timeout=_PATIENCE)
-        return Comm(dist.get_rank(), dist.get_world_size())
+        store, rank, size = next(dist.rendezvous("env://", timeout=_PATIENCE))
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if gpus else "gloo",
+            store=dist.PrefixStore(meeting(store, rank, size), store),
+            rank=rank,
+            world_size=size,
+            timeout=_PATIENCE,
+        )
+        return Comm(rank, size)
 
     def use(self, devices: Sequence[str]) -> str:
         """This process' device: they are given to the processes of a machine in turn.
@@ -174,6 +184,31 @@ class Comm:
         for q in range(1, self.size):
             self.send(q, trees[q])
         return trees[0]
+
+
+def meeting(store: Any, rank: int, size: int) -> str:
+    """A name that only these processes know, under which they tell each other their addresses.
+
+    torchrun keeps its store when it starts processes again, with the addresses of those that are gone. So rank 0
+    makes up a name, and tells it to each process that says a word made up just now.
+    """
+    word = uuid.uuid4().hex
+    if rank:
+        store.set(f"hello/{rank}", word)
+        name = str(store.get(f"welcome/{rank}/{word}").decode())
+        store.set(f"{name}/met/{rank}", "1")
+        return name
+    told: dict[int, bytes] = {}
+    waiting = set(range(1, size))
+    while waiting:
+        for other in sorted(waiting):
+            if store.check([f"{word}/met/{other}"]):
+                waiting.discard(other)
+            elif store.check([f"hello/{other}"]) and (said := store.get(f"hello/{other}")) != told.get(other):
+                told[other] = said  # perhaps by one that is gone, who will not answer
+                store.set(f"welcome/{other}/{said.decode()}", word)
+        time.sleep(0.01)
+    return word
 
 
 def shares(count: int, parts: int) -> list[int]:
