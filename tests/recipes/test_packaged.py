@@ -14,8 +14,11 @@ TWINS = {
     "feddea/scenes": ("data.count=24", "data.test_count=4"),
     "feddea/scenes-pascal": ("data.count=24", "data.test_count=4"),
     "dfmtl-digits": (),
+    "gossip-digits": (),
     "dfmtl-scenes": ("data.count=24", "data.test_count=4"),
     "thesis/scenes-b2": ("data.count=24", "data.test_count=4"),
+    "thesis/scenes-c1": ("data.count=24", "data.test_count=4"),
+    "thesis/scenes-c2": ("data.count=72", "data.test_count=4"),
     "thesis/scenes-pairwise": ("data.count=24", "data.test_count=4"),
     "thesis/scenes-weak-pairwise": ("data.count=36", "data.test_count=4"),
     "fedhca2/scenes-outside-st-rooms-mt": (
