@@ -14,6 +14,7 @@ from fedloom.models.erased import ERASERS
 from fedloom.runtime.api import Result, trained_models
 from fedloom.runtime.build import build
 from fedloom.stages import Identity, Split
+from fedloom.study.domains import domain_history
 from tests_support import assert_same, load_recipe
 
 Quick = Callable[..., Result]
@@ -100,6 +101,16 @@ def test_modules_of_f2dc_stand_behind_the_last_erased_layer(quick: Quick, scope:
     assert all(torch.equal(a[n], b[n]) == (scope == "aggregate") for n in modules if n.endswith("weight"))
     assert torch.equal(a["encoder.stem.extractor.weight"], b["encoder.stem.extractor.weight"])
     assert not torch.equal(a["encoder.stem.eraser.weight"], b["encoder.stem.eraser.weight"])
+
+
+@pytest.mark.slow
+def test_clients_of_scarce_domains_profit_from_their_erasers(quick: Quick) -> None:
+    changes = ("data.size=16", "training.epochs=2", "training.steps=null", "training.rounds=10", "evaluation.every=10")
+    ours, theirs = (
+        domain_history(quick(*changes, f"method={name}", **EMBEDDED).run).last for name in ("fdse", "fedavg")
+    )
+    assert ours.average > theirs.average + 0.1
+    assert ours.deviation < theirs.deviation
 
 
 def test_its_stage_takes_every_tensor_once() -> None:
