@@ -8,12 +8,15 @@ import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 
-def arguments(about: str | None) -> argparse.Namespace:
-    """The command line that all benchmarks have."""
+def arguments(about: str | None, out: str | None = None) -> argparse.Namespace:
+    """The command line that all benchmarks have, and --out for those that say what they write there."""
     parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer repeats and less work: does it run at all?")
+    if out:
+        parser.add_argument("--out", type=Path, help=out)
     return parser.parse_args()
 
 
