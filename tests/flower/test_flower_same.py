@@ -1,4 +1,4 @@
-"""The Flower engine gives the same as the process engine, bit for bit."""
+"""The Flower engine gives the same as the process engine, bit for bit, also after a stop of the server."""
 
 from __future__ import annotations
 
@@ -25,15 +25,88 @@ HARD = (
     "training.participation=0.6",
     "model.heads=own",
 )
+# What differs in how it travels and in what stays with a client; all methods are below.
+CASES = [
+    "method={name: scaffold, add: {pcgrad: }}",
+    "method={name: fedper, add: {heal: }}",
+    "method={name: fedga, buffers: local}",
+    "method={name: fedprox, add: {feddea: {rho: 0.5, keep: random}}, codec: sparse}",
+    "method={name: fedproto}",
+    "method={name: matu, heads: local}",
+    "method={name: fedrep}",
+]
 
 
-def bytes_of(folder: Path) -> list[Any]:
-    return [json.loads(line) for line in (folder / "bytes.jsonl").read_text().splitlines()]
+def written(folder: Path, name: str = "bytes.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
 
-@pytest.mark.parametrize("name", sorted(METHODS.entries))
-def test_every_method_is_the_same(quick: Quick, name: str) -> None:
-    changes = (f"method={name}", *HARD)
+def check(quick: Quick, *changes: str) -> tuple[Result, Result]:
     here, there = quick(*changes), quick(*changes, FLOWER)
     assert_same(here, there)
-    assert bytes_of(here.folder) == bytes_of(there.folder)
+    assert written(here.folder) == written(there.folder)
+    return here, there
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_as_in_one_process(quick: Quick, case: str) -> None:
+    check(quick, case, *HARD)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(METHODS.entries))
+def test_every_method_is_the_same(quick: Quick, name: str) -> None:
+    check(quick, f"method={name}", *HARD)
+
+
+def test_batch_norm_and_trained_models(quick: Quick) -> None:
+    check(
+        quick,
+        "model={name: resnet10, width: 4}",
+        "method.buffers=pooled",
+        "evaluation.models=[global, personal, trained]",
+    )
+
+
+def test_the_best_state_is_still_at_the_nodes(quick: Quick) -> None:
+    """Training gets worse at once, so the best round is several rounds back when the run stops."""
+    check(
+        quick,
+        "method=fedper",
+        "training.rounds=8",
+        "training.optimizer.lr=3.0",
+        "early_stopping={patience: 3}",
+        "training.keep_optimizer=true",
+    )
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_server_that_stops_goes_on_as_if_it_had_not(quick: Quick, tmp_path: Path, every: int) -> None:
+    changes = ("method=fedper", *HARD, "training.rounds=4", f"runtime.checkpoint_every={every}")
+    whole = quick(*changes)
+    parts = stopped_after(3, tmp_path / "parts", load_recipe(*changes, FLOWER))
+    assert_same(whole, fedloom.resume(parts))
+
+
+def test_the_server_has_no_client_state_and_nodes_forget_old_ones(quick: Quick) -> None:
+    run = quick("method=fedper", "training.keep_optimizer=true", "training.rounds=5", FLOWER)
+    from fedloom.runtime import state as checkpoint
+
+    saved, _, _ = checkpoint.load(run.folder, "state", newest=lambda head: head["round"])
+    assert saved["clients"]
+    for client, kept in saved["clients"].items():
+        assert set(kept) == {"node", "tasks"}
+        (home,) = (run.folder / "nodes" / client / "runs").iterdir()
+        assert sorted(path.name for path in home.glob("round-*.json")) == [f"round-{r}.json" for r in (3, 4, 5)]
+
+
+def test_nodes_count_the_same_bytes_as_the_server(quick: Quick) -> None:
+    run = quick("method={name: fedavg, add: {feddea: {rho: 0.3}}, codec: sparse}", FLOWER)
+    counted = written(run.folder)
+    for home in sorted((run.folder / "nodes").iterdir()):
+        lines = written(next((home / "runs").iterdir()))
+        assert [line["round"] for line in lines] == [1, 2]
+        for mine, whole in zip(lines, counted[1:], strict=True):
+            for way in ("up", "down"):
+                assert mine[way] == [entry for entry in whole[way] if entry["client"] == home.name]
+                assert mine[way]

@@ -33,7 +33,7 @@ clientapp = "{package}.client_app:app"
 [tool.flwr.app.config]
 # The run folder on the server. Where there is a run in it already, it is resumed.
 folder = "{folder}"
-# Changes of the recipe, for the server and all nodes, such as "training.rounds=5 seed=1".
+# Changes of the recipe, for the server and all nodes, such as "training.rounds=5; seed=1".
 changes = ""
 """
 
@@ -77,7 +77,7 @@ The recipe `{package}/recipe.yaml` as a Flower app, written by `fedloom flower n
 4. `fedloom flower check . --superlink HOST:PORT --root-certificates ca.crt`
 5. `flwr run . CONNECTION --stream`; run it again after a crash, and it goes on from the last round.
 
-The run folder on the server is `{folder}` (`folder` in pyproject.toml or in `--run-config`), below the folder from which
+The run folder on the server is `{folder}` (`folder` in pyproject.toml or in `--run-config`), below the folder where
 the SuperLink was started. Set FLWR_TELEMETRY_ENABLED=0 for every Flower command: it reports to its makers otherwise.
 """
 

@@ -1,0 +1,102 @@
+"""Failures on purpose, in a deployment with TLS and node keys: what happens, and whether the run survives.
+
+python trials.py [OUT]: a stranger's key; payloads with nan, far too large, of another model; a node killed with -9 in
+the middle of a round, and started again; the server killed with -9, and started again.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from deployment import Deployment, deployment
+from run import make_data
+
+from fedloom.runtime.flower.project import new
+
+# What the app of the site "lab" does to its answers in rounds 1 to 3.
+ROGUE = """
+import torch
+from fedloom.runtime.flower.node import Node
+
+honest = Node.train
+
+
+def train(self, head, tree):
+    payload, numbers = honest(self, head, tree)
+    if self.client == "lab":
+        values = payload["packed"]["values"]
+        if head["round"] == 1:
+            payload["packed"] = {"values": values * float("nan")}
+        if head["round"] == 2:
+            payload["packed"] = {"values": torch.zeros(5_000_000)}
+        if head["round"] == 3:
+            payload["packed"] = {"values": values[:-1]}
+    return payload, numbers
+
+
+Node.train = train
+"""
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    file = out / "metrics.jsonl"
+    return [json.loads(text) for text in file.read_text().splitlines()] if file.is_file() else []
+
+
+def wait(here: Deployment, out: Path, rounds: int, seconds: float = 1200) -> None:
+    end = time.monotonic() + seconds
+    while here.rounds(out) < rounds:
+        if time.monotonic() > end:
+            raise TimeoutError(f"round {rounds} has not come: see {here.logs}")
+        time.sleep(0.5)
+
+
+def say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def main(out: Path) -> None:
+    new(out / "sites", str(Path(__file__).with_name("recipe.yaml")))
+    client = out / "sites" / "sites" / "client_app.py"
+    client.write_text(client.read_text() + ROGUE)
+    run = out / "runs" / "trials"
+    changes = "training.rounds=8; runtime.flower={nodes: 3, min_clients: 1, deadline: 240, wait: 300}"
+    configs = make_data(out / "data")
+    with deployment(out) as here:
+        for site, config in configs.items():
+            here.start_node(site, config)
+        here.start_node("stranger", "client: stranger\n", register=False)
+        stranger = here.processes["stranger"]
+        here.submit(out / "sites", run, changes)
+        say(f"a node with a key that is not registered: exit code {stranger.wait(timeout=300)}")
+        here.processes.pop("stranger")
+        wait(here, run, 3)
+        say("three rounds with a node that sends nan, too much, and too little")
+        time.sleep(5)
+        here.stop("office", signal.SIGKILL)
+        say("node 'office' killed in round 4")
+        wait(here, run, 4)
+        say("round 4 is over")
+        here.start_node("office")
+        wait(here, run, 6)
+        say("'office' is started again; server killed in round 7")
+        here.stop("superlink", signal.SIGKILL)
+        here.start_superlink()
+        again = here.submit(out / "sites", run, changes)
+        about = here.finished(again, run, 1200)
+        say(f"started again: {about['status']} after {about['rounds']} rounds")
+    for line in lines(run)[1:]:
+        trained = sorted({each["client"] for each in line["train"]})
+        say(f"round {line['round']}: trained {', '.join(trained)}")
+        for event in line["events"]:
+            say("    " + ", ".join(f"{key} {str(value).splitlines()[-1][:160]}" for key, value in event.items()))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1] if len(sys.argv) > 1 else tempfile.mkdtemp(prefix="fedloom-trials-")).resolve())
