@@ -131,6 +131,15 @@ def _check_peers(recipe: Recipe, method: Method) -> None:
         )
 
 
+def method_of(recipe: Recipe, method: Method | None) -> Method:
+    """The recipe's method, or the one given in its place, as it runs at a server or at peers."""
+    method = method or build_method(recipe)
+    if recipe.peers is not None:
+        method = at_peers(method, recipe.peers)
+    _check_peers(recipe, method)
+    return method
+
+
 def build(
     recipe: Recipe,
     method: Method | None = None,
@@ -141,10 +150,7 @@ def build(
 
     `partition` is a saved one, when resuming; `dataset` is what `load_data` gave, where several are built from one.
     """
-    method = method or build_method(recipe)
-    if recipe.peers is not None:
-        method = at_peers(method, recipe.peers)
-    _check_peers(recipe, method)
+    method = method_of(recipe, method)
     dataset = with_options(dataset or load_data(recipe), recipe.tasks)
     pool = Pool.of(dataset)
     if partition is None:

@@ -22,7 +22,7 @@ from fedloom.methods.method import Method
 from fedloom.recipes.loader import read
 from fedloom.recipes.problems import explain
 from fedloom.recipes.schema import DataSection, Recipe, strict
-from fedloom.runtime.build import Built, assemble, build_method, with_options
+from fedloom.runtime.build import Built, assemble, method_of, with_options
 from fedloom.runtime.federation import Client, Federation, Part
 from fedloom.tasks.task import Task
 from fedloom.training.config import Section
@@ -212,7 +212,7 @@ def build_from(recipe: Recipe, method: Method | None, told: Mapping[str, Told]) 
     """A recipe made concrete at a server that has no data."""
     federation, dataset, partition = federation_of(told, recipe.model.heads == "all")
     pool = Pool.of(dataset)
-    return assemble(recipe, method or build_method(recipe), dataset, pool, partition, federation)
+    return assemble(recipe, method_of(recipe, method), dataset, pool, partition, federation)
 
 
 def build_at(recipe: Recipe, method: Method | None, config: NodeConfig, tasks: tuple[Task, ...]) -> Built:
@@ -223,4 +223,4 @@ def build_at(recipe: Recipe, method: Method | None, config: NodeConfig, tasks: t
     client = Client(client.id, mine, client.train, client.val, client.test, client.domain)
     federation = Federation(tasks, {client.id: client}, recipe.model.heads == "all")
     whole = Dataset(dataset.name, tasks, dataset.train, dataset.test)
-    return assemble(recipe, method or build_method(recipe), whole, Pool({}), Partition(()), federation)
+    return assemble(recipe, method_of(recipe, method), whole, Pool({}), Partition(()), federation)

@@ -194,10 +194,10 @@ class _Time:
         return False
 
 
-def without_server(
+def community_of(
     built: Built, connect: Callable[[Callable[[int, str, str, int], bool] | None], Network] = Network
-) -> Callable[[Built, Executor, State, Round], tuple[State, Sequence[str]]]:
-    """How a run of peers advances by a round (see `fedloom.runtime.process.run_rounds`) over a network of their own."""
+) -> Community:
+    """The peers of a run, over a network of their own."""
     config = built.recipe.peers
     assert config is not None
     recipe = built.recipe
@@ -235,7 +235,7 @@ def without_server(
                     found[name].append(output.flatten())
         return {name: torch.cat(each) for name, each in found.items()}
 
-    community = Community(
+    return Community(
         built.method,
         built.layout,
         built.federation,
@@ -248,7 +248,13 @@ def without_server(
         outputs,
     )
 
-    gossip = Gossip(community) if config.mode == "asynchronous" else None
+
+def without_server(
+    built: Built, connect: Callable[[Callable[[int, str, str, int], bool] | None], Network] = Network
+) -> Callable[[Built, Executor, State, Round], tuple[State, Sequence[str]]]:
+    """How a run of peers advances by a round (see `fedloom.runtime.process.run_rounds`) over a network of their own."""
+    recipe, community = built.recipe, community_of(built, connect)
+    gossip = Gossip(community) if community.config.mode == "asynchronous" else None
 
     def advance(built: Built, executor: Executor, state: State, now: Round) -> tuple[State, Sequence[str]]:
         there = community.scenario.alive(community.names, now.number)
