@@ -112,7 +112,7 @@ def main() -> None:
                 for r in sorted(recorded) if seeds > 1 else (min(recorded), max(recorded)):
                     each = [shares(recorded[r], overlap, m, kind, seed) for seed in range(seeds)]
                     about = {"peers": n, "round": r, "kind": kind, "m": m}
-                    rows.append({**about, **{name: mean(each, name) for name in FIELDS[4:]}})
+                    rows.append({**about, **{name: round(mean(each, name), 4) for name in FIELDS[4:]}})
                 lines += rows
                 s = {name: mean(rows, name) for name in FIELDS[4:]}
                 print(
