@@ -25,7 +25,7 @@ SHORT = ("training.steps=1", "training.rounds=2", "evaluation={every: 2, splits:
 
 
 def compare(quick: Quick, *changes: str) -> None:
-    changes = (*SHORT, "method.weights=uniform", *changes)
+    changes = (*SHORT, *changes, "method.weights=uniform")
     server = trained_models(quick(*changes).folder)
     peers = trained_models(quick(*changes, "peers={weights: {kind: uniform}}").folder)
     for name, model in peers.items():
