@@ -148,7 +148,7 @@ def step(scratch: str, d: int, turns: int) -> None:
             if comm.size == 1:
                 server_step(built.method, layout, federation, payloads, server, ctx)
             else:
-                member._step(server, payloads(), ctx, names)
+                member._step(server, payloads, ctx, names)
             nbytes = comm.sent - before
             seconds.append(max(comm.all(time.perf_counter() - start)))
         found[name] = [min(seconds), max(comm.all(nbytes))]
