@@ -82,8 +82,9 @@ class Valleys:
             def log(event: str, fields: dict[str, Any]) -> None:
                 self.events.append((event, fields))
 
-            def record(kind: str, fields: dict[str, Any]) -> None:
-                self.records.append((kind, fields))
+            def record(kind: str, fields: Any) -> None:
+                if not callable(fields):
+                    self.records.append((kind, fields))
 
             about: Any = (self.ledgers[-1], log, record)
             if self.gossip is not None:

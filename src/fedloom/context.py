@@ -36,7 +36,8 @@ class Ctx:
     clients, present or not; None means that all are present. `rounds` is how many the run will have, where that is
     known. `local_loss(client, vector)` evaluates a model on a
     client's validation data and exists only where data is. `log` takes (event, fields) that a person should see,
-    `record` takes (kind, fields) for the run's records only.
+    `record` takes (kind, fields) for the run's records only, or what makes the fields, which is called where they are
+    wanted.
     """
 
     round: int = 0
@@ -46,7 +47,7 @@ class Ctx:
     rounds: int | None = None
     local_loss: Callable[[str, torch.Tensor], float] | None = None
     log: Callable[[str, dict[str, Any]], None] = field(default=lambda event, fields: None, repr=False)
-    record: Callable[[str, dict[str, Any]], None] = field(default=lambda kind, fields: None, repr=False)
+    record: Callable[[str, Any], None] = field(default=lambda kind, fields: None, repr=False)
 
     def rng(self, *purpose: object) -> torch.Generator:
         """A generator derived from (seed, round, purpose): independent of arrival order, workers and resume."""

@@ -32,7 +32,7 @@ from fedloom.training.config import Section, Training
 
 M = TypeVar("M", bound=BaseModel)
 
-QUIET = ("engine", "flower", "workers", "checkpoint_every")
+QUIET = ("engine", "flower", "workers", "checkpoint_every", "diagnostics")
 """Keys of the section runtime on which results do not depend."""
 
 

@@ -33,6 +33,8 @@ class Runtime(Section):
     device: str | tuple[str, ...] = "cpu"
     """cpu, or cuda devices by name (cuda:0); several are given to the workers in turn."""
     checkpoint_every: Count = 1
+    diagnostics: bool = True
+    """Note, in diagnostics.jsonl, how the updates of a round agree and how they were weighted. Changes no result."""
     exact: bool = True
     """Of the engine cluster. true: all updates go to one process, which adds them up as `process` does, bit for bit.
     false: processes share the work, and where a method lets them only sums travel; results differ by rounding."""

@@ -18,12 +18,14 @@ from fedloom.data.partition import Partition
 from fedloom.errors import StateError
 from fedloom.recipes.loader import dump, load
 from fedloom.recipes.schema import Recipe, recipe_hash
+from fedloom.runtime import diagnostics
 from fedloom.runtime import state as checkpoint
 from fedloom.runtime.build import Built
 from fedloom.runtime.ledger import Ledger
 from fedloom.stages.stage import State
 
 _LOGS = ("metrics.jsonl", "bytes.jsonl")
+_DIAGNOSTICS = f"{diagnostics.KIND}.jsonl"
 
 
 class RunFolder:
@@ -138,9 +140,14 @@ class RunFolder:
                 )
 
     def write_round(self, line: Mapping[str, Any], ledger: Ledger) -> None:
-        """Append one round to metrics.jsonl and bytes.jsonl."""
+        """Append one round to metrics.jsonl and bytes.jsonl, and its diagnostics, where it has some, to their file."""
+        looked = {k: v for k, v in line.items() if k in ("round", diagnostics.KIND)}
+        line = {k: v for k, v in line.items() if k != diagnostics.KIND}
         bytes_ = {"round": line["round"], "up": ledger.entries("up"), "down": ledger.entries("down")}
-        for name, value in zip(_LOGS, ({**line, "seconds": ledger.seconds}, bytes_), strict=True):
+        logs = dict(zip(_LOGS, ({**line, "seconds": ledger.seconds}, bytes_), strict=True))
+        if len(looked) > 1:
+            logs = {_DIAGNOSTICS: looked, **logs}
+        for name, value in logs.items():
             with (self.path / name).open("a", encoding="utf-8") as file:
                 file.write(json.dumps(_finite(value), allow_nan=False) + "\n")
                 file.flush()
@@ -148,7 +155,7 @@ class RunFolder:
 
     def cut(self, round_: int) -> None:
         """Drop lines of rounds after `round_`, and a torn last line."""
-        for name in _LOGS:
+        for name in (*_LOGS, _DIAGNOSTICS):
             path = self.path / name
             if not path.exists():
                 continue

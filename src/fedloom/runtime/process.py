@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fedloom.context import Ctx
+from fedloom.runtime import diagnostics
 from fedloom.runtime.build import Built
 from fedloom.runtime.early import Patience
 from fedloom.runtime.executors import Executor
@@ -75,7 +76,7 @@ def run_rounds(
             "train": train_records(now.done),
             "metrics": records,
             "events": now.events,
-            **({"records": now.records} if now.records else {}),
+            **now.recorded,
         }
         folder.write_round(line, now.ledger)
         if last or state["stopped"] or now.number % recipe.runtime.checkpoint_every == 0:
@@ -125,9 +126,25 @@ class Round:
         self.events.append({"event": event, **fields})
         self.progress.event(f"round {self.number}: {event}: " + ", ".join(f"{k} {v}" for k, v in fields.items()))
 
-    def record(self, kind: str, fields: dict[str, Any]) -> None:
-        """Keep something that a stage measured."""
+    def record(self, kind: str, fields: dict[str, Any] | Callable[[], dict[str, Any]]) -> None:
+        """Keep something that a stage measured, or that is measured now where it is wanted."""
+        if callable(fields):
+            if not self.built.recipe.runtime.diagnostics:
+                return
+            with self.ledger.phase(diagnostics.KIND):
+                fields = fields()
         self.records.append({"kind": kind, **fields})
+
+    @property
+    def recorded(self) -> dict[str, list[dict[str, Any]]]:
+        """The records, those of a file of their own apart; what is empty is left out."""
+        parts: dict[str, list[dict[str, Any]]] = {"records": [], diagnostics.KIND: []}
+        for record in self.records:
+            if record["kind"] == diagnostics.KIND:
+                parts[diagnostics.KIND].append({k: v for k, v in record.items() if k != "kind"})
+            else:
+                parts["records"].append(record)
+        return {name: records for name, records in parts.items() if records}
 
     def payloads(self, executor: Executor, jobs: list[TrainJob], messages: Mapping[str, Message]) -> Iterator[Payload]:
         """What clients send to the server as they finish, one at a time, so that no more than one is held."""

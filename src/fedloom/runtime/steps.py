@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,10 +12,12 @@ from torch import Tensor
 
 from fedloom.context import Ctx, Row, derive_seed
 from fedloom.methods.method import Method
+from fedloom.runtime import diagnostics
 from fedloom.runtime.buffers import merge_buffers
 from fedloom.runtime.evaluation import evaluate, example_losses
 from fedloom.runtime.federation import Client, Federation
 from fedloom.runtime.state import map_tensors
+from fedloom.stages.peer import AtPeer
 from fedloom.stages.stage import State
 from fedloom.training.config import Schedule, Training
 from fedloom.training.flat import FlatModel
@@ -624,6 +627,9 @@ def server_step(
         base = bases(method, state, clients) if starts is None else torch.stack([starts[c] for c in clients])
         updates = updates.replace(base=base)
     out, stage = method.stage(updates, state["stage"], ctx)
+    peer = method.stage.own if isinstance(method.stage, AtPeer) else None
+    if peer is None or diagnostics.looks(peer, ctx.population):
+        ctx.record(diagnostics.KIND, partial(diagnostics.look, updates, out, peer))
     del updates  # the matrix is not needed any more, and there may be a model for each row below
     came = [p for p in came if p.row[0] in alive]
     return settled(method, layout, federation, {**state, "stage": stage}, zip(out.rows, out.X, strict=True), came)

@@ -1,0 +1,248 @@
+"""What the updates of a round have in common: cosine and sign agreement between rows, layer group by layer group.
+
+Reads the very matrix that a method was given and what the method made of it, and changes neither. Where the matrix is
+large, columns are drawn once for a run, evenly over each group: a cosine from c of them is wrong by about 1 / sqrt(c).
+Everything else is exact.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.context import Row, derive_seed
+from fedloom.updates import Block, Layout, Updates
+
+KIND = "diagnostics"
+"""What the record is called, and the file of a run folder that has it."""
+VALUES = 1 << 20
+"""Numbers of the matrix looked at, about."""
+AT_PEER = 1 << 16
+"""The same where every peer looks at a matrix of its own."""
+PEERS = 64
+"""Peers that look, about, where there are more."""
+ROWS = 32
+"""Rows in a matrix of cosines, at most; of more an even choice."""
+SOLVED = 128
+"""Rows among which weights are sought, at most."""
+LAYERS = 4
+"""Groups into which the layers of one part of the model are put, at most."""
+GROUPS = 12
+"""Groups in all, at most: the first ones."""
+
+_RANK = 1e-8  # eigenvalues of the matrix of cosines below this share of the largest are rounding
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Columns that are looked at together."""
+
+    part: str
+    task: str | None
+    layers: str
+    """The first and the last layer."""
+    blocks: tuple[int, ...]
+    """Positions in the layout."""
+    size: int
+    """Number of all its columns."""
+    columns: Tensor
+    """Those that are looked at, ascending."""
+
+
+@lru_cache(maxsize=32)
+def groups_of(layout: Layout, columns: int) -> tuple[tuple[Group, ...], int]:
+    """(the groups of a layout, how many are left out), with about so many columns to look at in all.
+
+    A group is what lies in one part of the model and belongs to one task; the layers of a part that all tasks share are
+    put into at most LAYERS groups of about equal size.
+    """
+    parts: dict[tuple[str, str | None], list[int]] = {}
+    for i, block in enumerate(layout.blocks):
+        if block.size:
+            parts.setdefault((block.part or block.role, block.task), []).append(i)
+    found: list[tuple[str, str | None, list[int]]] = []
+    for (part, task), blocks in parts.items():
+        for some in _layers(layout.blocks, blocks) if task is None else [blocks]:
+            found.append((part, task, some))
+    kept, share = found[:GROUPS], max(1, columns // max(1, min(len(found), GROUPS)))
+    made = []
+    for part, task, blocks in kept:
+        size = sum(layout.blocks[i].size for i in blocks)
+        names = list(dict.fromkeys(_layer(layout.blocks[i].name) for i in blocks))
+        layers = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]}"
+        where = np.arange(min(size, share))
+        if size > share:
+            # one column from each of `share` equal pieces
+            rng = np.random.default_rng(derive_seed(0, KIND, part, task, layers))
+            where = ((where + rng.random(share)) * (size / share)).astype(np.int64).clip(max=size - 1)
+        # from places in the group to columns of the layout
+        starts = np.array([layout.slices[i].start for i in blocks])
+        before = np.cumsum([0, *(layout.blocks[i].size for i in blocks)])
+        within = np.searchsorted(before, where, side="right") - 1
+        columns_here = torch.from_numpy(starts[within] + where - before[within])
+        made.append(Group(part, task, layers, tuple(blocks), size, columns_here))
+    return tuple(made), len(found) - len(kept)
+
+
+def _layer(name: str) -> str:
+    """The layer that a tensor is of: its name up to the first number, else all but its last word."""
+    numbered = re.match(r"(?:[^.]*?\.)*?[^.\d]*\d+(?=\.|$)", name)
+    return numbered[0] if numbered else name.rpartition(".")[0] or name
+
+
+def _layers(blocks: Sequence[Block], part: Sequence[int]) -> list[list[int]]:
+    """Consecutive blocks, layer by layer, in at most LAYERS groups of about equal size."""
+    layers: dict[str, list[int]] = {}
+    for i in part:
+        layers.setdefault(_layer(blocks[i].name), []).append(i)
+    if len(layers) <= LAYERS:
+        return list(layers.values())
+    sizes = [sum(blocks[i].size for i in layer) for layer in layers.values()]
+    total, before = sum(sizes), 0
+    found: dict[int, list[int]] = {}
+    for layer, size in zip(layers.values(), sizes, strict=True):
+        found.setdefault(min(LAYERS - 1, int((before + size / 2) / total * LAYERS)), []).extend(layer)
+        before += size
+    return list(found.values())
+
+
+def look(updates: Updates, out: Updates, peer: str | None = None) -> dict[str, Any]:
+    """What there is to say about a round's updates and what a method made of them, as a JSON value.
+
+    rows, out       keys of the rows that came and of those that were made: [client, task or null]
+    shown           positions of the rows in the matrices; the first one is the peer's own where a peer looks
+    groups          of each: part, task, layers, size (columns), looked (columns that were looked at), and
+      rows          positions of the rows that have it, where not all do
+      cosine, sign  of each pair of shown rows (0-1, 0-2, .. 1-2, ..; at a peer 0-1, 0-2, ..): the cosine, and the share
+                    of columns in which both are not zero that have the same sign
+      kept          of each row: the share of columns that are not zero, 1 where nothing was masked
+      weights       of each row made: the numbers w (of each row) with which sum_k w_k X_k is nearest to it
+      explained     of each row made: 1 - |what is left|^2 / |row|^2
+
+    A number is null where it is not defined: rows of zeros, rows without the group, weights among fewer columns than
+    rows. Weights are left out where there are more than SOLVED rows. `left_out` counts groups that are not looked at.
+    """
+    k = len(updates)
+    budget = VALUES if peer is None else AT_PEER
+    groups, left_out = groups_of(updates.layout, max(64, budget // max(k, 1)))
+    columns = torch.cat([g.columns for g in groups]) if groups else torch.zeros(0, dtype=torch.int64)
+    X, made = _take(updates, columns), _take(out, columns)
+    shown = _shown([client for client, _ in updates.rows], peer)
+    value: dict[str, Any] = {
+        **({} if peer is None else {"peer": peer}),
+        "rows": [list(row) for row in updates.rows],
+        "out": [list(row) for row in out.rows],
+        "shown": shown,
+        "groups": [],
+        **({"left_out": left_out} if left_out else {}),
+    }
+    have = torch.ones(k, len(updates.layout.blocks)).bool() if updates.present is None else updates.present.cpu()
+    at = 0
+    for group in groups:
+        here = slice(at, at + len(group.columns))
+        at = here.stop
+        members = have[:, list(group.blocks)].any(1)
+        # a task's own parts: only rows of the task
+        members &= torch.tensor([group.task is None or task in (None, group.task) for _, task in updates.rows])
+        value["groups"].append(_about(group, X[:, here], made[:, here], members, shown, peer, out.rows))
+    return value
+
+
+def _take(updates: Updates, columns: Tensor) -> Tensor:
+    """Some columns of X, which is not worked out for it (K x c, on the CPU)."""
+    if isinstance(updates.given, Tensor) or "data" in vars(updates):
+        data = updates.data.index_select(1, columns.to(updates.data.device)).cpu()
+    else:  # rows that are no matrix, one at a time
+        given = updates.given
+        rows = [given.keep([i]).dense().index_select(1, columns) for i in range(len(updates))]
+        data = torch.cat(rows) if rows else torch.zeros(0, len(columns))
+    return data if updates.mixing is None else updates.mixing.cpu().to(data) @ data
+
+
+def _shown(names: Sequence[str], peer: str | None) -> list[int]:
+    rows = list(range(len(names)))
+    if peer in names:
+        rows.sort(key=lambda i: names[i] != peer)
+    if len(rows) <= ROWS:
+        return rows
+    return [rows[round(i * (len(rows) - 1) / (ROWS - 1))] for i in range(ROWS)]
+
+
+def _about(
+    group: Group, X: Tensor, made: Tensor, members: Tensor, shown: Sequence[int], peer: str | None, out: Sequence[Row]
+) -> dict[str, Any]:
+    k, every = len(X), bool(members.all())
+    value: dict[str, Any] = {
+        "part": group.part,
+        "task": group.task,
+        "layers": group.layers,
+        "size": group.size,
+        "looked": len(group.columns),
+        **({} if every else {"rows": members.nonzero().flatten().tolist()}),
+    }
+    few = X[list(shown)]
+    norms = torch.linalg.vector_norm(few, dim=1, dtype=torch.float64)
+    first = few[:1] if peer is not None else few
+    cosine = first.double() @ few.double().t() / (norms[: len(first), None] * norms)
+    signs = few.sign()
+    agree, both = signs[: len(first)] @ signs.t(), (mask := signs.abs())[: len(first)] @ mask.t()
+    alike = ((agree / both + 1) / 2).double()
+    ok = members[list(shown)]
+    for matrix in (cosine, alike):
+        matrix[~ok[: len(first)]] = torch.nan
+        matrix[:, ~ok] = torch.nan
+    above = torch.ones(len(first), len(few)).triu(1).bool()
+    value["cosine"], value["sign"] = _numbers(cosine[above].clamp(-1, 1)), _numbers(alike[above])
+    share = X.count_nonzero(1) / max(1, X.shape[1])
+    value["kept"] = _numbers(torch.where(members, share.double(), torch.nan))
+    rows = members.nonzero().flatten()
+    if k <= SOLVED and len(rows):
+        found, explained = _weights(X[rows], made)
+        weights = torch.full((len(made), k), torch.nan, dtype=torch.float64)
+        weights[:, rows] = found
+        # of a row made for one task, another task's parts are nobody's
+        for i, (_, task) in enumerate(out):
+            if group.task is not None and task not in (None, group.task):
+                weights[i], explained[i] = torch.nan, torch.nan
+        value["weights"], value["explained"] = [_numbers(w) for w in weights], _numbers(explained)
+    return value
+
+
+def _weights(X: Tensor, made: Tensor) -> tuple[Tensor, Tensor]:
+    """(W, explained): the least-squares W (rows made x K) of made = W X; shortest where several are."""
+    k = len(X)
+    nothing = (
+        torch.full((len(made), k), torch.nan, dtype=torch.float64),
+        torch.full((len(made),), torch.nan, dtype=torch.float64),
+    )
+    if X.shape[1] < k:
+        return nothing
+    X, made = X.double(), made.double()
+    norms = torch.linalg.vector_norm(X, dim=1)
+    there = norms > 0
+    unit = torch.where(there[:, None], X / norms[:, None], 0.0)
+    values, vectors = torch.linalg.eigh(unit @ unit.t())
+    inverse = torch.where(values > _RANK * values[-1].clamp(min=1e-300), 1 / values, 0.0)
+    W = (made @ unit.t()) @ (vectors * inverse) @ vectors.t()
+    square = (made**2).sum(1)
+    left = ((made - W @ unit) ** 2).sum(1)
+    explained = 1 - left / square
+    W = torch.where(there, W / norms, torch.nan)
+    return torch.where(square[:, None] > 0, W, 0.0 * W), explained
+
+
+def looks(peer: str, population: int | None) -> bool:
+    """Whether a peer looks: all do where there are few, else about PEERS of them, always the same."""
+    return population is None or population <= PEERS or derive_seed(0, KIND, peer) % population < PEERS
+
+
+def _numbers(values: Tensor) -> list[float | None]:
+    """Four digits are enough to see by; nan as None."""
+    return [None if v != v else float(f"{v:.4g}") for v in values.tolist()]

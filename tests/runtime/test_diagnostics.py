@@ -1,0 +1,163 @@
+"""How the updates of a round agree: the numbers are those of the matrix, and looking changes nothing."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedloom.context import Ctx
+from fedloom.runtime import diagnostics
+from fedloom.runtime.api import Result
+from fedloom.runtime.diagnostics import groups_of, look
+from fedloom.stages import Mean, TopMagnitude
+from fedloom.updates import Block, Layout, Updates
+from tests_support import assert_same
+
+Quick = Callable[..., Result]
+
+
+def updates(X: Any, **more: Any) -> Updates:
+    return Updates.of(X, **more)
+
+
+def pairs(group: dict[str, Any], of: str, k: int) -> torch.Tensor:
+    """The upper triangle as a full matrix."""
+    full = torch.full((k, k), math.nan, dtype=torch.float64)
+    values = iter(group[of])
+    for i in range(k):
+        for j in range(i + 1, k):
+            value = next(values)
+            full[i, j] = full[j, i] = math.nan if value is None else value
+    return full
+
+
+def test_numbers_are_those_of_the_matrix() -> None:
+    X = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
+    X[1, ::2] = 0
+    given = updates(X, n=[1, 2, 3, 4, 5])
+    out, _ = Mean()(given, {}, Ctx(1))
+    found = look(given, out)
+    (group,) = found["groups"]
+    assert (group["size"], group["looked"]) == (40, 40)
+    wanted = torch.nn.functional.cosine_similarity(X[:, None], X[None], dim=2).double()
+    above = torch.ones(5, 5).triu(1).bool()
+    torch.testing.assert_close(pairs(group, "cosine", 5)[above], wanted[above], atol=1e-3, rtol=1e-3)
+    both = (X[0] != 0) & (X[1] != 0)
+    alike = float((X[0].sign() == X[1].sign())[both].double().mean())
+    assert float(pairs(group, "sign", 5)[0, 1]) == pytest.approx(alike, abs=1e-3)
+    assert group["kept"] == [1, 0.5, 1, 1, 1]
+    assert group["weights"] == [pytest.approx([n / 15 for n in (1, 2, 3, 4, 5)], abs=1e-4)]
+    assert group["explained"] == [pytest.approx(1, abs=1e-6)]
+    assert found["out"] == [["*", None]]
+
+
+def test_weights_of_personal_models_and_of_masked_updates() -> None:
+    X = torch.randn(4, 50, generator=torch.Generator().manual_seed(1))
+    W = torch.tensor([[0.7, 0.1, 0.1, 0.1], [0, 1, 0, 0], [0.25, 0.25, 0.25, 0.25], [0, -0.5, 0, 1.5]]).double()
+    given = updates(X)
+    (group,) = look(given, given.mixed(W))["groups"]
+    torch.testing.assert_close(torch.tensor(group["weights"]).double(), W, atol=1e-4, rtol=1e-3)
+    masked, _ = TopMagnitude(0.3)(given, {}, Ctx(1))
+    (group,) = look(masked, masked)["groups"]
+    assert group["kept"] == [pytest.approx(0.3, abs=0.01)] * 4
+
+
+def test_rows_of_zeros_and_rows_that_are_alike() -> None:
+    x = torch.randn(30, generator=torch.Generator().manual_seed(2))
+    given = updates(torch.stack([x, x, torch.zeros(30), -x]))
+    out = given.reduced(x)
+    (group,) = look(given, out)["groups"]
+    cosine = pairs(group, "cosine", 4)
+    assert float(cosine[0, 1]) == 1
+    assert float(cosine[0, 3]) == -1
+    assert bool(cosine[2].isnan().all())
+    weights = group["weights"][0]
+    assert weights[2] is None
+    assert weights[0] + weights[1] - weights[3] == pytest.approx(1, abs=1e-3)
+    (group,) = look(given, given.reduced(torch.zeros(30)))["groups"]
+    assert group["explained"] == [None]
+
+
+def test_each_part_and_task_is_a_group_and_absent_blocks_do_not_count() -> None:
+    blocks = [Block(f"enc.layer{i}.w", (10,), part="encoder") for i in range(9)]
+    blocks += [Block(f"head.{t}.w", (6,), role="head", task=t) for t in "ab"]
+    layout = Layout(tuple(blocks))
+    groups, left = groups_of(layout, 10_000)
+    assert left == 0
+    assert [(g.part, g.task) for g in groups] == [("encoder", None)] * 4 + [("head", "a"), ("head", "b")]
+    assert torch.equal(torch.cat([g.columns for g in groups]).sort().values, torch.arange(layout.d))
+    assert groups[0].layers.startswith("enc.layer0 to")
+    have = torch.ones(3, 11).bool()
+    have[2, 9] = False
+    X = torch.randn(3, layout.d, generator=torch.Generator().manual_seed(3))
+    X[2, 90:96] = 0
+    given = updates(X, layout=layout, present=have)
+    out, _ = Mean()(given, {}, Ctx(1))
+    head = look(given, out)["groups"][4]
+    assert head["rows"] == [0, 1]
+    assert head["cosine"][1:] == [None, None]
+    assert head["weights"] == [[0.5, 0.5, None]]
+    assert head["kept"][2] is None
+
+
+def test_a_large_matrix_is_looked_at_in_part() -> None:
+    generator = torch.Generator().manual_seed(4)
+    base = torch.randn(400_000, generator=generator)
+    X = torch.stack([base + torch.randn(400_000, generator=generator) for _ in range(6)])
+    given = updates(X)
+    out, _ = Mean()(given, {}, Ctx(1))
+    (group,) = look(given, out)["groups"]
+    assert group["looked"] <= diagnostics.VALUES // 6 < group["size"]
+    assert group["cosine"] == pytest.approx([0.5] * 15, abs=0.02)
+    assert group["weights"] == [pytest.approx([1 / 6] * 6, abs=1e-4)]
+    many = updates(torch.randn(200, 64, generator=generator))
+    found = look(many, many)
+    assert len(found["shown"]) == diagnostics.ROWS
+    assert "weights" not in found["groups"][0]
+
+
+def test_a_run_is_the_same_with_and_without(quick: Quick) -> None:
+    with_, without = quick("method=fedamp"), quick("method=fedamp", "runtime.diagnostics=false")
+    assert_same(with_, without)
+    assert with_.run.info["recipe_hash"] == without.run.info["recipe_hash"]
+    assert not (without.folder / "diagnostics.jsonl").exists()
+    lines = [json.loads(text) for text in (with_.folder / "diagnostics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2]
+    (about,) = lines[-1]["diagnostics"]
+    assert len(about["rows"]) == len(about["out"]) == len(with_.run.info["clients"])
+    encoder = about["groups"][0]
+    assert encoder["explained"] == pytest.approx([1] * len(about["out"]), abs=1e-3)
+
+
+@pytest.mark.parametrize("changes", [("method=matu",), ("method=fedavg", "peers={}")])
+def test_rows_of_tasks_and_peers(quick: Quick, changes: tuple[str, ...]) -> None:
+    run = quick(*changes)
+    lines = [json.loads(text) for text in (run.folder / "diagnostics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [1, 2]
+    looks = lines[-1]["diagnostics"]
+    clients = run.run.info["clients"]
+    if "peers={}" in changes:
+        assert [about["peer"] for about in looks] == sorted(clients)
+        for about in looks:
+            assert about["rows"][about["shown"][0]][0] == about["peer"]
+            assert all(len(g["cosine"]) == len(about["shown"]) - 1 for g in about["groups"])
+    else:
+        (about,) = looks
+        assert {tuple(row) for row in about["rows"]} == {(c, t) for c, a in clients.items() for t in a["tasks"]}
+        assert {row[0] for row in about["out"]} == {"*"}
+
+
+def test_a_resumed_run_has_each_round_once(quick: Quick, tmp_path: Path) -> None:
+    import fedloom
+
+    run = quick()
+    whole = (run.folder / "diagnostics.jsonl").read_text()
+    (run.folder / "diagnostics.jsonl").write_text(whole + whole.splitlines()[-1].replace('"round": 2', '"round": 3'))
+    fedloom.resume(run.folder)
+    assert (run.folder / "diagnostics.jsonl").read_text() == whole
