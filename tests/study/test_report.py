@@ -530,3 +530,72 @@ def test_a_file_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="file"):
         write(folder, tmp_path / "file" / "page.html")
+
+
+def look(rows: list[str], cosine: list[float | None], weights: list[list[float | None]] | None, **more: Any) -> Any:
+    """A record of diagnostics with one layer group."""
+    pairs = len(rows) * (len(rows) - 1) // 2 if "peer" not in more else len(rows) - 1
+    group = {"part": "encoder", "task": None, "layers": "stem", "size": 9, "looked": 9, "cosine": cosine}
+    group |= {"sign": [0.5] * pairs, "kept": more.pop("kept", [1.0] * len(rows))}
+    group |= {} if weights is None else {"weights": weights, "explained": [1.0] * len(weights)}
+    out = more.pop("out", [["*", None]])
+    about = {"rows": [[r, None] for r in rows], "out": out, "shown": list(range(len(rows))), "groups": [group]}
+    return about | more
+
+
+def test_diagnostics_of_a_server(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, two_rounds())
+    looks = {
+        1: look(["a", "b"], [-0.25], [[0.6, 0.4]], kept=[1.0, 0.3]),
+        2: look(["a", NASTY, "b"], [0.5, None, -0.125], [[0.5, None, 0.5]], kept=[1.0, 1.0, 0.5]),
+        3: look(["a", "b"], [0.9], [[1.0, 0.0]]),  # of a round that was cut off
+    }
+    lines = [json.dumps({"round": r, "diagnostics": [about]}) for r, about in looks.items()]
+    (folder / "diagnostics.jsonl").write_text("\n".join(lines) + '\n{"round": 4, "diag')
+    page = page_of(folder)
+    figures = page.data["figures"]
+    check_figures({name: figures[name] for name in ("cosine", "sign", "agreement", "weights", "kept")})
+    assert "diagnostics" in page.ids
+    names = figures["cosine"]["shared"][0]["meta"]["rows"]
+    assert sorted(names) == sorted(["a", "b", NASTY])
+    (last,) = [v for v in figures["cosine"]["views"] if v["name"] == "2"]
+    z = last["data"][0]["z"]
+    a, b, nasty = (names.index(n) for n in ("a", "b", NASTY))
+    assert (z[a][nasty], z[nasty][a], z[a][b], z[nasty][b], z[a][a]) == (0.5, 0.5, None, -0.125, None)
+    assert {v["set"] for v in figures["cosine"]["views"]} == {"encoder: stem"}
+    assert [v["name"] for v in figures["cosine"]["views"]] == ["1", "2"]
+    mean = trace(figures["agreement"], "mean cosine of two updates", "line")
+    assert (mean["x"], mean["y"]) == ([1, 2], [-0.25, (0.5 - 0.125) / 2])
+    conflict = trace(figures["agreement"], "share of pairs in conflict (cosine below 0)", "line")
+    assert conflict["y"] == [1.0, 0.5]
+    weights = trace(figures["weights"], "encoder: stem", "line", "b")
+    assert (weights["x"], weights["y"]) == ([1, 2], [0.4, 0.5])
+    assert trace(figures["kept"], "encoder: stem", "line", "b")["y"] == [0.3, 0.5]
+    assert "given" not in figures
+    assert "<img" not in page.text
+
+
+def test_diagnostics_of_peers_and_personal_models(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "peers", two_rounds())
+    about = [
+        look(["a", "b"], [0.5], [[0.75, 0.25]], peer="a"),
+        look(["a", "b"], [0.5], [[0.1, 0.9]], peer="b", shown=[1, 0]),
+    ]
+    (folder / "diagnostics.jsonl").write_text(json.dumps({"round": 1, "diagnostics": about}) + "\n")
+    figures = page_of(folder).data["figures"]
+    assert figures["given"]["views"][0]["data"][0]["z"] == [[0.75, 0.25], [0.1, 0.9]]
+    assert figures["cosine"]["views"][0]["data"][0]["z"] == [[None, 0.5], [0.5, None]]
+    assert "weights" not in figures
+    folder = run_folder(tmp_path / "personal", two_rounds())
+    about = [look(["a", "b"], [0.5], [[1.0, 0.0], [0.5, 0.5]], out=[["a", None], ["b", None]])]
+    (folder / "diagnostics.jsonl").write_text(json.dumps({"round": 1, "diagnostics": about}) + "\n")
+    assert page_of(folder).data["figures"]["given"]["views"][0]["data"][0]["z"] == [[1.0, 0.0], [0.5, 0.5]]
+
+
+def test_diagnostics_of_one_client(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, two_rounds())
+    about = [look(["a"], [], [[1.0]])]
+    (folder / "diagnostics.jsonl").write_text(json.dumps({"round": 1, "diagnostics": about}) + "\n")
+    figures = page_of(folder).data["figures"]
+    assert "cosine" not in figures
+    assert trace(figures["weights"], "encoder: stem", "line", "a")["y"] == [1.0]

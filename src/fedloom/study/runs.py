@@ -56,6 +56,10 @@ class Run:
         recipe = parse((folder / "recipe.yaml").read_text("utf-8"), str(folder / "recipe.yaml"))
         return Run(folder, recipe, info, _lines(folder / "metrics.jsonl"), _lines(folder / "bytes.jsonl"))
 
+    def log(self, name: str) -> tuple[Mapping[str, Any], ...]:
+        """Another file of the folder with a line a round, by its name; empty where there is none."""
+        return _lines(self.folder / name)
+
     @property
     def seed(self) -> int:
         return int(self.recipe["seed"])

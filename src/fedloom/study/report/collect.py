@@ -15,6 +15,8 @@ from fedloom.errors import StateError
 from fedloom.study import hyper
 from fedloom.study.compare import Row
 from fedloom.study.grid import FILE, Grid, cells, open_folder
+from fedloom.study.report import agreement
+from fedloom.study.report.agreement import Agreement
 from fedloom.study.runs import Run
 from fedloom.study.table import Table, tabulate
 
@@ -124,6 +126,7 @@ class RunReport:
     happened: tuple[Happening, ...]
     clock: Mapping[str, Series] = field(default_factory=dict)
     """What a scenario simulates -> seconds of each round; empty where time was not simulated."""
+    agreement: Agreement | None = None
 
 
 @dataclass(frozen=True)
@@ -191,6 +194,7 @@ def of_run(run: Run) -> RunReport:
         _matrices(run),
         _happened(run),
         _clock(run),
+        agreement.collect(run),
     )
 
 

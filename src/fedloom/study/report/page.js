@@ -2,6 +2,7 @@
 (() => {
   const figures = JSON.parse(document.getElementById("report-data").textContent).figures;
   const drawn = new Set();
+  const LONG = 28; // characters of a name in a legend or on an axis
 
   // Exponential smoothing; gaps stay gaps.
   const smoothed = (values, weight) => {
@@ -13,38 +14,81 @@
     });
   };
 
+  // Plotly reads some HTML in texts, so names are escaped in the data, and here once they are cut.
+  const escaped = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+  const cut = (name) => escaped(name.slice(0, LONG - 1)) + "…";
+
+  const pen = document.createElement("canvas").getContext("2d");
+  pen.font = "12px sans-serif";
+
+  // A legend below the plot takes as many lines as its names need, and the figure grows by them.
+  const legend = (traces, width) => {
+    const shown = traces.filter((t) => t.type === "scatter" && t.showlegend !== false && t.name);
+    if (traces.length < 2 || !shown.length) return { lines: 0, entry: 0 };
+    const entry = Math.min(width - 60, Math.max(...shown.map((t) => pen.measureText(t.name).width)) * 1.15 + 8);
+    const across = Math.max(1, Math.floor((width - 20) / (entry + 45)));
+    return { lines: Math.ceil(shown.length / across), entry };
+  };
+
+  const chosen = (element, figure) => {
+    const select = element.querySelector("select.view");
+    const slider = element.querySelector("input.view");
+    const views = figure.views.filter((v) => !slider || !select || v.set === select.value);
+    if (!slider) return views[select ? Number(select.value) : 0];
+    slider.max = views.length - 1;
+    return views[Math.min(Number(slider.value), views.length - 1)];
+  };
+
   const draw = (element) => {
     const figure = figures[element.dataset.figure];
-    const control = element.querySelector(".view");
+    const canvas = element.querySelector(".canvas");
     const slider = element.querySelector(".smooth");
-    const view = figure.views[control ? Number(control.value) : 0];
+    const view = chosen(element, figure);
     const weight = slider ? Number(slider.value) : 0;
     const css = getComputedStyle(document.documentElement);
-    const ink = css.getPropertyValue("--ink").trim();
-    const rule = css.getPropertyValue("--rule").trim();
+    const [ink, soft, rule] = ["--ink", "--soft", "--rule"].map((name) => css.getPropertyValue(name).trim());
+    const touch = window.matchMedia("(hover: none)").matches;
     const traces = view.data.map((own, i) => {
       const trace = { ...(figure.shared[i] || {}), ...own };
       const kind = trace.meta.kind;
+      if (trace.type === "scatter" && trace.meta.name && trace.meta.name.length > LONG) trace.name = cut(trace.meta.name);
       if (kind === "mean") trace.line = { ...trace.line, color: ink };
+      if (kind === "matrix") trace.colorbar = { thickness: 14, outlinewidth: 0, ...trace.colorbar };
       if (weight > 0 && ["client", "mean", "line"].includes(kind)) trace.y = smoothed(trace.y, weight);
       return trace;
     });
     const axis = { gridcolor: rule, zerolinecolor: rule, linecolor: rule, automargin: true };
+    const names = traces.flatMap((t) => (t.type === "heatmap" ? [...t.meta.rows, ...t.meta.columns] : []));
+    const alias = Object.fromEntries(names.filter((n) => n.length > LONG).map((n) => [escaped(n), cut(n)]));
+    const below = legend(traces, canvas.clientWidth);
     const layout = {
       ...figure.layout,
-      xaxis: { ...axis, ...figure.layout.xaxis },
-      yaxis: { ...axis, ...figure.layout.yaxis },
+      height: figure.layout.height + 20 * below.lines,
+      xaxis: { ...axis, labelalias: alias, ...figure.layout.xaxis },
+      yaxis: { ...axis, labelalias: alias, ...figure.layout.yaxis, ...(view.axis ? { title: { text: view.axis } } : {}) },
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: ink },
-      margin: { l: 50, r: 10, t: 10, b: 40 },
-      legend: { orientation: "h", y: -0.2 },
+      // the tools have the strip above the plot to themselves
+      margin: { l: 50, r: 10, t: touch ? 10 : 34, b: 50 + 20 * below.lines },
+      modebar: { bgcolor: "rgba(0,0,0,0)", color: soft, activecolor: ink },
+      showlegend: below.lines > 0,
+      legend: {
+        orientation: "h", x: 0, xanchor: "left", y: 0, yref: "container", yanchor: "bottom",
+        entrywidth: below.entry, entrywidthmode: "pixels",
+      },
+      dragmode: touch ? false : "zoom",
       hoverlabel: { namelength: -1 },
     };
     const output = element.querySelector("output");
     if (output) output.textContent = view.name;
-    const options = { responsive: true, displaylogo: false };
-    Plotly.react(element.querySelector(".canvas"), traces, layout, options);
+    const options = {
+      responsive: true,
+      displaylogo: false,
+      displayModeBar: touch ? false : "hover",
+      modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
+    };
+    Plotly.react(canvas, traces, layout, options);
     drawn.add(element);
   };
 
@@ -64,6 +108,12 @@
     { rootMargin: "400px" },
   );
   all.forEach((element) => watcher.observe(element));
+  // a narrower window needs more lines of legend
+  let width = window.innerWidth;
+  window.addEventListener("resize", () => {
+    if (window.innerWidth !== width) drawn.forEach(draw);
+    width = window.innerWidth;
+  });
   window.addEventListener("beforeprint", () => all.forEach(draw));
   for (const query of ["(prefers-color-scheme: dark)", "print"]) {
     window.matchMedia(query).addEventListener("change", () => drawn.forEach(draw));

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
@@ -138,6 +138,7 @@ def _run(report: RunReport, figures: Mapping[str, Figure]) -> list[Section]:
         Section("seconds", "Time", plots("seconds")),
         Section("hyper-weights", "Hyper weights", plots("alpha", "beta")),
         *matrices.values(),
+        Section("diagnostics", "How updates agree", _diagnostics(report, plots)),
         Section("events", "Events and safeguards", _events(report)),
     ]
 
@@ -199,6 +200,20 @@ def _federation(report: RunReport) -> str:
     return sheet("clients-table", head, rows, text=(1, 2))
 
 
+def _diagnostics(report: RunReport, plots: Callable[..., str]) -> str:
+    """Cosines and signs of updates, the weights that they got, and what masks left of them."""
+    parts = (
+        ("Over the rounds", ("agreement",)),
+        ("Cosine of two updates", ("cosine",)),
+        ("Share of equal signs", ("sign",)),
+        ("Weights", ("weights", "given")),
+        ("Share of each update that is not zero", ("kept",)),
+    )
+    found = [(title, plots(*names)) for title, names in parts]
+    text = "\n".join(f"<h3>{escape(title)}</h3>\n{body}" for title, body in found if body)
+    return text and text + _note(report.agreement.note if report.agreement is not None else "")
+
+
 def _labels(figure: str) -> str:
     return f"<h3>Labels</h3>\n{figure}" if figure else ""
 
@@ -223,7 +238,13 @@ def _events(report: RunReport) -> str:
 def plot(name: str, figure: Figure) -> str:
     """The place of a figure, with what chooses its view and how smooth its lines are."""
     views, controls = figure["views"], []
-    if figure["control"] == "slider" and len(views) > 1:
+    sets = list(dict.fromkeys(view["set"] for view in views if "set" in view))
+    if sets:
+        options = "".join(f'<option value="{escape(s)}">{escape(s)}</option>' for s in sets)
+        controls.append(f'<label>Layers <select class="view">{options}</select></label>')
+    if figure["control"] == "slider" and (sets or len(views) > 1):
+        if sets:
+            views = [view for view in views if view["set"] == sets[0]]
         last = len(views) - 1
         controls.append(
             f'<label>Round <input class="view" type="range" min="0" max="{last}" value="{last}">'

@@ -1,7 +1,8 @@
 """Figures of a report as plain plotly figures, in full precision and not too large.
 
 A figure is {"views": [{"name", "data"}], "shared": [traces], "control": "select" or "slider", "smooth", "layout"}. One
-view is drawn at a time: `shared[i]`, where there is one, updated by the view's `data[i]`, under `layout`. A trace's
+view is drawn at a time: `shared[i]`, where there is one, updated by the view's `data[i]`, under `layout`. A view may
+have an "axis", the title of its y axis, and be of a "set": then a set is selected, and a slider moves in it. A trace's
 "meta" says what it is: {"kind": "client", "name": ...}, or kind mean, best, band or matrix. Texts that plotly draws
 are escaped, for it reads some HTML; those in "meta" are not.
 """
@@ -15,6 +16,7 @@ from statistics import quantiles
 from typing import Any
 
 from fedloom.study.hyper import HyperWeights, used
+from fedloom.study.report.agreement import Agreement, Cells
 from fedloom.study.report.collect import Curves, GridReport, Matrices, RunReport, Series
 
 POINTS = 400
@@ -33,6 +35,7 @@ NAMES = 20
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8b6d31", "#7f5fc7")
 DASHES = ("solid", "dash", "dot", "dashdot")
 _MARKERS = 30  # points up to which each is marked
+_TICKS = 8  # rounds up to which each has its tick
 
 Figure = dict[str, Any]
 Trace = dict[str, Any]
@@ -66,7 +69,46 @@ def _of_run(report: RunReport) -> dict[str, Figure]:
         made["seconds"] = _views([(name, _several(lines)) for name, lines in times if lines], "seconds")
     if report.weights is not None:
         made |= hyper_weights(report.weights)
-    return made | {m.name: matrices(m) for m in report.matrices if m.rounds}
+    made |= {m.name: matrices(m) for m in report.matrices if m.rounds}
+    return made | (agreement(report.agreement) if report.agreement is not None else {})
+
+
+def agreement(a: Agreement) -> dict[str, Figure]:
+    """Heat maps of each layer group, and lines over the rounds."""
+    made: dict[str, Figure] = {}
+    for name, sets, middle in (("cosine", a.cosine, 0.0), ("sign", a.sign, 0.5)):
+        if sets:
+            made[name] = _heat_sets(sets, a.rows, "update", "update", middle)
+    if a.over_rounds:
+        views = [(name, _several(lines)) for name, lines in a.over_rounds.items()]
+        made["agreement"] = _views(views, list(a.over_rounds), smooth=True)
+    for name, groups, axis in (("weights", a.weights, "weight"), ("kept", a.kept, "share that is not zero")):
+        if groups:
+            most = {group: {n: rows[n] for n in thinned_names(list(rows), LINES)} for group, rows in groups.items()}
+            made[name] = _views([(group, _several(rows)) for group, rows in most.items()], axis)
+    if a.given:
+        made["given"] = _heat_sets(a.given, a.receivers, "receiver", "sender", 0.0)
+    return made
+
+
+def _heat_sets(sets: Mapping[str, Cells], names: Sequence[str], down: str, along: str, middle: float) -> Figure:
+    """Heat maps with a slider over the rounds, a set of them selected; colours tell which side of `middle` it is."""
+    most = max(2, CELLS // max(1, len(names) ** 2 * len(sets)))
+    views: list[tuple[str, Trace]] = []
+    belongs: list[str] = []
+    for name, rounds in sets.items():
+        for round in thinned(sorted(rounds), most):
+            cells = rounds[round]
+            views.append((str(round), {"z": [[plain(cells.get(a, {}).get(b)) for b in names] for a in names]}))
+            belongs.append(name)
+    figure = _heat(views, names, names, down, along, "slider")
+    far = max((abs(v - middle) for _, data in views for row in data["z"] for v in row if v is not None), default=0.0)
+    far = max(far, 1e-9)
+    # as in pictures of conflict: red is against, blue is with
+    figure["shared"][0] |= {"colorscale": "RdBu", "reversescale": False, "zmin": middle - far, "zmax": middle + far}
+    for view, name in zip(figure["views"], belongs, strict=True):
+        view["set"] = name
+    return figure
 
 
 def _of_grid(report: GridReport) -> dict[str, Figure]:
@@ -90,7 +132,7 @@ def curves(several: Sequence[Curves], points: int = POINTS, singly: int = LINES)
     views = [
         (f"{c.metric}, {c.split}" + (f", {c.model}" if c.model else ""), _curves(c, points, singly)) for c in several
     ]
-    return _views(views, several[0].task, smooth=True)
+    return _views(views, [c.metric for c in several], smooth=True)
 
 
 def _curves(c: Curves, points: int, singly: int) -> list[Trace]:
@@ -185,7 +227,7 @@ def examples(report: RunReport) -> Figure:
     held = [[t in report.clients[c]["tasks"] for t in tasks] for c in names]
     counts = [report.clients[c].get("train") for c in names]
     z = [[n if there else None for there in row] for n, row in zip(counts, held, strict=True)]
-    return _heat([("train examples", {"z": z})], names, tasks, "client", "task", "select")
+    return _from_zero(_heat([("train examples", {"z": z})], names, tasks, "client", "task", "select"))
 
 
 def labels(report: RunReport) -> Figure:
@@ -199,7 +241,14 @@ def labels(report: RunReport) -> Figure:
         if width:
             z = [[*row, *[0] * (width - len(row))] if row else [None] * width for row in lists]
             views.append((task, {"z": z, "x": [str(i) for i in range(width)]}))
-    return _heat(views, names, [], "client", "class", "select")
+    return _from_zero(_heat(views, names, [], "client", "class", "select"))
+
+
+def _from_zero(counts: Figure) -> Figure:
+    """The same colours in all views, from 0."""
+    known = [v for view in counts["views"] for row in view["data"][0]["z"] for v in row if v is not None]
+    counts["shared"][0] |= {"zmin": 0, "zmax": max(known, default=1) or 1}
+    return counts
 
 
 def matrices(m: Matrices) -> Figure:
@@ -235,11 +284,14 @@ def _heat(
         "meta": {"kind": "matrix", "rows": list(rows), "columns": list(columns)},
     }
     # category: names may look like numbers; reversed: the first row on top
-    layout = {
-        "xaxis": {"type": "category", "title": {"text": along}},
-        "yaxis": {"type": "category", "autorange": "reversed", "title": {"text": down}},
+    layout: dict[str, Any] = {
+        "xaxis": {"type": "category", "title": {"text": along}, "showgrid": False},
+        "yaxis": {"type": "category", "autorange": "reversed", "title": {"text": down}, "showgrid": False},
         "height": min(1200, 220 + 18 * max(8, len(rows))),
     }
+    if rows and list(rows) == list(columns):
+        layout["yaxis"] |= {"scaleanchor": "x", "constrain": "domain"}
+        layout["xaxis"] |= {"constrain": "domain"}
     found = [{"name": name, "data": [data]} for name, data in views]
     return {"views": found, "shared": [trace], "control": control, "smooth": False, "layout": layout}
 
@@ -260,13 +312,21 @@ def hyper_weights(weights: HyperWeights) -> dict[str, Figure]:
     return made
 
 
-def _views(views: Sequence[tuple[str, list[Trace]]], axis: str, smooth: bool = False) -> Figure:
+def _views(views: Sequence[tuple[str, list[Trace]]], axis: str | Sequence[str], smooth: bool = False) -> Figure:
+    """Lines over the rounds; `axis` is what they show, of all views or of each."""
+    axes = [axis] * len(views) if isinstance(axis, str) else axis
+    rounds = [round for _, data in views for trace in data for round in trace["x"]]
+    few = rounds and max(rounds) - min(rounds) <= _TICKS
     layout = {
-        "xaxis": {"title": {"text": "round"}},
-        "yaxis": {"title": {"text": escape(axis, quote=False)}},
-        "height": 420,
+        # a tick a round, for there is nothing between two of them
+        "xaxis": {"title": {"text": "round"}, "tickformat": "d", **({"dtick": 1} if few else {})},
+        "yaxis": {"title": {"text": escape(axes[0] if axes else "", quote=False)}},
+        "height": 360,
     }
-    found = [{"name": name, "data": data} for name, data in views]
+    found = [
+        {"name": name, "data": data, "axis": escape(of, quote=False)}
+        for (name, data), of in zip(views, axes, strict=True)
+    ]
     return {"views": found, "shared": [], "control": "select", "smooth": smooth, "layout": layout}
 
 

@@ -1,0 +1,190 @@
+"""How updates agreed and what they weighed, from a run's diagnostics.jsonl (see `fedloom.runtime.diagnostics.look`)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from statistics import fmean
+from typing import Any
+
+from fedloom.study.runs import Run
+
+FILE = "diagnostics.jsonl"
+EVERYONE = "everyone"
+"""What a row that is made for all is called."""
+MOST = 50
+"""Rows of a matrix, at most: those that were there most often."""
+
+Series = Mapping[int, float]
+Cells = Mapping[int, Mapping[str, Mapping[str, float | None]]]
+"""Round -> row -> column -> number."""
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What a run's diagnostics say, by layer group ('encoder stem to layer1', 'decoder of depth')."""
+
+    cosine: Mapping[str, Cells] = field(default_factory=dict)
+    """Group -> cosine of each two updates."""
+    sign: Mapping[str, Cells] = field(default_factory=dict)
+    """Group -> share of the columns in which two updates have the same sign."""
+    rows: tuple[str, ...] = ()
+    """Names of the rows of these matrices."""
+    over_rounds: Mapping[str, Mapping[str, Series]] = field(default_factory=dict)
+    """'mean cosine' ... -> group -> value."""
+    weights: Mapping[str, Mapping[str, Series]] = field(default_factory=dict)
+    """Group -> row -> its weight in what is made for all; empty where more than that is made."""
+    given: Mapping[str, Cells] = field(default_factory=dict)
+    """Group -> weights of those that come (columns) in what each receives (rows); empty where all receive the same."""
+    receivers: tuple[str, ...] = ()
+    kept: Mapping[str, Mapping[str, Series]] = field(default_factory=dict)
+    """Group -> row -> share of the update that is not zero; empty where nothing was masked."""
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class _Look:
+    """One record, with names in place of positions."""
+
+    round: int
+    rows: tuple[str, ...]
+    out: tuple[str, ...]
+    shown: tuple[str, ...]
+    peer: str | None
+    groups: Sequence[Mapping[str, Any]]
+
+    def pairs(self, values: Sequence[float | None]) -> Iterator[tuple[str, str, float | None]]:
+        """(row, row, number)."""
+        first = self.shown[:1] if self.peer is not None else self.shown
+        wanted = combinations(self.shown, 2) if self.peer is None else ((first[0], b) for b in self.shown[1:])
+        for (a, b), value in zip(wanted, values, strict=True):
+            yield a, b, value
+
+
+def collect(run: Run) -> Agreement | None:
+    """What there is to show; None where nothing was noted."""
+    looks = [_look(line["round"], about) for line in run.log(FILE) for about in line["diagnostics"]]
+    looks = [look for look in looks if look.round <= run.last_round and look.groups]
+    if not looks:
+        return None
+    cosine, sign = _matrices(looks, "cosine"), _matrices(looks, "sign")
+    often = Counter(name for look in looks for name in look.shown)
+    single = all(len(look.out) == 1 and look.peer is None for look in looks)
+    weights, given = ({}, _given(looks)) if not single else (_by_row(looks, "weights"), {})
+    receivers = Counter(name for cells in given.values() for rows in cells.values() for name in rows)
+    senders = Counter(n for cells in given.values() for rows in cells.values() for row in rows.values() for n in row)
+    kept = _by_row(looks, "kept")
+    masked = any(v < 0.999 for rows in kept.values() for series in rows.values() for v in series.values())
+    return Agreement(
+        cosine,
+        sign,
+        _most(often),
+        _over_rounds(cosine, sign),
+        weights,
+        given,
+        _most(receivers + senders),
+        kept if masked else {},
+        _note(looks),
+    )
+
+
+def _look(round: int, about: Mapping[str, Any]) -> _Look:
+    rows = tuple(_name(*key) for key in about["rows"])
+    peer = about.get("peer")
+    out = tuple(peer if peer is not None and key[0] == "*" and key[1] is None else _name(*key) for key in about["out"])
+    return _Look(int(round), rows, out, tuple(rows[i] for i in about["shown"]), peer, about["groups"])
+
+
+def _name(client: str, task: str | None) -> str:
+    if client == "*":
+        return EVERYONE if task is None else task
+    return client if task is None else f"{client} · {task}"
+
+
+def _group(group: Mapping[str, Any]) -> str:
+    if group["task"] is not None:
+        return f"{group['part']} of {group['task']}"
+    return f"{group['part']}: {group['layers']}"
+
+
+def _most(names: Counter[str]) -> tuple[str, ...]:
+    return tuple(sorted(name for name, _ in names.most_common(MOST)))
+
+
+def _matrices(looks: Sequence[_Look], what: str) -> dict[str, Cells]:
+    found: dict[str, dict[int, dict[str, dict[str, float | None]]]] = {}
+    for look in looks:
+        for group in look.groups:
+            cells = found.setdefault(_group(group), {}).setdefault(look.round, defaultdict(dict))
+            for a, b, value in look.pairs(group[what]):
+                cells[a][b] = cells[b][a] = value
+    # a group that never has two rows says nothing
+    return {name: cells for name, cells in found.items() if any(_values(of) for of in cells.values())}
+
+
+def _values(cells: Mapping[str, Mapping[str, float | None]]) -> list[float]:
+    """Each pair once."""
+    return [v for a, row in cells.items() for b, v in row.items() if a < b and v is not None]
+
+
+def _over_rounds(cosine: Mapping[str, Cells], sign: Mapping[str, Cells]) -> dict[str, dict[str, Series]]:
+    def each(of: Mapping[str, Cells], number: Any) -> dict[str, Series]:
+        return {
+            group: {round: number(values) if (values := _values(cells)) else math.nan for round, cells in by.items()}
+            for group, by in of.items()
+        }
+
+    made = {
+        "mean cosine of two updates": each(cosine, fmean),
+        "share of pairs in conflict (cosine below 0)": each(cosine, lambda vs: sum(v < 0 for v in vs) / len(vs)),
+        "mean share of equal signs": each(sign, fmean),
+    }
+    return {name: lines for name, lines in made.items() if lines}
+
+
+def _by_row(looks: Sequence[_Look], what: str) -> dict[str, dict[str, dict[int, float]]]:
+    """Group -> row -> number, of `kept`, or of the only row of `weights`."""
+    found: dict[str, dict[str, dict[int, float]]] = {}
+    for look in looks:
+        for group in look.groups:
+            values = group.get(what) or ()
+            numbers = values[0] if what == "weights" and values else values
+            for name, value in zip(look.rows, numbers, strict=False):
+                # what several peers have of one row is the same
+                if value is not None and look.peer in (None, name):
+                    found.setdefault(_group(group), {}).setdefault(name, {})[look.round] = value
+    return found
+
+
+def _given(looks: Sequence[_Look]) -> Mapping[str, Cells]:
+    found: dict[str, dict[int, dict[str, Mapping[str, float | None]]]] = {}
+    for look in looks:
+        for group in look.groups:
+            for to, numbers in zip(look.out, group.get("weights") or (), strict=False):
+                if any(v is not None for v in numbers):
+                    rows = found.setdefault(_group(group), {}).setdefault(look.round, {})
+                    rows[to] = dict(zip(look.rows, numbers, strict=True))
+    return found
+
+
+def _note(looks: Sequence[_Look]) -> str:
+    """How far the numbers can be trusted."""
+    groups = [group for look in looks for group in look.groups]
+    parts = []
+    worst = min((group["looked"] for group in groups if group["looked"] < group["size"]), default=None)
+    if worst is not None:
+        parts.append(
+            f"Of large groups a fixed choice of columns is looked at, at least {worst:,}, so that a cosine is known to "
+            f"about {1 / math.sqrt(worst):.1g}."
+        )
+    explained = [v for group in groups for v in group.get("explained") or () if v is not None]
+    if explained and min(explained) < 0.99:
+        parts.append(
+            "Weights are those with which a sum of the updates comes nearest to what was made of them. It is not just "
+            f"such a sum, as where coordinates have weights of their own: {min(explained):.0%} of it is explained, or "
+            "more."
+        )
+    return " ".join(parts)
