@@ -146,7 +146,7 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
         axis.set_xticks(SIZES, [str(n) for n in SIZES])
         axis.minorticks_off()
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=7)
+        axis.legend(fontsize=7, handlelength=4)
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, metadata={"Date": None})
 
