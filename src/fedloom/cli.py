@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedloom import __version__, cli_doctor, cli_features, cli_grid, cli_pretrain, cli_records, cli_report, cli_tasks
+from fedloom import (
+    __version__,
+    cli_doctor,
+    cli_export,
+    cli_features,
+    cli_grid,
+    cli_pretrain,
+    cli_records,
+    cli_report,
+    cli_tasks,
+    cli_watch,
+)
 from fedloom.cli_data import data
 from fedloom.cli_flower import flower
 from fedloom.errors import StateError, UserError, nearest
@@ -89,7 +100,8 @@ def run(
 
     checked = load(recipe, changes or ())
     folder = out or _default_folder(checked)
-    rank = torchrun.rank()  # of several processes the first one has the folder and speaks
+    # of several processes the first one has the folder and speaks
+    rank = torchrun.rank() if checked.runtime.engine == "cluster" else None
     if rank is None and folder.is_dir() and any(folder.iterdir()):
         resume = f"continue it with `fedloom resume {folder}`, or " if (folder / "run.json").is_file() else ""
         raise StateError(f"{folder} is not empty: {resume}name another folder with --out")
@@ -109,13 +121,11 @@ def resume(
     """Continue an interrupted run; the result is the same, bit for bit, as without the interruption."""
     if not (folder / "recipe.yaml").is_file():
         raise StateError(f"{folder} is not a run folder: recipe.yaml is absent")
-    rank = torchrun.rank()
-    with _watched(folder, quiet or bool(rank)) as watch:
+    with _watched(folder, quiet) as watch:
         from fedloom.runtime import api
 
         result = api.resume(folder, progress=watch)
-    if not rank:
-        _conclude(result)
+    _conclude(result)
 
 
 @app.command()
@@ -217,12 +227,14 @@ def compare(
 
 
 cli_doctor.register(app)
+cli_export.register(app)
 cli_features.register(app)
 cli_grid.register(app)
 cli_pretrain.register(app)
 cli_records.register(app)
 cli_report.register(app)
 cli_tasks.register(app)
+cli_watch.register(app)
 
 
 def _default_folder(recipe: Recipe) -> Path:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,9 +19,10 @@ import fedloom
 from cluster_support import start
 from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.methods import METHODS
+from fedloom.recipes.schema import recipe_hash
 from fedloom.runtime.api import Result
 from fedloom.runtime.cluster.member import deal, longest
-from tests_support import assert_same, load_recipe, outcome
+from tests_support import QUICK, assert_same, load_recipe, outcome
 
 Quick = Callable[..., Result]
 
@@ -236,6 +239,23 @@ def test_a_mistake_in_a_process_is_one_clear_error(tmp_path: Path) -> None:
     (result.folder / "recipe.yaml").write_text(text.replace("width: 16", "width: 8"))
     with pytest.raises(UserError, match="the model is not what it was"):
         fedloom.resume(result.folder)
+
+
+@pytest.mark.slow
+def test_processes_that_torchrun_started_join(quick: Quick, tmp_path: Path) -> None:
+    changes = ("training.rounds=3", "method=scaffold")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "fedloom"]
+    words = ["run", "digits-tasks", *QUICK, *changes, "runtime.engine=cluster", "--out", str(tmp_path / "joined")]
+    done = subprocess.run([*command, *words], capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("finished:") == 1  # the first of them speaks
+    assert_same(quick(*changes), tmp_path / "joined")
+
+
+def test_only_rounding_is_part_of_what_a_recipe_is() -> None:
+    one = recipe_hash(load_recipe())
+    assert recipe_hash(load_recipe("runtime.engine=cluster", "runtime.workers=4")) == one
+    assert recipe_hash(load_recipe("runtime.engine=cluster", "runtime.exact=false")) != one
 
 
 def test_clients_are_dealt_by_cost() -> None:

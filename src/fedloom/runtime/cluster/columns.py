@@ -156,7 +156,12 @@ class Scattered:
 
     def bad(self) -> set[int]:
         """Positions of the rows with nan or inf."""
-        mine = [i for i, x in zip(self._of(self._rank), self.own, strict=True) if not bool(torch.isfinite(x).all())]
+        # a sum is finite only if all its terms are, and quickly made; only a suspect row is looked at value by value
+        mine = [
+            i
+            for i, x in zip(self._of(self._rank), self.own, strict=True)
+            if not math.isfinite(float(x.sum())) and not bool(torch.isfinite(x).all())
+        ]
         return {i for found in self.columns.comm.all(mine) for i in found}
 
     def summed(self, runs: Sequence[tuple[int, int, Tensor]]) -> Tensor:
