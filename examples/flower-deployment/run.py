@@ -22,7 +22,7 @@ METHODS = {
     "feddea": "method={name: fedavg, add: {feddea: {rho: 0.3}}, codec: sparse}",
     "matu": "method=matu",
     "fedhca2": "method=fedhca2; model.heads=own",
-    "dpsgd": "method=dpsgd; peers={}",
+    "peers": "method=fedavg; peers={choose: {top: 1}}",
 }
 SITES = {"clinic": ("digit",), "lab": ("even",), "office": ("digit", "large")}
 NODE = "client: {site}\ndata: {{name: arrays, path: {path}, labels: {{{labels}}}}}\n"

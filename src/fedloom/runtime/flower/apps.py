@@ -68,6 +68,7 @@ def client_app(recipe: Recipe | Path | str, method: Method | None = None, built:
     app.query("hello")(answer(_hello))
     app.query("export")(answer(lambda node, head, tree: node.export(head, tree)))
     app.train("fedloom")(answer(lambda node, head, tree: node.train(head, tree)))
+    app.train("peer")(answer(lambda node, head, tree: node.peer(head, tree)))
     app.evaluate("fedloom")(answer(lambda node, head, tree: node.evaluate(head, tree)))
     return app
 

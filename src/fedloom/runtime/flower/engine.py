@@ -24,17 +24,19 @@ from fedloom.runtime import state as checkpoint
 from fedloom.runtime.build import Built
 from fedloom.runtime.config import Flower as Config
 from fedloom.runtime.engines import Engine
-from fedloom.runtime.evaluation import Scores
 from fedloom.runtime.executors import Executor, Job
 from fedloom.runtime.exports import labels, named, wanted
 from fedloom.runtime.flower.apps import client_app
 from fedloom.runtime.flower.local import LocalGrid
 from fedloom.runtime.flower.node import identity, marker, message_tree
-from fedloom.runtime.flower.received import limit_of, open_reply, payload_of, result_of, scores_of
+from fedloom.runtime.flower.received import letters_of, limit_of, open_reply, payload_of, result_of, scores_of
+from fedloom.runtime.flower.relay import TURNS, refuse, stub
 from fedloom.runtime.flower.wire import RefusedError, encode
 from fedloom.runtime.folder import RunFolder
 from fedloom.runtime.nodes import Told, as_told, build_from
 from fedloom.runtime.process import Advance, Round, with_server
+from fedloom.runtime.sampling import cohort
+from fedloom.runtime.steps import Payload
 from fedloom.runtime.worker import EvalJob, TrainDone, TrainJob
 from fedloom.stages.stage import State
 from fedloom.training.flat import FlatModel
@@ -148,6 +150,7 @@ class AtNodes:
             **identity(built),
         }
         self.tasks = {task.name: task for task in built.federation.tasks}
+        self.failed = "none"
 
     def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
         """Results as they come. Raises StateError where too few clients of a round of training answer."""
@@ -162,9 +165,14 @@ class AtNodes:
         return encode(tree, {**self.head, "client": client, "round": round})
 
     def _answers(
-        self, kind: str, contents: Mapping[str, Any], round: int, limits: Mapping[str, float] | None = None
+        self,
+        kind: str,
+        contents: Mapping[str, Any],
+        round: int,
+        limits: Mapping[str, float] | None = None,
+        read: Callable[[Built, str, Any], Any] = lambda built, client, tree: tree,
     ) -> Iterator[tuple[str, Any, dict[str, float]]]:
-        """(client, tree, numbers) of good answers; the others are logged."""
+        """(client, what `read` makes of its tree, numbers) of good answers; the others are logged."""
         expected = {"run": self.run_id, "round": round, "layout": self.head["layout"]}
         for client, answer in self.nodes.ask(kind, contents, self.config.deadline):
             try:
@@ -172,11 +180,20 @@ class AtNodes:
                     raise answer
                 limit = (limits or {}).get(client, 1 << 16)
                 tree, numbers = open_reply(answer, limit, client=client, **expected)
-                if limits is not None:
-                    tree = payload_of(self.built, client, tree)
-                yield client, tree, numbers
+                value = read(self.built, client, tree)
             except RefusedError as error:
+                self.failed = f"client {client!r}, {kind}: {error}"
                 self.nodes.log("answer dropped", {"client": client, "to": kind, "why": str(error)})
+            else:
+                yield client, value, numbers
+
+    def _few(self, round_: int, came: int, asked: int) -> None:
+        least = min(self.config.min_clients, asked)
+        if came < least:
+            raise StateError(
+                f"round {round_}: {came} of {asked} clients answered, but runtime.flower.min_clients asks for {least}. "
+                f"The rounds before it are saved; resume continues from there. The last that failed: {self.failed}"
+            )
 
     def _train(self, jobs: Sequence[TrainJob], evaluate_trained: bool = False) -> Iterator[TrainDone]:
         if not jobs:
@@ -192,19 +209,19 @@ class AtNodes:
         }
         limits = {client: limit_of(self.built, client) for client in contents}
         splits = self.built.recipe.evaluation.splits if evaluate_trained else ()
-        for client, payload, numbers in self._answers("train.fedloom", contents, round_, limits):
+        for client, payload, numbers in self._answers("train.fedloom", contents, round_, limits, payload_of):
             came += 1
-            tasks = self.built.federation.clients[client].tasks
-            mine = {name: self.tasks[name] for name in tasks}
-            trained: dict[str, Scores] = {split: scores_of(f"trained/{split}", numbers, mine) for split in splits}
-            state, result = marker(round_, tasks), result_of(numbers, tasks)
-            yield TrainDone(client, payload, result, state, float(numbers.get("seconds", 0.0)), trained)
-        least = min(self.config.min_clients, len(jobs))
-        if came < least:
-            raise StateError(
-                f"round {round_}: {came} of {len(jobs)} clients answered, but runtime.flower.min_clients asks for "
-                f"{least}. The rounds before it are saved; resume continues from there."
-            )
+            yield self._done(client, payload, round_, numbers, splits)
+        self._few(round_, came, len(jobs))
+
+    def _done(
+        self, client: str, payload: Payload, round_: int, numbers: Mapping[str, float], splits: Sequence[str]
+    ) -> TrainDone:
+        tasks = self.built.federation.clients[client].tasks
+        mine = {name: self.tasks[name] for name in tasks}
+        trained = {split: scores_of(f"trained/{split}", numbers, mine) for split in splits}
+        seconds = float(numbers.get("seconds", 0.0))
+        return TrainDone(client, payload, result_of(numbers, tasks), marker(round_, tasks), seconds, trained)
 
     def _evaluate(self, jobs: Sequence[EvalJob]) -> Iterator[tuple[int, Any]]:
         by_client: dict[str, list[EvalJob]] = {}
@@ -219,6 +236,65 @@ class AtNodes:
         for client, _, numbers in self._answers("evaluate.fedloom", contents, jobs[0].round):
             for job in by_client[client]:
                 yield job.key, scores_of(str(job.key), numbers, {name: self.tasks[name] for name in job.tasks})
+
+    def advance(self, built: Built, executor: Executor, state: State, now: Round) -> tuple[State, Sequence[str]]:
+        """A round of clients and a server, or of peers."""
+        self.nodes.log = now.log
+        if built.recipe.peers is None:
+            return with_server(built, executor, state, now)
+        self.nodes.meet(_HELLO, built.federation.clients)
+        names = sorted(built.federation.clients)
+        members = cohort(names, built.recipe.training.participation, built.recipe.seed, now.number)
+        with now.ledger.phase("train and mix"):
+            peers = self._peers(state["peers"], names, members, now)
+        return {**state, "round": now.number, "peers": peers}, members
+
+    def _peers(self, states: State, names: list[str], members: Sequence[str], now: Round) -> State:
+        """Carry letters between peers, turn by turn; one that does not answer is out for the rest of the round."""
+        federation, round_ = self.built.federation, now.number
+        there, letters = list(members), dict[str, list[Tensor]]()
+        # a peer sends a few letters, each of at most its start and its model, to some of which all others listen
+        limits = {name: 8.0 * limit_of(self.built, name) + 64.0 * len(names) for name in names}
+        trained = "trained" in self.built.recipe.evaluation.models
+        splits = self.built.recipe.evaluation.splits if trained else ()
+        for turn in TURNS:
+            contents = {
+                name: self._content(
+                    name,
+                    round_,
+                    {
+                        "turn": turn,
+                        "names": names,
+                        "letters": letters.get(name, []),
+                        "state": states[name]["client"],
+                        "evaluate_trained": trained,
+                    },
+                )
+                for name in there
+            }
+            came: dict[str, Any] = {}
+            carried: dict[str, list[tuple[str, int, Tensor]]] = {}
+            for name, tree, numbers in self._answers("train.peer", contents, round_, limits, letters_of):
+                came[name] = tree
+                for i, (receiver, data) in enumerate(tree["letters"]):
+                    carried.setdefault(receiver, []).append((name, i, data))
+                if turn == TURNS[0]:
+                    now.done.append(self._done(name, Payload((name, None), 0.0), round_, numbers, splits))
+                    now.ledger.add("local training, sum over clients", now.done[-1].seconds)
+                    if not numbers.get("finite"):
+                        now.log("update dropped", {"client": name, "why": "local training gave nan or inf"})
+                    now.progress.client(round_, len(now.done), len(members))
+            letters = {name: [data for *_, data in sorted(each, key=lambda e: e[:2])] for name, each in carried.items()}
+            there = sorted(came)
+            for name in there:
+                for event, fields in came[name]["events"]:
+                    now.log(event, fields)
+                for kind, fields in came[name]["records"]:
+                    now.record(kind, fields)
+        self._few(round_, len(there), len(members))
+        for name in there:
+            now.ledger.up[name], now.ledger.down[name] = came[name]["up"], came[name]["down"]
+        return {**states, **{name: stub(marker(round_, federation.clients[name].tasks)) for name in there}}
 
     def export(self, state: State) -> dict[str, Tensor]:
         """The global models. Personal ones, which may have private parts, are written by the nodes."""
@@ -245,7 +321,13 @@ class Flower(Engine):
         self.method = method
         if recipe.training.stacked:
             raise RecipeError("training.stacked: nodes train one client each, so nothing can be stacked")
+        refuse(recipe)
         return self._build(recipe, method, partition)
+
+    def initial(self, built: Built) -> State:
+        """The state before the first round; that of clients and peers is theirs."""
+        state = super().initial(built)
+        return state if "peers" not in state else {**state, "peers": {name: stub({}) for name in state["peers"]}}
 
     def _build(self, recipe: Recipe, method: Method | None, partition: Partition | None) -> Built:
         return super().build(recipe, method, partition)
@@ -255,12 +337,7 @@ class Flower(Engine):
         """Wait for the nodes and send them jobs."""
         self.at = AtNodes(built, self._nodes(built, folder), _run_id(folder.path))
         self._wait(built)
-
-        def advance(built: Built, executor: Executor, state: State, now: Round) -> tuple[State, Sequence[str]]:
-            self.at.nodes.log = now.log
-            return with_server(built, executor, state, now)
-
-        yield self.at, advance
+        yield self.at, self.at.advance
 
     def _nodes(self, built: Built, folder: RunFolder) -> Nodes:
         devices = built.recipe.runtime.device

@@ -23,14 +23,17 @@ from fedloom.runtime import state as checkpoint
 from fedloom.runtime.build import Built, build
 from fedloom.runtime.evaluation import Scores
 from fedloom.runtime.exports import labels, named
+from fedloom.runtime.flower.relay import counted, take_turn
 from fedloom.runtime.flower.wire import RefusedError, expect
 from fedloom.runtime.folder import RunFolder
 from fedloom.runtime.ledger import Ledger, count_down, count_up
-from fedloom.runtime.measure import Model, train_records
+from fedloom.runtime.measure import Model, models_for, train_records
 from fedloom.runtime.nodes import NodeConfig, Told, about, as_task, build_at, own_data
+from fedloom.runtime.peer import first
 from fedloom.runtime.steps import Message, Payload
 from fedloom.runtime.worker import EvalJob, TrainDone, TrainJob, Worker
 from fedloom.stages.stage import State
+from fedloom.training.flat import integer_buffers
 
 Numbers = dict[str, float]
 _RUN = re.compile(r"[0-9a-f]{16}")
@@ -98,13 +101,45 @@ class Node:
             folder.write_round({"round": round_, "train": train_records([done])}, ledger)
         return payload_tree(done.payload), numbers_of(done)
 
+    def peer(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
+        """One turn of a round of peers (see `relay`); after the last one the new state stays here."""
+        built, worker = self._at(head)
+        round_, turn, marker = int(head["round"]), str(tree["turn"]), tree["state"]
+        with self._folder(head) as folder:
+            before = self._peer_state(built, folder, marker)
+            left = take_turn(
+                built,
+                worker,
+                folder,
+                self.client,
+                tree["names"],
+                round_,
+                before,
+                turn,
+                tree["letters"],
+                bool(tree["evaluate_trained"]),
+            )
+            if left.state is not None:
+                self._keep(folder, left.state, round_, marker)
+                folder.cut(round_ - 1)
+                folder.write_round({"round": round_, "train": left.train}, left.ledger)
+        answer = {
+            "letters": left.letters,
+            "records": left.records,
+            "events": left.events,
+            "up": counted(left.ledger.up.get(self.client, {})),
+            "down": counted(left.ledger.down.get(self.client, {})),
+        }
+        numbers = {} if left.done is None else {**numbers_of(left.done), "finite": int(left.done.payload.finite)}
+        return answer, numbers
+
     def evaluate(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
         """Scores of models on this client's data."""
-        _, worker = self._at(head)
+        built, worker = self._at(head)
         numbers: Numbers = {}
         with self._folder(head) as folder:
             for job in tree["jobs"]:
-                message, state = as_message(job["message"]), self._state(folder, job["state"])
+                message, state = self._model(built, folder, job, "personal" if job["personal"] else "global")
                 rest = {k: v for k, v in job.items() if k not in ("message", "state")}
                 rest["tasks"] = tuple(rest["tasks"])
                 key, scores = worker.evaluate(EvalJob(message=message, state=state, **rest))
@@ -117,7 +152,7 @@ class Node:
         tensors: dict[str, Tensor] = {}
         with self._folder(head) as folder:
             for one in tree["models"]:
-                message, state = as_message(one["message"]), self._state(folder, one["state"])
+                message, state = self._model(built, folder, one, str(one["name"]))
                 model = Model(one["name"], tuple(one["tasks"]), message, state, one["task"])
                 tensors |= named(built, worker.model, self.client, model, int(head["round"]), one["prefix"])
             folder.save_model(tensors, labels(built, {"round": head["round"]}))
@@ -139,6 +174,22 @@ class Node:
         path = self.run_folder(str(head["run"]))
         path.mkdir(parents=True, exist_ok=True)
         return RunFolder(path)
+
+    def _model(self, built: Built, folder: RunFolder, one: Mapping[str, Any], name: str) -> tuple[Message, State]:
+        """From what a model is loaded: what came and this client's state, or, at a peer, what it has itself."""
+        if built.recipe.peers is None:
+            return as_message(one["message"]), self._state(folder, one["state"])
+        state = self._peer_state(built, folder, one["state"])
+        for model in models_for(built, {"peers": {self.client: state}}, self.client):
+            if (model.name, model.task) == (name, one["task"]):
+                return model.message, model.state
+        raise RefusedError(f"client {self.client!r} has no {name} model of task {one['task']!r}")
+
+    def _peer_state(self, built: Built, folder: RunFolder, marker: Mapping[str, Any]) -> State:
+        if marker:
+            return self._state(folder, {"node": marker["node"]})
+        initial = built.layout.flatten(built.module).detach()
+        return first(built.method, built.layout, initial, integer_buffers(built.module))
 
     def _state(self, folder: RunFolder, marker: Mapping[str, Any]) -> State:
         """The state that a marker stands for: of a round, or a task's part of it."""

@@ -11,8 +11,10 @@ from torch import Tensor
 
 from fedloom.runtime.build import Built
 from fedloom.runtime.evaluation import Scores
+from fedloom.runtime.flower.relay import as_counts
 from fedloom.runtime.flower.wire import RefusedError, decode, expect, head_of, numbers_of
 from fedloom.runtime.steps import Payload, blank, rows_of
+from fedloom.runtime.transport import Message as Letter
 from fedloom.tasks.task import Task
 from fedloom.training.flat import integer_buffers
 from fedloom.training.loop import LocalResult
@@ -58,6 +60,24 @@ def payload_of(built: Built, client: str, tree: Any) -> Payload:
     _check_vectors(built, payload)
     _check_beside(built, payload)
     return payload
+
+
+def letters_of(built: Built, client: str, tree: Any) -> dict[str, Any]:
+    """What a peer's turn left: letters (receiver, bytes), which must be its own, records, events and byte counts."""
+    try:
+        for receiver, data in tree["letters"]:
+            _check(receiver in built.federation.clients, "letters", "a client of this run", receiver)
+            letter = Letter.decode(data.numpy().tobytes())
+            _check(letter.sender == client, "letters", f"sender {client!r}", letter.sender)
+            _check(letter.layout == built.layout.hash, "letters", f"layout {built.layout.hash}", letter.layout)
+            _check(_finite(dict(letter.tensors)), "letters", "finite values")
+        for kind, fields in (*tree["records"], *tree["events"]):
+            _check(isinstance(kind, str) and isinstance(fields, dict), "records", "names with fields")
+        return {**tree, "up": as_counts(tree["up"]), "down": as_counts(tree["down"])}
+    except RefusedError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RefusedError(f"letters: {type(error).__name__}: {str(error)[:200]}") from None
 
 
 def _check_vectors(built: Built, payload: Payload) -> None:
