@@ -16,8 +16,7 @@ for _name, _value in (
 ):
     os.environ.setdefault(_name, _value)
 
-__all__ = ["Flower", "Node", "client_app", "server_app"]
+__all__ = ["Flower", "Node", "as_strategy", "client_app", "server_app"]
 
-__getattr__, __dir__ = lazy(
-    "fedloom.runtime.flower", {"engine": "Flower", "node": "Node", "apps": "client_app server_app"}
-)
+_LAZY = {"apps": "client_app server_app", "engine": "Flower", "node": "Node", "strategy": "as_strategy"}
+__getattr__, __dir__ = lazy("fedloom.runtime.flower", _LAZY)

@@ -138,8 +138,8 @@ class Nodes:
 class AtNodes:
     """Runs jobs at the nodes of their clients: an Executor. A client that fails leaves no result, and a log line."""
 
-    def __init__(self, built: Built, nodes: Nodes, run: str) -> None:
-        self.built, self.nodes, self.run_id = built, nodes, run
+    def __init__(self, built: Built, nodes: Nodes, run: str, deadline: float) -> None:
+        self.built, self.nodes, self.run_id, self.deadline = built, nodes, run, deadline
         self.config: Config = built.recipe.runtime.flower
         own_data = built.recipe.data.name == "nodes"
         self.head = {
@@ -174,7 +174,7 @@ class AtNodes:
     ) -> Iterator[tuple[str, Any, dict[str, float]]]:
         """(client, what `read` makes of its tree, numbers) of good answers; the others are logged."""
         expected = {"run": self.run_id, "round": round, "layout": self.head["layout"]}
-        for client, answer in self.nodes.ask(kind, contents, self.config.deadline):
+        for client, answer in self.nodes.ask(kind, contents, self.deadline):
             try:
                 if isinstance(answer, RefusedError):
                     raise answer
@@ -335,7 +335,7 @@ class Flower(Engine):
     @contextmanager
     def start(self, built: Built, folder: RunFolder) -> Iterator[tuple[Executor, Advance | None]]:
         """Wait for the nodes and send them jobs."""
-        self.at = AtNodes(built, self._nodes(built, folder), _run_id(folder.path))
+        self.at = AtNodes(built, self._nodes(built, folder), _run_id(folder.path), self._deadline(built))
         self._wait(built)
         yield self.at, self.at.advance
 
@@ -348,6 +348,9 @@ class Flower(Engine):
             for node, (client, home) in enumerate(self.homes.items(), start=1)
         }
         return Nodes(LocalGrid(client_app(built.recipe, self.method, built), configs), built.recipe)
+
+    def _deadline(self, built: Built) -> float:
+        return 1e9  # they work one after another, so none is late
 
     def _wait(self, built: Built) -> None:
         config, nodes = built.recipe.runtime.flower, self.at.nodes
@@ -410,6 +413,9 @@ class OverGrid(Flower):
             value = {client: told.model_dump(mode="json") for client, told in self.told.items()}
             checkpoint.write_text(folder.path / "nodes.json", json.dumps(value, indent=1))
         return self.nodes
+
+    def _deadline(self, built: Built) -> float:
+        return built.recipe.runtime.flower.deadline
 
     def export(self, built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
         """The global models; each node has its client's own ones."""
