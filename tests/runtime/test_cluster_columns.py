@@ -154,6 +154,7 @@ SEPARABLE: Mapping[str, Stage] = {
     "groups of updates": stages.SimilarGroups(source="update", soft=True),
     "clusters": stages.SplittingClusters(eps1=9.0, eps2=0.0, start=0),
     "gossip": stages.Gossip(),
+    "tensor by tensor": stages.PerBlock(stages.CosineMix()),
     "identity": stages.Identity(),
     "split": Split({"encoder": Mean(), "*": stages.Identity()}),
     "split means": Split({"encoder": Mean(), "*": stages.PCGrad() >> Mean()}),

@@ -31,6 +31,7 @@ class CosineMix(Stage):
     tau: float = 0.5
     kind = "matrix"
     reads = frozenset({"X", "base"})
+    separable = True
 
     def __post_init__(self) -> None:
         if not self.tau > 0:
