@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedloom import __version__, cli_doctor, cli_features, cli_grid, cli_pretrain, cli_records, cli_report, cli_tasks
+from fedloom import (
+    __version__,
+    cli_doctor,
+    cli_export,
+    cli_features,
+    cli_grid,
+    cli_pretrain,
+    cli_records,
+    cli_report,
+    cli_tasks,
+    cli_watch,
+)
 from fedloom.cli_data import data
 from fedloom.cli_flower import flower
 from fedloom.errors import StateError, UserError, nearest
@@ -216,12 +227,14 @@ def compare(
 
 
 cli_doctor.register(app)
+cli_export.register(app)
 cli_features.register(app)
 cli_grid.register(app)
 cli_pretrain.register(app)
 cli_records.register(app)
 cli_report.register(app)
 cli_tasks.register(app)
+cli_watch.register(app)
 
 
 def _default_folder(recipe: Recipe) -> Path:

@@ -129,12 +129,16 @@ def _ramp(share: Array, valid: Array) -> Array:
     return np.where(valid[..., None], np.rint(np.stack(channels, -1)), 0).astype(np.uint8)
 
 
+def normal(part: Examples) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
+    """(mean, standard deviation) of each channel that a batch is normalised with; None where it is not."""
+    if isinstance(part, TensorExamples):
+        return part.mean, part.std
+    return tuple(MEAN), tuple(STD)
+
+
 def pictures(part: Examples, x: Tensor) -> Array:
     """Inputs as they were before normalisation (B x H x W x 3, uint8); feature vectors as strips of grey."""
-    if isinstance(part, TensorExamples):
-        mean, std = part.mean, part.std
-    else:
-        mean, std = MEAN, STD
+    mean, std = normal(part)
     if mean is not None and std is not None:
         shape = (1, -1) + (1,) * (x.ndim - 2)
         x = x * x.new_tensor(std).view(shape) + x.new_tensor(mean).view(shape)

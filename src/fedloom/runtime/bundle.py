@@ -1,0 +1,336 @@
+"""One model of a finished run in a folder of its own: weights, a card, and what it takes to use it again.
+
+Without fedloom the weights are named tensors; where they are a network of timm and linear heads, `load.py` beside them
+loads them with timm and torch alone. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+import fedloom
+from fedloom import tasks as task_classes
+from fedloom.data.dataset import Examples
+from fedloom.data.joined import Joined
+from fedloom.data.preview import Cell, grid, label, normal
+from fedloom.errors import StateError, UserError, nearest
+from fedloom.extras import need
+from fedloom.models.changes import changed
+from fedloom.models.multitask import MultiTask, build_model
+from fedloom.recipes.loader import dump, load
+from fedloom.recipes.schema import Recipe
+from fedloom.runtime.api import trained_models
+from fedloom.runtime.build import Built, build, method_of
+from fedloom.runtime.folder import RunFolder
+from fedloom.runtime.picture import as_label
+from fedloom.study.compare import Row
+from fedloom.study.runs import Run
+from fedloom.tasks.dense import DenseTask
+from fedloom.tasks.regression import Regression
+from fedloom.tasks.task import Task
+
+ABOUT, WEIGHTS, CARD, LOADER, RECIPE = "export.json", "model.safetensors", "README.md", "load.py", "recipe.yaml"
+
+
+def export(run: Path, out: Path, client: str | None = None, task: str | None = None) -> Path:
+    """Write a model of a finished run to the new or empty folder `out`, which is returned.
+
+    The global model, or the one that `client` uses; with `task`, without the heads and decoders of other tasks. The
+    run's data are loaded, for they say how inputs are normalised.
+
+    Raises StateError where the run is not finished or `out` is not empty, UserError for a client or a task that is not
+    there or that must be named.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise StateError(f"{out} exists and is not empty; choose another folder")
+    recipe, partition = RunFolder.read(run)
+    models = trained_models(run)
+    built = build(recipe, partition=partition)
+    clients = built.federation.clients
+    if client is not None and client not in clients:
+        raise UserError(f"{run}: no client {client!r}.{nearest(client, clients)} Clients: {', '.join(clients)}")
+    held = [t for t in built.federation.tasks if client is None or t.name in clients[client].tasks]
+    if task is not None and task not in {t.name for t in held}:
+        names = [t.name for t in held]
+        whose = "the run" if client is None else f"client {client!r}"
+        raise UserError(f"{run}: {whose} has no task {task!r}.{nearest(task, names)} Tasks: {', '.join(names)}")
+    key = _key(run, models, client, task)
+    wanted = [t for t in held if task in (None, t.name)]
+    mine = _of_tasks(models[key], {t.name for t in wanted})
+    about = _about(built, client if key else None, wanted)
+    out.mkdir(parents=True, exist_ok=True)
+    save_file({name: tensor.contiguous() for name, tensor in mine.items()}, out / WEIGHTS, metadata={"format": "pt"})
+    files = {ABOUT: json.dumps(about, indent=1), RECIPE: dump(recipe), CARD: _card(built, run, about, wanted, client)}
+    loader = _loader(built.module, about, wanted)
+    if loader is not None:
+        files[LOADER] = loader
+    for name, text in files.items():
+        (out / name).write_text(text, encoding="utf-8")
+    return out
+
+
+def _key(run: Path, models: Mapping[str, Any], client: str | None, task: str | None) -> str:
+    """Which of a run's models is meant, by its name in `trained_models`."""
+    asked = [f"{client}/task/{task}", f"{client}", f"task/{task}", ""] if client is not None else [f"task/{task}", ""]
+    found = next((key for key in asked if key in models), None)
+    if found is not None:
+        return found
+    if any(key.startswith("task/") or "/task/" in key for key in models) and task is None:
+        raise UserError(f"{run}: each task has a model of its own; name one with --task")
+    owners = sorted({key.partition("/task/")[0] for key in models if not key.startswith("task/")})
+    raise UserError(
+        f"{run}: there is no global model; name the client whose model is meant with --client ({', '.join(owners)})"
+    )
+
+
+def _of_tasks(state: Mapping[str, Tensor], tasks: set[str]) -> dict[str, Tensor]:
+    """Without what belongs to other tasks."""
+    owner = {name: name.split(".")[1] for name in state if name.split(".")[0] in ("decoders", "heads")}
+    return {name: tensor for name, tensor in state.items() if owner.get(name) in (None, *tasks)}
+
+
+def _about(built: Built, client: str | None, wanted: Sequence[Task]) -> dict[str, Any]:
+    part: Examples = built.dataset.test
+    if isinstance(part, Joined):
+        mine = built.federation.clients[client].domain if client is not None else None
+        part = part.pieces[mine] if mine is not None and mine in part.pieces else next(iter(part.pieces.values()))
+    mean, std = normal(part)
+    return {
+        "fedloom": fedloom.__version__,
+        "recipe": built.recipe.name,
+        "method": built.method.name,
+        "seed": built.recipe.seed,
+        "client": client,
+        "input_shape": list(part.input_shape),
+        "mean": mean,
+        "std": std,
+        "tasks": [{"class": type(t).__name__, **asdict(t)} for t in wanted],
+    }
+
+
+def _card(built: Built, folder: Path, about: Mapping[str, Any], wanted: Sequence[Task], client: str | None) -> str:
+    run = Run.read(folder)
+    final = run.by_client()[client] if client is not None else run.final()
+    whose = "the global model" if about["client"] is None else f"the model of client {about['client']}"
+    shape = " x ".join(map(str, about["input_shape"]))
+    names = {t.name for t in wanted}
+    numbers = [
+        f"| {Row(task, metric, dict(run.info['tasks'][task]['metrics']).get(metric, 'min'))} | {value:.4f} |"
+        for task, values in final.values.items()
+        if task in names
+        for metric, value in values.items()
+        if not math.isnan(value)
+    ]
+    normalised = "as they are" if about["mean"] is None else f"normalised: mean {about['mean']}, std {about['std']}"
+    plain = _loader_fits(built.module, wanted)
+    used = [
+        "```console",
+        "fedloom predict . image.png",
+        "```",
+        *(["", f"`{LOADER}` loads it without fedloom, with torch and timm."] if plain else []),
+    ]
+    return "\n".join(
+        [
+            "---",
+            "library_name: fedloom",
+            "tags: [federated-learning, multi-task-learning]",
+            "---",
+            "",
+            f"# {about['recipe']}: {about['method']}",
+            "",
+            f"This is {whose} of a federated run of {len(run.info['clients'])} clients and {run.last_round} rounds "
+            f"(fedloom {about['fedloom']}, seed {about['seed']}); {RECIPE} says how it was trained.",
+            "",
+            f"- Tasks: {', '.join(f'{t.name} ({t.kind}, {t.channels})' for t in wanted)}",
+            f"- Input: {shape}, {'values of 0 to 1, ' if len(about['input_shape']) == 3 else ''}{normalised}",
+            f"- Data: {run.recipe['data']['name']}",
+            "",
+            f"Measured in round {final.round} on {', '.join(final.data)} data, {final.model} model"
+            + (":" if client is not None else ", mean over the clients with the task:"),
+            "",
+            "| task | value |",
+            "|---|---|",
+            *numbers,
+            "",
+            "## Use",
+            "",
+            *used,
+            "",
+            "No statement is made about other data than that, nor about what can be told from the weights about the "
+            "clients' data.",
+            "",
+        ]
+    )
+
+
+def _loader_fits(module: MultiTask, wanted: Sequence[Task]) -> bool:
+    """Whether the model is a plain network of timm with linear heads."""
+    plain = getattr(module.encoder, "made", None) is not None
+    return plain and all(type(module.heads[task.name]) is nn.Linear for task in wanted)
+
+
+def _loader(module: MultiTask, about: Mapping[str, Any], wanted: Sequence[Task]) -> str | None:
+    """A script that loads the model without fedloom, or None where that takes more than timm and linear layers."""
+    if not _loader_fits(module, wanted):
+        return None
+    made: Mapping[str, Any] = module.encoder.made  # type: ignore[assignment]
+    heads = {t.name: (module.heads[t.name].in_features, module.heads[t.name].out_features) for t in wanted}
+    return f'''"""The model of this folder with torch and timm alone. `python {LOADER} IMAGE...` prints its outputs."""
+
+import sys
+from pathlib import Path
+
+import timm
+import torch
+from safetensors.torch import load_file
+
+SHAPE = {tuple(about["input_shape"])!r}  # channels, height, width
+MEAN, STD = {about["mean"]!r}, {about["std"]!r}
+HEADS = {heads!r}  # task: features, outputs
+
+
+def load(file=Path(__file__).with_name({WEIGHTS!r})):
+    """(encoder, {{task: head}})."""
+    state = load_file(file)
+
+    def below(prefix):
+        return {{k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}}
+
+    encoder = timm.create_model(**{dict(made)!r}, pretrained=False, num_classes=0)
+    encoder.load_state_dict(below("encoder.net."))
+    heads = torch.nn.ModuleDict({{task: torch.nn.Linear(*size) for task, size in HEADS.items()}})
+    heads.load_state_dict(below("heads."))
+    return encoder.eval(), heads.eval()
+
+
+def read(path):
+    """An image as the model takes it (1 x C x H x W)."""
+    import numpy as np
+    from PIL import Image
+
+    image = Image.open(path).convert("L" if SHAPE[0] == 1 else "RGB").resize(SHAPE[:0:-1], Image.Resampling.BILINEAR)
+    x = torch.from_numpy(np.array(image)).float().div(255).reshape(*SHAPE[1:], SHAPE[0]).permute(2, 0, 1)[None]
+    if MEAN is None:
+        return x
+    return (x - torch.tensor(MEAN).view(1, -1, 1, 1)) / torch.tensor(STD).view(1, -1, 1, 1)
+
+
+if __name__ == "__main__":
+    encoder, heads = load()
+    for path in sys.argv[1:]:
+        with torch.inference_mode():
+            features = encoder(read(path))
+            for task, head in heads.items():
+                print(path, task, head(features)[0].tolist())
+'''
+
+
+@dataclass(frozen=True, eq=False)
+class Bundle:
+    """An exported model, ready for use."""
+
+    module: MultiTask
+    tasks: tuple[Task, ...]
+    input_shape: tuple[int, ...]
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+
+    @staticmethod
+    def read(folder: Path) -> Bundle:
+        """Read what `export` wrote. Raises StateError where it is not that, or does not fit its own recipe."""
+        if not (folder / ABOUT).is_file():
+            raise StateError(f"{folder} is no exported model: it has no {ABOUT}; `fedloom export RUN` makes one")
+        try:
+            about = json.loads((folder / ABOUT).read_text("utf-8"))
+            tasks = tuple(_task(folder, dict(value)) for value in about["tasks"])
+            shape = tuple(int(n) for n in about["input_shape"])
+            mean, std = (None if about[k] is None else tuple(map(float, about[k])) for k in ("mean", "std"))
+            recipe = load(folder / RECIPE)
+            module = _module(recipe, shape, tasks)
+            module.load_state_dict(load_file(folder / WEIGHTS))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise StateError(f"{folder / ABOUT} cannot be read: {error!r}") from error
+        except RuntimeError as error:
+            raise StateError(f"{folder / WEIGHTS} does not fit {RECIPE}: {error}") from None
+        return Bundle(module.eval(), tasks, shape, mean, std)
+
+    def input(self, file: Path) -> tuple[Tensor, Any]:
+        """(an image file as the model takes it, C x H x W; the same to look at, H x W x 3 of uint8).
+
+        It is resized to the size that the model was trained on. Raises UserError where it cannot be read.
+        """
+        library = need("PIL.Image", "vision")
+        if len(self.input_shape) != 3 or self.input_shape[0] not in (1, 3):
+            raise UserError(f"{file}: the model takes inputs of shape {self.input_shape}, which are no images")
+        channels, height, width = self.input_shape
+        try:
+            with library.open(file) as opened:
+                image = opened.convert("L" if channels == 1 else "RGB")
+        except (OSError, library.DecompressionBombError) as error:
+            raise UserError(f"{file} cannot be read as an image: {error}") from None
+        image = image.resize((width, height), library.Resampling.BILINEAR)
+        raw = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8)
+        raw = raw.view(height, width, channels).permute(2, 0, 1)
+        x = raw.float().div(255)
+        if self.mean is not None and self.std is not None:
+            x = (x - torch.tensor(self.mean).view(-1, 1, 1)) / torch.tensor(self.std).view(-1, 1, 1)
+        return x, raw.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy()
+
+    def predict(self, files: Sequence[Path]) -> tuple[list[dict[str, str]], Any]:
+        """(for each file, task -> the answer in words where it is one; a picture of all inputs and answers)."""
+        texts: list[dict[str, str]] = []
+        rows: list[list[Cell]] = []
+        for file in files:
+            x, shown = self.input(file)
+            with torch.inference_mode():
+                outputs = self.module(x[None], [task.name for task in self.tasks])
+            cells: list[Cell] = [(shown, file.name)]
+            words = {}
+            for task in self.tasks:
+                output = outputs[task.name][0]
+                if isinstance(task, DenseTask):
+                    cells.append(label(task, as_label(task, output)))
+                    continue
+                words[task.name] = _words(task, output)
+                cells.append((None, words[task.name]))
+            texts.append(words)
+            rows.append(cells)
+        return texts, grid(["input", *(task.name for task in self.tasks)], rows)
+
+
+def _words(task: Task, output: Tensor) -> str:
+    if isinstance(task, Regression):
+        return f"{float(output[0]) * task.std + task.mean:.4g}"
+    share = output.softmax(0)
+    best = int(share.argmax())
+    return f"class {best} ({float(share[best]):.0%})"
+
+
+def _task(folder: Path, value: dict[str, Any]) -> Task:
+    name = value.pop("class")
+    known = getattr(task_classes, name, None) if name in task_classes.__all__ else None
+    if not (isinstance(known, type) and issubclass(known, Task)):
+        raise StateError(f"{folder / ABOUT}: unknown kind of task {name!r}")
+    try:
+        task: Task = TypeAdapter(known).validate_python(value)
+    except ValidationError as error:
+        raise StateError(f"{folder / ABOUT}: task {value.get('name')!r}: {error}") from None
+    return task
+
+
+def _module(recipe: Recipe, shape: tuple[int, ...], tasks: Sequence[Task]) -> MultiTask:
+    """The model as the run had it, with initial weights: what is loaded replaces them all."""
+    model = recipe.model
+    params = {k: False if k == "pretrained" else v for k, v in model.params.items()}
+    module = build_model(model.name, params, shape, tasks, recipe.seed, None, model.lora)
+    return changed(module, method_of(recipe, None).model, shape, recipe.seed)
