@@ -1,0 +1,271 @@
+"""Nodes with their own data, nodes that fail, and nodes that send what no honest node would."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+import fedloom
+from fedloom.errors import DataError, RecipeError, StateError, UserError
+from fedloom.recipes.loader import load
+from fedloom.recipes.schema import Recipe
+from fedloom.runtime.api import Result, resume, run
+
+pytest.importorskip("flwr")
+
+from flwr.app import ConfigRecord
+
+from fedloom.runtime.flower import Node, client_app, engine
+from fedloom.runtime.flower.engine import OverGrid
+from fedloom.runtime.flower.local import LocalGrid
+
+SITES = {"clinic": ("digit",), "lab": ("even",), "office": ("digit", "even")}
+RECIPE = {
+    "name": "sites",
+    "data": "nodes",
+    "partition": "nodes",
+    "model": "small-cnn",
+    "method": "fedavg",
+    "training": {"rounds": 3, "steps": 2, "epochs": None},
+    "runtime": {"engine": "flower", "flower": {"nodes": 3, "wait": 1.0, "deadline": 1.0}},
+}
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time passes only while the server waits, however busy this machine is."""
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+
+
+def recipe(*changes: str) -> Recipe:
+    return load(RECIPE, changes)
+
+
+@pytest.fixture(scope="module")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, str]]:
+    """Node configs of three nodes, each with a part of the digits and labels of its own tasks."""
+    base = tmp_path_factory.mktemp("sites")
+    digits = load_digits()
+    images, labels = (digits.images * 15).astype(np.uint8)[:, None], {"digit": digits.target}
+    labels["even"] = (digits.target % 2 == 0).astype(np.int64)
+    configs = {}
+    for number, (site, tasks) in enumerate(SITES.items()):
+        part = slice(number * 80, number * 80 + 80)
+        arrays = {"x_train": images[part][:60], "x_test": images[part][60:]}
+        arrays |= {
+            f"{t}_{s}": labels[t][part][c] for t in tasks for s, c in (("train", np.s_[:60]), ("test", np.s_[60:]))
+        }
+        np.savez(base / f"{site}.npz", **arrays)
+        home = base / site
+        home.mkdir()
+        named = {task: f"{task}_{{split}}" for task in tasks}
+        data = {"name": "arrays", "path": str(base / f"{site}.npz"), "labels": named}
+        (home / "node.yaml").write_text(json.dumps({"client": site, "data": data}))
+        configs[100 - number] = {"home": str(home)}
+    return configs
+
+
+def events(folder: Path) -> list[dict[str, Any]]:
+    return [e for line in (folder / "metrics.jsonl").read_text().splitlines() for e in json.loads(line)["events"]]
+
+
+def trained(folder: Path) -> list[list[str]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [sorted({each["client"] for each in line["train"]}) for line in lines[1:]]
+
+
+Go = Callable[..., Result]
+
+
+@pytest.fixture
+def go(homes: dict[int, dict[str, str]], tmp_path: Path) -> Go:
+    """Run over a grid of the three nodes; `grid` may be changed before, by a function."""
+
+    def run_it(*changes: str, change: Callable[[LocalGrid], object] = lambda grid: None) -> Result:
+        one = recipe(*changes)
+        grid = LocalGrid(client_app(one), homes)
+        change(grid)
+        return run(one, tmp_path / "run", engine=OverGrid(grid, tmp_path / "run"))
+
+    return run_it
+
+
+@pytest.mark.parametrize("changes", [(), ("method=matu",), ("method=fedper", "model.heads=own"), ("peers={}",)])
+def test_a_server_without_data(go: Go, homes: dict[int, dict[str, str]], changes: tuple[str, ...]) -> None:
+    result = go(*changes)
+    assert trained(result.folder) == [sorted(SITES)] * 3
+    assert events(result.folder) == []
+    about = json.loads((result.folder / "run.json").read_text())
+    assert {c: set(v["tasks"]) for c, v in about["clients"].items()} == {c: set(t) for c, t in SITES.items()}
+    assert {v["train"] + v["val"] for v in about["clients"].values()} == {60}
+    run_id = json.loads((result.folder / "flower.json").read_text())["run"]
+    counted = [json.loads(line) for line in (result.folder / "bytes.jsonl").read_text().splitlines()][1:]
+    for config in homes.values():
+        home = Path(config["home"])
+        mine = [json.loads(line) for line in (home / "runs" / run_id / "bytes.jsonl").read_text().splitlines()]
+        whole = [[e for e in line["up"] if e["client"] == home.name] for line in counted]
+        assert [line["up"] for line in mine] == whole
+    labels = json.loads((result.folder / "partition.json").read_text())["labels"]
+    assert labels == {site: {task: [0] for task in tasks} for site, tasks in SITES.items()}  # nobody has told
+
+
+def test_answers_do_not_depend_on_node_ids(homes: dict[int, dict[str, str]], tmp_path: Path) -> None:
+    outcomes = []
+    for name, keys in (("a", sorted(homes)), ("b", [7, 5, 6])):
+        grid = LocalGrid(client_app(recipe()), dict(zip(keys, homes.values(), strict=True)))
+        result = run(recipe(), tmp_path / name, engine=OverGrid(grid, tmp_path / name))
+        outcomes.append(fedloom.runtime.api.trained_models(result.folder)[""])
+    assert all(torch.equal(value, outcomes[1][key]) for key, value in outcomes[0].items())
+
+
+def _nan(payload: dict[str, Any]) -> None:
+    payload["packed"] = {"values": payload["packed"]["values"] * float("nan")}
+
+
+def _huge(payload: dict[str, Any]) -> None:
+    payload["packed"] = {"values": torch.zeros(3_000_000)}
+
+
+def _short(payload: dict[str, Any]) -> None:
+    payload["packed"] = {"values": payload["packed"]["values"][:-1]}
+
+
+def _lies(payload: dict[str, Any]) -> None:
+    payload["n"] = 1e9
+
+
+def _else(payload: dict[str, Any]) -> None:
+    payload["packed"] = {"nothing": torch.zeros(1)}
+
+
+BAD = {_nan: "packed", _huge: "at most", _short: "packed", _lies: "n: expected", _else: "packed: KeyError"}
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda f: f.__name__[1:])
+def test_a_bad_payload_is_dropped_and_the_round_goes_on(go: Go, monkeypatch: pytest.MonkeyPatch, bad: Any) -> None:
+    honest = Node.train
+
+    def train(self: Node, head: Any, tree: Any) -> Any:
+        payload, numbers = honest(self, head, tree)
+        if self.client == "lab" and head["round"] == 2:
+            bad(payload)
+        return payload, numbers
+
+    monkeypatch.setattr(Node, "train", train)
+    result = go()
+    assert trained(result.folder) == [sorted(SITES), ["clinic", "office"], sorted(SITES)]
+    (event,) = events(result.folder)
+    assert (event["event"], event["client"]) == ("answer dropped", "lab")
+    assert BAD[bad] in event["why"]
+
+
+@pytest.mark.parametrize("field", ["layout", "round", "run", "client"])
+def test_an_answer_about_something_else_is_dropped(go: Go, field: str) -> None:
+    def change(grid: LocalGrid) -> None:
+        honest = grid.app
+
+        def app(message: Any, context: Any) -> Any:
+            reply = honest(message, context)
+            meta = dict(reply.content["meta"])
+            if meta["client"] == "lab" and message.metadata.message_type == "train.fedloom":
+                reply.content["meta"] = ConfigRecord({**meta, field: "0"})
+            return reply
+
+        grid.app = app
+
+    result = go("training.rounds=1", change=change)
+    (event,) = events(result.folder)
+    assert event["client"] == "lab"
+    assert event["why"].startswith(f"{field}: expected")
+
+
+def test_a_node_that_fails_says_why(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = Node.train
+
+    def train(self: Node, head: Any, tree: Any) -> Any:
+        if self.client == "lab":
+            raise OSError("the disk is full")
+        return honest(self, head, tree)
+
+    monkeypatch.setattr(Node, "train", train)
+    assert all("the disk is full" in event["why"] for event in events(go("training.rounds=1").folder))
+
+
+def test_a_node_may_be_silent_or_gone_and_come_back(go: Go) -> None:
+    """A node is silent in round 1 and gone in round 2; in round 3 it has a new id."""
+
+    def change(grid: LocalGrid) -> None:
+        asked = {"train": 0}
+        push, lab = grid.push_messages, 99
+
+        def pushed(messages: Any) -> list[str]:
+            messages = list(messages)
+            asked["train"] += any(m.metadata.message_type == "train.fedloom" for m in messages)
+            if asked["train"] == 1:
+                grid.silent.add(lab)
+            return push(messages)
+
+        def there() -> list[int]:
+            if asked["train"] == 1 and lab in grid.contexts and grid.silent:
+                grid.contexts[1000] = grid.contexts.pop(lab)
+                grid.silent = set()
+                asked["hidden"] = 1
+            hidden = asked["train"] == 1 and asked.get("hidden")
+            return [node for node in grid.contexts if not (hidden and node == 1000)]
+
+        grid.push_messages, grid.get_node_ids = pushed, there  # type: ignore[method-assign]
+
+    result = go("evaluation.every=3", change=change)
+    assert trained(result.folder)[0] == ["clinic", "office"]
+    assert trained(result.folder)[-1] == sorted(SITES)
+    assert {e["client"] for e in events(result.folder)} == {"lab"}
+
+
+def test_too_few_end_the_run_and_it_can_be_resumed(go: Go, homes: dict[int, dict[str, str]], tmp_path: Path) -> None:
+    def change(grid: LocalGrid) -> None:
+        pull = grid.pull_messages
+
+        def pulled(ids: Any) -> Any:
+            if (tmp_path / "run" / "metrics.jsonl").is_file() and len(trained(tmp_path / "run")) == 1:
+                grid.silent.add(99)
+            return pull(ids)
+
+        grid.pull_messages = pulled  # type: ignore[method-assign]
+
+    with pytest.raises(StateError, match=r"round 2: 2 of 3 clients answered.*'lab', train.fedloom: no answer within"):
+        go("runtime.flower.min_clients=3", "evaluation.every=3", change=change)
+    one = recipe("runtime.flower.min_clients=3", "evaluation.every=3")
+    result = resume(tmp_path / "run", engine=OverGrid(LocalGrid(client_app(one), homes), tmp_path / "run"))
+    assert trained(result.folder) == [sorted(SITES)] * 3
+
+
+def test_two_nodes_of_one_client_and_another_recipe(homes: dict[int, dict[str, str]], tmp_path: Path) -> None:
+    doubled = {**homes, 200: homes[100]}
+    grid = LocalGrid(client_app(recipe()), doubled)
+    assert run(recipe(), tmp_path / "run", engine=OverGrid(grid, tmp_path / "run")).status == "finished"
+    other = LocalGrid(client_app(recipe("seed=5")), homes)
+    with pytest.raises(UserError, match="0 of 3 nodes reported"):
+        run(recipe(), tmp_path / "other", engine=OverGrid(other, tmp_path / "other"))
+
+
+def test_what_cannot_be_run_is_refused(homes: dict[int, dict[str, str]], tmp_path: Path) -> None:
+    grid = LocalGrid(client_app(recipe()), homes)
+    with pytest.raises(RecipeError, match=r"runtime\.flower\.nodes: null found"):
+        run(recipe("runtime.flower.nodes=null"), tmp_path / "a", engine=OverGrid(grid, tmp_path / "a"))
+    with pytest.raises(DataError, match="start the run with `flwr run`"):
+        run(recipe(), tmp_path / "b")
+    with pytest.raises(RecipeError, match=r"training\.stacked"):
+        run(recipe("training.stacked=true"), tmp_path / "c", engine=OverGrid(grid, tmp_path / "c"))
