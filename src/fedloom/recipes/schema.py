@@ -32,7 +32,7 @@ from fedloom.training.config import Section, Training
 
 M = TypeVar("M", bound=BaseModel)
 
-QUIET = ("engine", "flower", "workers", "checkpoint_every", "diagnostics")
+QUIET = ("engine", "flower", "workers", "checkpoint_every", "diagnostics", "track")
 """Keys of the section runtime on which results do not depend."""
 
 

@@ -22,6 +22,7 @@ from fedloom.runtime.engines import Engine, engine_of
 from fedloom.runtime.folder import RunFolder
 from fedloom.runtime.plan import Plan, plan
 from fedloom.runtime.process import Progress, run_rounds
+from fedloom.runtime.track import tracker_of
 from fedloom.runtime.worker import check_device
 from fedloom.stages.stage import State
 from fedloom.study.runs import Run
@@ -127,6 +128,7 @@ def resume(
 
 def _go(engine: Engine, built: Built, folder: RunFolder, state: State, progress: Progress) -> Result:
     recipe = built.recipe
+    folder.tracker = tracker_of(recipe, folder.path, state["round"])
     progress.start(recipe.training.rounds, state["round"])
     try:
         with _threads(recipe.runtime.threads), engine.start(built, folder) as (executor, advance):

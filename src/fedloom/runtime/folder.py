@@ -22,6 +22,7 @@ from fedloom.runtime import diagnostics
 from fedloom.runtime import state as checkpoint
 from fedloom.runtime.build import Built
 from fedloom.runtime.ledger import Ledger
+from fedloom.runtime.track import Tracker
 from fedloom.stages.stage import State
 
 _LOGS = ("metrics.jsonl", "bytes.jsonl")
@@ -38,6 +39,8 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         """Opens an existing directory for this process alone. Raises StateError if another process is at work there."""
         self.path = path
+        self.tracker: Tracker | None = None
+        """Who else is told of each round."""
         self._lock: IO[str] | None = None
         try:
             import fcntl
@@ -59,6 +62,8 @@ class RunFolder:
 
     def close(self) -> None:
         """Let other processes open it."""
+        if self.tracker is not None:
+            self.tracker.close()
         if self._lock is not None:
             self._lock.close()
 
@@ -152,6 +157,8 @@ class RunFolder:
                 file.write(json.dumps(_finite(value), allow_nan=False) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
+        if self.tracker is not None:
+            self.tracker.round(logs[_LOGS[0]], bytes_)
 
     def cut(self, round_: int) -> None:
         """Drop lines of rounds after `round_`, and a torn last line."""
