@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/ci.txt $(PIP_ARGS)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo demo-digits test nightly lint clean
+.PHONY: demo demo-digits test test-flower-oldest nightly lint clean
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -54,8 +54,16 @@ lint: $(VENV)/.test
 test: lint
 	$(BIN)/pytest -n 2
 
+# The test of the report in a browser runs where Chromium and its driver are (Debian: apt install chromium chromium-driver)
+# and selenium is: .venv/bin/pip install -e '.[browser]'
+# The oldest flwr that is supported, in an environment of its own: `make test` has the newest.
+test-flower-oldest:
+	$(PYTHON) -m venv $(VENV)-flower
+	$(VENV)-flower/bin/python -m pip install -q -c constraints/flower-oldest.txt $(PIP_ARGS) -e '.[test]'
+	$(VENV)-flower/bin/pytest tests/flower
+
 nightly: lint
 	$(BIN)/pytest -n 2 -m 'slow or not slow'
 
 clean:
-	rm -rf $(VENV) runs build dist
+	rm -rf $(VENV) $(VENV)-flower runs build dist

@@ -324,10 +324,13 @@ def test_the_federation(tmp_path: Path) -> None:
     (folder / "partition.json").write_text(json.dumps({"hash": "x", "clients": [], "labels": labels}))
     page = page_of(folder)
     figures = page.data["figures"]
-    assert figures["examples"]["views"][0]["data"] == [{"z": [[30, None], [20, 20]]}]
+    assert figures["examples"]["views"][0]["data"] == [{"z": [[30, None], [20, 20]], "zmin": 0, "zmax": 30}]
     assert figures["labels"]["views"] == [
-        {"name": "seg", "data": [{"z": [[33], [22]], "x": ["0"]}]},
-        {"name": "depth", "data": [{"z": [[None, None, None], [5, 0, 17]], "x": ["0", "1", "2"]}]},
+        {"name": "seg", "data": [{"z": [[33], [22]], "x": ["0"], "zmin": 0, "zmax": 33}]},
+        {
+            "name": "depth",
+            "data": [{"z": [[None, None, None], [5, 0, 17]], "x": ["0", "1", "2"], "zmin": 0, "zmax": 17}],
+        },
     ]
     check_figures(figures)
     assert "seg, depth (weight 2)" in page.text

@@ -18,6 +18,9 @@ EVERYONE = "everyone"
 MOST = 50
 """Rows of a matrix, at most: those that were there most often."""
 
+MASKED = 0.95
+"""Shares of an update that are not zero are shown where one is below this; some zeros come of themselves."""
+
 Series = Mapping[int, float]
 Cells = Mapping[int, Mapping[str, Mapping[str, float | None]]]
 """Round -> row -> column -> number."""
@@ -77,7 +80,7 @@ def collect(run: Run) -> Agreement | None:
     receivers = Counter(name for cells in given.values() for rows in cells.values() for name in rows)
     senders = Counter(n for cells in given.values() for rows in cells.values() for row in rows.values() for n in row)
     kept = _by_row(looks, "kept")
-    masked = any(v < 0.999 for rows in kept.values() for series in rows.values() for v in series.values())
+    masked = any(v < MASKED for rows in kept.values() for series in rows.values() for v in series.values())
     return Agreement(
         cosine,
         sign,
@@ -107,7 +110,8 @@ def _name(client: str, task: str | None) -> str:
 def _group(group: Mapping[str, Any]) -> str:
     if group["task"] is not None:
         return f"{group['part']} of {group['task']}"
-    return f"{group['part']}: {group['layers']}"
+    prefix = f"{group['part']}."  # of the names of tensors, as a rule
+    return f"{group['part']}: {' to '.join(name.removeprefix(prefix) for name in group['layers'].split(' to '))}"
 
 
 def _most(names: Counter[str]) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 (() => {
   const figures = JSON.parse(document.getElementById("report-data").textContent).figures;
   const drawn = new Set();
-  const LONG = 28; // characters of a name in a legend or on an axis
+  const LONG = 36; // characters of a name in a legend or on an axis
 
   // Exponential smoothing; gaps stay gaps.
   const smoothed = (values, weight) => {
@@ -64,6 +64,8 @@
     const layout = {
       ...figure.layout,
       height: figure.layout.height + 20 * below.lines,
+      // squares need no more than their height, and have their colours beside them
+      ...(figure.layout.yaxis.scaleanchor ? { width: Math.min(canvas.clientWidth, figure.layout.height + 140) } : {}),
       xaxis: { ...axis, labelalias: alias, ...figure.layout.xaxis },
       yaxis: { ...axis, labelalias: alias, ...figure.layout.yaxis, ...(view.axis ? { title: { text: view.axis } } : {}) },
       paper_bgcolor: "rgba(0,0,0,0)",

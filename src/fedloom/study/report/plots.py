@@ -81,7 +81,8 @@ def agreement(a: Agreement) -> dict[str, Figure]:
             made[name] = _heat_sets(sets, a.rows, "update", "update", middle)
     if a.over_rounds:
         views = [(name, _several(lines)) for name, lines in a.over_rounds.items()]
-        made["agreement"] = _views(views, list(a.over_rounds), smooth=True)
+        axes = ["cosine" if name.endswith("updates") else "share" for name in a.over_rounds]
+        made["agreement"] = _views(views, axes, smooth=True)
     for name, groups, axis in (("weights", a.weights, "weight"), ("kept", a.kept, "share that is not zero")):
         if groups:
             most = {group: {n: rows[n] for n in thinned_names(list(rows), LINES)} for group, rows in groups.items()}
@@ -105,7 +106,7 @@ def _heat_sets(sets: Mapping[str, Cells], names: Sequence[str], down: str, along
     far = max((abs(v - middle) for _, data in views for row in data["z"] for v in row if v is not None), default=0.0)
     far = max(far, 1e-9)
     # as in pictures of conflict: red is against, blue is with
-    figure["shared"][0] |= {"colorscale": "RdBu", "reversescale": False, "zmin": middle - far, "zmax": middle + far}
+    figure["shared"][0] |= {"colorscale": "RdBu", "reversescale": True, "zmin": middle - far, "zmax": middle + far}
     for view, name in zip(figure["views"], belongs, strict=True):
         view["set"] = name
     return figure
@@ -245,9 +246,10 @@ def labels(report: RunReport) -> Figure:
 
 
 def _from_zero(counts: Figure) -> Figure:
-    """The same colours in all views, from 0."""
-    known = [v for view in counts["views"] for row in view["data"][0]["z"] for v in row if v is not None]
-    counts["shared"][0] |= {"zmin": 0, "zmax": max(known, default=1) or 1}
+    """Colours that begin at 0."""
+    for view in counts["views"]:
+        known = [v for row in view["data"][0]["z"] for v in row if v is not None]
+        view["data"][0] |= {"zmin": 0, "zmax": max(known, default=1) or 1}
     return counts
 
 

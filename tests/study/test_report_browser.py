@@ -1,0 +1,239 @@
+"""The page in a real browser: every figure is drawn without an error, its controls work, and nothing is clipped.
+
+Needs Chromium and its driver (Debian: chromium and chromium-driver) and `pip install -e '.[browser]'`. Screenshots are
+written to the folder that FEDLOOM_SCREENSHOTS names, for a person to look at.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedloom
+from fedloom.recipes import load
+from fedloom.study.grid import Cell
+from fedloom.study.report import write
+from fedloom.study.runs import Run
+from grid_support import DEA, FEDAVG, paper_grid, write_grid, write_run
+from tests_support import load_recipe
+
+webdriver = pytest.importorskip("selenium.webdriver")
+pytest.importorskip("plotly")
+CHROMIUM = next((path for name in ("chromium", "google-chrome", "chrome") if (path := shutil.which(name))), None)
+DRIVER = shutil.which("chromedriver")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="needs chromium and chromedriver"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+PHONE, DESKTOP = (390, 844), (1280, 900)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Peers with dense tasks, and domains with learned weights: small, but real."""
+    home = tmp_path_factory.mktemp("runs")
+    before = os.environ.get("FEDLOOM_CACHE")
+    os.environ["FEDLOOM_CACHE"] = str(home / "cache")
+    small = ("data.count=36", "data.test_count=4", "training.rounds=3", "training.epochs=1", "early_stopping=null")
+    try:
+        fedloom.run(load("dfmtl-scenes", (*small, "training.schedule.warmup=0")), home / "peers")
+        domains = ("method=fedhca2", "training.rounds=3")
+        fedloom.run(load_recipe(*domains, recipe="digits-domains"), home / "domains")
+    finally:
+        os.environ.pop("FEDLOOM_CACHE") if before is None else os.environ.update(FEDLOOM_CACHE=before)
+    return {"peers": home / "peers", "domains": home / "domains"}
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=DRIVER))
+    driver.set_script_timeout(120)
+    yield driver
+    driver.quit()
+
+
+def show(browser: Any, page: Path, size: tuple[int, int], dark: bool = False) -> None:
+    """Open a page in a window of a size and draw all its figures. Fails where the console has anything to say."""
+    width, height = size
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
+    browser.get(page.as_uri())
+    browser.execute_script("window.dispatchEvent(new Event('beforeprint'))")  # draws what is not in view yet too
+    quiet(browser)
+
+
+def quiet(browser: Any) -> None:
+    said = [entry["message"] for entry in browser.get_log("browser")]
+    assert not said, said
+
+
+def shot(browser: Any, name: str) -> None:
+    """Write a picture of the whole page, where somebody wants it."""
+    folder = os.environ.get("FEDLOOM_SCREENSHOTS")
+    if folder:
+        import base64
+
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        size = browser.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
+        clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
+        asked = {"captureBeyondViewport": True, "clip": clip}
+        data = browser.execute_cdp_cmd("Page.captureScreenshot", asked)["data"]
+        (Path(folder) / f"{name}.png").write_bytes(base64.b64decode(data))
+
+
+def figures(browser: Any) -> list[dict[str, Any]]:
+    """What the browser drew: each figure's name, how many traces, and whether it lies inside the window."""
+    return browser.execute_script(
+        """return [...document.querySelectorAll('figure.plot')].map((f) => {
+          const canvas = f.querySelector('.canvas'), box = canvas.getBoundingClientRect();
+          const svg = canvas.querySelector('svg.main-svg');
+          const inside = [...canvas.querySelectorAll('.legendtext, .xtick text, .ytick text, .colorbar text, .ytitle')]
+            .every((t) => { const b = t.getBoundingClientRect();
+                            return !b.width || (b.left >= box.left - 1 && b.right <= box.right + 1
+                                                && b.top >= box.top - 1 && b.bottom <= box.bottom + 1); });
+          const room = canvas._fullLayout ? canvas._fullLayout._size : {w: 0, h: 0};
+          return {name: f.dataset.figure, drawn: svg !== null, traces: (canvas.data || []).length,
+                  plotted: Math.min(room.w, room.h),
+                  inside, right: box.right, views: f.querySelectorAll('.view').length}; });"""
+    )
+
+
+@pytest.mark.parametrize("which", ["peers", "domains"])
+@pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
+def test_every_figure_is_drawn_and_nothing_is_clipped(
+    browser: Any, runs: dict[str, Path], which: str, size: tuple[int, int]
+) -> None:
+    show(browser, write(runs[which]), size)
+    shot(browser, f"{which}-{size[0]}")
+    drawn = figures(browser)
+    assert drawn
+    assert all(f["drawn"] and f["traces"] for f in drawn), drawn
+    assert not [f for f in drawn if f["plotted"] < 120], "too little room is left for the curves"
+    assert not [f["name"] for f in drawn if not f["inside"]], "texts are cut off"
+    wide = browser.execute_script("return document.documentElement.scrollWidth")
+    assert wide <= size[0], "the page must not scroll sideways"
+    text = browser.find_element("tag name", "body").text
+    assert all(task in text for task in Run.read(runs[which]).info["tasks"])
+
+
+def test_dark_mode_is_readable(browser: Any, runs: dict[str, Path]) -> None:
+    show(browser, write(runs["domains"]), DESKTOP, dark=True)
+    shot(browser, "domains-dark")
+    colors = browser.execute_script(
+        """const style = (e, what) => getComputedStyle(e)[what];
+        const tick = document.querySelector('.xtick text'), legend = document.querySelector('.legendtext');
+        return [style(document.body, 'backgroundColor'), style(document.body, 'color'),
+                style(tick, 'fill'), style(legend, 'fill')];"""
+    )
+    paper, *inks = [sum(map(int, color[4:-1].split(",")[:3])) / 3 for color in colors]
+    assert paper < 60
+    assert min(inks) > 150
+
+
+def test_sliders_selects_and_legends_work(browser: Any, runs: dict[str, Path]) -> None:
+    show(browser, write(runs["peers"]), DESKTOP)
+    slide = """const f = document.getElementById(arguments[0]), input = f.querySelector(arguments[1]);
+        input.value = arguments[2]; input.dispatchEvent(new Event('input', {bubbles: true}));
+        const canvas = f.querySelector('.canvas'), shown = f.querySelector('output');
+        return {z: canvas.data[0].z || null, y: canvas.data.map((t) => t.y),
+                name: shown ? shown.textContent : '', last: input.max};"""
+    first = browser.execute_script(slide, "plot-neighbours", "input.view", 0)
+    last = browser.execute_script(slide, "plot-neighbours", "input.view", first["last"])
+    assert (first["name"], last["name"]) == ("1", "3")
+    assert first["z"] != last["z"]
+    plain = browser.execute_script(slide, "plot-curves-0", "input.smooth", 0)
+    smooth = browser.execute_script(slide, "plot-curves-0", "input.smooth", 0.9)
+    assert plain["y"] != smooth["y"]
+    other = browser.execute_script(slide, "plot-curves-0", "select.view", 1)
+    assert other["y"] != smooth["y"]
+    toggled = browser.execute_async_script(
+        """const done = arguments[0], canvas = document.querySelector('#plot-bytes .canvas');
+        const item = canvas.querySelector('.legendtoggle');
+        canvas.once('plotly_restyle', () => done(canvas.data[0].visible));
+        for (const kind of ['mousedown', 'mouseup'])
+          item.dispatchEvent(new MouseEvent(kind, {bubbles: true, view: window}));"""
+    )
+    assert toggled == "legendonly"
+    quiet(browser)
+
+
+def test_a_thousand_clients_open_quickly(browser: Any, tmp_path: Path) -> None:
+    """Seconds of the page's own work, so that a busy machine does not count, until what is in view is drawn."""
+    clients = [f"c{i:03}" for i in range(1000)]
+    rows = clients[:: 1000 // 32][:32]
+    pairs = [((i * 7919) % 2000 - 1000) / 1000 for i in range(32 * 31 // 2)]
+    group = {
+        "part": "encoder",
+        "task": None,
+        "size": 9,
+        "looked": 9,
+        "cosine": pairs,
+        "sign": pairs,
+        "kept": [1.0] * 32,
+    }
+    groups = [{**group, "layers": f"layer{i}"} for i in range(4)]
+    about = {"rows": [[r, None] for r in rows], "out": [["*", None]], "shown": list(range(32)), "groups": groups}
+    recipe = {"name": "big", "seed": 0, "data": {"name": "toy"}, "training": {"rounds": 300}}
+    tasks = {"t": {"kind": "classification", "primary": "accuracy", "metrics": {"accuracy": "max"}}}
+    held = {c: {"tasks": {"t": 1.0}, "domain": None, "train": 30, "val": 3} for c in clients}
+    info = {"method": "fedavg", "tasks": tasks, "clients": held, "status": "finished", "final_round": 300}
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    (tmp_path / "run.json").write_text(json.dumps(info))
+    with (tmp_path / "metrics.jsonl").open("w") as file, (tmp_path / "diagnostics.jsonl").open("w") as looks:
+        for r in range(1, 301):
+            where = {"task": "t", "metric": "accuracy", "model": "global", "split": "test", "data": "d"}
+            metrics = [{"client": c, "value": (r + i % 97) / 400, **where} for i, c in enumerate(clients)]
+            file.write(json.dumps({"round": r, "cohort": [], "metrics": metrics}) + "\n")
+            looks.write(json.dumps({"round": r, "diagnostics": [about]}) + "\n")
+    page = write(tmp_path)
+    browser.get("about:blank")
+    browser.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
+    before = work(browser)
+    browser.get(page.as_uri())
+    browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(() => arguments[0]()));")
+    assert work(browser) - before < 3
+    quiet(browser)
+
+
+def work(browser: Any) -> float:
+    metrics = browser.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+    return {m["name"]: m["value"] for m in metrics}["TaskDuration"]
+
+
+def test_a_grid_and_a_run_cut_off_are_drawn(browser: Any, runs: dict[str, Path], tmp_path: Path) -> None:
+    cut = tmp_path / "cut"
+    shutil.copytree(runs["domains"], cut)
+    lines = (cut / "metrics.jsonl").read_text("utf-8").splitlines(keepends=True)
+    (cut / "metrics.jsonl").write_text("".join(lines[:2]) + lines[2][:40])
+    show(browser, write(cut), PHONE)
+    assert all(f["drawn"] for f in figures(browser))
+    grid = write_grid(tmp_path / "grid", paper_grid(), {})
+    write_run(grid, Cell("NYUD", "FedAvg", "-", 0), FEDAVG, history={1: DEA, 2: FEDAVG})
+    show(browser, write(grid), DESKTOP)
+    shot(browser, "grid-1280")
+    assert figures(browser)
+    assert all(f["drawn"] and f["inside"] for f in figures(browser))
