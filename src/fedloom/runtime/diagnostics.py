@@ -187,26 +187,33 @@ def _about(
         "looked": len(group.columns),
         **({} if every else {"rows": members.nonzero().flatten().tolist()}),
     }
-    few = X[list(shown)]
-    norms = torch.linalg.vector_norm(few, dim=1, dtype=torch.float64)
-    first = few[:1] if peer is not None else few
-    cosine = first.double() @ few.double().t() / (norms[: len(first), None] * norms)
-    signs = few.sign()
-    agree, both = signs[: len(first)] @ signs.t(), (mask := signs.abs())[: len(first)] @ mask.t()
-    alike = ((agree / both + 1) / 2).double()
+    solved = k <= SOLVED
+    looked = X if solved else X[list(shown)]
+    at = list(shown) if solved else list(range(len(shown)))
+    own = at[:1] if peer is not None else at
+    wide = looked.double()
+    G = wide @ wide.t()
+    norms = G.diagonal().clamp(min=0).sqrt()
+    signs = looked.sign()
+    mask = signs.abs()
+    cosine = (G / norms[:, None] / norms)[own][:, at]
+    alike = ((signs[own] @ signs[at].t()) / (mask[own] @ mask[at].t()) + 1).double() / 2
     ok = members[list(shown)]
     for matrix in (cosine, alike):
-        matrix[~ok[: len(first)]] = torch.nan
+        matrix[~ok[: len(own)]] = torch.nan
         matrix[:, ~ok] = torch.nan
-    above = torch.ones(len(first), len(few)).triu(1).bool()
+    above = torch.ones(len(own), len(at)).triu(1).bool()
     value["cosine"], value["sign"] = _numbers(cosine[above].clamp(-1, 1)), _numbers(alike[above])
-    share = X.count_nonzero(1) / max(1, X.shape[1])
-    value["kept"] = _numbers(torch.where(members, share.double(), torch.nan))
+    share = (mask.mean(1) if solved else X.count_nonzero(1) / max(1, X.shape[1])).double()
+    value["kept"] = _numbers(torch.where(members, share, torch.nan))
     rows = members.nonzero().flatten()
-    if k <= SOLVED and len(rows):
-        found, explained = _weights(X[rows], made)
+    if solved and len(rows):
+        target = made.double()
+        square = (target * target).sum(1)
         weights = torch.full((len(made), k), torch.nan, dtype=torch.float64)
-        weights[:, rows] = found
+        explained = torch.full((len(made),), torch.nan, dtype=torch.float64)
+        if X.shape[1] >= len(rows):
+            weights[:, rows], explained = _weights(G[rows][:, rows], (target @ wide.t())[:, rows], square)
         # of a row made for one task, another task's parts are nobody's
         for i, (_, task) in enumerate(out):
             if group.task is not None and task not in (None, group.task):
@@ -215,27 +222,20 @@ def _about(
     return value
 
 
-def _weights(X: Tensor, made: Tensor) -> tuple[Tensor, Tensor]:
-    """(W, explained): the least-squares W (rows made x K) of made = W X; shortest where several are."""
-    k = len(X)
-    nothing = (
-        torch.full((len(made), k), torch.nan, dtype=torch.float64),
-        torch.full((len(made),), torch.nan, dtype=torch.float64),
-    )
-    if X.shape[1] < k:
-        return nothing
-    X, made = X.double(), made.double()
-    norms = torch.linalg.vector_norm(X, dim=1)
+def _weights(G: Tensor, H: Tensor, square: Tensor) -> tuple[Tensor, Tensor]:
+    """(W, explained): the least-squares W (rows made x K) of made = W X; shortest, for unit rows, where several are.
+
+    From inner products: G of the rows (K x K), H of the rows made with them, `square` of the rows made with themselves.
+    """
+    norms = G.diagonal().clamp(min=0).sqrt()
     there = norms > 0
-    unit = torch.where(there[:, None], X / norms[:, None], 0.0)
-    values, vectors = torch.linalg.eigh(unit @ unit.t())
+    scale = torch.where(there, 1 / norms, 0.0)
+    G, H = G * scale * scale[:, None], H * scale
+    values, vectors = torch.linalg.eigh(G)
     inverse = torch.where(values > _RANK * values[-1].clamp(min=1e-300), 1 / values, 0.0)
-    W = (made @ unit.t()) @ (vectors * inverse) @ vectors.t()
-    square = (made**2).sum(1)
-    left = ((made - W @ unit) ** 2).sum(1)
-    explained = 1 - left / square
-    W = torch.where(there, W / norms, torch.nan)
-    return torch.where(square[:, None] > 0, W, 0.0 * W), explained
+    W = (H @ (vectors * inverse)) @ vectors.t()
+    explained = (2 * (W * H).sum(1) - ((W @ G) * W).sum(1)) / square
+    return torch.where(there, W * scale, torch.nan), explained
 
 
 def looks(peer: str, population: int | None) -> bool:

@@ -1,0 +1,75 @@
+"""What looking at the updates of a round costs (runtime.diagnostics), as a share of the round it is a part of.
+
+Small real runs, where a round is short and the share therefore large: evaluation off, the share is the median over the
+rounds of one run, in which both were measured. Then one look at matrices of several sizes beside the stage `Mean` on
+the same matrix, in turns: a look does not grow with the number of columns.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from _common import arguments, interleaved, machine
+
+import fedloom
+from fedloom.context import Ctx
+from fedloom.recipes import load
+from fedloom.runtime.diagnostics import look
+from fedloom.stages import Mean
+from fedloom.updates import Block, Layout, Updates
+
+RUNS: Mapping[str, tuple[str, ...]] = {
+    "fedavg": ("method=fedavg",),
+    "fedamp, a model for each client": ("method=fedamp",),
+    "matu, a row for each task of a client": ("method=matu",),
+    "peers, all hear all": ("method=fedavg", "peers={}"),
+    "peers on a ring": ("method=fedavg", "peers={graph: ring}"),
+}
+MATRICES = ((4, 100_000), (20, 1_000_000), (100, 100_000), (100, 1_000_000))
+
+
+def share(changes: tuple[str, ...], rounds: int) -> tuple[float, float]:
+    """(seconds of a round, the share of them that goes into looking), medians over rounds but the first."""
+    common = (f"training.rounds={rounds}", f"evaluation.every={rounds}", "training.epochs=2")
+    with tempfile.TemporaryDirectory() as home:
+        fedloom.run(load("digits-tasks", (*common, *changes)), Path(home) / "run")
+        lines = [json.loads(text) for text in (Path(home) / "run" / "metrics.jsonl").read_text().splitlines()]
+    seconds, shares = [], []
+    for line in lines[2:-1]:
+        parts = line["seconds"]
+        whole = sum(s for phase, s in parts.items() if "sum over" not in phase and phase != "diagnostics")
+        seconds.append(whole)
+        shares.append(parts["diagnostics"] / whole)
+    return statistics.median(seconds), statistics.median(shares)
+
+
+def matrix(rows: int, columns: int) -> Updates:
+    """Random updates of ten layers."""
+    layout = Layout(tuple(Block(f"encoder.layer{i}.weight", (columns // 10,), part="encoder") for i in range(10)))
+    return Updates.of(torch.randn(rows, layout.d), layout=layout)
+
+
+def main() -> None:
+    args = arguments(__doc__)
+    torch.set_num_threads(1)
+    print(machine())
+    print(f"\n{'digits-tasks, 2 epochs':<40} {'a round':>10} {'looking':>9}")
+    for name, changes in RUNS.items():
+        seconds, part = share(changes, 4 if args.quick else 12)
+        print(f"{name:<40} {1000 * seconds:>7.0f} ms {part:>9.1%}")
+    print(f"\n{'rows x columns':<40} {'look':>10} {'Mean':>10}")
+    for rows, columns in MATRICES[:1] if args.quick else MATRICES:
+        updates = matrix(rows, columns)
+        out, _ = Mean()(updates, {}, Ctx(1))
+        ways = {"look": lambda u=updates, o=out: look(u, o), "mean": lambda u=updates: Mean()(u, {}, Ctx(1))}
+        found = interleaved(ways, 3 if args.quick else 9)
+        print(f"{f'{rows} x {columns:,}':<40} {1000 * found['look']:>7.1f} ms {1000 * found['mean']:>7.1f} ms")
+
+
+if __name__ == "__main__":
+    main()
