@@ -69,8 +69,8 @@ GROUPED = {
     "cfl": methods.cfl(start=5),
     "cfl absolute": methods.cfl(eps1=0.4, eps2=0.6, start=5, relative=False),
     "ifca": methods.ifca(),
-    "ifca from noise": methods.ifca(first="noise"),
 }
+FROM_NOISE = methods.ifca(first="noise")
 
 
 @pytest.mark.parametrize("method", GROUPED.values(), ids=GROUPED.keys())
@@ -79,6 +79,17 @@ def test_two_groups_are_separated_and_each_finds_its_own_mean(method: Method) ->
     run.go(60)
     # similarity within a group is not quite the same for all pairs
     assert_separated(run, 1e-4 if method == GROUPED["matfl soft"] else 1e-6)
+
+
+def test_clusters_that_begin_with_noise_find_the_groups() -> None:
+    """Noise is measured by the mean update, so the groups must not cancel in it."""
+    shift = torch.tensor([0.5, 0.5], dtype=torch.float64)
+    optima = (torch.tensor(OPTIMA, dtype=torch.float64) + shift).tolist()
+    run = Quadratics(FROM_NOISE, **{**OPPOSITE, "b": optima})
+    run.go(60)
+    for group, mean in ((LEFT, MEANS["left"]), (RIGHT, MEANS["right"])):
+        for name in group:
+            torch.testing.assert_close(personal(run, name), mean + shift, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("name", ["ifca", "cfl"])
@@ -98,6 +109,7 @@ def test_two_groups_under_partial_participation(name: str) -> None:
 
 METHODS = {
     **GROUPED,
+    "ifca from noise": FROM_NOISE,
     "matfl by updates": methods.matfl(source="update"),
     "fedsoft": methods.fedsoft(),
     "fedbone": methods.fedbone(),

@@ -120,7 +120,8 @@ def test_every_parameter_has_a_role_and_the_flat_model_holds_them_all(name):
     flat = FlatModel(model)
     assert flat.layout.parameters.d == count(model)
     after = model(x)
-    assert all(torch.equal(before[task], after[task]) for task in before)
+    for task in before:  # not bit for bit: kernels may look at where a tensor begins
+        torch.testing.assert_close(after[task], before[task])
     flat.params.zero_()
     assert not any(p.any() for p in model.parameters())
 

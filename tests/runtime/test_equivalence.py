@@ -50,6 +50,7 @@ WHY = (
     "do not go together",
     "are there already",
     "running statistics",
+    "are of one instant",
 )
 HARD = (
     "training.optimizer={name: adamw, lr: 0.001, weight_decay: 0.01}",
