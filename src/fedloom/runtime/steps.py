@@ -216,7 +216,7 @@ def _by_task(
     merged = LocalResult(
         sum(r.steps for r in results.values()),
         sum(r.examples for r in results.values()),
-        {task: r.losses[task] for task, r in results.items()},
+        {task: results[task].losses[task] for task in client.tasks},
         waiting=sum(r.waiting for r in results.values()),
         by_task=results,
     )
