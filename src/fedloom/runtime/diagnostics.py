@@ -28,6 +28,8 @@ AT_PEER = 1 << 16
 """The same where every peer looks at a matrix of its own."""
 PEERS = 64
 """Peers that look, about, where there are more."""
+EVERY = 4
+"""Rounds from one look of a peer to its next, from the first on: for a peer, a look is no small part of a round."""
 ROWS = 32
 """Rows in a matrix of cosines, at most; of more an even choice."""
 SOLVED = 128
@@ -238,8 +240,10 @@ def _weights(G: Tensor, H: Tensor, square: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(there, W * scale, torch.nan), explained
 
 
-def looks(peer: str, population: int | None) -> bool:
-    """Whether a peer looks: all do where there are few, else about PEERS of them, always the same."""
+def looks(peer: str, population: int | None, round: int) -> bool:
+    """Whether a peer looks in a round: all do where there are few, else about PEERS of them, always the same."""
+    if (round - 1) % EVERY:
+        return False
     return population is None or population <= PEERS or derive_seed(0, KIND, peer) % population < PEERS
 
 

@@ -628,7 +628,7 @@ def server_step(
         updates = updates.replace(base=base)
     out, stage = method.stage(updates, state["stage"], ctx)
     peer = method.stage.own if isinstance(method.stage, AtPeer) else None
-    if peer is None or diagnostics.looks(peer, ctx.population):
+    if peer is None or diagnostics.looks(peer, ctx.population, ctx.round):
         ctx.record(diagnostics.KIND, partial(diagnostics.look, updates, out, peer))
     del updates  # the matrix is not needed any more, and there may be a model for each row below
     came = [p for p in came if p.row[0] in alive]
