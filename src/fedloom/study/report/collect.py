@@ -6,15 +6,17 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedloom.errors import StateError
+from fedloom.errors import StateError, UserError
 from fedloom.study import hyper
 from fedloom.study.compare import Row
 from fedloom.study.grid import FILE, Grid, cells, open_folder
+from fedloom.study.neighbours import quality
 from fedloom.study.report import agreement
 from fedloom.study.report.agreement import Agreement
 from fedloom.study.runs import Run
@@ -127,6 +129,8 @@ class RunReport:
     clock: Mapping[str, Series] = field(default_factory=dict)
     """What a scenario simulates -> seconds of each round; empty where time was not simulated."""
     agreement: Agreement | None = None
+    quality: Mapping[str, Series] = field(default_factory=dict)
+    """How well peers found those with their own tasks -> share or index of each round."""
 
 
 @dataclass(frozen=True)
@@ -195,6 +199,7 @@ def of_run(run: Run) -> RunReport:
         _happened(run),
         _clock(run),
         agreement.collect(run),
+        _quality(run),
     )
 
 
@@ -428,6 +433,12 @@ def _clock(run: Run) -> dict[str, dict[int, float]]:
     for round, record in _records(run, "staleness"):
         found["age of mixed models, mean"][round] = float(record["seconds"]["mean"])
     return dict(found)
+
+
+def _quality(run: Run) -> dict[str, dict[int, float]]:
+    with suppress(UserError):  # without scikit-learn the page has all but this
+        return quality(run)
+    return {}
 
 
 def _records(run: Run, kind: str) -> Iterable[tuple[int, Mapping[str, Any]]]:

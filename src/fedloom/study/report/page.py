@@ -138,9 +138,18 @@ def _run(report: RunReport, figures: Mapping[str, Figure]) -> list[Section]:
         Section("seconds", "Time", plots("seconds")),
         Section("hyper-weights", "Hyper weights", plots("alpha", "beta")),
         *matrices.values(),
+        Section("task-groups", "Do peers find those with their own tasks?", _task_groups(plots("task-groups"))),
         Section("diagnostics", "How updates agree", _diagnostics(report, plots)),
         Section("events", "Events and safeguards", _events(report)),
     ]
+
+
+def _task_groups(plot: str) -> str:
+    about = (
+        "Task groups: peers with the same tasks. Clusters: average linkage on similarities as peers found them, as "
+        "many as there are task groups. ARI and NMI are 1 where clusters are the task groups."
+    )
+    return plot and plot + _note(about)
 
 
 def _grid(report: GridReport, figures: Mapping[str, Figure]) -> list[Section]:

@@ -67,6 +67,8 @@ def _of_run(report: RunReport) -> dict[str, Figure]:
     times = [("seconds by phase", report.seconds), ("simulated seconds", report.clock)]
     if any(lines for _, lines in times):
         made["seconds"] = _views([(name, _several(lines)) for name, lines in times if lines], "seconds")
+    if report.quality:
+        made["task-groups"] = _views([("peers and task groups", _several(report.quality))], "share or index")
     if report.weights is not None:
         made |= hyper_weights(report.weights)
     made |= {m.name: matrices(m) for m in report.matrices if m.rounds}

@@ -1,0 +1,52 @@
+"""`fedloom flower new` and `fedloom flower check`: an app that Flower can read, and what a look at it says."""
+
+from __future__ import annotations
+
+import runpy
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fedloom.cli import app
+
+pytest.importorskip("flwr")
+RUN = CliRunner()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = RUN.invoke(app, ["flower", "new", str(tmp_path / "sites"), "digits-tasks", "training.rounds=2"])
+    assert made.exit_code == 0, made.output
+    return tmp_path / "sites"
+
+
+def test_an_app_names_its_two_components_and_holds_the_recipe(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    about = tomllib.loads((folder / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    monkeypatch.syspath_prepend(str(folder))
+    for kind, named in about["components"].items():
+        module, _, name = named.partition(":")
+        found = runpy.run_path(str(folder / Path(*module.split(".")).with_suffix(".py")))[name]
+        assert type(found).__name__.lower() == kind
+    (recipe,) = folder.rglob("recipe.yaml")
+    assert "rounds: 2" in recipe.read_text()
+
+
+def test_what_is_there_is_not_overwritten(folder: Path) -> None:
+    again = RUN.invoke(app, ["flower", "new", str(folder), "digits-tasks"])
+    assert again.exit_code != 0
+    assert "rounds: 2" in next(folder.rglob("recipe.yaml")).read_text()
+
+
+def test_check_says_what_is_wrong(folder: Path, tmp_path: Path) -> None:
+    good = RUN.invoke(app, ["flower", "check", str(folder)])
+    assert good.exit_code == 0, good.output
+    assert "WRONG" not in good.output
+    next(folder.rglob("recipe.yaml")).write_text("name: 3\n")
+    bad = RUN.invoke(app, ["flower", "check", str(folder)])
+    assert bad.exit_code == 1
+    assert "WRONG" in bad.output
+    nobody = RUN.invoke(app, ["flower", "check", str(tmp_path)])
+    assert nobody.exit_code == 1
+    assert "pyproject.toml" in nobody.output
