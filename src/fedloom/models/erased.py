@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedloom.errors import RecipeError
 from fedloom.models.multitask import MultiTask
+from fedloom.models.probe import pass_zeros
 from fedloom.updates import Select
 
 ERASERS = Select(name=("*.eraser.*", "*.eraser_norm.*"))
@@ -144,14 +145,7 @@ def _with_norms(encoder: nn.Module, shape: tuple[int, ...]) -> Iterator[tuple[st
             handles.append(module.register_forward_hook(note(name)))
         elif type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm):  # not those that are more than a norm
             handles.append(module.register_forward_pre_hook(look(name)))
-    mode = encoder.training
-    try:
-        with torch.no_grad():
-            encoder.eval()(torch.zeros(1, *shape))
-    finally:
-        encoder.train(mode)
-        for handle in handles:
-            handle.remove()
+    pass_zeros(encoder, shape, handles)
     for name, output in outputs:
         if output.ndim != 2 and isinstance(encoder.get_submodule(name), nn.Linear):
             raise RecipeError(

@@ -92,15 +92,7 @@ def with_server(built: Built, executor: Executor, state: State, now: Round) -> t
     with now.ledger.phase("dispatch"):
         messages = dispatch(method, built.layout, built.federation, state["server"], members)
         jobs = [TrainJob(m, now.number, messages[m], state["clients"].get(m, {})) for m in members]
-    ctx = Ctx(
-        now.number,
-        recipe.seed,
-        rows_of(method, built.federation, members),
-        len(built.federation.clients),
-        training.rounds,
-        log=now.log,
-        record=now.record,
-    )
+    ctx = now.ctx(members)
     with now.ledger.phase("train and aggregate"):
         received = now.payloads(executor, jobs, messages)
         server = server_step(method, built.layout, built.federation, received, state["server"], ctx)
@@ -120,6 +112,19 @@ class Round:
     records: list[dict[str, Any]] = field(default_factory=list)
     done: list[TrainDone] = field(default_factory=list)
     clients: State = field(default_factory=dict)
+
+    def ctx(self, members: Sequence[str]) -> Ctx:
+        """What stages of the server are told, where these clients take part."""
+        recipe, federation = self.built.recipe, self.built.federation
+        return Ctx(
+            self.number,
+            recipe.seed,
+            rows_of(self.built.method, federation, members),
+            len(federation.clients),
+            recipe.training.rounds,
+            log=self.log,
+            record=self.record,
+        )
 
     def log(self, event: str, fields: dict[str, Any]) -> None:
         """Note something that a person should see."""

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedloom.errors import RecipeError
 from fedloom.models.linearised import Linearised
 from fedloom.models.multitask import MultiTask
+from fedloom.models.probe import pass_zeros
 from fedloom.stages.stage import State
 from fedloom.training.decoupling import (
     AuxiliaryHead,
@@ -150,14 +151,7 @@ def map_channels(encoder: nn.Module, shape: tuple[int, ...]) -> dict[str, int]:
         return hook
 
     handles = [module.register_forward_hook(note(name)) for name, module in encoder.named_modules() if name]
-    mode = encoder.training
-    try:
-        with torch.no_grad():
-            encoder.eval()(torch.zeros(1, *shape))
-    finally:
-        encoder.train(mode)
-        for handle in handles:
-            handle.remove()
+    pass_zeros(encoder, shape, handles)
     return found
 
 

@@ -18,7 +18,7 @@ from fedloom.runtime.folder import RunFolder
 from fedloom.runtime.ledger import Ledger
 from fedloom.runtime.process import Round
 from fedloom.runtime.sampling import cohort
-from fedloom.runtime.steps import ALL, Message, Payload, dispatch, rows_of, server_step
+from fedloom.runtime.steps import ALL, Message, Payload, dispatch, server_step
 from fedloom.runtime.worker import EvalJob, TrainDone, TrainJob
 from fedloom.server import ServerRule
 from fedloom.stages.stage import State
@@ -76,15 +76,7 @@ class Member:
         with now.ledger.phase("dispatch"):
             messages = dispatch(method, built.layout, built.federation, state["server"], mine)
             jobs = [TrainJob(m, now.number, messages[m], state["clients"].get(m, {})) for m in mine]
-        ctx = Ctx(
-            now.number,
-            recipe.seed,
-            rows_of(method, built.federation, members),
-            len(built.federation.clients),
-            training.rounds,
-            log=now.log,
-            record=now.record,
-        )
+        ctx = now.ctx(members)
         with now.ledger.phase("train and aggregate"):
             server = self._step(state["server"], self._trained(now, jobs, messages), ctx, members)
         clients = {**state["clients"], **now.clients}
