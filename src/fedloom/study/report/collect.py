@@ -285,11 +285,16 @@ def _facts(run: Run) -> Facts:
 
 
 def _labels(folder: Path) -> Mapping[str, Any]:
-    """Client -> task -> examples per class, where partition.json says so."""
+    """Client -> task -> examples per class, where partition.json says so and there are classes to tell apart."""
     try:
-        return dict(json.loads((folder / "partition.json").read_text("utf-8")).get("labels", {}))
+        stated = dict(json.loads((folder / "partition.json").read_text("utf-8")).get("labels", {}))
     except (OSError, ValueError):
         return {}
+    several = {
+        client: {task: counts for task, counts in by_task.items() if isinstance(counts, list) and len(counts) > 1}
+        for client, by_task in stated.items()
+    }
+    return {client: by_task for client, by_task in several.items() if by_task}
 
 
 def _number(value: Any) -> float:

@@ -234,15 +234,14 @@ def examples(report: RunReport) -> Figure:
 
 
 def labels(report: RunReport) -> Figure:
-    """Clients by classes, a view a task; one column where labels are not classes."""
+    """Clients by classes, a view a task that has classes."""
     names = thinned_names([c for c, about in report.clients.items() if "labels" in about], SIDE)
     views = []
     for task in report.tasks:
         rows = [report.clients[c]["labels"].get(task) for c in names]
-        lists = [[row] if isinstance(row, int) else row for row in rows]
-        width = max((len(row) for row in lists if row), default=0)
+        width = max((len(row) for row in rows if row), default=0)
         if width:
-            z = [[*row, *[0] * (width - len(row))] if row else [None] * width for row in lists]
+            z = [[*row, *[0] * (width - len(row))] if row else [None] * width for row in rows]
             views.append((task, {"z": z, "x": [str(i) for i in range(width)]}))
     return _from_zero(_heat(views, names, [], "client", "class", "select"))
 
