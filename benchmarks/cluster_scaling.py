@@ -1,8 +1,8 @@
 """What a second process gives, and what it costs: training spread over ranks, and a server step shared by them.
 
 First a federation whose work is training (12 clients, the digits at 32 x 32, a small ResNet, FedAvg, one thread each):
-seconds of the rounds after the first, with one rank against two on two cores. Start-up is not counted, nor is the first round, in
-which costs are guessed. Aim: 1.7 times as fast.
+seconds of the rounds after the first, with one rank against two on two cores. Start-up is not counted, nor is the first
+round, in which costs are guessed. Aim: 1.7 times as fast.
 
 Then the server's step alone: 30 clients, d = 10 million float32, two ranks with 15 rows each, against the same step in
 one process. Bytes are what the busier rank sends; the least that R ranks could do with, counted as follows:
