@@ -14,7 +14,6 @@ import pytest
 
 import fedloom.runtime
 from fedloom import __version__
-from fedloom.cli import main
 from fedloom.progress import Lines, progress
 from fedloom.recipes import Recipe, dump, load
 
@@ -82,20 +81,6 @@ def api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeApi:
     monkeypatch.setattr(fedloom.runtime, "api", fake, raising=False)
     monkeypatch.chdir(tmp_path)
     return fake
-
-
-@pytest.fixture
-def fedloom_(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Run the command line; returns (exit code, stdout, stderr)."""
-
-    def call(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedloom", *args])
-        with pytest.raises(SystemExit) as done:
-            main()
-        out, err = capsys.readouterr()
-        return int(done.value.code or 0), out, err
-
-    return call
 
 
 def test_version_and_help(fedloom_):

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import yaml
 
-from fedloom.cli import main
 from fedloom.cli_grid import size
 from fedloom.errors import UserError
 from fedloom.recipes import Recipe, dump
@@ -71,20 +70,6 @@ def child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Child:
     monkeypatch.chdir(tmp_path)
     Path("g.yaml").write_text("# A grid.\n" + yaml.safe_dump(TINY, sort_keys=False))
     return fake
-
-
-@pytest.fixture
-def fedloom_(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Run the command line; returns (exit code, stdout, stderr)."""
-
-    def call(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedloom", *args])
-        with pytest.raises(SystemExit) as done:
-            main()
-        out, err = capsys.readouterr()
-        return int(done.value.code or 0), out, err
-
-    return call
 
 
 def test_run_then_table_then_figure(child, fedloom_):

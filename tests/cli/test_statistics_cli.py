@@ -5,12 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from fedloom.cli import main
 from fedloom.study.grid import Cell
 from grid_support import paper_grid, write_grid
 
@@ -29,20 +27,6 @@ def grid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         info = json.loads(file.read_text())
         file.write_text(json.dumps({**info, "partition_hash": f"p{seed}", "recipe_text": base}))
     return folder
-
-
-@pytest.fixture
-def fedloom_(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Run the command line; returns (exit code, stdout, stderr)."""
-
-    def call(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedloom", *map(str, args)])
-        with pytest.raises(SystemExit) as done:
-            main()
-        out, err = capsys.readouterr()
-        return int(done.value.code or 0), out, err
-
-    return call
 
 
 def test_a_grid_is_tested_in_one_command(grid, fedloom_):

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import fedloom
-from fedloom.cli import main
 from tests_support import load_recipe
 
 SMALL = (
@@ -28,20 +27,6 @@ SMALL = (
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return fedloom.run(load_recipe(*SMALL, "training.rounds=1"), tmp_path_factory.mktemp("tasks") / "run").folder
-
-
-@pytest.fixture
-def fedloom_(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Run the command line; returns (exit code, stdout, stderr)."""
-
-    def call(*args: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["fedloom", *map(str, args)])
-        with pytest.raises(SystemExit) as done:
-            main()
-        out, err = capsys.readouterr()
-        return int(done.value.code or 0), out, err
-
-    return call
 
 
 def test_relatedness(run: Path, fedloom_, tmp_path: Path) -> None:

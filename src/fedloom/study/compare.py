@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -17,7 +15,7 @@ from fedloom.errors import StateError, nearest
 from fedloom.extras import need
 from fedloom.recipes import schema
 from fedloom.runtime.config import Flower
-from fedloom.study.markup import latex, tex
+from fedloom.study.markup import csv_text, full, latex, tex
 from fedloom.study.runs import Final, Run, human_bytes
 from fedloom.tasks.delta import delta_m, delta_terms
 
@@ -147,18 +145,15 @@ class Comparison:
 
     def to_csv(self) -> str:
         """One line a run set and task, and one with metric `delta_m`; numbers in full precision."""
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(CSV)
+        found: list[list[object]] = []
         for c in self.columns:
             lines = [(r.task, r.metric, r.direction, c.cells[r]) for r in self.rows]
             if c.delta is not None:
                 lines.append(("", "delta_m", "max", c.delta))
             tail = [" ".join(str(r.seed) for r in c.runs), self.split, c.model, c.total("up"), c.total("down")]
             for task, metric, direction, e in lines:
-                half = "" if math.isnan(e.half) else repr(e.half)
-                writer.writerow([c.label, task, metric, direction, repr(e.mean), half, *tail])
-        return out.getvalue()
+                found.append([c.label, task, metric, direction, repr(e.mean), full(e.half), *tail])
+        return csv_text(CSV, found)
 
     def to_latex(self) -> str:
         """A table environment with the best of each row in bold; needs the package booktabs."""

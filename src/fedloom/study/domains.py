@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections import defaultdict
 from collections.abc import Mapping
@@ -13,6 +11,7 @@ from statistics import fmean, stdev
 
 from fedloom.errors import StateError, UserError, nearest
 from fedloom.extras import need
+from fedloom.study.markup import csv_text
 from fedloom.study.runs import Run
 from fedloom.study.sheet import Sheet
 
@@ -74,11 +73,8 @@ class DomainHistory:
 
     def to_csv(self) -> str:
         """A line a round and domain, in full precision."""
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(("round", "domain", self.metric))
-        writer.writerows((s.round, domain, repr(v)) for s in self.rounds for domain, v in s.values.items())
-        return out.getvalue()
+        lines = ((s.round, domain, repr(v)) for s in self.rounds for domain, v in s.values.items())
+        return csv_text(("round", "domain", self.metric), lines)
 
 
 def draw(history: DomainHistory, path: str | Path) -> None:

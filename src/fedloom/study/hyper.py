@@ -5,8 +5,6 @@ The run must use the method `fedhca2`, or one of its stages. Free of torch.
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ from typing import Any
 
 from fedloom.errors import StateError, UserError
 from fedloom.extras import need
+from fedloom.study.markup import csv_text
 from fedloom.study.runs import Run
 from fedloom.study.sheet import Sheet
 
@@ -82,15 +81,11 @@ class HyperWeights:
 
     def to_csv(self) -> str:
         """Every weight of every round, as learned and as used."""
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(CSV)
         lines = [(r, "alpha", client, "", "", v) for client, points in self.alpha.items() for r, v in points]
         for (client, task), layers in self.beta.items():
             lines += [(r, "beta", client, task, layer, v) for layer, points in layers.items() for r, v in points]
-        for *where, value in sorted(lines, key=lambda line: line[0]):
-            writer.writerow((*where, repr(value), repr(used(float(value)))))
-        return out.getvalue()
+        ordered = sorted(lines, key=lambda line: line[0])
+        return csv_text(CSV, ((*where, repr(value), repr(used(float(value)))) for *where, value in ordered))
 
 
 def table(run: str | Path | Run) -> HyperWeights:

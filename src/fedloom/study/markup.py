@@ -1,8 +1,11 @@
-"""What tables share when they are written as Markdown, LaTeX or HTML."""
+"""What tables share when they are written as Markdown, LaTeX, HTML or CSV."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import csv
+import io
+import math
+from collections.abc import Iterable, Sequence
 from html import escape
 
 _TEX = {
@@ -86,3 +89,17 @@ def html(title: str, head: Sequence[str], body: Sequence[str], about: Sequence[s
             "",
         ]
     )
+
+
+def full(value: float) -> str:
+    """A number in full precision; '' for nan."""
+    return "" if math.isnan(value) else repr(value)
+
+
+def csv_text(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
+    """A CSV file of these lines."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(head)
+    writer.writerows(lines)
+    return out.getvalue()

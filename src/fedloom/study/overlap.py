@@ -5,8 +5,6 @@ The run must have the add-on `activated-dimensions` (FedDEA's Figure 2). Free of
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import combinations, pairwise
@@ -16,6 +14,7 @@ from typing import Any
 
 from fedloom.errors import StateError, UserError
 from fedloom.extras import need
+from fedloom.study.markup import csv_text
 from fedloom.study.runs import Run
 from fedloom.study.sheet import Sheet
 
@@ -139,18 +138,16 @@ class Overlaps:
 
     def to_csv(self) -> str:
         """All numbers of every round, in percent: overlap, expected and jaccard of pairs; share of rows by block."""
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(CSV)
+        lines: list[Sequence[object]] = []
         for r in self.rounds:
             for part, numbers in r.groups.items():
                 for quantity, values in numbers.items():
                     for (a, b), value in zip(r.pairs, values, strict=True):
-                        writer.writerow((r.round, r.scope, quantity, part, a, b, repr(100 * value)))
+                        lines.append((r.round, r.scope, quantity, part, a, b, repr(100 * value)))
             for row in r.rows:
                 for i, block in enumerate(r.blocks):
-                    writer.writerow((r.round, r.scope, "share", block, row, "", repr(100 * _share(r, row, [i]))))
-        return out.getvalue()
+                    lines.append((r.round, r.scope, "share", block, row, "", repr(100 * _share(r, row, [i]))))
+        return csv_text(CSV, lines)
 
 
 def table(run: str | Path | Run, scope: str | None = None) -> Overlaps:

@@ -13,8 +13,9 @@ from typing import Literal
 from fedloom.errors import StateError
 from fedloom.study.compare import Comparison, Row
 from fedloom.study.grid import Grid
+from fedloom.study.markup import csv_text, full
 from fedloom.study.sheet import Sheet, Sheeted
-from fedloom.study.sides import Side, full, of_comparison, of_grid, p_text, to_csv
+from fedloom.study.sides import Side, of_comparison, of_grid, p_text
 from fedloom.study.statistics import LEVEL, Ranking, ranking
 
 Blocks = Literal["seeds", "tasks"]
@@ -55,7 +56,7 @@ class Ranks(Sheeted):
         """A line a method, in full precision."""
         r = self.ranking
         test = [full(v) for v in (r.chi2, len(r.ranks) - 1, r.p, r.critical)]
-        return to_csv(
+        return csv_text(
             CSV,
             [
                 (name, repr(rank), self._groups(name), len(r.ranks), r.blocks, *test, self.split)

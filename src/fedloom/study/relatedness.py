@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import copy
-import csv
-import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -44,6 +42,7 @@ from fedloom.runtime.build import Built, build
 from fedloom.runtime.federation import Part
 from fedloom.runtime.folder import RunFolder
 from fedloom.runtime.worker import check_device
+from fedloom.study.markup import csv_text
 from fedloom.study.runs import Run
 from fedloom.study.sheet import Sheet
 from fedloom.training.flat import FlatModel
@@ -219,7 +218,7 @@ class Relatedness:
             for i, s in enumerate(self.tasks)
             for j, t in enumerate(self.tasks)
         ]
-        return _csv(("metric", "encoder", "task", "score", "symmetrised"), rows)
+        return csv_text(("metric", "encoder", "task", "score", "symmetrised"), rows)
 
     def to_json(self) -> str:
         """Everything; null where a score is not defined."""
@@ -243,7 +242,7 @@ class Relatedness:
         """METRIC.csv (T x T, as scored) of each metric, agreement.csv, and relatedness.png with heat maps of all."""
         both = self.agreement()
         files = {
-            f"{name}.csv": _csv(
+            f"{name}.csv": csv_text(
                 ("", *self.tasks),
                 [(task, *(repr(float(v)) for v in row)) for task, row in zip(self.tasks, R, strict=True)],
             )
@@ -255,7 +254,7 @@ class Relatedness:
              int(both.pairs[i, j]))
             for i, j in pairs
         ]  # fmt: skip
-        files["agreement.csv"] = _csv(("a", "b", "pearson", "spearman", "pairs"), rows)
+        files["agreement.csv"] = csv_text(("a", "b", "pearson", "spearman", "pairs"), rows)
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for name, text in files.items():
@@ -472,11 +471,3 @@ def _sheet(title: str, names: Sequence[str], M: Matrix) -> Sheet:
 
 def _plain(M: Matrix) -> list[list[float | None]]:
     return [[float(v) if math.isfinite(v) else None for v in row] for row in M]
-
-
-def _csv(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows(rows)
-    return out.getvalue()

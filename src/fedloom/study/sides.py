@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -71,17 +69,3 @@ def of_grid(
 def p_text(p: float) -> str:
     """A p as people read it: '0.0067', '<0.0001', 'nan'."""
     return f"{p:.4f}" if math.isnan(p) or p >= 0.0001 else "<0.0001"
-
-
-def full(value: float) -> str:
-    """A number in full precision; '' for nan."""
-    return "" if math.isnan(value) else repr(value)
-
-
-def to_csv(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
-    """A CSV file of these lines."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows(lines)
-    return out.getvalue()

@@ -18,9 +18,10 @@ from typing import Literal
 from fedloom.errors import StateError
 from fedloom.study.compare import Comparison, Row
 from fedloom.study.grid import Grid
+from fedloom.study.markup import csv_text, full
 from fedloom.study.runs import Run
 from fedloom.study.sheet import Sheet, Sheeted
-from fedloom.study.sides import Side, full, of_comparison, of_grid, p_text, to_csv
+from fedloom.study.sides import Side, of_comparison, of_grid, p_text
 from fedloom.study.statistics import LEVEL, NOISE, Paired, against_zero, holm, paired
 from fedloom.tasks.delta import delta_m, delta_terms
 
@@ -135,7 +136,7 @@ class Contrasts(Sheeted):
             lines.append(
                 (t.data, t.method, t.base, *row, len(t.gains), seeds, full(t.mean), *shown, self.split, t.state)
             )
-        return to_csv(CSV, lines)
+        return csv_text(CSV, lines)
 
 
 def contrasts(comparison: Comparison) -> Contrasts:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import io
-import math
 from collections.abc import Callable
 from html import escape
 
-from fedloom.study.markup import html, latex, md, tex
+from fedloom.study.markup import csv_text, full, html, latex, md, tex
 from fedloom.study.table import Column, Entry, Line, Table
 
 CSV = (
@@ -64,19 +62,17 @@ def to_markdown(table: Table) -> str:
 
 def to_csv(table: Table) -> str:
     """A line for each data set, base, add-on and task, and one with metric delta_m; numbers in full precision."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(CSV)
+    found: list[list[object]] = []
     for line in table.lines:
         for column, entry in zip(table.columns, line.entries, strict=True):
             e = entry.estimate
-            numbers = ("", "", "") if e is None else (repr(e.mean), "" if math.isnan(e.half) else repr(e.half), e.n)
+            numbers = ("", "", "") if e is None else (repr(e.mean), full(e.half), e.n)
             seeds = " ".join(map(str, (line.seeds or {}).get(column.data, ())))
             rounds = " ".join(map(str, (line.rounds or {}).get(column.data, ())))
             model = (line.models or {}).get(column.data, "")
             head = (column.data, line.base, line.addon, line.owner, column.task, column.metric, column.direction)
-            writer.writerow([*head, *numbers, seeds, table.split, model, table.at, rounds, entry.kind])
-    return out.getvalue()
+            found.append([*head, *numbers, seeds, table.split, model, table.at, rounds, entry.kind])
+    return csv_text(CSV, found)
 
 
 def to_latex(table: Table) -> str:
