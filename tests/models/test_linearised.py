@@ -182,3 +182,13 @@ def test_frozen_parameters_are_no_blocks():
     flat = FlatModel(module, layout)
     flat.vector.fill_(1.0)
     assert (module.theta.item(), module.frozen.item()) == (1.0, 5.0)
+
+
+def test_group_norms_and_images_with_the_channels_last():
+    linear = Linearised(ENCODERS["resnet10"].function((3, 16, 16), width=8, norm="group"))
+    x = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    move(linear, 1)
+    y = linear(x.to(memory_format=torch.channels_last))
+    assert torch.equal(y, linear(x))
+    y.sum().backward()
+    assert all(p.grad is not None for p in linear.parameters())

@@ -54,6 +54,7 @@ class Linearised(Encoder):
             value: Tensor = functional_call(self.plain, weights, (x,))
             return value
 
+        x = x.contiguous()  # the forward mode of group norms takes no images with the channels last in memory
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no forward mode
             there_and_change = jvp(plain, (theta0,), (change,))
         features: Tensor = there_and_change[0] + there_and_change[1]
