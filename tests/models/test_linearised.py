@@ -18,6 +18,7 @@ from fedloom.models.lora import Lora
 from fedloom.models.nets import Encoder
 from fedloom.tasks import Classification
 from fedloom.training import FlatModel
+from fedloom.training.loop import channels_last
 from fedloom.updates import Layout
 
 TASKS = (Classification("digit", 3),)
@@ -184,11 +185,12 @@ def test_frozen_parameters_are_no_blocks():
     assert (module.theta.item(), module.frozen.item()) == (1.0, 5.0)
 
 
-def test_group_norms_and_images_with_the_channels_last():
-    linear = Linearised(ENCODERS["resnet10"].function((3, 16, 16), width=8, norm="group"))
-    x = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+@pytest.mark.parametrize("channels", [1, 3])
+def test_group_norms_and_images_with_the_channels_last(channels):
+    linear = Linearised(ENCODERS["resnet10"].function((channels, 16, 16), width=8, norm="group"))
+    x = torch.randn(2, channels, 16, 16, generator=torch.Generator().manual_seed(0))
     move(linear, 1)
-    y = linear(x.to(memory_format=torch.channels_last))
+    y = linear(channels_last(x))
     assert torch.equal(y, linear(x))
     y.sum().backward()
     assert all(p.grad is not None for p in linear.parameters())

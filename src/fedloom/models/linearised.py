@@ -54,7 +54,9 @@ class Linearised(Encoder):
             value: Tensor = functional_call(self.plain, weights, (x,))
             return value
 
-        x = x.contiguous()  # the forward mode of group norms takes no images with the channels last in memory
+        # The forward mode of group norms takes no images with the channels last in memory. Through one dimension, for
+        # images of one channel have strides that may mean either.
+        x = x.reshape(-1).view(x.shape)
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no forward mode
             there_and_change = jvp(plain, (theta0,), (change,))
         features: Tensor = there_and_change[0] + there_and_change[1]
