@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom.runtime.transport import InMemory, Mailbox, Message, Network
+from fedloom.runtime.transport import InMemory, Mailbox, Message, Network, Newest
 
 LAYOUT = "0123456789abcdef"
 
@@ -128,3 +128,20 @@ def test_lost_messages_and_those_taken_back_never_come() -> None:
     assert network.cancel("c", "b") == 1
     assert network.cancel("c", "b") == 0
     assert [m.sender for m in box.mailbox.receive(4, "model")] == ["a"]
+
+
+def test_the_newest_of_each_sender_counts_whatever_waits_beside_it() -> None:
+    network, events = Network(), []
+    ends = [InMemory(network, "b"), InMemory(Network(), "b")]
+    first = Newest("b", LAYOUT, ends[0], lambda event, fields: events.append(fields["what"]))
+    for message in (letter("c"), letter("a", kind="signal"), letter("a", 2), letter("a", 1), letter("c", 3)):
+        network.post(message.sender, "b", message.encoded)
+        assert first.receive(1, "request") == []
+    again = Newest("b", LAYOUT, ends[1], lambda event, fields: None, seen=first.seen)
+    for data in first.kept():  # as in a checkpoint
+        ends[1].network.post("anybody", "b", data)
+    for mailbox in (first, again):
+        assert [(m.sender, m.round) for m in mailbox.receive(1, "model")] == [("a", 2), ("c", 3)]
+        assert [m.sender for m in mailbox.receive(1, "signal")] == ["a"]
+        assert mailbox.kept() == []
+    assert events == ["doubled or overtaken"]

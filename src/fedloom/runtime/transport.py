@@ -243,23 +243,28 @@ class Newest(Mailbox):
     ) -> None:
         super().__init__(name, layout, transport, log, decode)
         self.seen: dict[str, dict[str, int]] = {kind: dict(rounds) for kind, rounds in (seen or {}).items()}
+        self._by_kind: dict[str, list[Message]] = {}
 
     def receive(self, round: int, kind: str) -> list[Message]:
         """Good messages of this kind since the last call, one a sender, sorted. Others are kept for their own call."""
         seen = self.seen.setdefault(kind, {})
         newest: dict[str, Message] = {}
-        rest: list[Message] = []
-        for message in self._waiting():
-            if message.kind != kind:
-                rest.append(message)
-            elif message.round <= seen.get(message.sender, 0):
+        for message in self._sorted().pop(kind, ()):
+            if message.round <= seen.get(message.sender, 0):
                 self._drop("doubled or overtaken", message, {"of round": message.round})
             else:  # one that nobody read before a newer one came is no fault
                 seen[message.sender] = message.round
                 newest[message.sender] = message
-        self._early = rest
         return [newest[sender] for sender in sorted(newest)]
 
     def kept(self) -> list[bytes]:
-        """What has come and was not asked for yet, encoded."""
-        return [message.encoded for message in self._waiting()]
+        """What has come and was not asked for yet, encoded; by kind, each in the order in which it came."""
+        waiting = self._sorted()
+        return [message.encoded for kind in sorted(waiting) for message in waiting[kind]]
+
+    def _sorted(self) -> dict[str, list[Message]]:
+        """What has come, by kind, so that a look for one kind does not pass by all the others that wait."""
+        came, self._early = self._waiting(), []
+        for message in came:
+            self._by_kind.setdefault(message.kind, []).append(message)
+        return self._by_kind
