@@ -67,15 +67,11 @@ def latex(about: Sequence[str], columns: int, rows: Sequence[str]) -> str:
     )
 
 
-def html(title: str, head: Sequence[str], body: Sequence[str], about: Sequence[str]) -> str:
-    """A page of its own around finished rows, without scripts and without anything to load."""
+def fragment(title: str, head: Sequence[str], body: Sequence[str], about: Sequence[str]) -> str:
+    """A table of finished rows with what there is to say about it, to stand in a page."""
     return "\n".join(
         [
-            "<!DOCTYPE html>",
-            '<html lang="en">',
-            f'<head><meta charset="utf-8"><title>{escape(title)}</title>',
-            f"<style>\n{_STYLE}\n</style></head>",
-            '<body><div class="wide"><table>',
+            '<div class="wide"><table>',
             f"<caption>{escape(title)}</caption>",
             "<thead>",
             *head,
@@ -85,6 +81,19 @@ def html(title: str, head: Sequence[str], body: Sequence[str], about: Sequence[s
             "</tbody>",
             "</table></div>",
             *(f"<p>{escape(text)}</p>" for text in about),
+        ]
+    )
+
+
+def html(title: str, inside: str) -> str:
+    """A page of its own around a fragment, without scripts and without anything to load."""
+    return "\n".join(
+        [
+            "<!DOCTYPE html>",
+            '<html lang="en">',
+            f'<head><meta charset="utf-8"><title>{escape(title)}</title>',
+            f"<style>\n{_STYLE}\n</style></head>",
+            f"<body>{inside}",
             "</body></html>",
             "",
         ]

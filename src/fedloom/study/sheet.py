@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from html import escape
 
-from fedloom.study.markup import html, latex, md, tex
+from fedloom.study.markup import fragment, html, latex, md, tex
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class Sheet:
             + "</tr>"
             for label, *texts in self.lines
         )
-        return html(self.title, [f"<tr>{head}</tr>"], list(rows), self.notes)
+        return html(self.title, fragment(self.title, [f"<tr>{head}</tr>"], list(rows), self.notes))
 
 
 class Sheeted(ABC):

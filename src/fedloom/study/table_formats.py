@@ -6,6 +6,7 @@ import io
 from collections.abc import Callable
 from html import escape
 
+from fedloom.study import markup
 from fedloom.study.markup import csv_text, full, html, latex, md, tex
 from fedloom.study.table import Column, Entry, Line, Table
 
@@ -100,6 +101,11 @@ def to_latex(table: Table) -> str:
 
 def to_html(table: Table) -> str:
     """A page of its own, without scripts and without anything to load."""
+    return html(table.title, fragment(table))
+
+
+def fragment(table: Table) -> str:
+    """The table with its caption and notes as HTML that can stand in another page."""
     columns, groups = table.layout
     head = []
     if _beside(table):
@@ -116,7 +122,7 @@ def to_html(table: Table) -> str:
             label = f'<th scope="row" class="{kind}">{escape(line.label.strip())}</th>'
             texts = "".join(_html(entry, column) for entry, column in zip(line.entries, columns, strict=True))
             body.append(f"{row}{label}{texts}</tr>")
-    return html(table.title, head, body, (table.caption, *table.notes))
+    return markup.fragment(table.title, head, body, (table.caption, *table.notes))
 
 
 FORMATS: dict[str, Callable[[Table], str]] = {

@@ -14,7 +14,7 @@ from fedloom.extras import need
 from fedloom.study.report.collect import GridReport, RunReport, row, worst_tasks
 from fedloom.study.report.plots import Figure, figures_of, plain
 from fedloom.study.runs import human_bytes
-from fedloom.study.table_formats import to_html
+from fedloom.study.table_formats import fragment
 
 MOST_ROWS = 1000
 """Lines of a table, at most."""
@@ -153,8 +153,7 @@ def _task_groups(plot: str) -> str:
 
 
 def _grid(report: GridReport, figures: Mapping[str, Figure]) -> list[Section]:
-    # a fragment of the table's own page
-    table = to_html(report.table).partition("<body>")[2].partition("</body>")[0] if report.table else ""
+    table = fragment(report.table) if report.table else ""
     curves = "\n".join(
         f"<h3>{escape(f'{data}: {task} ({metric})')}</h3>\n{plot(f'curves-{i}', figures[f'curves-{i}'])}"
         for i, (data, task, metric) in enumerate(report.curves)
