@@ -2,9 +2,10 @@
 
 A figure is {"views": [{"name", "data"}], "shared": [traces], "control": "select" or "slider", "smooth", "layout"}. One
 view is drawn at a time: `shared[i]`, where there is one, updated by the view's `data[i]`, under `layout`. A view may
-have an "axis", the title of its y axis, and be of a "set": then a set is selected, and a slider moves in it. A trace's
-"meta" says what it is: {"kind": "client", "name": ...}, or kind mean, best, band or matrix. Texts that plotly draws
-are escaped, for it reads some HTML; those in "meta" are not.
+have an "axis", the title of its y axis, and be of a "set": then a set is selected, and a slider moves in it. A figure
+has a "title" where its views' names alone do not say what it shows. A trace's "meta" says what it is: {"kind":
+"client", "name": ...}, or kind mean, best, band or matrix. Texts that plotly draws are escaped, for it reads some HTML;
+titles, names of views and those in "meta" are not.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def _of_run(report: RunReport) -> dict[str, Figure]:
     if len(report.clients) > 1 and any("train" in about for about in report.clients.values()):
         made["examples"] = examples(report)
     if any("labels" in about for about in report.clients.values()):
-        made["labels"] = labels(report)
+        made["labels"] = labels(report) | {"title": "Labels"}
     tasks = list(dict.fromkeys(c.task for c in report.curves))
     # with many views each gets fewer points, then fewer single lines
     views = max(1, len(report.curves))
@@ -59,7 +60,8 @@ def _of_run(report: RunReport) -> dict[str, Figure]:
     longest = min(points, max((len(c.mean) for c in report.curves), default=1))
     singly = max(0, min(LINES, BUDGET // (views * longest) - 5))
     for number, task in enumerate(tasks):
-        made[f"curves-{number}"] = curves([c for c in report.curves if c.task == task], points, singly)
+        of_task = curves([c for c in report.curves if c.task == task], points, singly)
+        made[f"curves-{number}"] = of_task | {"title": task}
     if report.traffic:
         made["bytes"] = _views(
             [(key, _several(_largest(names))) for key, names in report.traffic.items()], "bytes in a round"
@@ -71,26 +73,32 @@ def _of_run(report: RunReport) -> dict[str, Figure]:
         made["task-groups"] = _views([("peers and task groups", _several(report.quality))], "share or index")
     if report.weights is not None:
         made |= hyper_weights(report.weights)
-    made |= {m.name: matrices(m) for m in report.matrices if m.rounds}
+    made |= {m.name: matrices(m) | {"title": m.title} for m in report.matrices if m.rounds}
     return made | (agreement(report.agreement) if report.agreement is not None else {})
 
 
 def agreement(a: Agreement) -> dict[str, Figure]:
     """Heat maps of each layer group, and lines over the rounds."""
     made: dict[str, Figure] = {}
-    for name, sets, middle in (("cosine", a.cosine, 0.0), ("sign", a.sign, 0.5)):
+    for name, title, sets, middle in (
+        ("cosine", "Cosine of two updates", a.cosine, 0.0),
+        ("sign", "Share of equal signs", a.sign, 0.5),
+    ):
         if sets:
-            made[name] = _heat_sets(sets, a.rows, "update", "update", middle)
+            made[name] = _heat_sets(sets, a.rows, "update", "update", middle) | {"title": title}
     if a.over_rounds:
         views = [(name, _several(lines)) for name, lines in a.over_rounds.items()]
         axes = ["cosine" if name.endswith("updates") else "share" for name in a.over_rounds]
         made["agreement"] = _views(views, axes, smooth=True)
-    for name, groups, axis in (("weights", a.weights, "weight"), ("kept", a.kept, "share that is not zero")):
+    for name, title, groups, axis in (
+        ("weights", "Weights", a.weights, "weight"),
+        ("kept", "Share of each update that is not zero", a.kept, "share that is not zero"),
+    ):
         if groups:
             most = {group: {n: rows[n] for n in thinned_names(list(rows), LINES)} for group, rows in groups.items()}
-            made[name] = _views([(group, _several(rows)) for group, rows in most.items()], axis)
+            made[name] = _views([(group, _several(rows)) for group, rows in most.items()], axis) | {"title": title}
     if a.given:
-        made["given"] = _heat_sets(a.given, a.receivers, "receiver", "sender", 0.0)
+        made["given"] = _heat_sets(a.given, a.receivers, "receiver", "sender", 0.0) | {"title": "Weights of senders"}
     return made
 
 
