@@ -63,9 +63,8 @@ def _of_run(report: RunReport) -> dict[str, Figure]:
         of_task = curves([c for c in report.curves if c.task == task], points, singly)
         made[f"curves-{number}"] = of_task | {"title": task}
     if report.traffic:
-        made["bytes"] = _views(
-            [(key, _several(_largest(names))) for key, names in report.traffic.items()], "bytes in a round"
-        )
+        ways = [(key, _several(_largest(names))) for key, names in report.traffic.items()]
+        made["bytes"] = _views(ways, "bytes in a round") | {"title": "Bytes"}
     times = [("seconds by phase", report.seconds), ("simulated seconds", report.clock)]
     if any(lines for _, lines in times):
         made["seconds"] = _views([(name, _several(lines)) for name, lines in times if lines], "seconds")
