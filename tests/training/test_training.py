@@ -273,6 +273,30 @@ def test_stacked_equals_one_at_a_time(rules: tuple[LocalRule, ...], clip: float 
             assert result.losses == pytest.approx(expected.losses, rel=1e-4)
 
 
+@pytest.mark.parametrize("stacked", [False, True])
+def test_losses_are_means_over_the_labelled_examples(stacked: bool) -> None:
+    training = Training(optimizer=Optimizer(lr=1e-12), batch_size=4, epochs=1, stacked=stacked)
+    model, examples, index, ctx = FlatModel(network()), data(), torch.arange(14), Ctx(1, 0)
+    examples.labels["a"][3:12] = -1  # some batches have no label at all
+    labelled = {"a": torch.tensor([0, 1, 2, 12, 13])}
+    shared = (slice(0, len(model.params)),)
+    out = model.module(examples.images, ("a", "b"))
+    expected = {
+        "a": nn.functional.cross_entropy(out["a"][labelled["a"]], examples.labels["a"][labelled["a"]]).item(),
+        "b": nn.functional.cross_entropy(out["b"][:14], examples.labels["b"][:14]).item(),
+    }
+    if stacked:
+        members = [
+            Stackable("c", examples, index, TASKS, model.params.clone(), labelled),
+            Stackable("d", examples, index, TASKS, model.params.clone(), labelled),
+        ]
+        results = [result for _, result in train_stacked(model, members, training, ctx, shared)]
+    else:
+        results = [train(model, examples, index, TASKS, training, ctx, "c", shared, labelled=labelled)]
+    for result in results:
+        assert result.losses == pytest.approx(expected, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("extra", "settings", "rules", "message"),
     [

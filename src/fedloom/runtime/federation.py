@@ -47,6 +47,16 @@ class Part:
     def _of(self) -> dict[str, Part]:
         return {}
 
+    def partial(self, tasks: Iterable[str]) -> dict[str, Tensor]:
+        """Task -> positions of the examples that have a label of it, of those tasks of which not all have one."""
+        return {task: self.of(task).index for task in tasks if self.of(task) is not self}
+
+    def spread(self, count: int) -> Part:
+        """At most `count` of its examples, evenly spaced."""
+        if count >= len(self):
+            return self
+        return Part(self.examples, self.positions[torch.linspace(0, len(self) - 1, count).long().numpy()], self.name)
+
     @property
     def index(self) -> Tensor:
         """Positions as a tensor."""

@@ -178,6 +178,7 @@ def _local(
             phases,
             validate,
             losses,
+            client.train.partial(client.tasks),
         )
 
 

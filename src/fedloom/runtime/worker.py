@@ -112,7 +112,8 @@ class Worker:
             client = s.federation.clients[job.client]
             load(s.method, model, job.message, job.state)
             part = client.train
-            stack.append(Stackable(client.id, part.examples, part.index, client.tasks, model.params.clone()))
+            labelled = part.partial(client.tasks)
+            stack.append(Stackable(client.id, part.examples, part.index, client.tasks, model.params.clone(), labelled))
         shared = model.spans(s.method.shared_part(model.layout))
         for members in group(stack, s.training, ctx):
             start = time.perf_counter()

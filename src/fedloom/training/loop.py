@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ class LocalResult:
     steps: int = 0
     examples: int = 0
     losses: dict[str, float] = field(default_factory=dict)
-    """Mean unweighted loss per task over the examples seen."""
+    """Mean unweighted loss per task over the examples seen that have a label of it; 0 where none has."""
     optimizer: State = field(default_factory=dict)
     rules: State = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
@@ -86,6 +87,11 @@ def task_losses(
     return total, losses
 
 
+def labels_in(batch: Tensor, task: str, labelled: Mapping[str, Tensor]) -> int:
+    """How many examples of a batch (positions) have a label; `labelled` are those that do, where not all do."""
+    return int(torch.isin(batch, labelled[task]).sum()) if task in labelled else len(batch)
+
+
 def train(
     model: FlatModel,
     examples: Examples,
@@ -102,11 +108,13 @@ def train(
     phases: tuple[Phase, ...] = (),
     validate: Callable[[], Mapping[str, float]] | None = None,
     example_losses: Callable[[], Tensor] | None = None,
+    labelled: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> LocalResult:
     """Train `model` in place on the examples at `index`. `tasks` maps a name to (task, loss weight).
 
     Heads of other tasks get no gradient, no weight decay and no momentum. `told`, `validate` and `example_losses` are
-    for the rules (see `View`). With `phases` parts of the model are trained one after another.
+    for the rules (see `View`). With `phases` parts of the model are trained one after another. `labelled` are those
+    at `index` that have a label, of the tasks of which not all have one: without it the mean losses are wrong there.
     """
     names = tuple(tasks)
     trained = model.trained(names)
@@ -140,9 +148,10 @@ def train(
     active = [model.grad[s] for s in spans]
     half = torch.autocast(model.device.type, torch.bfloat16) if training.precision == "bf16" else None
     sums: dict[str, Tensor] = {}
+    counts = dict.fromkeys(names, 0)
     result = LocalResult()
-    loaded: Iterator[tuple[int, tuple[Tensor, dict[str, Tensor]]]] = (
-        (epoch, examples.batch(batch, model.device, ctx.rng("augment", client, number), names))
+    loaded: Iterator[tuple[int, Tensor, tuple[Tensor, dict[str, Tensor]]]] = (
+        (epoch, batch, examples.batch(batch, model.device, ctx.rng("augment", client, number), names))
         for number, (epoch, batch) in enumerate(batches(index, training, ctx, client, model.has_batch_norm))
     )
     stream = Clocked(ahead(loaded) if examples.prefetch else loaded)
@@ -152,7 +161,7 @@ def train(
     model.module.train()
     if phases:
         part.freeze_others(model)
-    for number, (epoch, (x, targets)) in enumerate(step for step in stream for _ in range(repeat)):
+    for number, (epoch, batch, (x, targets)) in enumerate(step for step in stream for _ in range(repeat)):
         while number // repeat >= part.until and part is not parts[-1]:
             part = next(turn)
             model.module.train()
@@ -179,13 +188,15 @@ def train(
         view.step += 1
         result.examples += len(x)
         for name, value in losses.items():
-            term = value.detach() * len(x)
+            count = labels_in(batch, name, labelled)
+            term = value.detach() * count
             sums[name] = sums[name] + term if name in sums else term
+            counts[name] += count
     for i, rule in enumerate(rules):
         result.rules[str(i)], extra = rule.finish(view, states[str(i)])
         result.extra.update(extra)
     result.steps, result.waiting = view.step, stream.seconds
-    result.losses = {name: float(s) / max(result.examples, 1) for name, s in sums.items()}
+    result.losses = {name: float(s) / max(counts[name], 1) for name, s in sums.items()}
     if training.keep_optimizer:
         result.optimizer = {str(i): export_state(part.optimizer) for i, part in enumerate(parts)}
     return result

@@ -7,7 +7,7 @@ Results equal those of one client at a time up to rounding.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +19,7 @@ from fedloom.errors import UserError
 from fedloom.tasks.task import Task
 from fedloom.training.config import Training
 from fedloom.training.flat import FlatModel
-from fedloom.training.loop import LocalResult, batches, clip, task_losses
+from fedloom.training.loop import LocalResult, batches, clip, labels_in, task_losses
 from fedloom.training.optim import build, learning_rate
 from fedloom.training.rules import LocalRule, View
 from fedloom.updates import Columns
@@ -38,6 +38,8 @@ class Stackable:
     tasks: Tasks
     base: Tensor
     """Parameters at the start (p)."""
+    labelled: Mapping[str, Tensor] = field(default_factory=dict)
+    """As in `train`."""
 
 
 def refuse(module: nn.Module, training: Training, rules: Sequence[LocalRule]) -> None:
@@ -93,6 +95,8 @@ def train_stacked(
 
     forward = vmap(losses_of)
     sums = {name: torch.zeros(len(clients), device=model.device) for name in names}
+    counts = {name: torch.zeros(len(clients), device=model.device) for name in names}
+    partial = {name for c in clients for name in c.labelled}
     seen = 0
     model.module.train()
     for drawn in zip(*(batches(c.index, training, ctx, c.client) for c in clients), strict=True):
@@ -122,8 +126,13 @@ def train_stacked(
         view.step += 1
         seen += shape[1]
         for name, value in losses.items():
-            sums[name] += value.detach() * shape[1]
-    means = {name: (total / max(seen, 1)).tolist() for name, total in sums.items()}
+            count: int | Tensor = shape[1]
+            if name in partial:
+                each = [labels_in(index, name, c.labelled) for c, (_, index) in zip(clients, drawn, strict=True)]
+                count = torch.tensor(each, device=model.device)
+            sums[name] += value.detach() * count
+            counts[name] += count
+    means = {name: (total / counts[name].clamp(min=1)).tolist() for name, total in sums.items()}
     return [
         (
             view.params[k],
