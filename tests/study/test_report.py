@@ -13,9 +13,12 @@ import pytest
 import yaml
 
 from fedloom.errors import StateError, UserError
+from fedloom.methods import METHODS
+from fedloom.registry import Entry
 from fedloom.study.grid import Cell
 from fedloom.study.report import collect, write
 from fedloom.study.report.collect import Curves, RunReport, worst, worst_tasks
+from fedloom.study.report.flow import diagram
 from fedloom.study.report.page import in_script
 from fedloom.study.report.plots import BUDGET, LINES, curves, figures_of, matrices, thinned, thinned_names
 from fedloom.study.runs import Run
@@ -599,3 +602,92 @@ def test_diagnostics_of_one_client(tmp_path: Path) -> None:
     figures = page_of(folder).data["figures"]
     assert "cosine" not in figures
     assert trace(figures["weights"], "encoder: stem", "line", "a")["y"] == [1.0]
+
+
+METHOD = """method two
+local training:
+  Prox(mu=0.1)
+  Tune(steps=3) of the model
+client, before sending:
+  Identity()
+on the wire: Raw(); private: Select(role='head'); starts from: own model; one row a client and task
+server:
+  First(<b>)
+  before round 3:
+    Mean()
+  from round 3:
+    in 'a':
+      Inner(x=(1, 2))
+    in '*':
+      Inner(x=())
+  Plain(step=1.0); weights: size; buffers: mean
+"""
+
+
+def tree(html: str) -> list[tuple[int, str]]:
+    """(how many boxes it is in, text) of what a diagram says."""
+    found: list[tuple[int, str]] = []
+    stack: list[bool] = []
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+            stack.append(dict(attributes).get("class") in ("step", "box"))
+
+        def handle_endtag(self, tag: str) -> None:
+            stack.pop()
+
+        def handle_data(self, data: str) -> None:
+            if data.strip():
+                found.append((sum(stack), data))
+
+    Reader().feed(html)
+    assert not stack
+    return found
+
+
+def test_a_method_as_boxes() -> None:
+    html = diagram(METHOD, peers=False)
+    assert tree(html) == [
+        *((1, "Local training"), (2, "Prox"), (2, "mu=0.1"), (2, "Tune of the model"), (2, "steps=3")),
+        *((1, "Before sending"), (2, "Identity")),
+        *((1, "On the wire"), (1, "Raw"), (1, "private: Select(role='head')"), (1, "one row a client and task")),
+        *((1, "Server"), (2, "First"), (2, "<b>")),
+        *((2, "before round 3"), (3, "Mean"), (2, "from round 3")),
+        *((3, "in 'a'"), (4, "Inner"), (4, "x=(1, 2)"), (3, "in '*'"), (4, "Inner"), (4, "x=()")),
+        *((2, "Plain"), (2, "step=1.0"), (2, "weights: size"), (2, "buffers: mean")),
+        *((1, "Back to the clients"), (1, "Local training starts from the own model")),
+    ]
+    # parts, and times, stand side by side: no arrow is between them
+    assert html.count('class="beside"') == 2
+    assert "Peers" in [text for _, text in tree(diagram(METHOD, peers=True))]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        NASTY,
+        "",
+        "method x",
+        "something:\n  else",
+        METHOD.replace("    Mean()", "     Mean()"),
+        METHOD.replace("    Mean()", "      Mean()"),
+        METHOD.replace("  Prox(mu=0.1)", "  Prox(mu=[0.1,\n    0.2])"),
+        METHOD.replace("    Mean()", "\t Mean()"),
+    ],
+)
+def test_a_text_that_is_not_a_methods_is_not_drawn(tmp_path: Path, text: str) -> None:
+    assert diagram(text, peers=False) == ""
+    page = page_of(run_folder(tmp_path, two_rounds(), recipe_text=text))
+    assert not [a for tag, a in page.elements if a.get("class") == "flow"]
+    assert text in page.text
+
+
+@pytest.mark.parametrize("entry", list(METHODS), ids=lambda entry: entry.name)
+def test_every_stage_of_a_method_is_in_its_diagram(entry: Entry) -> None:
+    text = str(entry.function())
+    drawn = tree(diagram(text, peers=False))
+    stages = text.partition("on the wire:")[0] + text.partition("server:")[2]
+    said = "".join(part for _, part in drawn)
+    assert [name for name in re.findall(r"^ *(\w+)\(", stages, re.MULTILINE) if name not in said] == []
+    assert [line for line in re.findall(r"^ +(.*):$", stages, re.MULTILINE) if line not in said] == []
+    assert (1, "On the wire") in drawn

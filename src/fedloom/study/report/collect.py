@@ -131,6 +131,8 @@ class RunReport:
     agreement: Agreement | None = None
     quality: Mapping[str, Series] = field(default_factory=dict)
     """How well peers found those with their own tasks -> share or index of each round."""
+    peers: bool = False
+    """Whether peers mix the updates, not a server."""
 
 
 @dataclass(frozen=True)
@@ -200,6 +202,7 @@ def of_run(run: Run) -> RunReport:
         _clock(run),
         agreement.collect(run),
         _quality(run),
+        run.recipe.get("peers") is not None,
     )
 
 

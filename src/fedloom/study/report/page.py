@@ -12,6 +12,7 @@ from typing import Any
 
 from fedloom.extras import need
 from fedloom.study.report.collect import GridReport, RunReport, row, worst_tasks
+from fedloom.study.report.flow import diagram
 from fedloom.study.report.plots import Figure, figures_of, plain
 from fedloom.study.runs import human_bytes
 from fedloom.study.table_formats import fragment
@@ -173,8 +174,16 @@ def _grid(report: GridReport, figures: Mapping[str, Figure]) -> list[Section]:
 
 
 def _about(report: RunReport) -> str:
-    method = f"<h3>Method</h3>\n<pre>{escape(report.method)}</pre>\n" if report.method else ""
-    return _facts(report.facts) + method + _folded("Recipe", report.recipe)
+    return _facts(report.facts) + _method(report) + _folded("Recipe", report.recipe)
+
+
+def _method(report: RunReport) -> str:
+    """The method's stages as boxes with its text folded below, or the text alone where it has no such stages."""
+    if not report.method:
+        return ""
+    drawn = diagram(report.method, report.peers)
+    text = _folded("The same as text", report.method) if drawn else f"<pre>{escape(report.method)}</pre>\n"
+    return f"<h3>Method</h3>\n{drawn}{text}"
 
 
 def _facts(facts: Sequence[tuple[str, str]]) -> str:
