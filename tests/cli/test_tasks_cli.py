@@ -38,7 +38,8 @@ def test_relatedness(run: Path, fedloom_, tmp_path: Path) -> None:
     assert "sign" not in out
     assert err.splitlines()[:2] == ["0/2  features by the encoder of digit", "1/2  features by the encoder of holes"]
     assert err.splitlines()[2:] == [
-        str(tmp_path / "o" / name) for name in ("cosine.csv", "logme.csv", "agreement.csv", "relatedness.png")
+        str(tmp_path / "o" / name)
+        for name in ("cosine.csv", "logme.csv", "agreement.csv", "relatedness.json", "relatedness.png")
     ]
     code, out, err = fedloom_("relatedness", run, "--metrics", "sign", "--format", "csv", "-q")
     assert (code, err) == (0, "")

@@ -20,6 +20,7 @@ from fedloom.relatedness import fisher_diagonal, logme
 from fedloom.runtime.api import Result, trained_models
 from fedloom.runtime.folder import RunFolder
 from fedloom.study.relatedness import METRICS, PICTURE, Relatedness, clustered, relatedness, task_models
+from fedloom.study.report.related import FILE
 from fedloom.taskvectors import sign_similarity
 from tests_support import load_recipe
 
@@ -106,7 +107,17 @@ def test_all_metrics(matu: Path, tmp_path: Path) -> None:
     assert float(one["symmetrised"]) == pytest.approx((found.scores["logme"][i, j] + found.scores["logme"][j, i]) / 2)
 
     files = found.write(tmp_path / "out")
-    assert [file.name for file in files] == [*(f"{m}.csv" for m in METRICS), "agreement.csv", PICTURE]
+    assert [file.name for file in files] == [*(f"{m}.csv" for m in METRICS), "agreement.csv", FILE, PICTURE]
+    assert json.loads((tmp_path / "out" / FILE).read_text()) == value
+    assert value["about"] == {
+        "name": "digits-tasks",
+        "method": "matu",
+        "data": "digits",
+        "seed": 0,
+        "clients": dict.fromkeys(TASKS, 2),
+        "examples": dict.fromkeys(TASKS, 24),
+    }
+    assert value["distances"] == ["wte"]
     assert files[-1].stat().st_size > 10_000
     lines = list(csv.reader(files[2].read_text().splitlines()))
     assert lines[0] == ["", *found.tasks]

@@ -523,8 +523,8 @@ def test_a_grid_of_which_nothing_has_finished(tmp_path: Path) -> None:
     assert "curves" not in page.ids
 
 
-def test_neither_a_run_nor_a_grid(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match="neither a run's nor a grid's folder"):
+def test_a_folder_of_no_known_kind(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="run .*run.json.* grid .*grid.yaml.* relatedness study .*relatedness.json"):
         write(tmp_path)
 
 

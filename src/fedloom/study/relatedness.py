@@ -9,7 +9,7 @@ import copy
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,7 @@ from fedloom.runtime.federation import Part
 from fedloom.runtime.folder import RunFolder
 from fedloom.runtime.worker import check_device
 from fedloom.study.markup import csv_text
+from fedloom.study.report.related import FILE
 from fedloom.study.runs import Run
 from fedloom.study.sheet import Sheet
 from fedloom.training.flat import FlatModel
@@ -182,6 +183,8 @@ class Relatedness:
     scores: Mapping[str, Matrix]
     """Metric -> T x T; of a directed metric R[s, t]: the encoder of s on the examples of t."""
     notes: tuple[str, ...] = ()
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What was compared, as plain values: name, method, data, seed and, of each task, clients and examples."""
 
     def agreement(self) -> Agreement:
         """How far the metrics agree, over the pairs of tasks."""
@@ -225,7 +228,9 @@ class Relatedness:
         both = self.agreement()
         value = {
             "run": self.label,
+            "about": dict(self.about),
             "tasks": list(self.tasks),
+            "distances": [name for name in self.scores if name in DISTANCES],
             "scores": {name: _plain(R) for name, R in self.scores.items()},
             "symmetrised": {name: _plain(symmetrised(R)) for name, R in self.scores.items()},
             "agreement": {
@@ -239,7 +244,10 @@ class Relatedness:
         return json.dumps(value, indent=1, allow_nan=False) + "\n"
 
     def write(self, folder: Path) -> list[Path]:
-        """METRIC.csv (T x T, as scored) of each metric, agreement.csv, and relatedness.png with heat maps of all."""
+        """METRIC.csv (T x T, as scored) of each metric, agreement.csv, relatedness.png with heat maps of all.
+
+        Also relatedness.json, which is `to_json` and what `fedloom report` reads.
+        """
         both = self.agreement()
         files = {
             f"{name}.csv": csv_text(
@@ -255,6 +263,7 @@ class Relatedness:
             for i, j in pairs
         ]  # fmt: skip
         files["agreement.csv"] = csv_text(("a", "b", "pearson", "spearman", "pairs"), rows)
+        files[FILE] = self.to_json()
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for name, text in files.items():
@@ -297,7 +306,9 @@ def relatedness(
             raise UserError(f"{folder}: {name} cannot be computed: {refused[name]}")
     wanted = [name for name in METRICS if name in (metrics or METRICS) and name not in refused]
     left_out = [f"{name} is left out: {why}" for name, why in refused.items()] if metrics is None else []
-    scores = _Scores(found, examples, device, tell).compute(wanted)
+    recipe = found.built.recipe
+    computed = _Scores(found, examples, device, tell)
+    scores = computed.compute(wanted)
     first = wanted[0]
     order = clustered(-scores[first] if first in DISTANCES else scores[first])
     return Relatedness(
@@ -305,6 +316,15 @@ def relatedness(
         tuple(found.tasks[i] for i in order),
         {name: R[np.ix_(order, order)] for name, R in scores.items()},
         (*found.notes, *left_out),
+        {
+            "name": recipe.name,
+            "method": found.built.method.name,
+            "data": recipe.data.name,
+            "seed": recipe.seed,
+            "clients": {task: len(clients) for task, clients in found.clients.items()},
+            # task vectors look at none
+            "examples": {task: len(p) for task, p in computed.parts.items()} if {*wanted} - {"sign", "cosine"} else {},
+        },
     )
 
 

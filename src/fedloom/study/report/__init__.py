@@ -1,26 +1,53 @@
-"""One page that shows a run or a grid: a single HTML file that needs no network. Reads files only; free of torch.
+"""One page that shows a run, a grid or a relatedness study: an HTML file that needs no network. Free of torch.
 
-`collect` gathers what there is to show, `plots` makes figures of it, `page` writes the HTML.
+The module collect gathers what the files of a run or a grid hold, plots makes figures of it, page writes the HTML;
+related does all three for relatedness studies.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from fedloom.errors import UserError
-from fedloom.study.report.collect import collect
-from fedloom.study.report.page import render
+from fedloom.errors import StateError, UserError
+from fedloom.study import grid
+from fedloom.study.report import page, related
+from fedloom.study.report.collect import GridReport, RunReport, of_grid, of_run
+from fedloom.study.report.related import RelatedReport
+from fedloom.study.runs import Run
 
 __all__ = ["collect", "render", "write"]
 
 NAME = "report.html"
 
 
-def write(source: str | Path, out: str | Path | None = None) -> Path:
-    """Write the page of a run's or a grid's folder, or of a packaged grid; returns the file.
+def collect(source: str | Path) -> RunReport | GridReport | RelatedReport:
+    """What there is to show of a run's, a grid's or a relatedness study's folder, or a packaged grid in its own folder.
 
-    Without `out` the file is report.html in that folder. Raises StateError where `source` is neither, UserError where
-    plotly is absent or the file cannot be written.
+    A folder of several kinds is the first of these. Raises StateError where it is none of them.
+    """
+    folder = Path(source)
+    if (folder / "run.json").is_file():
+        return of_run(Run.read(folder))
+    if (folder / grid.FILE).is_file() or not folder.is_dir():
+        return of_grid(*grid.open_folder(source))
+    if (folder / related.FILE).is_file():
+        return related.collect(folder)
+    raise StateError(
+        f"{folder} is no folder of a run (with run.json), of a grid (with {grid.FILE}) or of a relatedness study (with "
+        f"{related.FILE})"
+    )
+
+
+def render(report: RunReport | GridReport | RelatedReport) -> str:
+    """The HTML of a report. Raises UserError where plotly is absent."""
+    return related.render(report) if isinstance(report, RelatedReport) else page.render(report)
+
+
+def write(source: str | Path, out: str | Path | None = None) -> Path:
+    """Write the page of what `collect` finds; returns the file.
+
+    Without `out` the file is report.html in that folder. Raises StateError where there is nothing to show, UserError
+    where plotly is absent or the file cannot be written.
     """
     found = collect(source)
     file = found.folder / NAME if out is None else Path(out)

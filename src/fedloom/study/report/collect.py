@@ -15,7 +15,7 @@ from typing import Any
 from fedloom.errors import StateError, UserError
 from fedloom.study import hyper
 from fedloom.study.compare import Row
-from fedloom.study.grid import FILE, Grid, cells, open_folder
+from fedloom.study.grid import FILE, Grid, cells
 from fedloom.study.neighbours import quality
 from fedloom.study.report import agreement
 from fedloom.study.report.agreement import Agreement
@@ -160,19 +160,6 @@ class GridReport:
     cells: tuple[CellFacts, ...]
     curves: Mapping[tuple[str, str, str], Mapping[str, Series]]
     """(data, task, metric) -> base with add-on -> mean over clients and seeds, in rounds that all its seeds have."""
-
-
-def collect(source: str | Path) -> RunReport | GridReport:
-    """What there is to show of a run's folder, a grid's folder, or a packaged grid in its default folder.
-
-    Raises StateError where it is none of these.
-    """
-    folder = Path(source)
-    if (folder / "run.json").is_file():
-        return of_run(Run.read(folder))
-    if folder.is_dir() and not (folder / FILE).is_file():
-        raise StateError(f"{folder} is neither a run's nor a grid's folder: it has no run.json and no {FILE}")
-    return of_grid(*open_folder(source))
 
 
 def of_run(run: Run) -> RunReport:

@@ -48,8 +48,9 @@
     const css = getComputedStyle(document.documentElement);
     const [ink, soft, rule] = ["--ink", "--soft", "--rule"].map((name) => css.getPropertyValue(name).trim());
     const touch = window.matchMedia("(hover: none)").matches;
+    const columns = Object.fromEntries(Object.entries(view.columns || {}).map(([to, at]) => [to, figure.columns[at]]));
     const traces = view.data.map((own, i) => {
-      const trace = { ...(figure.shared[i] || {}), ...own };
+      const trace = { ...(figure.shared[i] || {}), ...own, ...columns };
       const kind = trace.meta.kind;
       if (trace.type === "scatter" && trace.meta.name && trace.meta.name.length > LONG) trace.name = cut(trace.meta.name);
       if (kind === "mean") trace.line = { ...trace.line, color: ink };
@@ -61,13 +62,14 @@
     const names = traces.flatMap((t) => (t.type === "heatmap" ? [...t.meta.rows, ...t.meta.columns] : []));
     const alias = Object.fromEntries(names.filter((n) => n.length > LONG).map((n) => [escaped(n), cut(n)]));
     const below = legend(traces, canvas.clientWidth);
+    const titled = (text) => (text ? { title: { text } } : {});
     const layout = {
       ...figure.layout,
       height: figure.layout.height + 20 * below.lines,
       // squares need no more than their height, and have their colours beside them
       ...(figure.layout.yaxis.scaleanchor ? { width: Math.min(canvas.clientWidth, figure.layout.height + 140) } : {}),
-      xaxis: { ...axis, labelalias: alias, ...figure.layout.xaxis },
-      yaxis: { ...axis, labelalias: alias, ...figure.layout.yaxis, ...(view.axis ? { title: { text: view.axis } } : {}) },
+      xaxis: { ...axis, labelalias: alias, ...figure.layout.xaxis, ...titled(view.across) },
+      yaxis: { ...axis, labelalias: alias, ...figure.layout.yaxis, ...titled(view.axis) },
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: ink },

@@ -33,15 +33,23 @@ class Section:
 
 def render(report: RunReport | GridReport) -> str:
     """The HTML of a report. Raises UserError where plotly is absent."""
-    plotly = need("plotly.offline", "report").get_plotlyjs()
     figures = figures_of(report)
     if isinstance(report, RunReport):
-        kind, found, data = "run", _run(report, figures), _run_data(report)
-    else:
-        kind, found, data = "grid", _grid(report, figures), _grid_data(report)
-    sections = [section for section in found if section.body]
+        return frame("run", report.title, _run(report, figures), _run_data(report), figures)
+    return frame("grid", report.title, _grid(report, figures), _grid_data(report), figures)
+
+
+def frame(
+    kind: str, title: str, sections: Sequence[Section], data: Mapping[str, Any], figures: Mapping[str, Figure]
+) -> str:
+    """A page of these sections, with `data` for programs and the figures in it.
+
+    Raises UserError where plotly is absent.
+    """
+    plotly = need("plotly.offline", "report").get_plotlyjs()
+    sections = [section for section in sections if section.body]
     here = files("fedloom.study.report")
-    embedded = in_script({"kind": kind, "title": report.title, **data, "figures": figures})
+    embedded = in_script({"kind": kind, "title": title, **data, "figures": figures})
     links = "".join(f'<li><a href="#{s.name}">{escape(s.title)}</a></li>' for s in sections)
     return "\n".join(
         [
@@ -51,11 +59,11 @@ def render(report: RunReport | GridReport) -> str:
             '<meta charset="utf-8">',
             f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(report.title)}</title>",
+            f"<title>{escape(title)}</title>",
             f"<style>\n{(here / 'page.css').read_text('utf-8')}</style>",
             "</head>",
             f'<body class="{kind}">',
-            f"<h1>{escape(report.title)}</h1>",
+            f"<h1>{escape(title)}</h1>",
             f"<nav><ul>{links}</ul></nav>",
             "<noscript><p>The figures of this page need JavaScript; the tables do not.</p></noscript>",
             *(f'<section id="{s.name}">\n<h2>{escape(s.title)}</h2>\n{s.body}\n</section>' for s in sections),
@@ -129,7 +137,7 @@ def _run(report: RunReport, figures: Mapping[str, Figure]) -> list[Section]:
 
     tasks = list(dict.fromkeys(c.task for c in report.curves))
     curves = "\n".join(f"<h3>{escape(task)}</h3>\n{plots(f'curves-{i}')}" for i, task in enumerate(tasks))
-    matrices = {m.name: Section(m.name, m.title, plots(m.name) + _note(m.legend)) for m in report.matrices}
+    matrices = {m.name: Section(m.name, m.title, plots(m.name) + remark(m.legend)) for m in report.matrices}
     return [
         Section("about", "The run", _about(report)),
         Section("final", "Final numbers", _final(report)),
@@ -150,7 +158,7 @@ def _task_groups(plot: str) -> str:
         "Task groups: peers with the same tasks. Clusters: average linkage on similarities as peers found them, as "
         "many as there are task groups. ARI and NMI are 1 where clusters are the task groups."
     )
-    return plot and plot + _note(about)
+    return plot and plot + remark(about)
 
 
 def _grid(report: GridReport, figures: Mapping[str, Figure]) -> list[Section]:
@@ -166,15 +174,15 @@ def _grid(report: GridReport, figures: Mapping[str, Figure]) -> list[Section]:
         for c in report.cells
     ]
     return [
-        Section("about", "The grid", _facts(report.facts) + _folded("Grid file", report.grid)),
-        Section("table", "Table", table or _note(report.problem)),
-        Section("curves", "Over the rounds", curves and _note(note) + curves),
+        Section("about", "The grid", fact_sheet(report.facts) + _folded("Grid file", report.grid)),
+        Section("table", "Table", table or remark(report.problem)),
+        Section("curves", "Over the rounds", curves and remark(note) + curves),
         Section("cells", "Runs", sheet("cells-table", head, cells) if cells else ""),
     ]
 
 
 def _about(report: RunReport) -> str:
-    return _facts(report.facts) + _method(report) + _folded("Recipe", report.recipe)
+    return fact_sheet(report.facts) + _method(report) + _folded("Recipe", report.recipe)
 
 
 def _method(report: RunReport) -> str:
@@ -186,7 +194,8 @@ def _method(report: RunReport) -> str:
     return f"<h3>Method</h3>\n{drawn}{text}"
 
 
-def _facts(facts: Sequence[tuple[str, str]]) -> str:
+def fact_sheet(facts: Sequence[tuple[str, str]]) -> str:
+    """A table of facts; texts are escaped."""
     rows = "\n".join(
         f'<tr><th scope="row">{escape(name)}</th><td class="text">{escape(text)}</td></tr>' for name, text in facts
     )
@@ -204,7 +213,7 @@ def _final(report: RunReport) -> str:
         rows.append((row(s), number(s.mean), str(s.clients), value, name, *where))
     tasks = [f"{s.metric} on {s.split}: {s.task} ({number(s.mean)})" for s in worst_tasks(report.scores)]
     note = f"Worst task by {'; by '.join(tasks)}." if tasks else ""
-    return sheet("final-table", head, rows, text=(4, 5, 6, 7)) + _note(note)
+    return sheet("final-table", head, rows, text=(4, 5, 6, 7)) + remark(note)
 
 
 def _federation(report: RunReport) -> str:
@@ -228,7 +237,7 @@ def _diagnostics(report: RunReport, plots: Callable[..., str]) -> str:
     )
     found = [(title, plots(*names)) for title, names in parts]
     text = "\n".join(f"<h3>{escape(title)}</h3>\n{body}" for title, body in found if body)
-    return text and text + _note(report.agreement.note if report.agreement is not None else "")
+    return text and text + remark(report.agreement.note if report.agreement is not None else "")
 
 
 def _labels(figure: str) -> str:
@@ -291,7 +300,7 @@ def sheet(name: str, head: Sequence[str], rows: Sequence[Sequence[str]], text: S
             for i, cell in enumerate(cells, 1)
         )
         body.append(f'<tr><th scope="row">{escape(label)}</th>{each}</tr>')
-    more = _note(f"{len(rows) - MOST_ROWS} more are not shown.") if len(rows) > MOST_ROWS else ""
+    more = remark(f"{len(rows) - MOST_ROWS} more are not shown.") if len(rows) > MOST_ROWS else ""
     lines = "\n".join(["<tbody>", *body, "</tbody>"])
     return f'<div class="wide"><table id="{name}">\n<thead><tr>{top}</tr></thead>\n{lines}\n</table></div>\n{more}'
 
@@ -305,5 +314,6 @@ def _folded(title: str, text: str) -> str:
     return f"<details><summary>{escape(title)}</summary>\n<pre>{escape(text)}</pre></details>\n"
 
 
-def _note(text: str) -> str:
+def remark(text: str) -> str:
+    """A paragraph in small print; the text is escaped."""
     return f'<p class="note">{escape(text)}</p>\n' if text else ""

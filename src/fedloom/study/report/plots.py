@@ -2,9 +2,10 @@
 
 A figure is {"views": [{"name", "data"}], "shared": [traces], "control": "select" or "slider", "smooth", "layout"}. One
 view is drawn at a time: `shared[i]`, where there is one, updated by the view's `data[i]`, under `layout`. A view may
-have an "axis", the title of its y axis, and be of a "set": then a set is selected, and a slider moves in it. A figure
-has a "title" where its views' names alone do not say what it shows. A trace's "meta" says what it is: {"kind":
-"client", "name": ...}, or kind mean, best, band or matrix. Texts that plotly draws are escaped, for it reads some HTML;
+have an "axis", the title of its y axis, and "across", that of its x axis; {"x": 0} in its "columns" says that the
+figure's column 0 is its traces' x. It may be of a "set": then a set is selected, and a slider moves in it. A figure has
+a "title" where its views' names alone do not say what it shows. A trace's "meta" says what it is: {"kind": "client",
+"name": ...}, or kind mean, best, band, matrix or pairs. Texts that plotly draws are escaped, for it reads some HTML;
 titles, names of views and those in "meta" are not.
 """
 
@@ -111,7 +112,7 @@ def _heat_sets(sets: Mapping[str, Cells], names: Sequence[str], down: str, along
             cells = rounds[round]
             views.append((str(round), {"z": [[plain(cells.get(a, {}).get(b)) for b in names] for a in names]}))
             belongs.append(name)
-    figure = _heat(views, names, names, down, along, "slider")
+    figure = heat(views, names, names, down, along, "slider")
     far = max((abs(v - middle) for _, data in views for row in data["z"] for v in row if v is not None), default=0.0)
     far = max(far, 1e-9)
     # as in pictures of conflict: red is against, blue is with
@@ -237,7 +238,7 @@ def examples(report: RunReport) -> Figure:
     held = [[t in report.clients[c]["tasks"] for t in tasks] for c in names]
     counts = [report.clients[c].get("train") for c in names]
     z = [[n if there else None for there in row] for n, row in zip(counts, held, strict=True)]
-    return _from_zero(_heat([("train examples", {"z": z})], names, tasks, "client", "task", "select"))
+    return _from_zero(heat([("train examples", {"z": z})], names, tasks, "client", "task", "select"))
 
 
 def labels(report: RunReport) -> Figure:
@@ -250,7 +251,7 @@ def labels(report: RunReport) -> Figure:
         if width:
             z = [[*row, *[0] * (width - len(row))] if row else [None] * width for row in rows]
             views.append((task, {"z": z, "x": [str(i) for i in range(width)]}))
-    return _from_zero(_heat(views, names, [], "client", "class", "select"))
+    return _from_zero(heat(views, names, [], "client", "class", "select"))
 
 
 def _from_zero(counts: Figure) -> Figure:
@@ -274,16 +275,20 @@ def matrices(m: Matrices) -> Figure:
             data["text"] = [["●" if (a, b) in marked else "" for b in names] for a in names]
         views.append((str(round), data))
     known = [v for _, data in views for row in data["z"] for v in row if v is not None]
-    figure = _heat(views, names, names, m.rows, m.columns, "slider")
+    figure = heat(views, names, names, m.rows, m.columns, "slider")
     figure["shared"][0] |= {"zmin": min([0.0, *known]), "zmax": max([*known, 1e-9])}
     if m.marked:
         figure["shared"][0]["texttemplate"] = "%{text}"
     return figure
 
 
-def _heat(
+def heat(
     views: Sequence[tuple[str, Trace]], rows: Sequence[str], columns: Sequence[str], down: str, along: str, control: str
 ) -> Figure:
+    """Heat maps of rows by columns, a view each: its name, and what its trace has of its own.
+
+    `down` and `along` say what a row and a column is.
+    """
     trace: Trace = {
         "type": "heatmap",
         "x": [escape(name, quote=False) for name in columns],

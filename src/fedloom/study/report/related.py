@@ -1,0 +1,346 @@
+"""The page of a relatedness study, from the file that `fedloom relatedness RUN --out DIR` writes. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from html import escape
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedloom.errors import StateError
+from fedloom.study.report.collect import Facts
+from fedloom.study.report.page import Section, fact_sheet, frame, number, plot, remark, sheet
+from fedloom.study.report.plots import COLORS, SIDE, Figure, Trace, heat, plain, thinned
+
+FILE = "relatedness.json"
+ENDS = 5
+"""Pairs of tasks at each end of a metric's order that its table shows."""
+_WRITTEN = 12  # tasks up to which the numbers stand in a heat map's cells
+_MEANS = {
+    "sign": "equal signs of task vectors",
+    "cosine": "cosine of task vectors",
+    "logme": "evidence of a task's labels in the features of another's encoder",
+    "etran": "energy and separation of a task's examples in the features of another's encoder",
+    "fim": "cosine of the diagonals of Fisher information",
+    "wte": "distance of examples and labels by optimal transport, features of the initial encoder",
+}
+
+Matrix = np.ndarray[Any, np.dtype[Any]]
+Grid = list[list[float | None]]
+"""Rows of numbers; None where one is not defined."""
+
+
+class _Strict(BaseModel):
+    """A part of the file. Fields that this version does not know are ignored."""
+
+    model_config = ConfigDict(frozen=True, strict=True, allow_inf_nan=False)
+
+
+class About(_Strict):
+    """What was compared; absent parts are not shown."""
+
+    name: str = ""
+    method: str = ""
+    data: str = ""
+    seed: int | None = None
+    clients: dict[str, int] = {}
+    """Task -> clients that count for it."""
+    examples: dict[str, int] = {}
+    """Task -> examples that were looked at; empty where no metric looks at examples."""
+
+
+class Correlations(_Strict):
+    """How far the metrics agree, K x K each."""
+
+    metrics: list[str]
+    pearson: Grid
+    spearman: Grid
+    pairs: list[list[int]]
+
+
+class Study(_Strict):
+    """What relatedness.json holds. Rows and columns are `tasks`, T x T, and of scores R[s, t] as they were computed."""
+
+    run: str
+    tasks: list[str] = Field(min_length=2)
+    scores: dict[str, Grid] = Field(min_length=1)
+    symmetrised: dict[str, Grid]
+    agreement: Correlations
+    distances: list[str] = []
+    notes: list[str] = []
+    about: About = About()
+
+    @model_validator(mode="after")
+    def _shapes(self) -> Study:
+        if len(set(self.tasks)) < len(self.tasks):
+            raise ValueError("tasks: two have the same name")
+        metrics, T = list(self.scores), len(self.tasks)
+        if list(self.symmetrised) != metrics or self.agreement.metrics != metrics:
+            raise ValueError(f"symmetrised and agreement: expected the metrics of scores, {', '.join(metrics)}")
+        both = self.agreement
+        squares: list[tuple[str, Sequence[Sequence[object]], int]] = [
+            *((f"scores.{name}", M, T) for name, M in self.scores.items()),
+            *((f"symmetrised.{name}", M, T) for name, M in self.symmetrised.items()),
+            ("agreement.pearson", both.pearson, len(metrics)),
+            ("agreement.spearman", both.spearman, len(metrics)),
+            ("agreement.pairs", both.pairs, len(metrics)),
+        ]
+        for where, M, side in squares:
+            if len(M) != side or any(len(row) != side for row in M):
+                found = f"{len(M)} rows of {sorted({len(row) for row in M})}"
+                raise ValueError(f"{where}: expected {side} x {side} numbers, found {found}")
+        return self
+
+
+@dataclass(frozen=True)
+class RelatedReport:
+    """All that the page of a relatedness study shows."""
+
+    folder: Path
+    study: Study
+
+    @property
+    def title(self) -> str:
+        return f"{self.study.run}: how related its tasks are"
+
+    @property
+    def facts(self) -> Facts:
+        """What was compared."""
+        s, about = self.study, self.study.about
+        facts = {
+            "run": s.run,
+            "method": about.method,
+            "data": about.data,
+            "seed": "" if about.seed is None else str(about.seed),
+            "tasks": f"{len(s.tasks)}, {len(self.pairs)} pairs",
+            "clients a task": _span(about.clients),
+            "examples a task": _span(about.examples),
+            "metrics": ", ".join(s.scores),
+            "order of tasks": f"alike tasks stand together, by {next(iter(s.scores))}",
+        }
+        return tuple((name, text) for name, text in facts.items() if text)
+
+    @cached_property
+    def pairs(self) -> list[tuple[int, int]]:
+        """Every pair of tasks once, as places in `tasks`."""
+        return list(combinations(range(len(self.study.tasks)), 2))
+
+    @cached_property
+    def values(self) -> dict[str, Matrix]:
+        """Metric -> the symmetrised score of each pair; nan where it is not defined."""
+        above = np.triu_indices(len(self.study.tasks), 1)
+        return {name: np.array(M, dtype=np.float64)[above] for name, M in self.study.symmetrised.items()}
+
+    @cached_property
+    def ranks(self) -> dict[str, list[int | None]]:
+        """Metric -> the rank of each pair, 1 for the most related; equal scores share the better rank."""
+        ranks: dict[str, list[int | None]] = {}
+        for name, v in self.values.items():
+            near = -v if name in self.study.distances else v
+            known = np.sort(near[np.isfinite(near)])
+            above = len(known) - np.searchsorted(known, near, side="right")
+            ranks[name] = [int(n) + 1 if np.isfinite(x) else None for n, x in zip(above, near, strict=True)]
+        return ranks
+
+    def ends(self, metric: str) -> list[int]:
+        """The `ENDS` most and the `ENDS` least related pairs by a metric, as places in `pairs`, in its order."""
+        ranked = sorted((rank, at) for at, rank in enumerate(self.ranks[metric]) if rank is not None)
+        shown = ranked if len(ranked) <= 2 * ENDS else ranked[:ENDS] + ranked[-ENDS:]
+        return [at for _, at in shown]
+
+
+def collect(folder: Path) -> RelatedReport:
+    """What relatedness.json in this folder holds. Raises StateError, which names the file, where it is damaged."""
+    file = folder / FILE
+    try:
+        return RelatedReport(folder, Study.model_validate_json(file.read_bytes()))
+    except OSError as error:
+        raise StateError(f"{file}: {error.strerror}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise StateError(f"{file}: " + (f"{where}: " if where else "") + first["msg"]) from None
+
+
+def render(report: RelatedReport) -> str:
+    """The HTML of a relatedness study. Raises UserError where plotly is absent."""
+    figures = figures_of(report)
+    return frame("relatedness", report.title, _sections(report, figures), _data(report), figures)
+
+
+def figures_of(report: RelatedReport) -> dict[str, Figure]:
+    """Name -> figure: 'heat-0' ... of the metrics, 'agreement' and 'pairs' where there are several."""
+    study = report.study
+    made = {f"heat-{i}": _heat_map(report, metric) for i, metric in enumerate(study.scores)}
+    if any(v is not None for i, row in enumerate(study.agreement.pearson) for v in row[:i]):
+        made["agreement"] = _correlations(study.agreement)
+    if len(study.scores) > 1 and len(report.pairs) > 1:
+        made["pairs"] = _against(report)
+    return made
+
+
+def _shown(tasks: Sequence[str]) -> list[int]:
+    """The tasks in figures, as places: all, or of very many some that are evenly spaced."""
+    return thinned(range(len(tasks)), SIDE)
+
+
+def _heat_map(report: RelatedReport, metric: str) -> Figure:
+    """The symmetrised matrix, and as scored where that is another; brighter is more related."""
+    study = report.study
+    places = _shown(study.tasks)
+    names = [study.tasks[i] for i in places]
+    ways = [("symmetrised", study.symmetrised[metric], "%{y}, %{x}")]
+    if _is_directed(study, metric):
+        ways.append(("as scored: encoder of the row, examples of the column", study.scores[metric],
+                     "encoder of %{y}, examples of %{x}"))  # fmt: skip
+    views: list[tuple[str, Trace]] = []
+    for name, M, hover in ways:
+        # the diagonal says nothing and may be far from the rest, so it does not set the colours
+        rest = [v for i in places for j in places if i != j and (v := M[i][j]) is not None] or [0.0, 1.0]
+        data: Trace = {"z": [[M[i][j] for j in places] for i in places], "zmin": min(rest), "zmax": max(rest)}
+        views.append((name, data | {"hovertemplate": f"{hover}: %{{z}}<extra></extra>"}))
+    figure = heat(views, names, names, "", "", "select")
+    figure["shared"][0]["reversescale"] = metric in study.distances
+    if len(names) <= _WRITTEN:
+        figure["shared"][0]["texttemplate"] = "%{z:.2g}"
+    return figure | {"title": metric}
+
+
+def _is_directed(study: Study, metric: str) -> bool:
+    return study.scores[metric] != study.symmetrised[metric]
+
+
+def _correlations(found: Correlations) -> Figure:
+    over = [[f"{n} pairs" for n in row] for row in found.pairs]
+    ways = (("Pearson's correlation", found.pearson), ("Spearman's correlation, of ranks", found.spearman))
+    hover = "%{y}, %{x}: %{z}, %{customdata}<extra></extra>"
+    views: list[tuple[str, Trace]] = [(name, {"z": M, "customdata": over, "hovertemplate": hover}) for name, M in ways]
+    figure = heat(views, found.metrics, found.metrics, "", "", "select")
+    # as in the other heat maps of agreement: red is against, blue is with
+    look = {"colorscale": "RdBu", "reversescale": True, "zmin": -1, "zmax": 1, "texttemplate": "%{z:.2f}"}
+    figure["shared"][0] |= look
+    return figure | {"title": "Agreement of metrics"}
+
+
+def _against(report: RelatedReport) -> Figure:
+    """One metric against another, a point a pair of tasks. A view says which `columns` of the figure it draws."""
+    study, found = report.study, report.study.agreement
+    places = set(_shown(study.tasks))
+    kept = [at for at, (i, j) in enumerate(report.pairs) if i in places and j in places]
+    names = [escape(name, quote=False) for name in study.tasks]
+    trace: Trace = {
+        "type": "scatter",
+        "mode": "markers",
+        "showlegend": False,
+        "text": ["{}, {}".format(*(names[i] for i in report.pairs[at])) for at in kept],
+        "hovertemplate": "%{text}<br>%{x}, %{y}<extra></extra>",
+        "marker": {"color": COLORS[0], "size": 7 if len(kept) <= 500 else 4, "opacity": 0.7},
+        "meta": {"kind": "pairs"},
+    }
+    metrics, views = list(study.scores), []
+    axes = [escape(m, quote=False) + (" (a distance)" if m in study.distances else "") for m in metrics]
+    for i, j in combinations(range(len(metrics)), 2):
+        r, rho = (M[i][j] for M in (found.pearson, found.spearman))
+        known = "" if r is None or rho is None else f": Pearson {r:.2f}, Spearman {rho:.2f}"
+        name = f"{metrics[j]} against {metrics[i]}{known}"
+        views.append({"name": name, "data": [{}], "columns": {"x": i, "y": j}, "across": axes[i], "axis": axes[j]})
+    layout = {"xaxis": {"title": {"text": axes[0]}}, "yaxis": {"title": {"text": axes[1]}}, "height": 440}
+    columns = [[plain(float(report.values[m][at])) for at in kept] for m in metrics]
+    how = {"control": "select", "smooth": False, "title": "One metric against another"}
+    return {"views": views, "shared": [trace], "columns": columns, "layout": layout, **how}
+
+
+def _sections(report: RelatedReport, figures: Mapping[str, Figure]) -> list[Section]:
+    study = report.study
+    brighter = "Brighter is more related. The diagonal does not set the colours."
+    if len(study.tasks) > SIDE:
+        brighter += f" Figures show {SIDE} of {len(study.tasks)} tasks, evenly spaced in their order; tables know all."
+    maps = "\n".join(
+        f"<h3>{escape(metric)}</h3>\n{plot(f'heat-{i}', figures[f'heat-{i}'])}" for i, metric in enumerate(study.scores)
+    )
+    return [
+        Section("about", "The study", fact_sheet(report.facts) + "".join(remark(f"Note: {n}.") for n in study.notes)),
+        Section("metrics", "Metrics", _metrics(report)),
+        Section("maps", "Which tasks are alike", remark(brighter) + maps),
+        Section("agreement", "Do the metrics agree?", _agreement(report, figures)),
+        Section("pairs", "One metric against another", plot("pairs", figures["pairs"]) if "pairs" in figures else ""),
+        Section("ends", "The most and the least related pairs", _ends(report)),
+    ]
+
+
+def _metrics(report: RelatedReport) -> str:
+    study, rows = report.study, []
+    for name, v in report.values.items():
+        known = v[np.isfinite(v)]
+        spread = [number(float(f(known))) if len(known) else "" for f in (np.min, np.median, np.max)]
+        better = "lower, a distance" if name in study.distances else "higher"
+        directed = "yes" if _is_directed(study, name) else "no"
+        rows.append((name, _MEANS.get(name, ""), better, directed, *spread, str(len(known))))
+    head = ("metric", "what it compares", "more related is", "directed", "least", "median", "largest", "pairs")
+    about = "Least, median and largest are of symmetrised scores over pairs of tasks."
+    if any(_is_directed(study, name) for name in study.scores):
+        about += " A directed metric scores the encoder of one task on the examples of another."
+    return sheet("metrics-table", head, rows, text=(1, 2, 3)) + remark(about)
+
+
+def _agreement(report: RelatedReport, figures: Mapping[str, Figure]) -> str:
+    if len(report.study.scores) < 2:
+        return ""
+    if "agreement" not in figures:
+        return remark(f"Correlations are not defined over these {len(report.pairs)} pairs of tasks.")
+    about = (
+        "Over pairs of tasks; distances count with the other sign, so that 1 means that two metrics order the pairs "
+        "alike. Pairs that share a task depend on each other: few tasks say less than their number of pairs suggests."
+    )
+    return plot("agreement", figures["agreement"]) + remark(about)
+
+
+def _ends(report: RelatedReport) -> str:
+    study, parts = report.study, []
+    for i, metric in enumerate(study.scores):
+        others = [m for m in study.scores if m != metric]
+        rows = []
+        for at in report.ends(metric):
+            a, b = (study.tasks[place] for place in report.pairs[at])
+            ranks = [_rank(report.ranks[m][at]) for m in (metric, *others)]
+            rows.append((ranks[0], a, b, number(float(report.values[metric][at])), *ranks[1:]))
+        head = ("rank", "task", "task", metric, *(f"rank by {m}" for m in others))
+        table = sheet(f"ends-{i}", head, rows, text=(1, 2)) if rows else remark("No pair has a score.")
+        parts.append(f"<h3>By {escape(metric)}</h3>\n{table}")
+    pairs = len(report.pairs)
+    first = "All pairs" if pairs <= 2 * ENDS else f"The first {ENDS} and the last {ENDS} of {pairs} pairs"
+    return remark(f"{first}, by symmetrised scores; rank 1 is the most related.") + "\n".join(parts)
+
+
+def _rank(rank: int | None) -> str:
+    return "–" if rank is None else str(rank)  # noqa: RUF001
+
+
+def _data(report: RelatedReport) -> dict[str, Any]:
+    """What the page's tables show, for programs."""
+    study = report.study
+    ends = {
+        metric: [
+            {
+                "tasks": [study.tasks[place] for place in report.pairs[at]],
+                "score": float(report.values[metric][at]),
+                "ranks": {m: ranks[at] for m, ranks in report.ranks.items()},
+            }
+            for at in report.ends(metric)
+        ]
+        for metric in study.scores
+    }
+    agreement = study.agreement.model_dump()
+    return {"about": dict(report.facts), "distances": study.distances, "agreement": agreement, "ends": ends}
+
+
+def _span(counts: Mapping[str, int]) -> str:
+    """'4', or '3 to 5'."""
+    low, high = min(counts.values(), default=0), max(counts.values(), default=0)
+    return "" if not counts else str(low) if low == high else f"{low} to {high}"
