@@ -123,6 +123,8 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_two_processes_equal_one(two: Path, name: str) -> None:
     assert_same(two / "one" / name, two / "2" / name)
     assert bytes_of(two / "one" / name) == bytes_of(two / "2" / name)
+    confusions = [(two / ranks / name / "predictions" / "confusion.json").read_bytes() for ranks in ("one", "2")]
+    assert confusions[0] == confusions[1]
 
 
 @pytest.mark.parametrize("name", ["scaffold", "history", "personal", "pcgrad"])

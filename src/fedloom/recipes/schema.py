@@ -228,6 +228,7 @@ def recipe_hash(recipe: Recipe | Mapping[str, Any]) -> str:
     runtime = value.get("runtime", {})
     exact = runtime.get("exact", True)  # said only where it is not as it always was
     value["runtime"] = {k: v for k, v in runtime.items() if k not in QUIET and not (k == "exact" and exact)}
+    value["evaluation"] = {k: v for k, v in value.get("evaluation", {}).items() if k != "predictions"}
     # Keys are sorted below, but add-ons act in the order in which they stand.
     value["method"] = {**value["method"], "add": list(value["method"].get("add", {}).items())}
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]

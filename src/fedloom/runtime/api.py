@@ -140,6 +140,7 @@ def _go(engine: Engine, built: Built, folder: RunFolder, state: State, progress:
                     raise StateError(f"{folder.path}: the best state is missing")
                 final = best[0]
             folder.save_model(*engine.export(built, final))
+            engine.show(built, executor, folder.path, final)
         folder.describe(built, status, state["round"], final["round"])
         return Result(folder.path, status)
     finally:

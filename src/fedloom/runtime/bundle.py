@@ -32,10 +32,9 @@ from fedloom.recipes.schema import Recipe
 from fedloom.runtime.api import trained_models
 from fedloom.runtime.build import Built, build, method_of
 from fedloom.runtime.folder import RunFolder
-from fedloom.runtime.picture import as_label
 from fedloom.study.compare import Row
 from fedloom.study.runs import Run
-from fedloom.tasks.dense import DenseTask
+from fedloom.tasks.dense import DenseTask, as_label
 from fedloom.tasks.regression import Regression
 from fedloom.tasks.task import Task
 

@@ -52,6 +52,9 @@ class Evaluation(Section):
     """global: the server's model. personal: what a client would use after the round, where that differs.
     trained: the client's model straight after local training, before aggregation."""
     batch_size: Count = 512
+    predictions: bool = True
+    """Keep, in the folder `predictions`, what the final models say of test data: confusion matrices, and the answers
+    to a few images. Costs about as much as measuring once more; changes no result."""
 
 
 class EarlyStopping(Section):

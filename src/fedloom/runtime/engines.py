@@ -18,6 +18,7 @@ from fedloom.runtime.exports import export
 from fedloom.runtime.folder import RunFolder
 from fedloom.runtime.peers import initial_peers, without_server
 from fedloom.runtime.process import Advance, Progress, initial_state
+from fedloom.runtime.showing import keep
 from fedloom.stages.stage import State
 
 ENGINES = {
@@ -56,6 +57,10 @@ class Engine:
             yield workers, without_server(built) if built.recipe.peers else None
         finally:
             workers.close()
+
+    def show(self, built: Built, executor: Executor, folder: Path, state: State) -> None:
+        """Keep what the final models say of test data; called before `start` ends."""
+        keep(folder, built, executor, state)
 
     def export(self, built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
         """The final models as named tensors, and labels; called before `start` ends."""

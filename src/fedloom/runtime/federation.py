@@ -136,6 +136,10 @@ class Federation:
                 raise DataError(f"task {name!r} is held by no client")
         return Federation(dataset.tasks, dict(sorted(clients.items())), unified)
 
+    def holder(self, task: str) -> Client:
+        """The first client that holds the task."""
+        return next(client for client in self.clients.values() if task in client.tasks)
+
     def present(self, client: Client, layout: Layout, tasks: Sequence[str] = ()) -> Tensor | None:
         """Which blocks of a layout a client has (1 x blocks, bool), or None for all.
 

@@ -32,13 +32,25 @@ class Model:
 
 
 @dataclass
-class _Group:
+class Group:
     """Clients with the same model and the same data: one measurement serves all."""
 
     model: Model
     client: str
     split: str
     members: list[tuple[Client, Model]] = field(default_factory=list)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that a member uses the model for."""
+        return tuple(dict.fromkeys(name for _, model in self.members for name in model.tasks))
+
+    def job(self, key: int, round: int) -> EvalJob:
+        """What to do to measure it."""
+        m = self.model
+        return EvalJob(
+            key, m.message, m.state, self.client, self.split, self.tasks, round, m.name == "personal", m.task
+        )
 
 
 def models_for(built: Built, state: State, client: str) -> list[Model]:
@@ -74,31 +86,34 @@ def measure(built: Built, executor: Executor, state: State) -> list[Record]:
 
     A model that several clients share, on data that they share, is measured once.
     """
-    evaluation = built.recipe.evaluation
-    groups: dict[tuple[str | None, str | None, int], _Group] = {}
-    for client in built.federation.clients.values():
-        for model in models_for(built, state, client.id):
-            if model.name not in evaluation.models:
-                continue
-            owner = client.id if model.name == "personal" else None
-            for split in evaluation.splits:
-                part = client.part(split)
-                if len(part):
-                    group = groups.setdefault((owner, model.task, id(part)), _Group(model, client.id, split))
-                    group.members.append((client, model))
-    entries = list(groups.values())
-    jobs = []
-    for number, g in enumerate(entries):
-        tasks = tuple(dict.fromkeys(name for _, model in g.members for name in model.tasks))
-        personal = g.model.name == "personal"
-        m = g.model
-        jobs.append(EvalJob(number, m.message, m.state, g.client, g.split, tasks, state["round"], personal, m.task))
+    entries = groups(built, state, built.recipe.evaluation.splits)
+    jobs = [g.job(number, state["round"]) for number, g in enumerate(entries)]
     results: dict[int, Scores] = dict(executor.run(jobs))
     records: list[Record] = []
     for number, g in enumerate(entries):
         for client, model in g.members if number in results else ():  # a client far away may not have answered
             records += _records(client, model.name, g.split, results[number], model.tasks)
     return sorted(records, key=lambda r: (r["client"], r["model"], r["split"], r["task"], r["metric"]))
+
+
+def groups(built: Built, state: State, splits: Sequence[str], used: bool = False) -> list[Group]:
+    """The wanted models of all clients on the data of these splits.
+
+    `used`: of the models for a task only the one that a client would use, as in a run's final numbers.
+    """
+    found: dict[tuple[str | None, str | None, int], Group] = {}
+    for client in built.federation.clients.values():
+        models = [m for m in models_for(built, state, client.id) if m.name in built.recipe.evaluation.models]
+        if used:
+            models = list(dict.fromkeys({task: m for m in models for task in m.tasks}.values()))
+        for model in models:
+            owner = client.id if model.name == "personal" else None
+            for split in splits:
+                part = client.part(split)
+                if len(part):
+                    group = found.setdefault((owner, model.task, id(part)), Group(model, client.id, split))
+                    group.members.append((client, model))
+    return list(found.values())
 
 
 def trained_records(built: Built, done: Iterable[TrainDone]) -> list[Record]:

@@ -10,16 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.data.joined import Joined
-from fedloom.data.preview import BACKGROUND, Cell, grid, label, pictures
+from fedloom.data.preview import BACKGROUND, Cell, grid, label
 from fedloom.errors import StateError
 from fedloom.extras import need
 from fedloom.runtime.api import trained_models
 from fedloom.runtime.build import Built, build
 from fedloom.runtime.federation import Client
 from fedloom.runtime.folder import RunFolder
-from fedloom.tasks.dense import DenseTask, Depth
-from fedloom.tasks.metrics import probability
+from fedloom.runtime.showing import test_examples
+from fedloom.tasks.dense import DenseTask, as_label
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +31,7 @@ class Trained:
 
     def holder(self, task: str) -> Client:
         """The first client that holds the task."""
-        return next(c for c in self.built.federation.clients.values() if task in c.tasks)
+        return self.built.federation.holder(task)
 
     def answers(self, task: DenseTask, x: Tensor) -> tuple[list[Tensor], str]:
         """(a prediction for each image, in the form of the label; whose model it is from)."""
@@ -93,14 +92,7 @@ def _read(folders: Sequence[Path]) -> list[Trained]:
 
 def _examples(run: Trained, tasks: Sequence[DenseTask], count: int) -> tuple[Tensor, Mapping[str, Tensor], Any]:
     """(inputs, labels, inputs as pictures) of examples evenly spaced over the test part that the tasks share."""
-    client = run.holder(tasks[0].name)
-    part = client.test
-    spread = torch.linspace(0, len(part) - 1, min(count, len(part))).long()
-    x, truth = part.examples.batch(part.index[spread], torch.device("cpu"), tasks=[task.name for task in tasks])
-    examples = part.examples
-    if isinstance(examples, Joined) and client.domain is not None:
-        examples = examples.pieces[client.domain]
-    return x, truth, pictures(examples, x)
+    return test_examples(run.holder(tasks[0].name), tasks, count)
 
 
 def _one(run: Trained, tasks: Sequence[DenseTask], count: int) -> Any:
@@ -135,14 +127,3 @@ def _below_each_other(sheets: Sequence[Any]) -> Any:
         whole.paste(sheet, (0, top))
         top += sheet.height
     return whole
-
-
-def as_label(task: DenseTask, output: Tensor) -> Tensor:
-    """A prediction (C x H x W) in the form of the label."""
-    if task.label == "classes":
-        return output.argmax(0)
-    if task.label == "normals":
-        return torch.nn.functional.normalize(output, dim=0)
-    if isinstance(task, Depth):
-        return output.expm1() if task.log else output
-    return probability(output[None])[0].reshape(1, *output.shape[1:])

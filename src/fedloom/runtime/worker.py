@@ -5,18 +5,19 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fedloom.context import Ctx, derive_seed
 from fedloom.errors import UserError
 from fedloom.methods.method import Method
 from fedloom.runtime.config import Evaluation
-from fedloom.runtime.evaluation import Scores, evaluate
-from fedloom.runtime.federation import Client, Federation
+from fedloom.runtime.evaluation import Scores, answers, confusions, evaluate
+from fedloom.runtime.federation import Client, Federation, Part
 from fedloom.runtime.steps import Message, Payload, client_step, finish, for_task, load, load_personal, tune
 from fedloom.stages.stage import State
 from fedloom.training.config import Training
@@ -65,6 +66,29 @@ class EvalJob:
     round: int = 0
     personal: bool = False
     task: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class LookJob(EvalJob):
+    """See what one model says on one client's split.
+
+    Confusions are counted for `tasks`, those with an answer a pixel on `images` examples; `shown` are dense tasks whose
+    answers to `examples` examples are wanted. Both are evenly spaced over the split.
+    """
+
+    images: int = 0
+    shown: tuple[str, ...] = ()
+    examples: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """The outcome of a LookJob."""
+
+    confusions: Mapping[str, Tensor]
+    """Task -> counts, truth x prediction (C x C, int64)."""
+    answers: Mapping[str, Tensor]
+    """Task -> what its head says (examples x channels x H x W)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,20 +164,42 @@ class Worker:
     def evaluate(self, job: EvalJob) -> tuple[int, Scores]:
         """Scores of one model, with the job's key."""
         s = self.setup
+        with self._loaded(job) as part:
+            tasks = {name: self.tasks[name] for name in job.tasks}
+            return job.key, evaluate(self.model, part, tasks, s.evaluation.batch_size, s.training.channels_last)
+
+    def look(self, job: LookJob) -> tuple[int, Seen]:
+        """Confusions and answers of one model, with the job's key."""
+        how = self.setup.evaluation.batch_size, self.setup.training.channels_last
+        said: dict[str, Tensor] = {}
+        with self._loaded(job) as part:
+            plain, dense = ({n: self.tasks[n] for n in job.tasks if self.tasks[n].dense == d} for d in (False, True))
+            counted = confusions(self.model, part, plain, *how)
+            counted |= confusions(self.model, part.spread(job.images), dense, *how)
+            if job.shown:
+                with torch.inference_mode():
+                    each = [out for _, out, _ in answers(self.model, part.spread(job.examples), job.shown, *how)]
+                said = {name: torch.cat([out[name].float().cpu() for out in each]) for name in job.shown}
+        return job.key, Seen(counted, said)
+
+    @contextmanager
+    def _loaded(self, job: EvalJob) -> Iterator[Part]:
+        """The model of a job is loaded, and chance is the job's own: the examples to measure it on."""
+        s = self.setup
         client = s.federation.clients[job.client]
         message = for_task(s.method, self.model, s.federation, job.client, job.message, job.task)
         load(s.method, self.model, message, job.state)
         if job.personal:
             load_personal(self.model, job.state.get("personal", {}))
             tune(s.method, self.model, client, s.training, Ctx(job.round, s.seed))
-        part = client.part(job.split)
-        tasks = {name: self.tasks[name] for name in job.tasks}
         with torch.random.fork_rng(devices=[]):  # for models that draw even here
             torch.default_generator.manual_seed(derive_seed(s.seed, job.round, "evaluate", job.key))
-            return job.key, evaluate(self.model, part, tasks, s.evaluation.batch_size, s.training.channels_last)
+            yield client.part(job.split)
 
-    def run(self, job: TrainJob | EvalJob, **options: Any) -> TrainDone | tuple[int, Scores]:
+    def run(self, job: TrainJob | EvalJob, **options: Any) -> TrainDone | tuple[int, Scores] | tuple[int, Seen]:
         """Whichever it is."""
+        if isinstance(job, LookJob):
+            return self.look(job)
         return self.train(job, **options) if isinstance(job, TrainJob) else self.evaluate(job)
 
 

@@ -30,6 +30,11 @@ class Confusion(Metric):
             raise DataError(f"task {self.task!r}: expected labels below {classes}, found {int(target.max())}")
         self.matrix += torch.bincount(pairs, minlength=classes * classes).view(classes, classes)
 
+    @property
+    def confusion(self) -> Tensor:
+        """The matrix."""
+        return self.matrix
+
     def compute(self) -> dict[str, float]:
         """Accuracy, and the mean F1 of the classes that occur in truth or prediction (as scikit-learn's)."""
         seen = int(self.matrix.sum())

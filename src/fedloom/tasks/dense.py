@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from torch import Tensor, nn
+from torch.nn.functional import normalize
 
 from fedloom.errors import RecipeError
 from fedloom.tasks import losses
 from fedloom.tasks.edges import OdsF
 from fedloom.tasks.heads import UpHead
-from fedloom.tasks.metrics import Absent, DepthError, MaxF, MeanIoU, Measures, NormalError, PlainEdgeF
+from fedloom.tasks.metrics import Absent, DepthError, MaxF, MeanIoU, Measures, NormalError, PlainEdgeF, probability
 from fedloom.tasks.task import Direction, Task
 
 Label = Literal["classes", "binary", "normals", "depth"]
@@ -197,3 +198,14 @@ class Edge(DenseTask):
         plain = PlainEdgeF(self.thresholds)
         measures = (OdsF(self.max_dist, self.thresholds), plain) if self.ods else (plain,)
         return Measures(self.name, self.metrics, *measures)
+
+
+def as_label(task: DenseTask, output: Tensor) -> Tensor:
+    """A prediction (C x H x W) in the form of the label."""
+    if task.label == "classes":
+        return output.argmax(0)
+    if task.label == "normals":
+        return normalize(output, dim=0)
+    if isinstance(task, Depth):
+        return output.expm1() if task.log else output
+    return probability(output[None])[0].reshape(1, *output.shape[1:])

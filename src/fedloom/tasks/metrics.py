@@ -77,6 +77,11 @@ class Measures(Metric):
         found = {name: value for measure in self.measures for name, value in measure.all().items()}
         return {name: found[name] for name in self.names}
 
+    @property
+    def confusion(self) -> Tensor | None:
+        """The matrix of the first measure that has one."""
+        return next((measure.matrix for measure in self.measures if isinstance(measure, _Confusion)), None)
+
 
 class _Confusion(Measure):
     """A confusion matrix, truth x prediction, of classes over valid pixels."""

@@ -24,6 +24,11 @@ class Metric(ABC):
     def compute(self) -> dict[str, float]:
         """Metric name -> value over everything seen; nan where nothing valid was seen."""
 
+    @property
+    def confusion(self) -> Tensor | None:
+        """Counts of everything seen, truth x prediction (C x C, int64), where the task has classes."""
+        return None
+
 
 @dataclass(frozen=True)
 class Task(ABC):

@@ -19,11 +19,12 @@ from fedloom.runtime.cluster.comm import Comm
 from fedloom.runtime.cluster.member import Member, SharedFolder
 from fedloom.runtime.cluster.peering import Peering
 from fedloom.runtime.cluster.sharing import Sharing
-from fedloom.runtime.executors import executor
+from fedloom.runtime.executors import Executor, executor
 from fedloom.runtime.exports import export
 from fedloom.runtime.folder import RunFolder
 from fedloom.runtime.peers import initial_peers
 from fedloom.runtime.process import Progress, initial_state, run_rounds
+from fedloom.runtime.showing import keep
 from fedloom.runtime.worker import check_device
 from fedloom.stages.stage import State
 
@@ -69,7 +70,7 @@ def _run(comm: Comm, path: Path, recipe: Recipe | None, progress: Progress | Non
         progress.start(recipe.training.rounds, mine["round"])
         mine = run_rounds(built, member, SharedFolder(member, folder), mine, progress, member.advance)
         whole = member.gathered(mine)
-        agreed(comm, lambda: _conclude(folder, built, whole) if folder is not None else None)
+        agreed(comm, lambda: _conclude(folder, built, whole, member.executor) if folder is not None else None)
         return _status(mine)
     finally:
         progress.stop()
@@ -152,7 +153,7 @@ def _initial(built: Built) -> State:
     return initial_state(built) if built.recipe.peers is None else initial_peers(built)
 
 
-def _conclude(folder: RunFolder, built: Built, state: State) -> None:
+def _conclude(folder: RunFolder, built: Built, state: State, executor: Executor) -> None:
     """What is written once the last round is over."""
     final = state
     if state["stopped"] and built.recipe.early_stopping and built.recipe.early_stopping.restore_best:
@@ -161,6 +162,7 @@ def _conclude(folder: RunFolder, built: Built, state: State) -> None:
             raise StateError(f"{folder.path}: the best state is missing")
         final = best[0]
     folder.save_model(*export(built, final))
+    keep(folder.path, built, executor, final)
     folder.describe(built, _status(state), state["round"], final["round"])
 
 

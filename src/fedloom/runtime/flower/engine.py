@@ -363,6 +363,9 @@ class Flower(Engine):
                 f"at least {config.min_clients} must. There: {', '.join(nodes.there()) or 'none'}"
             )
 
+    def show(self, built: Built, executor: Executor, folder: Path, state: State) -> None:
+        """Nothing: test examples, and answers to them, stay at the nodes."""
+
     def export(self, built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
         """All models: those that the nodes wrote are here too."""
         tensors = self.at.export(state)
