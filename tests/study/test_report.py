@@ -19,8 +19,9 @@ from fedloom.study.grid import Cell
 from fedloom.study.report import collect, write
 from fedloom.study.report.collect import Curves, RunReport, worst, worst_tasks
 from fedloom.study.report.flow import diagram
+from fedloom.study.report.looks import thinned, thinned_names
 from fedloom.study.report.page import in_script
-from fedloom.study.report.plots import BUDGET, LINES, curves, figures_of, matrices, thinned, thinned_names
+from fedloom.study.report.plots import BUDGET, LINES, curves, figures_of, matrices
 from fedloom.study.runs import Run
 from grid_support import DEA, FEDAVG, paper_grid, write_grid, write_run
 
@@ -691,3 +692,87 @@ def test_every_stage_of_a_method_is_in_its_diagram(entry: Entry) -> None:
     assert [name for name in re.findall(r"^ *(\w+)\(", stages, re.MULTILINE) if name not in said] == []
     assert [line for line in re.findall(r"^ +(.*):$", stages, re.MULTILINE) if line not in said] == []
     assert (1, "On the wire") in drawn
+
+
+def peers_lines(*rounds: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
+    """Lines of a run whose peers took these weights in its rounds."""
+    return [
+        {
+            "round": number,
+            "metrics": [],
+            "records": [
+                {"kind": "peer", "peer": name, "neighbours": [n for n in row if n != name], "weights": row}
+                for name, row in weights.items()
+            ],
+        }
+        for number, weights in enumerate(rounds, 1)
+    ]
+
+
+def arrows(figure: dict[str, Any], view: int) -> dict[tuple[str, str], float]:
+    """(sender, receiver) -> width of the arrow between them, from the places where it begins and ends."""
+    drawn = [{**s, **own} for s, own in zip(figure["shared"], figure["views"][view]["data"], strict=True)]
+    places = {
+        name: (x, y)
+        for t in drawn
+        if t["meta"]["kind"] == "peers"
+        for name, x, y in zip(t["meta"]["names"], t["x"], t["y"], strict=True)
+    }
+
+    def nearest(x: float, y: float) -> str:
+        return min(places, key=lambda name: math.hypot(places[name][0] - x, places[name][1] - y))
+
+    found = {}
+    for t in drawn:
+        if t["meta"]["kind"] == "arrows":
+            ends = list(zip(t["x"], t["y"], t["marker"]["size"], strict=True))
+            for (x0, y0, tail), (x1, y1, head), gap in zip(ends[::3], ends[1::3], ends[2::3], strict=True):
+                assert (gap, tail) == ((None, None, 0), 0)
+                assert head > 0
+                found[nearest(x0, y0), nearest(x1, y1)] = t["line"]["width"]
+    return found
+
+
+def test_the_graph_of_neighbours(tmp_path: Path) -> None:
+    clients = {n: {"tasks": dict.fromkeys(tasks, 1.0)} for n, tasks in
+               {"p": ["seg"], "q": ["seg", "depth"], "r": ["seg"], NASTY: [NASTY]}.items()}  # fmt: skip
+    lines = peers_lines(
+        {"p": {"p": 0.6, "r": 0.4}, "q": {"q": 0.9, "p": 0.1, "r": 0.0}, NASTY: {NASTY: 1.0}},
+        {"r": {"r": 0.8, NASTY: 0.2}},
+    )
+    page = page_of(run_folder(tmp_path, lines, clients=clients, tasks=TASKS | {NASTY: TASKS["seg"]}))
+    figure = page.data["figures"]["neighbours-graph"]
+    check_figures({"graph": figure})
+    assert [view["name"] for view in figure["views"]] == ["1", "2"]
+    first, second = arrows(figure, 0), arrows(figure, 1)
+    assert set(first) == {("r", "p"), ("p", "q")}
+    assert first["r", "p"] > first["p", "q"]
+    assert set(second) == {(NASTY, "r")}
+    groups = {t["meta"]["name"]: t for t in figure["shared"] if t["meta"]["kind"] == "peers"}
+    assert {group: t["meta"]["names"] for group, t in groups.items()} == {
+        "seg": ["p", "r"],
+        "depth, seg": ["q"],
+        NASTY: [NASTY],
+    }
+    assert len({t["marker"]["color"] for t in groups.values()}) == 3
+    said = {t["meta"]["name"]: own for t, own in zip(figure["shared"], figure["views"][0]["data"], strict=True)}
+    assert said["seg"]["hovertext"][0] == "p: seg<br>own weight 0.6<br>takes 0.4 from r (seg)"
+    assert said["seg"]["hovertext"][1] == "r: seg<br>mixed nothing in this round"
+    assert "<img" not in json.dumps(figure["views"] + [t.get("text") for t in groups.values()])
+    assert "<img" not in "".join(t["name"] for t in figure["shared"])
+
+
+def test_no_graph_of_one_peer_or_of_very_many(tmp_path: Path) -> None:
+    alone = {"a": {"a": 1.0, "b": math.nan}}
+    assert "neighbours-graph" not in page_of(run_folder(tmp_path / "a", peers_lines(alone))).data["figures"]
+    for count, drawn in ((60, True), (61, False)):
+        names = [f"c{i:02d}" for i in range(count)]
+        clients = {name: {"tasks": {"seg": 1.0}} for name in names}
+        everybody = {name: dict.fromkeys(names, 1 / count) for name in names}
+        lines = peers_lines(*[everybody] * 30)
+        figures = page_of(run_folder(tmp_path / str(count), lines, clients=clients)).data["figures"]
+        assert ("neighbours-graph" in figures) == drawn
+        if drawn:
+            assert len(json.dumps(figures["neighbours-graph"])) < 2_500_000
+            assert [figures["neighbours-graph"]["views"][i]["name"] for i in (0, -1)] == ["1", "30"]
+            assert len(arrows(figures["neighbours-graph"], 0)) == 60 * 59

@@ -90,6 +90,8 @@ class Matrices:
     """Round -> (row, column) of the pairs that were chosen."""
     legend: str = ""
     """What a mark means."""
+    graph: bool = False
+    """Whether rows are peers that choose whose model they take."""
 
 
 @dataclass(frozen=True)
@@ -479,7 +481,11 @@ def _matrices(run: Run) -> tuple[Matrices, ...]:
         ("peer-similarity", "Similarity as peers found it", by_peer["similarity"]),
     ):
         if any(row for rows in found.values() for row in rows.values()):
-            made.append(Matrices(name, title, "receiver", "sender", tuple(run.info["clients"]), found))
+            made.append(
+                Matrices(
+                    name, title, "receiver", "sender", tuple(run.info["clients"]), found, graph=name == "neighbours"
+                )
+            )
     return tuple(made)
 
 

@@ -63,11 +63,13 @@
     const alias = Object.fromEntries(names.filter((n) => n.length > LONG).map((n) => [escaped(n), cut(n)]));
     const below = legend(traces, canvas.clientWidth);
     const titled = (text) => (text ? { title: { text } } : {});
+    // squares are as large as the smaller side lets them be, and have their colours beside them
+    const square = Boolean(figure.layout.yaxis.scaleanchor);
+    const height = square ? Math.min(figure.layout.height, canvas.clientWidth + 40) : figure.layout.height;
     const layout = {
       ...figure.layout,
-      height: figure.layout.height + 20 * below.lines,
-      // squares need no more than their height, and have their colours beside them
-      ...(figure.layout.yaxis.scaleanchor ? { width: Math.min(canvas.clientWidth, figure.layout.height + 140) } : {}),
+      height: height + 20 * below.lines,
+      ...(square ? { width: Math.min(canvas.clientWidth, height + 140) } : {}),
       xaxis: { ...axis, labelalias: alias, ...figure.layout.xaxis, ...titled(view.across) },
       yaxis: { ...axis, labelalias: alias, ...figure.layout.yaxis, ...titled(view.axis) },
       paper_bgcolor: "rgba(0,0,0,0)",

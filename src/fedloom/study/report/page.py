@@ -11,9 +11,10 @@ from importlib.resources import files
 from typing import Any
 
 from fedloom.extras import need
-from fedloom.study.report.collect import GridReport, RunReport, row, worst_tasks
+from fedloom.study.report.collect import GridReport, Matrices, RunReport, row, worst_tasks
 from fedloom.study.report.flow import diagram
-from fedloom.study.report.plots import Figure, figures_of, plain
+from fedloom.study.report.looks import plain
+from fedloom.study.report.plots import Figure, figures_of
 from fedloom.study.runs import human_bytes
 from fedloom.study.table_formats import fragment
 
@@ -137,7 +138,7 @@ def _run(report: RunReport, figures: Mapping[str, Figure]) -> list[Section]:
 
     tasks = list(dict.fromkeys(c.task for c in report.curves))
     curves = "\n".join(f"<h3>{escape(task)}</h3>\n{plots(f'curves-{i}')}" for i, task in enumerate(tasks))
-    matrices = {m.name: Section(m.name, m.title, plots(m.name) + remark(m.legend)) for m in report.matrices}
+    matrices = {m.name: Section(m.name, m.title, _matrix(m, plots) + remark(m.legend)) for m in report.matrices}
     return [
         Section("about", "The run", _about(report)),
         Section("final", "Final numbers", _final(report)),
@@ -151,6 +152,12 @@ def _run(report: RunReport, figures: Mapping[str, Figure]) -> list[Section]:
         Section("diagnostics", "How updates agree", _diagnostics(report, plots)),
         Section("events", "Events and safeguards", _events(report)),
     ]
+
+
+def _matrix(m: Matrices, plots: Callable[..., str]) -> str:
+    """The heat map, and the graph beside it where there is one."""
+    heat, graph = plots(m.name), plots(f"{m.name}-graph")
+    return f'<div class="pair">{heat}{graph}</div>\n' if graph else heat
 
 
 def _task_groups(plot: str) -> str:

@@ -5,21 +5,23 @@ view is drawn at a time: `shared[i]`, where there is one, updated by the view's 
 have an "axis", the title of its y axis, and "across", that of its x axis; {"x": 0} in its "columns" says that the
 figure's column 0 is its traces' x. It may be of a "set": then a set is selected, and a slider moves in it. A figure has
 a "title" where its views' names alone do not say what it shows. A trace's "meta" says what it is: {"kind": "client",
-"name": ...}, or kind mean, best, band, matrix or pairs. Texts that plotly draws are escaped, for it reads some HTML;
-titles, names of views and those in "meta" are not.
+"name": ...}, or kind mean, best, band, matrix, pairs, arrows or peers. Texts that plotly draws are escaped, for it
+reads some HTML; titles, names of views and those in "meta" are not.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from statistics import quantiles
 from typing import Any
 
 from fedloom.study.hyper import HyperWeights, used
 from fedloom.study.report.agreement import Agreement, Cells
+from fedloom.study.report.circle import circle
 from fedloom.study.report.collect import Curves, GridReport, Matrices, RunReport, Series
+from fedloom.study.report.looks import COLORS, DASHES, plain, thinned, thinned_names
 
 POINTS = 400
 """Points of a curve, at most."""
@@ -34,8 +36,6 @@ SIDE = 100
 NAMES = 20
 """Names in a figure of bytes, at most; the others are added up."""
 
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8b6d31", "#7f5fc7")
-DASHES = ("solid", "dash", "dot", "dashdot")
 _MARKERS = 30  # points up to which each is marked
 _TICKS = 8  # rounds up to which each has its tick
 
@@ -74,6 +74,10 @@ def _of_run(report: RunReport) -> dict[str, Figure]:
     if report.weights is not None:
         made |= hyper_weights(report.weights)
     made |= {m.name: matrices(m) | {"title": m.title} for m in report.matrices if m.rounds}
+    tasks_of = {name: about["tasks"] for name, about in report.clients.items()}
+    for m in report.matrices:
+        if m.graph and (graph := circle(m, tasks_of)):
+            made[f"{m.name}-graph"] = graph | {"title": f"{m.title}, as a graph"}
     return made | (agreement(report.agreement) if report.agreement is not None else {})
 
 
@@ -129,15 +133,6 @@ def _of_grid(report: GridReport) -> dict[str, Figure]:
     }
 
 
-def thinned(rounds: Sequence[int], most: int, keep: Iterable[int] = ()) -> list[int]:
-    """At most about `most` rounds, evenly spaced, with the first, the last and those to keep."""
-    if len(rounds) <= most:
-        return list(rounds)
-    last = len(rounds) - 1
-    chosen = {rounds[round(i * last / (most - 1))] for i in range(most)}
-    return sorted(chosen | (set(keep) & set(rounds)))
-
-
 def curves(several: Sequence[Curves], points: int = POINTS, singly: int = LINES) -> Figure:
     """The metrics of one task: a line a client, their mean, and the best round."""
     views = [
@@ -175,12 +170,6 @@ def _last(series: Series) -> float:
     """The last number of a series, for an order; -inf where there is none."""
     known = [v for _, v in sorted(series.items()) if not math.isnan(v)]
     return known[-1] if known else -math.inf
-
-
-def thinned_names(ranked: Sequence[str], most: int) -> list[str]:
-    """At most `most` names, evenly spaced, the first and the last among them where there is room for two."""
-    chosen = thinned(range(len(ranked)), most) if most > 1 else []
-    return [ranked[i] for i in chosen]
 
 
 def _band(rest: Sequence[Series], rounds: Sequence[int]) -> list[Trace]:
@@ -343,8 +332,3 @@ def _views(views: Sequence[tuple[str, list[Trace]]], axis: str | Sequence[str], 
         for (name, data), of in zip(views, axes, strict=True)
     ]
     return {"views": found, "shared": [], "control": "select", "smooth": smooth, "layout": layout}
-
-
-def plain(value: float | None) -> float | None:
-    """None for what JSON has no word for."""
-    return value if value is not None and math.isfinite(value) else None

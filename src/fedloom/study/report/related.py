@@ -15,8 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fedloom.errors import StateError
 from fedloom.study.report.collect import Facts
+from fedloom.study.report.looks import COLORS, plain, thinned
 from fedloom.study.report.page import Section, fact_sheet, frame, number, plot, remark, sheet
-from fedloom.study.report.plots import COLORS, SIDE, Figure, Trace, heat, plain, thinned
+from fedloom.study.report.plots import SIDE, Figure, Trace, heat
 
 FILE = "relatedness.json"
 ENDS = 5
