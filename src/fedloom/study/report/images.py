@@ -1,0 +1,190 @@
+"""The figures of a report as image files, for papers: what the page draws, on white, with a title instead of controls.
+
+plotly draws them in a browser that kaleido starts, all in one session. A figure of which a view is selected gives one
+image a view, one with a slider its last round.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+import textwrap
+from collections.abc import Iterator, Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+from unicodedata import east_asian_width
+
+from fedloom.errors import UserError
+from fedloom.extras import need
+from fedloom.study.report.plots import Figure, Trace
+
+WIDTH = 600
+"""Units across an image: letters of 12 are 8 pt on a page with 5.5 inches of text."""
+DOTS = {"png": 3, "svg": 1}
+"""Format -> pixels a unit."""
+LONG = 36
+"""Letters of a name in a legend or on an axis, as on the page."""
+
+_INK, _RULE = "#000", "#ddd"
+_LETTER = 7.2  # units of a letter of size 12, about
+_TITLE = 70  # letters of a line of the title
+
+
+def images_of(figures: Mapping[str, Figure]) -> dict[str, Figure]:
+    """File name without its ending -> plotly figure {"data", "layout"}, of a page's figures by their names."""
+    found: dict[str, Figure] = {}
+    taken: set[str] = set()
+    for name, figure in figures.items():
+        for title, view in _drawn(name, figure):
+            stem = once = file_name(title) or name
+            number = 1
+            while stem.casefold() in taken:  # some file systems know no case
+                number += 1
+                stem = f"{once}-{number}"
+            taken.add(stem.casefold())
+            found[stem] = _image(figure, view, title)
+    return found
+
+
+def save(figures: Mapping[str, Figure], folders: Mapping[str, Path]) -> list[Path]:
+    """Write all images of a page's figures; `folders` is "png" or "svg" -> folder. Returns the files.
+
+    Raises UserError where kaleido or a browser is absent, where the browser does not start, and for a file that cannot
+    be written.
+    """
+    kaleido, errors = need("kaleido", "images"), need("kaleido.errors", "images")
+    try:
+        # names could hold TeX; without MathJax, which would come from the network, they stay as they are
+        browser = kaleido.Kaleido(mathjax=False)
+        return asyncio.run(_save(browser, images_of(figures), folders))
+    except errors.ChromeNotFoundError:
+        named = os.environ.get("BROWSER_PATH")
+        raise UserError(
+            "Images are drawn by Chrome or Chromium, which was not found"
+            + (f" at BROWSER_PATH={named}" if named else "")
+            + ": install one, or name its program with the variable BROWSER_PATH"
+        ) from None
+    except (errors.BrowserFailedError, errors.BrowserClosedError) as error:
+        why = " ".join(map(str, error.args[:1]))
+        raise UserError(f"The browser that draws images failed: {why} BROWSER_PATH can name another one.") from error
+
+
+async def _save(browser: Any, images: Mapping[str, Figure], folders: Mapping[str, Path]) -> list[Path]:
+    from rich.console import Console
+    from rich.progress import track
+
+    todo = [(folder / f"{stem}.{kind}", image) for kind, folder in folders.items() for stem, image in images.items()]
+    try:
+        for folder in folders.values():
+            folder.mkdir(parents=True, exist_ok=True)
+        async with browser:
+            watch = Console(stderr=True)
+            for file, image in track(todo, "images", console=watch, disable=not sys.stderr.isatty(), transient=True):
+                kind = file.suffix[1:]
+                size = {"width": image["layout"]["width"], "height": image["layout"]["height"]}
+                drawn = await browser.calc_fig(image, opts={"format": kind, "scale": DOTS[kind], **size})
+                file.write_bytes(drawn)
+    except OSError as error:
+        raise UserError(f"{error.filename}: {error.strerror}") from None
+    return [file for file, _ in todo]
+
+
+def file_name(title: str) -> str:
+    """A title as a name for a file: letters, digits and '-' only; '' where none is left."""
+    name = "-".join(re.findall(r"\w+", title))
+    return name.encode()[:120].decode(errors="ignore").strip("-")
+
+
+def _drawn(name: str, figure: Figure) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """(title, view) of the views to draw."""
+    title = figure.get("title", "")
+    if figure["control"] == "select":
+        for view in figure["views"]:
+            yield ": ".join(part for part in (title, view["name"]) if part), view
+        return
+    last = {view.get("set", ""): view for view in figure["views"]}
+    for of, view in last.items():
+        yield ", ".join(part for part in (title or name, of, f"round {view['name']}") if part), view
+
+
+def _image(figure: Figure, view: Mapping[str, Any], title: str) -> Figure:
+    """One view as plotly draws it on paper."""
+    shared = [*figure["shared"], *[{}] * len(view["data"])]
+    columns = {to: figure["columns"][at] for to, at in view.get("columns", {}).items()}
+    traces = [_trace({**common, **own, **columns}) for common, own in zip(shared, view["data"], strict=False)]
+    base = figure["layout"]
+    # squares need no more than their height, and have their colours beside them
+    width = base["height"] + 140 if "scaleanchor" in base["yaxis"] else WIDTH
+    lines = textwrap.wrap(title, _TITLE, max_lines=3, placeholder="…")
+    rows, entry = _legend(traces, width)
+    top, height = 22 + 18 * len(lines), base["height"] + 20 * rows
+    axis = {"gridcolor": _RULE, "zerolinecolor": _RULE, "linecolor": _RULE, "automargin": True}
+    names = [n for t in traces if t["type"] == "heatmap" for n in (*t["meta"]["rows"], *t["meta"]["columns"])]
+    alias = {escape(name, quote=False): _cut(name) for name in names if len(name) > LONG}
+    x, y = ({"title": {"text": view[of]}} if view.get(of) else {} for of in ("across", "axis"))
+    layout = {
+        **base,
+        "width": width,
+        "height": height + top,
+        "xaxis": {**axis, "labelalias": alias, **base["xaxis"], **x},
+        "yaxis": {**axis, "labelalias": alias, **base["yaxis"], **y},
+        "paper_bgcolor": "#fff",
+        "plot_bgcolor": "#fff",
+        "font": {"color": _INK},
+        "title": {
+            "text": "<br>".join(escape(line, quote=False) for line in lines),
+            "font": {"size": 14},
+            "x": 0.5,
+            "xanchor": "center",
+            "y": 1,
+            "yref": "container",
+            "yanchor": "top",
+            "pad": {"t": 12},
+        },
+        "margin": {"l": 50, "r": 10, "t": top, "b": 50 + 20 * rows},
+        "showlegend": rows > 0,
+        "legend": {
+            "orientation": "h",
+            "x": 0,
+            "xanchor": "left",
+            "y": 0,
+            "yref": "container",
+            "yanchor": "bottom",
+            "entrywidth": entry,
+            "entrywidthmode": "pixels",
+        },
+    }
+    return {"data": traces, "layout": layout}
+
+
+def _trace(trace: Trace) -> Trace:
+    about = trace["meta"]
+    if trace["type"] == "scatter" and len(about.get("name", "")) > LONG:
+        trace["name"] = _cut(about["name"])
+    if about["kind"] == "mean":
+        trace["line"] = {**trace["line"], "color": _INK}
+    if about["kind"] == "matrix":
+        trace["colorbar"] = {"thickness": 14, "outlinewidth": 0, **trace.get("colorbar", {})}
+    return trace
+
+
+def _legend(traces: list[Trace], width: float) -> tuple[int, float]:
+    """(lines, width of an entry) of the legend below the plot, of which the page knows the letters' widths."""
+    shown = [t for t in traces if t["type"] == "scatter" and t.get("showlegend", True) and t["meta"].get("name")]
+    if len(traces) < 2 or not shown:
+        return 0, 0
+    widest = max(_width(t["meta"]["name"][:LONG]) for t in shown)
+    entry = min(width - 60, widest + 8)
+    across = max(1, int((width - 20) / (entry + 45)))
+    return -(-len(shown) // across), entry
+
+
+def _width(text: str) -> float:
+    return sum(_LETTER * (2 if east_asian_width(letter) in "WF" else 1) for letter in text)
+
+
+def _cut(name: str) -> str:
+    return escape(name[: LONG - 1], quote=False) + "…"
