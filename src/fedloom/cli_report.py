@@ -23,8 +23,22 @@ def report(
             "--out", "-o", help="The file to write.", show_default="report.html in the folder", dir_okay=False
         ),
     ] = None,
+    png: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write every figure to this folder too, for papers.", file_okay=False),
+    ] = None,
+    svg: Annotated[Path | None, typer.Option(metavar="DIR", help="The same as SVG.", file_okay=False)] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN|CELL",
+            help="What a run is held against: the folder of another run of its tasks. For a grid a cell, as in table.",
+        ),
+    ] = None,
 ) -> None:
     """Show a run or a grid, finished or not, as one HTML page that needs no network."""
     from fedloom.study.report import write
 
-    typer.echo(f"{write(source, out)}")
+    images = {kind: folder for kind, folder in (("png", png), ("svg", svg)) if folder is not None}
+    for written in (write(source, out, images, base), *dict.fromkeys(images.values())):
+        typer.echo(f"{written}")

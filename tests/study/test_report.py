@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from fedloom.errors import StateError, UserError
+from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.methods import METHODS
 from fedloom.registry import Entry
+from fedloom.study.compare import compare
 from fedloom.study.grid import Cell
 from fedloom.study.report import collect, write
 from fedloom.study.report.collect import Curves, RunReport, worst, worst_tasks
@@ -53,6 +55,7 @@ def run_folder(folder: Path, lines: list[dict[str, Any]], traffic: list[dict[str
     """A run's folder from the lines of its files; keywords change run.json."""
     folder.mkdir(parents=True, exist_ok=True)
     recipe = {"name": info.pop("name", "t"), "seed": 3, "data": {"name": "toy"}, "training": {"rounds": 9}}
+    recipe |= {"method": {"name": info.get("method", "fedavg"), "add": {}}, "runtime": {}}
     rounds = max((line["round"] for line in lines), default=0)
     value = {"method": "fedavg", "tasks": TASKS, "clients": CLIENTS, "status": "finished", "final_round": rounds}
     (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
@@ -110,8 +113,15 @@ class Page(HTMLParser):
         return json.loads(self.scripts["report-data"])
 
 
-def page_of(source: Path) -> Page:
-    return Page(write(source).read_text("utf-8"))
+def page_of(source: Path, base: Path | str | None = None) -> Page:
+    return Page(write(source, base=base).read_text("utf-8"))
+
+
+def rows_of(text: str, table: str) -> list[list[str]]:
+    """Cells of a table of the page, line by line."""
+    inside = text.partition(f'<table id="{table}">')[2].partition("</table>")[0]
+    lines = re.findall(r"<tr>(.*?)</tr>", inside)
+    return [[unescape(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line)] for line in lines]
 
 
 def check_figures(figures: dict[str, Any]) -> None:
@@ -776,3 +786,142 @@ def test_no_graph_of_one_peer_or_of_very_many(tmp_path: Path) -> None:
             assert len(json.dumps(figures["neighbours-graph"])) < 2_500_000
             assert [figures["neighbours-graph"]["views"][i]["name"] for i in (0, -1)] == ["1", "30"]
             assert len(arrows(figures["neighbours-graph"], 0)) == 60 * 59
+
+
+def of_clients(values: dict[tuple[str, str], float | None], split: str = "test", model: str = "global") -> Any:
+    """A run's only round from (client, task) -> value."""
+    return [{"round": 1, "metrics": [metric(c, t, v, split, model) for (c, t), v in values.items()]}]
+
+
+SAME = {"partition_hash": "p", "data_hash": "d"}
+
+
+def test_a_run_against_a_base(tmp_path: Path) -> None:
+    mine = {("a", "seg"): 0.2, ("b", "seg"): 0.6, ("b", "depth"): 0.9}
+    theirs = {("a", "seg"): 0.4, ("b", "seg"): 0.5, ("b", "depth"): 0.75}
+    folder = run_folder(tmp_path / "run", of_clients(mine), **SAME)
+    base = run_folder(tmp_path / "base", of_clients(theirs, model="personal"), method="local", **SAME)
+    page = page_of(folder, base)
+    check_figures(page.data["figures"])
+    held = page.data["base"]
+    means = {(t["task"], t["split"]): t for t in held["tasks"]}
+    seg = {"value": 0.4, "base": 0.45, "percent": pytest.approx(-100 / 9)}
+    assert means["seg", "test"] == {"task": "seg", "split": "test", "metric": "miou", **seg}
+    # a larger error is worse
+    assert means["depth", "test"]["percent"] == pytest.approx(-20)
+    compared = compare([base, folder])
+    assert compared.columns[1].delta is not None
+    assert held["delta_m"] == {"test": pytest.approx(compared.columns[1].delta.mean)}
+    assert "Δm against local: -15.56\u00a0% on test (mean change of 2 tasks)" in page.text
+    each = {(c["client"], c["task"]): c["percent"] for c in held["clients"]}
+    assert each == {("a", "seg"): -50.0, ("b", "seg"): pytest.approx(20), ("b", "depth"): pytest.approx(-20)}
+    html = (folder / "report.html").read_text("utf-8")
+    assert rows_of(html, "final-table")[:2] == [
+        ["task", "mean over clients", "base: local", "change", *rows_of(html, "final-table")[0][4:]],
+        ["seg (miou) ↑", "0.4000", "0.4500", "-11.11\u00a0%", *rows_of(html, "final-table")[1][4:]],
+    ]
+    assert rows_of(html, "hurt-table")[1:] == [
+        ["seg (miou) ↑", "2", "1", "1", "0", "a -50.00\u00a0%"],
+        ["depth (rmse) ↓", "1", "1", "0", "0", "b -20.00\u00a0%"],
+    ]
+    assert "2 of 2 clients have a worse model than the base's" in page.text
+    figure = page.data["figures"]["hurt"]
+    (view,) = figure["views"]
+    assert view["data"] == [{"z": [[-50.0, None], [pytest.approx(20), pytest.approx(-20)]]}]
+    assert (figure["shared"][0]["zmin"], figure["shared"][0]["zmax"]) == (-50, 50)
+    about = held["about"]
+    assert (about["method"], about["seed"], about["data"]) == ("local", "3", "the same (hash d)")
+    assert about["numbers of"] == "the personal model of round 1"
+    assert about["differs beside the method in"] == "nothing"
+
+
+def test_without_a_base_nothing_is_said_of_one(tmp_path: Path) -> None:
+    page = page_of(run_folder(tmp_path, two_rounds()))
+    assert "base" not in page.data
+    assert "base" not in page.ids
+    assert "change" not in rows_of((tmp_path / "report.html").read_text("utf-8"), "final-table")[0]
+
+
+def test_many_who_were_hurt(tmp_path: Path) -> None:
+    names = [f"c{i:03d}" for i in range(150)]
+    clients = {name: {"tasks": {"seg": 1.0}} for name in names}
+    # c000 to c009 lose, the others gain; the last one's loss has no share, for the base is 0 there
+    mine = {(n, "seg"): 0.5 - 0.01 * (10 - i) if i < 10 else 0.6 for i, n in enumerate(names)}
+    theirs = {(n, "seg"): 0.5 for n in names}
+    mine["c149", "seg"], theirs["c149", "seg"] = -0.1, 0.0
+    mine["c148", "seg"] = None
+    folder = run_folder(tmp_path / "run", of_clients(mine), clients=clients)
+    base = run_folder(tmp_path / "base", of_clients(theirs), clients=clients)
+    page = page_of(folder, base)
+    (line,) = rows_of((folder / "report.html").read_text("utf-8"), "hurt-table")[1:]
+    assert line[1:5] == ["150", "11", "138", "1"]
+    assert line[5].startswith("c000 -20.00\u00a0%, c001 -18.00")
+    assert line[5].count(",") == 4
+    assert "11 of 150 clients" in page.text
+    figure = page.data["figures"]["hurt"]
+    assert len(figure["shared"][0]["y"]) == 100
+    assert figure["shared"][0]["y"][0] == "c000"
+    check_figures(page.data["figures"])
+    # a mean with an undefined number is undefined, and so is the change
+    assert page.data["base"]["delta_m"] == {"test": None}
+
+
+def test_a_base_with_other_data_tasks_and_seed(tmp_path: Path) -> None:
+    more = TASKS | {NASTY: TASKS["seg"]}
+    folder = run_folder(tmp_path / "run", of_clients({("a", "seg"): 0.2, ("b", "depth"): 1.0}), tasks=more)
+    clients = {"other": {"tasks": {"seg": 1.0, "depth": 1.0}}}
+    lines = of_clients({("other", "seg"): 0.1, ("other", "depth"): 0.0})
+    base = run_folder(tmp_path / NASTY.replace("/", ""), lines, method=NASTY, clients=clients, **SAME)
+    recipe = yaml.safe_load((base / "recipe.yaml").read_text())
+    recipe |= {"seed": 4, "training": {"rounds": 12}}
+    (base / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    page = page_of(folder, base)
+    about = page.data["base"]["about"]
+    assert (about["method"], about["seed"]) == (NASTY, "4 (here 3)")
+    assert about["differs beside the method in"] == "training.rounds: 12 (here 9)"
+    assert about["data"] == "not known: a run without a hash"
+    assert page.data["base"]["delta_m"] == {"test": pytest.approx(100)}
+    assert "Δm on test leaves out depth: 0 or undefined in the base." in page.text
+    assert f"Only here, or judged by another metric there: {NASTY}." in page.text
+    assert "clients are not compared" in page.text
+    assert "hurt" not in page.data["figures"]
+    assert not [tag for tag, _ in page.elements if tag == "img"]
+
+
+def test_bases_that_are_none(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", two_rounds())
+    other = {"x": {"kind": "dense", "primary": "miou", "metrics": {"miou": "max"}}}
+    flipped = {"seg": {"kind": "dense", "primary": "miou", "metrics": {"miou": "min"}}}
+    for number, tasks in enumerate((other, flipped)):
+        base = run_folder(tmp_path / str(number), [], tasks=tasks)
+        found = "x .miou. ↑" if number == 0 else "seg .miou. ↓"
+        with pytest.raises(
+            StateError, match=f"no task in common: expected seg .miou. ↑, depth .rmse. ↓, found {found}"
+        ):
+            write(folder, base=base)
+    base = run_folder(tmp_path / "val", of_clients({("a", "seg"): 0.5}, "train"))
+    with pytest.raises(StateError, match="no split was measured in both: expected test, val, found none"):
+        write(folder, base=base)
+    with pytest.raises(StateError, match="the base is the run itself"):
+        write(folder, base=folder)
+    with pytest.raises(StateError, match="run.json is absent"):
+        write(folder, base=tmp_path)
+    assert not (folder / "report.html").exists()
+
+
+def test_only_validation_in_common(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path / "run", two_rounds())
+    base = run_folder(tmp_path / "base", of_clients({("a", "seg"): -0.4, ("b", "seg"): -0.4}, "val"))
+    held = page_of(folder, base).data["base"]
+    assert {(t["task"], t["split"]) for t in held["tasks"]} == {("seg", "val")}
+    assert {c["split"] for c in held["clients"]} == {"val"}
+
+
+def test_a_grid_against_another_cell(tmp_path: Path) -> None:
+    grid = paper_grid(data={"NYUD": {"recipe": "digits-tasks"}}, bases={"FedAvg": {"method": "fedavg"}})
+    write_grid(tmp_path, grid, {("NYUD", "FedAvg", "-", 0): FEDAVG, ("NYUD", "FedAvg", "+DEA", 0): DEA})
+    entries = {(e["addon"], e["task"]): e for e in page_of(tmp_path, "FedAvg/+DEA").data["table"]}
+    assert entries["+DEA", ""]["kind"] == "base"
+    assert entries["-", ""]["mean"] < 0
+    with pytest.raises(RecipeError, match="FedProx"):
+        write(tmp_path, base="FedProx/-")

@@ -1,16 +1,17 @@
 """One page that shows a run, a grid or a relatedness study: an HTML file that needs no network. Free of torch.
 
 The module collect gathers what the files of a run or a grid hold, plots makes figures of it, page writes the HTML;
-related does all three for relatedness studies.
+related does all three for relatedness studies. The module images makes files of the figures.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from fedloom.errors import StateError, UserError
 from fedloom.study import grid
-from fedloom.study.report import page, related
+from fedloom.study.report import images, page, plots, related
 from fedloom.study.report.collect import GridReport, RunReport, of_grid, of_run
 from fedloom.study.report.related import RelatedReport
 from fedloom.study.runs import Run
@@ -20,17 +21,28 @@ __all__ = ["collect", "render", "write"]
 NAME = "report.html"
 
 
-def collect(source: str | Path) -> RunReport | GridReport | RelatedReport:
+def collect(source: str | Path, base: str | Path | None = None) -> RunReport | GridReport | RelatedReport:
     """What there is to show of a run's, a grid's or a relatedness study's folder, or a packaged grid in its own folder.
 
     A folder of several kinds is the first of these. Raises StateError where it is none of them.
+
+    Args:
+        source: The folder, or a grid's name.
+        base: What the numbers are held against: for a run another run's folder (StateError where they have nothing in
+            common), for a grid one of its cells, as `fedloom table --base` takes it (RecipeError where it has none
+            such). UserError for a relatedness study, which has nothing to hold against anything.
     """
     folder = Path(source)
     if (folder / "run.json").is_file():
-        return of_run(Run.read(folder))
+        return of_run(Run.read(folder), None if base is None else Run.read(base))
     if (folder / grid.FILE).is_file() or not folder.is_dir():
-        return of_grid(*grid.open_folder(source))
+        opened, where = grid.open_folder(source)
+        return of_grid(opened if base is None else grid.against(opened, str(base)), where)
     if (folder / related.FILE).is_file():
+        if base is not None:
+            raise UserError(
+                f"--base {base}: expected a run or a grid to hold against it, {folder} is a relatedness study"
+            )
         return related.collect(folder)
     raise StateError(
         f"{folder} is no folder of a run (with run.json), of a grid (with {grid.FILE}) or of a relatedness study (with "
@@ -43,13 +55,19 @@ def render(report: RunReport | GridReport | RelatedReport) -> str:
     return related.render(report) if isinstance(report, RelatedReport) else page.render(report)
 
 
-def write(source: str | Path, out: str | Path | None = None) -> Path:
+def write(
+    source: str | Path,
+    out: str | Path | None = None,
+    also: Mapping[str, Path] | None = None,
+    base: str | Path | None = None,
+) -> Path:
     """Write the page of what `collect` finds; returns the file.
 
-    Without `out` the file is report.html in that folder. Raises StateError where there is nothing to show, UserError
-    where plotly is absent or the file cannot be written.
+    `base` is that of `collect`. Without `out` the file is report.html in that folder. `also` is "png" or "svg" -> a
+    folder, and every figure is written there too, see `images.save`. Raises StateError where there is nothing to show,
+    UserError where plotly is absent or a file cannot be written.
     """
-    found = collect(source)
+    found = collect(source, base)
     file = found.folder / NAME if out is None else Path(out)
     text = render(found)
     try:
@@ -57,4 +75,7 @@ def write(source: str | Path, out: str | Path | None = None) -> Path:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}") from None
+    if also:
+        figures = related.figures_of(found) if isinstance(found, RelatedReport) else plots.figures_of(found)
+        images.save(figures, also)
     return file

@@ -18,6 +18,7 @@ from fedloom.study.compare import Row
 from fedloom.study.grid import FILE, Grid, cells
 from fedloom.study.neighbours import quality
 from fedloom.study.report import agreement
+from fedloom.study.report.against import Against, against
 from fedloom.study.report.agreement import Agreement
 from fedloom.study.runs import Run
 from fedloom.study.table import Table, tabulate
@@ -135,6 +136,8 @@ class RunReport:
     """How well peers found those with their own tasks -> share or index of each round."""
     peers: bool = False
     """Whether peers mix the updates, not a server."""
+    against: Against | None = None
+    """The run held against a base, where one was named."""
 
 
 @dataclass(frozen=True)
@@ -164,8 +167,12 @@ class GridReport:
     """(data, task, metric) -> base with add-on -> mean over clients and seeds, in rounds that all its seeds have."""
 
 
-def of_run(run: Run) -> RunReport:
-    """What one run's files hold."""
+def of_run(run: Run, base: Run | None = None) -> RunReport:
+    """What one run's files hold, and how it compares with a base.
+
+    Raises StateError for a base that it cannot be compared with.
+    """
+    compared = None if base is None else against(run, base)
     labels = _labels(run.folder)
     clients = {
         name: {**about, **({"labels": labels[name]} if name in labels else {})}
@@ -192,6 +199,7 @@ def of_run(run: Run) -> RunReport:
         agreement.collect(run),
         _quality(run),
         run.recipe.get("peers") is not None,
+        compared,
     )
 
 

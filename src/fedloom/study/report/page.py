@@ -11,6 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from fedloom.extras import need
+from fedloom.study.report.against import Against, Change
 from fedloom.study.report.collect import GridReport, Matrices, RunReport, row, worst_tasks
 from fedloom.study.report.flow import diagram
 from fedloom.study.report.looks import plain
@@ -20,6 +21,8 @@ from fedloom.study.table_formats import fragment
 
 MOST_ROWS = 1000
 """Lines of a table, at most."""
+WORST = 5
+"""Clients named of those that are worse off, at most."""
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
@@ -106,7 +109,22 @@ def _run_data(report: RunReport) -> dict[str, Any]:
         if c.best is not None
     ]
     totals = [{"role": role, "task": task, "up": up, "down": down} for role, task, up, down in report.totals]
-    return {"about": dict(report.facts), "scores": scores, "best": best, "bytes": totals}
+    held = {} if report.against is None else {"base": _base_data(report.against)}
+    return {"about": dict(report.facts), "scores": scores, "best": best, "bytes": totals, **held}
+
+
+def _base_data(held: Against) -> dict[str, Any]:
+    def plainly(change: Change) -> dict[str, Any]:
+        return {"value": plain(change.value), "base": plain(change.base), "percent": plain(change.percent)}
+
+    means = [{"split": s, "task": t, "metric": m, **plainly(change)} for (s, t, m), change in held.means.items()]
+    each = [
+        {"task": e.row.task, "metric": e.row.metric, "split": held.split, "client": name, **plainly(change)}
+        for e in held.each
+        for name, change in e.clients.items()
+    ]
+    deltas = {split: plain(delta) for split, (delta, _) in held.deltas.items()}
+    return {"about": dict(held.facts), "delta_m": deltas, "tasks": means, "clients": each}
 
 
 def _grid_data(report: GridReport) -> dict[str, Any]:
@@ -142,6 +160,7 @@ def _run(report: RunReport, figures: Mapping[str, Figure]) -> list[Section]:
     return [
         Section("about", "The run", _about(report)),
         Section("final", "Final numbers", _final(report)),
+        Section("base", "Against the base", _base(report.against, plots)),
         Section("curves", "Over the rounds", curves),
         Section("federation", "Federation", _federation(report) + plots("examples") + _labels(plots("labels"))),
         Section("bytes", "Bytes", _bytes(report) + plots("bytes")),
@@ -212,15 +231,53 @@ def fact_sheet(facts: Sequence[tuple[str, str]]) -> str:
 def _final(report: RunReport) -> str:
     if not report.scores:
         return ""
-    head = ("task", "mean over clients", "clients", "worst client", "", "model", "data", "split", "round")
+    held = report.against
+    against = () if held is None else (f"base: {held.label}", "change")
+    head = ("task", "mean over clients", *against, "clients", "worst client", "", "model", "data", "split", "round")
     rows = []
     for s in report.scores:
         name, value = ("", "") if s.worst is None else (s.worst[0], number(s.worst[1]))
         where = (s.model, s.data, s.split, str(s.round))
-        rows.append((row(s), number(s.mean), str(s.clients), value, name, *where))
+        change = None if held is None else held.means.get((s.split, s.task, s.metric))
+        compared = (number(change.base), percent(change.percent)) if change else ("",) * len(against)
+        rows.append((row(s), number(s.mean), *compared, str(s.clients), value, name, *where))
     tasks = [f"{s.metric} on {s.split}: {s.task} ({number(s.mean)})" for s in worst_tasks(report.scores)]
     note = f"Worst task by {'; by '.join(tasks)}." if tasks else ""
-    return sheet("final-table", head, rows, text=(4, 5, 6, 7)) + remark(note)
+    texts = [i + len(against) for i in (4, 5, 6, 7)]
+    return sheet("final-table", head, rows, text=texts) + _deltas(held) + remark(note)
+
+
+def _deltas(held: Against | None) -> str:
+    if held is None:
+        return ""
+    each = [
+        f"{percent(delta)} on {split} (mean change of {count} task{'' if count == 1 else 's'})"
+        for split, (delta, count) in held.deltas.items()
+    ]
+    return f'<p id="delta-m">Δm against {escape(held.label)}: {escape("; ".join(each))}. Positive is better.</p>\n'
+
+
+def _base(held: Against | None, plots: Callable[..., str]) -> str:
+    """What the base is, and which clients are worse off than with it."""
+    if held is None:
+        return ""
+    rows = []
+    for e in held.each:
+        named = [f"{name} {percent(e.clients[name].percent)}" for name in e.worse[:WORST]]
+        counts = [len(e.worse), len(e.better), len(e.clients) - len(e.compared)]
+        rows.append((str(e.row), str(len(e.clients)), *map(str, counts), ", ".join(named)))
+    head = ("task", "clients", "worse", "better", "not defined", "worst changes")
+    hurt = {name for e in held.each for name in e.worse}
+    of = {name for e in held.each for name in e.clients}
+    found = ""
+    if held.each:
+        lost = (
+            f"{len(hurt)} of {len(of)} clients have a worse model than the base's for a task of theirs ({held.split})."
+        )
+        table = sheet("hurt-table", head, rows, text=(5,))
+        found = f"<h3>Who was hurt</h3>\n<p>{escape(lost)}</p>\n{table}{plots('hurt')}"
+    notes = "".join(map(remark, held.notes))
+    return sheet("base-table", ("the base", ""), held.facts, text=(1,)) + found + notes
 
 
 def _federation(report: RunReport) -> str:
@@ -324,3 +381,8 @@ def _folded(title: str, text: str) -> str:
 def remark(text: str) -> str:
     """A paragraph in small print; the text is escaped."""
     return f'<p class="note">{escape(text)}</p>\n' if text else ""
+def percent(value: float) -> str:
+    """A change with its sign; '–' for nan."""
+    return "–" if math.isnan(value) else f"{value:+.2f}\u00a0%"  # noqa: RUF001
+
+

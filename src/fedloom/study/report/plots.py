@@ -18,6 +18,7 @@ from statistics import quantiles
 from typing import Any
 
 from fedloom.study.hyper import HyperWeights, used
+from fedloom.study.report.against import Against
 from fedloom.study.report.agreement import Agreement, Cells
 from fedloom.study.report.circle import circle
 from fedloom.study.report.collect import Curves, GridReport, Matrices, RunReport, Series
@@ -55,6 +56,8 @@ def _of_run(report: RunReport) -> dict[str, Figure]:
     if any("labels" in about for about in report.clients.values()):
         made["labels"] = labels(report) | {"title": "Labels"}
     tasks = list(dict.fromkeys(c.task for c in report.curves))
+    if report.against is not None and report.against.each:
+        made["hurt"] = hurt(report.against)
     # with many views each gets fewer points, then fewer single lines
     views = max(1, len(report.curves))
     points = max(50, min(POINTS, BUDGET // (5 * views)))
@@ -232,6 +235,25 @@ def examples(report: RunReport) -> Figure:
 
 def labels(report: RunReport) -> Figure:
     """Clients by classes, a view a task that has classes."""
+def hurt(held: Against) -> Figure:
+    """Clients by tasks: the change against the base; colours tell which side of 0 it is, and end at 100 %."""
+    names = list(dict.fromkeys(name for e in held.each for name in e.clients))
+    if len(names) > SIDE:
+        lowest = {n: min((e.clients[n].percent for e in held.each if n in e.clients), key=_last_nan) for n in names}
+        names = thinned_names(sorted(names, key=lambda name: _last_nan(lowest[name])), SIDE)
+    z = [[plain(e.clients[n].percent) if n in e.clients else None for e in held.each] for n in names]
+    name = f"change in percent against {held.label}, {held.split}; positive is better"
+    figure = heat([(name, {"z": z})], names, [e.row.task for e in held.each], "client", "task", "select")
+    far = min(100.0, max((abs(v) for row in z for v in row if v is not None), default=0.0)) or 1e-9
+    figure["shared"][0] |= {"colorscale": "RdBu", "reversescale": True, "zmin": -far, "zmax": far}
+    figure["shared"][0] |= {"hovertemplate": "client %{y}, task %{x}: %{z:+.4g} %<extra></extra>"}
+    return figure
+
+
+def _last_nan(value: float) -> float:
+    return math.inf if math.isnan(value) else value
+
+
     names = thinned_names([c for c, about in report.clients.items() if "labels" in about], SIDE)
     views = []
     for task in report.tasks:
