@@ -187,7 +187,11 @@ def test_the_source_mapping_is_left_alone(toys):
         ("training.rounds='10'", "training.rounds: '10' found, expected an integer of at least 1"),
         ("training.rounds=2.5", "training.rounds: 2.5 found, expected an integer of at least 1"),
         ("training.rounds=", "training.rounds: null found, expected an integer of at least 1"),
-        ("training.epochs=0", "training.epochs: 0 found, expected an integer of at least 1 or null"),
+        (
+            "training.epochs=0",
+            "training.epochs: 0 found, expected an integer of at least 1 or a mapping (each value: an integer of at least "
+            "1) or null",
+        ),
         ("training.keep_optimizer=1", "training.keep_optimizer: 1 found, expected true or false"),
         ("training.optimizer.betas=[0.9]", "training.optimizer.betas[1]: missing, expected a number"),
         ("training.steps=3 ", None),

@@ -131,6 +131,26 @@ def _check_peers(recipe: Recipe, method: Method) -> None:
         )
 
 
+def _check_epochs(recipe: Recipe, federation: Federation) -> None:
+    """Refuse epochs by domain that are not those of the clients."""
+    epochs = recipe.training.epochs
+    if not isinstance(epochs, dict):
+        return
+    if recipe.training.stacked:
+        raise RecipeError("training.stacked: clients of a stack train equally long, but training.epochs is by domain")
+    domains = list(dict.fromkeys(c.domain for c in federation.clients.values() if c.domain is not None))
+    for client in federation.clients.values():
+        if client.domain not in epochs:
+            where = "no domain" if client.domain is None else f"domain {client.domain!r}"
+            raise RecipeError(f"training.epochs: client {client.id!r} is of {where}, found {', '.join(epochs)}")
+    for name in epochs:
+        if name not in domains:
+            raise RecipeError(
+                f"training.epochs.{name}: no client is of this domain.{nearest(name, domains)} "
+                f"Domains: {', '.join(domains)}"
+            )
+
+
 def method_of(recipe: Recipe, method: Method | None) -> Method:
     """The recipe's method, or the one given in its place, as it runs at a server or at peers."""
     method = method or build_method(recipe)
@@ -208,6 +228,7 @@ def assemble(
                 f"evaluation.models: {method.name} trains a model for each task of a client, so there is no one "
                 "model 'trained' to measure; use global and personal"
             )
+    _check_epochs(recipe, federation)
     if recipe.training.stacked:
         if recipe.runtime.workers > 1:
             raise RecipeError(f"training.stacked: runs in one process, but runtime.workers is {recipe.runtime.workers}")

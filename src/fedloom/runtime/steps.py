@@ -90,6 +90,7 @@ def client_step(
     `model` is scratch space: everything in it is overwritten. `state` is the client's from its last participation
     ({} at first) and is not changed. If the update is not finite, the state stays as it was.
     """
+    training = training.of(client.domain)
     if method.rows == "client-task":
         return _by_task(method, model, federation, client, received, state, ctx, training)
     result, base = _train(method, model, client, received, state, ctx, training, client.id)

@@ -55,10 +55,13 @@ class Schedule(Section):
 
 
 class Training(Section):
-    """What every client does in a round: `epochs` passes over its data, or `steps` optimiser steps."""
+    """What every client does in a round: `epochs` passes over its data, or `steps` optimiser steps.
+
+    `epochs` may be a mapping from a client's domain to its number.
+    """
 
     rounds: Count = 10
-    epochs: Count | None = None
+    epochs: Count | dict[str, Count] | None = None
     steps: Count | None = None
     batch_size: Count = 32
     optimizer: Optimizer = Optimizer()
@@ -81,5 +84,12 @@ class Training(Section):
 
     @property
     def local_epochs(self) -> int:
-        """Epochs per round where `steps` is not given (default 1)."""
+        """Epochs per round where `steps` is not given (default 1). Settings of a domain must have been chosen."""
+        assert not isinstance(self.epochs, dict)
         return self.epochs or 1
+
+    def of(self, domain: str | None) -> Training:
+        """The settings for clients of a domain."""
+        if not isinstance(self.epochs, dict):
+            return self
+        return self.model_copy(update={"epochs": self.epochs[str(domain)]})
