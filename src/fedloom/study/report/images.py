@@ -67,7 +67,7 @@ def save(figures: Mapping[str, Figure], folders: Mapping[str, Path]) -> list[Pat
             + (f" at BROWSER_PATH={named}" if named else "")
             + ": install one, or name its program with the variable BROWSER_PATH"
         ) from None
-    except (errors.BrowserFailedError, errors.BrowserClosedError) as error:
+    except (errors.BrowserFailedError, errors.BrowserClosedError, TimeoutError) as error:
         why = " ".join(map(str, error.args[:1]))
         raise UserError(f"The browser that draws images failed: {why} BROWSER_PATH can name another one.") from error
 
@@ -77,18 +77,17 @@ async def _save(browser: Any, images: Mapping[str, Figure], folders: Mapping[str
     from rich.progress import track
 
     todo = [(folder / f"{stem}.{kind}", image) for kind, folder in folders.items() for stem, image in images.items()]
-    try:
-        for folder in folders.values():
-            folder.mkdir(parents=True, exist_ok=True)
-        async with browser:
-            watch = Console(stderr=True)
-            for file, image in track(todo, "images", console=watch, disable=not sys.stderr.isatty(), transient=True):
-                kind = file.suffix[1:]
-                size = {"width": image["layout"]["width"], "height": image["layout"]["height"]}
-                drawn = await browser.calc_fig(image, opts={"format": kind, "scale": DOTS[kind], **size})
+    watch = Console(stderr=True)
+    async with browser:
+        for file, image in track(todo, "images", console=watch, disable=not sys.stderr.isatty(), transient=True):
+            kind = file.suffix[1:]
+            size = {"width": image["layout"]["width"], "height": image["layout"]["height"]}
+            drawn = await browser.calc_fig(image, opts={"format": kind, "scale": DOTS[kind], **size})
+            try:
+                file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(drawn)
-    except OSError as error:
-        raise UserError(f"{error.filename}: {error.strerror}") from None
+            except OSError as error:
+                raise UserError(f"{file}: {error.strerror}") from None
     return [file for file, _ in todo]
 
 
