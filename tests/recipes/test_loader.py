@@ -189,8 +189,8 @@ def test_the_source_mapping_is_left_alone(toys):
         ("training.rounds=", "training.rounds: null found, expected an integer of at least 1"),
         (
             "training.epochs=0",
-            "training.epochs: 0 found, expected an integer of at least 1 or a mapping (each value: an integer of at least "
-            "1) or null",
+            "training.epochs: 0 found, expected an integer of at least 1 or a mapping (each value: an integer of "
+            "at least 1) or null",
         ),
         ("training.keep_optimizer=1", "training.keep_optimizer: 1 found, expected true or false"),
         ("training.optimizer.betas=[0.9]", "training.optimizer.betas[1]: missing, expected a number"),
