@@ -374,6 +374,11 @@ def number(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:.2f}" if abs(value) >= 10 else f"{value:.4f}"  # noqa: RUF001
 
 
+def percent(value: float) -> str:
+    """A change with its sign; '–' for nan."""
+    return "–" if math.isnan(value) else f"{value:+.2f}\u00a0%"  # noqa: RUF001
+
+
 def _folded(title: str, text: str) -> str:
     return f"<details><summary>{escape(title)}</summary>\n<pre>{escape(text)}</pre></details>\n"
 
@@ -381,8 +386,3 @@ def _folded(title: str, text: str) -> str:
 def remark(text: str) -> str:
     """A paragraph in small print; the text is escaped."""
     return f'<p class="note">{escape(text)}</p>\n' if text else ""
-def percent(value: float) -> str:
-    """A change with its sign; '–' for nan."""
-    return "–" if math.isnan(value) else f"{value:+.2f}\u00a0%"  # noqa: RUF001
-
-

@@ -55,9 +55,9 @@ def _of_run(report: RunReport) -> dict[str, Figure]:
         made["examples"] = examples(report)
     if any("labels" in about for about in report.clients.values()):
         made["labels"] = labels(report) | {"title": "Labels"}
-    tasks = list(dict.fromkeys(c.task for c in report.curves))
     if report.against is not None and report.against.each:
         made["hurt"] = hurt(report.against)
+    tasks = list(dict.fromkeys(c.task for c in report.curves))
     # with many views each gets fewer points, then fewer single lines
     views = max(1, len(report.curves))
     points = max(50, min(POINTS, BUDGET // (5 * views)))
@@ -233,8 +233,6 @@ def examples(report: RunReport) -> Figure:
     return _from_zero(heat([("train examples", {"z": z})], names, tasks, "client", "task", "select"))
 
 
-def labels(report: RunReport) -> Figure:
-    """Clients by classes, a view a task that has classes."""
 def hurt(held: Against) -> Figure:
     """Clients by tasks: the change against the base; colours tell which side of 0 it is, and end at 100 %."""
     names = list(dict.fromkeys(name for e in held.each for name in e.clients))
@@ -254,6 +252,8 @@ def _last_nan(value: float) -> float:
     return math.inf if math.isnan(value) else value
 
 
+def labels(report: RunReport) -> Figure:
+    """Clients by classes, a view a task that has classes."""
     names = thinned_names([c for c, about in report.clients.items() if "labels" in about], SIDE)
     views = []
     for task in report.tasks:
