@@ -26,8 +26,8 @@ from fedloom.study.report.page import in_script
 from fedloom.study.report.plots import BUDGET, LINES, curves, figures_of, matrices
 from fedloom.study.runs import Run
 from grid_support import DEA, FEDAVG, paper_grid, write_grid, write_run
+from report_support import NASTY, Page, check_figures
 
-NASTY = "</script><img src=x onerror=alert(1)>&\"'\u2028"
 TASKS = {
     "seg": {"kind": "dense", "primary": "miou", "metrics": {"miou": "max"}},
     "depth": {"kind": "dense", "primary": "rmse", "metrics": {"rmse": "min"}},
@@ -84,35 +84,6 @@ def two_rounds() -> list[dict[str, Any]]:
     ]
 
 
-class Page(HTMLParser):
-    """Elements, their attributes, and the text of the visible part."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.scripts: dict[str, str] = {}
-        self.text, self.inside = "", ""
-        self.feed(text)
-        self.ids = [attributes["id"] for _, attributes in self.elements if "id" in attributes]
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attributes)))
-        self.inside = str(dict(attributes).get("id")) if tag == "script" else ""
-
-    def handle_endtag(self, tag: str) -> None:
-        self.inside = ""
-
-    def handle_data(self, data: str) -> None:
-        if self.inside:
-            self.scripts[self.inside] = self.scripts.get(self.inside, "") + data
-        else:
-            self.text += data
-
-    @property
-    def data(self) -> dict[str, Any]:
-        return json.loads(self.scripts["report-data"])
-
-
 def page_of(source: Path, base: Path | str | None = None) -> Page:
     return Page(write(source, base=base).read_text("utf-8"))
 
@@ -122,16 +93,6 @@ def rows_of(text: str, table: str) -> list[list[str]]:
     inside = text.partition(f'<table id="{table}">')[2].partition("</table>")[0]
     lines = re.findall(r"<tr>(.*?)</tr>", inside)
     return [[unescape(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line)] for line in lines]
-
-
-def check_figures(figures: dict[str, Any]) -> None:
-    """Every view is a valid figure of plotly."""
-    graph_objects = pytest.importorskip("plotly.graph_objects")
-    for figure in figures.values():
-        for view in figure["views"]:
-            shared = figure["shared"]
-            traces = [{**(shared[i] if i < len(shared) else {}), **own} for i, own in enumerate(view["data"])]
-            graph_objects.Figure(traces, figure["layout"])
 
 
 def trace(figure: dict[str, Any], view: str, kind: str, name: str = "") -> dict[str, Any]:

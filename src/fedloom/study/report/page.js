@@ -16,7 +16,7 @@
 
   // Plotly reads some HTML in texts, so names are escaped in the data, and here once they are cut.
   const escaped = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
-  const cut = (name) => escaped(name.slice(0, LONG - 1)) + "…";
+  const cut = (name, most = LONG) => escaped(name.slice(0, most - 1)) + "…";
 
   const pen = document.createElement("canvas").getContext("2d");
   pen.font = "12px sans-serif";
@@ -48,24 +48,31 @@
     const css = getComputedStyle(document.documentElement);
     const [ink, soft, rule] = ["--ink", "--soft", "--rule"].map((name) => css.getPropertyValue(name).trim());
     const touch = window.matchMedia("(hover: none)").matches;
+    // a phone has no room for long names, nor for colours beside a matrix
+    const narrow = canvas.clientWidth < 480;
+    const onTop = narrow ? { orientation: "h", thickness: 10, y: 1, yanchor: "bottom", ticklabelposition: "outside top" } : {};
     const columns = Object.fromEntries(Object.entries(view.columns || {}).map(([to, at]) => [to, figure.columns[at]]));
     const traces = view.data.map((own, i) => {
       const trace = { ...(figure.shared[i] || {}), ...own, ...columns };
       const kind = trace.meta.kind;
       if (trace.type === "scatter" && trace.meta.name && trace.meta.name.length > LONG) trace.name = cut(trace.meta.name);
       if (kind === "mean") trace.line = { ...trace.line, color: ink };
-      if (kind === "matrix") trace.colorbar = { thickness: 14, outlinewidth: 0, ...trace.colorbar };
+      if (kind === "matrix") trace.colorbar = { thickness: 14, outlinewidth: 0, ...onTop, ...trace.colorbar };
       if (weight > 0 && ["client", "mean", "line"].includes(kind)) trace.y = smoothed(trace.y, weight);
       return trace;
     });
     const axis = { gridcolor: rule, zerolinecolor: rule, linecolor: rule, automargin: true };
     const names = traces.flatMap((t) => (t.type === "heatmap" ? [...t.meta.rows, ...t.meta.columns] : []));
-    const alias = Object.fromEntries(names.filter((n) => n.length > LONG).map((n) => [escaped(n), cut(n)]));
+    const most = narrow ? LONG / 2 : LONG;
+    const alias = Object.fromEntries(names.filter((n) => n.length > most).map((n) => [escaped(n), cut(n, most)]));
     const below = legend(traces, canvas.clientWidth);
     const titled = (text) => (text ? { title: { text } } : {});
     // squares are as large as the smaller side lets them be, and have their colours beside them
     const square = Boolean(figure.layout.yaxis.scaleanchor);
-    const height = square ? Math.min(figure.layout.height, canvas.clientWidth + 40) : figure.layout.height;
+    // long names below them need more height than a figure allows for
+    const extra = Math.max(0, ...names.map((n) => pen.measureText(n.slice(0, most)).width)) - 100;
+    const tall = figure.layout.height + Math.max(0, extra);
+    const height = square ? Math.min(narrow ? Infinity : tall, canvas.clientWidth + 40) : figure.layout.height;
     const layout = {
       ...figure.layout,
       height: height + 20 * below.lines,

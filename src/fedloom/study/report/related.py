@@ -24,12 +24,12 @@ ENDS = 5
 """Pairs of tasks at each end of a metric's order that its table shows."""
 _WRITTEN = 12  # tasks up to which the numbers stand in a heat map's cells
 _MEANS = {
-    "sign": "equal signs of task vectors",
-    "cosine": "cosine of task vectors",
-    "logme": "evidence of a task's labels in the features of another's encoder",
-    "etran": "energy and separation of a task's examples in the features of another's encoder",
-    "fim": "cosine of the diagonals of Fisher information",
-    "wte": "distance of examples and labels by optimal transport, features of the initial encoder",
+    "sign": "Share of equal signs of two task vectors.",
+    "cosine": "Cosine of two task vectors.",
+    "logme": "LogME: evidence for a task's labels in features by another task's encoder.",
+    "etran": "ETran: how familiar a task's examples are to another task's encoder, and how well it tells labels apart.",
+    "fim": "Cosine of the diagonals of two tasks' Fisher information.",
+    "wte": "WTE: distance of two tasks' examples and labels by optimal transport, in the initial encoder's features.",
 }
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
@@ -119,7 +119,8 @@ class RelatedReport:
             "method": about.method,
             "data": about.data,
             "seed": "" if about.seed is None else str(about.seed),
-            "tasks": f"{len(s.tasks)}, {len(self.pairs)} pairs",
+            "tasks": str(len(s.tasks)),
+            "pairs of tasks": str(len(self.pairs)),
             "clients a task": _span(about.clients),
             "examples a task": _span(about.examples),
             "metrics": ", ".join(s.scores),
@@ -203,8 +204,10 @@ def _heat_map(report: RelatedReport, metric: str) -> Figure:
     views: list[tuple[str, Trace]] = []
     for name, M, hover in ways:
         # the diagonal says nothing and may be far from the rest, so it does not set the colours
-        rest = [v for i in places for j in places if i != j and (v := M[i][j]) is not None] or [0.0, 1.0]
-        data: Trace = {"z": [[M[i][j] for j in places] for i in places], "zmin": min(rest), "zmax": max(rest)}
+        rest = [v for i in places for j in places if i != j and (v := M[i][j]) is not None] or [0.5]
+        low, high = min(rest), max(rest)
+        wider = 0.5 if low == high else 0.0  # colours need a range
+        data: Trace = {"z": [[M[i][j] for j in places] for i in places], "zmin": low - wider, "zmax": high + wider}
         views.append((name, data | {"hovertemplate": f"{hover}: %{{z}}<extra></extra>"}))
     figure = heat(views, names, names, "", "", "select")
     figure["shared"][0]["reversescale"] = metric in study.distances
@@ -214,7 +217,9 @@ def _heat_map(report: RelatedReport, metric: str) -> Figure:
 
 
 def _is_directed(study: Study, metric: str) -> bool:
-    return study.scores[metric] != study.symmetrised[metric]
+    """Whether the scores are not symmetric, but for round-off."""
+    M = np.array(study.scores[metric], dtype=np.float64)
+    return not np.allclose(M, M.T, rtol=1e-9, atol=0, equal_nan=True)
 
 
 def _correlations(found: Correlations) -> Figure:
@@ -248,7 +253,7 @@ def _against(report: RelatedReport) -> Figure:
     axes = [escape(m, quote=False) + (" (a distance)" if m in study.distances else "") for m in metrics]
     for i, j in combinations(range(len(metrics)), 2):
         r, rho = (M[i][j] for M in (found.pearson, found.spearman))
-        known = "" if r is None or rho is None else f": Pearson {r:.2f}, Spearman {rho:.2f}"
+        known = "" if r is None or rho is None else f": r {r:.2f}, ρ {rho:.2f}"  # noqa: RUF001
         name = f"{metrics[j]} against {metrics[i]}{known}"
         views.append({"name": name, "data": [{}], "columns": {"x": i, "y": j}, "across": axes[i], "axis": axes[j]})
     layout = {"xaxis": {"title": {"text": axes[0]}}, "yaxis": {"title": {"text": axes[1]}}, "height": 440}
@@ -263,14 +268,17 @@ def _sections(report: RelatedReport, figures: Mapping[str, Figure]) -> list[Sect
     if len(study.tasks) > SIDE:
         brighter += f" Figures show {SIDE} of {len(study.tasks)} tasks, evenly spaced in their order; tables know all."
     maps = "\n".join(
-        f"<h3>{escape(metric)}</h3>\n{plot(f'heat-{i}', figures[f'heat-{i}'])}" for i, metric in enumerate(study.scores)
+        f"<div><h3>{escape(m)}</h3>\n{remark(_MEANS.get(m, ''))}{plot(f'heat-{i}', figures[f'heat-{i}'])}</div>"
+        for i, m in enumerate(study.scores)
     )
+    if len(study.tasks) <= _WRITTEN:  # else each needs the whole width
+        maps = f'<div class="pair">{maps}</div>'
     return [
-        Section("about", "The study", fact_sheet(report.facts) + "".join(remark(f"Note: {n}.") for n in study.notes)),
+        Section("about", "The study", fact_sheet(report.facts) + "".join(remark(f"Note: {n}") for n in study.notes)),
         Section("metrics", "Metrics", _metrics(report)),
         Section("maps", "Which tasks are alike", remark(brighter) + maps),
         Section("agreement", "Do the metrics agree?", _agreement(report, figures)),
-        Section("pairs", "One metric against another", plot("pairs", figures["pairs"]) if "pairs" in figures else ""),
+        Section("pairs", "One metric against another", _pairs(figures)),
         Section("ends", "The most and the least related pairs", _ends(report)),
     ]
 
@@ -280,26 +288,31 @@ def _metrics(report: RelatedReport) -> str:
     for name, v in report.values.items():
         known = v[np.isfinite(v)]
         spread = [number(float(f(known))) if len(known) else "" for f in (np.min, np.median, np.max)]
-        better = "lower, a distance" if name in study.distances else "higher"
+        kind = "distance" if name in study.distances else "similarity"
         directed = "yes" if _is_directed(study, name) else "no"
-        rows.append((name, _MEANS.get(name, ""), better, directed, *spread, str(len(known))))
-    head = ("metric", "what it compares", "more related is", "directed", "least", "median", "largest", "pairs")
+        rows.append((name, kind, directed, *spread, str(len(known))))
+    head = ("metric", "is a", "directed", "least", "median", "largest", "pairs")
     about = "Least, median and largest are of symmetrised scores over pairs of tasks."
     if any(_is_directed(study, name) for name in study.scores):
         about += " A directed metric scores the encoder of one task on the examples of another."
-    return sheet("metrics-table", head, rows, text=(1, 2, 3)) + remark(about)
+    return sheet("metrics-table", head, rows, text=(1, 2)) + remark(about)
 
 
 def _agreement(report: RelatedReport, figures: Mapping[str, Figure]) -> str:
     if len(report.study.scores) < 2:
         return ""
     if "agreement" not in figures:
-        return remark(f"Correlations are not defined over these {len(report.pairs)} pairs of tasks.")
+        return remark("There is no correlation to show: it takes several pairs of tasks, with scores that differ.")
     about = (
         "Over pairs of tasks; distances count with the other sign, so that 1 means that two metrics order the pairs "
         "alike. Pairs that share a task depend on each other: few tasks say less than their number of pairs suggests."
     )
     return plot("agreement", figures["agreement"]) + remark(about)
+
+
+def _pairs(figures: Mapping[str, Figure]) -> str:
+    about = "A point a pair of tasks, by symmetrised scores; r is Pearson's correlation, ρ Spearman's."  # noqa: RUF001
+    return plot("pairs", figures["pairs"]) + remark(about) if "pairs" in figures else ""
 
 
 def _ends(report: RelatedReport) -> str:
@@ -311,12 +324,13 @@ def _ends(report: RelatedReport) -> str:
             a, b = (study.tasks[place] for place in report.pairs[at])
             ranks = [_rank(report.ranks[m][at]) for m in (metric, *others)]
             rows.append((ranks[0], a, b, number(float(report.values[metric][at])), *ranks[1:]))
-        head = ("rank", "task", "task", metric, *(f"rank by {m}" for m in others))
+        head = ("rank", "task", "task", metric, *(f"by {m}" for m in others))
         table = sheet(f"ends-{i}", head, rows, text=(1, 2)) if rows else remark("No pair has a score.")
         parts.append(f"<h3>By {escape(metric)}</h3>\n{table}")
     pairs = len(report.pairs)
     first = "All pairs" if pairs <= 2 * ENDS else f"The first {ENDS} and the last {ENDS} of {pairs} pairs"
-    return remark(f"{first}, by symmetrised scores; rank 1 is the most related.") + "\n".join(parts)
+    about = f"{first}, by symmetrised scores; rank 1 is the most related. The last columns are ranks by other metrics."
+    return remark(about) + "\n".join(parts)
 
 
 def _rank(rank: int | None) -> str:

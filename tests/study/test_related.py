@@ -1,0 +1,198 @@
+"""The page of a relatedness study, from relatedness.json as `Relatedness.write` has it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedloom.errors import StateError
+from fedloom.study.relatedness import Relatedness
+from fedloom.study.report import collect, write
+from fedloom.study.report.related import FILE, RelatedReport
+from report_support import NASTY, Page, check_figures
+
+NAN = math.nan
+
+
+@pytest.fixture(autouse=True)
+def quick_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plotly's script is large: the browser's test has it."""
+    offline = pytest.importorskip("plotly.offline")
+    monkeypatch.setattr(offline, "get_plotlyjs", lambda: "/* plotly */")
+
+
+def study(folder: Path, scores: dict[str, Any], tasks: Sequence[str] | None = None, **more: Any) -> Path:
+    """A folder with relatedness.json of these scores."""
+    names = tasks or [f"t{i}" for i in range(len(next(iter(scores.values()))))]
+    arrays = {name: np.array(R, dtype=np.float64) for name, R in scores.items()}
+    made = Relatedness("r, matu, seed 7", tuple(names), arrays, **more)
+    folder.mkdir(exist_ok=True)
+    (folder / FILE).write_text(made.to_json(), encoding="utf-8")
+    return folder
+
+
+def page_of(folder: Path) -> tuple[Page, dict[str, Any]]:
+    """The page, and what the file holds."""
+    return Page(write(folder).read_text("utf-8")), json.loads((folder / FILE).read_text("utf-8"))
+
+
+def drawn(names: Sequence[str]) -> dict[str, Any]:
+    """Scores of each metric between tasks, random but the same each time; logme is directed."""
+    T, rng = len(names), np.random.default_rng(0)
+    found = {}
+    for metric in ("sign", "logme", "wte"):
+        R = rng.normal(size=(T, T))
+        found[metric] = R if metric == "logme" else (R + R.T) / 2
+    return found
+
+
+def test_numbers_are_those_of_the_file(tmp_path: Path) -> None:
+    scores = drawn("abcdef")
+    scores["logme"][0, 3] = NAN
+    about = {"method": "matu", "data": "toy", "seed": 7, "clients": {"a": 2, "b": 4}, "examples": {"a": 9, "b": 9}}
+    page, value = page_of(study(tmp_path, scores, list("abcdef"), about=about, notes=("one is left out: why",)))
+    data, figures = page.data, page.data["figures"]
+    assert data["kind"] == "relatedness"
+    assert data["about"]["clients a task"] == "2 to 4"
+    assert data["about"]["examples a task"] == "9"
+    assert "one is left out: why" in page.text
+    check_figures(figures)
+    for i, metric in enumerate(scores):
+        views = figures[f"heat-{i}"]["views"]
+        assert views[0]["data"][0]["z"] == value["symmetrised"][metric]
+        assert [v["data"][0]["z"] for v in views[1:]] == ([value["scores"][metric]] if metric == "logme" else [])
+        assert figures[f"heat-{i}"]["shared"][0]["meta"]["rows"] == value["tasks"]
+        above = [value["symmetrised"][metric][a][b] for a in range(6) for b in range(a + 1, 6)]
+        assert figures["pairs"]["columns"][i] == above
+    assert figures["heat-1"]["views"][0]["data"][0]["z"][3][0] is None  # nan one way is nan both ways
+    assert figures["heat-1"]["views"][1]["data"][0]["z"][3][0] is not None
+    assert [v["data"][0]["z"] for v in figures["agreement"]["views"]] == [
+        value["agreement"]["pearson"],
+        value["agreement"]["spearman"],
+    ]
+    assert data["agreement"] == value["agreement"]
+    assert [(v["columns"]["x"], v["columns"]["y"]) for v in figures["pairs"]["views"]] == [(0, 1), (0, 2), (1, 2)]
+    assert figures["pairs"]["views"][1]["axis"] == "wte (a distance)"
+    assert figures["pairs"]["shared"][0]["text"][:2] == ["a, b", "a, c"]
+
+
+def test_brighter_is_more_related_and_the_diagonal_does_not_count(tmp_path: Path) -> None:
+    M = [[99, 0.2, 0.4], [0.2, 99, 0.3], [0.4, 0.3, 99]]
+    page, _ = page_of(study(tmp_path, {"cosine": M, "wte": M}))
+    similarity, distance = (page.data["figures"][f"heat-{i}"] for i in (0, 1))
+    assert [f["shared"][0]["reversescale"] for f in (similarity, distance)] == [False, True]
+    first = similarity["views"][0]["data"][0]
+    assert (first["zmin"], first["zmax"]) == (0.2, 0.4)
+
+
+def test_ranks_of_the_pairs_that_stand_out(tmp_path: Path) -> None:
+    T = 6
+    sign = np.zeros((T, T))
+    above = [(a, b) for a in range(T) for b in range(a + 1, T)]
+    for place, (a, b) in enumerate(above):  # 15 pairs: 0-1 is the least, 4-5 the most related; two are equal
+        sign[a, b] = sign[b, a] = max(place, 1)
+    wte = sign.copy()
+    wte[0, 1] = wte[1, 0] = NAN
+    page, _ = page_of(study(tmp_path, {"sign": sign, "wte": wte}))
+    ends = page.data["ends"]["sign"]
+    assert [e["ranks"]["sign"] for e in ends] == [1, 2, 3, 4, 5, 11, 12, 13, 14, 14]
+    assert ends[0] == {"tasks": ["t4", "t5"], "score": 14.0, "ranks": {"sign": 1, "wte": 14}}
+    assert (ends[-2]["tasks"], ends[-2]["ranks"]["wte"]) == (["t0", "t1"], None)
+    nearest = page.data["ends"]["wte"][0]
+    assert (nearest["tasks"], nearest["ranks"]["wte"]) == (["t0", "t2"], 1)  # of a distance the least
+    assert "The first 5 and the last 5 of 15 pairs" in page.text
+
+
+def test_two_tasks_and_one_metric(tmp_path: Path) -> None:
+    page, value = page_of(study(tmp_path / "two", {"sign": [[1, 0.5], [0.5, 1]], "cosine": [[1, 0.2], [0.2, 1]]}))
+    assert sorted(page.data["figures"]) == ["heat-0", "heat-1"]  # correlations need several pairs
+    assert value["agreement"]["pearson"] == [[None, None], [None, None]]
+    assert "There is no correlation to show" in page.text
+    check_figures(page.data["figures"])
+    page, _ = page_of(study(tmp_path / "one", {"sign": [[1, 0.5, 0.1], [0.5, 1, 0.2], [0.1, 0.2, 1]]}))
+    assert sorted(page.data["figures"]) == ["heat-0"]
+    assert {"agreement", "pairs"}.isdisjoint(page.ids)
+    assert "All pairs" in page.text
+
+
+def test_nothing_is_known(tmp_path: Path) -> None:
+    page, _ = page_of(study(tmp_path, {"sign": np.full((3, 3), NAN), "cosine": np.full((3, 3), NAN)}))
+    assert page.data["ends"] == {"sign": [], "cosine": []}
+    assert page.text.count("No pair has a score.") == 2
+    check_figures(page.data["figures"])
+
+
+def test_hostile_names(tmp_path: Path) -> None:
+    tasks = [NASTY, "%{z}", "b"]
+    page, value = page_of(study(tmp_path, {"sign": drawn(tasks)["sign"], NASTY: drawn(tasks)["logme"]}, tasks))
+    assert value["tasks"] == tasks
+    assert not [e for e in page.elements if e[0] == "img"]
+    assert NASTY in page.text
+    heat = page.data["figures"]["heat-0"]["shared"][0]
+    assert heat["meta"]["rows"] == tasks
+    assert "<" not in "".join([*heat["y"], *page.data["figures"]["pairs"]["shared"][0]["text"]])
+    assert all("<" not in view["axis"] + view["across"] for view in page.data["figures"]["pairs"]["views"])
+    assert "<" not in "".join(page.data["figures"]["agreement"]["shared"][0]["x"])
+
+
+def test_many_tasks(tmp_path: Path) -> None:
+    names = [f"task-{i}" for i in range(130)]
+    folder = study(tmp_path, drawn(names), names)
+    page, value = page_of(folder)
+    heat = page.data["figures"]["heat-0"]
+    shown = [names.index(name) for name in heat["shared"][0]["meta"]["rows"]]
+    assert len(shown) == 100
+    assert (shown[0], shown[-1]) == (0, 129)
+    assert heat["views"][0]["data"][0]["z"] == [[value["symmetrised"]["sign"][a][b] for b in shown] for a in shown]
+    assert len(page.data["figures"]["pairs"]["columns"][0]) == 100 * 99 // 2
+    assert "Figures show 100 of 130 tasks" in page.text
+    flat = np.array(value["symmetrised"]["sign"])[np.triu_indices(130, 1)]
+    assert page.data["ends"]["sign"][0]["score"] == flat.max()
+    assert (tmp_path / "report.html").stat().st_size < 3_000_000
+
+
+def changed(value: dict[str, Any], path: str, new: Any) -> str:
+    *parents, last = path.split(".")
+    part = value
+    for name in parents:
+        part = part[name]
+    part[last] = new
+    return json.dumps(value)
+
+
+@pytest.mark.parametrize(
+    ("path", "new", "message"),
+    [
+        ("scores.sign", [[1.0, 2.0]], r"scores\.sign: expected 3 x 3 numbers, found 1 rows of \[2\]"),
+        ("scores.sign", [["x", 1, 1], [1, 1, 1], [1, 1, 1]], r"scores\.sign\.0\.0: .* valid number"),
+        ("symmetrised", {}, "expected the metrics of scores, sign, cosine"),
+        ("agreement.pearson", [[1.0]], r"agreement\.pearson: expected 2 x 2"),
+        ("agreement", None, "agreement: "),
+        ("tasks", ["a", "a", "b"], "two have the same name"),
+        ("tasks", ["a"], "tasks: .* at least 2"),
+        ("scores.cosine", [[NAN] * 3] * 3, "scores.cosine.0.0: .* finite"),
+    ],
+)
+def test_a_damaged_file(tmp_path: Path, path: str, new: Any, message: str) -> None:
+    scores = {name: drawn("abc")["sign"] for name in ("sign", "cosine")}
+    file = study(tmp_path, scores) / FILE
+    assert isinstance(collect(tmp_path), RelatedReport)
+    file.write_text(changed(json.loads(file.read_text()), path, new))
+    with pytest.raises(StateError, match=f"^{file}: .*{message}"):
+        write(tmp_path)
+
+
+def test_a_file_cut_off(tmp_path: Path) -> None:
+    file = study(tmp_path, {"sign": drawn("abc")["sign"]}) / FILE
+    file.write_text(file.read_text()[:200])
+    with pytest.raises(StateError, match=f"^{file}: Invalid JSON"):
+        write(tmp_path)
+    file.write_bytes(b"\xff\xfe")
+    with pytest.raises(StateError, match=f"^{file}: "):
+        write(tmp_path)
