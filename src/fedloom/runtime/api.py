@@ -128,7 +128,7 @@ def resume(
 
 def _go(engine: Engine, built: Built, folder: RunFolder, state: State, progress: Progress) -> Result:
     recipe = built.recipe
-    folder.tracker = tracker_of(recipe, folder.path, state["round"])
+    folder.tracker = tracker_of(recipe, folder.path, state["round"], progress.event)
     progress.start(recipe.training.rounds, state["round"])
     try:
         with _threads(recipe.runtime.threads), engine.start(built, folder) as (executor, advance):

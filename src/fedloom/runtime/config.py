@@ -35,8 +35,9 @@ class Runtime(Section):
     checkpoint_every: Count = 1
     diagnostics: bool = True
     """Note, in diagnostics.jsonl, how the updates of a round agree and how they were weighted. Changes no result."""
-    track: Literal["tensorboard"] | None = None
-    """Write each round's means, bytes and seconds for TensorBoard too, to the folder `tensorboard` of the run."""
+    track: Literal["tensorboard", "mlflow", "wandb"] | None = None
+    """Tell each round's means, bytes and seconds to a tracker too. tensorboard: the folder `tensorboard` of the run.
+    mlflow: MLFLOW_TRACKING_URI, else `mlflow.db` in the run. wandb: as WANDB_MODE says; its files are in the run."""
     exact: bool = True
     """Of the engine cluster. true: all updates go to one process, which adds them up as `process` does, bit for bit.
     false: processes share the work, and where a method lets them only sums travel; results differ by rounding."""

@@ -58,12 +58,12 @@ class RunFolder:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        self.close(ok=error[0] is None)
 
-    def close(self) -> None:
-        """Let other processes open it."""
+    def close(self, ok: bool = True) -> None:
+        """Let other processes open it. `ok` is False where an error ended the run."""
         if self.tracker is not None:
-            self.tracker.close()
+            self.tracker.close(ok)
         if self._lock is not None:
             self._lock.close()
 

@@ -8,14 +8,22 @@ from pathlib import Path
 
 from fedloom.errors import UserError
 from fedloom.runtime import torchrun
+from fedloom.runtime.api import Silent
 from fedloom.runtime.cluster.launch import ERROR_FILE
 from fedloom.runtime.cluster.session import join
+
+
+class Log(Silent):
+    """Says what a person should see, for the log."""
+
+    def event(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
 
 
 def main() -> None:
     """Join; a mistake that the user can mend is no reason to start again, so it is left to who started this."""
     try:
-        join(Path(sys.argv[1]))
+        join(Path(sys.argv[1]), progress=Log())
     except UserError as error:
         if ERROR_FILE not in os.environ:
             sys.exit(f"error: {error}")

@@ -25,6 +25,7 @@ from fedloom.runtime.folder import RunFolder
 from fedloom.runtime.peers import initial_peers
 from fedloom.runtime.process import Progress, initial_state, run_rounds
 from fedloom.runtime.showing import keep
+from fedloom.runtime.track import tracker_of
 from fedloom.runtime.worker import check_device
 from fedloom.stages.stage import State
 
@@ -134,19 +135,24 @@ def _compared(comm: Comm, built: Built) -> None:
 
 def _opened(path: Path, built: Built, fresh: bool, progress: Progress, stack: ExitStack) -> tuple[RunFolder, State]:
     """The run folder, held by rank 0 until the end, and the state to go on from."""
-    if fresh:
-        return stack.enter_context(RunFolder.create(path, built)), _initial(built)
-    folder = stack.enter_context(RunFolder(path))
+    folder = stack.enter_context(RunFolder.create(path, built) if fresh else RunFolder(path))
+    state = _initial(built) if fresh else _continued(folder, built, progress)
+    folder.tracker = tracker_of(built.recipe, path, state["round"], progress.event)
+    return folder, state
+
+
+def _continued(folder: RunFolder, built: Built, progress: Progress) -> State:
+    """The state that a folder was left with; its files have what counts alone."""
     folder.check(built)
     found = folder.load()
     if found is None:
         folder.cut(-1)
-        return folder, _initial(built)
+        return _initial(built)
     state, problems = found
     for problem in problems:
         progress.event(f"checkpoint: {problem}; continuing from round {state['round']}")
     folder.cut(state["round"] or -1)
-    return folder, state
+    return state
 
 
 def _initial(built: Built) -> State:
