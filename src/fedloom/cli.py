@@ -201,6 +201,7 @@ def compare(
     metric: Annotated[str | None, typer.Option(help="Metric to judge by.", show_default="each task's own")] = None,
     tests: cli_grid.TestsOption = False,
     ranks: cli_grid.RanksOption = None,
+    plot: cli_grid.PlotOption = None,
     csv: Annotated[Path | None, typer.Option(help="Write the numbers to this file too.", dir_okay=False)] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the table to this file too.", dir_okay=False)] = None,
     latex: Annotated[Path | None, typer.Option(help="Write the table to this file too.", dir_okay=False)] = None,
@@ -208,16 +209,18 @@ def compare(
     """Put runs side by side, task by task, with intervals over seeds; or test or rank them."""
     from fedloom.study import Comparison
     from fedloom.study import compare as put_side_by_side
-    from fedloom.study.ranks import ranked
+    from fedloom.study.ranks import Ranks, ranked
     from fedloom.study.significance import contrasts
 
-    cli_grid.one_of(tests, ranks)
+    cli_grid.one_of(tests, ranks, plot)
     comparison = put_side_by_side(runs, base, split.value, metric)
     made = contrasts(comparison) if tests else ranked(comparison, ranks.value) if ranks else comparison
     if isinstance(made, Comparison):
         _print(made.table())
     else:
         typer.echo(made.to_text(), nl=False)
+    if isinstance(made, Ranks):
+        cli_grid.draw_ranks(made, plot)
     for file, text in ((csv, made.to_csv), (markdown, made.to_markdown), (latex, made.to_latex)):
         if file is not None:
             try:

@@ -15,7 +15,7 @@ from fedloom.errors import UserError
 if TYPE_CHECKING:
     from fedloom.study.grid import Grid
     from fedloom.study.grid_run import Outcome, Prepared
-    from fedloom.study.sheet import Sheeted
+    from fedloom.study.ranks import Ranks
 
 GridArgument = Annotated[
     str | None,
@@ -77,6 +77,14 @@ class Block(StrEnum):
 RanksOption = Annotated[
     Block | None,
     typer.Option(help="Instead: mean ranks over each task at each seed, or over each task's mean over seeds."),
+]
+PlotOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Draw the ranks to this file too, as a critical-difference plot: .svg, .png or .pdf.",
+        dir_okay=False,
+    ),
 ]
 SplitOption = Annotated[Part, typer.Option(help="Which examples the numbers are measured on.")]
 
@@ -155,6 +163,7 @@ def table(
     ] = None,
     tests: TestsOption = False,
     ranks: RanksOption = None,
+    plot: PlotOption = None,
 ) -> None:
     """Print the table of a grid: tasks as columns, mean and interval over seeds, and the change in percent."""
     from fedloom.study.grid import against
@@ -163,17 +172,16 @@ def table(
     from fedloom.study.table import tabulate
     from fedloom.study.table_formats import FORMATS, to_text
 
-    one_of(tests, ranks)
+    one_of(tests, ranks, plot)
     opened, folder = _opened(source, at)
     if base is not None:
         opened = against(opened, base)
-    if tests or ranks:
-        made: Sheeted = (
-            grid_ranked(opened, folder, split.value, ranks.value)
-            if ranks
-            else grid_contrasts(opened, folder, split.value)
-        )
-        text = getattr(made, f"to_{kind.value}")()
+    if ranks:
+        found = grid_ranked(opened, folder, split.value, ranks.value)
+        draw_ranks(found, plot)
+        text = getattr(found, f"to_{kind.value}")()
+    elif tests:
+        text = getattr(grid_contrasts(opened, folder, split.value), f"to_{kind.value}")()
     elif out is None and kind is Format.text and sys.stdout.isatty():
         text = to_text(tabulate(opened, folder, split.value), color=True)
     else:
@@ -215,10 +223,20 @@ def size(text: str) -> int:
     return int(value)
 
 
-def one_of(tests: bool, ranks: Block | None) -> None:
-    """Refuse to show both at once. Raises UserError."""
+def one_of(tests: bool, ranks: Block | None, plot: Path | None) -> None:
+    """Refuse to show both at once, and to draw ranks that are not asked for. Raises UserError."""
     if tests and ranks:
         raise UserError("--tests and --ranks are two tables: choose one")
+    if plot is not None and not ranks:
+        raise UserError("--plot draws ranks: it needs --ranks seeds or --ranks tasks")
+
+
+def draw_ranks(ranks: Ranks, plot: Path | None) -> None:
+    """Draw ranks where a file is named. Raises UserError for a bad one."""
+    if plot is not None:
+        from fedloom.study.rank_plot import save
+
+        save(ranks, plot)
 
 
 def _opened(source: str, at: At | None) -> tuple[Grid, Path]:

@@ -73,6 +73,19 @@ def test_runs_are_tested_and_ranked(grid, fedloom_):
     )
 
 
+def test_ranks_are_drawn(grid, fedloom_):
+    pytest.importorskip("matplotlib")
+    runs = sorted(grid.glob("cells/NYUD/*/*/s*"))
+    assert fedloom_("table", grid, "--ranks", "seeds", "--plot", "new/cd.svg", "--out", "t.txt")[0] == 0
+    assert fedloom_("compare", *runs, "--ranks", "tasks", "--plot", "cd.png")[0] == 0
+    assert "FedProx" in Path("new/cd.svg").read_text("utf-8")
+    assert Path("cd.png").read_bytes().startswith(b"\x89PNG")
+    for command in (("table", grid), ("compare", *runs)):
+        code, _, err = fedloom_(*command, "--tests", "--plot", "x.svg")
+        assert (code, err) == (2, "error: --plot draws ranks: it needs --ranks seeds or --ranks tasks\n")
+        assert not Path("x.svg").exists()
+
+
 def test_one_table_at_a_time(grid, fedloom_):
     for command in (("table", grid), ("compare", *sorted(grid.glob("cells/NYUD/*/*/s*")))):
         code, _, err = fedloom_(*command, "--tests", "--ranks", "seeds")
