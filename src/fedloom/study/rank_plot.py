@@ -72,11 +72,11 @@ def plot(ranks: Ranks) -> Any:
 
     line((0, SPAN), (0, 0), "axis", linewidth=1)
     step = math.ceil((k - 1) / 12)
-    for rank in range(1, k + 1):
-        marked = (rank - 1) % step == 0
-        line((at(rank),) * 2, (0, 0.08 if marked else 0.05), "axis")
+    for tick in range(1, k + 1):
+        marked = (tick - 1) % step == 0
+        line((at(tick),) * 2, (0, 0.08 if marked else 0.05), "axis")
         if marked:
-            text(at(rank), 0.17, str(rank), "axis", ha="center")
+            text(at(tick), 0.17, str(tick), "axis", ha="center")
     long = at(1 + r.critical)
     line((0, long), (0.42, 0.42), "critical-difference", linewidth=1.5)
     for tip in (0, long):
