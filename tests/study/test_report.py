@@ -19,11 +19,12 @@ from fedloom.registry import Entry
 from fedloom.study.compare import compare
 from fedloom.study.grid import Cell
 from fedloom.study.report import collect, write
-from fedloom.study.report.collect import Curves, RunReport, worst, worst_tasks
+from fedloom.study.report.collect import Curves, RunReport, worst_tasks
 from fedloom.study.report.flow import diagram
 from fedloom.study.report.looks import thinned, thinned_names
 from fedloom.study.report.page import in_script
 from fedloom.study.report.plots import BUDGET, LINES, curves, figures_of, matrices
+from fedloom.study.report.worst import worst
 from fedloom.study.runs import Run
 from grid_support import DEA, FEDAVG, paper_grid, write_grid, write_run
 from report_support import NASTY, Page, check_figures
@@ -886,3 +887,62 @@ def test_a_grid_against_another_cell(tmp_path: Path) -> None:
     assert entries["-", ""]["mean"] < 0
     with pytest.raises(RecipeError, match="FedProx"):
         write(tmp_path, base="FedProx/-")
+
+
+def test_the_worst_tasks_and_clients_of_a_grid(tmp_path: Path) -> None:
+    grid = paper_grid(data={"NYUD": {"recipe": "digits-tasks"}}, bases={"FedAvg": {"method": "fedavg"}}, seeds=[0, 1])
+    write_grid(tmp_path, grid, {})
+    numbers = {  # add-on, seed -> semseg and depth of a, of b, and edge of another client
+        ("-", 0): (20.0, 0.5, 30.0, 0.6, 1.0),
+        ("-", 1): (40.0, 0.5, 20.0, 0.8, 1.0),
+        ("+DEA", 0): (30.0, 1.0, 30.0, 1.2, 1.0),
+        ("+DEA", 1): (40.0, math.nan, 50.0, 0.8, 0.7),
+    }
+    for (addon, seed), (*of_a_and_b, edge) in numbers.items():
+        values = {
+            "a": dict(zip(("semseg", "depth"), of_a_and_b[:2], strict=True)),
+            "b": dict(zip(("semseg", "depth"), of_a_and_b[2:], strict=True)),
+            NASTY: {"edge": edge},
+        }
+        path = write_run(tmp_path, Cell("NYUD", "FedAvg", addon, seed), values)
+        file = path / "metrics.jsonl"
+        file.write_text(file.read_text().replace("NaN", "null"))
+    page = page_of(tmp_path)
+    plain, dea = page.data["worst"]
+    assert (plain["method"], plain["reference"], plain["task"]) == ("FedAvg", "FedAvg", None)
+    semseg = plain["clients"]["semseg"]
+    assert (semseg["clients"], semseg["mean"], semseg["half"], semseg["n"]) == (["a", "b"], 20.0, 0.0, 2)
+    depth = plain["clients"]["depth"]
+    assert (depth["clients"], depth["mean"]) == (["b"], pytest.approx(0.7))
+    assert depth["half"] == pytest.approx(12.7062 * 0.1, rel=1e-4)
+    # a task with one client has no worst one
+    assert set(plain["clients"]) == {"semseg", "depth"}
+    # depth is not known in seed 1, so the worst change that is known is that of edge
+    assert (dea["task"]["task"], dea["task"]["mean"]) == ("edge", pytest.approx(-15))
+    assert dea["clients"]["depth"]["clients"] == ["b"]
+    table = rows_of((tmp_path / "report.html").read_text("utf-8"), "worst-0")
+    assert table[0] == ["method", "worst task", "change", "against", "worst client: semseg (miou) ↑",
+                        "worst client: depth (rmse) ↓"]  # fmt: skip
+    assert table[1][:5] == ["FedAvg", "", "base", "", "20.00 ± 0.00 (a, b)"]
+    assert table[2][:4] == ["FedAvg +DEA", "edge (odsf) ↑", "-15.00 ± 190.59\u00a0%", "FedAvg"]
+    assert NASTY not in (tmp_path / "report.html").read_text("utf-8")
+
+
+def test_a_grid_without_a_reference_or_several_clients_has_no_worst(tmp_path: Path) -> None:
+    write_grid(tmp_path, paper_grid(delta="none"), {("NYUD", "FedAvg", "-", 0): FEDAVG})
+    page = page_of(tmp_path)
+    assert "worst" not in page.ids
+    (line,) = page.data["worst"]
+    assert (line["task"], line["clients"], line["reference"]) == (None, {}, "")
+
+
+def test_the_worst_of_domains(tmp_path: Path) -> None:
+    grid = paper_grid(data={"D": {"recipe": "digits-tasks"}}, bases={"FedAvg": {"method": "fedavg"}}, show="domains")
+    domains = {"a": "wood", "b": "wood", "c": "city"}
+    for addon, factor in (("-", 1.0), ("+DEA", 0.9)):
+        values = {"a": {"semseg": 10.0 * factor}, "b": {"semseg": 20.0}, "c": {"semseg": 40.0}}
+        write_run(tmp_path, Cell("D", "FedAvg", addon, 0), values, domains=domains)
+    write_grid(tmp_path, grid, {})
+    _, dea = page_of(tmp_path).data["worst"]
+    assert (dea["task"]["task"], dea["task"]["mean"]) == ("wood", pytest.approx(-10 / 3))
+    assert {domain: (of["clients"], of["mean"]) for domain, of in dea["clients"].items()} == {"wood": (["a"], 9.0)}

@@ -20,6 +20,7 @@ from fedloom.study.neighbours import quality
 from fedloom.study.report import agreement
 from fedloom.study.report.against import Against, against
 from fedloom.study.report.agreement import Agreement
+from fedloom.study.report.worst import Worst, worst, worst_of
 from fedloom.study.runs import Run
 from fedloom.study.table import Table, tabulate
 
@@ -165,6 +166,7 @@ class GridReport:
     cells: tuple[CellFacts, ...]
     curves: Mapping[tuple[str, str, str], Mapping[str, Series]]
     """(data, task, metric) -> base with add-on -> mean over clients and seeds, in rounds that all its seeds have."""
+    worst: tuple[Worst, ...] = ()
 
 
 def of_run(run: Run, base: Run | None = None) -> RunReport:
@@ -207,8 +209,10 @@ def of_grid(grid: Grid, folder: Path) -> GridReport:
     """What a grid's files and those of its runs hold, finished or not."""
     runs = {cell: Run.read(cell.folder(folder)) for cell in cells(grid) if (cell.folder(folder) / "run.json").is_file()}
     table, problem = None, ""
+    lowest: tuple[Worst, ...] = ()
     try:
         table = tabulate(grid, folder)
+        lowest = worst_of(grid, folder)
     except StateError as error:
         problem = str(error)
     about = tuple(
@@ -244,7 +248,7 @@ def of_grid(grid: Grid, folder: Path) -> GridReport:
     )
     curves = {key: {label: _shared(several) for label, several in lines.items()} for key, lines in each.items()}
     text = (folder / FILE).read_text("utf-8")
-    return GridReport(folder, grid.title or grid.name, facts, text, table, problem, about, curves)
+    return GridReport(folder, grid.title or grid.name, facts, text, table, problem, about, curves, lowest)
 
 
 def _shared(several: Sequence[Series]) -> Series:
@@ -386,14 +390,6 @@ def _counted(run: Run, line: Mapping[str, Any], split: str) -> dict[tuple[str, s
             if e["split"] == split and e["model"] == model and held:
                 found[client, e["task"], e["metric"]] = _number(e["value"])
     return found
-
-
-def worst(values: Mapping[str, float], direction: str) -> tuple[str, float] | None:
-    """(name, value) of the worst of some values, of equals the first; nan does not count, None where all are nan."""
-    known = {name: value for name, value in values.items() if not math.isnan(value)}
-    if not known:
-        return None
-    return (min if direction == "max" else max)(known.items(), key=lambda item: item[1])
 
 
 def _traffic(run: Run) -> dict[str, dict[str, dict[int, float]]]:

@@ -11,11 +11,13 @@ from importlib.resources import files
 from typing import Any
 
 from fedloom.extras import need
+from fedloom.study.compare import Estimate
 from fedloom.study.report.against import Against, Change
 from fedloom.study.report.collect import GridReport, Matrices, RunReport, row, worst_tasks
 from fedloom.study.report.flow import diagram
 from fedloom.study.report.looks import plain
 from fedloom.study.report.plots import Figure, figures_of
+from fedloom.study.report.worst import Worst
 from fedloom.study.runs import human_bytes
 from fedloom.study.table_formats import fragment
 
@@ -138,16 +140,23 @@ def _grid_data(report: GridReport) -> dict[str, Any]:
             "task": column.task,
             "metric": column.metric,
             "kind": entry.kind,
-            **(
-                {}
-                if entry.estimate is None
-                else {"mean": plain(entry.estimate.mean), "half": plain(entry.estimate.half), "n": entry.estimate.n}
-            ),
+            **({} if entry.estimate is None else _estimate(entry.estimate)),
         }
         for line in (table.lines if table else ())
         for column, entry in zip(table.columns if table else (), line.entries, strict=True)
     ]
-    return {"about": dict(report.facts), "table": lines}
+    return {"about": dict(report.facts), "table": lines, "worst": [_worst_data(line) for line in report.worst]}
+
+
+def _worst_data(line: Worst) -> dict[str, Any]:
+    task = None if line.task is None else {"task": line.task[0].task, **_estimate(line.task[1])}
+    clients = {row.task: {"clients": list(names), **_estimate(of)} for row, (of, names) in line.clients.items()}
+    about = {"data": line.data, "method": line.method, "reference": line.reference}
+    return {**about, "task": task, "clients": clients}
+
+
+def _estimate(of: Estimate) -> dict[str, float | int | None]:
+    return {"mean": plain(of.mean), "half": plain(of.half), "n": of.n}
 
 
 def _run(report: RunReport, figures: Mapping[str, Figure]) -> list[Section]:
@@ -202,9 +211,50 @@ def _grid(report: GridReport, figures: Mapping[str, Figure]) -> list[Section]:
     return [
         Section("about", "The grid", fact_sheet(report.facts) + _folded("Grid file", report.grid)),
         Section("table", "Table", table or remark(report.problem)),
+        Section("worst", "Worst tasks and clients", _worst(report.worst)),
         Section("curves", "Over the rounds", curves and remark(note) + curves),
         Section("cells", "Runs", sheet("cells-table", head, cells) if cells else ""),
     ]
+
+
+def _worst(lines: Sequence[Worst]) -> str:
+    """A table a data set: the task that lost most, and the worst client of each task."""
+    parts = []
+    for at, data in enumerate(dict.fromkeys(line.data for line in lines)):
+        mine = [line for line in lines if line.data == data]
+        changed = any(line.task for line in mine)
+        rows = list(dict.fromkeys(row for line in mine for row in line.clients))
+        if changed or rows:
+            head = [
+                "method",
+                *(("worst task", "change", "against") if changed else ()),
+                *(f"worst client: {r}" for r in rows),
+            ]
+            body = []
+            for line in mine:
+                cells = [_with_names(*line.clients[r]) if r in line.clients else "" for r in rows]
+                body.append([line.method, *(_lost(line) if changed else ()), *cells])
+            title = f"<h3>{escape(data)}</h3>\n" if len({line.data for line in lines}) > 1 else ""
+            parts.append(title + sheet(f"worst-{at}", head, body, text=(1, 3) if changed else ()))
+    about = (
+        "Test data. Worst task: the one with the lowest change, each seed against the same seed; positive is better. "
+        "Tasks without a number in some seed do not count. Worst client: the mean over seeds of each seed's worst "
+        "client among those with the task, and who that was. "
+        "± is the 95 % t-interval over seeds."
+    )
+    return "".join(parts) + remark(about) if parts else ""
+
+
+def _lost(line: Worst) -> tuple[str, str, str]:
+    if line.task is None:
+        return ("", "base", "") if line.method == line.reference else ("", "", line.reference)
+    row, change = line.task
+    return str(row), f"{change.signed}\u00a0%", line.reference
+
+
+def _with_names(estimate: Estimate, names: Sequence[str], most: int = 3) -> str:
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{estimate} ({', '.join(names[:most])}{more})"
 
 
 def _about(report: RunReport) -> str:
