@@ -70,3 +70,14 @@ def test_without_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_images_ask_for_their_extra(
+    quick: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fedloom_: Callable[..., tuple]
+) -> None:
+    folder = quick("training.rounds=1").folder
+    monkeypatch.setitem(sys.modules, "kaleido", None)
+    code, _, err = fedloom_("report", folder, "--svg", tmp_path / "svg")
+    assert code == 2
+    assert "pip install 'fedloom[images]'" in err
+    assert (folder / "report.html").is_file()  # the page is written as before
