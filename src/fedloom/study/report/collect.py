@@ -17,9 +17,10 @@ from fedloom.study import hyper
 from fedloom.study.compare import Row
 from fedloom.study.grid import FILE, Grid, cells
 from fedloom.study.neighbours import quality
-from fedloom.study.report import agreement
+from fedloom.study.report import agreement, predictions
 from fedloom.study.report.against import Against, against
 from fedloom.study.report.agreement import Agreement
+from fedloom.study.report.predictions import Predictions
 from fedloom.study.report.worst import Worst, worst, worst_of
 from fedloom.study.runs import Run
 from fedloom.study.table import Table, tabulate
@@ -139,6 +140,7 @@ class RunReport:
     """Whether peers mix the updates, not a server."""
     against: Against | None = None
     """The run held against a base, where one was named."""
+    predictions: Predictions = Predictions()
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,7 @@ class GridReport:
     curves: Mapping[tuple[str, str, str], Mapping[str, Series]]
     """(data, task, metric) -> base with add-on -> mean over clients and seeds, in rounds that all its seeds have."""
     worst: tuple[Worst, ...] = ()
+    predictions: Predictions = Predictions()
 
 
 def of_run(run: Run, base: Run | None = None) -> RunReport:
@@ -202,6 +205,7 @@ def of_run(run: Run, base: Run | None = None) -> RunReport:
         _quality(run),
         run.recipe.get("peers") is not None,
         compared,
+        predictions=predictions.of_run(run),
     )
 
 
@@ -248,7 +252,8 @@ def of_grid(grid: Grid, folder: Path) -> GridReport:
     )
     curves = {key: {label: _shared(several) for label, several in lines.items()} for key, lines in each.items()}
     text = (folder / FILE).read_text("utf-8")
-    return GridReport(folder, grid.title or grid.name, facts, text, table, problem, about, curves, lowest)
+    shown = predictions.of_grid(runs)
+    return GridReport(folder, grid.title or grid.name, facts, text, table, problem, about, curves, lowest, shown)
 
 
 def _shared(several: Sequence[Series]) -> Series:

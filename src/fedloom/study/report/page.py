@@ -12,6 +12,7 @@ from typing import Any
 
 from fedloom.extras import need
 from fedloom.study.compare import Estimate
+from fedloom.study.report import predictions
 from fedloom.study.report.against import Against, Change
 from fedloom.study.report.collect import GridReport, Matrices, RunReport, row, worst_tasks
 from fedloom.study.report.flow import diagram
@@ -178,6 +179,8 @@ def _run(report: RunReport, figures: Mapping[str, Figure]) -> list[Section]:
         *matrices.values(),
         Section("task-groups", "Do peers find those with their own tasks?", _task_groups(plots("task-groups"))),
         Section("diagnostics", "How updates agree", _diagnostics(report, plots)),
+        Section("predictions", "Predictions", predictions.body(report.predictions)),
+        Section("confusion", "Confusion", _confusion(report, plots)),
         Section("events", "Events and safeguards", _events(report)),
     ]
 
@@ -213,6 +216,8 @@ def _grid(report: GridReport, figures: Mapping[str, Figure]) -> list[Section]:
         Section("table", "Table", table or remark(report.problem)),
         Section("worst", "Worst tasks and clients", _worst(report.worst)),
         Section("curves", "Over the rounds", curves and remark(note) + curves),
+        Section("predictions", "Predictions", predictions.body(report.predictions)),
+        Section("confusion", "Confusion", _confusion(report, lambda name: plot(name, figures[name]))),
         Section("cells", "Runs", sheet("cells-table", head, cells) if cells else ""),
     ]
 
@@ -352,6 +357,16 @@ def _diagnostics(report: RunReport, plots: Callable[..., str]) -> str:
     found = [(title, plots(*names)) for title, names in parts]
     text = "\n".join(f"<h3>{escape(title)}</h3>\n{body}" for title, body in found if body)
     return text and text + remark(report.agreement.note if report.agreement is not None else "")
+
+
+def _confusion(report: RunReport | GridReport, plots: Callable[..., str]) -> str:
+    """A matrix a task, and on how much it was counted."""
+    found = [
+        f"<div><h3>{escape(c.title)}</h3>\n{plots(f'confusion-{number}')}\n{remark(c.note)}</div>"
+        for number, c in enumerate(report.predictions.confusions)
+    ]
+    about = "Test data, final models. A row is a true class; colours are shares of it."
+    return f'{remark(about)}<div class="pair">{"".join(found)}</div>' if found else ""
 
 
 def _labels(figure: str) -> str:

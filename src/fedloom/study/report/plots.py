@@ -23,6 +23,7 @@ from fedloom.study.report.agreement import Agreement, Cells
 from fedloom.study.report.circle import circle
 from fedloom.study.report.collect import Curves, GridReport, Matrices, RunReport, Series
 from fedloom.study.report.looks import COLORS, DASHES, plain, thinned, thinned_names
+from fedloom.study.report.predictions import Confusion
 
 POINTS = 400
 """Points of a curve, at most."""
@@ -39,6 +40,7 @@ NAMES = 20
 
 _MARKERS = 30  # points up to which each is marked
 _TICKS = 8  # rounds up to which each has its tick
+_NUMBERS = 10  # classes up to which shares stand in the cells of a confusion matrix
 
 Figure = dict[str, Any]
 Trace = dict[str, Any]
@@ -81,6 +83,7 @@ def _of_run(report: RunReport) -> dict[str, Figure]:
     for m in report.matrices:
         if m.graph and (graph := circle(m, tasks_of)):
             made[f"{m.name}-graph"] = graph | {"title": f"{m.title}, as a graph"}
+    made |= confusions(report.predictions.confusions)
     return made | (agreement(report.agreement) if report.agreement is not None else {})
 
 
@@ -133,7 +136,7 @@ def _of_grid(report: GridReport) -> dict[str, Figure]:
     return {
         f"curves-{number}": _views([(f"{data}: {task} ({metric})", _several(lines))], metric, smooth=True)
         for number, ((data, task, metric), lines) in enumerate(report.curves.items())
-    }
+    } | confusions(report.predictions.confusions)
 
 
 def curves(several: Sequence[Curves], points: int = POINTS, singly: int = LINES) -> Figure:
@@ -291,6 +294,25 @@ def matrices(m: Matrices) -> Figure:
     if m.marked:
         figure["shared"][0]["texttemplate"] = "%{text}"
     return figure
+
+
+def confusions(several: Sequence[Confusion]) -> dict[str, Figure]:
+    """A heat map a task: shares of each true class, and the counts beside the pointer."""
+    made = {}
+    for number, c in enumerate(several):
+        views = []
+        for name, counts in c.views.items():
+            z = [[plain(n / total) for n in row] if (total := sum(row)) else [None] * len(row) for row in counts]
+            views.append((name, {"z": z, "customdata": counts}))
+        names = [str(i) for i in range(max(map(len, c.views.values()), default=0))]
+        figure = heat(views, names, names, "truth", "prediction", "select")
+        about = f"truth %{{y}}, prediction %{{x}}: %{{customdata}} {c.unit}, %{{z:.1%}} of this truth<extra></extra>"
+        bar = {"tickformat": ".0%"}
+        figure["shared"][0] |= {"zmin": 0, "zmax": 1, "hovertemplate": about, "colorbar": bar}
+        if len(names) <= _NUMBERS:
+            figure["shared"][0] |= {"texttemplate": "%{z:.0%}", "textfont": {"size": 9}}
+        made[f"confusion-{number}"] = figure | {"title": f"Confusion of {c.title}"}
+    return made
 
 
 def heat(

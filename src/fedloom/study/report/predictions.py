@@ -1,0 +1,332 @@
+"""What the final models said of test data, from the folder `predictions` of runs (see `fedloom.runtime.showing`): a few
+images with the answers of dense tasks, side by side for the runs of a grid, and confusion matrices."""
+
+from __future__ import annotations
+
+import base64
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from html import escape
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+from pydantic import BaseModel, Field, NonNegativeInt, ValidationError, model_validator
+
+from fedloom.study.grid import Cell
+from fedloom.study.runs import Run
+
+FOLDER, CONFUSION, INDEX = "predictions", "confusion.json", "index.json"
+LARGEST = 200_000
+"""Bytes of a picture, at most."""
+ROOM = 8_000_000
+"""Bytes of all pictures of a page, about; what is beyond is left out."""
+_PNG = b"\x89PNG\r\n\x1a\n"
+_NAMES = 3  # clients named in full
+
+Counts = tuple[tuple[int, ...], ...]
+"""Truth x prediction."""
+File = Annotated[str, Field(pattern=r"^[\w-]{1,80}\.png$")]
+B = TypeVar("B", bound=BaseModel)
+
+
+class _Drawn(BaseModel):
+    file: File
+    text: str
+
+
+class _Task(BaseModel):
+    task: str
+    truth: list[_Drawn]
+    answer: list[_Drawn]
+
+
+class _Example(BaseModel):
+    position: NonNegativeInt
+    input: File
+
+
+class _Part(BaseModel):
+    domain: str | None
+    examples: list[_Example]
+    tasks: list[_Task]
+
+    @model_validator(mode="after")
+    def _fits(self) -> _Part:
+        for task in self.tasks:
+            if not len(task.truth) == len(task.answer) == len(self.examples):
+                raise ValueError(f"task {task.task!r}: expected {len(self.examples)} pictures each")
+        return self
+
+
+class _Index(BaseModel):
+    parts: list[_Part]
+
+
+class _Model(BaseModel):
+    clients: list[str]
+    model: str
+    data: str
+    examples: NonNegativeInt
+    examples_in_all: NonNegativeInt
+    counts: list[list[NonNegativeInt]]
+
+
+class _Confusion(BaseModel):
+    unit: Literal["examples", "pixels"]
+    in_all: NonNegativeInt
+    models: list[_Model] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _square(self) -> _Confusion:
+        classes = len(self.models[0].counts)
+        if any(len(one.counts) != classes or {*map(len, one.counts)} - {classes} for one in self.models):
+            raise ValueError("expected square matrices of one size")
+        return self
+
+
+class _Confusions(BaseModel):
+    tasks: dict[str, _Confusion]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture as a data URI, and a short text for it."""
+
+    uri: str
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Example:
+    """A test image with its labels and what was answered; None where there is no picture."""
+
+    title: str
+    input: Picture | None
+    tasks: tuple[str, ...]
+    rows: tuple[tuple[str, tuple[Picture | None, ...]], ...]
+    """The truth, then each run."""
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """Confusion matrices of a task, by what they are of."""
+
+    title: str
+    unit: str
+    views: Mapping[str, Counts]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """All that there is to show."""
+
+    examples: tuple[Example, ...] = ()
+    confusions: tuple[Confusion, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What could not be read or is left out."""
+
+
+@dataclass
+class _Reader:
+    """Reads files and remembers what went wrong."""
+
+    notes: list[str] = field(default_factory=list)
+    room: int = ROOM
+    absent: int = 0
+
+    def read(self, run: Run, name: str, kind: type[B]) -> B | None:
+        path = run.folder / FOLDER / name
+        if not path.is_file():
+            return None
+        try:
+            return kind.model_validate_json(path.read_bytes())
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            self.notes.append(f"{run.label}: {name} is not used, for it is damaged: {where} {first['msg']}".strip())
+        except OSError as error:
+            self.notes.append(f"{run.label}: {name} cannot be read: {error.strerror}")
+        return None
+
+    def picture(self, folder: Path, name: str, text: str = "") -> Picture | None:
+        try:
+            with (folder / FOLDER / name).open("rb") as file:
+                data = file.read(LARGEST + 1)
+        except OSError:
+            data = b""
+        if not data.startswith(_PNG) or len(data) > LARGEST:
+            self.absent += 1
+            return None
+        self.room -= len(data)
+        return Picture("data:image/png;base64," + base64.b64encode(data).decode(), text)
+
+
+def of_run(run: Run) -> Predictions:
+    """What one run kept."""
+    reader = _Reader()
+    index, counted = reader.read(run, INDEX, _Index), reader.read(run, CONFUSION, _Confusions)
+    examples = [] if index is None else list(_examples(reader, {"prediction": (run, index)}))
+    tasks = {} if counted is None else counted.tasks
+    confusions = tuple(_one(task, tasks[task]) for task in run.info["tasks"] if task in tasks)
+    return _made(reader, examples, confusions)
+
+
+def of_grid(runs: Mapping[Cell, Run]) -> Predictions:
+    """What the runs of a grid kept, side by side: for each data set of the first seed of which most is there."""
+    reader = _Reader()
+    found: dict[str, dict[int, dict[str, Run]]] = defaultdict(lambda: defaultdict(dict))
+    for cell, run in runs.items():
+        if (run.folder / FOLDER).is_dir():
+            label = cell.base if cell.addon == "-" else f"{cell.base} {cell.addon}"
+            found[cell.data][cell.seed][label] = run
+    examples: list[Example] = []
+    confusions: list[Confusion] = []
+    for data, by_seed in found.items():
+        seed, chosen = max(by_seed.items(), key=lambda pair: len(pair[1]))  # the first of equals
+        about = ", ".join(part for part in (data if len(found) > 1 else "", f"seed {seed}") if part)
+        hashes = {run.info.get("data_hash") for run in chosen.values()}
+        if len(hashes) > 1:
+            reader.notes.append(f"{about}: no pictures side by side, for the data of its runs differ.")
+        else:
+            indices = {label: reader.read(run, INDEX, _Index) for label, run in chosen.items()}
+            there = {label: (chosen[label], index) for label, index in indices.items() if index is not None}
+            examples += _examples(reader, there, about)
+        confusions += _side_by_side(reader, about, chosen)
+    return _made(reader, examples, tuple(confusions))
+
+
+def _made(reader: _Reader, examples: Sequence[Example], confusions: tuple[Confusion, ...]) -> Predictions:
+    if reader.absent:
+        reader.notes.append(f"{reader.absent} pictures are absent, damaged or too large.")
+    return Predictions(tuple(examples), confusions, tuple(reader.notes))
+
+
+def _examples(reader: _Reader, runs: Mapping[str, tuple[Run, _Index]], about: str = "") -> Iterator[Example]:
+    """Each example of the first run, with the answers of all runs to it."""
+    if not runs:
+        return
+    answers: dict[str, dict[tuple[str, int], _Drawn]] = {
+        label: {
+            (task.task, example.position): drawn
+            for part in index.parts
+            for task in part.tasks
+            for example, drawn in zip(part.examples, task.answer, strict=True)
+        }
+        for label, (_, index) in runs.items()
+    }
+    first, index = next(iter(runs.values()))
+    left = sum(len(part.examples) for part in index.parts)
+    # the first of each part, then the second: what is left out for want of room should not be a whole part
+    for number in range(max((len(part.examples) for part in index.parts), default=0)):
+        for part in index.parts:
+            if number >= len(part.examples):
+                continue
+            if reader.room <= 0:
+                reader.notes.append(f"{left} more examples are not shown, for the page would be too large.")
+                return
+            left -= 1
+            example = part.examples[number]
+            truth = [reader.picture(first.folder, t.truth[number].file, t.truth[number].text) for t in part.tasks]
+            rows: list[tuple[str, tuple[Picture | None, ...]]] = [("truth", tuple(truth))]
+            for label, (run, _) in runs.items():
+                cells: list[Picture | None] = []
+                for task in part.tasks:
+                    drawn = answers[label].get((task.task, example.position))
+                    said = "" if drawn is None or drawn.text == task.truth[number].text else drawn.text
+                    cells.append(None if drawn is None else reader.picture(run.folder, drawn.file, said))
+                rows.append((label, tuple(cells)))
+            title = ", ".join(part for part in (about, part.domain, f"test example {example.position}") if part)
+            tasks = tuple(task.task for task in part.tasks)
+            yield Example(title, reader.picture(first.folder, example.input), tasks, tuple(rows))
+
+
+def _one(task: str, found: _Confusion) -> Confusion:
+    """The matrices of a run's models for a task: all together, where there are several, and each."""
+    views: dict[str, Counts] = {}
+    if len(found.models) > 1:
+        views[f"{len(found.models)} models together"] = _together(found)
+    for one in found.models:
+        more = len(one.clients) - _NAMES
+        who = ", ".join(one.clients[:_NAMES]) + (f" and {more} more" if more > 0 else "")
+        name = f"{one.model} model of {who}" if one.model == "personal" else f"{one.model} model"
+        name = f"{name}, {one.data} data" if one.model == "personal" else f"{name}, {one.data} data, {who}"
+        if name in views:  # clients may be called alike once they are cut
+            name += f" ({len(views)})"
+        views[name] = tuple(map(tuple, one.counts))
+    return Confusion(task, found.unit, views, _about(found))
+
+
+def _about(found: _Confusion) -> str:
+    parts = []
+    if found.in_all > len(found.models):
+        parts.append(f"The first {len(found.models)} of {found.in_all} models.")
+    looked, there = (sum(n) for n in zip(*((m.examples, m.examples_in_all) for m in found.models), strict=True))
+    if looked < there:
+        parts.append(f"Counted on {looked:,} of {there:,} examples, evenly spaced.")
+    return " ".join(parts)
+
+
+def _together(found: _Confusion) -> Counts:
+    size = range(len(found.models[0].counts))
+    return tuple(tuple(sum(one.counts[i][j] for one in found.models) for j in size) for i in size)
+
+
+def _side_by_side(reader: _Reader, about: str, runs: Mapping[str, Run]) -> Iterator[Confusion]:
+    """For each task a view a run, of all its models together."""
+    views: dict[str, dict[str, Counts]] = defaultdict(dict)
+    units, notes = dict[str, str](), defaultdict[str, dict[str, None]](dict)
+    for label, run in runs.items():
+        counted = reader.read(run, CONFUSION, _Confusions)
+        for task, found in ({} if counted is None else counted.tasks).items():
+            matrix = _together(found)
+            if any(len(other) != len(matrix) for other in views[task].values()):
+                reader.notes.append(f"{about}: the confusions of {task} by {label} are of other classes.")
+                continue
+            views[task][label] = matrix
+            units[task] = found.unit
+            if note := _about(found):
+                notes[task][f"{label}: {note}"] = None
+    for task, by_run in views.items():
+        yield Confusion(f"{task}, {about}", units[task], by_run, " ".join(notes[task]))
+
+
+def body(predictions: Predictions) -> str:
+    """The examples as HTML; empty where there are none."""
+    notes = "".join(f'<p class="note">{escape(note)}</p>\n' for note in predictions.notes)
+    if not predictions.examples:
+        return notes
+    many = len(predictions.examples[0].rows) > 2
+    parts = [
+        '<p class="note">The input is above the row of the truth. An answer is of the model that the first client with '
+        "the task would use: its own where it has one, else the global one. Depth goes from yellow (near) to violet, "
+        "black has no label.</p>\n"
+    ]
+    for number, example in enumerate(predictions.examples):
+        is_open = " open" if not many or number == 0 else ""
+        title = f"<summary>{escape(example.title)}</summary>"
+        parts.append(f'<details class="answers"{is_open}>{title}\n{_table(example)}</details>\n')
+    return "".join(parts) + notes
+
+
+def _table(example: Example) -> str:
+    """The tasks' names and the truth stay in view above the answers, which may be many."""
+    head = "".join(f'<th scope="col">{escape(task)}</th>' for task in example.tasks)
+    rows = []
+    for label, pictures in example.rows:
+        cells = "".join(
+            f"<td>{_image(picture, f'{label} of {task}, {example.title}')}</td>"
+            for task, picture in zip(example.tasks, pictures, strict=True)
+        )
+        shown = "" if rows else _image(example.input, f"input, {example.title}")
+        rows.append(f'<tr><th scope="row">{shown}{escape(label)}</th>{cells}</tr>')
+    top = f"<thead><tr><td></td>{head}</tr>\n{rows[0]}</thead>"
+    return f'<div class="wide"><table>\n{top}\n<tbody>\n{chr(10).join(rows[1:])}\n</tbody>\n</table></div>\n'
+
+
+def _image(picture: Picture | None, alt: str) -> str:
+    if picture is None:
+        return ""
+    text = f"<small>{escape(picture.text)}</small>" if picture.text else ""
+    return f'<img src="{picture.uri}" alt="{escape(alt)}">{text}'
