@@ -13,14 +13,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import fedloom
 from fedloom.recipes import load
 from fedloom.study.grid import Cell
+from fedloom.study.relatedness import METRICS, Relatedness
 from fedloom.study.report import write
 from fedloom.study.runs import Run
 from grid_support import DEA, FEDAVG, paper_grid, write_grid, write_run
+from report_support import NASTY
 from tests_support import load_recipe
 
 webdriver = pytest.importorskip("selenium.webdriver")
@@ -47,7 +50,7 @@ PHONE, DESKTOP = (390, 844), (1280, 900)
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Peers with dense tasks, and domains with learned weights: small, but real."""
+    """Peers with dense tasks, domains with learned weights, and these domains alone: small, but real."""
     home = tmp_path_factory.mktemp("runs")
     before = os.environ.get("FEDLOOM_CACHE")
     os.environ["FEDLOOM_CACHE"] = str(home / "cache")
@@ -56,9 +59,11 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         fedloom.run(load("dfmtl-scenes", (*small, "training.schedule.warmup=0")), home / "peers")
         domains = ("method=fedhca2", "training.rounds=3")
         fedloom.run(load_recipe(*domains, recipe="digits-domains"), home / "domains")
+        alone = ("method=local", "training.rounds=3")
+        fedloom.run(load_recipe(*alone, recipe="digits-domains"), home / "local")
     finally:
         os.environ.pop("FEDLOOM_CACHE") if before is None else os.environ.update(FEDLOOM_CACHE=before)
-    return {"peers": home / "peers", "domains": home / "domains"}
+    return {name: home / name for name in ("peers", "domains", "local")}
 
 
 @pytest.fixture(scope="module")
@@ -127,15 +132,22 @@ def figures(browser: Any) -> list[dict[str, Any]]:
 def test_every_figure_is_drawn_and_nothing_is_clipped(
     browser: Any, runs: dict[str, Path], which: str, size: tuple[int, int]
 ) -> None:
-    show(browser, write(runs[which]), size)
+    show(browser, write(runs[which], base=runs["local"] if which == "domains" else None), size)
     shot(browser, f"{which}-{size[0]}")
     drawn = figures(browser)
-    assert drawn
+    assert {"peers": "neighbours-graph", "domains": "hurt"}[which] in [f["name"] for f in drawn]
     assert all(f["drawn"] and f["traces"] for f in drawn), drawn
     assert not [f for f in drawn if f["plotted"] < 120], "too little room is left for the curves"
     assert not [f["name"] for f in drawn if not f["inside"]], "texts are cut off"
     wide = browser.execute_script("return document.documentElement.scrollWidth")
     assert wide <= size[0], "the page must not scroll sideways"
+    boxes = browser.execute_script(
+        """return [...document.querySelectorAll('.flow .step, .flow .box')].map((e) => {
+          const b = e.getBoundingClientRect();
+          return {text: e.textContent, width: b.width, right: b.right, over: e.scrollWidth - e.clientWidth}; });"""
+    )
+    assert len(boxes) > 6
+    assert not [b for b in boxes if b["right"] > size[0] or b["over"] > 0 or b["width"] < 60]
     text = browser.find_element("tag name", "body").text
     assert all(task in text for task in Run.read(runs[which]).info["tasks"])
 
@@ -165,6 +177,13 @@ def test_sliders_selects_and_legends_work(browser: Any, runs: dict[str, Path]) -
     last = browser.execute_script(slide, "plot-neighbours", "input.view", first["last"])
     assert (first["name"], last["name"]) == ("1", "3")
     assert first["z"] != last["z"]
+    before, after = (browser.execute_script(slide, "plot-neighbours-graph", "input.view", at) for at in (0, 2))
+    assert (before["name"], after["name"]) == ("1", "3")
+    assert before["y"] != after["y"]
+    arrows = """return [...document.querySelectorAll('#plot-neighbours-graph .scatterlayer .js-line')]
+        .map((line) => line.getAttribute('d')).join('').split('M').length - 1"""
+    ends = [y for trace in after["y"][:4] for y in trace if y is not None]
+    assert browser.execute_script(arrows) == len(ends) // 2 > 5
     plain = browser.execute_script(slide, "plot-curves-0", "input.smooth", 0)
     smooth = browser.execute_script(slide, "plot-curves-0", "input.smooth", 0.9)
     assert plain["y"] != smooth["y"]
@@ -237,3 +256,53 @@ def test_a_grid_and_a_run_cut_off_are_drawn(browser: Any, runs: dict[str, Path],
     shot(browser, "grid-1280")
     assert figures(browser)
     assert all(f["drawn"] and f["inside"] for f in figures(browser))
+
+
+@pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
+def test_a_relatedness_study_is_drawn_and_many_tasks_open_quickly(
+    browser: Any, tmp_path: Path, size: tuple[int, int]
+) -> None:
+    rng = np.random.default_rng(0)
+    for T, names in (
+        (100, [f"task-{i:03}" for i in range(100)]),
+        (4, [NASTY, "a name of a task that is " * 3, "b", "c"]),
+    ):
+        near = rng.normal(size=(T, 4))
+        scores = {m: near @ near.T + rng.normal(size=(T, T)) for m in METRICS}
+        scores["sign"][1] = np.nan
+        folder = tmp_path / str(T)
+        folder.mkdir()
+        (folder / "relatedness.json").write_text(
+            Relatedness("r, matu, seed 0", tuple(names), scores).to_json(), "utf-8"
+        )
+        page = write(folder)
+        browser.execute_cdp_cmd("Performance.enable", {"timeDomain": "threadTicks"})
+        browser.get("about:blank")
+        before = work(browser)
+        browser.get(page.as_uri())
+        browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(() => arguments[0]()));")
+        assert work(browser) - before < 3
+        show(browser, page, size)
+        shot(browser, f"relatedness-{T}-{size[0]}")
+        drawn = figures(browser)
+        assert [f["name"] for f in drawn] == [*(f"heat-{i}" for i in range(6)), "agreement", "pairs"]
+        assert all(f["drawn"] and f["inside"] and f["plotted"] > 120 for f in drawn), drawn
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= size[0]
+    change = """const f = document.getElementById(arguments[0]), input = f.querySelector('select.view');
+        input.value = arguments[1]; input.dispatchEvent(new Event('input', {bubbles: true}));
+        const canvas = f.querySelector('.canvas'), [trace] = canvas.data;
+        return {x: trace.x, y: trace.y, z: trace.z, axes: ['xtitle', 'ytitle'].map(
+          (name) => (canvas.querySelector('.' + name) || {}).textContent)};"""
+    points = browser.execute_script(change, "plot-pairs", 14)
+    assert points["axes"] == ["fim", "wte (a distance)"]
+    above = np.triu_indices(4, 1)
+    for drawn_as, metric in (("x", "fim"), ("y", "wte")):
+        assert points[drawn_as] == ((scores[metric] + scores[metric].T) / 2)[above].tolist()
+    assert browser.execute_script(change, "plot-heat-2", 1)["z"] == scores["logme"].tolist()
+    for width, height in (DESKTOP, PHONE, size):  # a phone is turned
+        turned = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", turned)
+        browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(() => arguments[0]()));")
+        drawn = figures(browser)
+        assert all(f["inside"] and f["plotted"] > 120 for f in drawn), drawn
+    quiet(browser)

@@ -1,7 +1,7 @@
 "use strict";
 (() => {
   const figures = JSON.parse(document.getElementById("report-data").textContent).figures;
-  const drawn = new Set();
+  const drawn = new Map(); // whether it was drawn for a narrow window
   const LONG = 36; // characters of a name in a legend or on an axis
 
   // Exponential smoothing; gaps stay gaps.
@@ -101,9 +101,13 @@
       displayModeBar: touch ? false : "hover",
       modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
     };
+    // plotly does not turn a bar of colours that is there
+    if (drawn.has(element) && drawn.get(element) !== narrow) Plotly.purge(canvas);
     Plotly.react(canvas, traces, layout, options);
-    drawn.add(element);
+    drawn.set(element, narrow);
   };
+
+  const redraw = () => [...drawn.keys()].forEach(draw);
 
   const all = [...document.querySelectorAll("figure.plot")];
   for (const element of all) {
@@ -124,11 +128,11 @@
   // a narrower window needs more lines of legend
   let width = window.innerWidth;
   window.addEventListener("resize", () => {
-    if (window.innerWidth !== width) drawn.forEach(draw);
+    if (window.innerWidth !== width) redraw();
     width = window.innerWidth;
   });
   window.addEventListener("beforeprint", () => all.forEach(draw));
   for (const query of ["(prefers-color-scheme: dark)", "print"]) {
-    window.matchMedia(query).addEventListener("change", () => drawn.forEach(draw));
+    window.matchMedia(query).addEventListener("change", redraw);
   }
 })();
