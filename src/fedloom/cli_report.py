@@ -1,4 +1,4 @@
-"""`fedloom report`: a run or a grid as one HTML page."""
+"""`fedloom report`: a run, a grid or a relatedness study as one HTML page."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ def register(app: typer.Typer) -> None:
 
 def report(
     source: Annotated[
-        str, typer.Argument(metavar="RUN|GRID", help="A run's folder, a grid's folder, or a grid that ran in its own.")
+        str,
+        typer.Argument(
+            metavar="RUN|GRID|DIR",
+            help="A run's folder, a grid's folder, a grid that ran in its own, or the --out of fedloom relatedness.",
+        ),
     ],
     out: Annotated[
         Path | None,
@@ -36,7 +40,7 @@ def report(
         ),
     ] = None,
 ) -> None:
-    """Show a run or a grid, finished or not, as one HTML page that needs no network."""
+    """Show a run or a grid, finished or not, or a relatedness study as one HTML page that needs no network."""
     from fedloom.study.report import write
 
     images = {kind: folder for kind, folder in (("png", png), ("svg", svg)) if folder is not None}

@@ -41,7 +41,12 @@ def relatedness(
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write a CSV a metric and heat maps there too.", file_okay=False)
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write a CSV a metric and heat maps there too; then fedloom report DIR makes a page of it.",
+            file_okay=False,
+        ),
     ] = None,
     examples: Annotated[int, typer.Option(min=2, help="At most so many examples of each task.")] = 200,
     kind: Annotated[Format, typer.Option("--format", help="What to print.")] = Format.text,

@@ -48,6 +48,15 @@ def test_relatedness(run: Path, fedloom_, tmp_path: Path) -> None:
     assert json.loads(out)["tasks"] == ["digit", "holes"]
 
 
+def test_the_page_of_a_study_needs_no_torch(run: Path, fedloom_, tmp_path: Path) -> None:
+    pytest.importorskip("plotly")
+    code, _, _ = fedloom_("relatedness", run, "--metrics", "sign,cosine", "--out", tmp_path, "-q")
+    assert code == 0
+    script = "import sys; from fedloom.study.report import write; write(sys.argv[1]); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False).returncode == 0
+    assert "digits-tasks, matu, seed 0: how related its tasks are" in (tmp_path / "report.html").read_text("utf-8")
+
+
 def test_join(run: Path, fedloom_) -> None:
     code, out, err = fedloom_(
         "join", run, "--task", "parity", "--data", "data.tasks=[digit,parity,holes]", "--steps", 1, "--rounds", 2
