@@ -133,7 +133,7 @@ class _Reader:
     """Reads files and remembers what went wrong."""
 
     notes: list[str] = field(default_factory=list)
-    room: int = ROOM
+    room: int = field(default_factory=lambda: ROOM)
     absent: int = 0
 
     def read(self, run: Run, name: str, kind: type[B]) -> B | None:
@@ -313,7 +313,7 @@ def body(predictions: Predictions) -> str:
 def _table(example: Example) -> str:
     """The tasks' names and the truth stay in view above the answers, which may be many."""
     head = "".join(f'<th scope="col">{escape(task)}</th>' for task in example.tasks)
-    rows = []
+    rows: list[str] = []
     for label, pictures in example.rows:
         cells = "".join(
             f"<td>{_image(picture, f'{label} of {task}, {example.title}')}</td>"

@@ -1,0 +1,300 @@
+"""What a report shows of the folder `predictions` of runs, from files made by hand."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+import struct
+import zlib
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedloom.study.grid import Cell
+from fedloom.study.report import collect, predictions, write
+from fedloom.study.report.collect import GridReport, RunReport
+from fedloom.study.report.plots import figures_of
+from grid_support import DEA, FEDAVG, paper_grid, write_grid, write_run
+
+NASTY = "</script><img src=x onerror=alert(1)>&\"'"
+CLIENTS = {name: {"semseg": 1.0, "depth": 2.0} for name in ("a", "b")}
+
+
+@pytest.fixture(autouse=True)
+def quick_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plotly's script is large."""
+    offline = pytest.importorskip("plotly.offline")
+    monkeypatch.setattr(offline, "get_plotlyjs", lambda: "/* plotly */")
+
+
+def png(red: int) -> bytes:
+    """A picture of one pixel."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    head = struct.pack(">IIBBBBB", 1, 1, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(bytes([0, red, 0, 0]))) + chunk(
+        b"IEND", b""
+    )  # fmt: skip
+
+
+def uri(red: int) -> str:
+    return "data:image/png;base64," + base64.b64encode(png(red)).decode()
+
+
+def keep(run: Path, tasks: tuple[str, ...] = ("semseg", "depth"), shift: int = 0, examples: int = 2) -> Path:
+    """Pictures of `examples` examples: input 0, truth 1, answer 2 + shift."""
+    home = run / predictions.FOLDER
+    home.mkdir()
+    for name, red in (("input", 0), ("truth", 1), ("answer", 2 + shift)):
+        (home / f"{name}.png").write_bytes(png(red))
+    about = [
+        {"task": t, "model": "global", "client": "a"}
+        | {what: [{"file": f"{what}.png", "text": f"{t}!"}] * examples for what in ("truth", "answer")}
+        for t in tasks
+    ]
+    part = {"data": "shared test", "domain": None, "tasks": about}
+    part["examples"] = [{"position": 3 * i, "input": "input.png"} for i in range(examples)]
+    put(run, predictions.INDEX, {"round": 1, "split": "test", "parts": [part]})
+    return home
+
+
+def put(run: Path, name: str, value: Any) -> None:
+    (run / predictions.FOLDER).mkdir(exist_ok=True)
+    (run / predictions.FOLDER / name).write_text(json.dumps(value))
+
+
+def counted(run: Path, *models: Mapping[str, Any], task: str = "semseg", in_all: int | None = None) -> None:
+    base = {"clients": ["a"], "model": "personal", "data": "shared test", "examples": 9, "examples_in_all": 9}
+    of = {"unit": "examples", "models": [base | model for model in models], "in_all": in_all or len(models)}
+    put(run, predictions.CONFUSION, {"round": 1, "split": "test", "tasks": {task: of}})
+
+
+def run_of(folder: Path, values: Any = None) -> Path:
+    return write_run(folder, Cell("D", "B", "-", 0), values or CLIENTS)
+
+
+class Images(HTMLParser):
+    """The images of a page with their alt texts, and the visible text."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str | None, str | None]] = []
+        self.text = ""
+        self.hidden = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.hidden = tag in ("script", "style")
+        if tag == "img":
+            about = dict(attributes)
+            assert set(about) <= {"src", "alt"}
+            self.found.append((about["alt"], about["src"]))
+
+    def handle_endtag(self, tag: str) -> None:
+        self.hidden = False
+
+    def handle_data(self, data: str) -> None:
+        self.text += "" if self.hidden else data
+
+
+def page_of(folder: Path) -> Images:
+    return Images(write(folder, folder / "page.html").read_text("utf-8"))
+
+
+def run_report(folder: Path) -> RunReport:
+    found = collect(folder)
+    assert isinstance(found, RunReport)
+    return found
+
+
+def test_a_run_shows_input_truth_and_prediction(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    keep(run)
+    page = page_of(run)
+    for i in (0, 3):
+        assert (f"input, test example {i}", uri(0)) in page.found
+        for task in ("semseg", "depth"):
+            assert (f"truth of {task}, test example {i}", uri(1)) in page.found
+            assert (f"prediction of {task}, test example {i}", uri(2)) in page.found
+    assert len(page.found) == 2 * 5
+    assert page.text.count("depth!") == 2  # the same text stands once, with the truth
+
+
+def test_a_run_without_predictions_has_no_such_section(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    assert run_report(run).predictions == predictions.Predictions()
+    text = write(run).read_text("utf-8")
+    assert 'id="predictions"' not in text
+    assert 'id="confusion"' not in text
+
+
+def test_names_from_files_are_texts_and_nothing_else(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    info = json.loads((run / "run.json").read_text())
+    info["tasks"] = {NASTY: info["tasks"]["semseg"]}
+    info["clients"] = {NASTY: {"tasks": {NASTY: 1.0}}}
+    (run / "run.json").write_text(json.dumps(info))
+    (run / "metrics.jsonl").write_text("")
+    keep(run, tasks=(NASTY,))
+    counted(run, {"clients": [NASTY], "model": NASTY, "data": NASTY, "counts": [[1, 0], [1, 1]]}, task=NASTY)
+    index = json.loads((run / predictions.FOLDER / predictions.INDEX).read_text())
+    index["parts"][0]["domain"] = NASTY
+    index["parts"][0]["tasks"][0]["truth"][0]["text"] = NASTY
+    put(run, predictions.INDEX, index)
+    text = write(run).read_text("utf-8")
+    page = Images(text)  # which knows no attribute but src and alt
+    assert {src for _, src in page.found} == {uri(0), uri(1), uri(2)}
+    assert f"truth of {NASTY}, {NASTY}, test example 0" in {alt for alt, _ in page.found}
+    assert page.text.count(NASTY) > 3
+    assert "<img src=x" not in text
+    data = re.search(r'id="report-data">(.*?)</script>', text, re.S)
+    assert data is not None
+    views = json.loads(data[1])["figures"]["confusion-0"]["views"]
+    assert [view["name"] for view in views] == [f"{NASTY} model, {NASTY} data, {NASTY}"]
+
+
+@pytest.mark.parametrize("name", ["../secret.png", "/etc/secret.png", "a/b.png", "..png", "secret.txt", ""])
+def test_pictures_are_read_from_the_folder_alone(tmp_path: Path, name: str) -> None:
+    run = run_of(tmp_path)
+    keep(run)
+    (run / "secret.png").write_bytes(png(77))
+    index = json.loads((run / predictions.FOLDER / predictions.INDEX).read_text())
+    index["parts"][0]["examples"][0]["input"] = name
+    put(run, predictions.INDEX, index)
+    page = page_of(run)
+    assert page.found == []
+    assert "index.json is not used, for it is damaged" in page.text
+
+
+def test_what_is_no_picture_or_too_large_is_not_embedded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of(tmp_path)
+    home = keep(run, tasks=("semseg",), examples=1)
+    (home / "input.png").unlink()
+    (home / "truth.png").write_text("<svg onload=alert(1)>")
+    (home / "answer.png").write_bytes(png(2) + bytes(5000))
+    monkeypatch.setattr(predictions, "LARGEST", 4000)
+    page = page_of(run)
+    assert page.found == []
+    assert "3 pictures are absent, damaged or too large" in page.text
+
+
+@pytest.mark.parametrize("name", [predictions.INDEX, predictions.CONFUSION])
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1]", '{"parts": 3, "tasks": 3}', '{"parts": [{}], "tasks": {"semseg": {}}}', "\udcff"]
+)
+def test_a_damaged_file_is_a_note(tmp_path: Path, name: str, text: str) -> None:
+    run = run_of(tmp_path)
+    keep(run)
+    counted(run, {"counts": [[3, 1], [0, 5]]})
+    (run / predictions.FOLDER / name).write_bytes(text.encode(errors="surrogateescape"))
+    found = run_report(run).predictions
+    assert [note for note in found.notes if name in note and "damaged" in note] == list(found.notes)
+    assert len(found.notes) == 1
+    # the other one is shown all the same
+    assert bool(found.examples) == (name == predictions.CONFUSION)
+    assert bool(found.confusions) == (name == predictions.INDEX)
+    assert found.notes[0] in page_of(run).text
+
+
+@pytest.mark.parametrize("counts", [[[1, 2]], [[1], [2]], [[1, -1], [0, 1]], [[1, 0.5], [0, 1]], [["x"]]])
+def test_matrices_must_be_square_and_of_counts(tmp_path: Path, counts: Any) -> None:
+    run = run_of(tmp_path)
+    counted(run, {"counts": counts})
+    found = run_report(run).predictions
+    assert found.confusions == ()
+    assert "damaged" in found.notes[0]
+
+
+def test_confusion_is_in_shares_of_the_truth_with_counts_beside(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    counted(run, {"counts": [[3, 1], [0, 0]]}, {"clients": ["b"], "counts": [[1, 1], [0, 5]]}, in_all=4)
+    report = run_report(run)
+    figure = figures_of(report)["confusion-0"]
+    shares = {view["name"]: view["data"][0]["z"] for view in figure["views"]}
+    assert shares == {
+        "2 models together": [[4 / 6, 2 / 6], [0, 1]],
+        "personal model of a, shared test data": [[0.75, 0.25], [None, None]],
+        "personal model of b, shared test data": [[0.5, 0.5], [0, 1]],
+    }
+    assert [list(row) for row in figure["views"][0]["data"][0]["customdata"]] == [[4, 2], [0, 5]]
+    assert report.predictions.confusions[0].note == "The first 2 of 4 models."
+
+
+def test_a_model_of_many_clients_is_named_by_some(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    one = {"clients": list("abcde"), "model": "global", "counts": [[1]], "examples": 9, "examples_in_all": 1234}
+    counted(run, one)
+    (found,) = run_report(run).predictions.confusions
+    assert list(found.views) == ["global model, shared test data, a, b, c and 2 more"]
+    assert found.note == "Counted on 9 of 1,234 examples, evenly spaced."
+
+
+def grid_folder(folder: Path, seeds: Mapping[tuple[str, str, int], int]) -> Path:
+    """A grid with predictions in these cells (base, add-on, seed) -> shift."""
+    grid = paper_grid(data={"D": {"recipe": "digits-tasks"}}, seeds=[0, 1])
+    write_grid(folder, grid, {})
+    for base in grid.bases:
+        for addon in grid.addons:
+            for seed in grid.seeds:
+                path = write_run(folder, Cell("D", base, addon, seed), DEA if addon != "-" else FEDAVG)
+                if (base, addon, seed) in seeds:
+                    keep(path, shift=seeds[base, addon, seed])
+                    counted(path, {"counts": [[1, seed], [0, 1]]}, {"counts": [[1, 2], [3, 1]]})
+    return folder
+
+
+def grid_report(folder: Path) -> GridReport:
+    found = collect(folder)
+    assert isinstance(found, GridReport)
+    return found
+
+
+def test_a_grid_shows_its_methods_side_by_side(tmp_path: Path) -> None:
+    folder = grid_folder(tmp_path / "g", {("FedAvg", "-", 0): 0, ("FedAvg", "-", 1): 1, ("FedProx", "+DEA", 1): 2})
+    report = grid_report(folder)
+    # of seed 1, which has more
+    assert [e.title for e in report.predictions.examples] == ["seed 1, test example 0", "seed 1, test example 3"]
+    for example in report.predictions.examples:
+        assert example.tasks == ("semseg", "depth")
+        drawn = {label: [p.uri for p in pictures if p] for label, pictures in example.rows}
+        assert drawn == {"truth": [uri(1)] * 2, "FedAvg": [uri(3)] * 2, "FedProx +DEA": [uri(4)] * 2}
+    (confusion,) = report.predictions.confusions
+    assert confusion.views == {"FedAvg": ((2, 3), (3, 2)), "FedProx +DEA": ((2, 3), (3, 2))}
+    page = page_of(folder)
+    assert ("FedProx +DEA of depth, seed 1, test example 3", uri(4)) in page.found
+    assert sum(src == uri(0) for _, src in page.found) == 2  # inputs are there once
+
+
+def test_methods_with_other_data_are_not_put_side_by_side(tmp_path: Path) -> None:
+    folder = grid_folder(tmp_path / "g", {("FedAvg", "-", 0): 0, ("FedProx", "-", 0): 1})
+    info = Cell("D", "FedProx", "-", 0).folder(folder) / "run.json"
+    info.write_text(json.dumps(json.loads(info.read_text()) | {"data_hash": "other"}))
+    found = grid_report(folder).predictions
+    assert found.examples == ()
+    assert "the data of its runs differ" in found.notes[0]
+
+
+def test_an_answer_to_another_example_is_not_shown(tmp_path: Path) -> None:
+    folder = grid_folder(tmp_path / "g", {("FedAvg", "-", 0): 0, ("FedProx", "-", 0): 1})
+    run = Cell("D", "FedProx", "-", 0).folder(folder)
+    index = json.loads((run / predictions.FOLDER / predictions.INDEX).read_text())
+    index["parts"][0]["examples"][1]["position"] = 5
+    put(run, predictions.INDEX, index)
+    first, second = grid_report(folder).predictions.examples
+    assert all(dict(first.rows)["FedProx"])
+    assert dict(second.rows)["FedProx"] == (None, None)
+
+
+def test_a_page_that_would_be_too_large_shows_fewer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = run_of(tmp_path)
+    keep(run, examples=4)
+    monkeypatch.setattr(predictions, "ROOM", 6 * len(png(0)))  # an example takes five
+    page = page_of(run)
+    assert len(page.found) == 10
+    assert "2 more examples are not shown" in page.text
