@@ -200,6 +200,7 @@ def compare(
     split: Annotated[Split, typer.Option(help="Which examples the numbers are measured on.")] = Split.test,
     metric: Annotated[str | None, typer.Option(help="Metric to judge by.", show_default="each task's own")] = None,
     tests: cli_grid.TestsOption = False,
+    over: cli_grid.OverOption = cli_grid.Unit.seeds,
     ranks: cli_grid.RanksOption = None,
     plot: cli_grid.PlotOption = None,
     csv: Annotated[Path | None, typer.Option(help="Write the numbers to this file too.", dir_okay=False)] = None,
@@ -212,9 +213,9 @@ def compare(
     from fedloom.study.ranks import Ranks, ranked
     from fedloom.study.significance import contrasts
 
-    cli_grid.one_of(tests, ranks, plot)
+    cli_grid.one_of(tests, over, ranks, plot)
     comparison = put_side_by_side(runs, base, split.value, metric)
-    made = contrasts(comparison) if tests else ranked(comparison, ranks.value) if ranks else comparison
+    made = contrasts(comparison, over.value) if tests else ranked(comparison, ranks.value) if ranks else comparison
     if isinstance(made, Comparison):
         _print(made.table())
     else:

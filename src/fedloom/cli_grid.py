@@ -63,7 +63,22 @@ AtOption = Annotated[
 ]
 TestsOption = Annotated[
     bool,
-    typer.Option("--tests", help="Instead: paired tests against the base over seeds, with intervals and effect sizes."),
+    typer.Option("--tests", help="Instead: paired tests against the base, with intervals and effect sizes."),
+]
+
+
+class Unit(StrEnum):
+    """What tests pair."""
+
+    seeds = "seeds"
+    clients = "clients"
+
+
+OverOption = Annotated[
+    Unit,
+    typer.Option(
+        help="What --tests pairs: runs of the same seed, or clients, which train together and are not independent."
+    ),
 ]
 
 
@@ -162,6 +177,7 @@ def table(
         ),
     ] = None,
     tests: TestsOption = False,
+    over: OverOption = Unit.seeds,
     ranks: RanksOption = None,
     plot: PlotOption = None,
 ) -> None:
@@ -172,7 +188,7 @@ def table(
     from fedloom.study.table import tabulate
     from fedloom.study.table_formats import FORMATS, to_text
 
-    one_of(tests, ranks, plot)
+    one_of(tests, over, ranks, plot)
     opened, folder = _opened(source, at)
     if base is not None:
         opened = against(opened, base)
@@ -181,7 +197,7 @@ def table(
         draw_ranks(found, plot)
         text = getattr(found, f"to_{kind.value}")()
     elif tests:
-        text = getattr(grid_contrasts(opened, folder, split.value), f"to_{kind.value}")()
+        text = getattr(grid_contrasts(opened, folder, split.value, over.value), f"to_{kind.value}")()
     elif out is None and kind is Format.text and sys.stdout.isatty():
         text = to_text(tabulate(opened, folder, split.value), color=True)
     else:
@@ -223,10 +239,12 @@ def size(text: str) -> int:
     return int(value)
 
 
-def one_of(tests: bool, ranks: Block | None, plot: Path | None) -> None:
-    """Refuse to show both at once, and to draw ranks that are not asked for. Raises UserError."""
+def one_of(tests: bool, over: Unit, ranks: Block | None, plot: Path | None) -> None:
+    """Refuse to show both at once, and what belongs to one that is not asked for. Raises UserError."""
     if tests and ranks:
         raise UserError("--tests and --ranks are two tables: choose one")
+    if over is Unit.clients and not tests:
+        raise UserError("--over says what tests pair: it needs --tests")
     if plot is not None and not ranks:
         raise UserError("--plot draws ranks: it needs --ranks seeds or --ranks tasks")
 

@@ -73,6 +73,16 @@ def test_runs_are_tested_and_ranked(grid, fedloom_):
     )
 
 
+def test_clients_are_tested_where_asked_for(grid, fedloom_):
+    runs = sorted(grid.glob("cells/NYUD/*/*/s*"))
+    for command, title in ((("table", grid), "A table: paired"), (("compare", *runs), "Paired")):
+        _, out, _ = fedloom_(*command, "--tests", "--over", "clients")
+        assert out.startswith(f"{title} tests over clients, against FedAvg")
+        assert "a test needs two clients with numbers of both" in out
+        code, _, err = fedloom_(*command, "--over", "clients")
+        assert (code, err) == (2, "error: --over says what tests pair: it needs --tests\n")
+
+
 def test_ranks_are_drawn(grid, fedloom_):
     pytest.importorskip("matplotlib")
     runs = sorted(grid.glob("cells/NYUD/*/*/s*"))

@@ -160,7 +160,10 @@ def test_cells_without_a_reference_are_named(tmp_path):
     more = {("PASCAL", "B4", "+DEA", 42): {"normals": 1.0}, ("PASCAL", "A2", "+DEA", 42): {"normals": 1.0}}
     again = thesis(addons={"-": {}, "+DEA": {"method.add.feddea": {}}}, delta="base")
     folder = write_grid(tmp_path / "h", again, {**runs({"A2": LOSS["A2"]}), **more})
-    assert any(n.endswith("reference has finished: PASCAL / B4 +DEA.") for n in grid_contrasts(again, folder).notes)
+    assert any(
+        n.endswith("without a seed in common with their reference: PASCAL / B4 +DEA.")
+        for n in grid_contrasts(again, folder).notes
+    )
 
 
 def test_equal_gains_and_undefined_numbers_are_said(tmp_path):
@@ -229,6 +232,61 @@ def test_clients_are_counted_but_not_tested(tmp_path):
     assert "so they are no replicates: no test here counts them" in made.to_text()
 
 
+def of_clients(*several: tuple[float, ...]) -> dict[tuple[Any, ...], Any]:
+    """Cells of methods A1 and A2 at two seeds: each client's number of normals."""
+    cells = [("PASCAL", name, "-", seed) for name in ("A1", "A2") for seed in (1, 2)]
+    return {cell: {f"c{i}": {"normals": v} for i, v in enumerate(of)} for cell, of in zip(cells, several, strict=True)}
+
+
+def test_clients_are_paired_by_their_means_over_seeds(tmp_path):
+    stats = pytest.importorskip("scipy.stats")
+    cells = of_clients((1.0, 2.0, 3.0, 4.0), (1.2, 2.4, 2.0, 4.0), (0.5, 1.7, 2.9, 4.1), (0.9, 2.0, 1.0, 4.3))
+    opened, folder = open_folder(write_grid(tmp_path / "g", thesis(seeds=[1, 2]), cells))
+    made = grid_contrasts(opened, folder, over="clients")
+    base, mine = ([1.1, 2.2, 2.5, 4.0], [0.7, 1.85, 1.95, 4.2])
+    found = lines(made.to_csv())["A2", "normals"]
+    assert (found["over"], found["n"], found["seeds"], found["df"]) == ("clients", "4", "1 2", "3")
+    t = stats.ttest_rel(base, mine)  # less is better
+    assert (float(found["t"]), float(found["p"])) == pytest.approx((t.statistic, t.pvalue))
+    assert float(found["wilcoxon_p"]) == pytest.approx(stats.wilcoxon(base, mine, method="exact").pvalue)
+    assert float(found["gain"]) == pytest.approx(sum(base) / 4 - sum(mine) / 4)
+    percent = [100 * (b - m) / b for b, m in zip(base, mine, strict=True)]
+    overall = lines(made.to_csv())["A2", ""]
+    assert float(overall["p"]) == pytest.approx(stats.ttest_1samp(percent, 0).pvalue)
+    text = made.to_text()
+    assert text.startswith("A table: paired tests over clients, against A1")
+    assert "their gains are not independent and p is smaller" in text
+    assert "no test here counts them" not in text
+    # the mean is that of tests over seeds, where all clients are there at both seeds
+    seeds = grid_contrasts(opened, folder).tests[0]
+    assert made.tests[0].mean == pytest.approx(seeds.mean)
+    assert (seeds.found.n, made.tests[0].found.n) == (2, 4)
+
+
+def test_one_number_for_all_clients_is_no_pair(tmp_path):
+    same = of_clients((1.0,) * 3, (2.0,) * 3, (0.5,) * 3, (1.7,) * 3)
+    made = grid_contrasts(*open_folder(write_grid(tmp_path / "g", thesis(seeds=[1, 2]), same)), over="clients")
+    assert {t.state for t in made.tests} == {"refused"}
+    assert "PASCAL / A2: refused: one number stands for all clients." in made.notes
+
+
+def test_what_clients_lack_is_said(tmp_path):
+    nan = float("nan")
+    cells = of_clients((1.0, 2.0), (2.0, 3.0), (nan, 1.0), (1.0, 2.0))
+    made = grid_contrasts(*open_folder(write_grid(tmp_path / "g", thesis(seeds=[1, 2]), cells)), over="clients")
+    assert {t.state for t in made.tests} == {"undefined"}
+    assert any("no number of client c0" in note for note in made.notes)
+    few = of_clients((1.0,), (2.0,), (3.0,), (1.5,))
+    made = grid_contrasts(*open_folder(write_grid(tmp_path / "f", thesis(seeds=[1, 2]), few)), over="clients")
+    assert {t.state for t in made.tests} == {"too few"}
+    assert "PASCAL / A2: too few: a test needs two clients with numbers of both." in made.notes
+    apart = {cell: {f"{cell[1]}{c}": v for c, v in of.items()} for cell, of in cells.items()}
+    with pytest.raises(StateError, match="a client with numbers in common"):
+        grid_contrasts(*open_folder(write_grid(tmp_path / "a", thesis(seeds=[1, 2]), apart)), over="clients")
+    with pytest.raises(StateError, match="shows domains"):
+        grid_contrasts(thesis(show="domains"), tmp_path / "a", over="clients")
+
+
 def test_means_over_different_clients_are_said(tmp_path):
     cells = {
         ("PASCAL", name, "-", seed): {"c0": {"normals": 1.0 + at + seed}, other: {"normals": 2.0 + at * seed}}
@@ -238,6 +296,9 @@ def test_means_over_different_clients_are_said(tmp_path):
     made = grid_contrasts(*open_folder(write_grid(tmp_path / "g", thesis(seeds=[1, 2]), cells)))
     said = "Not the same clients have the task: A2 and A1. Their means are over different clients."
     assert said in made.notes
+    over = grid_contrasts(*open_folder(tmp_path / "g"), over="clients")
+    assert "Not the same clients have the task: A2 and A1. Only clients with numbers of both are paired." in over.notes
+    assert {t.method: len(t.gains) for t in over.tests} == {"A2": 1, "B4": 2}
 
 
 def test_a_comparison_of_runs(grid):

@@ -76,6 +76,9 @@ def test_signed_ranks_by_trying_all_signs(differences):
 def test_signed_ranks_as_scipy_has_them():
     d = [0.4, -0.1, 0.9, 1.3, -0.2, 0.7, 2.1]
     assert signed_rank(d) == stats.wilcoxon(d, method="exact").pvalue
+    many = [float((-1) ** (i % 3 == 0) * (i % 70)) for i in range(400)]  # zeros and ties among them
+    near = stats.wilcoxon(many, method="asymptotic", correction=False).pvalue
+    assert signed_rank(many) == pytest.approx(near, rel=1e-9)
     assert signed_rank([1.0, 2, 3, 4, 5, 6]) == 0.03125  # the first n at which 5 % can be reached
 
 

@@ -1,6 +1,7 @@
-"""Paired tests of runs and of grids over seeds: what `--tests` shows. Free of torch.
+"""Paired tests of runs and of grids over seeds, or over clients: what `--tests` shows. Free of torch.
 
-The replicate is the seed: a run of a method against the run of its base with the same seed and the same examples.
+The replicate is the seed: a run of a method against the run of its base with the same seed and the same examples. Over
+clients, a pair is a client under both methods, with its means over the seeds.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
 from statistics import fmean
-from typing import Literal
+from typing import Any, Literal
 
 from fedloom.errors import StateError
 from fedloom.study.compare import Comparison, Row
@@ -22,28 +23,59 @@ from fedloom.study.markup import csv_text, full
 from fedloom.study.runs import Run
 from fedloom.study.sheet import Sheet, Sheeted
 from fedloom.study.sides import Side, of_comparison, of_grid, p_text
-from fedloom.study.statistics import LEVEL, NOISE, Paired, against_zero, holm, paired
+from fedloom.study.statistics import EXACT, LEVEL, NOISE, Paired, against_zero, holm, paired
 from fedloom.tasks.delta import delta_m, delta_terms
 
 CSV = (
-    *("data", "method", "base", "task", "metric", "direction", "n", "seeds", "gain", "ci95_low", "ci95_high"),
+    *("data", "method", "base", "task", "metric", "direction", "over", "n", "seeds", "gain", "ci95_low", "ci95_high"),
     *("gain_percent", "t", "df", "p", "p_holm", "family", "wilcoxon_p", "wilcoxon_least_p", "d_z", "g_z", "d_av"),
     *("g_av", "clients_better", "worst_client", "split", "state"),
 )
+Over = Literal["seeds", "clients"]
+"""What is paired."""
+WORDS: dict[Over, dict[str, str]] = {
+    "seeds": {
+        "title": "paired tests over seeds",
+        "about": "n seeds are the replicates",
+        "pair": "each seed against the base's same seed",
+        "few": "a test needs two seeds that both have",
+        "none": "a seed in common",
+        "undefined": "no number at seed",
+        "same": "the same difference at every seed",
+        "holders": "Their means are over different clients",
+    },
+    "clients": {
+        "title": "paired tests over clients",
+        "about": "n clients are the pairs, a client's number is its mean over the seeds that both methods have",
+        "pair": "each client against itself with the base",
+        "few": "a test needs two clients with numbers of both",
+        "none": "a client with numbers in common",
+        "undefined": "no number of client",
+        "same": "the same difference for every client",
+        "holders": "Only clients with numbers of both are paired",
+    },
+}
 FORMULAS = (
-    "Gain: how much better than the base, value - base for ↑ and base - value for ↓, each seed against the "
-    "base's same seed; gain %: in percent of the base; Δm: the mean of gain % over tasks.",
+    "Gain: how much better than the base, value - base for ↑ and base - value for ↓, {pair}; gain %: in percent of the "
+    "base; Δm: the mean of gain % over tasks.",
     "[ ]: 95 % t-interval of the mean gain. t, p: two-sided paired t-test, t = mean / (sd / sqrt n), n - 1 degrees of "
-    "freedom, for gains that are normal, which few seeds cannot show. Wilcoxon: two-sided exact signed-rank test; in "
-    "brackets the least p that n seeds admit, 2^(1-n).",
+    "freedom, for gains that are normal, which few {over} cannot show. Wilcoxon: two-sided signed-rank test, exact "
+    f"up to {EXACT} pairs; in brackets the least p that n {{over}} admit, 2^(1-n).",
     "d_z = mean gain / sd of the gains; g_z = d_z Gamma(f/2) / (sqrt(f/2) Gamma((f-1)/2)), f = n - 1, is Hedges' "
-    "correction, which two seeds do not have; d_av = mean gain / sqrt((sd^2 + sd_base^2) / 2); n - 1 in every sd.",
+    "correction, which two {over} do not have; d_av = mean gain / sqrt((sd^2 + sd_base^2) / 2); n - 1 in every sd.",
 )
 OF_CLIENTS = (
     "Clients better: of the clients with the task, those who gain by their own number; worst client: the least gain of "
-    "a client; both are means over seeds. Clients of a run are trained together, so they are no replicates: no test "
-    "here counts them."
+    "a client; both are means over seeds."
 )
+NOT_TESTED = " Clients of a run are trained together, so they are no replicates: no test here counts them."
+NOT_INDEPENDENT = (
+    "Clients of one run share a model, or mix their models, so their gains are not independent and p is smaller than "
+    "it should be. It speaks about these clients in these runs, not about other seeds: for those, test over seeds."
+)
+
+_Numbers = Mapping[Any, Mapping[str, float]]
+"""Seed, or client -> task -> number."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +86,9 @@ class Contrast:
     method: str
     base: str
     row: Row | None
-    gains: Mapping[int, float]
-    """Seed -> improvement, in the metric's units, or in percent over tasks."""
+    seeds: tuple[int, ...]
+    gains: Mapping[int, float] | Mapping[str, float]
+    """Seed, or client -> improvement, in the metric's units, or in percent over tasks."""
     percent: float
     """Mean improvement in percent of the base; nan where the base is 0."""
     found: Paired | None = None
@@ -71,7 +104,7 @@ class Contrast:
 
     @property
     def mean(self) -> float:
-        """Mean gain over seeds."""
+        """Mean gain over seeds, or over clients."""
         return fmean(self.gains.values())
 
 
@@ -83,6 +116,7 @@ class Contrasts(Sheeted):
     tests: tuple[Contrast, ...]
     split: str
     notes: tuple[str, ...] = ()
+    over: Over = "seeds"
 
     @property
     def families(self) -> dict[str, int]:
@@ -115,10 +149,14 @@ class Contrasts(Sheeted):
             lines.append((name, task, str(len(t.gains)), f"{t.mean:+.4g}", *numbers, *of_clients))
         overall, of_tasks = self.families.values()
         family = f"Holm: over the tests of Δm ({overall}) and, apart from these, over those of tasks ({of_tasks})."
-        clients = (OF_CLIENTS,) if any(not math.isnan(t.better) for t in self.tests) else ()
+        clients: tuple[str, ...] = (NOT_INDEPENDENT,) if self.over == "clients" else ()
+        if any(not math.isnan(t.better) for t in self.tests):
+            clients = (OF_CLIENTS + (NOT_TESTED if self.over == "seeds" else ""), *clients)
         against = f", against {next(iter(bases))}" if len(bases) == 1 else ""
-        about = f"{self.split} split; n seeds are the replicates."
-        return Sheet(f"{self.title}{against}", head, tuple(lines), (about, *FORMULAS, family, *clients, *self.notes))
+        words = WORDS[self.over]
+        about = f"{self.split} split; {words['about']}."
+        formulas = (text.format(over=self.over, **words) for text in FORMULAS)
+        return Sheet(f"{self.title}{against}", head, tuple(lines), (about, *formulas, family, *clients, *self.notes))
 
     def to_csv(self) -> str:
         """The same lines with numbers in full precision."""
@@ -131,15 +169,13 @@ class Contrasts(Sheeted):
                 numbers = [f.low, f.high, t.percent, f.t, f.n - 1, f.p, t.holm]
                 numbers += [self.families["Δm" if t.row is None else "tasks"], f.wilcoxon, f.least, f.d_z]
             tail = [f.g_z, f.d_av, f.g_av] if f is not None else [math.nan] * 3
-            seeds = " ".join(map(str, t.gains))
+            pairs = (self.over, len(t.gains), " ".join(map(str, t.seeds)))
             shown = [full(v) for v in (*numbers, *tail, t.better, t.worst)]
-            lines.append(
-                (t.data, t.method, t.base, *row, len(t.gains), seeds, full(t.mean), *shown, self.split, t.state)
-            )
+            lines.append((t.data, t.method, t.base, *row, *pairs, full(t.mean), *shown, self.split, t.state))
         return csv_text(CSV, lines)
 
 
-def contrasts(comparison: Comparison) -> Contrasts:
+def contrasts(comparison: Comparison, over: Over = "seeds") -> Contrasts:
     """Every column of a comparison against its base. Raises StateError where there is only one column."""
     base, *others = of_comparison(comparison)
     if not others:
@@ -147,26 +183,29 @@ def contrasts(comparison: Comparison) -> Contrasts:
     lines: list[Contrast] = []
     alone = []
     for side in others:
-        found = _against("", side, base, comparison.rows)
+        found = _against("", side, base, comparison.rows, over)
         lines += found
         alone += [] if found else [side.label]
     if not lines:
-        raise StateError(f"no method has a seed in common with {base.label}: tests compare runs of the same seed")
+        raise StateError(f"no method has {WORDS[over]['none']} with {base.label}: tests compare runs of the same seed")
     sides = {("", side.label): side for side in (base, *others)}
     # how the comparison pairs seeds for its own Δm is not how tests do
     pairings = {f": {column.pairing}." for column in comparison.columns if column.pairing}
     notes = [note for note in comparison.notes if not note.endswith(tuple(pairings))]
     if alone:
-        notes.append(f"Not compared, for no seed is in common with {base.label}: {', '.join(alone)}.")
-    return _tests("Paired tests over seeds", lines, sides, comparison.split, notes)
+        notes.append(f"Not compared, without {WORDS[over]['none']} with {base.label}: {', '.join(alone)}.")
+    return _tests(WORDS[over]["title"].capitalize(), lines, sides, comparison.split, notes, over)
 
 
-def grid_contrasts(grid: Grid, folder: Path, split: str = "test") -> Contrasts:
+def grid_contrasts(grid: Grid, folder: Path, split: str = "test", over: Over = "seeds") -> Contrasts:
     """Every cell of a grid against the cell that its `delta` names.
 
     Numbers are those of the grid's table, means over the clients with the task (or of a domain). Raises StateError
-    where nothing has been run, and where `delta` names no reference.
+    where nothing has been run, where `delta` names no reference, and for tests over clients where the grid shows
+    domains.
     """
+    if over == "clients" and grid.show == "domains":
+        raise StateError(f"grid {grid.name} shows domains: tests over clients need 'show' to be tasks")
     if grid.delta == "none":
         raise StateError(f"grid {grid.name}: delta is none, so nothing is compared: set it, as in delta: base")
     sides, rows, notes = of_grid(grid, folder, split)
@@ -176,65 +215,90 @@ def grid_contrasts(grid: Grid, folder: Path, split: str = "test") -> Contrasts:
         assert reference is not None
         other = sides.get((data, *reference))
         if other is not side:
-            found = [] if other is None else _against(data, side, other, rows[data], grid.show != "domains")
+            found = [] if other is None else _against(data, side, other, rows[data], over, grid.show != "domains")
             lines += found
             alone += [] if found else [f"{data} / {side.label}"]
     if not lines:
-        raise StateError(f"grid {grid.name}: no cell in {folder} has a seed in common with the one it is compared with")
+        none = WORDS[over]["none"]
+        raise StateError(f"grid {grid.name}: no cell in {folder} has {none} with the one it is compared with")
     if alone:
-        notes += (f"Not compared, for no seed of the reference has finished: {', '.join(alone)}.",)
+        notes += (f"Not compared, without {WORDS[over]['none']} with their reference: {', '.join(alone)}.",)
     by_label = {(data, side.label): side for (data, *_), side in sides.items()}
-    return _tests(f"{grid.title or grid.name}: paired tests over seeds", lines, by_label, split, notes)
+    return _tests(f"{grid.title or grid.name}: {WORDS[over]['title']}", lines, by_label, split, notes, over)
 
 
-def _against(data: str, one: Side, base: Side, rows: Sequence[Row], by_client: bool = True) -> list[Contrast]:
+def _against(
+    data: str, one: Side, base: Side, rows: Sequence[Row], over: Over, by_client: bool = True
+) -> list[Contrast]:
     """The lines of one method against its base: its tasks, and all of them together."""
     seeds = [seed for seed in one.values if seed in base.values]
     if not seeds:
         return []
     reason = _refusal(one, base, seeds)
     directions = {row.task: row.direction for row in rows}
-    both = {
-        seed: {t: v for t, v in one.values[seed].items() if t in directions and t in base.values[seed]}
-        for seed in seeds
-    }
+    values: _Numbers = {seed: one.values[seed] for seed in seeds}
+    others: _Numbers = base.values
+    if over == "clients":
+        values, others = _of_clients(one, base, rows, seeds)
+    both = {pair: {t: v for t, v in of.items() if t in directions and t in others[pair]} for pair, of in values.items()}
     clients = _client_gains(one, base, rows, seeds) if by_client else {}
     tests = []
     for row in rows:
-        mine = {seed: both[seed][row.task] for seed in seeds if row.task in both[seed]}
+        mine = {pair: of[row.task] for pair, of in both.items() if row.task in of}
         if not mine:
             continue
-        theirs = {seed: base.values[seed][row.task] for seed in mine}
+        theirs = {pair: others[pair][row.task] for pair in mine}
         sign = -1 if row.direction == "min" else 1
-        gains = {seed: sign * (mine[seed] - theirs[seed]) for seed in mine}
-        terms = [delta_terms({row.task: mine[s]}, {row.task: theirs[s]}, directions).get(row.task) for s in mine]
+        gains = {pair: sign * (mine[pair] - theirs[pair]) for pair in mine}
+        terms = [delta_terms({row.task: mine[p]}, {row.task: theirs[p]}, directions).get(row.task) for p in mine]
         percent = math.nan if None in terms else fmean(term for term in terms if term is not None)
-        test = Contrast(data, one.label, base.label, row, gains, percent)
+        measured = tuple(s for s in seeds if row.task in one.values[s] and row.task in base.values[s])
+        test = Contrast(data, one.label, base.label, row, measured, gains, percent)
         if by_client:
-            alike = all(_holders(one.runs[s], row.task) == _holders(base.runs[s], row.task) for s in mine)
+            alike = all(_holders(one.runs[s], row.task) == _holders(base.runs[s], row.task) for s in measured)
             test = replace(test, same_holders=alike)
         per_seed = clients.get(row, [])
         if per_seed:
             better = fmean(sum(gain > 0 for gain in each) / len(each) for each in per_seed)
             test = replace(test, better=better, worst=fmean(min(each) for each in per_seed))
         signed = [sign * v for v in mine.values()], [sign * v for v in theirs.values()]
-        tests.append(_state(test, reason) or replace(test, found=paired(*signed)))
-    deltas = {seed: delta_m(both[seed], base.values[seed], directions) for seed in seeds}
-    test = Contrast(data, one.label, base.label, None, deltas, fmean(deltas.values()))
+        shared = over == "clients" and len(mine) > 1 and all(len(set(of)) == 1 for of in signed)
+        why = reason or ("one number stands for all clients" if shared else "")
+        tests.append(_state(test, over, why) or replace(test, found=paired(*signed)))
+    deltas = {pair: delta_m(of, others[pair], directions) for pair, of in both.items()}
+    if not deltas:
+        return []
+    test = Contrast(data, one.label, base.label, None, tuple(seeds), deltas, fmean(deltas.values()))
+    # clients would differ only in which tasks they have
+    reason = next((t.reason for t in tests if t.state == "refused"), "")
     # percentages, whose rounding is that of 100
-    found = _state(test, reason) or replace(test, found=against_zero(list(deltas.values()), NOISE * 100))
+    found = _state(test, over, reason) or replace(test, found=against_zero(list(deltas.values()), NOISE * 100))
     return [*tests, found]
 
 
-def _state(test: Contrast, reason: str) -> Contrast | None:
+def _of_clients(one: Side, base: Side, rows: Sequence[Row], seeds: Sequence[int]) -> tuple[_Numbers, _Numbers]:
+    """Client -> task -> its mean over the seeds at which both methods have a number of it, with each of the two."""
+    found: tuple[dict[str, dict[str, list[float]]], ...] = (defaultdict(dict), defaultdict(dict))
+    for seed in seeds:
+        for client in one.clients[seed].keys() & base.clients[seed].keys():
+            for row in rows:
+                pair = [s.clients[seed][client].values.get(row.task, {}) for s in (one, base)]
+                if all(row.metric in numbers for numbers in pair):
+                    for of, numbers in zip(found, pair, strict=True):
+                        of[client].setdefault(row.task, []).append(numbers[row.metric])
+    mine, theirs = ({c: {t: fmean(v) for t, v in of[c].items()} for c in sorted(of)} for of in found)
+    return mine, theirs
+
+
+def _state(test: Contrast, over: Over, reason: str) -> Contrast | None:
     """The line where nothing can be computed, with why; None where it can."""
     if reason:
         return replace(test, state="refused", reason=reason)
-    undefined = [str(seed) for seed, gain in test.gains.items() if not math.isfinite(gain)]
+    undefined = [str(pair) for pair, gain in test.gains.items() if not math.isfinite(gain)]
     if undefined:
-        return replace(test, state="undefined", reason=f"no number at seed {', '.join(undefined)}")
+        return replace(test, state="undefined", reason=f"{WORDS[over]['undefined']} {', '.join(undefined)}")
     if len(test.gains) < 2:
-        return replace(test, state="too few", reason="a test needs two seeds that both have")
+        return replace(test, state="too few", reason=WORDS[over]["few"])
     return None
 
 
@@ -299,7 +363,12 @@ def _client_gains(one: Side, base: Side, rows: Sequence[Row], seeds: Sequence[in
 
 
 def _tests(
-    title: str, lines: Sequence[Contrast], sides: Mapping[tuple[str, str], Side], split: str, notes: Iterable[str]
+    title: str,
+    lines: Sequence[Contrast],
+    sides: Mapping[tuple[str, str], Side],
+    split: str,
+    notes: Iterable[str],
+    over: Over,
 ) -> Contrasts:
     """The lines with corrected p, and what has to be said about them."""
     corrected = list(lines)
@@ -317,17 +386,15 @@ def _tests(
             reasons[f"{test.state}: {test.reason}"].append(f"{where} ({task})" if test.state == "undefined" else where)
     more += [f"{', '.join(dict.fromkeys(names))}: {reason}." for reason, names in reasons.items()]
     if others := dict.fromkeys(f"{test.method} and {test.base}" for test in corrected if not test.same_holders):
-        more.append(f"Not the same clients have the task: {', '.join(others)}. Their means are over different clients.")
+        more.append(f"Not the same clients have the task: {', '.join(others)}. {WORDS[over]['holders']}.")
     if any(test.found is not None and test.found.is_constant for test in corrected):
-        more.append(
-            "p nan: the same difference at every seed, so nothing tells how much it varies; d_z is inf, or nan for 0."
-        )
-    unpaired = sorted({len(test.gains) for test in corrected})
+        more.append(f"p nan: {WORDS[over]['same']}, so nothing tells how much it varies; d_z is inf, or nan for 0.")
+    unpaired = sorted({len(test.seeds) for test in corrected})
     if len(unpaired) > 1 or unpaired[0] < max(len(side.runs) for side in sides.values()):
         more.append("Seeds that only one of two methods has are left out.")
     if (few := max((t.found.least for t in corrected if t.found is not None), default=0)) > LEVEL:
         more.append(f"The signed-rank test cannot reach p < {LEVEL} where n < 6: its least p is up to {few:g} here.")
-    for data in dict.fromkeys(data for data, _ in sides):
+    for data in dict.fromkeys(data for data, _ in sides) if over == "seeds" else ():
         hashes = {
             (run.info.get("partition_hash"), run.info.get("data_hash"))
             for (name, _), side in sides.items()
@@ -338,4 +405,4 @@ def _tests(
         if repeated and len(hashes) == 1 and (None, None) not in hashes:
             where = f"{data}: all" if data else "All"
             more.append(f"{where} seeds have the same clients and examples: p speaks about training alone.")
-    return Contrasts(title, tuple(corrected), split, (*notes, *more))
+    return Contrasts(title, tuple(corrected), split, (*notes, *more), over)

@@ -16,6 +16,8 @@ from fedloom.extras import need
 
 LEVEL = 0.05
 """The level of intervals (95 %) and of the critical difference."""
+EXACT = 100
+"""Differences up to which the signed-rank test counts all signs; with more, a normal distribution stands for them."""
 NOISE = 1e-12
 """Differences below this share of the numbers they come from are rounding, not differences."""
 
@@ -37,7 +39,7 @@ class Paired:
     p: float
     """Two-sided paired t-test with n - 1 degrees of freedom."""
     wilcoxon: float
-    """Two-sided p of the signed-rank test, exact; differences of 0 are left out, equal ones share their mean rank."""
+    """Two-sided p of the signed-rank test, see `signed_rank`; differences of 0 are left out, equal ones tie."""
     d_z: float
     """Mean difference / standard deviation of the differences (n - 1 in the denominator)."""
     d_av: float
@@ -95,10 +97,11 @@ def against_zero(differences: Sequence[float], noise: float = 0.0) -> Paired:
 
 
 def signed_rank(differences: Sequence[float], noise: float = 0.0) -> float:
-    """Exact two-sided p of Wilcoxon's signed-rank test, over all signs of the differences' own ranks.
+    """Two-sided p of Wilcoxon's signed-rank test, over all signs of the differences' own ranks.
 
     As Wilcoxon had it, differences of 0 are left out; 1 where none is left. Unlike tables of the statistic it is exact
-    with equal differences too.
+    with equal differences too. With more than `EXACT` that are not 0, the sum of positive ranks counts as normal, with
+    the mean and the variance that it has over all signs, sum(r) / 2 and sum(r^2) / 4.
     """
     kept = sorted((d for d in differences if abs(d) > noise), key=abs)
     ranks: list[int] = []  # doubled, so that mean ranks of equal differences are integers
@@ -106,13 +109,15 @@ def signed_rank(differences: Sequence[float], noise: float = 0.0) -> float:
         first = len(ranks)
         same = sum(1 for d in kept[first:] if abs(d) - abs(kept[first]) <= noise)
         ranks += [2 * first + same + 1] * same
+    found = sum(rank for rank, d in zip(ranks, kept, strict=True) if d > 0)
+    if len(ranks) > EXACT:
+        return math.erfc(abs(found - sum(ranks) / 2) / math.sqrt(sum(rank**2 for rank in ranks) / 2))
     counts = [1]  # of the sign patterns, how many have this sum of positive ranks
     for rank in ranks:
         longer = counts + [0] * rank
         for at, count in enumerate(counts):
             longer[at + rank] += count
         counts = longer
-    found = sum(rank for rank, d in zip(ranks, kept, strict=True) if d > 0)
     tail = min(sum(counts[: found + 1]), sum(counts[found:]))
     return min(1.0, 2 * tail / 2 ** len(kept))
 
