@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from fedloom.cli import app
 from fedloom.runtime.api import Result
+from fedloom.study.compare import compare
 from fedloom.study.runs import Run
 
 pytest.importorskip("plotly")
@@ -81,3 +82,25 @@ def test_images_ask_for_their_extra(
     assert code == 2
     assert "pip install 'fedloom[images]'" in err
     assert (folder / "report.html").is_file()  # the page is written as before
+
+
+def test_a_run_against_another(quick: Callable[..., Result], tmp_path: Path, fedloom_: Callable[..., tuple]) -> None:
+    fedavg, local = (quick(f"method={name}", "training.rounds=1").folder for name in ("fedavg", "local"))
+    out = tmp_path / "page.html"
+    assert fedloom_("report", fedavg, "--base", local, "-o", out)[0] == 0
+    held = data_of(out)["base"]
+    # every client of the one is in the other, each with all its tasks
+    clients = Run.read(fedavg).info["clients"]
+    expected = {(name, task) for name, about in clients.items() for task in about["tasks"]}
+    assert {(c["client"], c["task"]) for c in held["clients"] if c["base"] is not None} == expected
+    assert held["about"]["data"].startswith("the same")
+    delta = compare([local, fedavg]).columns[1].delta
+    assert delta is not None
+    assert held["delta_m"]["test"] == pytest.approx(delta.mean)
+    code, _, err = fedloom_("report", fedavg, "--base", tmp_path)
+    assert code == 2
+    assert "run.json" in err
+    (tmp_path / "relatedness.json").write_text("{}")
+    code, _, err = fedloom_("report", tmp_path, "--base", local)
+    assert code == 2
+    assert "is a relatedness study" in err
