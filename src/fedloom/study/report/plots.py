@@ -123,10 +123,7 @@ def _heat_sets(sets: Mapping[str, Cells], names: Sequence[str], down: str, along
             views.append((str(round), {"z": [[plain(cells.get(a, {}).get(b)) for b in names] for a in names]}))
             belongs.append(name)
     figure = heat(views, names, names, down, along, "slider")
-    far = max((abs(v - middle) for _, data in views for row in data["z"] for v in row if v is not None), default=0.0)
-    far = max(far, 1e-9)
-    # as in pictures of conflict: red is against, blue is with
-    figure["shared"][0] |= {"colorscale": "RdBu", "reversescale": True, "zmin": middle - far, "zmax": middle + far}
+    _two_sided(figure, middle)
     for view, name in zip(figure["views"], belongs, strict=True):
         view["set"] = name
     return figure
@@ -236,6 +233,14 @@ def examples(report: RunReport) -> Figure:
     return _from_zero(heat([("train examples", {"z": z})], names, tasks, "client", "task", "select"))
 
 
+def _two_sided(figure: Figure, middle: float, most: float = math.inf) -> None:
+    """Give a heat map colours that tell which side of `middle` a number is, to `most` away from it."""
+    shown = [v for view in figure["views"] for row in view["data"][0]["z"] for v in row if v is not None]
+    far = min(most, max([abs(v - middle) for v in shown] + [1e-9]))
+    # as in pictures of conflict: red is against, blue is with
+    figure["shared"][0] |= {"colorscale": "RdBu", "reversescale": True, "zmin": middle - far, "zmax": middle + far}
+
+
 def hurt(held: Against) -> Figure:
     """Clients by tasks: the change against the base; colours tell which side of 0 it is, and end at 100 %."""
     names = list(dict.fromkeys(name for e in held.each for name in e.clients))
@@ -245,8 +250,7 @@ def hurt(held: Against) -> Figure:
     z = [[plain(e.clients[n].percent) if n in e.clients else None for e in held.each] for n in names]
     name = f"change in percent against {held.label}, {held.split}; positive is better"
     figure = heat([(name, {"z": z})], names, [e.row.task for e in held.each], "client", "task", "select")
-    far = min(100.0, max((abs(v) for row in z for v in row if v is not None), default=0.0)) or 1e-9
-    figure["shared"][0] |= {"colorscale": "RdBu", "reversescale": True, "zmin": -far, "zmax": far}
+    _two_sided(figure, 0.0, 100.0)
     figure["shared"][0] |= {"hovertemplate": "client %{y}, task %{x}: %{z:+.4g} %<extra></extra>"}
     return figure
 
