@@ -167,17 +167,22 @@ def _devices(recipe: Recipe) -> tuple[str, ...]:
     return (device,) if isinstance(device, str) else device
 
 
+def model_file(folder: Path | str) -> Path:
+    """The file of a run's final models. Raises StateError where it has not saved them yet."""
+    path = Path(folder) / "model.safetensors"
+    if not path.is_file():
+        raise StateError(f"{folder} has no model.safetensors: the run is not finished")
+    return path
+
+
 def trained_models(folder: Path | str) -> dict[str, dict[str, Tensor]]:
     """A finished run's models as state dictionaries: "" is the global one, others are called by their client, or
     task/NAME where each task has one.
 
     Raises StateError where the run has not saved a model yet.
     """
-    path = Path(folder) / "model.safetensors"
-    if not path.is_file():
-        raise StateError(f"{folder} has no model.safetensors: the run is not finished")
     models: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in load_file(path).items():
+    for key, tensor in load_file(model_file(folder)).items():
         owner, _, name = key.rpartition("/")
         models.setdefault(owner.removeprefix("client/"), {})[name] = tensor
     return models

@@ -13,10 +13,9 @@ from torch import Tensor
 from fedloom.data.preview import BACKGROUND, Cell, grid, label
 from fedloom.errors import StateError
 from fedloom.extras import need
-from fedloom.runtime.api import trained_models
-from fedloom.runtime.build import Built, build
+from fedloom.runtime.build import Built
 from fedloom.runtime.federation import Client
-from fedloom.runtime.folder import RunFolder
+from fedloom.runtime.finished import open_runs
 from fedloom.runtime.showing import test_examples
 from fedloom.tasks.dense import DenseTask, as_label
 
@@ -67,27 +66,13 @@ def predictions(folders: Path | Sequence[Path], count: int = 4) -> Any:
 
 
 def _read(folders: Sequence[Path]) -> list[Trained]:
-    """The runs, called by their methods; by their place too, where some have the same."""
-    found: list[Trained] = []
-    for folder in folders:
-        recipe, partition = RunFolder.read(folder)
-        first = found[0].built if found else None
-        same = first is not None and (first.recipe.data, first.recipe.seed) == (recipe.data, recipe.seed)
-        built = build(recipe, partition=partition, dataset=first.dataset if first is not None and same else None)
-        if not any(isinstance(task, DenseTask) for task in built.federation.tasks):
-            names = ", ".join(task.name for task in built.federation.tasks)
-            raise StateError(f"{folder}: none of its tasks ({names}) is dense")
-        if first is not None and not same and built.data_hash != first.data_hash:
-            raise StateError(
-                f"not comparable, for the data differ: {folders[0]} (seed {first.recipe.seed}) and {folder} "
-                f"(seed {recipe.seed})"
-            )
-        found.append(Trained(built.method.name, built, trained_models(folder)))
-    all_names = [run.name for run in found]
-    return [
-        run if all_names.count(run.name) == 1 else Trained(f"{run.name}, run {number}", run.built, run.models)
-        for number, run in enumerate(found, 1)
-    ]
+    """The runs, each with a dense task."""
+    found = open_runs(folders)
+    for folder, run in zip(folders, found, strict=True):
+        tasks = run.built.federation.tasks
+        if not any(isinstance(task, DenseTask) for task in tasks):
+            raise StateError(f"{folder}: none of its tasks ({', '.join(task.name for task in tasks)}) is dense")
+    return [Trained(run.name, run.built, run.models) for run in found]
 
 
 def _examples(run: Trained, tasks: Sequence[DenseTask], count: int) -> tuple[Tensor, Mapping[str, Tensor], Any]:

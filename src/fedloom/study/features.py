@@ -7,8 +7,8 @@ and `features` does so for several runs.
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -25,13 +25,11 @@ from fedloom.errors import StateError, UserError, nearest
 from fedloom.extras import need
 from fedloom.models.linearised import Linearised
 from fedloom.models.multitask import MultiTask
-from fedloom.runtime.api import trained_models
-from fedloom.runtime.build import Built, build
+from fedloom.runtime.build import Built
 from fedloom.runtime.federation import Client, Part
-from fedloom.runtime.folder import RunFolder
+from fedloom.runtime.finished import Tell, open_runs
 from fedloom.runtime.worker import check_device
 from fedloom.study.domains import DomainScores
-from fedloom.study.runs import Run
 from fedloom.study.sheet import Sheet
 from fedloom.tasks.task import Task
 from fedloom.training.decoupling import decouple, gumbel_mask
@@ -47,8 +45,6 @@ _DECADES = 8  # singular values further below the largest are rounding
 _MARKERS = "os^Dvp<>hX"
 
 Array = np.ndarray[Any, np.dtype[Any]]
-Tell = Callable[[int, int, str], None]
-"""Is told (steps done, of how many, what comes next)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,35 +138,16 @@ def read(
     Raises StateError where a run has not finished, its clients have no domains, the task is no classification, the
     model is not what it was, or runs have different data.
     """
-    found: list[Trained] = []
-    for number, folder in enumerate(map(Path, folders)):
-        tell(number, len(folders), f"loading {folder}")
-        models = trained_models(folder)
-        recipe, partition = RunFolder.read(folder)
-        first = found[0].built if found else None
-        same = first is not None and (first.recipe.data, first.recipe.seed) == (recipe.data, recipe.seed)
-        built = build(recipe, partition=partition, dataset=first.dataset if first is not None and same else None)
-        if first is not None and built.data_hash != first.data_hash:
-            raise StateError(
-                f"not comparable, for the data differ: {folders[0]} (seed {first.recipe.seed}) and {folder} "
-                f"(seed {recipe.seed})"
-            )
-        info = Run.read(folder).info
-        if info["layout_hash"] != built.layout.hash:
-            raise StateError(f"{folder}: the model is not what it was when the run began")
+    found = []
+    for folder, run in zip(map(Path, folders), open_runs(folders, tell), strict=True):
+        built = run.built
         chosen = _task(folder, built, task)
-        own = recipe.runtime.device
+        own = built.recipe.runtime.device
         where = torch.device(check_device(device or (own if isinstance(own, str) else own[0])))
         last_map, module = _places(built)
         built.module.to(where)
-        found.append(
-            Trained(built.method.name, int(info["final_round"]), built, models, chosen, where, last_map, module)
-        )
-    names = [run.name for run in found]
-    return [
-        run if names.count(run.name) == 1 else replace(run, name=f"{run.name}, run {number}")
-        for number, run in enumerate(found, 1)
-    ]
+        found.append(Trained(run.name, run.round, built, run.models, chosen, where, last_map, module))
+    return found
 
 
 def _task(folder: Path, built: Built, name: str | None) -> Task:

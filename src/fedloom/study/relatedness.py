@@ -38,13 +38,13 @@ from fedloom.relatedness import (
     wte,
 )
 from fedloom.relatedness.compare import DISTANCES
-from fedloom.runtime.build import Built, build
+from fedloom.runtime.api import model_file
+from fedloom.runtime.build import Built
 from fedloom.runtime.federation import Part
-from fedloom.runtime.folder import RunFolder
+from fedloom.runtime.finished import Tell, reopen
 from fedloom.runtime.worker import check_device
 from fedloom.study.markup import csv_text
 from fedloom.study.report.related import FILE
-from fedloom.study.runs import Run
 from fedloom.study.sheet import Sheet
 from fedloom.training.flat import FlatModel
 from fedloom.updates import Layout
@@ -56,8 +56,6 @@ _WIDE = 12  # tasks of which a terminal shows whole matrices
 _BATCH = 64
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
-Tell = Callable[[int, int, str], None]
-"""Is told (steps done, of how many, what comes next)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,19 +106,13 @@ def task_models(folder: str | Path) -> TaskModels:
     model of its own, or all tasks have the same encoder.
     """
     folder = Path(folder)
-    recipe, partition = RunFolder.read(folder)
-    file = folder / "model.safetensors"
-    if not file.is_file():
-        raise StateError(f"{folder} has no model.safetensors: the run is not finished")
-    built = build(recipe, partition=partition)
-    run = Run.read(folder)
-    if run.info["layout_hash"] != built.layout.hash:
-        raise StateError(f"{folder}: the model is not what it was when the run began")
+    built, run = reopen(folder)
+    recipe = built.recipe
     models: dict[str, Tensor] = {}
     clients: dict[str, tuple[str, ...]] = {}
     several: list[str] = []
     holders = built.federation.clients.values()
-    with safe_open(file, "pt") as saved:
+    with safe_open(model_file(folder), "pt") as saved:
         owners = {key.rpartition("/")[0] for key in saved.keys()}  # noqa: SIM118
 
         def read(owner: str) -> Tensor:
