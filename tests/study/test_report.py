@@ -862,7 +862,10 @@ def test_bases_that_are_none(tmp_path: Path) -> None:
         ):
             write(folder, base=base)
     base = run_folder(tmp_path / "val", of_clients({("a", "seg"): 0.5}, "train"))
-    with pytest.raises(StateError, match="no split was measured in both: expected test, val, found none"):
+    with pytest.raises(StateError, match="measured in both: expected test of seg, depth; val of seg, found none"):
+        write(folder, base=base)
+    base = run_folder(tmp_path / "other split", of_clients({("b", "depth"): 0.5}, "val"))
+    with pytest.raises(StateError, match="measured in both: .*, found val of depth"):
         write(folder, base=base)
     with pytest.raises(StateError, match="the base is the run itself"):
         write(folder, base=folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from fedloom.errors import StateError
@@ -83,17 +84,18 @@ def against(run: Run, base: Run) -> Against:
     if run.folder.resolve() == base.folder.resolve():
         raise StateError(f"{base.folder}: the base is the run itself: expected another run of the same tasks")
     rows = _common(run, base)
-    mine, theirs = _finals(run), _finals(base)
-    splits = [split for split in SPLITS if split in mine and split in theirs]
+    mine, theirs = (_finals(one, rows) for one in (run, base))
+    measured = {s: _means(rows, run, mine[s], theirs[s]) for s in SPLITS if s in mine and s in theirs}
+    splits = [s for s in measured if any((s, row.task, row.metric) in measured[s] for row in rows)]
     if not splits:
         raise StateError(
-            f"{base.folder} cannot be the base of {run.folder}, for no split was measured in both: expected "
-            f"{_list(mine)}, found {_list(theirs)}"
+            f"{base.folder} cannot be the base of {run.folder}, for no split of a task was measured in both: "
+            f"expected {_splits(mine)}, found {_splits(theirs)}"
         )
     means: dict[tuple[str, str, str], Change] = {}
     deltas, notes = {}, _about_tasks(run, base, rows)
     for split in splits:
-        means |= _means(rows, run, mine[split], theirs[split])
+        means |= measured[split]
         directions = {row.task: row.direction for row in rows}
         values, others = (
             {row.task: of.values[row.task][row.metric] for row in rows if (split, row.task, row.metric) in means}
@@ -130,15 +132,19 @@ def _common(run: Run, base: Run) -> tuple[Row, ...]:
     return rows
 
 
-def _finals(run: Run) -> dict[str, Final]:
-    """Split -> the kept model's numbers, of the splits that were measured."""
+def _finals(run: Run, rows: Sequence[Row]) -> dict[str, Final]:
+    """Split -> the kept model's numbers, of the splits that one of these tasks was measured on."""
     found = {}
     for split in SPLITS:
-        try:
-            found[split] = run.final(split)
-        except StateError:
-            continue
+        with suppress(StateError):
+            final = run.final(split)
+            if any(row.metric in final.values.get(row.task, {}) for row in rows):
+                found[split] = final
     return found
+
+
+def _splits(finals: Mapping[str, Final]) -> str:
+    return "; ".join(f"{split} of {_list(final.values)}" for split, final in finals.items()) or "none"
 
 
 def _means(rows: Sequence[Row], run: Run, mine: Final, theirs: Final) -> dict[tuple[str, str, str], Change]:
