@@ -24,11 +24,14 @@ def export(
         str | None, typer.Option(metavar="ID", help="The model that this client uses, with its tasks.")
     ] = None,
     task: Annotated[str | None, typer.Option(metavar="T", help="With this task's head and decoder only.")] = None,
+    licence: Annotated[
+        str, typer.Option("--license", metavar="ID", help="The licence that the card names.")
+    ] = "unknown",
 ) -> None:
     """Write a model of a finished run to a folder of its own: weights (safetensors), a card, what loads it."""
     from fedloom.runtime import bundle
 
-    typer.echo(f"{bundle.export(run, out or run / 'export', client, task)}")
+    typer.echo(f"{bundle.export(run, out or run / 'export', client, task, licence)}")
 
 
 def predict(

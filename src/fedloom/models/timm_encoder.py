@@ -57,6 +57,8 @@ class TimmPyramid(PyramidEncoder):
         self.channels = tuple(info[level][0] for level in self.levels)
         self.features = self.channels[-1]
         self.dim = dim or min(128, max(32, self.channels[0]))
+        self.made: dict[str, Any] = {"model_name": architecture, "in_chans": shape[0], **overrides}
+        """What timm.create_model makes the network of, beside that it has no classifier, before it is pruned."""
         net.prune_intermediate_layers(self.levels, prune_norm=True, prune_head=True)
         self.net = net
         self.norms = nn.ModuleList(nn.LayerNorm(c) for c in self.channels) if swin else None
