@@ -78,7 +78,10 @@ def test_numbers_are_those_of_the_file(tmp_path: Path) -> None:
     ]
     assert data["agreement"] == value["agreement"]
     assert [(v["columns"]["x"], v["columns"]["y"]) for v in figures["pairs"]["views"]] == [(0, 1), (0, 2), (1, 2)]
-    assert figures["pairs"]["views"][1]["axis"] == "wte (a distance)"
+    view = figures["pairs"]["views"][1]
+    r, rho = (value["agreement"][which][0][2] for which in ("pearson", "spearman"))
+    assert (view["name"], view["axis"]) == ("wte against sign", "wte (a distance)")
+    assert view["across"] == f"sign; r {r:.2f}, ρ {rho:.2f}"  # noqa: RUF001
     assert figures["pairs"]["shared"][0]["text"][:2] == ["a, b", "a, c"]
 
 

@@ -152,6 +152,13 @@ def test_every_figure_is_drawn_and_nothing_is_clipped(
     assert all(task in text for task in Run.read(runs[which]).info["tasks"])
 
 
+def test_pictures_of_predictions_are_shown(browser: Any, runs: dict[str, Path]) -> None:
+    show(browser, write(runs["peers"]), PHONE)
+    widths = browser.execute_script("return [...document.querySelectorAll('.answers img')].map((i) => i.naturalWidth)")
+    tasks = len(Run.read(runs["peers"]).info["tasks"])
+    assert widths == [64] * 4 * (1 + 2 * tasks)
+
+
 def test_dark_mode_is_readable(browser: Any, runs: dict[str, Path]) -> None:
     show(browser, write(runs["domains"]), DESKTOP, dark=True)
     shot(browser, "domains-dark")
@@ -294,7 +301,8 @@ def test_a_relatedness_study_is_drawn_and_many_tasks_open_quickly(
         return {x: trace.x, y: trace.y, z: trace.z, axes: ['xtitle', 'ytitle'].map(
           (name) => (canvas.querySelector('.' + name) || {}).textContent)};"""
     points = browser.execute_script(change, "plot-pairs", 14)
-    assert points["axes"] == ["fim", "wte (a distance)"]
+    assert points["axes"][0].startswith("fim; r ")
+    assert points["axes"][1] == "wte (a distance)"
     above = np.triu_indices(4, 1)
     for drawn_as, metric in (("x", "fim"), ("y", "wte")):
         assert points[drawn_as] == ((scores[metric] + scores[metric].T) / 2)[above].tolist()

@@ -253,9 +253,9 @@ def _against(report: RelatedReport) -> Figure:
     axes = [escape(m, quote=False) + (" (a distance)" if m in study.distances else "") for m in metrics]
     for i, j in combinations(range(len(metrics)), 2):
         r, rho = (M[i][j] for M in (found.pearson, found.spearman))
-        known = "" if r is None or rho is None else f": r {r:.2f}, ρ {rho:.2f}"  # noqa: RUF001
-        name = f"{metrics[j]} against {metrics[i]}{known}"
-        views.append({"name": name, "data": [{}], "columns": {"x": i, "y": j}, "across": axes[i], "axis": axes[j]})
+        known = "" if r is None or rho is None else f"; r {r:.2f}, ρ {rho:.2f}"  # noqa: RUF001
+        name, across = f"{metrics[j]} against {metrics[i]}", axes[i] + known
+        views.append({"name": name, "data": [{}], "columns": {"x": i, "y": j}, "across": across, "axis": axes[j]})
     layout = {"xaxis": {"title": {"text": axes[0]}}, "yaxis": {"title": {"text": axes[1]}}, "height": 440}
     columns = [[plain(float(report.values[m][at])) for at in kept] for m in metrics]
     how = {"control": "select", "smooth": False, "title": "One metric against another"}
