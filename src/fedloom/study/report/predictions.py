@@ -299,9 +299,9 @@ def body(predictions: Predictions) -> str:
         return notes
     many = len(predictions.examples[0].rows) > 2
     parts = [
-        '<p class="note">The input is above the row of the truth. An answer is of the model that the first client with '
-        "the task would use: its own where it has one, else the global one. Depth goes from yellow (near) to violet, "
-        "black has no label.</p>\n"
+        '<p class="note">The first picture is the input, beside it is the truth. An answer is of the model that the '
+        "first client with the task would use: its own where it has one, else the global one. Depth goes from yellow "
+        "(near) to violet; black has no label.</p>\n"
     ]
     for number, example in enumerate(predictions.examples):
         is_open = " open" if not many or number == 0 else ""
