@@ -115,20 +115,25 @@ def _image(figure: Figure, view: Mapping[str, Any], title: str) -> Figure:
     columns = {to: figure["columns"][at] for to, at in view.get("columns", {}).items()}
     traces = [_trace({**common, **own, **columns}) for common, own in zip(shared, view["data"], strict=False)]
     base = figure["layout"]
-    # squares need no more than their height, and have their colours beside them
-    width = base["height"] + 140 if "scaleanchor" in base["yaxis"] else WIDTH
+    names = [n for t in traces if t["type"] == "heatmap" for n in (*t["meta"]["rows"], *t["meta"]["columns"])]
+    width, height = WIDTH, base["height"]
+    long = max(0, max((_width(name[:LONG]) for name in names), default=0) - 100)
+    if "scaleanchor" in base["yaxis"]:
+        # squares leave room for long names, and have their colours beside them
+        height += long
+        width = height + 140
     lines = textwrap.wrap(title, _TITLE, max_lines=3, placeholder="…")
     rows, entry = _legend(traces, width)
-    top, height = 22 + 18 * len(lines), base["height"] + 20 * rows
+    top = 22 + 20 * len(lines)
     axis = {"gridcolor": _RULE, "zerolinecolor": _RULE, "linecolor": _RULE, "automargin": True}
-    names = [n for t in traces if t["type"] == "heatmap" for n in (*t["meta"]["rows"], *t["meta"]["columns"])]
     alias = {escape(name, quote=False): _cut(name) for name in names if len(name) > LONG}
+    upright = {"tickangle": -90} if long else {}  # slanted names would run into the colours
     x, y = ({"title": {"text": view[of]}} if view.get(of) else {} for of in ("across", "axis"))
     layout = {
         **base,
         "width": width,
-        "height": height + top,
-        "xaxis": {**axis, "labelalias": alias, **base["xaxis"], **x},
+        "height": height + top + 20 * rows,
+        "xaxis": {**axis, "labelalias": alias, **upright, **base["xaxis"], **x},
         "yaxis": {**axis, "labelalias": alias, **base["yaxis"], **y},
         "paper_bgcolor": "#fff",
         "plot_bgcolor": "#fff",
@@ -141,7 +146,7 @@ def _image(figure: Figure, view: Mapping[str, Any], title: str) -> Figure:
             "y": 1,
             "yref": "container",
             "yanchor": "top",
-            "pad": {"t": 12},
+            "pad": {"t": 12 + 9 * (len(lines) - 1)},
         },
         "margin": {"l": 50, "r": 10, "t": top, "b": 50 + 20 * rows},
         "showlegend": rows > 0,
