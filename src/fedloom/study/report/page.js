@@ -39,7 +39,7 @@
     return views[Math.min(Number(slider.value), views.length - 1)];
   };
 
-  const draw = (element) => {
+  const paint = (element) => {
     const figure = figures[element.dataset.figure];
     const canvas = element.querySelector(".canvas");
     const slider = element.querySelector(".smooth");
@@ -103,8 +103,23 @@
     };
     // plotly does not turn a bar of colours that is there
     if (drawn.has(element) && drawn.get(element) !== narrow) Plotly.purge(canvas);
-    Plotly.react(canvas, traces, layout, options);
     drawn.set(element, narrow);
+    return Plotly.react(canvas, traces, layout, options);
+  };
+
+  // Plotly may take a while; a figure that should change meanwhile is drawn once more when it is done.
+  const busy = new Set();
+  const again = new Set();
+  const draw = (element) => {
+    if (busy.has(element)) {
+      again.add(element);
+      return;
+    }
+    busy.add(element);
+    paint(element).finally(() => {
+      busy.delete(element);
+      if (again.delete(element)) draw(element);
+    });
   };
 
   const redraw = () => [...drawn.keys()].forEach(draw);
