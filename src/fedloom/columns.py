@@ -23,6 +23,7 @@ class Spread(Protocol):
 
     def total(self, x: Tensor) -> Tensor: ...
     def cut(self, layout: Layout, vector: Tensor) -> Tensor: ...
+    def at(self, layout: Layout, index: Tensor) -> Tensor: ...
     def join(self, layout: Layout, part: Tensor) -> Tensor: ...
     def whole(self, layout: Layout) -> Layout: ...
 
@@ -50,6 +51,12 @@ def cut(layout: Layout, vector: Tensor) -> Tensor:
     """Of a vector over the whole of a layout's blocks the columns that are here."""
     now = _NOW.get()
     return vector if now is None else now.cut(layout, vector)
+
+
+def at(layout: Layout, index: Tensor) -> Tensor:
+    """Of columns, by position in the whole of a layout's blocks, those that are here, by position here."""
+    now = _NOW.get()
+    return index if now is None else now.at(layout, index)
 
 
 def join(layout: Layout, part: Tensor) -> Tensor:

@@ -367,6 +367,10 @@ class Apart(Rows, Protocol):
         """As `Updates.summed`."""
         ...
 
+    def take(self, index: Tensor) -> Tensor:
+        """All rows in a few columns, by position among all of them: those of the columns that are here."""
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class Listed:

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -105,6 +106,26 @@ def bytes_of(folder: Path) -> str:
     return (folder / "bytes.jsonl").read_text()
 
 
+def diagnostics_of(folder: Path) -> list[Any]:
+    return [json.loads(text) for text in (folder / "diagnostics.jsonl").read_text().splitlines()]
+
+
+def shape_of(value: Any) -> Any:
+    """With its measured numbers left out."""
+    if isinstance(value, list):
+        return [shape_of(v) for v in value]
+    if isinstance(value, dict):
+        return {key: shape_of(v) for key, v in value.items()}
+    return None if isinstance(value, float) else value
+
+
+def flat_of(value: Any) -> list[float]:
+    """Its measured numbers."""
+    if isinstance(value, list | dict):
+        return [x for v in (value.values() if isinstance(value, dict) else value) for x in flat_of(v)]
+    return [value] if isinstance(value, float) else []
+
+
 def both(cases: Mapping[str, tuple[str, ...]], shared: Mapping[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
     """All cases by name; those of shared work are called NAME~."""
     return {**cases, **{f"{name}~": (*changes, "runtime.exact=false") for name, changes in shared.items()}}
@@ -131,6 +152,11 @@ def test_two_processes_equal_one(two: Path, name: str) -> None:
 def test_two_processes_that_share_the_work_are_near_one(two: Path, name: str) -> None:
     assert_near(two / "one" / f"{name}~", two / "2" / f"{name}~", TOLERANCE)
     assert bytes_of(two / "one" / f"{name}~") == bytes_of(two / "2" / f"{name}~")
+    one, other = (diagnostics_of(two / ranks / f"{name}~") for ranks in ("one", "2"))
+    assert one
+    assert shape_of(one) == shape_of(other)
+    # in the first round all start from the same bits, so what is looked at differs by the rounding of sums only
+    assert flat_of(other[0]) == pytest.approx(flat_of(one[0]), rel=1e-3, abs=1e-3)
 
 
 def test_a_whole_checkpoint_is_that_of_one_process(two: Path) -> None:

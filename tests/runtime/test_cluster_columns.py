@@ -14,8 +14,10 @@ from torch import Tensor
 
 from fedloom import Ctx, stages
 from fedloom.columns import spread
+from fedloom.runtime import diagnostics
 from fedloom.runtime.cluster.columns import Columns, Scattered
 from fedloom.runtime.cluster.comm import Comm, shares
+from fedloom.runtime.diagnostics import groups_of, look
 from fedloom.stages import Chain, Every, GroupBy, Mean, PerTask, Scope, Split, Stage, Switch
 from fedloom.updates import EVERYONE, Block, Layout, Updates
 
@@ -205,20 +207,43 @@ def test_a_separable_stage_gives_the_same_on_columns_that_lie_apart(name: str, k
                 near(mine, whole)
 
 
-def near(a: Any, b: Any) -> None:
+@pytest.mark.parametrize("columns", [None, 12])
+@pytest.mark.parametrize("name", ["mean", "identity", "gossip", "pcgrad", "split", "min-norm"])
+def test_what_updates_have_in_common_is_told_alike(name: str, columns: int | None, monkeypatch: Any) -> None:
+    """Of all columns and of a drawn few: rows that lie apart, that were brought together, and mixed ones."""
+    if columns is not None:
+        monkeypatch.setattr(diagnostics, "groups_of", lambda layout, _: groups_of(layout, columns))
+    updates, stage = given("own"), SEPARABLE[name]
+    out, _ = stage(updates, stage.init(LAYOUT), Ctx(1, population=5))
+    expected = look(updates, out)
+    assert any(group["looked"] < group["size"] for group in expected["groups"]) == (columns is not None)
+    for places in ((0, 1, 1, 0, 0), (2, 1, 0, 1, 2)):
+
+        def work(comm: Comm, places: Sequence[int] = places) -> Any:
+            spread_, part = part_of(comm, updates, places)
+            with spread(spread_):
+                out, _ = stage(part, stage.init(LAYOUT), Ctx(1, population=5))
+                return look(part, out)
+
+        found = together(max(places) + 1, work)
+        assert all(one == found[0] for one in found)  # the same bits in every process
+        near(found[0], expected, 1e-3)  # of four digits
+
+
+def near(a: Any, b: Any, rel: float = 1e-5) -> None:
     """Two states that differ by rounding."""
     if isinstance(a, Tensor):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
     elif isinstance(a, dict):
         assert a.keys() == b.keys()
         for key in a:
-            near(a[key], b[key])
+            near(a[key], b[key], rel)
     elif isinstance(a, list):
         assert len(a) == len(b)
         for x, y in zip(a, b, strict=True):
-            near(x, y)
+            near(x, y, rel)
     elif isinstance(a, float):
-        assert a == pytest.approx(b, rel=1e-5)
+        assert a == pytest.approx(b, rel=rel, abs=1e-6)
     else:
         assert a == b
 

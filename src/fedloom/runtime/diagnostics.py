@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.columns import at, total, whole
 from fedloom.context import Row, derive_seed
-from fedloom.updates import Block, Layout, Updates
+from fedloom.updates import Apart, Block, Layout, Updates
 
 KIND = "diagnostics"
 """What the record is called, and the file of a run folder that has it."""
@@ -130,10 +131,12 @@ def look(updates: Updates, out: Updates, peer: str | None = None) -> dict[str, A
 
     A number is null where it is not defined: rows of zeros, rows without the group, weights among fewer columns than
     rows. Weights are left out where there are more than SOLVED rows. `left_out` counts groups that are not looked at.
+
+    Where columns lie in several processes each adds up over its own, and all of them get the same value.
     """
     k = len(updates)
     budget = VALUES if peer is None else AT_PEER
-    groups, left_out = groups_of(updates.layout, max(64, budget // max(k, 1)))
+    groups, left_out = groups_of(whole(updates.layout), max(64, budget // max(k, 1)))
     columns = torch.cat([g.columns for g in groups]) if groups else torch.zeros(0, dtype=torch.int64)
     X, made = _take(updates, columns), _take(out, columns)
     shown = _shown([client for client, _ in updates.rows], peer)
@@ -146,21 +149,25 @@ def look(updates: Updates, out: Updates, peer: str | None = None) -> dict[str, A
         **({"left_out": left_out} if left_out else {}),
     }
     have = torch.ones(k, len(updates.layout.blocks)).bool() if updates.present is None else updates.present.cpu()
-    at = 0
+    sums, end = [], 0
     for group in groups:
-        here = slice(at, at + len(group.columns))
-        at = here.stop
+        here = slice(end, end + len(at(updates.layout, group.columns)))
+        end = here.stop
+        sums.append(_sums(X[:, here], made[:, here], shown, peer))
+    for group, found in zip(groups, _together(sums), strict=True):
         members = have[:, list(group.blocks)].any(1)
         # a task's own parts: only rows of the task
         members &= torch.tensor([group.task is None or task in (None, group.task) for _, task in updates.rows])
-        value["groups"].append(_about(group, X[:, here], made[:, here], members, shown, peer, out.rows))
+        value["groups"].append(_about(group, found, members, shown, peer, out.rows))
     return value
 
 
 def _take(updates: Updates, columns: Tensor) -> Tensor:
-    """Some columns of X, which is not worked out for it (K x c, on the CPU)."""
-    if isinstance(updates.given, Tensor) or "data" in vars(updates):
-        data = updates.data.index_select(1, columns.to(updates.data.device)).cpu()
+    """Those of some columns of X that are here; X is not worked out for it (K x c, on the CPU)."""
+    if isinstance(updates.given, Apart):
+        data = updates.given.take(columns).cpu()
+    elif isinstance(updates.given, Tensor) or "data" in vars(updates):
+        data = updates.data.index_select(1, at(updates.layout, columns).to(updates.data.device)).cpu()
     else:  # rows that are no matrix, one at a time
         given = updates.given
         rows = [given.keep([i]).dense().index_select(1, columns) for i in range(len(updates))]
@@ -177,45 +184,83 @@ def _shown(names: Sequence[str], peer: str | None) -> list[int]:
     return [rows[round(i * (len(rows) - 1) / (ROWS - 1))] for i in range(ROWS)]
 
 
+@dataclass(frozen=True, eq=False)
+class _Sums:
+    """What is added up over a group's columns, in float64; of counts exactly. Shown are all rows, or a choice of them.
+
+    rows       K: columns that are not zero
+    gram       of the shown rows among themselves
+    alike      of the first shown row(s) with the shown: columns of the same sign less columns of the other one
+    both       the same: columns in which neither is zero
+    made       of the rows made with all rows, where weights are sought among them
+    square     of the rows made with themselves
+    """
+
+    rows: Tensor
+    gram: Tensor
+    alike: Tensor
+    both: Tensor
+    made: Tensor
+    square: Tensor
+
+
+def _sums(X: Tensor, made: Tensor, shown: Sequence[int], peer: str | None) -> _Sums:
+    solved = len(X) <= SOLVED
+    looked, seen = (X, list(shown)) if solved else (X[list(shown)], list(range(len(shown))))
+    own = seen[:1] if peer is not None else seen
+    wide, signs = looked.double(), looked.sign()
+    mask, target = signs.abs(), (made if solved else made[:0]).double()
+    return _Sums(
+        X.count_nonzero(1).double(),
+        wide @ wide.t(),
+        (signs[own] @ signs[seen].t()).double(),
+        (mask[own] @ mask[seen].t()).double(),
+        target @ wide.t(),
+        (target * target).sum(1),
+    )
+
+
+def _together(sums: Sequence[_Sums]) -> list[_Sums]:
+    """The sums over all processes, which are told each other all at once."""
+    if not sums:
+        return []
+    parts = [part for one in sums for part in vars(one).values()]
+    summed = iter(total(torch.cat([part.flatten() for part in parts])).split([part.numel() for part in parts]))
+    return [_Sums(**{name: next(summed).view_as(part) for name, part in vars(one).items()}) for one in sums]
+
+
 def _about(
-    group: Group, X: Tensor, made: Tensor, members: Tensor, shown: Sequence[int], peer: str | None, out: Sequence[Row]
+    group: Group, sums: _Sums, members: Tensor, shown: Sequence[int], peer: str | None, out: Sequence[Row]
 ) -> dict[str, Any]:
-    k, every = len(X), bool(members.all())
+    k, every, looked = len(members), bool(members.all()), len(group.columns)
     value: dict[str, Any] = {
         "part": group.part,
         "task": group.task,
         "layers": group.layers,
         "size": group.size,
-        "looked": len(group.columns),
+        "looked": looked,
         **({} if every else {"rows": members.nonzero().flatten().tolist()}),
     }
     solved = k <= SOLVED
-    looked = X if solved else X[list(shown)]
-    at = list(shown) if solved else list(range(len(shown)))
-    own = at[:1] if peer is not None else at
-    wide = looked.double()
-    G = wide @ wide.t()
+    seen = list(shown) if solved else list(range(len(shown)))
+    own = seen[:1] if peer is not None else seen
+    G = sums.gram
     norms = G.diagonal().clamp(min=0).sqrt()
-    signs = looked.sign()
-    mask = signs.abs()
-    cosine = (G / norms[:, None] / norms)[own][:, at]
-    alike = ((signs[own] @ signs[at].t()) / (mask[own] @ mask[at].t()) + 1).double() / 2
+    cosine = (G / norms[:, None] / norms)[own][:, seen]
+    alike = (sums.alike / sums.both + 1) / 2
     ok = members[list(shown)]
     for matrix in (cosine, alike):
         matrix[~ok[: len(own)]] = torch.nan
         matrix[:, ~ok] = torch.nan
-    above = torch.ones(len(own), len(at)).triu(1).bool()
+    above = torch.ones(len(own), len(seen)).triu(1).bool()
     value["cosine"], value["sign"] = _numbers(cosine[above].clamp(-1, 1)), _numbers(alike[above])
-    share = (mask.mean(1) if solved else X.count_nonzero(1) / max(1, X.shape[1])).double()
-    value["kept"] = _numbers(torch.where(members, share, torch.nan))
+    value["kept"] = _numbers(torch.where(members, sums.rows / max(1, looked), torch.nan))
     rows = members.nonzero().flatten()
     if solved and len(rows):
-        target = made.double()
-        square = (target * target).sum(1)
-        weights = torch.full((len(made), k), torch.nan, dtype=torch.float64)
-        explained = torch.full((len(made),), torch.nan, dtype=torch.float64)
-        if X.shape[1] >= len(rows):
-            weights[:, rows], explained = _weights(G[rows][:, rows], (target @ wide.t())[:, rows], square)
+        weights = torch.full((len(out), k), torch.nan, dtype=torch.float64)
+        explained = torch.full((len(out),), torch.nan, dtype=torch.float64)
+        if looked >= len(rows):
+            weights[:, rows], explained = _weights(G[rows][:, rows], sums.made[:, rows], sums.square)
         # of a row made for one task, another task's parts are nobody's
         for i, (_, task) in enumerate(out):
             if group.task is not None and task not in (None, group.task):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -57,6 +58,15 @@ class Columns:
     def cut(self, layout: Layout, vector: Tensor) -> Tensor:
         """The columns that are here."""
         return vector.split(self.sizes(layout), dim=-1)[self.comm.rank]
+
+    def at(self, layout: Layout, index: Tensor) -> Tensor:
+        """Of columns, by position in the whole, those that are here, by position here."""
+        rank = self.comm.rank
+        return self.split(layout, index)[rank] - offsets(self.sizes(layout))[rank]
+
+    def split(self, layout: Layout, index: Tensor) -> list[Tensor]:
+        """Columns, by position in the whole: of each process those that it has."""
+        return [index[(index >= a) & (index < b)] for a, b in pairwise(offsets(self.sizes(layout)))]
 
     def join(self, layout: Layout, part: Tensor) -> Tensor:
         """The whole vector."""
@@ -153,6 +163,19 @@ class Scattered:
         here = Layout(tuple(b for b in self.columns.here.blocks if b.name in set(self.layout.names)))
         dense = None if self._dense is None else here.take(self._dense, part)
         return Scattered(self.columns, self.columns.whole(part), own, self.places, dense)
+
+    def take(self, index: Tensor) -> Tensor:
+        """All rows in a few columns, by position among all of them: those of the columns that are here."""
+        if self._dense is not None:
+            return self._dense[:, self.columns.at(self.layout, index)]
+        comm = self.columns.comm
+        parts = self.columns.split(self.layout, index)
+        X = self.own.new_empty(len(self.places), len(parts[comm.rank]))
+        into = {q: [X.new_empty(len(self._of(q)), X.shape[1])] for q in range(comm.size)}
+        comm.exchange({q: [self.own[:, part]] for q, part in enumerate(parts)}, into)
+        for q, (rows,) in into.items():
+            X[self._of(q)] = rows
+        return X
 
     def bad(self) -> set[int]:
         """Positions of the rows with nan or inf."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from fedloom.columns import spread
 from fedloom.context import Ctx, Row
+from fedloom.runtime import diagnostics
 from fedloom.runtime.build import Built
 from fedloom.runtime.cluster.columns import Columns, Scattered
 from fedloom.runtime.cluster.comm import Comm
@@ -86,6 +88,7 @@ class Sharing(Member):
             updates = updates.replace(base=base)
         with spread(columns):
             out, stage = method.stage(updates, server["stage"], ctx)
+            ctx.record(diagnostics.KIND, partial(diagnostics.look, updates, out))
         moved: list[tuple[Row, Any]] = columns.back(out, self.owner, self._knows_all)
         del updates, out
         came = [p for p in came if p.row[0] in set(alive)]
