@@ -11,7 +11,8 @@ import os
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def save(figures: Mapping[str, Figure], folders: Mapping[str, Path]) -> list[Pat
     try:
         # names could hold TeX; without MathJax, which would come from the network, they stay as they are
         browser = kaleido.Kaleido(mathjax=False)
-        return asyncio.run(_save(browser, images_of(figures), folders))
+        return _run(_save(browser, images_of(figures), folders))
     except errors.ChromeNotFoundError:
         named = os.environ.get("BROWSER_PATH")
         raise UserError(
@@ -70,6 +71,16 @@ def save(figures: Mapping[str, Figure], folders: Mapping[str, Path]) -> list[Pat
     except (errors.BrowserFailedError, errors.BrowserClosedError, TimeoutError) as error:
         why = " ".join(map(str, error.args[:1]))
         raise UserError(f"The browser that draws images failed: {why} BROWSER_PATH can name another one.") from error
+
+
+def _run(work: Coroutine[Any, Any, list[Path]]) -> list[Path]:
+    """Run it, in a thread of its own where a loop is at work already, as in a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
 
 
 async def _save(browser: Any, images: Mapping[str, Figure], folders: Mapping[str, Path]) -> list[Path]:
