@@ -1,14 +1,13 @@
 """What looking at the updates of a round costs (runtime.diagnostics), as a share of the round it is a part of.
 
-Small real runs, where a round is short and the share therefore large: evaluation off, the share is the median over the
-rounds of one run, in which both were measured. Then one look at matrices of several sizes beside the stage `Mean` on
-the same matrix, in turns: a look does not grow with the number of columns.
+Small real runs, where a round is short and the share therefore large: evaluation off, both measured in the same rounds
+of one run. Then one look at matrices of several sizes beside the stage `Mean` on the same matrix, in turns: a look
+does not grow with the number of columns.
 """
 
 from __future__ import annotations
 
 import json
-import statistics
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +18,7 @@ from _common import arguments, interleaved, machine
 import fedloom
 from fedloom.context import Ctx
 from fedloom.recipes import load
-from fedloom.runtime.diagnostics import look
+from fedloom.runtime.diagnostics import EVERY, look
 from fedloom.stages import Mean
 from fedloom.updates import Block, Layout, Updates
 
@@ -34,18 +33,20 @@ MATRICES = ((4, 100_000), (20, 1_000_000), (100, 100_000), (100, 1_000_000))
 
 
 def share(changes: tuple[str, ...], rounds: int) -> tuple[float, float]:
-    """(seconds of a round, the share of them that goes into looking), medians over rounds but the first."""
+    """(seconds of a round, the share of them that goes into looking): means over rounds but the first and the last.
+
+    Peers do not look in every round, so these are a multiple of the rounds from one look to the next.
+    """
     common = (f"training.rounds={rounds}", f"evaluation.every={rounds}", "training.epochs=2")
     with tempfile.TemporaryDirectory() as home:
         fedloom.run(load("digits-tasks", (*common, *changes)), Path(home) / "run")
         lines = [json.loads(text) for text in (Path(home) / "run" / "metrics.jsonl").read_text().splitlines()]
-    seconds, shares = [], []
+    seconds = looking = 0.0
     for line in lines[2:-1]:
         parts = line["seconds"]
-        whole = sum(s for phase, s in parts.items() if "sum over" not in phase and phase != "diagnostics")
-        seconds.append(whole)
-        shares.append(parts["diagnostics"] / whole)
-    return statistics.median(seconds), statistics.median(shares)
+        seconds += sum(s for phase, s in parts.items() if "sum over" not in phase and phase != "diagnostics")
+        looking += parts.get("diagnostics", 0.0)
+    return seconds / (rounds - 2), looking / seconds
 
 
 def matrix(rows: int, columns: int) -> Updates:
@@ -60,7 +61,7 @@ def main() -> None:
     print(machine())
     print(f"\n{'digits-tasks, 2 epochs':<40} {'a round':>10} {'looking':>9}")
     for name, changes in RUNS.items():
-        seconds, part = share(changes, 4 if args.quick else 12)
+        seconds, part = share(changes, 2 + EVERY * (1 if args.quick else 3))
         print(f"{name:<40} {1000 * seconds:>7.0f} ms {part:>9.1%}")
     print(f"\n{'rows x columns':<40} {'look':>10} {'Mean':>10}")
     for rows, columns in MATRICES[:1] if args.quick else MATRICES:

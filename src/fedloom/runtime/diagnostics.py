@@ -148,17 +148,15 @@ def look(updates: Updates, out: Updates, peer: str | None = None) -> dict[str, A
         "groups": [],
         **({"left_out": left_out} if left_out else {}),
     }
+    if not groups:
+        return value
+    sizes = [len(at(updates.layout, group.columns)) for group in groups]
+    sums = _together(_sums(X, made, sizes, shown, peer))
     have = torch.ones(k, len(updates.layout.blocks)).bool() if updates.present is None else updates.present.cpu()
-    sums, end = [], 0
-    for group in groups:
-        here = slice(end, end + len(at(updates.layout, group.columns)))
-        end = here.stop
-        sums.append(_sums(X[:, here], made[:, here], shown, peer))
-    for group, found in zip(groups, _together(sums), strict=True):
-        members = have[:, list(group.blocks)].any(1)
-        # a task's own parts: only rows of the task
-        members &= torch.tensor([group.task is None or task in (None, group.task) for _, task in updates.rows])
-        value["groups"].append(_about(group, found, members, shown, peer, out.rows))
+    # a task's own parts: only rows of the task
+    own = [[group.task is None or task in (None, group.task) for _, task in updates.rows] for group in groups]
+    members = torch.stack([have[:, list(group.blocks)].any(1) for group in groups])
+    value["groups"] = _about(groups, sums, members & torch.tensor(own).view(members.shape), shown, peer, out.rows)
     return value
 
 
@@ -186,9 +184,9 @@ def _shown(names: Sequence[str], peer: str | None) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class _Sums:
-    """What is added up over a group's columns, in float64; of counts exactly. Shown are all rows, or a choice of them.
+    """What is added up over the columns of each of g groups, in float64; of counts exactly. Shown are some rows or all.
 
-    rows       K: columns that are not zero
+    rows       g x K: columns that are not zero
     gram       of the shown rows among themselves
     alike      of the first shown row(s) with the shown: columns of the same sign less columns of the other one
     both       the same: columns in which neither is zero
@@ -204,85 +202,93 @@ class _Sums:
     square: Tensor
 
 
-def _sums(X: Tensor, made: Tensor, shown: Sequence[int], peer: str | None) -> _Sums:
+def _sums(X: Tensor, made: Tensor, sizes: Sequence[int], shown: Sequence[int], peer: str | None) -> _Sums:
+    """The sums of groups that lie one after another, of so many columns each."""
     solved = len(X) <= SOLVED
     looked, seen = (X, list(shown)) if solved else (X[list(shown)], list(range(len(shown))))
     own = seen[:1] if peer is not None else seen
-    wide, signs = looked.double(), looked.sign()
-    mask, target = signs.abs(), (made if solved else made[:0]).double()
+    wide, signs, target = looked.double(), looked.sign(), (made if solved else made[:0]).double()
+    mask = signs.abs()
+
+    def each(a: Tensor, b: Tensor) -> Tensor:
+        pairs = zip(a.split(sizes, 1), b.split(sizes, 1), strict=True)
+        return torch.stack([x @ y.t() for x, y in pairs]).double()
+
     return _Sums(
-        X.count_nonzero(1).double(),
-        wide @ wide.t(),
-        (signs[own] @ signs[seen].t()).double(),
-        (mask[own] @ mask[seen].t()).double(),
-        target @ wide.t(),
-        (target * target).sum(1),
+        torch.stack([x.count_nonzero(1) for x in X.split(sizes, 1)]).double(),
+        each(wide, wide),
+        each(signs[own], signs[seen]),
+        each(mask[own], mask[seen]),
+        each(target, wide),
+        torch.stack([x.sum(1) for x in (target * target).split(sizes, 1)]),
     )
 
 
-def _together(sums: Sequence[_Sums]) -> list[_Sums]:
+def _together(sums: _Sums) -> _Sums:
     """The sums over all processes, which are told each other all at once."""
-    if not sums:
-        return []
-    parts = [part for one in sums for part in vars(one).values()]
-    summed = iter(total(torch.cat([part.flatten() for part in parts])).split([part.numel() for part in parts]))
-    return [_Sums(**{name: next(summed).view_as(part) for name, part in vars(one).items()}) for one in sums]
+    parts = vars(sums)
+    summed = total(torch.cat([part.flatten() for part in parts.values()])).split([p.numel() for p in parts.values()])
+    return _Sums(**{name: flat.view_as(part) for flat, (name, part) in zip(summed, parts.items(), strict=True)})
 
 
 def _about(
-    group: Group, sums: _Sums, members: Tensor, shown: Sequence[int], peer: str | None, out: Sequence[Row]
-) -> dict[str, Any]:
-    k, every, looked = len(members), bool(members.all()), len(group.columns)
-    value: dict[str, Any] = {
-        "part": group.part,
-        "task": group.task,
-        "layers": group.layers,
-        "size": group.size,
-        "looked": looked,
-        **({} if every else {"rows": members.nonzero().flatten().tolist()}),
-    }
+    groups: Sequence[Group], sums: _Sums, members: Tensor, shown: Sequence[int], peer: str | None, out: Sequence[Row]
+) -> list[dict[str, Any]]:
+    """What is said of each group; `members` (g x K) are the rows that have it."""
+    k = members.shape[1]
     solved = k <= SOLVED
     seen = list(shown) if solved else list(range(len(shown)))
     own = seen[:1] if peer is not None else seen
-    G = sums.gram
-    norms = G.diagonal().clamp(min=0).sqrt()
-    cosine = (G / norms[:, None] / norms)[own][:, seen]
-    alike = (sums.alike / sums.both + 1) / 2
-    ok = members[list(shown)]
-    for matrix in (cosine, alike):
-        matrix[~ok[: len(own)]] = torch.nan
-        matrix[:, ~ok] = torch.nan
-    above = torch.ones(len(own), len(seen)).triu(1).bool()
-    value["cosine"], value["sign"] = _numbers(cosine[above].clamp(-1, 1)), _numbers(alike[above])
-    value["kept"] = _numbers(torch.where(members, sums.rows / max(1, looked), torch.nan))
-    rows = members.nonzero().flatten()
-    if solved and len(rows):
-        weights = torch.full((len(out), k), torch.nan, dtype=torch.float64)
-        explained = torch.full((len(out),), torch.nan, dtype=torch.float64)
-        if looked >= len(rows):
-            weights[:, rows], explained = _weights(G[rows][:, rows], sums.made[:, rows], sums.square)
+    looked = torch.tensor([len(group.columns) for group in groups])
+    norms = sums.gram.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
+    cosine = (sums.gram / norms[:, :, None] / norms[:, None])[:, own][:, :, seen].clamp(-1, 1)
+    ok = members[:, list(shown)]
+    pairs = torch.ones(len(own), len(seen)).triu(1).bool()
+    known = (ok[:, : len(own), None] & ok[:, None])[:, pairs]
+    cosine = torch.where(known, cosine[:, pairs], torch.nan)
+    alike = torch.where(known, ((sums.alike / sums.both + 1) / 2)[:, pairs], torch.nan)
+    kept = torch.where(members, sums.rows / looked[:, None].clamp(min=1), torch.nan)
+    found = []
+    for i, group in enumerate(groups):
+        value: dict[str, Any] = {
+            "part": group.part,
+            "task": group.task,
+            "layers": group.layers,
+            "size": group.size,
+            "looked": len(group.columns),
+        }
+        if not members[i].all():
+            value["rows"] = members[i].nonzero().flatten().tolist()
+        value |= {"cosine": _numbers(cosine[i]), "sign": _numbers(alike[i]), "kept": _numbers(kept[i])}
+        found.append(value)
+    if solved:
         # of a row made for one task, another task's parts are nobody's
-        for i, (_, task) in enumerate(out):
-            if group.task is not None and task not in (None, group.task):
-                weights[i], explained[i] = torch.nan, torch.nan
-        value["weights"], value["explained"] = [_numbers(w) for w in weights], _numbers(explained)
-    return value
+        theirs = [[group.task is None or task in (None, group.task) for _, task in out] for group in groups]
+        enough = (looked >= members.sum(1))[:, None] & torch.tensor(theirs).view(len(groups), len(out))
+        weights, explained = _weights(sums.gram, sums.made, sums.square, members)
+        weights = torch.where(enough[:, :, None], weights, torch.nan)
+        explained = torch.where(enough, explained, torch.nan)
+        for value, some, w, e in zip(found, members.any(1).tolist(), weights, explained, strict=True):
+            if some:
+                value |= {"weights": [_numbers(row) for row in w], "explained": _numbers(e)}
+    return found
 
 
-def _weights(G: Tensor, H: Tensor, square: Tensor) -> tuple[Tensor, Tensor]:
+def _weights(G: Tensor, H: Tensor, square: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
     """(W, explained): the least-squares W (rows made x K) of made = W X; shortest, for unit rows, where several are.
 
-    From inner products: G of the rows (K x K), H of the rows made with them, `square` of the rows made with themselves.
+    Of each group (first dimension), from inner products: G of the rows (K x K), H of the rows made with them, `square`
+    of the rows made with themselves. Only `members` (K) get a weight.
     """
-    norms = G.diagonal().clamp(min=0).sqrt()
-    there = norms > 0
+    norms = G.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
+    there = members & (norms > 0)
     scale = torch.where(there, 1 / norms, 0.0)
-    G, H = G * scale * scale[:, None], H * scale
+    G, H = G * scale[:, None] * scale[:, :, None], H * scale[:, None]
     values, vectors = torch.linalg.eigh(G)
-    inverse = torch.where(values > _RANK * values[-1].clamp(min=1e-300), 1 / values, 0.0)
-    W = (H @ (vectors * inverse)) @ vectors.t()
-    explained = (2 * (W * H).sum(1) - ((W @ G) * W).sum(1)) / square
-    return torch.where(there, W * scale, torch.nan), explained
+    inverse = torch.where(values > _RANK * values[:, -1:].clamp(min=1e-300), 1 / values, 0.0)
+    W = (H @ (vectors * inverse[:, None])) @ vectors.mT
+    explained = (2 * (W * H).sum(2) - ((W @ G) * W).sum(2)) / square
+    return torch.where(there[:, None], W * scale[:, None], torch.nan), explained
 
 
 def looks(peer: str, population: int | None, round: int) -> bool:
