@@ -64,18 +64,14 @@ class Examples(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class TensorExamples:
-    """Images (N x C x H x W, float32, or uint8 which is scaled to 0..1 per batch) and labels per task (N x ...).
+class InMemory:
+    """What examples have in common that are tensors: inputs (N x ...) and labels per task (N x ..., -1 = none).
 
-    `mean` and `std` (per channel) normalise each batch. `domain` (N, integers) says where an example comes from.
+    DataError where a task has not one label for each input.
     """
 
     images: Tensor
     labels: Mapping[str, Tensor]
-    domain: Tensor | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    prefetch: bool = False
 
     def __post_init__(self) -> None:
         for task, labels in self.labels.items():
@@ -85,6 +81,42 @@ class TensorExamples:
     def __len__(self) -> int:
         return len(self.images)
 
+    def rows(self, index: Tensor, tasks: Collection[str] | None) -> tuple[Tensor, dict[str, Tensor]]:
+        """Inputs and labels at `index` as they are stored, of the given tasks (all if None)."""
+        wanted = self.labels if tasks is None else tasks
+        return self.images.index_select(0, index), {task: self.labels[task].index_select(0, index) for task in wanted}
+
+    def labels_of(self, task: str) -> np.ndarray[Any, Any]:
+        """Labels of one task as a numpy array."""
+        return self.labels[task].numpy()
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input."""
+        return tuple(self.images.shape[1:])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of inputs and labels."""
+        return self.images.nbytes + sum(labels.nbytes for labels in self.labels.values())
+
+    def fingerprint(self) -> bytes:
+        """All labels, task by task."""
+        return b"".join(self.labels_of(task).tobytes() for task in sorted(self.labels))
+
+
+@dataclass(frozen=True, eq=False)
+class TensorExamples(InMemory):
+    """Images (N x C x H x W, float32, or uint8 which is scaled to 0..1 per batch) and labels per task (N x ...).
+
+    `mean` and `std` (per channel) normalise each batch. `domain` (N, integers) says where an example comes from.
+    """
+
+    domain: Tensor | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    prefetch: bool = False
+
     def batch(
         self,
         index: Tensor,
@@ -93,8 +125,7 @@ class TensorExamples:
         tasks: Collection[str] | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Inputs and labels at `index`, on `device`, normalised; nothing is augmented."""
-        x = self.images.index_select(0, index)
-        y = {task: self.labels[task].index_select(0, index) for task in (self.labels if tasks is None else tasks)}
+        x, y = self.rows(index, tasks)
         if device.type != "cpu":
             x = x.to(device, non_blocking=True)
             y = {task: labels.to(device, non_blocking=True) for task, labels in y.items()}
@@ -112,24 +143,6 @@ class TensorExamples:
             return None
         shape = (1, -1) + (1,) * (self.images.ndim - 2)
         return torch.tensor(self.mean).view(shape), torch.tensor(self.std).view(shape)
-
-    def labels_of(self, task: str) -> np.ndarray[Any, Any]:
-        """Labels of one task as a numpy array."""
-        return self.labels[task].numpy()
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input."""
-        return tuple(self.images.shape[1:])
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of images and labels."""
-        return self.images.nbytes + sum(labels.nbytes for labels in self.labels.values())
-
-    def fingerprint(self) -> bytes:
-        """All labels, task by task."""
-        return b"".join(self.labels_of(task).tobytes() for task in sorted(self.labels))
 
 
 @dataclass(frozen=True, eq=False)

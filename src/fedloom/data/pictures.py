@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.data.dataset import Dataset
+from fedloom.data.dataset import Dataset, InMemory
 from fedloom.data.prepare import Array
 from fedloom.data.transforms import normalise
 from fedloom.errors import DataError
@@ -20,15 +19,13 @@ TASK = "label"
 
 
 @dataclass(frozen=True, eq=False)
-class Pictures:
+class Pictures(InMemory):
     """Images (N x 3 x H x W, uint8) with class labels per task (N, -1 = unlabelled); fulfils `Examples`.
 
     In training, an image gets `pad` black pixels on every side, is cropped to its size at a random place, and is
     mirrored with probability 1/2 where `flip` is set. Always normalised by ImageNet's mean and standard deviation.
     """
 
-    images: Tensor
-    labels: Mapping[str, Tensor]
     domain: Tensor
     pad: int = 0
     flip: bool = False
@@ -38,9 +35,6 @@ class Pictures:
         """Whether batches are augmented."""
         return self.pad > 0 or self.flip
 
-    def __len__(self) -> int:
-        return len(self.images)
-
     def batch(
         self,
         index: Tensor,
@@ -49,32 +43,17 @@ class Pictures:
         tasks: Collection[str] | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Inputs (B x 3 x H x W) and labels at `index`, on `device`; with `rng` as for training."""
-        x = self.images.index_select(0, index).to(device)
+        x, y = self.rows(index, tasks)
+        x = x.to(device)
         if rng is not None and self.prefetch:
             places = torch.randint(2 * self.pad + 1, (2, len(index)), generator=rng)
             mirrored = torch.rand(len(index), generator=rng) < 0.5 if self.flip else torch.zeros(len(index)).bool()
             x = crop(x, self.pad, places[0].to(device), places[1].to(device), mirrored.to(device))
-        y = {task: self.labels[task].index_select(0, index) for task in (self.labels if tasks is None else tasks)}
         return normalise(x.float().div_(255)), {task: labels.to(device) for task, labels in y.items()}
-
-    def labels_of(self, task: str) -> np.ndarray[Any, Any]:
-        """Labels of one task as a numpy array."""
-        return self.labels[task].numpy()
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """3 x H x W."""
-        return tuple(self.images.shape[1:])
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of images and labels."""
-        return self.images.nbytes + sum(labels.nbytes for labels in self.labels.values())
 
     def fingerprint(self) -> bytes:
         """All labels, task by task, and the domains."""
-        labels = b"".join(self.labels_of(task).tobytes() for task in sorted(self.labels))
-        return labels + self.domain.numpy().tobytes()
+        return super().fingerprint() + self.domain.numpy().tobytes()
 
 
 def crop(x: Tensor, pad: int, top: Tensor, left: Tensor, mirrored: Tensor) -> Tensor:
