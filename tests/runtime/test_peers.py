@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from fedloom.methods import METHODS, feddea, heal, local, pcgrad
 from fedloom.methods.at_peers import at_peers
 from fedloom.peers import Safeguards
 from fedloom.peers.config import SafeguardsSection
+from fedloom.recipes.loader import load
 from fedloom.recipes.schema import PeersSection, strict
 from fedloom.runtime import state as checkpoint
 from fedloom.runtime.api import Result, Silent, trained_models
@@ -368,3 +370,30 @@ def test_a_run_of_peers_resumes_each_from_its_own_folder(quick: Quick, tmp_path:
     assert lines_a == lines_b
     peer = [r for r in lines_a[2]["records"] if r["kind"] == "peer"]
     assert sorted(r["peer"] for r in peer) == own
+
+
+def test_overlap_is_of_the_clients_own_weights_whatever_a_task_weighs_for_all(tmp_path: Path) -> None:
+    """Eq. 4.4 on 0.7 and 0.3: a loss that is scaled by ten does not make its task ten times as important."""
+    changes = (
+        "training.rounds=1",
+        "training.epochs=1",
+        "data.count=24",
+        "data.test_count=2",
+        "evaluation.splits=[test]",
+        "partition.val_fraction=0",
+        "early_stopping=null",
+        "peers={similarity: {signals: {overlap: 1}}, choose: {top: 5}}",
+    )
+    found = []
+    for number, weight in enumerate(("1", "10")):
+        recipe = load("thesis/scenes-pairwise", (*changes, f"tasks.normals.weight={weight}"))
+        run = fedloom.run(recipe, tmp_path / str(number)).run
+        found.append({r["peer"]: r["similarity"] for r in run.rounds[1]["records"] if r["kind"] == "peer"})
+    held = {
+        name: about["tasks"] for name, about in json.loads((tmp_path / "0/run.json").read_text())["clients"].items()
+    }
+    assert found[0] == found[1]
+    for peer, row in found[0].items():
+        expected = {o: sum(min(held[peer].get(t, 0), held[o].get(t, 0)) for t in held[peer]) for o in row}
+        assert row == pytest.approx(expected)
+    assert {round(value, 6) for row in found[0].values() for value in row.values()} == {0.3, 0.6, 0.7}

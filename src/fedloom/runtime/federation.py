@@ -79,6 +79,11 @@ class Client:
         return {"train": self.train, "val": self.val, "test": self.test}[split]
 
     @property
+    def shares(self) -> dict[str, float]:
+        """Task -> its weight for this client, without the one that the task has for all."""
+        return {name: weight / task.weight if task.weight else 0.0 for name, (task, weight) in self.tasks.items()}
+
+    @property
     def class_counts(self) -> Tensor:
         """Train examples of each class (C, float64) of the first classification task; empty where there is none."""
         for task, _ in self.tasks.values():

@@ -132,13 +132,9 @@ class Peer:
             return
         self.features = features
         self.signals = self._signals() if self._due else {}
-        letter = self._letter("signal", self.signals, {"tasks": self._tasks, "due": self._due})
+        letter = self._letter("signal", self.signals, {"tasks": self.client.shares, "due": self._due})
         for receiver in graph.receivers(self.name):
             self._send(receiver, letter)
-
-    @property
-    def _tasks(self) -> dict[str, float]:
-        return {task: weight for task, (_, weight) in self.client.tasks.items()}
 
     @property
     def _due(self) -> bool:
@@ -212,7 +208,7 @@ class Peer:
         clients = dict(self.federation.clients)
         for letter in letters:
             if letter.sender not in clients:
-                held = {task: (known[task], weight) for task, weight in letter.values["tasks"].items()}
+                held = {task: (known[task], w * known[task].weight) for task, w in letter.values["tasks"].items()}
                 clients[letter.sender] = Client(letter.sender, held, nothing, nothing, nothing)
         self.federation = replace(self.federation, clients=dict(sorted(clients.items())))
 
@@ -226,7 +222,8 @@ class Peer:
         parts: dict[str, Tensor] = {}
         for signal in config.signals:
             if signal == "overlap":
-                W = blocks.task_weights({self.name: self._tasks, **{n: letters[n].values["tasks"] for n in names}})
+                shares = {self.name: self.client.shares, **{n: letters[n].values["tasks"] for n in names}}
+                W = blocks.task_weights(shares)
                 at = {n: i for i, n in enumerate(sorted((self.name, *names)))}
                 W = W[[at[n] for n in (self.name, *names)]]
                 parts[signal] = blocks.overlap(W) if every else blocks.overlap(W[0], W[1:])
@@ -343,7 +340,7 @@ class Peer:
         if not same and self.tells_start:
             tree["start"] = Raw().pack(values(self.base))["values"]
         skeleton, tensors = split_tree(tree)
-        about = {"update": update, "scope": scope, "tasks": self._tasks, "payload": skeleton}
+        about = {"update": update, "scope": scope, "tasks": self.client.shares, "payload": skeleton}
         return self._letter("model", tensors, about)
 
     def _buffers(self, scope: str) -> Layout:
