@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from safetensors import safe_open
 
 import fedloom
 from fedloom.codecs import Raw, Sparse
+from fedloom.data.dataset import TensorExamples
 from fedloom.data.partition import Partition, Share
 from fedloom.errors import DataError
 from fedloom.methods.method import Method
@@ -22,7 +24,7 @@ from fedloom.runtime.api import Result, plan
 from fedloom.runtime.buffers import merge_buffers
 from fedloom.runtime.build import build
 from fedloom.runtime.early import Patience
-from fedloom.runtime.federation import Federation
+from fedloom.runtime.federation import Federation, Part
 from fedloom.runtime.process import initial_state
 from fedloom.runtime.sampling import cohort
 from fedloom.runtime.steps import Payload, server_step
@@ -280,3 +282,14 @@ def test_a_personal_method_keeps_one_model_per_client(quick: Quick) -> None:
     tensors, lines = outcome(quick(method=Method(name="identity", stage=Identity())))
     assert sum(name.endswith("heads.digit.bias") for name in tensors) == 5
     assert {m["model"] for m in lines[1]["metrics"]} == {"personal"}
+
+
+def test_a_part_in_a_worker_process_has_the_same_groups() -> None:
+    labels = {"all": [0, 1, 0, 1], "some": [-1, 1, 0, -1], "few": [0, -1, -1, -1], "same": [-1, 0, 0, -1]}
+    examples = TensorExamples(torch.zeros(4, 1), {task: torch.tensor(values) for task, values in labels.items()})
+    part = Part(examples, np.array([1, 2, 3]), "own")
+    groups = {("all",): [1, 2, 3], ("some", "same"): [1, 2], ("few",): []}
+    for _ in range(2):  # the second time it has been asked before
+        part = pickle.loads(pickle.dumps(part))
+        assert {names: found.positions.tolist() for found, names in part.by_labels(labels)} == groups
+        assert part.partial(labels).keys() == {"some", "same", "few"}

@@ -76,6 +76,11 @@ def labelled(labels: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.bool_]
     return np.ones(len(labels), bool)
 
 
+def class_counts(labels: np.ndarray[Any, Any], classes: int) -> Indices:
+    """How many of the labels (N integers) are of each class (C); -1, no label, is not counted."""
+    return np.bincount(labels[labelled(labels)], minlength=classes)
+
+
 @dataclass(frozen=True, eq=False)
 class Share:
     """One client's share: its tasks with loss weights, and its positions in the train part (sorted)."""
@@ -182,8 +187,7 @@ def _counts(pool: Pool, task: str, index: Indices) -> list[int] | int:
     labels = pool.labels[task]
     if labels.ndim > 1 or not np.issubdtype(labels.dtype, np.integer):
         return len(index)
-    held = labels[index[pool.labelled(task)[index]]]
-    return np.bincount(held, minlength=int(labels.max(initial=0)) + 1).tolist()
+    return class_counts(labels[index], int(labels.max(initial=0)) + 1).tolist()
 
 
 def _check_share(share: Share, pool: Pool) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedloom.data.dataset import Dataset, Examples
-from fedloom.data.partition import Indices, Partition, labelled
+from fedloom.data.partition import Indices, Partition, class_counts, labelled
 from fedloom.errors import DataError
 from fedloom.tasks.task import Task
 from fedloom.updates import Layout
@@ -89,7 +89,7 @@ class Client:
         for task, _ in self.tasks.values():
             if task.kind == "classification":
                 labels = self.train.examples.labels_of(task.name)[self.train.positions]
-                return torch.from_numpy(np.bincount(labels[labels >= 0], minlength=task.channels)).double()
+                return torch.from_numpy(class_counts(labels, task.channels)).double()
         return torch.zeros(0, dtype=torch.float64)
 
     def only(self, task: str) -> Client:
