@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fedloom.context import Ctx
-from fedloom.stages.combine import Inner
+from fedloom.stages.combine import Around
 from fedloom.stages.stage import Stage, State
 from fedloom.updates import Layout, Updates
 
 
 @dataclass(frozen=True)
-class PerBlock(Inner):
+class PerBlock(Around):
     """Apply a stage to the columns of each block (each tensor of the model) by itself."""
 
     stage: Stage
 
     def __post_init__(self) -> None:
         self._close("PerBlock")
-
-    @property
-    def inner(self) -> Sequence[Stage]:
-        return (self.stage,)
 
     @property
     def reduces(self) -> bool:  # type: ignore[override]

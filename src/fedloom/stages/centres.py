@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedloom.context import Ctx
 from fedloom.stages.clusters import agglomerate, cosines, for_members
-from fedloom.stages.combine import Inner
+from fedloom.stages.combine import Aggregation
 from fedloom.stages.gram import gram
 from fedloom.stages.mean import Mean, weighted_mean
 from fedloom.stages.stage import Fields, Identity, Stage, State, Told
@@ -57,7 +57,7 @@ def _tell(models: Sequence[Tensor], clients: Sequence[str]) -> dict[str, Told]:
 
 
 @dataclass(frozen=True)
-class ChosenClusters(Inner):
+class ChosenClusters(Aggregation):
     """Keeps `count` models, tells all of them, and moves each with the rows of the clients that chose it (IFCA).
 
     The choice is the extra "cluster". The first round is one for all, with `stage`; then the models part (see
@@ -79,24 +79,12 @@ class ChosenClusters(Inner):
         self._close("ChosenClusters")
 
     @property
-    def inner(self) -> Sequence[Stage]:
-        return (self.stage,)
-
-    @property
     def reads(self) -> Fields:  # type: ignore[override]
         return super().reads | {"base", "extra:cluster"}
 
     @property
     def tells(self) -> Fields:  # type: ignore[override]
         return frozenset(f"told:cluster{j}" for j in range(self.count))
-
-    def preceded_by(self, stage: Stage) -> Stage:
-        """With the other stage inside each cluster."""
-        return replace(self, stage=self.stage.preceded_by(stage))
-
-    def combined_by(self, stage: Stage) -> Stage:
-        """With the other rule inside each cluster."""
-        return replace(self, stage=self.stage.combined_by(stage))
 
     def init(self, layout: Layout) -> State:
         """No models yet."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedloom.context import Ctx
-from fedloom.stages.combine import Inner
+from fedloom.stages.combine import Aggregation
 from fedloom.stages.gram import gram, nonzero
 from fedloom.stages.mean import Mean, column_groups
 from fedloom.stages.stage import Fields, Stage, State
@@ -132,7 +132,7 @@ class SimilarGroups(Stage):
 
 
 @dataclass(frozen=True)
-class SplittingClusters(Inner):
+class SplittingClusters(Aggregation):
     """One model for all, then one for each cluster: a cluster whose members pull apart is split in two (CFL).
 
     A cluster with norms |mean X| < eps1 and max |X_k| > eps2 is split, from round `start` + 1 on, if it has more than
@@ -154,20 +154,8 @@ class SplittingClusters(Inner):
         self._close("SplittingClusters")
 
     @property
-    def inner(self) -> Sequence[Stage]:
-        return (self.stage,)
-
-    @property
     def reads(self) -> Fields:  # type: ignore[override]
         return super().reads | {"weight"}
-
-    def preceded_by(self, stage: Stage) -> Stage:
-        """With the other stage inside each cluster."""
-        return replace(self, stage=self.stage.preceded_by(stage))
-
-    def combined_by(self, stage: Stage) -> Stage:
-        """With the other rule inside each cluster."""
-        return replace(self, stage=self.stage.combined_by(stage))
 
     def init(self, layout: Layout) -> State:
         """One cluster, of which no member is known yet; children of cluster "0" will be "00" and "01"."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -48,8 +48,30 @@ class Inner(Stage):
             check_closed([s], where)
 
 
+class Around(Inner):
+    """A stage around one other: a frozen dataclass with the field `stage`."""
+
+    stage: Stage
+
+    @property
+    def inner(self) -> Sequence[Stage]:
+        return (self.stage,)
+
+
+class Aggregation(Around):
+    """A stage around the one that combines the rows: stages added to the method go inside."""
+
+    def preceded_by(self, stage: Stage) -> Stage:
+        """With the other stage inside."""
+        return replace(self, stage=self.stage.preceded_by(stage))  # type: ignore[type-var]
+
+    def combined_by(self, stage: Stage) -> Stage:
+        """With the other rule inside."""
+        return replace(self, stage=self.stage.combined_by(stage))  # type: ignore[type-var]
+
+
 @dataclass(frozen=True)
-class Scope(Inner):
+class Scope(Around):
     """Apply a stage to some columns only; the others pass as they are. The stage must keep the rows."""
 
     selector: Selector
@@ -62,10 +84,6 @@ class Scope(Inner):
                 "use Split with a stage for the rest"
             )
         self._close(f"Scope({self.selector!r})")
-
-    @property
-    def inner(self) -> Sequence[Stage]:
-        return (self.stage,)
 
     def init(self, layout: Layout) -> State:
         """State of the stage on its columns."""
@@ -165,7 +183,7 @@ class Split(Inner):
 
 
 @dataclass(frozen=True)
-class PerTask(Inner):
+class PerTask(Around):
     """Apply a stage to the columns of each task, over the rows that hold the task.
 
     A row holds a task if it trained the task's blocks (extra "support"), where the round says so, or else if it has
@@ -176,10 +194,6 @@ class PerTask(Inner):
 
     def __post_init__(self) -> None:
         self._close("PerTask")
-
-    @property
-    def inner(self) -> Sequence[Stage]:
-        return (self.stage,)
 
     @property
     def wants(self) -> Fields:  # type: ignore[override]
@@ -227,7 +241,7 @@ class PerTask(Inner):
 
 
 @dataclass(frozen=True)
-class GroupBy(Inner):
+class GroupBy(Around):
     """Apply a stage within groups of rows: by an extra (such as "domain"), by "task" or by "client".
 
     Every row receives its own group's result. State is kept per group, from the round in which it first appears.
@@ -238,10 +252,6 @@ class GroupBy(Inner):
 
     def __post_init__(self) -> None:
         self._close(f"GroupBy({self.key!r})")
-
-    @property
-    def inner(self) -> Sequence[Stage]:
-        return (self.stage,)
 
     @property
     def reads(self) -> Fields:  # type: ignore[override]

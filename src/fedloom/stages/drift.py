@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedloom.columns import cut, join
 from fedloom.context import Ctx
-from fedloom.stages.combine import Inner
+from fedloom.stages.combine import Aggregation
 from fedloom.stages.stage import Fields, Stage, State, Told
 from fedloom.updates import Layout, Updates
 
@@ -42,7 +42,7 @@ class ControlVariates(Stage):
 
 
 @dataclass(frozen=True)
-class DualShift(Inner):
+class DualShift(Aggregation):
     """Adds to a stage's result the mean over all N clients of the sum of their updates so far (FedDyn).
 
     h grows by sum_k X_k / N over the participants, as the rows come in, then theta+ = theta + stage(X) + h. Stages
@@ -51,27 +51,12 @@ class DualShift(Inner):
     """
 
     stage: Stage
+    reduces = True
 
     def __post_init__(self) -> None:
         if not self.stage.reduces:
             raise ValueError(f"DualShift: {self.stage!r} leaves a row for each client, but the shift is for one model")
         self._close("DualShift")
-
-    @property
-    def inner(self) -> Sequence[Stage]:
-        return (self.stage,)
-
-    @property
-    def reduces(self) -> bool:  # type: ignore[override]
-        return True
-
-    def preceded_by(self, stage: Stage) -> Stage:
-        """With the other stage inside."""
-        return DualShift(self.stage.preceded_by(stage))
-
-    def combined_by(self, stage: Stage) -> Stage:
-        """With the other rule inside."""
-        return DualShift(self.stage.combined_by(stage))
 
     def init(self, layout: Layout) -> State:
         """h = 0."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fedloom.columns import cut, join, total
 from fedloom.context import Ctx
-from fedloom.stages.combine import Inner
+from fedloom.stages.combine import Aggregation
 from fedloom.stages.conflict import PCGrad
 from fedloom.stages.gram import gram, nonzero
 from fedloom.stages.mean import Mean
@@ -37,7 +36,7 @@ def agreement(updates: Updates, direction: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class HistoryAttention(Inner):
+class HistoryAttention(Aggregation):
     """Multiplies row k by K a_k, a = softmax(cos(X_k, H) / temperature), before `stage`; H is the mean of past results.
 
     H <- beta H + (1 - beta) u, an exponential mean of what `stage` returned. Before there is one rows pass bit for bit.
@@ -46,6 +45,7 @@ class HistoryAttention(Inner):
     beta: float = 0.9
     temperature: float = 1.0
     stage: Stage = PCGrad() >> Mean()
+    reduces = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.beta < 1:
@@ -55,22 +55,6 @@ class HistoryAttention(Inner):
         if not self.stage.reduces:
             raise ValueError(f"HistoryAttention: {self.stage!r} leaves a row for each client, the history is of one")
         self._close("HistoryAttention")
-
-    @property
-    def inner(self) -> Sequence[Stage]:
-        return (self.stage,)
-
-    @property
-    def reduces(self) -> bool:  # type: ignore[override]
-        return True
-
-    def preceded_by(self, stage: Stage) -> Stage:
-        """With the other stage inside, after the rows are weighed."""
-        return replace(self, stage=self.stage.preceded_by(stage))
-
-    def combined_by(self, stage: Stage) -> Stage:
-        """With the other rule inside."""
-        return replace(self, stage=self.stage.combined_by(stage))
 
     def init(self, layout: Layout) -> State:
         """H = 0."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from fedloom.context import Ctx
-from fedloom.stages.combine import Inner
+from fedloom.stages.combine import Around, Inner
 from fedloom.stages.stage import Fields, Stage, State
 from fedloom.updates import EVERYONE, Layout, Selector, Updates, as_select
 
@@ -81,7 +81,7 @@ class PartlyShared(Inner):
 
 
 @dataclass(frozen=True)
-class Every(Inner):
+class Every(Around):
     """Apply a stage that keeps the rows in every so many rounds only; rows pass as they are in the others."""
 
     rounds: int
@@ -93,10 +93,6 @@ class Every(Inner):
         if self.stage.reduces:
             raise ValueError(f"Every: {self.stage!r} leaves one row, but in other rounds all rows are kept")
         self._close("Every")
-
-    @property
-    def inner(self) -> Sequence[Stage]:
-        return (self.stage,)
 
     @property
     def reads(self) -> Fields:  # type: ignore[override]
