@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +40,13 @@ def assert_same(a: Result | Path, b: Result | Path, *, models_only: bool = False
         assert torch.equal(tensor, tensors_b[name]), name
     if not models_only:
         assert lines_a == lines_b
+
+
+def loaded(code: str, *modules: str) -> set[str]:
+    """Which of these modules a fresh Python has loaded once it has run the code, which must not fail."""
+    script = f"{code}\nimport sys; print('loaded:', *sys.modules)"
+    out = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True).stdout
+    return set(modules) & set(out.rpartition("loaded:")[2].split())
 
 
 class Stop(Exception):

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -172,19 +170,7 @@ def test_sizes():
             size(text)
 
 
-def test_answers_without_torch(child, tmp_path):
-    code = """
-import sys
-from fedloom.cli import main
-for line in ("grid", "grid --help", "table --help", "figure --help", "grid nothing", "grid g.yaml x=1", "table no"):
-    sys.argv = ["fedloom", *line.split()]
-    try:
-        main()
-    except SystemExit:
-        pass
-    heavy = {"torch", "scipy", "sklearn", "matplotlib"} & set(sys.modules)
-    if heavy:
-        sys.exit(f"{line}: imported {heavy}")
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+def test_lines_that_need_no_torch(child, answers_without_torch):
+    answers_without_torch(
+        "grid", "grid --help", "table --help", "figure --help", "grid nothing", "grid g.yaml x=1", "table no"
+    )
