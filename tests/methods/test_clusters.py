@@ -152,13 +152,12 @@ def test_updates_tell_groups_apart_while_they_move() -> None:
             assert torch.equal(personal(run, name).sign(), mean.sign())
 
 
-def test_as_many_groups_as_clients_is_local_training() -> None:
+@pytest.mark.parametrize("method", [methods.matfl(groups=6), methods.fedsoft(lam=0.0)], ids=["groups", "no term"])
+def test_as_many_groups_as_clients_and_no_term_are_local_training(method: Method) -> None:
     """Bit for bit."""
-    alone, local = (
-        Quadratics(m, **OPPOSITE) for m in (methods.matfl(groups=6), Method(name="identity", stage=Identity()))
-    )
-    alone.go(4)
-    local.go(4)
+    alone, local = (Quadratics(m, **OPPOSITE) for m in (method, Method(name="identity", stage=Identity())))
+    alone.go(5)
+    local.go(5)
     for name in alone.names:
         assert torch.equal(personal(alone, name), personal(local, name))
 
@@ -379,16 +378,6 @@ def test_fedsoft_is_drawn_to_its_models() -> None:
         pull = sum(u[s] * (y - torch.tensor([[1.0, 1.0], [-2.0, -2.0]][s]).double()) for s in (0, 1))
         expected = y - 0.2 * ((y - run.b[k]) + 0.5 * pull)
         torch.testing.assert_close(personal(run, name), expected, atol=1e-12, rtol=0)
-
-
-def test_fedsoft_without_the_term_is_local_training() -> None:
-    one, two = (
-        Quadratics(m, **OPPOSITE) for m in (methods.fedsoft(lam=0.0), Method(name="identity", stage=Identity()))
-    )
-    one.go(5)
-    two.go(5)
-    for name in one.names:
-        assert torch.equal(personal(one, name), personal(two, name))
 
 
 def test_shares_are_found_in_every_so_many_rounds() -> None:
