@@ -32,7 +32,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from _common import arguments, machine
+from _common import arguments, machine, phases, without_data
 
 K, RANKS = 30, 2
 WAYS = {
@@ -60,9 +60,8 @@ def training(quick: bool) -> None:
         for ranks, found in seconds.items():
             with tempfile.TemporaryDirectory() as scratch:
                 torchrun(ranks, "train", scratch, "quick" if quick else "")
-                lines = [json.loads(t) for t in (Path(scratch) / "run" / "metrics.jsonl").read_text().splitlines()]
-                phases = ("dispatch", "train and aggregate", "evaluate")
-                found.append(min(sum(line["seconds"][p] for p in phases) for line in lines[2:]))
+                parts = ("dispatch", "train and aggregate", "evaluate")
+                found.append(min(sum(spent[p] for p in parts) for spent in phases(Path(scratch) / "run")[1:]))
     one, two = (min(seconds[ranks]) for ranks in (1, 2))
     print(f"a round of training: 1 rank {one:.2f} s, 2 ranks {two:.2f} s: {one / two:.2f} times as fast")
 
@@ -107,7 +106,6 @@ def steps(quick: bool) -> None:
 
 def step(scratch: str, d: int, turns: int) -> None:
     """One of the processes that take the server's step."""
-    import numpy as np
     import torch
 
     from fedloom.context import Ctx
@@ -116,7 +114,7 @@ def step(scratch: str, d: int, turns: int) -> None:
     from fedloom.runtime.cluster.comm import Comm
     from fedloom.runtime.cluster.member import Member
     from fedloom.runtime.cluster.sharing import Sharing
-    from fedloom.runtime.federation import Client, Federation, Part
+    from fedloom.runtime.federation import Federation
     from fedloom.runtime.steps import Payload, server_init, server_step
     from fedloom.updates import Block, Layout
 
@@ -124,9 +122,8 @@ def step(scratch: str, d: int, turns: int) -> None:
     comm = Comm.join()
     tensors = [d // 50] * 49 + [d - 49 * (d // 50)]
     layout = Layout(tuple(Block(f"{i}.weight", (size,)) for i, size in enumerate(tensors)))
-    part = Part(None, np.zeros(100, dtype=np.int64), "own")  # type: ignore[arg-type]
     names = [f"c{i:02}" for i in range(K)]
-    federation = Federation((), {c: Client(c, {"t": (None, 1.0)}, part, part, part) for c in names})  # type: ignore[dict-item]
+    federation = Federation((), without_data({c: {"t": (None, 1.0)} for c in names}, examples=100))
     found: dict[str, Any] = {}
     for name, (base, add, exact) in WAYS.items():
         if exact and comm.size == 1:

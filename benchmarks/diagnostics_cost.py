@@ -7,13 +7,12 @@ does not grow with the number of columns.
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from _common import arguments, interleaved, machine
+from _common import arguments, interleaved, machine, phases
 
 import fedloom
 from fedloom.context import Ctx
@@ -40,10 +39,9 @@ def share(changes: tuple[str, ...], rounds: int) -> tuple[float, float]:
     common = (f"training.rounds={rounds}", f"evaluation.every={rounds}", "training.epochs=2")
     with tempfile.TemporaryDirectory() as home:
         fedloom.run(load("digits-tasks", (*common, *changes)), Path(home) / "run")
-        lines = [json.loads(text) for text in (Path(home) / "run" / "metrics.jsonl").read_text().splitlines()]
+        spent = phases(Path(home) / "run")[1:-1]
     seconds = looking = 0.0
-    for line in lines[2:-1]:
-        parts = line["seconds"]
+    for parts in spent:
         seconds += sum(s for phase, s in parts.items() if "sum over" not in phase and phase != "diagnostics")
         looking += parts.get("diagnostics", 0.0)
     return seconds / (rounds - 2), looking / seconds

@@ -15,13 +15,11 @@ much, since modules stay on the client. Here they are averaged unless `scope` is
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from _common import arguments, machine
+from _common import alone, arguments, machine, phases, resident
 
 LOCAL = "f2dc, scope identity"
 METHODS: dict[str, Any] = {
@@ -67,8 +65,7 @@ def measured(method: Any, rounds: int, width: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         made = run(recipe(method, *changes, "evaluation.every=1000", "evaluation.splits=[test]"), Path(folder) / "run")
         read = Run.read(made.folder)
-        lines = [json.loads(line) for line in (made.folder / "metrics.jsonl").read_text().splitlines()]
-    seconds = [line["seconds"]["local training, sum over clients"] for line in lines if line["round"] > 1]
+        seconds = [spent["local training, sum over clients"] for spent in phases(made.folder)[1:]]
     total = read.bytes_total()
     return {
         "seconds": min(seconds),
@@ -76,20 +73,6 @@ def measured(method: Any, rounds: int, width: int) -> dict[str, float]:
         "down": total["down"] / rounds / 1e6,
         "peak": resident("VmHWM") / 1e6,
     }
-
-
-def resident(what: str) -> float:
-    """Bytes that were at most resident in this process; nan elsewhere than on Linux."""
-    if not sys.platform.startswith("linux"):
-        return float("nan")
-    with open("/proc/self/status") as lines:
-        return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith(what))
-
-
-def child(work: str, *options: Any) -> dict[str, float]:
-    """The same in a process of its own."""
-    command = [sys.executable, __file__, "--child", work, json.dumps(options)]
-    return dict(json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[-1]))
 
 
 def main() -> None:
@@ -102,7 +85,7 @@ def main() -> None:
     found: dict[str, dict[str, float]] = {}
     for _ in range(turns):
         for name, method in methods.items():
-            new = child("measured", method, rounds, width)
+            new = alone(measured, method, rounds, width)
             found[name] = {key: min(value, found.get(name, new)[key]) for key, value in new.items()}
     print(f"{machine()}; counts: width 64, 32 x 32; runs: width {width}, 16 x 16, 7 clients, {turns} turn(s)")
     heads = ("method", "params up", "MFLOPs", "MB up", "MB down", "train s", "peak MB", "time x", "FLOPs x", "paper's")
@@ -119,8 +102,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if "--child" in sys.argv:
-        work, options = sys.argv[2:]
-        print(json.dumps({"measured": measured, "counts": counts}[work](*json.loads(options))))
-    else:
-        main()
+    main()

@@ -6,7 +6,7 @@ Bytes are counted in the same manner on both sides, those read plus those writte
 
 from __future__ import annotations
 
-from _common import arguments, interleaved, machine
+from _common import arguments, interleaved, machine, threads
 
 
 def main() -> None:
@@ -42,11 +42,9 @@ def main() -> None:
         "check for nan and inf": K * d,
     }
     print(f"{machine()}; K = {K}, d = {d:,} float32, median of {repeats}")
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
+    for _ in threads():
         seconds = interleaved(ways, repeats)
         speed = {name: 4 * values[name] / s for name, s in seconds.items()}
-        print(f"\n{threads} thread{'s' * (threads > 1)}")
         for name, s in seconds.items():
             ratio = speed["copy"] / speed[name]
             print(f"  {name:<34} {s * 1e3:7.1f} ms  {speed[name] / 1e9:6.2f} GB/s  copy/this {ratio:5.2f}")

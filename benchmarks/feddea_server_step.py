@@ -17,52 +17,31 @@ Times are the least of several turns.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from _common import arguments, machine
+from _common import arguments, interleaved, machine, peaks, resident, threads, without_data
 
 K = 5
 STEPS = ("FedAvg", "FedDEA 0.1", "FedDEA 0.5", "FedDEA 0.1, sparse", "FedDEA 0.5, sparse")
-
-
-def least(ways: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Least seconds of each way, taken in turn; one turn is not counted."""
-    seconds = dict.fromkeys(ways, float("inf"))
-    for turn in range(repeats + 1):
-        for name, way in ways.items():
-            start = time.perf_counter()
-            way()
-            if turn:
-                seconds[name] = min(seconds[name], time.perf_counter() - start)
-    return seconds
 
 
 class Round:
     """A federation of K clients without data, a method by its name in STEPS, and packed updates."""
 
     def __init__(self, name: str, d: int) -> None:
-        import numpy as np
-
         from fedloom.codecs import Raw, Sparse
         from fedloom.context import Ctx
         from fedloom.methods.method import Method
-        from fedloom.runtime.federation import Client, Federation, Part
+        from fedloom.runtime.federation import Federation
         from fedloom.stages import Identity, TopMagnitude
         from fedloom.updates import Block, Layout
 
-        nothing = Part(None, np.zeros(0, dtype=np.int64), "own")  # type: ignore[arg-type]
-        clients = {f"c{i}": Client(f"c{i}", {}, nothing, nothing, nothing) for i in range(K)}
-        self.federation = Federation((), clients)
+        self.federation = Federation((), without_data({f"c{i}": {} for i in range(K)}))
         edge = TopMagnitude(float(name.split()[1].rstrip(","))) if name.startswith("FedDEA") else Identity()
         self.method = Method(name, edge=edge, codec=Sparse() if name.endswith("sparse") else Raw())
         self.layout = Layout((Block("body", (d // 2,)), Block("head", (d - d // 2,), role="head")))
-        self.rows = tuple((client, None) for client in clients)
+        self.rows = tuple((client, None) for client in self.federation.clients)
         self.ctx = Ctx(1, 0, self.rows)
 
     def pack(self, x: Any) -> dict[str, Any]:
@@ -87,12 +66,6 @@ class Round:
         # a payload's tensors are held by nobody but the payload
         payloads = map(lambda row, one: Payload(row, 10.0, one), self.rows, packed)
         return server_step(self.method, self.layout, self.federation, payloads, state, self.ctx)
-
-
-def resident(what: str) -> int:
-    """Bytes that are (VmRSS) or were at most (VmHWM) resident in this process."""
-    with open("/proc/self/status") as lines:
-        return next(1024 * int(line.split()[1]) for line in lines if line.startswith(what))
 
 
 def peak(name: str, d: int) -> float:
@@ -134,9 +107,7 @@ def selection(d: int, repeats: int) -> None:
         "60 % zeros": zeros,
         "all equal": torch.full((d,), 0.5),
     }
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        print(f"\nselection, {threads} thread{'s' * (threads > 1)}")
+    for _ in threads("selection, "):
         for name, x in rows.items():
             ways: dict[str, Callable[[], object]] = {"sort": lambda x=x: torch.sort(x.abs())}
             updates = Updates.of(x[None])
@@ -144,7 +115,7 @@ def selection(d: int, repeats: int) -> None:
                 stage, k = TopMagnitude(rho), int(rho * d)
                 ways[f"mask {rho}"] = lambda x=x, k=k: top_mask(x, k)
                 ways[f"stage {rho}"] = lambda stage=stage, updates=updates: stage(updates, {}, Ctx(1, 0))
-            seconds = least(ways, repeats)
+            seconds = interleaved(ways, repeats, min)
             parts = [f"{way} {s * 1e3:5.0f} ms ({s / seconds['sort']:.3f})" for way, s in seconds.items()]
             print(f"  {name:<12} {'  '.join(parts)}", flush=True)
 
@@ -163,10 +134,8 @@ def steps(d: int, repeats: int) -> None:
         model = work.state()
         ways[name] = lambda work=work, packed=packed, model=model: work.step(packed, model)
         values[name] = (4 * K + 4) * d + sum(t.nbytes for one in packed for t in one.values()) / 4
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        print(f"\nserver step, {threads} thread{'s' * (threads > 1)}")
-        seconds = least(ways, repeats)
+    for _ in threads("server step, "):
+        seconds = interleaved(ways, repeats, min)
         speed = {name: 4 * values[name] / s for name, s in seconds.items()}
         for name, s in seconds.items():
             ratios = (
@@ -175,25 +144,12 @@ def steps(d: int, repeats: int) -> None:
             print(f"  {name:<20} {s * 1e3:7.1f} ms  {speed[name] / 1e9:6.2f} GB/s  {ratios}", flush=True)
 
 
-def memory(d: int) -> None:
-    """Print peak memories, each measured in a process of its own."""
-    if not sys.platform.startswith("linux"):
-        print("\nmemory: measured on Linux only")
-        return
-    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(1 << 20)
-    spawn = multiprocessing.get_context("spawn")
-    print(f"\npeak memory in units of d floats; aim for a server step: K + 3 = {K + 3}")
-    with ProcessPoolExecutor(1, spawn, max_tasks_per_child=1) as pool:
-        for name in (*STEPS, "client"):
-            about = "TopMagnitude(0.5) at the client" if name == "client" else f"server step, {name}"
-            print(f"  {about:<34} {pool.submit(peak, name, d).result():5.2f}", flush=True)
-
-
 def main() -> None:
     quick = arguments(__doc__).quick
     d = 4_000_000 if quick else 28_000_000
     print(f"{machine()}; K = {K}, d = {d:,} float32")
-    memory(d)
+    cases = {**{f"server step, {name}": (name, d) for name in STEPS}, "TopMagnitude(0.5) at the client": ("client", d)}
+    peaks(f"for a server step: K + 3 = {K + 3}", peak, cases)
     steps(d, 1 if quick else 5)
     selection(d, 1 if quick else 3)
 

@@ -13,15 +13,10 @@ is resident before; the models that the clients started from are there before, u
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import sys
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from _common import arguments, machine
-from feddea_server_step import least, resident
+from _common import arguments, interleaved, machine, peaks, resident, threads, without_data
 
 TASKS = tuple("abcdefghi")
 CLIENTS = {**{f"c{i}": (t,) for i, t in enumerate(TASKS[:5])}, "c5": TASKS[5:]}
@@ -41,14 +36,11 @@ class Work:
     """A federation without data, in which d is the encoder's size; every way works on the same random updates."""
 
     def __init__(self, d: int) -> None:
-        import numpy as np
-
         from fedloom.context import Ctx
         from fedloom.methods import fedhca2
-        from fedloom.runtime.federation import Client, Federation, Part
+        from fedloom.runtime.federation import Federation
         from fedloom.updates import Block, Layout
 
-        nothing = Part(None, np.zeros(0, dtype=np.int64), "own")  # type: ignore[arg-type]
         tensors = [d // 170] * 169 + [d - 169 * (d // 170)]
         self.layout = Layout(
             (
@@ -56,10 +48,9 @@ class Work:
                 *(Block(f"decoders.{t}.{n}", s, role="decoder", task=t) for t in TASKS for n, s in DECODER.items()),
             )
         )
-        tasks: Any = {c: dict.fromkeys(held) for c, held in CLIENTS.items()}
-        clients = {c: Client(c, tasks[c], nothing, nothing, nothing) for c in CLIENTS}
+        clients = without_data({c: dict.fromkeys(held) for c, held in CLIENTS.items()})
         self.federation = Federation((), clients, unified=False)
-        self.present = [self.federation.present(client, self.layout) for client in clients.values()]
+        self.present: list[Any] = [self.federation.present(client, self.layout) for client in clients.values()]
         self.method = fedhca2(average_identical=False)
         self.rows = tuple((c, None) for c in CLIENTS)
         self.ctx = Ctx(2, 0, self.rows)
@@ -236,19 +227,6 @@ def peak(name: str, d: int) -> float:
     return (resident("VmHWM") - start) / (4 * d)
 
 
-def memory(d: int) -> None:
-    """Print peak memories, each measured in a process of its own."""
-    if not sys.platform.startswith("linux"):
-        print("\nmemory: measured on Linux only")
-        return
-    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(1 << 16)  # an encoder's tensor has 0.6 MB
-    spawn = multiprocessing.get_context("spawn")
-    print(f"\npeak memory in units of d floats; aim for the encoder's stage: 2 N + 2 = {2 * N + 2}")
-    with ProcessPoolExecutor(1, spawn, max_tasks_per_child=1) as pool:
-        for name in WAYS:
-            print(f"  {name:<26} {pool.submit(peak, name, d).result():6.2f}", flush=True)
-
-
 def times(d: int, repeats: int) -> None:
     """Print times of a round, updates lying ready."""
     import torch
@@ -269,10 +247,8 @@ def times(d: int, repeats: int) -> None:
         WAYS[2]: lambda: work.step(iter(ready), state),
         WAYS[3]: lambda: plain.round(trained),
     }
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        print(f"\na round, {threads} thread{'s' * (threads > 1)}")
-        seconds = least(ways, repeats)
+    for _ in threads("a round, "):
+        seconds = interleaved(ways, repeats, min)
         for name, s in seconds.items():
             print(f"  {name:<26} {s * 1e3:8.1f} ms  dictionaries/this {seconds[WAYS[3]] / s:6.2f}", flush=True)
 
@@ -281,7 +257,8 @@ def main() -> None:
     quick = arguments(__doc__).quick
     d = 3_000_000 if quick else 27_500_000
     print(f"{machine()}; N = {N}, d = {d:,} float32 and {len(TASKS)} decoders")
-    memory(d)
+    # an encoder's tensor has 0.6 MB
+    peaks(f"for the encoder's stage: 2 N + 2 = {2 * N + 2}", peak, {name: (name, d) for name in WAYS}, mapped=1 << 16)
     times(d, 1 if quick else 3)
 
 

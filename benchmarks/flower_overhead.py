@@ -6,12 +6,11 @@ evaluation, with what nodes write to their folders. The first round is not count
 
 from __future__ import annotations
 
-import json
 import statistics
 import tempfile
 from pathlib import Path
 
-from _common import arguments, machine
+from _common import arguments, machine, phases
 
 import fedloom
 from fedloom.recipes import load
@@ -28,12 +27,6 @@ CASES = {
 }
 
 
-def seconds(folder: Path) -> list[float]:
-    """Of the rounds, the first one apart."""
-    lines = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()][2:]
-    return [line["seconds"]["train and aggregate"] + line["seconds"]["evaluate"] for line in lines]
-
-
 def main(repeats: int, rounds: int) -> None:
     print(machine())
     for name, changes in CASES.items():
@@ -43,7 +36,8 @@ def main(repeats: int, rounds: int) -> None:
                 for engine in taken:
                     recipe = load("digits-tasks", [*changes, f"training.rounds={rounds}", f"runtime.engine={engine}"])
                     fedloom.run(recipe, Path(base) / f"{engine}{i}")
-                    taken[engine] += seconds(Path(base) / f"{engine}{i}")
+                    spent = phases(Path(base) / f"{engine}{i}")[1:]
+                    taken[engine] += [each["train and aggregate"] + each["evaluate"] for each in spent]
         here, there = (statistics.median(taken[engine]) for engine in ("process", "flower"))
         print(f"{name}: process {here:.3f} s a round, flower {there:.3f} s, {there / here:.2f} times", flush=True)
 

@@ -5,27 +5,23 @@ choose the three whose updates are most similar. Candidates are all others, or 2
 a process of its own, so that its peak memory is its own; exact and sketched take turns.
 
 Seconds are CPU seconds of one thread, for other work on the machine stretches the others; the least of some rounds,
-without local training, after a round of six peers that loads what torch loads late. Memory is the peak above what was
-resident after that round. Slopes are those of a least-squares line through log-log for N >= 100: 1 is linear growth.
+without local training, after a round of six peers that loads what torch loads late. Memory (on Linux) is the peak above
+what was resident after that round. Slopes are those of a least-squares line through log-log for N >= 100: 1 is linear
+growth.
 
 `--quick` stops at 30 peers. `--out DIR` writes peers-growth.csv and figures/peers-growth.svg there.
 """
 
 from __future__ import annotations
 
-import csv
-import json
 import math
-import resource
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from _common import arguments, machine
+from _common import alone, arguments, machine, resident, write_table
 
 SIZES = (6, 30, 100, 300, 1000)
 GRAPHS = {"20": "random-k", "all": "full"}
@@ -100,15 +96,10 @@ def case(n: int, candidates: str, kind: str) -> dict[str, float]:
 
     torch.set_num_threads(1)
     Community(6, candidates, kind).go()
-    before = resident()
+    before = resident("VmHWM")
     community = Community(n, candidates, kind)
     rounds = [community.go() for _ in range(3 if n <= 100 else 1)]
-    return {**min(rounds, key=lambda r: r["seconds"]), "memory": resident() - before}
-
-
-def resident() -> int:
-    """The largest number of bytes that this process has had in memory."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return {**min(rounds, key=lambda r: r["seconds"]), "memory": resident("VmHWM") - before}
 
 
 def slope(rows: Sequence[dict[str, Any]], field: str) -> float:
@@ -153,19 +144,12 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
 
 def write(rows: Sequence[dict[str, Any]], folder: Path) -> None:
     """The table and the figure so far, for the largest cases take long."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "peers-growth.csv").open("w", newline="", encoding="utf-8") as file:
-        table = csv.DictWriter(file, FIELDS, lineterminator="\n")
-        table.writeheader()
-        table.writerows(rows)
+    write_table(folder / "peers-growth.csv", FIELDS, rows)
     draw(rows, folder / "figures" / "peers-growth.svg")
 
 
 def main() -> None:
     """Print the table; each case in a process of its own."""
-    if sys.argv[1:2] == ["--case"]:
-        print(json.dumps(case(int(sys.argv[2]), *sys.argv[3:])))
-        return
     options = arguments(__doc__, out="write the table as CSV and the figure into this folder")
     print(machine(), "\n")
     print("peers candidates  signals  seconds  ms a peer  training  MB signals  kB a peer  MB models  MB memory")
@@ -173,9 +157,8 @@ def main() -> None:
     for n in SIZES[:2] if options.quick else SIZES:
         for candidates in GRAPHS:
             for kind in KINDS:
-                command = [sys.executable, __file__, "--case", str(n), candidates, kind]
-                done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-                r: dict[str, Any] = {"peers": n, "candidates": candidates, "signals": kind, **json.loads(done.stdout)}
+                spent = alone(case, n, candidates, kind)
+                r: dict[str, Any] = {"peers": n, "candidates": candidates, "signals": kind, **spent}
                 rows.append(r)
                 print(
                     f"{n:>5} {candidates:>10} {kind:>8} {r['seconds']:>8.2f} {r['seconds'] / n * 1e3:>10.1f} "

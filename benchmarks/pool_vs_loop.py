@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from _common import arguments, machine
+from _common import arguments, machine, phases
 
 CLIENTS, EXAMPLES, ROUNDS, BATCH, LR = 10, 600, 3, 32, 0.05
 
@@ -90,9 +90,7 @@ def fedloom(path: str, workers: int, threads: int, channels_last: bool) -> list[
     }
     with tempfile.TemporaryDirectory() as folder:
         run(recipe, Path(folder) / "run")
-        lines = (Path(folder) / "run" / "metrics.jsonl").read_text().splitlines()
-    rounds = [json.loads(line)["seconds"] for line in lines]
-    return [r["dispatch"] + r["train and aggregate"] for r in rounds if r]
+        return [spent["dispatch"] + spent["train and aggregate"] for spent in phases(Path(folder) / "run")]
 
 
 def write(path: str) -> None:

@@ -16,12 +16,11 @@ by hundreds of times, are looked at in the first and last round with one seed. `
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from _common import arguments, machine
+from _common import arguments, machine, write_table
 from sketch import TOP, best
 
 SIZES = (256, 1024, 2048, 4096)
@@ -122,11 +121,7 @@ def main() -> None:
                     flush=True,
                 )
     if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
-        with (options.out / "sketch-choices.csv").open("w", newline="", encoding="utf-8") as file:
-            table = csv.DictWriter(file, FIELDS, lineterminator="\n")
-            table.writeheader()
-            table.writerows(lines)
+        write_table(options.out / "sketch-choices.csv", FIELDS, lines)
 
 
 if __name__ == "__main__":

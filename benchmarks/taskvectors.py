@@ -15,31 +15,13 @@ Times are the least of several turns.
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import sys
-import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from _common import arguments, machine
+from _common import arguments, interleaved, machine, peaks, resident, threads, without_data
 
 N = T = 30
 TASKS = [f"t{i:02d}" for i in range(T)]
 WORK = ("aggregate_tasks", "server step", "through the runtime")
-
-
-def least(ways: Mapping[str, Callable[[], object]], repeats: int) -> dict[str, float]:
-    """Least seconds of each way, taken in turn; one turn is not counted."""
-    seconds = dict.fromkeys(ways, float("inf"))
-    for turn in range(repeats + 1):
-        for name, way in ways.items():
-            start = time.perf_counter()
-            way()
-            if turn:
-                seconds[name] = min(seconds[name], time.perf_counter() - start)
-    return seconds
 
 
 def uploads(k: int, d: int) -> list[Any]:
@@ -73,20 +55,17 @@ def step(clients: list[Any], work: str) -> None:
 
 def through_the_runtime(clients: list[Any]) -> None:
     """`server_step` and `dispatch` of the method matu."""
-    import numpy as np
     import torch
 
     from fedloom.context import Ctx
-    from fedloom.data.dataset import TensorExamples
     from fedloom.methods import matu
-    from fedloom.runtime.federation import Client, Federation, Part
+    from fedloom.runtime.federation import Federation
     from fedloom.runtime.steps import Payload, dispatch, rows_of, server_init, server_step
     from fedloom.tasks.classification import Classification
     from fedloom.updates import Block, Layout
 
     tasks = {name: (Classification(name, 2), 1.0) for name in TASKS}
-    nothing = Part(TensorExamples(torch.zeros(1, 1), {}), np.zeros(0, np.int64), "own")
-    held = {c.client: Client(c.client, {t: tasks[t] for t in c.tasks}, nothing, nothing, nothing) for c in clients}
+    held = without_data({c.client: {t: tasks[t] for t in c.tasks} for c in clients})
     federation = Federation(tuple(task for task, _ in tasks.values()), held)
     layout, method = Layout((Block("encoder.w", (len(clients[0].vector),)),)), matu()
     payloads = (
@@ -107,17 +86,11 @@ def through_the_runtime(clients: list[Any]) -> None:
         dispatch(method, layout, federation, state, [client])
 
 
-def resident(what: str) -> int:
-    """Bytes that are (VmRSS) or were at most (VmHWM) resident in this process."""
-    with open("/proc/self/status") as lines:
-        return next(1024 * int(line.split()[1]) for line in lines if line.startswith(what))
-
-
-def peak(k: int, d: int, work: str, threads: int) -> float:
-    """Peak memory of the server's part in units of d floats."""
+def peak(k: int, d: int, work: str, count: int) -> float:
+    """Peak memory of the server's part, by so many threads, in units of d floats."""
     import torch
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(count)
     step(uploads(k, 50_000), work)  # imports and the like
     clients = uploads(k, d)
     with open("/proc/self/clear_refs", "w") as reset:
@@ -125,22 +98,6 @@ def peak(k: int, d: int, work: str, threads: int) -> float:
     before = resident("VmRSS")
     step(clients, work)
     return (resident("VmHWM") - before) / (4 * d)
-
-
-def memory(d: int) -> None:
-    """Print peak memories, each measured in a process of its own."""
-    if not sys.platform.startswith("linux"):
-        print("\nmemory: measured on Linux only")
-        return
-    os.environ["MALLOC_MMAP_THRESHOLD_"] = str(1 << 20)
-    spawn = multiprocessing.get_context("spawn")
-    print(f"\npeak memory in units of d floats; aim: T + 3 = {T + 3}")
-    with ProcessPoolExecutor(1, spawn, max_tasks_per_child=1) as pool:
-        for k in (3, T):
-            for work in WORK:
-                for threads in (1, 2):
-                    found = pool.submit(peak, k, d, work, threads).result()
-                    print(f"  {k:>2} tasks a client, {work:<20} {threads} thread(s)  {found:5.2f}", flush=True)
 
 
 def main() -> None:
@@ -152,13 +109,17 @@ def main() -> None:
     d = 200_000 if quick else 1_200_000
     repeats = 1 if quick else 5
     print(f"{machine()}; N = {N}, T = {T}, d = {d:,} float32")
-    memory(d)
+    cases = {
+        f"{k:>2} tasks a client, {work:<20} {count} thread(s)": (k, d, work, count)
+        for k in (3, T)
+        for work in WORK
+        for count in (1, 2)
+    }
+    peaks(f"T + 3 = {T + 3}", peak, cases)
     X = torch.randn(T, d)
     target = torch.empty_like(X)
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        print(f"\n{threads} thread{'s' * (threads > 1)}")
-        seconds = least(
+    for _ in threads():
+        seconds = interleaved(
             {
                 "copy": lambda: target.copy_(X),
                 "copy, fresh": lambda: X.clone(),
@@ -166,6 +127,7 @@ def main() -> None:
                 "unify, packed": lambda: unify(X, packed=True),
             },
             2 * repeats,
+            min,
         )
         for name, s in seconds.items():
             ratios = f"this/copy {s / seconds['copy']:5.2f}  this/fresh {s / seconds['copy, fresh']:5.2f}"
@@ -173,7 +135,7 @@ def main() -> None:
         for k in (3, T):
             clients = uploads(k, d)
             ways = {work: lambda c=clients, w=work: step(c, w) for work in WORK}
-            for name, s in least(ways, 1 if quick else 2).items():
+            for name, s in interleaved(ways, 1 if quick else 2, min).items():
                 print(f"  {k:>2} tasks a client, {name:<20} {s * 1e3:7.0f} ms", flush=True)
 
 
