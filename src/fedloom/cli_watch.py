@@ -69,7 +69,8 @@ def shown(found: Now) -> RenderableType:
     from fedloom.study.runs import human_bytes
 
     of = "" if found.rounds is None else f" of {found.rounds}"
-    facts = [found.status, f"round {found.round}{of}", f"{found.cohort} of {found.clients} clients in the last one"]
+    facts = [found.status, f"round {found.round}{of}"]
+    facts.append(f"{found.cohort} of {found.clients} clients in the last one" if found.round else _clients(found))
     facts.append(f"{human_bytes(found.up)} sent by clients, {human_bytes(found.down)} to them")
     if found.seconds is not None:
         facts.append(f"{found.seconds:.2g} s a round")
@@ -77,7 +78,7 @@ def shown(found: Now) -> RenderableType:
         facts.append(f"{clock(found.left)} left")
     if found.quiet is not None:
         facts.append(f"last written {clock(found.quiet)} ago")
-    table = Table("task", "training loss", "now", "best", "round", "data", box=SIMPLE_HEAD)
+    table = Table("task", "training loss", "now", "best", "round", "split", box=SIMPLE_HEAD)
     for task in found.tasks:
         best = "" if task.best_round is None else f"{task.best_round}"
         cells = (task.name, _number(task.loss), _number(task.value), _number(task.best), best, task.split)
@@ -87,6 +88,10 @@ def shown(found: Now) -> RenderableType:
         bar.add_row(ProgressBar(total=found.rounds, completed=found.round, width=60))
     events = [Text(event, style="dim") for event in found.events]
     return Group(Text(found.title, style="bold"), bar, Text(" · ".join(facts)), table, *events)
+
+
+def _clients(found: Now) -> str:
+    return f"{found.clients} client{'' if found.clients == 1 else 's'}"
 
 
 def _number(value: float | None) -> str:

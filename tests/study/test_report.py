@@ -349,7 +349,7 @@ def test_matrices_over_the_rounds(tmp_path: Path) -> None:
     assert [(h.what, h.who, h.times, h.first, h.last) for h in found.happened] == [
         ("safeguard: clip", "a", 2, 1, 2),
         ("message dropped: what late, kind model", "a from b", 1, 2, 2),
-        ("update dropped: why nan", "b", 1, 2, 2),
+        ("update dropped: nan", "b", 1, 2, 2),
     ]
     figures = figures_of(found)
     check_figures(figures)
@@ -455,6 +455,60 @@ def test_the_worst_task_among_those_with_one_metric(tmp_path: Path) -> None:
     assert "Worst task by accuracy on test: y (0.2500)." in page_of(folder).text
 
 
+def test_the_metric_that_judges_a_task_comes_first(tmp_path: Path) -> None:
+    def both(split: str, model: str = "personal") -> list[dict[str, Any]]:
+        each = [
+            metric(c, t, v, split, model) for c, t, v in (("a", "seg", 0.1), ("b", "seg", 0.2), ("b", "depth", 3.0))
+        ]
+        return [*({**e, "metric": "loss", "value": 9.0} for e in each), *each]
+
+    page = page_of(run_folder(tmp_path, [{"round": 1, "metrics": [*both("val"), *both("test")]}]))
+    order = [(s["metric"], s["split"], s["task"]) for s in page.data["scores"]]
+    judging = [("miou", "seg"), ("rmse", "depth")]
+    assert order[:4] == [(m, split, t) for split in ("test", "val") for m, t in judging]
+    assert {m for m, _, _ in order[4:]} == {"loss"}
+    html = (tmp_path / "report.html").read_text("utf-8")
+    assert [line[0] for line in rows_of(html, "final-table")[1:]] == ["seg (miou) ↑", "depth (rmse) ↓"] * 2
+    assert [line[0] for line in rows_of(html, "others-table")[1:]] == ["seg (loss) ↓", "depth (loss) ↓"] * 2
+    assert page.ids.index("final") < page.ids.index("about")
+    assert "Worst task by" not in page.text, "tasks of different metrics cannot be compared"
+
+
+def test_no_client_is_the_worst_where_all_have_one_number(tmp_path: Path) -> None:
+    lines = [{"round": r, "metrics": [metric(c, "seg", r / 4) for c in "ab"]} for r in (1, 2)]
+    lines[1]["metrics"] += [metric(c, "seg", v, "val") for c, v in (("a", 0.1), ("b", 0.3))]
+    page = page_of(run_folder(tmp_path, lines))
+    test, val = page.data["scores"]
+    assert (test["mean"], test["clients"], test["worst"]) == (0.5, 2, None)
+    assert val["worst"] == {"client": "a", "value": 0.1}
+    assert "all the same" in page.text
+    figure = page.data["figures"]["curves-0"]
+    one = trace(figure, "miou, test, global", "mean")
+    assert (one["name"], one["y"]) == ("the same for all 2 clients", [0.25, 0.5])
+    assert [t["meta"]["kind"] for t in figure["views"][0]["data"]] == ["mean"]
+
+
+def test_only_a_long_table_scrolls(tmp_path: Path) -> None:
+    for count, box in ((40, "wide"), (41, "wide long")):
+        clients = {f"c{i}": {"tasks": {"seg": 1.0}} for i in range(count)}
+        folder = run_folder(tmp_path / f"{count}", [], clients=clients)
+        write(folder)
+        assert f'<div class="{box}"><table id="clients-table">' in (folder / "report.html").read_text("utf-8")
+
+
+def test_a_run_that_measured_nothing_says_so(tmp_path: Path) -> None:
+    page = page_of(run_folder(tmp_path, [], status="running"))
+    assert "No numbers of a model that is kept were recorded yet." in page.text
+    assert "not finished: round 0 of 9 · 2 clients, 2 tasks · seed 3" in page.text
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nowhere: no such folder, and no packaged grid of this name"):
+        collect(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="Did you mean 'feddea/table3-scenes'"):
+        collect("feddea/table3-scene")
+
+
 def test_json_for_a_script() -> None:
     text = in_script({"a": NASTY})
     assert json.loads(text) == {"a": NASTY}
@@ -482,7 +536,7 @@ def test_a_grid(tmp_path: Path) -> None:
     assert entries["+DEA", ""]["mean"] == pytest.approx(10.59, abs=0.01)
     check_figures(page.data["figures"])
     lines = page.data["figures"]["curves-0"]["views"][0]
-    assert lines["name"] == "NYUD: semseg (miou)"
+    assert lines["name"] == "NYUD: semseg (miou) ↑"
     # seed 1 has two rounds, seed 0 only the first
     dea = next(t for t in lines["data"] if t["meta"]["name"] == "FedAvg +DEA")
     assert (dea["x"], dea["y"]) == ([1], [pytest.approx((30.78 + 23.05) / 2)])
@@ -779,14 +833,17 @@ def test_a_run_against_a_base(tmp_path: Path) -> None:
     assert each == {("a", "seg"): -50.0, ("b", "seg"): pytest.approx(20), ("b", "depth"): pytest.approx(-20)}
     html = (folder / "report.html").read_text("utf-8")
     assert rows_of(html, "final-table")[:2] == [
-        ["task", "mean over clients", "base: local", "change", *rows_of(html, "final-table")[0][4:]],
-        ["seg (miou) ↑", "0.4000", "0.4500", "-11.11\u00a0%", *rows_of(html, "final-table")[1][4:]],
+        ["task", "split", "mean over clients", "base: local", "change", *rows_of(html, "final-table")[0][5:]],
+        ["seg (miou) ↑", "test", "0.4000", "0.4500", "-11.11\u00a0%", *rows_of(html, "final-table")[1][5:]],
     ]
+    assert "Lowest change on test: depth (rmse), -20.00\u00a0%." in page.text
     assert rows_of(html, "hurt-table")[1:] == [
         ["seg (miou) ↑", "2", "1", "1", "0", "a -50.00\u00a0%"],
         ["depth (rmse) ↓", "1", "1", "0", "0", "b -20.00\u00a0%"],
     ]
     assert "2 of 2 clients have a worse model than the base's" in page.text
+    # a loses half of its only task; b gains on one and loses as much on the other
+    assert "Over all tasks of a client, 1 of 2 lost" in page.text
     figure = page.data["figures"]["hurt"]
     (view,) = figure["views"]
     assert view["data"] == [{"z": [[-50.0, None], [pytest.approx(20), pytest.approx(-20)]]}]

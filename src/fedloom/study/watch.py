@@ -118,5 +118,11 @@ def _task(run: Run, name: str, about: Mapping[str, Any]) -> TaskNow:
 
 
 def _event(event: Mapping[str, Any]) -> str:
-    about = ", ".join(f"{key} {value}" for key, value in event.items() if key != "event" and value is not None)
-    return f"{event['event']}" + (f": {about}" if about else "")
+    return f"{event['event']}{described({key: value for key, value in event.items() if key != 'event'})}"
+
+
+def described(about: Mapping[str, Any]) -> str:
+    """What an event says of itself: ': client c, local training gave nan'; '' where it says nothing."""
+    known = {key: value for key, value in about.items() if value is not None}
+    texts = [f"{value}" if key == "why" else f"{key} {value}" for key, value in known.items()]
+    return f": {', '.join(texts)}" if texts else ""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedloom.errors import StateError, UserError
+from fedloom.errors import StateError, UserError, nearest
 from fedloom.study import grid
 from fedloom.study.report import images, page, plots, related
 from fedloom.study.report.collect import GridReport, RunReport, of_grid, of_run
@@ -33,6 +33,10 @@ def collect(source: str | Path, base: str | Path | None = None) -> RunReport | G
             such). UserError for a relatedness study, which has nothing to hold against anything.
     """
     folder = Path(source)
+    if not folder.exists() and not str(source).endswith(".yaml") and str(source) not in grid.names():
+        raise UserError(
+            f"{source}: no such folder, and no packaged grid of this name.{nearest(str(source), grid.names())}"
+        )
     if (folder / "run.json").is_file():
         return of_run(Run.read(folder), None if base is None else Run.read(base))
     if (folder / grid.FILE).is_file() or not folder.is_dir():

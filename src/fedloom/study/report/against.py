@@ -75,6 +75,15 @@ class Against:
     """Task by task; empty where the runs have no client in common."""
     notes: tuple[str, ...] = ()
 
+    @property
+    def by_client(self) -> dict[str, float]:
+        """Client -> Delta_m over its own tasks in percent, of the clients that have one."""
+        changes: dict[str, list[float]] = {}
+        for each in self.each:
+            for name in each.compared:
+                changes.setdefault(name, []).append(each.clients[name].percent)
+        return {name: math.fsum(of) / len(of) for name, of in changes.items() if not any(map(math.isnan, of))}
+
 
 def against(run: Run, base: Run) -> Against:
     """Compare the kept models of two runs.
@@ -213,6 +222,8 @@ def _about_tasks(run: Run, base: Run, rows: Sequence[Row]) -> list[str]:
     mine, theirs = run.info.get("partition_hash"), base.info.get("partition_hash")
     if mine != theirs:
         notes.append("Clients of the same name may have other examples in the base.")
+    if _equal(run, base, "data_hash").startswith("not the same"):
+        notes.insert(0, "The base has other data, so a change is not the method's alone.")
     return notes
 
 

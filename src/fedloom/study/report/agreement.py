@@ -44,7 +44,7 @@ class Agreement:
     """Group -> weights of those that come (columns) in what each receives (rows); empty where all receive the same."""
     receivers: tuple[str, ...] = ()
     kept: Mapping[str, Mapping[str, Series]] = field(default_factory=dict)
-    """Group -> row -> share of the update that is not zero; empty where nothing was masked."""
+    """Group -> row -> share of the update that is not zero, of groups where that is not nearly all of it."""
     note: str = ""
 
 
@@ -79,8 +79,11 @@ def collect(run: Run) -> Agreement | None:
     weights, given = ({}, _given(looks)) if not single else (_by_row(looks, "weights"), {})
     receivers = Counter(name for cells in given.values() for rows in cells.values() for name in rows)
     senders = Counter(n for cells in given.values() for rows in cells.values() for row in rows.values() for n in row)
-    kept = _by_row(looks, "kept")
-    masked = any(v < MASKED for rows in kept.values() for series in rows.values() for v in series.values())
+    kept = {
+        group: rows
+        for group, rows in _by_row(looks, "kept").items()
+        if any(v < MASKED for series in rows.values() for v in series.values())
+    }
     return Agreement(
         cosine,
         sign,
@@ -89,7 +92,7 @@ def collect(run: Run) -> Agreement | None:
         weights,
         given,
         _most(receivers + senders),
-        kept if masked else {},
+        kept,
         _note(looks),
     )
 

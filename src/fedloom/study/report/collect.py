@@ -24,6 +24,7 @@ from fedloom.study.report.predictions import Predictions
 from fedloom.study.report.worst import Worst, worst, worst_of
 from fedloom.study.runs import Run
 from fedloom.study.table import Table, tabulate
+from fedloom.study.watch import described
 
 EVERYBODY = "all clients"
 """Whose number it is where the files name no client."""
@@ -74,7 +75,9 @@ class Score:
     mean: float
     clients: int
     worst: tuple[str, float] | None
-    """The client with the worst value, and the value; None for one client alone."""
+    """The client with the worst value, and the value; None for one client alone, and where all have the same."""
+    primary: bool
+    """Whether it is the metric that judges its task."""
 
 
 @dataclass(frozen=True)
@@ -166,8 +169,8 @@ class GridReport:
     table: Table | None
     problem: str
     cells: tuple[CellFacts, ...]
-    curves: Mapping[tuple[str, str, str], Mapping[str, Series]]
-    """(data, task, metric) -> base with add-on -> mean over clients and seeds, in rounds that all its seeds have."""
+    curves: Mapping[tuple[str, Row], Mapping[str, Series]]
+    """(data, task and metric) -> base with add-on -> mean over clients and seeds, in rounds that all its seeds have."""
     worst: tuple[Worst, ...] = ()
     predictions: Predictions = Predictions()
 
@@ -230,15 +233,16 @@ def of_grid(grid: Grid, folder: Path) -> GridReport:
         )
         for cell, run in runs.items()
     )
-    each: dict[tuple[str, str, str], dict[str, list[Series]]] = defaultdict(lambda: defaultdict(list))
+    each: dict[tuple[str, Row], dict[str, list[Series]]] = defaultdict(lambda: defaultdict(list))
     for cell, run in runs.items():
         label = cell.base if cell.addon == "-" else f"{cell.base} {cell.addon}"
-        found: dict[tuple[str, str, str], dict[int, float]] = defaultdict(dict)
+        found: dict[tuple[str, Row], dict[int, float]] = defaultdict(dict)
         for final in run.history():
             for task, metrics in final.values.items():
-                primary = run.info["tasks"][task]["primary"]
-                if primary in metrics:
-                    found[cell.data, task, primary][final.round] = metrics[primary]
+                judged = run.info["tasks"][task]
+                row = Row(task, judged["primary"], judged["metrics"][judged["primary"]])
+                if row.metric in metrics:
+                    found[cell.data, row][final.round] = metrics[row.metric]
         for key, series in found.items():
             each[key][label].append(series)
     total = sum(1 for _ in cells(grid))
@@ -284,7 +288,7 @@ def _facts(run: Run) -> Facts:
         "tasks": ", ".join(info["tasks"]),
         "domains": ", ".join(domains) or None,
         "parameters": f"{info['parameters']:,}" if "parameters" in info else None,
-        "sent a client, round and task": f"{sent / 1e6:.4g} Mbit" if sent > 0 else None,
+        "sent by a client, a round and task": f"{sent / 1e6:.4g} Mbit" if sent > 0 else None,
         "fedloom": info.get("fedloom"),
         "hash of the recipe": info.get("recipe_hash"),
         "hash of the partition": info.get("partition_hash"),
@@ -364,6 +368,7 @@ def _judged(
 
 
 def _scores(run: Run) -> tuple[Score, ...]:
+    """The metrics that judge the tasks first, on test data before validation data; then the others."""
     scores = []
     for split in ("test", "val"):
         try:
@@ -379,10 +384,12 @@ def _scores(run: Run) -> tuple[Score, ...]:
                 score = Score(
                     *(task, metric, direction, split, final.round, final.model, ", ".join(final.data), mean),
                     len(mine),
-                    worst(mine, direction) if len(mine) > 1 else None,
+                    # one model on shared data serves no client worse than another
+                    worst(mine, direction) if len(set(mine.values())) > 1 else None,
+                    metric == run.info["tasks"][task]["primary"],
                 )
                 scores.append(score)
-    return tuple(scores)
+    return tuple(sorted(scores, key=lambda score: not score.primary))
 
 
 def _counted(run: Run, line: Mapping[str, Any], split: str) -> dict[tuple[str, str, str], float]:
@@ -504,10 +511,10 @@ def _happened(run: Run) -> tuple[Happening, ...]:
     for line in run.rounds:
         at = int(line["round"])
         for event in line.get("events", ()):
-            about = ", ".join(f"{k} {event[k]}" for k in ("why", "what", "kind", "task") if event.get(k) is not None)
+            about = described({k: event.get(k) for k in ("why", "what", "kind", "task")})
             who = event.get("client", event.get("peer", event.get("cluster", "")))
             sender = f" from {event['sender']}" if "sender" in event else ""
-            rounds[f"{event['event']}" + (f": {about}" if about else ""), f"{who}{sender}"].append(at)
+            rounds[f"{event['event']}{about}", f"{who}{sender}"].append(at)
     for at, record in _records(run, "conflict-averse"):
         for safeguard in record.get("acted") or ():
             rounds[f"safeguard: {safeguard}", str(record["peer"])].append(at)
@@ -516,10 +523,10 @@ def _happened(run: Run) -> tuple[Happening, ...]:
 
 
 def worst_tasks(scores: Sequence[Score]) -> tuple[Score, ...]:
-    """Of each split and metric that several tasks have, the score of the worst task."""
+    """Of each split and metric that judges several tasks, the score of the worst of them."""
     groups: dict[tuple[str, str, str], list[Score]] = defaultdict(list)
     for score in scores:
-        if not math.isnan(score.mean):
+        if score.primary and not math.isnan(score.mean):
             groups[score.split, score.metric, score.direction].append(score)
     pick = {"max": min, "min": max}
     return tuple(

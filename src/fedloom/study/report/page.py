@@ -14,7 +14,7 @@ from fedloom.extras import need
 from fedloom.study.compare import Estimate
 from fedloom.study.report import predictions
 from fedloom.study.report.against import Against, Change
-from fedloom.study.report.collect import GridReport, Matrices, RunReport, row, worst_tasks
+from fedloom.study.report.collect import GridReport, Matrices, RunReport, Score, row, worst_tasks
 from fedloom.study.report.flow import diagram
 from fedloom.study.report.looks import plain
 from fedloom.study.report.plots import Figure, figures_of
@@ -24,8 +24,12 @@ from fedloom.study.table_formats import fragment
 
 MOST_ROWS = 1000
 """Lines of a table, at most."""
+MOST_OPEN = 40
+"""Lines of a table that stands in the page as it is; a longer one scrolls in a box of its own."""
 WORST = 5
 """Clients named of those that are worse off, at most."""
+_NOTHING = 1e-9  # percent that a mean change is off 0 by rounding alone
+_SHORT = 20  # letters of a text that is not broken
 _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
 
 
@@ -42,14 +46,19 @@ def render(report: RunReport | GridReport) -> str:
     """The HTML of a report. Raises UserError where plotly is absent."""
     figures = figures_of(report)
     if isinstance(report, RunReport):
-        return frame("run", report.title, _run(report, figures), _run_data(report), figures)
+        return frame("run", report.title, _run(report, figures), _run_data(report), figures, _lead(report))
     return frame("grid", report.title, _grid(report, figures), _grid_data(report), figures)
 
 
 def frame(
-    kind: str, title: str, sections: Sequence[Section], data: Mapping[str, Any], figures: Mapping[str, Figure]
+    kind: str,
+    title: str,
+    sections: Sequence[Section],
+    data: Mapping[str, Any],
+    figures: Mapping[str, Figure],
+    lead: str = "",
 ) -> str:
-    """A page of these sections, with `data` for programs and the figures in it.
+    """A page of these sections, with `data` for programs and the figures in it; `lead` is a line below the title.
 
     Raises UserError where plotly is absent.
     """
@@ -71,6 +80,7 @@ def frame(
             "</head>",
             f'<body class="{kind}">',
             f"<h1>{escape(title)}</h1>",
+            *([f'<p class="lead">{escape(lead)}</p>'] if lead else []),
             f"<nav><ul>{links}</ul></nav>",
             "<noscript><p>The figures of this page need JavaScript; the tables do not.</p></noscript>",
             *(f'<section id="{s.name}">\n<h2>{escape(s.title)}</h2>\n{s.body}\n</section>' for s in sections),
@@ -97,6 +107,7 @@ def _run_data(report: RunReport) -> dict[str, Any]:
             "task": s.task,
             "metric": s.metric,
             "split": s.split,
+            "primary": s.primary,
             "round": s.round,
             "model": s.model,
             "data": s.data,
@@ -168,10 +179,11 @@ def _run(report: RunReport, figures: Mapping[str, Figure]) -> list[Section]:
     curves = "\n".join(f"<h3>{escape(task)}</h3>\n{plots(f'curves-{i}')}" for i, task in enumerate(tasks))
     matrices = {m.name: Section(m.name, m.title, _matrix(m, plots) + remark(m.legend)) for m in report.matrices}
     return [
-        Section("about", "The run", _about(report)),
         Section("final", "Final numbers", _final(report)),
         Section("base", "Against the base", _base(report.against, plots)),
+        Section("about", "The run", _about(report)),
         Section("curves", "Over the rounds", curves),
+        Section("others", "Other metrics", _others(report)),
         Section("federation", "Federation", _federation(report) + plots("examples") + _labels(plots("labels"))),
         Section("bytes", "Bytes", _bytes(report) + plots("bytes")),
         Section("seconds", "Time", plots("seconds")),
@@ -201,9 +213,10 @@ def _task_groups(plot: str) -> str:
 
 def _grid(report: GridReport, figures: Mapping[str, Figure]) -> list[Section]:
     table = fragment(report.table) if report.table else ""
+    drawn = (figures[f"curves-{i}"] for i in range(len(report.curves)))
     curves = "\n".join(
-        f"<h3>{escape(f'{data}: {task} ({metric})')}</h3>\n{plot(f'curves-{i}', figures[f'curves-{i}'])}"
-        for i, (data, task, metric) in enumerate(report.curves)
+        f"<h3>{escape(of['views'][0]['name'])}</h3>\n{plot(f'curves-{i}', of, headed=True)}"
+        for i, of in enumerate(drawn)
     )
     note = "Test data; mean over the clients with the task and over seeds, in rounds that all begun seeds measured."
     head = ("run", "status", "rounds", "sent by clients", "sent to clients", "seconds")
@@ -263,6 +276,26 @@ def _with_names(estimate: Estimate, names: Sequence[str], most: int = 3) -> str:
     return f"{estimate} ({', '.join(names[:most])}{more})"
 
 
+def _lead(report: RunReport) -> str:
+    """How far the run has come, and what it took."""
+    facts = dict(report.facts)
+    up, down = (sum(line[i] for line in report.totals) for i in (2, 3))  # type: ignore[misc]
+    state = (
+        facts["status"] if "round" in facts["status"] else f"{facts['status']}, {_count(int(facts['rounds']), 'round')}"
+    )
+    parts = [
+        state,
+        f"{_count(len(report.clients), 'client')}, {_count(len(report.tasks), 'task')}",
+        f"seed {facts['seed']}",
+        f"{human_bytes(up)} sent by clients, {human_bytes(down)} to them",
+    ]
+    return " · ".join(parts)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def _about(report: RunReport) -> str:
     return fact_sheet(report.facts) + _method(report) + _folded("Recipe", report.recipe)
 
@@ -285,29 +318,61 @@ def fact_sheet(facts: Sequence[tuple[str, str]]) -> str:
 
 
 def _final(report: RunReport) -> str:
-    if not report.scores:
-        return ""
+    """The metric that judges each task, and what else there is to say about these numbers."""
+    scores = [score for score in report.scores if score.primary]
+    if not scores:
+        return remark("No numbers of a model that is kept were recorded yet.")
     held = report.against
+    notes = "".join(map(remark, held.notes)) if held is not None else ""
+    return _scores("final-table", scores, held) + _deltas(held) + notes + remark(_lowest(report.scores, held))
+
+
+def _others(report: RunReport) -> str:
+    scores = [score for score in report.scores if not score.primary]
+    return _scores("others-table", scores, report.against) if scores else ""
+
+
+def _scores(name: str, scores: Sequence[Score], held: Against | None) -> str:
     against = () if held is None else (f"base: {held.label}", "change")
-    head = ("task", "mean over clients", *against, "clients", "worst client", "", "model", "data", "split", "round")
+    several = any(s.clients > 1 for s in scores)
+    worst = any(s.worst is not None for s in scores)
+    value = "mean over clients" if several else "value"
+    who = ("worst client", "its number") if worst else ()
+    head = ("task", "split", value, *against, "clients", *who, "model", "data", "round")
     rows = []
-    for s in report.scores:
-        name, value = ("", "") if s.worst is None else (s.worst[0], number(s.worst[1]))
-        where = (s.model, s.data, s.split, str(s.round))
+    for s in scores:
         change = None if held is None else held.means.get((s.split, s.task, s.metric))
         compared = (number(change.base), percent(change.percent)) if change else ("",) * len(against)
-        rows.append((row(s), number(s.mean), *compared, str(s.clients), value, name, *where))
-    tasks = [f"{s.metric} on {s.split}: {s.task} ({number(s.mean)})" for s in worst_tasks(report.scores)]
-    note = f"Worst task by {'; by '.join(tasks)}." if tasks else ""
-    texts = [i + len(against) for i in (4, 5, 6, 7)]
-    return sheet("final-table", head, rows, text=texts) + _deltas(held) + remark(note)
+        cells: tuple[str, ...] = ()
+        if worst:
+            same = "all the same" if s.clients > 1 and not math.isnan(s.mean) else ""
+            cells = (same, "") if s.worst is None else (s.worst[0], number(s.worst[1]))
+        where = (s.model, s.data, str(s.round))
+        rows.append((row(s), s.split, number(s.mean), *compared, str(s.clients), *cells, *where))
+    texts = [i for i, title in enumerate(head) if title in ("worst client", "model", "data", "split")]
+    equal = several and not worst
+    about = "Each task's clients all have the same number: one model, measured on the same data." if equal else ""
+    return sheet(name, head, rows, text=texts) + remark(about)
+
+
+def _lowest(scores: Sequence[Score], held: Against | None) -> str:
+    """The task that gained least on the base; without a base the worst one of each metric that judges several."""
+    if held is None:
+        tasks = [f"{s.metric} on {s.split}: {s.task} ({number(s.mean)})" for s in worst_tasks(scores)]
+        return f"Worst task by {'; by '.join(tasks)}." if tasks else ""
+    changes = {(s.task, s.metric): held.means.get((held.split, s.task, s.metric)) for s in scores if s.primary}
+    known = {key: of.percent for key, of in changes.items() if of is not None and not math.isnan(of.percent)}
+    if len(known) < 2:
+        return ""
+    task, metric = min(known, key=lambda key: known[key])
+    return f"Lowest change on {held.split}: {task} ({metric}), {percent(known[task, metric])}."
 
 
 def _deltas(held: Against | None) -> str:
     if held is None:
         return ""
     each = [
-        f"{percent(delta)} on {split} (mean change of {count} task{'' if count == 1 else 's'})"
+        f"{percent(delta)} on {split} (mean change of {_count(count, 'task')})"
         for split, (delta, count) in held.deltas.items()
     ]
     return f'<p id="delta-m">Δm against {escape(held.label)}: {escape("; ".join(each))}. Positive is better.</p>\n'
@@ -330,10 +395,13 @@ def _base(held: Against | None, plots: Callable[..., str]) -> str:
         lost = (
             f"{len(hurt)} of {len(of)} clients have a worse model than the base's for a task of theirs ({held.split})."
         )
+        means = held.by_client
+        if means and len(held.each) > 1:
+            worse = sum(mean < -_NOTHING for mean in means.values())
+            lost += f" Over all tasks of a client, {worse} of {len(means)} lost: their mean change is below 0."
         table = sheet("hurt-table", head, rows, text=(5,))
         found = f"<h3>Who was hurt</h3>\n<p>{escape(lost)}</p>\n{table}{plots('hurt')}"
-    notes = "".join(map(remark, held.notes))
-    return sheet("base-table", ("the base", ""), held.facts, text=(1,)) + found + notes
+    return sheet("base-table", ("the base", ""), held.facts, text=(1,)) + found
 
 
 def _federation(report: RunReport) -> str:
@@ -391,14 +459,18 @@ def _events(report: RunReport) -> str:
     return sheet("events-table", ("what", "client", "times", "rounds"), rows, text=(1,)) if rows else ""
 
 
-def plot(name: str, figure: Figure) -> str:
-    """The place of a figure, with what chooses its view and how smooth its lines are."""
+def plot(name: str, figure: Figure, headed: bool = False) -> str:
+    """The place of a figure, with what chooses its view and how smooth its lines are.
+
+    A view alone is named above it, but where a heading does that (`headed`) or a slider says which round it is.
+    """
     views, controls = figure["views"], []
     sets = list(dict.fromkeys(view["set"] for view in views if "set" in view))
     if sets:
         options = "".join(f'<option value="{escape(s)}">{escape(s)}</option>' for s in sets)
         controls.append(f'<label>Layers <select class="view">{options}</select></label>')
-    if figure["control"] == "slider" and (sets or len(views) > 1):
+    slider = figure["control"] == "slider"
+    if slider and (sets or len(views) > 1):
         if sets:
             views = [view for view in views if view["set"] == sets[0]]
         last = len(views) - 1
@@ -413,7 +485,8 @@ def plot(name: str, figure: Figure) -> str:
         controls.append(
             '<label>Smoothing <input class="smooth" type="range" min="0" max="0.95" step="0.05" value="0"></label>'
         )
-    caption = f"<figcaption>{escape(views[0]['name'])}</figcaption>" if len(views) == 1 else ""
+    shown = "" if headed or sets or len(views) > 1 else f"{'Round ' if slider else ''}{views[0]['name']}"
+    caption = f"<figcaption>{escape(shown)}</figcaption>" if shown else ""
     return (
         f'<figure class="plot" id="plot-{name}" data-figure="{name}">{caption}'
         f'<div class="controls">{"".join(controls)}</div><div class="canvas"></div></figure>'
@@ -421,18 +494,30 @@ def plot(name: str, figure: Figure) -> str:
 
 
 def sheet(name: str, head: Sequence[str], rows: Sequence[Sequence[str]], text: Sequence[int] = ()) -> str:
-    """A table; its first column is its label, columns in `text` are set as text. Very long ones are cut."""
-    top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+    """A table; its first column is its label, columns in `text` are set as text, others as numbers.
+
+    A long one scrolls, a very long one is cut.
+    """
+    top = "".join(
+        f'<th scope="col"{"" if i == 0 or i in text else " class=number"}>{escape(cell)}</th>'
+        for i, cell in enumerate(head)
+    )
     body = []
     for label, *cells in rows[:MOST_ROWS]:
         each = "".join(
-            f'<td class="text">{escape(cell)}</td>' if i in text else f"<td>{escape(cell)}</td>"
+            f'<td class="text{_short(cell)}">{escape(cell)}</td>' if i in text else f"<td>{escape(cell)}</td>"
             for i, cell in enumerate(cells, 1)
         )
-        body.append(f'<tr><th scope="row">{escape(label)}</th>{each}</tr>')
+        body.append(f'<tr><th scope="row" class="label{_short(label)}">{escape(label)}</th>{each}</tr>')
     more = remark(f"{len(rows) - MOST_ROWS} more are not shown.") if len(rows) > MOST_ROWS else ""
     lines = "\n".join(["<tbody>", *body, "</tbody>"])
-    return f'<div class="wide"><table id="{name}">\n<thead><tr>{top}</tr></thead>\n{lines}\n</table></div>\n{more}'
+    wide = "wide long" if len(rows) > MOST_OPEN else "wide"
+    return f'<div class="{wide}"><table id="{name}">\n<thead><tr>{top}</tr></thead>\n{lines}\n</table></div>\n{more}'
+
+
+def _short(text: str) -> str:
+    """The class of a cell whose text stays on one line."""
+    return " short" if len(text) <= _SHORT else ""
 
 
 def number(value: float) -> str:

@@ -17,6 +17,7 @@ from html import escape
 from statistics import quantiles
 from typing import Any
 
+from fedloom.study.compare import ARROWS
 from fedloom.study.hyper import HyperWeights, used
 from fedloom.study.report.against import Against
 from fedloom.study.report.agreement import Agreement, Cells
@@ -40,7 +41,7 @@ NAMES = 20
 
 _MARKERS = 30  # points up to which each is marked
 _TICKS = 8  # rounds up to which each has its tick
-_NUMBERS = 10  # classes up to which shares stand in the cells of a confusion matrix
+_NUMBERS = 10  # columns up to which numbers stand in the cells of a matrix
 
 Figure = dict[str, Any]
 Trace = dict[str, Any]
@@ -70,10 +71,10 @@ def _of_run(report: RunReport) -> dict[str, Figure]:
         made[f"curves-{number}"] = of_task | {"title": task}
     if report.traffic:
         ways = [(key, _several(_largest(names))) for key, names in report.traffic.items()]
-        made["bytes"] = _views(ways, "bytes in a round") | {"title": "Bytes"}
+        made["bytes"] = _views(ways, "bytes in a round", zero=True) | {"title": "Bytes"}
     times = [("seconds by phase", report.seconds), ("simulated seconds", report.clock)]
     if any(lines for _, lines in times):
-        made["seconds"] = _views([(name, _several(lines)) for name, lines in times if lines], "seconds")
+        made["seconds"] = _views([(name, _several(lines)) for name, lines in times if lines], "seconds", zero=True)
     if report.quality:
         made["task-groups"] = _views([("peers and task groups", _several(report.quality))], "share or index")
     if report.weights is not None:
@@ -106,7 +107,8 @@ def agreement(a: Agreement) -> dict[str, Figure]:
     ):
         if groups:
             most = {group: {n: rows[n] for n in thinned_names(list(rows), LINES)} for group, rows in groups.items()}
-            made[name] = _views([(group, _several(rows)) for group, rows in most.items()], axis) | {"title": title}
+            views = [(group, _several(rows)) for group, rows in most.items()]
+            made[name] = _views(views, axis, zero=True) | {"title": title}
     if a.given:
         made["given"] = _heat_sets(a.given, a.receivers, "receiver", "sender", 0.0) | {"title": "Weights of senders"}
     return made
@@ -131,8 +133,10 @@ def _heat_sets(sets: Mapping[str, Cells], names: Sequence[str], down: str, along
 
 def _of_grid(report: GridReport) -> dict[str, Figure]:
     return {
-        f"curves-{number}": _views([(f"{data}: {task} ({metric})", _several(lines))], metric, smooth=True)
-        for number, ((data, task, metric), lines) in enumerate(report.curves.items())
+        f"curves-{number}": _views(
+            [(f"{data}: {row}", _several(lines))], f"{row.metric} {ARROWS[row.direction]}", smooth=True
+        )
+        for number, ((data, row), lines) in enumerate(report.curves.items())
     } | confusions(report.predictions.confusions)
 
 
@@ -141,7 +145,7 @@ def curves(several: Sequence[Curves], points: int = POINTS, singly: int = LINES)
     views = [
         (f"{c.metric}, {c.split}" + (f", {c.model}" if c.model else ""), _curves(c, points, singly)) for c in several
     ]
-    return _views(views, [c.metric for c in several], smooth=True)
+    return _views(views, [f"{c.metric} {ARROWS[c.direction]}" for c in several], smooth=True)
 
 
 def _curves(c: Curves, points: int, singly: int) -> list[Trace]:
@@ -149,6 +153,9 @@ def _curves(c: Curves, points: int, singly: int) -> list[Trace]:
     keep = () if c.best is None else (c.best,)
     rounds = thinned(list(mean), points, keep)
     names, traces = list(c.clients), []
+    middle = "mean over clients"
+    if len(names) > 1 and _equal(list(c.clients.values())):
+        middle, names = f"the same for all {len(names)} clients", []
     if len(names) > max(singly, 1):
         ranked = sorted(names, key=lambda name: _last(c.clients[name]))
         names = thinned_names(ranked, singly)
@@ -160,7 +167,7 @@ def _curves(c: Curves, points: int, singly: int) -> list[Trace]:
         legend = len(names) <= 20
         traces.append(_line(name, shown, c.clients[name], "client", line=look, opacity=0.75, showlegend=legend))
     if len(c.clients) > 1:
-        traces.append(_line("mean over clients", rounds, mean, "mean", line={"width": 3}))
+        traces.append(_line(middle, rounds, mean, "mean", line={"width": 3}))
     if c.best is not None:
         how = "validation" if c.judged == "val" else f"{c.judged} data"
         marker = {"size": 11, "symbol": "star", "color": "#d55e00"}
@@ -252,6 +259,8 @@ def hurt(held: Against) -> Figure:
     figure = heat([(name, {"z": z})], names, [e.row.task for e in held.each], "client", "task", "select")
     _two_sided(figure, 0.0, 100.0)
     figure["shared"][0] |= {"hovertemplate": "client %{y}, task %{x}: %{z:+.4g} %<extra></extra>"}
+    if len(held.each) <= _NUMBERS and len(names) <= 2 * _NUMBERS:
+        figure["shared"][0] |= {"texttemplate": "%{z:+.1f}", "textfont": {"size": 10}}
     return figure
 
 
@@ -364,15 +373,26 @@ def hyper_weights(weights: HyperWeights) -> dict[str, Figure]:
     return made
 
 
-def _views(views: Sequence[tuple[str, list[Trace]]], axis: str | Sequence[str], smooth: bool = False) -> Figure:
-    """Lines over the rounds; `axis` is what they show, of all views or of each."""
+def _equal(several: Sequence[Series]) -> bool:
+    """Whether all have the same numbers, in the same rounds."""
+    first, *others = ({round: plain(value) for round, value in series.items()} for series in several)
+    return all(other == first for other in others)
+
+
+def _views(
+    views: Sequence[tuple[str, list[Trace]]], axis: str | Sequence[str], smooth: bool = False, zero: bool = False
+) -> Figure:
+    """Lines over the rounds; `axis` is what they show, of all views or of each. With `zero` the axis has the 0."""
     axes = [axis] * len(views) if isinstance(axis, str) else axis
     rounds = [round for _, data in views for trace in data for round in trace["x"]]
     few = rounds and max(rounds) - min(rounds) <= _TICKS
     layout = {
         # a tick a round, for there is nothing between two of them
         "xaxis": {"title": {"text": "round"}, "tickformat": "d", **({"dtick": 1} if few else {})},
-        "yaxis": {"title": {"text": escape(axes[0] if axes else "", quote=False)}},
+        "yaxis": {
+            "title": {"text": escape(axes[0] if axes else "", quote=False)},
+            **({"rangemode": "tozero"} if zero else {}),
+        },
         "height": 360,
     }
     found = [
