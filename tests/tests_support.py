@@ -29,7 +29,8 @@ def outcome(result: Result | Path) -> tuple[dict[str, torch.Tensor], list[Any]]:
     """What must be equal for two runs to be the same: final tensors, and all numbers of metrics.jsonl but seconds."""
     folder = result.folder if isinstance(result, Result) else result
     lines = [json.loads(text) for text in (folder / "metrics.jsonl").read_text().splitlines()]
-    return load_file(folder / "model.safetensors"), [{k: v for k, v in x.items() if k != "seconds"} for x in lines]
+    timed = ("seconds", "seconds_of")
+    return load_file(folder / "model.safetensors"), [{k: v for k, v in x.items() if k not in timed} for x in lines]
 
 
 def assert_same(a: Result | Path, b: Result | Path, *, models_only: bool = False) -> None:

@@ -137,6 +137,14 @@ def train_records(done: Iterable[TrainDone]) -> list[Record]:
     ]
 
 
+def train_seconds(done: Iterable[TrainDone]) -> dict[str, float]:
+    """Client -> seconds of its local training in a round."""
+    found: dict[str, float] = {}
+    for d in sorted(done, key=lambda d: d.client):
+        found[d.client] = found.get(d.client, 0.0) + d.seconds
+    return found
+
+
 def _records(client: Client, model: str, split: str, scores: Scores, tasks: Sequence[str]) -> list[Record]:
     data = f"{client.part(split).name} {split}"
     return [

@@ -13,7 +13,14 @@ from fedloom.runtime.early import Patience
 from fedloom.runtime.executors import Executor
 from fedloom.runtime.folder import RunFolder
 from fedloom.runtime.ledger import Ledger, count_down, count_up
-from fedloom.runtime.measure import headline, measure, train_records, trained_records, validation_loss
+from fedloom.runtime.measure import (
+    headline,
+    measure,
+    train_records,
+    train_seconds,
+    trained_records,
+    validation_loss,
+)
 from fedloom.runtime.sampling import cohort
 from fedloom.runtime.state import map_tensors
 from fedloom.runtime.steps import Message, Payload, dispatch, rows_of, server_init, server_step
@@ -76,6 +83,7 @@ def run_rounds(
             "train": train_records(now.done),
             "metrics": records,
             "events": now.events,
+            "seconds_of": train_seconds(now.done),
             **now.recorded,
         }
         folder.write_round(line, now.ledger)
