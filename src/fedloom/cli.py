@@ -25,7 +25,7 @@ from fedloom import (
 )
 from fedloom.cli_data import data
 from fedloom.cli_flower import flower
-from fedloom.errors import StateError, UserError, nearest
+from fedloom.errors import StateError, UserError, unknown
 from fedloom.runtime import torchrun
 
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ def _find(name: str, *registries: Registry) -> tuple[Registry, Entry]:
         if name in registry.entries:
             return registry, registry[name]
     known = sorted(name for registry in registries for name in registry.entries)
-    raise UserError(f"unknown method or add-on {name!r}.{nearest(name, known)} Known: {', '.join(known)}")
+    raise UserError(unknown("method or add-on", name, known))
 
 
 def _describe(registry: Registry, entry: Entry) -> None:

@@ -26,3 +26,9 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     """' Did you mean ...?' for the closest allowed word, or an empty string."""
     close = difflib.get_close_matches(word, list(allowed), n=1)
     return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """What to say about the name of a task, a method or the like that is none of those known."""
+    known = tuple(known)
+    return f"unknown {kind} {name!r}.{nearest(name, known)} Known: {', '.join(known)}"

@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, create_model
 
-from fedloom.errors import RecipeError, nearest
+from fedloom.errors import RecipeError, unknown
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -57,8 +57,7 @@ class Registry:
 
     def __getitem__(self, name: str) -> Entry:
         if name not in self.entries:
-            known = ", ".join(sorted(self.entries))
-            raise RecipeError(f"unknown {self.kind} {name!r}.{nearest(name, self.entries)} Known: {known}")
+            raise RecipeError(unknown(self.kind, name, sorted(self.entries)))
         return self.entries[name]
 
     def __iter__(self) -> Iterator[Entry]:

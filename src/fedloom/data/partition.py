@@ -29,7 +29,7 @@ import numpy as np
 from pydantic import Field
 
 from fedloom.context import derive_seed
-from fedloom.errors import DataError, RecipeError, nearest
+from fedloom.errors import DataError, RecipeError, unknown
 from fedloom.registry import Registry
 
 if TYPE_CHECKING:
@@ -204,8 +204,7 @@ def _check_share(share: Share, pool: Pool) -> None:
         raise DataError(f"{who} has no task")
     for task, weight in share.tasks.items():
         if task not in pool.labels:
-            known = ", ".join(pool.tasks)
-            raise DataError(f"{who}: unknown task {task!r}.{nearest(task, pool.labels)} Known: {known}")
+            raise DataError(f"{who}: {unknown('task', task, pool.tasks)}")
         if not (math.isfinite(weight) and weight > 0):
             raise DataError(f"{who}, task {task!r}: expected a weight above 0, found {weight}")
         if not pool.labelled(task)[index].any():
@@ -381,8 +380,7 @@ def class_dirichlet(
     """
     name = pool.tasks[0] if task is None else task
     if name not in pool.labels:
-        known = ", ".join(pool.tasks)
-        raise RecipeError(f"class-dirichlet: unknown task {name!r}.{nearest(name, pool.labels)} Known: {known}")
+        raise RecipeError(f"class-dirichlet: {unknown('task', name, pool.tasks)}")
     rng = _rng(seed, "class-dirichlet")
     with_class = np.flatnonzero(pool.labelled(name))
     what = f"class-dirichlet over task {name!r}"
@@ -531,8 +529,7 @@ def single_and_multi(
     domains_: list[str] = []
     for name in dict.fromkeys((*single, *multi)):
         if name not in pool.domains:
-            known = ", ".join(pool.domains)
-            raise DataError(f"single-and-multi: unknown domain {name!r}.{nearest(name, pool.domains)} Known: {known}")
+            raise DataError(f"single-and-multi: {unknown('domain', name, pool.domains)}")
         here = pool.domain == pool.domains.index(name)
         tasks = [task for task in pool.tasks if pool.labelled(task)[here].any()]
         kinds = [({task: 1.0}, task, single.get(name, 0)) for task in tasks]
@@ -581,10 +578,7 @@ def task_weights(
         for number, row in enumerate(rows):
             for task in row:
                 if task not in tasks:
-                    raise RecipeError(
-                        f"task-weights, row {number}: unknown task {task!r}.{nearest(task, tasks)} Known: "
-                        + ", ".join(tasks)
-                    )
+                    raise RecipeError(f"task-weights, row {number}: {unknown('task', task, tasks)}")
     count = clients or len(rows)
     held = [rows[i % len(rows)] for i in range(count)]
     missing = [task for task in tasks if not any(task in row for row in held)]
@@ -623,8 +617,7 @@ def domains(
     fractions = fraction if isinstance(fraction, dict) else dict.fromkeys(counts, fraction)
     for name in (*counts, *fractions):
         if name not in pool.domains:
-            known = ", ".join(pool.domains)
-            raise DataError(f"domains: unknown domain {name!r}.{nearest(name, pool.domains)} Known: {known}")
+            raise DataError(f"domains: {unknown('domain', name, pool.domains)}")
     for name in counts:
         if name not in fractions:
             raise RecipeError(f"domains: no fraction is given for domain {name!r}")
@@ -732,10 +725,7 @@ def task_groups(
         for number, group in enumerate(groups):
             for task in group:
                 if task not in pool.tasks:
-                    known = ", ".join(pool.tasks)
-                    raise RecipeError(
-                        f"task-groups, group {number}: unknown task {task!r}.{nearest(task, pool.tasks)} Known: {known}"
-                    )
+                    raise RecipeError(f"task-groups, group {number}: {unknown('task', task, pool.tasks)}")
                 if group.count(task) > 1:
                     raise RecipeError(f"task-groups, group {number}: task {task!r} is named twice")
         if clients is not None and clients < len(groups):

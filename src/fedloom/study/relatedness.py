@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedloom.context import derive_seed
-from fedloom.errors import StateError, UserError, nearest
+from fedloom.errors import StateError, UserError, unknown
 from fedloom.models.nets import PyramidEncoder
 from fedloom.relatedness import (
     Agreement,
@@ -290,7 +290,7 @@ def relatedness(
     """
     for name in metrics or ():
         if name not in METRICS:
-            raise UserError(f"--metrics: unknown metric {name!r}.{nearest(name, METRICS)} Known: {', '.join(METRICS)}")
+            raise UserError(f"--metrics: {unknown('metric', name, METRICS)}")
     found = task_models(folder)
     refused = _refused(found.built)
     for name in metrics or ():
