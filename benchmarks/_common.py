@@ -75,7 +75,7 @@ def resident(what: str) -> float:
     if not sys.platform.startswith("linux"):
         return float("nan")
     with open("/proc/self/status") as lines:
-        return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith(what))
+        return next(1024 * int(line.split()[1]) for line in lines if line.startswith(what))
 
 
 def peaks(aim: str, peak: Callable[..., float], cases: Mapping[str, tuple[Any, ...]], mapped: int = 1 << 20) -> None:
