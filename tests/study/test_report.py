@@ -282,11 +282,11 @@ def test_bytes_by_role_task_and_client(tmp_path: Path) -> None:
     traffic = [{"round": r, "up": up, "down": [entry("a", "encoder", None, 7)]} for r in (1, 2)]
     page = page_of(run_folder(tmp_path, two_rounds(), traffic))
     figure = page.data["figures"]["bytes"]
-    assert trace(figure, "up by role", "line", "encoder")["y"] == [200, 200]
-    assert trace(figure, "up by task", "line", "no task")["y"] == [200, 200]
-    assert trace(figure, "up by task", "line", "seg")["y"] == [10, 10]
-    assert trace(figure, "up by client", "line", "a")["y"] == [110, 110]
-    assert trace(figure, "down by client", "line", "a")["y"] == [7, 7]
+    assert trace(figure, "sent by clients, by role", "line", "encoder")["y"] == [200, 200]
+    assert trace(figure, "sent by clients, by task", "line", "no task")["y"] == [200, 200]
+    assert trace(figure, "sent by clients, by task", "line", "seg")["y"] == [10, 10]
+    assert trace(figure, "sent by clients, by client", "line", "a")["y"] == [110, 110]
+    assert trace(figure, "sent to clients, by client", "line", "a")["y"] == [7, 7]
     assert page.data["bytes"] == [
         {"role": "encoder", "task": "", "up": 400, "down": 14},
         {"role": "head", "task": "seg", "up": 20, "down": 0},
@@ -1006,3 +1006,16 @@ def test_the_worst_of_domains(tmp_path: Path) -> None:
     _, dea = page_of(tmp_path).data["worst"]
     assert (dea["task"]["task"], dea["task"]["mean"]) == ("wood", pytest.approx(-10 / 3))
     assert {domain: (of["clients"], of["mean"]) for domain, of in dea["clients"].items()} == {"wood": (["a"], 9.0)}
+
+
+def test_nobody_is_the_worst_of_a_grid_where_all_have_one_number(tmp_path: Path) -> None:
+    grid = paper_grid(data={"D": {"recipe": "digits-tasks"}}, bases={"FedAvg": {"method": "fedavg"}}, seeds=[0, 1])
+    for others, who in (((10.0, 12.0), ["a"]), ((10.0, 10.0), [])):
+        folder = tmp_path / f"{len(who)}"
+        for seed, other in enumerate(others):
+            write_run(folder, Cell("D", "FedAvg", "-", seed), {"a": {"semseg": 10.0}, "b": {"semseg": other}})
+        write_grid(folder, grid, {})
+        page = page_of(folder)
+        worst_client = page.data["worst"][0]["clients"]["semseg"]
+        assert (worst_client["clients"], worst_client["mean"]) == (who, 10.0)
+        assert ("(all the same)" in page.text) == (not who)

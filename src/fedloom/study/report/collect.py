@@ -125,8 +125,8 @@ class RunReport:
     tasks: Mapping[str, Mapping[str, Any]]
     curves: tuple[Curves, ...]
     scores: tuple[Score, ...]
-    traffic: Mapping[str, Mapping[str, Series]]
-    """'up by role', 'down by task' ... -> name -> bytes of each round."""
+    traffic: Mapping[tuple[str, str], Mapping[str, Series]]
+    """('up' or 'down', 'role', 'task' or 'client') -> name -> bytes of each round."""
     totals: tuple[tuple[str, str, int, int], ...]
     """(role, task, bytes from clients, bytes to clients) over all rounds."""
     seconds: Mapping[str, Series]
@@ -404,18 +404,18 @@ def _counted(run: Run, line: Mapping[str, Any], split: str) -> dict[tuple[str, s
     return found
 
 
-def _traffic(run: Run) -> dict[str, dict[str, dict[int, float]]]:
+def _traffic(run: Run) -> dict[tuple[str, str], dict[str, dict[int, float]]]:
     of: dict[str, Callable[[Mapping[str, Any]], str]] = {
         "role": lambda e: str(e["role"]),
         "task": lambda e: "no task" if e["task"] is None else str(e["task"]),
         "client": lambda e: str(e["client"]),
     }
-    found: dict[str, dict[str, dict[int, float]]] = {f"{way} by {by}": {} for way in ("up", "down") for by in of}
+    found: dict[tuple[str, str], dict[str, dict[int, float]]] = {(way, by): {} for way in ("up", "down") for by in of}
     for line in run.traffic:
         for way in ("up", "down"):
             for entry in line[way]:
                 for by, name in of.items():
-                    series = found[f"{way} by {by}"].setdefault(name(entry), {})
+                    series = found[way, by].setdefault(name(entry), {})
                     round = int(line["round"])
                     series[round] = series.get(round, 0) + int(entry["bytes"])
     return {key: names for key, names in found.items() if names}

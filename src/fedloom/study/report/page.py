@@ -273,7 +273,7 @@ def _lost(line: Worst) -> tuple[str, str, str]:
 
 def _with_names(estimate: Estimate, names: Sequence[str], most: int = 3) -> str:
     more = f" and {len(names) - most} more" if len(names) > most else ""
-    return f"{estimate} ({', '.join(names[:most])}{more})"
+    return f"{estimate} ({', '.join(names[:most]) or 'all the same'}{more})"
 
 
 def _lead(report: RunReport) -> str:

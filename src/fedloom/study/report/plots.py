@@ -70,7 +70,10 @@ def _of_run(report: RunReport) -> dict[str, Figure]:
         of_task = curves([c for c in report.curves if c.task == task], points, singly)
         made[f"curves-{number}"] = of_task | {"title": task}
     if report.traffic:
-        ways = [(key, _several(_largest(names))) for key, names in report.traffic.items()]
+        ways = [
+            (f"sent {'by' if way == 'up' else 'to'} clients, by {kind}", _several(_largest(names)))
+            for (way, kind), names in report.traffic.items()
+        ]
         made["bytes"] = _views(ways, "bytes in a round", zero=True) | {"title": "Bytes"}
     times = [("seconds by phase", report.seconds), ("simulated seconds", report.clock)]
     if any(lines for _, lines in times):

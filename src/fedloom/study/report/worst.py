@@ -25,7 +25,10 @@ class Worst:
     task: tuple[Row, Estimate] | None
     """The task (or domain) with the lowest change in percent, which is positive where all got better."""
     clients: Mapping[Row, tuple[Estimate, tuple[str, ...]]]
-    """Task -> the worst client's number, and who was the worst in some seed; only where a task has several clients."""
+    """Task -> the worst client's number, and who was the worst in some seed; only where a task has several clients.
+
+    Nobody is the worst in a seed in which all clients have one number.
+    """
 
 
 def worst(values: Mapping[str, float], direction: str) -> tuple[str, float] | None:
@@ -77,7 +80,8 @@ def _client(side: Side, row: Row, by_domain: bool) -> tuple[Estimate, tuple[str,
                 values[name] = number
         found = worst(values, row.direction)
         if len(values) > 1 and found is not None:
-            each.append(found)
+            name, value = found
+            each.append((value, [name] if len(set(values.values())) > 1 else []))
     if not each:
         return None
-    return Estimate.of([value for _, value in each]), tuple(dict.fromkeys(name for name, _ in each))
+    return Estimate.of([value for value, _ in each]), tuple(dict.fromkeys(name for _, names in each for name in names))
