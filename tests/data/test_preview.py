@@ -8,7 +8,10 @@ import torch
 from PIL import Image
 
 from fedloom.cli import main
-from fedloom.data.preview import label, palette
+from fedloom.data.dataset import TensorExamples
+from fedloom.data.joined import Joined
+from fedloom.data.mixed import Mixed, Stored
+from fedloom.data.preview import label, normal, palette, pictures
 from fedloom.tasks import Depth, Edge, HumanParts, Normals, Semseg
 
 
@@ -89,3 +92,20 @@ def test_what_is_ignored_is_black():
     assert label(Normals("n"), normals)[0].tolist() == [[[128, 128, 255], [0, 0, 0]]]
     assert label(Edge("e"), torch.tensor([[[0.0, 1, 255]]]))[0][0].tolist() == [[40] * 3, [255] * 3, [0] * 3]
     assert len(np.unique(palette(41), axis=0)) == 42
+
+
+def test_pictures_undo_the_normalisation_of_each_example():
+    pixels = torch.randint(0, 256, (6, 3, 4, 5), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    domain = torch.tensor([0, 1, 0, 1, 1, 0])
+    labels = {"a": torch.where(domain == 0, 1, -1), "b": torch.where(domain == 1, 0, -1)}
+    mean, std = torch.tensor([[0.1, 0.2, 0.3], [0.6, 0.5, 0.4]]), torch.tensor([[0.5, 0.6, 0.7], [1.5, 0.2, 0.3]])
+    index = torch.tensor([1, 2, 5])
+    mixed = Mixed(Stored(pixels), labels, domain, mean, std)
+    plain = Mixed(Stored(pixels), labels, domain)
+    own = TensorExamples(pixels, labels, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
+    joined = Joined({"one": own, "two": mixed}, {"one": ("a",), "two": ("a", "b")})
+    for part, where in ((mixed, index), (plain, index), (own, index), (joined, index), (joined, index + 6)):
+        x, _ = part.batch(where, torch.device("cpu"))
+        shown = torch.from_numpy(pictures(part, x, where)).permute(0, 3, 1, 2)
+        assert torch.equal(shown, pixels[index]), part
+    assert normal(plain, index) is None

@@ -16,10 +16,13 @@ import torch
 from typer.testing import CliRunner
 
 from fedloom.cli import app
+from fedloom.data.preview import pictures
 from fedloom.errors import StateError, UserError
 from fedloom.runtime.api import Result, trained_models
+from fedloom.runtime.build import load_data
 from fedloom.runtime.bundle import Bundle, _plain, export
 from fedloom.study.runs import human_bytes
+from tests_support import load_recipe
 
 Quick = Callable[..., Result]
 image = pytest.importorskip("PIL.Image")
@@ -202,3 +205,21 @@ def test_a_model_of_what_are_no_images(quick: Quick, tmp_path: Path) -> None:
     assert "fedloom predict" not in (out / "README.md").read_text()
     with pytest.raises(UserError, match="which are no images"):
         Bundle.read(out).predict([picture(tmp_path / "a.png")])
+
+
+def test_each_set_of_images_is_normalised_by_itself(quick: Quick, tmp_path: Path) -> None:
+    data = "data={name: digits-many, count: 2, limit: 40}"
+    done = quick(data, "partition={name: task-dirichlet, clients: 4, min_examples: 2}")
+    names = list(done.run.info["tasks"])
+    with pytest.raises(UserError, match=r"normalised in 2 ways.*name one task with --task"):
+        export(done.folder, tmp_path / "all")
+    bundles = [Bundle.read(export(done.folder, tmp_path / name, task=name)) for name in names]
+    assert bundles[0].mean != bundles[1].mean
+    test = load_data(load_recipe(data)).test
+    for name, bundle in zip(names, bundles, strict=True):
+        where = torch.from_numpy(np.flatnonzero(test.labels_of(name) >= 0)[:1])
+        x, _ = test.batch(where, torch.device("cpu"))
+        raw = pictures(test, x, where)[0]
+        file = tmp_path / f"{name}.png"
+        image.fromarray(raw).save(file)
+        torch.testing.assert_close(bundle.input(file)[0], x[0])

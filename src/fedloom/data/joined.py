@@ -73,14 +73,20 @@ class Joined:
         tasks: Collection[str] | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Inputs and labels of examples of one piece. Raises DataError for a batch of several."""
-        origins = self.domain[index].unique().tolist()
-        names = [list(self.pieces)[i] for i in origins]
+        name, piece, index = self.piece(index)
+        own = None if tasks is None else [task.removeprefix(f"{name}-") for task in tasks]
+        x, y = piece.batch(index, device, rng, own)
+        return x, {f"{name}-{task}": labels for task, labels in y.items()}
+
+    def piece(self, index: Tensor) -> tuple[str, Examples, Tensor]:
+        """(name of the piece that examples come from, the piece, their positions in it).
+
+        Raises DataError for examples of several.
+        """
+        names = [list(self.pieces)[i] for i in self.domain[index].unique().tolist()]
         if len(names) != 1:
             raise DataError(f"expected a batch of one data set, found {', '.join(names)}")
-        (name,) = names
-        own = None if tasks is None else [task.removeprefix(f"{name}-") for task in tasks]
-        x, y = self.pieces[name].batch(index - self.starts[name], device, rng, own)
-        return x, {f"{name}-{task}": labels for task, labels in y.items()}
+        return names[0], self.pieces[names[0]], index - self.starts[names[0]]
 
     def labels_of(self, task: str) -> np.ndarray[Any, Any]:
         """The labels where the example's piece has the task, -1 elsewhere."""

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from fedloom.data.dataset import Dataset, Examples, TensorExamples
+from fedloom.data.joined import Joined
+from fedloom.data.mixed import Mixed
 from fedloom.data.prepare import Array
 from fedloom.data.transforms import IGNORE, MEAN, STD
 from fedloom.errors import UserError
@@ -41,7 +43,7 @@ def sheet(dataset: Dataset, count: int = 6, split: str = "train", augmented: int
     index = torch.linspace(0, len(part) - 1, min(count, len(part))).long()
     rng = None if augmented is None else torch.Generator().manual_seed(augmented)
     x, y = part.batch(index, torch.device("cpu"), rng)
-    images = pictures(part, x)
+    images = pictures(part, x, index)
     rows = [
         [(images[row], f"{int(index[row])}"), *(label(task, y[task.name][row]) for task in dataset.tasks)]
         for row in range(len(images))
@@ -129,19 +131,30 @@ def _ramp(share: Array, valid: Array) -> Array:
     return np.where(valid[..., None], np.rint(np.stack(channels, -1)), 0).astype(np.uint8)
 
 
-def normal(part: Examples) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-    """(mean, standard deviation) of each channel that a batch is normalised with; None where it is not."""
-    if isinstance(part, TensorExamples):
-        return part.mean, part.std
-    return tuple(MEAN), tuple(STD)
+def normal(part: Examples, index: Tensor) -> tuple[Tensor, Tensor] | None:
+    """(mean, standard deviation) that the examples at `index` are normalised with, None where they are not.
+
+    Each is 1 x channels where all examples have the same, else one row an example. They must be of one data set.
+    """
+    if isinstance(part, Joined):
+        _, part, index = part.piece(index)
+    if isinstance(part, Mixed):
+        if part.mean is None or part.std is None:
+            return None
+        origin = part.domain[index]
+        return part.mean[origin].double(), part.std[origin].double()
+    mean, std = (part.mean, part.std) if isinstance(part, TensorExamples) else (MEAN, STD)
+    if mean is None or std is None:
+        return None
+    return torch.tensor([mean], dtype=torch.float64), torch.tensor([std], dtype=torch.float64)
 
 
-def pictures(part: Examples, x: Tensor) -> Array:
-    """Inputs as they were before normalisation (B x H x W x 3, uint8); feature vectors as strips of grey."""
-    mean, std = normal(part)
-    if mean is not None and std is not None:
-        shape = (1, -1) + (1,) * (x.ndim - 2)
-        x = x * x.new_tensor(std).view(shape) + x.new_tensor(mean).view(shape)
+def pictures(part: Examples, x: Tensor, index: Tensor) -> Array:
+    """Inputs of the examples at `index` as they were before normalisation (B x H x W x 3, uint8); feature vectors as
+    strips of grey."""
+    if (found := normal(part, index)) is not None:
+        mean, std = (v.to(x).view(*v.shape, *(1,) * (x.ndim - 2)) for v in found)
+        x = x * std + mean
     if x.ndim == 2:
         low, high = x.amin(1, keepdim=True), x.amax(1, keepdim=True)
         x = ((x - low) / (high - low).clamp(min=1e-9))[:, None, None, :].expand(-1, 1, 8, -1)

@@ -109,11 +109,7 @@ def _of_tasks(state: Mapping[str, Tensor], tasks: set[str]) -> dict[str, Tensor]
 
 def _about(built: Built, key: str, client: str | None, wanted: Sequence[Task], licence: str) -> dict[str, Any]:
     """What export.json says; `key` is the model's name in `trained_models`."""
-    part: Examples = built.dataset.test
-    if isinstance(part, Joined):
-        mine = built.federation.clients[client].domain if client is not None else None
-        part = part.pieces[mine] if mine is not None and mine in part.pieces else next(iter(part.pieces.values()))
-    mean, std = normal(part)
+    part, mean, std = _inputs(built, client, wanted)
     return {
         "fedloom": fedloom.__version__,
         "recipe": built.recipe.name,
@@ -127,6 +123,30 @@ def _about(built: Built, key: str, client: str | None, wanted: Sequence[Task], l
         "std": std,
         "tasks": [{"class": type(t).__name__, **asdict(t)} for t in wanted],
     }
+
+
+def _inputs(
+    built: Built, client: str | None, wanted: Sequence[Task]
+) -> tuple[Examples, list[float] | None, list[float] | None]:
+    """(examples of these tasks, mean and standard deviation of each channel that they are normalised with)."""
+    federation, part = built.federation, built.dataset.test
+    holders = [federation.holder(t.name) if client is None else federation.clients[client] for t in wanted]
+    tests = [holder.test.of(task.name).index for holder, task in zip(holders, wanted, strict=True)]
+    index = torch.cat(tests)
+    if isinstance(part, Joined):
+        _, part, index = part.piece(tests[0])
+    found = normal(part, index)
+    if found is None:
+        return part, None, None
+    each = torch.cat(found, 1).unique(dim=0)
+    if len(each) > 1:
+        names = ", ".join(task.name for task in wanted)
+        raise UserError(
+            f"the inputs of tasks {names} are normalised in {len(each)} ways, for each set of images has its own; name "
+            "one task with --task"
+        )
+    mean, std = each[0].tensor_split(2)
+    return part, mean.tolist(), std.tolist()
 
 
 def _card(built: Built, run: Run, about: Mapping[str, Any], wanted: Sequence[Task], client: str | None) -> str:

@@ -16,7 +16,7 @@ from fedloom.extras import need
 from fedloom.runtime.build import Built
 from fedloom.runtime.federation import Client
 from fedloom.runtime.finished import open_runs
-from fedloom.runtime.showing import test_examples
+from fedloom.runtime.showing import some_examples
 from fedloom.tasks.dense import DenseTask, as_label
 
 
@@ -77,7 +77,7 @@ def _read(folders: Sequence[Path]) -> list[Trained]:
 
 def _examples(run: Trained, tasks: Sequence[DenseTask], count: int) -> tuple[Tensor, Mapping[str, Tensor], Any]:
     """(inputs, labels, inputs as pictures) of examples evenly spaced over the test part that the tasks share."""
-    return test_examples(run.holder(tasks[0].name), tasks, count)
+    return some_examples(run.holder(tasks[0].name), tasks, count)
 
 
 def _one(run: Trained, tasks: Sequence[DenseTask], count: int) -> Any:

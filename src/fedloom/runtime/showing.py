@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.data.joined import Joined
 from fedloom.data.prepare import Array
 from fedloom.data.preview import label, pictures
 from fedloom.data.transforms import IGNORE
@@ -74,14 +73,11 @@ def keep(folder: Path, built: Built, executor: Executor, state: State) -> None:
         checkpoint.write_text(home / INDEX, json.dumps({**about, "parts": parts}))
 
 
-def test_examples(client: Client, tasks: Sequence[DenseTask], count: int) -> tuple[Tensor, Mapping[str, Tensor], Array]:
+def some_examples(client: Client, tasks: Sequence[DenseTask], count: int) -> tuple[Tensor, Mapping[str, Tensor], Array]:
     """(inputs, labels, inputs as pictures) of at most `count` examples, evenly spaced over a client's test part."""
     part = client.test.spread(count)
     x, truth = part.examples.batch(part.index, torch.device("cpu"), tasks=[task.name for task in tasks])
-    examples = part.examples
-    if isinstance(examples, Joined) and client.domain is not None:
-        examples = examples.pieces[client.domain]
-    return x, truth, pictures(examples, x)
+    return x, truth, pictures(part.examples, x, part.index)
 
 
 def _counted(built: Built, used: Sequence[Group]) -> list[tuple[str, ...]]:
@@ -156,7 +152,7 @@ def _pictures(
     parts = []
     for place, tasks in enumerate(by_part.values()):
         holder = built.federation.holder(tasks[0].name)
-        _, truth, inputs = test_examples(holder, tasks, EXAMPLES)
+        _, truth, inputs = some_examples(holder, tasks, EXAMPLES)
         positions = holder.test.spread(EXAMPLES).positions.tolist()
         examples = [
             {"position": position, "input": _save(home, f"{place}-{row}-input.png", picture, smooth=True)}

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate, relu
 
-from fedloom.data.joined import Joined
 from fedloom.data.preview import pictures
 from fedloom.errors import StateError, UserError, nearest
 from fedloom.extras import need
@@ -489,11 +488,9 @@ def _embed(run: Trained, seen: Mapping[View, tuple[Tensor, Tensor]]) -> Embedded
 def _images(run: Trained, domain: str, count: int) -> tuple[Tensor, Tensor, Array]:
     """(inputs, classes, inputs as pictures) of a domain's test examples, evenly spaced."""
     part = run.part(run.first(domain))
-    x, y = part.examples.batch(_spread(part, count), torch.device("cpu"), tasks=(run.task.name,))
-    examples = part.examples
-    if isinstance(examples, Joined) and domain in examples.pieces:
-        examples = examples.pieces[domain]
-    return x, y[run.task.name], pictures(examples, x)
+    index = _spread(part, count)
+    x, y = part.examples.batch(index, torch.device("cpu"), tasks=(run.task.name,))
+    return x, y[run.task.name], pictures(part.examples, x, index)
 
 
 def _heat(run: Trained, domain: str, count: int) -> tuple[Array, Array]:
