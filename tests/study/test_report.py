@@ -1019,3 +1019,11 @@ def test_nobody_is_the_worst_of_a_grid_where_all_have_one_number(tmp_path: Path)
         worst_client = page.data["worst"][0]["clients"]["semseg"]
         assert (worst_client["clients"], worst_client["mean"]) == (who, 10.0)
         assert ("(all the same)" in page.text) == (not who)
+
+
+def test_diagnostics_that_are_something_else_are_named(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, two_rounds())
+    (folder / "diagnostics.jsonl").write_text('{"round": 1, "diagnostics": [{"rows": []}]}\n')
+    (folder / "partition.json").write_text('{"labels": 3}')
+    with pytest.raises(StateError, match=r"diagnostics.jsonl: not what diagnostics are: KeyError\('out'\)"):
+        collect(folder)

@@ -159,3 +159,25 @@ def test_bits_per_task_count_only_who_took_part() -> None:
     traffic = tuple({"round": r, "up": [{"bytes": 10}, {"bytes": 5}], "down": [{"bytes": 99}]} for r in (1, 2))
     assert Run(Path(), {}, info, rounds, traffic).bits_per_task() == 8 * 30 / 5
     assert math.isnan(Run(Path(), {}, info, rounds[:1], ()).bits_per_task())
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("run.json", "[]", "run.json: expected an object with tasks, clients, status, found list"),
+        ("run.json", "{}", "found an empty one"),
+        (
+            "metrics.jsonl",
+            '{"round": 2, "cohort": []}\n',
+            "round 2: expected an object with metrics, found round, cohort",
+        ),
+        ("bytes.jsonl", '{"round": 1, "up": []}\n', "round 1: expected an object with up, down, found round, up"),
+    ],
+)
+def test_files_that_hold_something_else(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / "recipe.yaml").write_text("name: t\nseed: 0\n")
+    (tmp_path / "run.json").write_text('{"method": "m", "tasks": {}, "clients": {}, "status": "finished"}')
+    Run.read(tmp_path)
+    (tmp_path / name).write_text(text)
+    with pytest.raises(StateError, match=message):
+        Run.read(tmp_path)

@@ -53,8 +53,14 @@ class Run:
             info = json.loads((folder / "run.json").read_text("utf-8"))
         except ValueError as error:
             raise StateError(f"{folder / 'run.json'}: {error}") from None
+        _expect(info, ("tasks", "clients", "status"), folder / "run.json")
         recipe = parse((folder / "recipe.yaml").read_text("utf-8"), str(folder / "recipe.yaml"))
-        return Run(folder, recipe, info, _lines(folder / "metrics.jsonl"), _lines(folder / "bytes.jsonl"))
+        rounds, traffic = (_lines(folder / name) for name in ("metrics.jsonl", "bytes.jsonl"))
+        for line in rounds:
+            _expect(line, ("metrics",), folder / "metrics.jsonl", f", round {line['round']}")
+        for line in traffic:
+            _expect(line, ("up", "down"), folder / "bytes.jsonl", f", round {line['round']}")
+        return Run(folder, recipe, info, rounds, traffic)
 
     def log(self, name: str) -> tuple[Mapping[str, Any], ...]:
         """Another file of the folder with a line a round, by its name; empty where there is none."""
@@ -191,6 +197,12 @@ class Run:
             if key not in best or entry["model"] == "personal":
                 best[key] = entry
         return best
+
+
+def _expect(value: Any, keys: Sequence[str], file: Path, where: str = "") -> None:
+    if not isinstance(value, dict) or not set(keys) <= value.keys():
+        found = ", ".join(value) if isinstance(value, dict) else type(value).__name__
+        raise StateError(f"{file}{where}: expected an object with {', '.join(keys)}, found {found or 'an empty one'}")
 
 
 def human_bytes(count: float) -> str:

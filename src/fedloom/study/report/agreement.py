@@ -10,6 +10,7 @@ from itertools import combinations
 from statistics import fmean
 from typing import Any
 
+from fedloom.errors import StateError
 from fedloom.study.runs import Run
 
 FILE = "diagnostics.jsonl"
@@ -68,8 +69,11 @@ class _Look:
 
 
 def collect(run: Run) -> Agreement | None:
-    """What there is to show; None where nothing was noted."""
-    looks = [_look(line["round"], about) for line in run.log(FILE) for about in line["diagnostics"]]
+    """What there is to show; None where nothing was noted. Raises StateError for a file that holds something else."""
+    try:
+        looks = [_look(line["round"], about) for line in run.log(FILE) for about in line["diagnostics"]]
+    except (KeyError, TypeError, IndexError) as error:
+        raise StateError(f"{run.folder / FILE}: not what diagnostics are: {error!r}") from None
     looks = [look for look in looks if look.round <= run.last_round and look.groups]
     if not looks:
         return None

@@ -301,7 +301,7 @@ def _labels(folder: Path) -> Mapping[str, Any]:
     """Client -> task -> examples per class, where partition.json says so and there are classes to tell apart."""
     try:
         stated = dict(json.loads((folder / "partition.json").read_text("utf-8")).get("labels", {}))
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError):
         return {}
     several = {
         client: {task: counts for task, counts in by_task.items() if isinstance(counts, list) and len(counts) > 1}

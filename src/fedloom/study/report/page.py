@@ -406,12 +406,13 @@ def _base(held: Against | None, plots: Callable[..., str]) -> str:
 
 def _federation(report: RunReport) -> str:
     rows = []
+    domains = any(about.get("domain") for about in report.clients.values())
     for name, about in report.clients.items():
         tasks = ", ".join(t if w == 1 else f"{t} (weight {w:g})" for t, w in about["tasks"].items())
         sizes = [str(about.get(part, "")) for part in ("train", "val")]
-        rows.append((name, tasks, str(about.get("domain") or ""), *sizes))
-    head = ("client", "tasks", "domain", "train examples", "validation")
-    return sheet("clients-table", head, rows, text=(1, 2))
+        rows.append((name, tasks, *((str(about.get("domain") or ""),) if domains else ()), *sizes))
+    head = ("client", "tasks", *(("domain",) if domains else ()), "train examples", "validation")
+    return sheet("clients-table", head, rows, text=(1, 2) if domains else (1,))
 
 
 def _diagnostics(report: RunReport, plots: Callable[..., str]) -> str:
