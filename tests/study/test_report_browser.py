@@ -88,6 +88,13 @@ def show(browser: Any, page: Path, size: tuple[int, int], dark: bool = False) ->
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
     browser.get(page.as_uri())
     browser.execute_script("window.dispatchEvent(new Event('beforeprint'))")  # draws what is not in view yet too
+    # a figure that is being drawn already may take a while; what is not drawn in time fails the test that looks at it
+    browser.execute_async_script(
+        """const done = arguments[0], end = performance.now() + 10000, drawn = () =>
+             [...document.querySelectorAll('figure.plot .canvas')].every((c) => c.querySelector('svg.main-svg'));
+           const look = () => (drawn() || performance.now() > end ? done() : setTimeout(look, 50));
+           look();"""
+    )
     quiet(browser)
 
 
@@ -148,6 +155,8 @@ def test_every_figure_is_drawn_and_nothing_is_clipped(
     )
     assert len(boxes) > 6
     assert not [b for b in boxes if b["right"] > size[0] or b["over"] > 0 or b["width"] < 60]
+    first = browser.execute_script("return document.querySelector('#final-table tbody').getBoundingClientRect().top")
+    assert first < size[1], "what came out stands on the first screen"
     text = browser.find_element("tag name", "body").text
     assert all(task in text for task in Run.read(runs[which]).info["tasks"])
 
@@ -157,6 +166,19 @@ def test_pictures_of_predictions_are_shown(browser: Any, runs: dict[str, Path]) 
     widths = browser.execute_script("return [...document.querySelectorAll('.answers img')].map((i) => i.naturalWidth)")
     tasks = len(Run.read(runs["peers"]).info["tasks"])
     assert widths == [64] * 4 * (1 + 2 * tasks)
+
+
+def test_print_shows_which_view_is_drawn(browser: Any, runs: dict[str, Path]) -> None:
+    show(browser, write(runs["peers"]), DESKTOP)
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    try:
+        shown = browser.execute_script(
+            """const seen = (e) => e.getClientRects().length > 0, all = (q) => [...document.querySelectorAll(q)];
+            return [all('select.view').every(seen), all('input').some(seen), all('nav').some(seen)];"""
+        )
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    assert shown == [True, False, False]
 
 
 def test_dark_mode_is_readable(browser: Any, runs: dict[str, Path]) -> None:
