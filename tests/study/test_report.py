@@ -248,6 +248,7 @@ def test_training_losses_and_seconds(tmp_path: Path) -> None:
         "metrics": [],
         "train": [{"client": "a", "task": "seg", "loss": 2.5, "examples": 3, "steps": 1}],
         "seconds": {"dispatch": 0.25, "evaluate": 1.0},
+        "seconds_of": {"a": 0.5, "b": 0.125},
     }
     figures = page_of(run_folder(tmp_path, [line])).data["figures"]
     assert trace(figures["curves-0"], "training loss, train, trained", "client", "a")["y"] == [2.5]
@@ -255,6 +256,9 @@ def test_training_losses_and_seconds(tmp_path: Path) -> None:
         ("dispatch", [0.25]),
         ("evaluate", [1.0]),
     ]
+    by_client = figures["seconds"]["views"][1]
+    assert by_client["name"] == "local training by client"
+    assert [(t["name"], t["y"]) for t in by_client["data"]] == [("a", [0.5]), ("b", [0.125])]
 
 
 def test_simulated_time(tmp_path: Path) -> None:

@@ -144,6 +144,8 @@ class RunReport:
     against: Against | None = None
     """The run held against a base, where one was named."""
     predictions: Predictions = Predictions()
+    trained: Mapping[str, Series] = field(default_factory=dict)
+    """Client -> seconds of its local training in each round."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +201,7 @@ def of_run(run: Run, base: Run | None = None) -> RunReport:
         _scores(run),
         _traffic(run),
         _totals(run),
-        _phases(run),
+        _timed(run),
         hyper.table(run) if hyper.KIND in kinds else None,
         _matrices(run),
         _happened(run),
@@ -209,6 +211,7 @@ def of_run(run: Run, base: Run | None = None) -> RunReport:
         run.recipe.get("peers") is not None,
         compared,
         predictions=predictions.of_run(run),
+        trained=_timed(run, "seconds_of"),
     )
 
 
@@ -229,7 +232,7 @@ def of_grid(grid: Grid, folder: Path) -> GridReport:
             run.last_round,
             run.bytes_total()["up"],
             run.bytes_total()["down"],
-            math.fsum(s for series in _phases(run).values() for s in series.values()),
+            math.fsum(s for series in _timed(run).values() for s in series.values()),
         )
         for cell, run in runs.items()
     )
@@ -430,11 +433,12 @@ def _totals(run: Run) -> tuple[tuple[str, str, int, int], ...]:
     return tuple((role, task, counts["up"], counts["down"]) for (role, task), counts in sorted(total.items()))
 
 
-def _phases(run: Run) -> dict[str, dict[int, float]]:
+def _timed(run: Run, key: str = "seconds") -> dict[str, dict[int, float]]:
+    """Phase, or client where the key is seconds_of -> seconds of each round."""
     found: dict[str, dict[int, float]] = defaultdict(dict)
     for line in run.rounds:
-        for phase, seconds in (line.get("seconds") or {}).items():
-            found[phase][int(line["round"])] = _number(seconds)
+        for name, seconds in (line.get(key) or {}).items():
+            found[name][int(line["round"])] = _number(seconds)
     return dict(found)
 
 

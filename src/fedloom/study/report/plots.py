@@ -75,7 +75,11 @@ def _of_run(report: RunReport) -> dict[str, Figure]:
             for (way, kind), names in report.traffic.items()
         ]
         made["bytes"] = _views(ways, "bytes in a round", zero=True) | {"title": "Bytes"}
-    times = [("seconds by phase", report.seconds), ("simulated seconds", report.clock)]
+    times = [
+        ("seconds by phase", report.seconds),
+        ("local training by client", _largest(report.trained)),
+        ("simulated seconds", report.clock),
+    ]
     if any(lines for _, lines in times):
         made["seconds"] = _views([(name, _several(lines)) for name, lines in times if lines], "seconds", zero=True)
     if report.quality:
