@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
+from typing import Any
 
 
 def progress(quiet: bool = False) -> Bars | Lines | None:
@@ -14,6 +16,13 @@ def progress(quiet: bool = False) -> Bars | Lines | None:
     if quiet:
         return None
     return Bars() if sys.stderr.isatty() else Lines()
+
+
+def described(about: Mapping[str, Any]) -> str:
+    """What an event says of itself: ': client c, local training gave nan'; '' where it says nothing."""
+    known = {key: value for key, value in about.items() if value is not None}
+    texts = [f"{value}" if key == "why" else f"{key} {value}" for key, value in known.items()]
+    return f": {', '.join(texts)}" if texts else ""
 
 
 class Lines:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from fedloom.context import Ctx
+from fedloom.progress import described
 from fedloom.runtime import diagnostics
 from fedloom.runtime.build import Built
 from fedloom.runtime.early import Patience
@@ -137,7 +138,7 @@ class Round:
     def log(self, event: str, fields: dict[str, Any]) -> None:
         """Note something that a person should see."""
         self.events.append({"event": event, **fields})
-        self.progress.event(f"round {self.number}: {event}: " + ", ".join(f"{k} {v}" for k, v in fields.items()))
+        self.progress.event(f"round {self.number}: {event}{described(fields)}")
 
     def record(self, kind: str, fields: dict[str, Any] | Callable[[], dict[str, Any]]) -> None:
         """Keep something that a stage measured, or that is measured now where it is wanted."""

@@ -124,7 +124,7 @@ def _ranks(
             "Blocks are not independent: seeds of a task share its data set, and a run's tasks its model. So p and the "
             "critical difference are smaller than they should be; blocks of tasks (means over seeds) are stricter."
         )
-    if len(complete) <= 10 or len(names) <= 5:
+    if len(names) > 2 and (len(complete) <= 10 or len(names) <= 5):
         more.append(
             f"Blocks {len(complete)}, methods {len(names)}: Friedman's chi2 is an approximation for more than 10 "
             "blocks and 5 methods, and few blocks tell only large differences."

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from fedloom.progress import described
 from fedloom.study.compare import Row
 from fedloom.study.runs import Run
 
@@ -119,10 +120,3 @@ def _task(run: Run, name: str, about: Mapping[str, Any]) -> TaskNow:
 
 def _event(event: Mapping[str, Any]) -> str:
     return f"{event['event']}{described({key: value for key, value in event.items() if key != 'event'})}"
-
-
-def described(about: Mapping[str, Any]) -> str:
-    """What an event says of itself: ': client c, local training gave nan'; '' where it says nothing."""
-    known = {key: value for key, value in about.items() if value is not None}
-    texts = [f"{value}" if key == "why" else f"{key} {value}" for key, value in known.items()]
-    return f": {', '.join(texts)}" if texts else ""

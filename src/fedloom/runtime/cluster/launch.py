@@ -12,6 +12,7 @@ from pathlib import Path
 
 from fedloom.errors import RecipeError, UserError
 from fedloom.methods.method import Method
+from fedloom.progress import described
 from fedloom.recipes.schema import Recipe
 from fedloom.runtime import torchrun
 from fedloom.runtime.build import Built, build
@@ -116,8 +117,8 @@ class _Watched:
                 if silent or not self.done:
                     continue
                 for event in line["events"]:
-                    fields = ", ".join(f"{k} {v}" for k, v in event.items() if k != "event")
-                    self.progress.event(f"round {self.done}: {event['event']}: {fields}")
+                    about = described({k: v for k, v in event.items() if k != "event"})
+                    self.progress.event(f"round {self.done}: {event['event']}{about}")
                 self.progress.round(self.done, *headline(self.built, _numbers(line)))
 
 

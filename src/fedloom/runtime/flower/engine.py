@@ -19,6 +19,7 @@ from fedloom.data.partition import Partition
 from fedloom.errors import DataError, RecipeError, StateError, UserError
 from fedloom.extras import need
 from fedloom.methods.method import Method
+from fedloom.progress import described
 from fedloom.recipes.schema import Recipe, recipe_hash
 from fedloom.runtime import state as checkpoint
 from fedloom.runtime.build import Built
@@ -56,7 +57,7 @@ class Nodes:
         self.ids: dict[str, int] = {}
         """Client -> the id of its node, which Flower draws anew."""
         self.told: dict[str, Told | None] = {}
-        self.log: Log = lambda event, fields: print(f"{event}: " + ", ".join(f"{k} {v}" for k, v in fields.items()))
+        self.log: Log = lambda event, fields: print(f"{event}{described(fields)}")
         self._refused: set[int] = set()
 
     def there(self) -> dict[str, int]:

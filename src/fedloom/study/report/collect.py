@@ -13,6 +13,7 @@ from statistics import fmean
 from typing import Any
 
 from fedloom.errors import StateError, UserError
+from fedloom.progress import described
 from fedloom.study import hyper
 from fedloom.study.compare import Row
 from fedloom.study.grid import FILE, Grid, cells
@@ -24,7 +25,6 @@ from fedloom.study.report.predictions import Predictions
 from fedloom.study.report.worst import Worst, worst, worst_of
 from fedloom.study.runs import Run
 from fedloom.study.table import Table, tabulate
-from fedloom.study.watch import described
 
 EVERYBODY = "all clients"
 """Whose number it is where the files name no client."""
