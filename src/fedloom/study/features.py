@@ -26,7 +26,7 @@ from fedloom.models.linearised import Linearised
 from fedloom.models.multitask import MultiTask
 from fedloom.runtime.build import Built
 from fedloom.runtime.federation import Client, Part
-from fedloom.runtime.finished import Tell, open_runs
+from fedloom.runtime.finished import Finished, Tell, open_runs
 from fedloom.runtime.worker import check_device
 from fedloom.study.domains import DomainScores
 from fedloom.study.sheet import Sheet
@@ -62,14 +62,9 @@ class View:
 
 
 @dataclass(frozen=True, eq=False)
-class Trained:
-    """A finished run whose clients have domains: what it was built from, its models, and the task that is looked at."""
+class Trained(Finished):
+    """A finished run whose clients have domains, and the task that is looked at."""
 
-    name: str
-    round: int
-    """The round that its models are of."""
-    built: Built
-    models: Mapping[str, Mapping[str, Tensor]]
     task: Task
     device: torch.device
     last_map: nn.Module | None
