@@ -45,11 +45,11 @@ def scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def kept(folder: Path, name: str = showing.CONFUSION) -> dict[str, Any]:
-    return json.loads((folder / showing.FOLDER / name).read_text())
+    return json.loads((folder / showing.PREDICTIONS / name).read_text())
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted((folder / showing.FOLDER).iterdir())}
+    return {path.name: path.read_bytes() for path in sorted((folder / showing.PREDICTIONS).iterdir())}
 
 
 def shares(folder: Path) -> dict[tuple[str, str], float]:
@@ -150,7 +150,7 @@ def test_pictures_are_of_the_input_the_label_and_the_kept_models_answer(scenes: 
         }.items():
             cell = about[what][2]
             assert cell["text"] == text
-            with Image.open(scenes / showing.FOLDER / cell["file"]) as picture:
+            with Image.open(scenes / showing.PREDICTIONS / cell["file"]) as picture:
                 found = np.asarray(picture, np.int64)
             assert drawn is not None
             # batches of other sizes round otherwise
@@ -183,10 +183,10 @@ def test_written_when_a_run_was_stopped_just_before(tmp_path: Path, monkeypatch:
         patch.setattr("fedloom.runtime.engines.keep", crash)
         with pytest.raises(Stop):
             fedloom.run(recipe, tmp_path / "run")
-    assert not (tmp_path / "run" / showing.FOLDER).exists()
+    assert not (tmp_path / "run" / showing.PREDICTIONS).exists()
     fedloom.resume(tmp_path / "run")
     assert files(tmp_path / "run") == whole
-    shutil.rmtree(tmp_path / "run" / showing.FOLDER)
+    shutil.rmtree(tmp_path / "run" / showing.PREDICTIONS)
     fedloom.resume(tmp_path / "run")  # which is finished, as one from before there were predictions
     assert files(tmp_path / "run") == whole
 
@@ -200,7 +200,7 @@ def test_without_pillow_there_are_matrices_and_no_pictures(tmp_path: Path, monke
 def test_nothing_where_the_recipe_says_so(tmp_path: Path) -> None:
     off = load_recipe("evaluation.predictions=false")
     for number, recipe in enumerate((off, load_recipe("evaluation.splits=[val]"))):
-        assert not (fedloom.run(recipe, tmp_path / str(number)).folder / showing.FOLDER).exists()
+        assert not (fedloom.run(recipe, tmp_path / str(number)).folder / showing.PREDICTIONS).exists()
     assert recipe_hash(off) == recipe_hash(load_recipe())  # no result differs
 
 
@@ -217,4 +217,4 @@ def test_examples_at_nodes_stay_there(tmp_path: Path) -> None:
     pytest.importorskip("flwr")
     fedloom.run(load_recipe("runtime.engine=flower", "training.rounds=1"), tmp_path / "run")
     assert (tmp_path / "run" / "model.safetensors").is_file()
-    assert not (tmp_path / "run" / showing.FOLDER).exists()
+    assert not (tmp_path / "run" / showing.PREDICTIONS).exists()

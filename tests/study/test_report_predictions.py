@@ -49,7 +49,7 @@ def uri(red: int) -> str:
 
 def keep(run: Path, tasks: tuple[str, ...] = ("semseg", "depth"), shift: int = 0, examples: int = 2) -> Path:
     """Pictures of `examples` examples: input 0, truth 1, answer 2 + shift."""
-    home = run / predictions.FOLDER
+    home = run / predictions.PREDICTIONS
     home.mkdir()
     for name, red in (("input", 0), ("truth", 1), ("answer", 2 + shift)):
         (home / f"{name}.png").write_bytes(png(red))
@@ -65,8 +65,8 @@ def keep(run: Path, tasks: tuple[str, ...] = ("semseg", "depth"), shift: int = 0
 
 
 def put(run: Path, name: str, value: Any) -> None:
-    (run / predictions.FOLDER).mkdir(exist_ok=True)
-    (run / predictions.FOLDER / name).write_text(json.dumps(value))
+    (run / predictions.PREDICTIONS).mkdir(exist_ok=True)
+    (run / predictions.PREDICTIONS / name).write_text(json.dumps(value))
 
 
 def counted(run: Path, *models: Mapping[str, Any], task: str = "semseg", in_all: int | None = None) -> None:
@@ -143,7 +143,7 @@ def test_names_from_files_are_texts_and_nothing_else(tmp_path: Path) -> None:
     (run / "metrics.jsonl").write_text("")
     keep(run, tasks=(NASTY,))
     counted(run, {"clients": [NASTY], "model": NASTY, "data": NASTY, "counts": [[1, 0], [1, 1]]}, task=NASTY)
-    index = json.loads((run / predictions.FOLDER / predictions.INDEX).read_text())
+    index = json.loads((run / predictions.PREDICTIONS / predictions.INDEX).read_text())
     index["parts"][0]["domain"] = NASTY
     index["parts"][0]["tasks"][0]["truth"][0]["text"] = NASTY
     put(run, predictions.INDEX, index)
@@ -164,7 +164,7 @@ def test_pictures_are_read_from_the_folder_alone(tmp_path: Path, name: str) -> N
     run = run_of(tmp_path)
     keep(run)
     (run / "secret.png").write_bytes(png(77))
-    index = json.loads((run / predictions.FOLDER / predictions.INDEX).read_text())
+    index = json.loads((run / predictions.PREDICTIONS / predictions.INDEX).read_text())
     index["parts"][0]["examples"][0]["input"] = name
     put(run, predictions.INDEX, index)
     page = page_of(run)
@@ -192,7 +192,7 @@ def test_a_damaged_file_is_a_note(tmp_path: Path, name: str, text: str) -> None:
     run = run_of(tmp_path)
     keep(run)
     counted(run, {"counts": [[3, 1], [0, 5]]})
-    (run / predictions.FOLDER / name).write_bytes(text.encode(errors="surrogateescape"))
+    (run / predictions.PREDICTIONS / name).write_bytes(text.encode(errors="surrogateescape"))
     found = run_report(run).predictions
     assert [note for note in found.notes if name in note and "damaged" in note] == list(found.notes)
     assert len(found.notes) == 1
@@ -283,7 +283,7 @@ def test_methods_with_other_data_are_not_put_side_by_side(tmp_path: Path) -> Non
 def test_an_answer_to_another_example_is_not_shown(tmp_path: Path) -> None:
     folder = grid_folder(tmp_path / "g", {("FedAvg", "-", 0): 0, ("FedProx", "-", 0): 1})
     run = Cell("D", "FedProx", "-", 0).folder(folder)
-    index = json.loads((run / predictions.FOLDER / predictions.INDEX).read_text())
+    index = json.loads((run / predictions.PREDICTIONS / predictions.INDEX).read_text())
     index["parts"][0]["examples"][1]["position"] = 5
     put(run, predictions.INDEX, index)
     first, second = grid_report(folder).predictions.examples

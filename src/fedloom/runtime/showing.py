@@ -23,9 +23,9 @@ from fedloom.runtime.federation import Client
 from fedloom.runtime.measure import Group, groups
 from fedloom.runtime.worker import LookJob, Seen
 from fedloom.stages.stage import State
+from fedloom.study.runs import CONFUSION, INDEX, PREDICTIONS
 from fedloom.tasks.dense import DenseTask, as_label
 
-FOLDER, CONFUSION, INDEX = "predictions", "confusion.json", "index.json"
 SPLIT = "test"
 EXAMPLES = 4
 """Images to answer."""
@@ -62,7 +62,7 @@ def keep(folder: Path, built: Built, executor: Executor, state: State) -> None:
     if not jobs:
         return
     seen: dict[int, Seen] = dict(executor.run(jobs))
-    home = folder / FOLDER
+    home = folder / PREDICTIONS
     home.mkdir(exist_ok=True)
     about = {"round": state["round"], "split": SPLIT}
     if any(counted):

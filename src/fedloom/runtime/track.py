@@ -18,7 +18,7 @@ from fedloom.errors import UserError
 from fedloom.extras import need
 from fedloom.recipes.schema import Recipe
 from fedloom.runtime.state import write_text
-from fedloom.study.runs import Run
+from fedloom.study.runs import Run, number_of
 
 MEMORY = "track.json"
 """Of a run folder: tracker -> the id of the run there."""
@@ -206,9 +206,9 @@ def scalars(line: Mapping[str, Any], traffic: Mapping[str, Any]) -> dict[str, fl
     """
     each: dict[str, list[float]] = defaultdict(list)
     for e in line["metrics"]:
-        each[f"{e['task']}/{e['metric']}, {e['split']}, {e['model']}"].append(_number(e["value"]))
+        each[f"{e['task']}/{e['metric']}, {e['split']}, {e['model']}"].append(number_of(e["value"]))
     for e in line.get("train", ()):
-        each[f"{e['task']}/training loss"].append(_number(e["loss"]))
+        each[f"{e['task']}/training loss"].append(number_of(e["loss"]))
     for way in ("up", "down"):
         each[f"bytes/{way}"].append(math.fsum(entry["bytes"] for entry in traffic[way]))
     for phase, seconds in line["seconds"].items():
@@ -232,10 +232,6 @@ def tracker_of(recipe: Recipe, folder: Path, done: int, tell: Callable[[str], No
     if (name := recipe.runtime.track) is None:
         return None
     return _Forgiving(lambda: TRACKERS[name](recipe, folder, done), tell)
-
-
-def _number(value: float | None) -> float:
-    return math.nan if value is None else value
 
 
 def _allowed(name: str) -> str:

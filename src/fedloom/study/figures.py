@@ -18,7 +18,7 @@ from fedloom.errors import RecipeError, StateError, UserError, nearest
 from fedloom.extras import need
 from fedloom.registry import Registry
 from fedloom.study.compare import Estimate, value_at
-from fedloom.study.grid import Grid
+from fedloom.study.grid import Grid, together
 from fedloom.study.table import (
     OVERALL,
     Column,
@@ -133,7 +133,7 @@ def convergence(grid: Grid, folder: Path, split: str, *, tasks: list[str] | None
             result = results.get((data, base, addon))
             if result is None:
                 continue
-            label = base if addon == "-" else f"{base} {addon}"
+            label = together(base, addon)
             for number, client in enumerate(holders or [None]):
                 text = f"{label}, client {number + 1} of {len(holders)}" if len(holders) > 1 else label
                 points = _over_rounds(result, column, panels.columns[data], histories((data, base, addon), client))
@@ -389,7 +389,7 @@ def tasks_per_client(grid: Grid, folder: Path, split: str, *, tasks: list[str] |
     titles = {"bits": str(Column("", "", "bits", "min")), "mean": str(metrics.pop())}
     for (name, title), axes in zip(titles.items(), figure.subplots(1, 2), strict=True):
         for number, ((base, addon), lines) in enumerate(sorted(points.items(), key=_place(grid))):
-            label = base if addon == "-" else f"{base} {addon}"
+            label = together(base, addon)
             _line(axes, lines[name], label, f"C{number % 10}", as_bars=True)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("tasks per client")

@@ -144,6 +144,11 @@ class Cell:
         return grid_folder.joinpath("cells", *parts)
 
 
+def together(base: str, addon: str) -> str:
+    """'base', or 'base add-on'."""
+    return base if addon == "-" else f"{base} {addon}"
+
+
 def safe(label: str) -> str:
     """A label as the name of a directory: '+DEA (a)' -> '+DEA_a', '-' -> 'plain'."""
     return re.sub(r"[^\w.+=,-]+", "_", label).strip("_.-") or "plain"

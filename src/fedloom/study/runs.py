@@ -15,6 +15,14 @@ from fedloom.errors import StateError
 from fedloom.recipes.loader import parse
 from fedloom.recipes.schema import recipe_hash
 
+PREDICTIONS, CONFUSION, INDEX = "predictions", "confusion.json", "index.json"
+"""What the final models said of test data, in a run's folder: where, the counts, and what the pictures are of."""
+
+
+def number_of(value: float | None) -> float:
+    """A number as a run's files have it: null is nan."""
+    return math.nan if value is None else float(value)
+
 
 @dataclass(frozen=True)
 class Final:
@@ -130,8 +138,7 @@ class Run:
             for client in self.info["clients"]:
                 entry = self._values(measured, split, client).get((client, task, metric))
                 if entry is not None:
-                    value = entry["value"]
-                    found.setdefault(number, {})[client] = math.nan if value is None else float(value)
+                    found.setdefault(number, {})[client] = number_of(entry["value"])
         return found
 
     def bytes_total(self) -> dict[str, int]:
@@ -159,7 +166,7 @@ class Run:
         means: dict[str, dict[str, float]] = defaultdict(dict)
         for task, metric in sorted({key[1:] for key in values}):
             each = [v["value"] for key, v in values.items() if key[1:] == (task, metric)]
-            means[task][metric] = sum(math.nan if v is None else float(v) for v in each) / len(each)
+            means[task][metric] = sum(map(number_of, each)) / len(each)
         used = {v["model"] for v in values.values()}
         return Final(
             {task: means[task] for task in self.info["tasks"] if task in means},

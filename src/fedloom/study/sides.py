@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedloom.errors import StateError
 from fedloom.study.compare import Comparison, Row
-from fedloom.study.grid import Grid
+from fedloom.study.grid import Grid, together
 from fedloom.study.runs import Final, Run
 from fedloom.study.table import about_model, columns_of, read
 
@@ -55,7 +55,7 @@ def of_grid(
     notes: tuple[str, ...] = (about_model(grid, results).capitalize() + ".",)
     sides = {}
     for (data, base, addon), result in results.items():
-        label = base if addon == "-" else f"{base} {addon}"
+        label = together(base, addon)
         sides[data, base, addon] = Side(label, result.runs, result.finals, result.values())
     rows = {
         data: tuple(Row(c.task, c.metric, c.direction) for c in columns_of(grid, data, results) if c.task)

@@ -16,7 +16,7 @@ from typing import Literal
 from fedloom.errors import RecipeError, StateError, nearest
 from fedloom.study.compare import ARROWS, Estimate
 from fedloom.study.domains import best_round, domain_history
-from fedloom.study.grid import NO_VALIDATION, Cell, Grid, cells, is_over, refused_in
+from fedloom.study.grid import NO_VALIDATION, Cell, Grid, cells, is_over, refused_in, together
 from fedloom.study.runs import Final, Run
 from fedloom.tasks.delta import delta_m, delta_terms
 
@@ -345,7 +345,7 @@ class _Maker:
         kinds: dict[str, dict[str, str]] = {}
         for (_, base, addon), result in self.results.items():
             found = " / ".join(dict.fromkeys(final.model for final in result.finals.values()))
-            kinds.setdefault(base, {})[base if addon == "-" else f"{base} {addon}"] = found
+            kinds.setdefault(base, {})[together(base, addon)] = found
         labels: dict[str, list[str]] = {}
         for base, by_cell in kinds.items():
             alike = len(set(by_cell.values())) == 1

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedloom.progress import described
 from fedloom.study.compare import Row
-from fedloom.study.runs import Run
+from fedloom.study.runs import Run, number_of
 
 _RECENT = 10  # rounds that tell how long one takes
 _EVENTS = 5  # the last ones that are shown
@@ -110,7 +110,7 @@ def _task(run: Run, name: str, about: Mapping[str, Any]) -> TaskNow:
     best = (max if direction == "max" else min)(known.items(), key=lambda item: item[1], default=None)
     return TaskNow(
         str(Row(name, metric, direction)),
-        fmean(math.nan if loss is None else loss for loss in losses) if losses else None,
+        fmean(map(number_of, losses)) if losses else None,
         list(series.values())[-1] if series else None,
         None if best is None else best[1],
         None if best is None else best[0],

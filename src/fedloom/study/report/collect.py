@@ -16,14 +16,14 @@ from fedloom.errors import StateError, UserError
 from fedloom.progress import described
 from fedloom.study import hyper
 from fedloom.study.compare import Row
-from fedloom.study.grid import FILE, Grid, cells
+from fedloom.study.grid import FILE, Grid, cells, together
 from fedloom.study.neighbours import quality
 from fedloom.study.report import agreement, predictions
 from fedloom.study.report.against import Against, against
 from fedloom.study.report.agreement import Agreement
 from fedloom.study.report.predictions import Predictions
 from fedloom.study.report.worst import Worst, worst, worst_of
-from fedloom.study.runs import Run
+from fedloom.study.runs import Run, number_of
 from fedloom.study.table import Table, tabulate
 
 EVERYBODY = "all clients"
@@ -238,7 +238,7 @@ def of_grid(grid: Grid, folder: Path) -> GridReport:
     )
     each: dict[tuple[str, Row], dict[str, list[Series]]] = defaultdict(lambda: defaultdict(list))
     for cell, run in runs.items():
-        label = cell.base if cell.addon == "-" else f"{cell.base} {cell.addon}"
+        label = together(cell.base, cell.addon)
         found: dict[tuple[str, Row], dict[int, float]] = defaultdict(dict)
         for final in run.history():
             for task, metrics in final.values.items():
@@ -313,10 +313,6 @@ def _labels(folder: Path) -> Mapping[str, Any]:
     return {client: by_task for client, by_task in several.items() if by_task}
 
 
-def _number(value: Any) -> float:
-    return math.nan if value is None else float(value)
-
-
 def _curves(run: Run) -> tuple[Curves, ...]:
     """Task by task: the primary metric on test data first, then its other splits, other metrics, training losses."""
     measured: dict[tuple[str, str, str, str], dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
@@ -325,10 +321,10 @@ def _curves(run: Run) -> tuple[Curves, ...]:
             client = e["client"] or EVERYBODY
             if e["client"] is None or e["task"] in run.info["clients"][client]["tasks"]:
                 series = measured[e["task"], e["metric"], e["split"], e["model"]][client]
-                series[int(line["round"])] = _number(e["value"])
+                series[int(line["round"])] = number_of(e["value"])
         for e in line.get("train", ()):
             series = measured[e["task"], "training loss", "train", "trained"][e["client"]]
-            series[int(line["round"])] = _number(e["loss"])
+            series[int(line["round"])] = number_of(e["loss"])
     for task, metric, split, model in list(measured):
         # a client's personal model counts, else the global one, as in the final numbers
         if model == "personal" and (both := measured.get((task, metric, split, "global"))):
@@ -403,7 +399,7 @@ def _counted(run: Run, line: Mapping[str, Any], split: str) -> dict[tuple[str, s
             client = e["client"] or EVERYBODY
             held = e["client"] is None or e["task"] in run.info["clients"][client]["tasks"]
             if e["split"] == split and e["model"] == model and held:
-                found[client, e["task"], e["metric"]] = _number(e["value"])
+                found[client, e["task"], e["metric"]] = number_of(e["value"])
     return found
 
 
@@ -438,7 +434,7 @@ def _timed(run: Run, key: str = "seconds") -> dict[str, dict[int, float]]:
     found: dict[str, dict[int, float]] = defaultdict(dict)
     for line in run.rounds:
         for name, seconds in (line.get(key) or {}).items():
-            found[name][int(line["round"])] = _number(seconds)
+            found[name][int(line["round"])] = number_of(seconds)
     return dict(found)
 
 

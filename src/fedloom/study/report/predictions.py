@@ -13,10 +13,9 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError, model_validator
 
-from fedloom.study.grid import Cell
-from fedloom.study.runs import Run
+from fedloom.study.grid import Cell, together
+from fedloom.study.runs import CONFUSION, INDEX, PREDICTIONS, Run
 
-FOLDER, CONFUSION, INDEX = "predictions", "confusion.json", "index.json"
 LARGEST = 200_000
 """Bytes of a picture, at most."""
 ROOM = 8_000_000
@@ -137,7 +136,7 @@ class _Reader:
     absent: int = 0
 
     def read(self, run: Run, name: str, kind: type[B]) -> B | None:
-        path = run.folder / FOLDER / name
+        path = run.folder / PREDICTIONS / name
         if not path.is_file():
             return None
         try:
@@ -152,7 +151,7 @@ class _Reader:
 
     def picture(self, folder: Path, name: str, text: str = "") -> Picture | None:
         try:
-            with (folder / FOLDER / name).open("rb") as file:
+            with (folder / PREDICTIONS / name).open("rb") as file:
                 data = file.read(LARGEST + 1)
         except OSError:
             data = b""
@@ -178,8 +177,8 @@ def of_grid(runs: Mapping[Cell, Run]) -> Predictions:
     reader = _Reader()
     found: dict[str, dict[int, dict[str, Run]]] = defaultdict(lambda: defaultdict(dict))
     for cell, run in runs.items():
-        if (run.folder / FOLDER).is_dir():
-            label = cell.base if cell.addon == "-" else f"{cell.base} {cell.addon}"
+        if (run.folder / PREDICTIONS).is_dir():
+            label = together(cell.base, cell.addon)
             found[cell.data][cell.seed][label] = run
     examples: list[Example] = []
     confusions: list[Confusion] = []

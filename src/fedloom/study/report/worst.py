@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedloom.study.compare import Estimate, Row
-from fedloom.study.grid import Grid
+from fedloom.study.grid import Grid, together
 from fedloom.study.sides import Side, of_grid
 from fedloom.study.table import change
 
@@ -51,7 +51,7 @@ def worst_of(grid: Grid, folder: Path, split: str = "test") -> tuple[Worst, ...]
         for (where, base, _), side in sides.items():
             if where == data:
                 named = grid.reference(base)
-                label = "" if named is None else named[0] if named[1] == "-" else " ".join(named)
+                label = "" if named is None else together(*named)
                 other = None if named is None or label == side.label else sides.get((data, *named))
                 lost = None if other is None else _task(side, other, rows[data])
                 clients = {row: of for row in rows[data] if (of := _client(side, row, by_domain)) is not None}
