@@ -68,9 +68,9 @@ def training(quick: bool) -> None:
 
 def train(scratch: str, quick: bool) -> None:
     """One of the processes that train."""
+    from fedloom.engines.cluster.comm import Comm
+    from fedloom.engines.cluster.session import take_part
     from fedloom.recipes import load
-    from fedloom.runtime.cluster.comm import Comm
-    from fedloom.runtime.cluster.session import take_part
 
     changes = [
         "data.size=32",
@@ -108,15 +108,16 @@ def step(scratch: str, d: int, turns: int) -> None:
     """One of the processes that take the server's step."""
     import torch
 
-    from fedloom.context import Ctx
+    from fedloom.core.context import Ctx
+    from fedloom.core.layout import Block, Layout
+    from fedloom.engines.cluster.comm import Comm
+    from fedloom.engines.cluster.member import Member
+    from fedloom.engines.cluster.sharing import Sharing
     from fedloom.recipes import load
-    from fedloom.runtime.build import build_method
-    from fedloom.runtime.cluster.comm import Comm
-    from fedloom.runtime.cluster.member import Member
-    from fedloom.runtime.cluster.sharing import Sharing
-    from fedloom.runtime.federation import Federation
-    from fedloom.runtime.steps import Payload, server_init, server_step
-    from fedloom.updates import Block, Layout
+    from fedloom.rounds.build import build_method
+    from fedloom.rounds.federation import Federation
+    from fedloom.rounds.messages import Payload
+    from fedloom.rounds.server import server_init, server_step
 
     torch.set_num_threads(1)
     comm = Comm.join()

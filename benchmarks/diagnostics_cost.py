@@ -15,11 +15,12 @@ import torch
 from _common import arguments, interleaved, machine, phases
 
 import fedloom
-from fedloom.context import Ctx
+from fedloom.core.context import Ctx
+from fedloom.core.layout import Block, Layout
+from fedloom.core.updates import Updates
 from fedloom.recipes import load
-from fedloom.runtime.diagnostics import EVERY, look
+from fedloom.rounds.diagnostics import EVERY, look
 from fedloom.stages import Mean
-from fedloom.updates import Block, Layout, Updates
 
 RUNS: Mapping[str, tuple[str, ...]] = {
     "fedavg": ("method=fedavg",),

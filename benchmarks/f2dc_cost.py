@@ -45,7 +45,7 @@ def counts(method: Any) -> dict[str, float]:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from fedloom.runtime.build import build
+    from fedloom.rounds.build import build
 
     built = build(recipe(method, "data.size=32", "model.width=64"))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -58,8 +58,8 @@ def counts(method: Any) -> dict[str, float]:
 
 def measured(method: Any, rounds: int, width: int) -> dict[str, float]:
     """A run's seconds of local training and MB a round, and this process's peak memory."""
-    from fedloom.runtime.api import run
-    from fedloom.study.runs import Run
+    from fedloom.engines.api import run
+    from fedloom.runs.reader import Run
 
     changes = (f"training.rounds={rounds}", "training.epochs=1", f"model.width={width}", "data.size=16")
     with tempfile.TemporaryDirectory() as folder:

@@ -13,9 +13,10 @@ def main() -> None:
     quick = arguments(__doc__).quick
     import torch
 
-    from fedloom.context import Ctx
+    from fedloom.core.context import Ctx
+    from fedloom.core.layout import Block, Layout
+    from fedloom.core.updates import Updates
     from fedloom.stages import Mean
-    from fedloom.updates import Block, Layout, Updates
 
     K, d = 20, 1_000_000 if quick else 10_000_000
     repeats = 3 if quick else 9

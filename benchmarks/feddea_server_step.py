@@ -31,11 +31,11 @@ class Round:
 
     def __init__(self, name: str, d: int) -> None:
         from fedloom.codecs import Raw, Sparse
-        from fedloom.context import Ctx
+        from fedloom.core.context import Ctx
+        from fedloom.core.layout import Block, Layout
         from fedloom.methods.method import Method
-        from fedloom.runtime.federation import Federation
+        from fedloom.rounds.federation import Federation
         from fedloom.stages import Identity, TopMagnitude
-        from fedloom.updates import Block, Layout
 
         self.federation = Federation((), without_data({f"c{i}": {} for i in range(K)}))
         edge = TopMagnitude(float(name.split()[1].rstrip(","))) if name.startswith("FedDEA") else Identity()
@@ -46,7 +46,7 @@ class Round:
 
     def pack(self, x: Any) -> dict[str, Any]:
         """One client's update (d) as it travels."""
-        from fedloom.updates import Updates
+        from fedloom.core.updates import Updates
 
         updates, _ = self.method.edge(Updates.of(x[None], layout=self.layout), {}, self.ctx)
         return self.method.codec.pack(updates)
@@ -55,13 +55,14 @@ class Round:
         """The server's state before the round."""
         import torch
 
-        from fedloom.runtime.steps import server_init
+        from fedloom.rounds.server import server_init
 
         return server_init(self.method, self.layout, torch.ones(self.layout.d), {})
 
     def step(self, packed: Iterable[Mapping[str, Any]], state: dict[str, Any]) -> object:
         """The server's part of the round; `packed` is asked for one client at a time."""
-        from fedloom.runtime.steps import Payload, server_step
+        from fedloom.rounds.messages import Payload
+        from fedloom.rounds.server import server_step
 
         # a payload's tensors are held by nobody but the payload
         payloads = map(lambda row, one: Payload(row, 10.0, one), self.rows, packed)
@@ -93,10 +94,10 @@ def selection(d: int, repeats: int) -> None:
     """Print times of the selection beside a full sort."""
     import torch
 
-    from fedloom.context import Ctx
+    from fedloom.core.context import Ctx
+    from fedloom.core.updates import Updates
     from fedloom.stages import TopMagnitude
     from fedloom.stages.magnitude import top_mask
-    from fedloom.updates import Updates
 
     gauss = 1e-3 * torch.randn(d)
     zeros = gauss.clone()

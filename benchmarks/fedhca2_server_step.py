@@ -36,10 +36,10 @@ class Work:
     """A federation without data, in which d is the encoder's size; every way works on the same random updates."""
 
     def __init__(self, d: int) -> None:
-        from fedloom.context import Ctx
+        from fedloom.core.context import Ctx
+        from fedloom.core.layout import Block, Layout
         from fedloom.methods import fedhca2
-        from fedloom.runtime.federation import Federation
-        from fedloom.updates import Block, Layout
+        from fedloom.rounds.federation import Federation
 
         tensors = [d // 170] * 169 + [d - 169 * (d // 170)]
         self.layout = Layout(
@@ -70,7 +70,7 @@ class Work:
         """All updates as stages see them, or those of the encoder alone."""
         import torch
 
-        from fedloom.updates import Updates
+        from fedloom.core.updates import Updates
 
         layout = self.layout.select("encoder") if encoder else self.layout
         X = torch.empty(N, layout.d)
@@ -83,7 +83,7 @@ class Work:
         """The server's after a first round: a model for each client, and what was added to it."""
         import torch
 
-        from fedloom.runtime.steps import server_init
+        from fedloom.rounds.server import server_init
 
         start = torch.zeros(self.layout.d)
         state = server_init(self.method, self.layout, start, {})
@@ -94,7 +94,7 @@ class Work:
         """Client i's update as it arrives."""
         import torch
 
-        from fedloom.runtime.steps import Payload
+        from fedloom.rounds.messages import Payload
 
         extra = {"domain": "", "tasks": ",".join(CLIENTS[self.rows[i][0]])}
         trained = self.present[i][0] if "support" in self.method.extras else None
@@ -104,7 +104,7 @@ class Work:
 
     def step(self, payloads: Iterable[Any], state: Any) -> dict[str, Any]:
         """The server's part of a round."""
-        from fedloom.runtime.steps import server_step
+        from fedloom.rounds.server import server_step
 
         return server_step(self.method, self.layout, self.federation, payloads, state, self.ctx)
 

@@ -67,7 +67,7 @@ class Clock:
 
 def fedloom(out: str, rounds: int, **runtime: Any) -> list[float]:
     """When each round ended; the run and its final model lie in `out`."""
-    from fedloom.runtime.api import run
+    from fedloom.engines.api import run
 
     clock = Clock()
     run(recipe(rounds, **runtime), out, progress=clock)
@@ -77,7 +77,7 @@ def fedloom(out: str, rounds: int, **runtime: Any) -> list[float]:
 @functools.cache
 def built() -> Any:
     """Data, partition and initial model; once in a process."""
-    from fedloom.runtime.build import build
+    from fedloom.rounds.build import build
 
     return build(recipe(1))
 
@@ -115,7 +115,7 @@ def local(message: Any, context: Any) -> Any:
     from flwr.app import ArrayRecord, Message, MetricRecord, RecordDict
     from torch.nn.functional import cross_entropy
 
-    from fedloom.context import Ctx
+    from fedloom.core.context import Ctx
 
     torch.set_num_threads(1)
     job, training = built(), built().recipe.training

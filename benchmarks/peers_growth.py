@@ -33,10 +33,10 @@ class Community:
     """N peers in this process; `go` runs a round and leaves its cost in `spent`."""
 
     def __init__(self, n: int, candidates: str, kind: str) -> None:
+        from fedloom.engines.peers.rounds import initial_peers, without_server
+        from fedloom.engines.pool import executor
         from fedloom.recipes.loader import load
-        from fedloom.runtime.build import build
-        from fedloom.runtime.executors import executor
-        from fedloom.runtime.peers import initial_peers, without_server
+        from fedloom.rounds.build import build
 
         k = "" if candidates == "all" else f", k: {min(int(candidates), n - 1)}"
         changes = (
@@ -69,8 +69,8 @@ class Community:
 
     def go(self) -> dict[str, float]:
         """One round."""
-        from fedloom.runtime.api import Silent
-        from fedloom.runtime.process import Round
+        from fedloom.rounds.progress import Silent
+        from fedloom.rounds.rounds import Round
 
         now = Round(self.built, self.state["round"] + 1, Silent())
         self.training, wall, start = 0.0, time.perf_counter(), time.process_time()

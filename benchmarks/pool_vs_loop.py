@@ -70,7 +70,7 @@ def loop(path: str, threads: int) -> list[float]:
 
 def fedloom(path: str, workers: int, threads: int, channels_last: bool) -> list[float]:
     """The same with fedloom. Returns the seconds of each round, without evaluation."""
-    from fedloom.runtime.api import run
+    from fedloom.engines.api import run
 
     recipe: dict[str, Any] = {
         "name": "pool",

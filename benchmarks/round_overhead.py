@@ -63,9 +63,9 @@ def bare_loop(recipe: dict[str, Any]) -> Callable[[], None]:
     """Forward, loss and backward of one round's batches."""
     import torch
 
-    from fedloom.context import Ctx
+    from fedloom.core.context import Ctx
     from fedloom.recipes.loader import load
-    from fedloom.runtime.build import build
+    from fedloom.rounds.build import build
     from fedloom.training.flat import FlatModel
     from fedloom.training.loop import batches, channels_last, task_losses
 
@@ -91,9 +91,11 @@ def measure(epochs: int, rounds: int, tasks: list[str], size: int) -> dict[str, 
     import torch
 
     from fedloom.data.dataset import TensorExamples
+    from fedloom.engines import api
     from fedloom.models.multitask import MultiTask
-    from fedloom.runtime import api, process, steps
-    from fedloom.runtime.folder import RunFolder
+    from fedloom.rounds import rounds as process
+    from fedloom.rounds import server as steps
+    from fedloom.runs.folder import RunFolder
     from fedloom.stages import Mean
     from fedloom.training import loop
 

@@ -34,8 +34,8 @@ def updates(n: int, rounds: tuple[int, ...]) -> tuple[dict[int, Any], Any]:
     import torch
 
     from fedloom import peers, run
-    from fedloom.runtime.engines import Engine
-    from fedloom.runtime.steps import blank
+    from fedloom.engines.engine import Engine
+    from fedloom.rounds.messages import blank
 
     class Recorder(Engine):
         """Runs as usual, and keeps what local training sends."""

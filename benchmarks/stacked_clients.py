@@ -14,10 +14,10 @@ import torch
 from _common import arguments, interleaved, machine
 
 from fedloom.recipes.loader import load
-from fedloom.runtime.build import build
-from fedloom.runtime.process import initial_state
-from fedloom.runtime.steps import dispatch
-from fedloom.runtime.worker import TrainJob, Worker
+from fedloom.rounds.build import build
+from fedloom.rounds.rounds import initial_state
+from fedloom.rounds.server import dispatch
+from fedloom.rounds.worker import TrainJob, Worker
 
 MODELS = ("{name: mlp, hidden: [16]}", "{name: mlp, hidden: [32]}", "small-cnn")
 

@@ -57,12 +57,13 @@ def through_the_runtime(clients: list[Any]) -> None:
     """`server_step` and `dispatch` of the method matu."""
     import torch
 
-    from fedloom.context import Ctx
+    from fedloom.core.context import Ctx
+    from fedloom.core.layout import Block, Layout
     from fedloom.methods import matu
-    from fedloom.runtime.federation import Federation
-    from fedloom.runtime.steps import Payload, dispatch, rows_of, server_init, server_step
+    from fedloom.rounds.federation import Federation
+    from fedloom.rounds.messages import Payload, rows_of
+    from fedloom.rounds.server import dispatch, server_init, server_step
     from fedloom.tasks.classification import Classification
-    from fedloom.updates import Block, Layout
 
     tasks = {name: (Classification(name, 2), 1.0) for name in TASKS}
     held = without_data({c.client: {t: tasks[t] for t in c.tasks} for c in clients})

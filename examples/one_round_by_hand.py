@@ -9,7 +9,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import fedloom as fl
-from fedloom.context import generator
+from fedloom.core.context import generator
 from fedloom.stages import Mean, TopMagnitude
 
 # Real handwritten digits; two tasks on the same images: which digit, and is it even?

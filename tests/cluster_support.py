@@ -30,9 +30,9 @@ def main() -> None:
     """What each process does."""
     import torch
 
+    from fedloom.engines.cluster.comm import Comm
+    from fedloom.engines.cluster.session import take_part
     from fedloom.errors import UserError
-    from fedloom.runtime.cluster.comm import Comm
-    from fedloom.runtime.cluster.session import take_part
     from tests_support import load_recipe
 
     torch.set_num_threads(1)

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import fedloom
-from fedloom.runtime.api import Result
+from fedloom.engines.api import Result
 from tests_support import load_recipe
 
 torch.set_num_threads(1)

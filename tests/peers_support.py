@@ -9,16 +9,18 @@ import torch
 from torch import Tensor
 
 from fedloom import Ctx, Method
+from fedloom.core.context import State
+from fedloom.engines.peers.community import Community
+from fedloom.engines.peers.gossip import Gossip, at_rest
+from fedloom.engines.peers.peer import Trained, first
+from fedloom.engines.peers.rounds import synchronous_round
 from fedloom.methods.at_peers import at_peers
 from fedloom.peers import Events
-from fedloom.recipes.schema import PeersSection, strict
-from fedloom.runtime.gossip import Gossip, at_rest
-from fedloom.runtime.ledger import Ledger
-from fedloom.runtime.peer import Trained, first
-from fedloom.runtime.peers import Community
-from fedloom.runtime.steps import client_step
-from fedloom.runtime.worker import TrainJob
-from fedloom.stages.stage import State
+from fedloom.recipes.schema import PeersSection
+from fedloom.rounds.client import client_step
+from fedloom.rounds.worker import TrainJob
+from fedloom.runs.ledger import Ledger
+from fedloom.settings.section import strict
 from quadratics import Quadratics
 
 
@@ -93,8 +95,8 @@ class Valleys:
                 )
                 self.clock = self.pending["now"]
                 continue
-            self.states, self.clock = self.community.round(
-                self.states, self.clock, self.round, here, self.train, lambda jobs: [], *about
+            self.states, self.clock = synchronous_round(
+                self.community, self.states, self.clock, self.round, here, self.train, lambda jobs: [], *about
             )
         return self.models
 

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from fedloom import Ctx, Method
 from fedloom.data.dataset import TensorExamples
-from fedloom.runtime.federation import Client, Federation, Part
-from fedloom.runtime.steps import client_step, dispatch, server_init, server_step
+from fedloom.rounds.client import client_step
+from fedloom.rounds.federation import Client, Federation, Part
+from fedloom.rounds.server import dispatch, server_init, server_step
 from fedloom.tasks.task import Metric, Task
 from fedloom.training import FlatModel, Training
 

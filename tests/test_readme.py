@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.recipes.loader import load, parse
+from fedloom.recipes.loader import load
+from fedloom.settings.yaml import parse
 
 TEXT = (Path(__file__).parents[1] / "README.md").read_text()
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedloom.runtime import state as checkpoint
-from fedloom.runtime.api import Result
+from fedloom.engines.api import Result
+from fedloom.runs import checkpoint
 from fedloom.server import Adaptive, Lookahead, Momentum, Plain, ServerRule
 from tests_support import assert_same, outcome
 

@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from fedloom.codecs import Folded, Unified
-from fedloom.context import Ctx
+from fedloom.core.context import Ctx
+from fedloom.core.layout import Block, Layout
+from fedloom.core.updates import Updates
 from fedloom.stages import TaskVectors
 from fedloom.taskvectors import modulate, unify
-from fedloom.updates import Block, Layout, Updates
 
 LAYOUT = Layout(
     (

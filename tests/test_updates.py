@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedloom.updates import Block, Layout, Select, Updates
+from fedloom.core.layout import Block, Layout, Select
+from fedloom.core.updates import Updates
 
 
 class Net(nn.Module):

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 import fedloom
+from fedloom.engines.api import Result
 from fedloom.recipes.loader import load
 from fedloom.recipes.schema import Recipe
-from fedloom.runtime.api import Result
 
 QUICK = ("training.rounds=2", "training.steps=2", "training.epochs=null")
 
@@ -56,7 +56,7 @@ class Stop(Exception):
 
 def stopped_after(rounds: int, folder: Path, recipe: Recipe) -> Path:
     """Run until so many rounds are saved, then fail in the middle of the next."""
-    from fedloom.runtime.api import Silent
+    from fedloom.rounds.progress import Silent
 
     class Crash(Silent):
         def client(self, round: int, done: int, of: int) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 from deployment import deployment
 from sklearn.datasets import load_digits
 
-from fedloom.runtime.flower.project import new
+from fedloom.engines.flower.project import new
 
 METHODS = {
     "feddea": "method={name: fedavg, add: {feddea: {rho: 0.3}}, codec: sparse}",

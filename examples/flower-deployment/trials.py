@@ -17,7 +17,7 @@ from typing import Any
 from deployment import Deployment, deployment
 from run import make_data
 
-from fedloom.runtime.flower.project import new
+from fedloom.engines.flower.project import new
 
 # What the app of the site "lab" does to its answers in rounds 1 to 3.
 ROGUE = """

@@ -5,23 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedloom._lazy import lazy
+from fedloom._version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from fedloom.context import Ctx
-    from fedloom.methods.method import Method
-    from fedloom.runtime.api import Result, plan, resume, run
-    from fedloom.updates import Block, Layout, Select, Updates
+    from fedloom.core.context import Ctx as Ctx
+    from fedloom.core.layout import Block as Block
+    from fedloom.core.layout import Layout as Layout
+    from fedloom.core.layout import Select as Select
+    from fedloom.core.updates import Updates as Updates
+    from fedloom.engines.api import Result as Result
+    from fedloom.engines.api import plan as plan
+    from fedloom.engines.api import resume as resume
+    from fedloom.engines.api import run as run
+    from fedloom.methods.method import Method as Method
 
-__version__ = "0.1.0"
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "context": "Ctx",
-        "methods.method": "Method",
-        "runtime.api": "Result plan resume run",
-        "updates": "Block Layout Select Updates",
-    },
-)
-__all__ = [
-    "Block", "Ctx", "Layout", "Method", "Result", "Select", "Updates", "__version__", "plan", "resume", "run",
-]  # fmt: skip
+__getattr__, __dir__, __all__ = lazy(__name__)

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
-from collections.abc import Callable, Mapping
+import pkgutil
+from collections.abc import Callable
 from typing import Any
 
 
-def lazy(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return (`__getattr__`, `__dir__`) for a package; `modules` maps a submodule to its public names."""
-    home = {name: module for module, names in modules.items() for name in names.split()}
+def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """`__getattr__`, `__dir__` and `__all__` of a package, in whose file each name stands once.
+
+    A name is offered by a line `from MODULE import NAME as NAME`. It is imported on first use where the line is below
+    `if TYPE_CHECKING:`, which type checkers read and Python does not.
+    """
+    source = pkgutil.get_data(package, "__init__.py") or b""
+    lines = [line for top in ast.parse(source).body for line in (top.body if isinstance(top, ast.If) else [top])]
+    imports = [line for line in lines if isinstance(line, ast.ImportFrom)]
+    home = {name.name: str(line.module) for line in imports for name in line.names if name.name == name.asname}
 
     def getter(name: str) -> Any:
         if name in home:
-            return getattr(importlib.import_module(f"{package}.{home[name]}"), name)
+            return getattr(importlib.import_module(home[name]), name)
         try:
             return importlib.import_module(f"{package}.{name}")
         except ModuleNotFoundError as error:
@@ -21,4 +30,4 @@ def lazy(package: str, modules: Mapping[str, str]) -> tuple[Callable[[str], Any]
                 raise
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return getter, lambda: sorted(home)
+    return getter, lambda: sorted(home), sorted(home)

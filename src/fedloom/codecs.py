@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.context import Row
+from fedloom.core.context import Row
+from fedloom.core.layout import Layout
+from fedloom.core.updates import Listed, Rows, Updates
 from fedloom.taskvectors import Upload, modulate, unify
-from fedloom.updates import Layout, Listed, Rows, Updates
 
 Packed = Mapping[str, Tensor]
 ByteCount = dict[tuple[str, str | None], int]

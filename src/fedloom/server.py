@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedloom.stages.stage import State
+from fedloom.core.context import State
 
 
 class ServerRule:

@@ -9,12 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import fedloom.runtime
 import pytest
 
-import fedloom.runtime
 from fedloom import __version__
-from fedloom.progress import Lines, progress
 from fedloom.recipes import Recipe, dump, load
+from fedloom.rounds.progress import Lines, progress
 
 
 @dataclass
@@ -76,7 +76,7 @@ class FakeApi:
 @pytest.fixture
 def api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeApi:
     fake = FakeApi()
-    monkeypatch.setitem(sys.modules, "fedloom.runtime.api", fake)
+    monkeypatch.setitem(sys.modules, "fedloom.engines.api", fake)
     monkeypatch.setattr(fedloom.runtime, "api", fake, raising=False)
     monkeypatch.chdir(tmp_path)
     return fake

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from typer.testing import CliRunner
 
-from fedloom import cli_doctor
-from fedloom.cli import app
+from fedloom.cli import doctor as cli_doctor
+from fedloom.cli.main import app
 
 
 def test_says_what_is_here() -> None:

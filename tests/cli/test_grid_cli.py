@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from fedloom.cli_grid import size
+from fedloom.cli.grid import size
 from fedloom.errors import UserError
+from fedloom.experiments import grid_run
 from fedloom.recipes import Recipe, dump
-from fedloom.study import grid_run
 from grid_support import TINY
 
 

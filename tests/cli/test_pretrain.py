@@ -10,12 +10,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-import fedloom.study.pretrain as module
-from fedloom.cli import main
+import fedloom.experiments.pretrain as module
+from fedloom.cli.main import main
 from fedloom.errors import DataError, RecipeError, StateError, UserError
+from fedloom.experiments.pretrain import pretrain
 from fedloom.recipes import load
-from fedloom.runtime.build import build
-from fedloom.study.pretrain import pretrain
+from fedloom.rounds.build import build
 from fedloom.training.config import Training
 
 QUICK = ("model.width=4", "model.hidden=8", "data.size=8", "training.batch_size=64")

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedloom.cli import app
-from fedloom.runtime.api import Result
-from fedloom.study.compare import compare
-from fedloom.study.runs import Run
+from fedloom.cli.main import app
+from fedloom.engines.api import Result
+from fedloom.runs.reader import Run
+from fedloom.study.tables.compare import compare
 
 pytest.importorskip("plotly")
 
@@ -67,7 +67,7 @@ def test_where_it_is_written(quick: Callable[..., Result]) -> None:
 
 def test_without_torch() -> None:
     code = (
-        "import sys, fedloom.cli_report, fedloom.study.report; print('torch' in sys.modules, 'plotly' in sys.modules)"
+        "import sys, fedloom.cli.report, fedloom.study.report; print('torch' in sys.modules, 'plotly' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]

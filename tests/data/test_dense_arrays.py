@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.cli_data import build
+from fedloom.cli.data import build
 from fedloom.data import Pool
 from fedloom.data.dense_arrays import boundaries
 from fedloom.errors import DataError, RecipeError

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedloom.cli import app
+from fedloom.cli.main import app
 
 pytest.importorskip("flwr")
 RUN = CliRunner()

@@ -14,18 +14,18 @@ import torch
 from sklearn.datasets import load_digits
 
 import fedloom
+from fedloom.engines.api import Result, resume, run
 from fedloom.errors import DataError, RecipeError, StateError, UserError
 from fedloom.recipes.loader import load
 from fedloom.recipes.schema import Recipe
-from fedloom.runtime.api import Result, resume, run
 
 pytest.importorskip("flwr")
 
 from flwr.app import ConfigRecord
 
-from fedloom.runtime.flower import Node, client_app, engine
-from fedloom.runtime.flower.engine import OverGrid
-from fedloom.runtime.flower.local import LocalGrid
+from fedloom.engines.flower import Node, client_app, engine
+from fedloom.engines.flower.engine import OverGrid
+from fedloom.engines.flower.local import LocalGrid
 
 SITES = {"clinic": ("digit",), "lab": ("even",), "office": ("digit", "even")}
 RECIPE = {
@@ -127,7 +127,7 @@ def test_answers_do_not_depend_on_node_ids(homes: dict[int, dict[str, str]], tmp
     for name, keys in (("a", sorted(homes)), ("b", [7, 5, 6])):
         grid = LocalGrid(client_app(recipe()), dict(zip(keys, homes.values(), strict=True)))
         result = run(recipe(), tmp_path / name, engine=OverGrid(grid, tmp_path / name))
-        outcomes.append(fedloom.runtime.api.trained_models(result.folder)[""])
+        outcomes.append(fedloom.engines.api.trained_models(result.folder)[""])
     assert all(torch.equal(value, outcomes[1][key]) for key, value in outcomes[0].items())
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import fedloom
+from fedloom.engines.api import Result
 from fedloom.errors import RecipeError
-from fedloom.runtime.api import Result
 from tests_support import assert_same, load_recipe, stopped_after
 
 pytest.importorskip("flwr")

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import fedloom
+from fedloom.engines.api import Result
 from fedloom.methods import METHODS
-from fedloom.runtime.api import Result
 from tests_support import assert_same, load_recipe, stopped_after
 
 pytest.importorskip("flwr")
@@ -90,7 +90,7 @@ def test_a_server_that_stops_goes_on_as_if_it_had_not(quick: Quick, tmp_path: Pa
 
 def test_the_server_has_no_client_state_and_nodes_forget_old_ones(quick: Quick) -> None:
     run = quick("method=fedper", "training.keep_optimizer=true", "training.rounds=5", FLOWER)
-    from fedloom.runtime import state as checkpoint
+    from fedloom.runs import checkpoint
 
     saved, _, _ = checkpoint.load(run.folder, "state", newest=lambda head: head["round"])
     assert saved["clients"]

@@ -13,8 +13,8 @@ pytest.importorskip("flwr")
 
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
-from fedloom.runtime.flower.wire import RefusedError, decode, encode, head_of, numbers_of
-from fedloom.runtime.state import same
+from fedloom.engines.flower.wire import RefusedError, decode, encode, head_of, numbers_of
+from fedloom.runs.checkpoint import same
 
 TREE = {
     "vector": torch.arange(5, dtype=torch.float32),

@@ -16,9 +16,13 @@ from torch import Tensor
 
 import fedloom
 from fedloom import Ctx, Method, methods
-from fedloom.runtime.api import Result, Silent
-from fedloom.runtime.evaluation import evaluate, example_losses
-from fedloom.runtime.steps import client_step, dispatch
+from fedloom.core.layout import Block, Layout
+from fedloom.core.updates import Updates
+from fedloom.engines.api import Result
+from fedloom.rounds.client import client_step
+from fedloom.rounds.evaluation import evaluate, example_losses
+from fedloom.rounds.progress import Silent
+from fedloom.rounds.server import dispatch
 from fedloom.stages import (
     ChosenClusters,
     Every,
@@ -34,7 +38,6 @@ from fedloom.stages import (
 from fedloom.stages.clusters import agglomerate, bipartition, cosines, mixed_models
 from fedloom.stages.history import agreement
 from fedloom.training import BestCluster, FlatModel, SoftAnchors
-from fedloom.updates import Block, Layout, Updates
 from quadratics import Quadratics
 from tests_support import assert_same, load_recipe
 
@@ -340,7 +343,7 @@ def test_a_client_is_trained_from_its_choice() -> None:
 def test_losses_of_examples_are_those_of_evaluation() -> None:
     """Mean over examples = the evaluated loss, where every example has a label; the model is left as it was."""
     recipe = load_recipe("model={name: resnet10, width: 4}")
-    built = fedloom.runtime.build.build(recipe)
+    built = fedloom.rounds.build.build(recipe)
     model = FlatModel(built.module, built.layout)
     client = next(c for c in built.federation.clients.values() if len(c.tasks) > 1)
     before = model.vector.clone()
@@ -449,7 +452,7 @@ OWN = ("model.heads=own", "training.participation=0.6", "training.rounds=4")
 
 def test_fedsta_keeps_one_encoder_for_all(quick: Quick) -> None:
     """Absent clients' too; and apart from what is averaged it is the adaptation with private decoders."""
-    from fedloom.runtime.api import trained_models
+    from fedloom.engines.api import trained_models
 
     run = quick("method={name: fedsta, every: 2}", *OWN)
     models = trained_models(run.folder)

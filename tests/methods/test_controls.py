@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedloom.engines.api import Result
 from fedloom.methods import cagrad, fedavg, feddea, fedprox, local, min_norm, pcgrad, server_step, support_mean
 from fedloom.methods.method import Method
-from fedloom.runtime.api import Result
 from fedloom.server import Plain, ServerRule
 from fedloom.stages import CAGrad, Identity, Mean, MinNorm, PCGrad, SupportMean, TopMagnitude
 from tests_support import assert_same

@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import fedloom
+from fedloom.core.layout import Layout
+from fedloom.engines.api import Result, trained_models
 from fedloom.models.multitask import MultiTask
-from fedloom.runtime.api import Result, trained_models
-from fedloom.runtime.build import build
+from fedloom.rounds.build import build
 from fedloom.training.feature_modules import AttachFeatureModules, FeatureModule, map_channels
-from fedloom.updates import Layout
 from tests_support import assert_same, load_recipe, stopped_after
 
 Quick = Callable[..., Result]

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
+from fedloom.engines.api import Result, trained_models
 from fedloom.methods import fdse
 from fedloom.models.erased import ERASERS
-from fedloom.runtime.api import Result, trained_models
-from fedloom.runtime.build import build
+from fedloom.rounds.build import build
 from fedloom.stages import Identity, Split
-from fedloom.study.domains import domain_history
+from fedloom.study.papers.domains import domain_history
 from tests_support import assert_same, load_recipe
 
 Quick = Callable[..., Result]

@@ -11,14 +11,15 @@ import pytest
 import torch
 
 import fedloom
-from fedloom.context import Ctx
+from fedloom.core.context import Ctx, State
+from fedloom.engines.api import Result, trained_models
 from fedloom.methods import METHODS
-from fedloom.runtime.api import Result, trained_models
-from fedloom.runtime.build import Built, build
-from fedloom.runtime.process import initial_state
-from fedloom.runtime.steps import client_step, dispatch, rows_of, server_step
+from fedloom.rounds.build import Built, build
+from fedloom.rounds.client import client_step
+from fedloom.rounds.messages import rows_of
+from fedloom.rounds.rounds import initial_state
+from fedloom.rounds.server import dispatch, server_step
 from fedloom.stages import TaskVectors
-from fedloom.stages.stage import State
 from fedloom.training.flat import FlatModel
 from tests_support import load_recipe
 

@@ -13,10 +13,11 @@ import torch
 
 import fedloom
 from fedloom import methods
-from fedloom.runtime.api import Result, trained_models
-from fedloom.runtime.build import build
-from fedloom.runtime.process import initial_state
-from fedloom.runtime.steps import client_step, dispatch
+from fedloom.engines.api import Result, trained_models
+from fedloom.rounds.build import build
+from fedloom.rounds.client import client_step
+from fedloom.rounds.rounds import initial_state
+from fedloom.rounds.server import dispatch
 from fedloom.training import FlatModel
 from fedloom.training.phases import Phase, ends
 from quadratics import Quadratics

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedloom import methods
-from fedloom.runtime.api import Result, trained_models
+from fedloom.engines.api import Result, trained_models
 from tests_support import assert_same
 
 Quick = Callable[..., Result]

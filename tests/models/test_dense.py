@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from torch.nn.functional import interpolate, leaky_relu
 
+from fedloom.core.layout import Layout
 from fedloom.errors import RecipeError
 from fedloom.models import ENCODERS, MultiTask, build_model
 from fedloom.models.decoders import PyramidDecoder, ThesisDecoder
 from fedloom.tasks import Classification
 from fedloom.training.flat import FlatModel
-from fedloom.updates import Layout
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 
 import fedloom
+from fedloom.core.layout import Layout
 from fedloom.models.changes import changed
 from fedloom.models.erased import ERASERS, Erase, ErasedLayer, erased_layers, moments
 from fedloom.models.multitask import MultiTask
-from fedloom.runtime.build import build
+from fedloom.rounds.build import build
 from fedloom.tasks import Classification
-from fedloom.updates import Layout
 from tests_support import load_recipe
 
 SHAPE = (1, 16, 16)

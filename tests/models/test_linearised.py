@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
+from fedloom.core.layout import Layout
 from fedloom.errors import RecipeError
 from fedloom.models import ENCODERS, build_model
 from fedloom.models.linearised import Linearised
@@ -19,7 +20,6 @@ from fedloom.models.nets import Encoder
 from fedloom.tasks import Classification
 from fedloom.training import FlatModel
 from fedloom.training.loop import channels_last
-from fedloom.updates import Layout
 
 TASKS = (Classification("digit", 3),)
 KINDS = {

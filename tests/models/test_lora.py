@@ -14,16 +14,16 @@ from safetensors.torch import load_file
 from torch import nn
 
 import fedloom
+from fedloom.core.layout import Layout
+from fedloom.engines.api import plan
 from fedloom.errors import RecipeError, StateError
 from fedloom.methods import METHODS
 from fedloom.models import ENCODERS, build_model
 from fedloom.models.lora import Lora, add_lora
 from fedloom.recipes import dump, load, recipe_hash
-from fedloom.runtime.api import plan
-from fedloom.runtime.build import build
+from fedloom.rounds.build import build
 from fedloom.tasks import Classification
 from fedloom.training import FlatModel
-from fedloom.updates import Layout
 from tests_support import assert_same, load_recipe, stopped_after
 
 pytestmark = pytest.mark.skipif(None in (find_spec("peft"), find_spec("timm")), reason="peft or timm is not installed")

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from fedloom.core.layout import Layout
 from fedloom.errors import RecipeError, UserError
 from fedloom.extras import need
 from fedloom.models import ENCODERS, build_model
@@ -16,7 +17,6 @@ from fedloom.models.timm_encoder import TimmPyramid
 from fedloom.models.weights import load_weights
 from fedloom.tasks import Classification
 from fedloom.training.flat import FlatModel
-from fedloom.updates import Layout
 
 pytestmark = pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed")
 

@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from fedloom.errors import DataError, RecipeError
 from fedloom.peers import TOPOLOGIES, Graph, candidates, metropolis
-from fedloom.recipes.schema import Named, strict
+from fedloom.recipes.schema import Named
+from fedloom.settings.section import strict
 from tests_support import loaded
 
 SIX = [f"p{i}" for i in range(6)]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedloom.core.layout import Block, Layout
 from fedloom.peers import (
     combined,
     cross_loss,
@@ -22,7 +23,6 @@ from fedloom.peers import (
     task_weights,
 )
 from fedloom.peers import similarity as module
-from fedloom.updates import Block, Layout
 
 NAN, INF = math.nan, math.inf
 ROWS = torch.tensor([[3.0, 4, 0], [4, 3, 0], [-3, -4, 0], [0, 0, 2], [0, 0, 0]])

@@ -10,9 +10,9 @@ from pydantic import Field
 
 from fedloom.errors import RecipeError
 from fedloom.recipes import Recipe, dump, load, names, recipe_hash, without_seed
-from fedloom.recipes.loader import parse
 from fedloom.recipes.schema import DataSection, MethodSection, ModelSection, Named, PartitionSection
-from fedloom.registry import Registry
+from fedloom.settings.registry import Registry
+from fedloom.settings.yaml import parse
 from tests_support import loaded
 
 DATA, PARTITION, MODEL = Registry("data set"), Registry("partition"), Registry("encoder")

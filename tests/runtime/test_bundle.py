@@ -15,13 +15,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fedloom.cli import app
+from fedloom.cli.main import app
 from fedloom.data.preview import pictures
+from fedloom.engines.api import Result, trained_models
 from fedloom.errors import StateError, UserError
-from fedloom.runtime.api import Result, trained_models
-from fedloom.runtime.build import load_data
-from fedloom.runtime.bundle import Bundle, _plain, export
-from fedloom.study.runs import human_bytes
+from fedloom.export.bundle import Bundle, _plain, export
+from fedloom.rounds.build import load_data
+from fedloom.runs.reader import human_bytes
 from tests_support import load_recipe
 
 Quick = Callable[..., Result]

@@ -18,11 +18,11 @@ import torch
 
 import fedloom
 from cluster_support import start
+from fedloom.engines.api import Result
+from fedloom.engines.cluster.member import deal, longest
 from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.methods import METHODS
 from fedloom.recipes.schema import recipe_hash
-from fedloom.runtime.api import Result
-from fedloom.runtime.cluster.member import deal, longest
 from tests_support import QUICK, assert_same, load_recipe, outcome
 
 Quick = Callable[..., Result]
@@ -161,7 +161,7 @@ def test_two_processes_that_share_the_work_are_near_one(two: Path, name: str) ->
 
 def test_a_whole_checkpoint_is_that_of_one_process(two: Path) -> None:
     """So that any engine, with any number of processes, can go on from it."""
-    from fedloom.runtime import state as checkpoint
+    from fedloom.runs import checkpoint
 
     for name in ("fedavg", "personal", "tasks", "peers-scenario"):
         a, b = (
@@ -200,7 +200,7 @@ def ranks_of(folder: Path) -> list[int]:
             words = (entry / "cmdline").read_bytes().decode().split("\0")
         except (OSError, UnicodeDecodeError):
             continue
-        if "fedloom.runtime.cluster" in words and str(folder) in words and "torch.distributed.run" not in words:
+        if "fedloom.engines.cluster" in words and str(folder) in words and "torch.distributed.run" not in words:
             found.append(int(entry.name))
     return sorted(found)
 
@@ -212,7 +212,7 @@ def written(folder: Path) -> int:
     return max((json.loads(line)["round"] for line in lines if line.endswith("}")), default=-1)
 
 
-class Seen(fedloom.runtime.api.Silent):
+class Seen(fedloom.engines.api.Silent):
     """Remembers which rounds were reported."""
 
     def __init__(self) -> None:

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from fedloom import Ctx, stages
-from fedloom.columns import spread
-from fedloom.runtime import diagnostics
-from fedloom.runtime.cluster.columns import Columns, Scattered
-from fedloom.runtime.cluster.comm import Comm, shares
-from fedloom.runtime.diagnostics import groups_of, look
+from fedloom.core.layout import Block, Layout
+from fedloom.core.spread import spread
+from fedloom.core.updates import EVERYONE, Updates
+from fedloom.engines.cluster.columns import Columns, Scattered
+from fedloom.engines.cluster.comm import Comm, shares
+from fedloom.rounds import diagnostics
+from fedloom.rounds.diagnostics import groups_of, look
 from fedloom.stages import Chain, Every, GroupBy, Mean, PerTask, Scope, Split, Stage, Switch
-from fedloom.updates import EVERYONE, Block, Layout, Updates
 
 T = TypeVar("T")
 

@@ -16,9 +16,10 @@ import pytest
 import torch
 
 import fedloom
+from fedloom.engines.api import Result
 from fedloom.errors import RecipeError, StateError, UserError
-from fedloom.runtime import state as checkpoint
-from fedloom.runtime.api import Result, Silent
+from fedloom.rounds.progress import Silent
+from fedloom.runs import checkpoint
 from tests_support import QUICK, assert_same, load_recipe, outcome
 
 Quick = Callable[..., Result]
@@ -193,7 +194,7 @@ def test_trees_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 def test_nan_in_one_client_drops_its_update_and_is_said(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedloom.runtime import steps
+    from fedloom.rounds import server as steps
 
     def spoil(model: fedloom.training.FlatModel, *args: object, **kwargs: object) -> object:
         result = train(model, *args, **kwargs)
@@ -227,7 +228,7 @@ def test_a_run_never_writes_over_another(quick: Quick) -> None:
 
 
 def test_a_folder_in_use_is_refused(stopped: tuple[Result, Path]) -> None:
-    from fedloom.runtime.folder import RunFolder
+    from fedloom.runs.folder import RunFolder
 
     with RunFolder(stopped[1]), pytest.raises(StateError, match="is in use by another process"):
         fedloom.resume(stopped[1])
@@ -310,7 +311,7 @@ def test_a_client_that_fails_is_named(quick: Quick, monkeypatch: pytest.MonkeyPa
         raise RuntimeError("no such kernel")
 
     monkeypatch.setattr(Classification, "loss", broken)
-    monkeypatch.setattr("fedloom.runtime.process.measure", lambda *args: [])
+    monkeypatch.setattr("fedloom.rounds.rounds.measure", lambda *args: [])
     with pytest.raises(UserError, match=r"client '\S+' \(tasks .*\), round 1: no such kernel"):
         quick()
 

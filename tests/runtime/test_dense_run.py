@@ -9,12 +9,13 @@ import torch
 
 import fedloom
 from fedloom.errors import RecipeError, StateError
+from fedloom.export.picture import predictions
 from fedloom.recipes import load
 from fedloom.recipes.schema import Recipe
-from fedloom.runtime.build import build
-from fedloom.runtime.picture import predictions
-from fedloom.runtime.process import initial_state
-from fedloom.runtime.steps import client_step, dispatch
+from fedloom.rounds.build import build
+from fedloom.rounds.client import client_step
+from fedloom.rounds.rounds import initial_state
+from fedloom.rounds.server import dispatch
 from fedloom.training import FlatModel
 from tests_support import assert_same, load_recipe
 
@@ -41,7 +42,7 @@ def test_workers_and_resume_do_not_matter_with_augmentation_and_batch_norm(tmp_p
     class Stop(Exception):
         pass
 
-    class Crash(fedloom.runtime.api.Silent):
+    class Crash(fedloom.engines.api.Silent):
         def client(self, round: int, done: int, of: int) -> None:
             if round == 2 and done == of:
                 raise Stop

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom.context import Ctx
-from fedloom.runtime import diagnostics
-from fedloom.runtime.api import Result
-from fedloom.runtime.diagnostics import groups_of, look
+from fedloom.core.context import Ctx
+from fedloom.core.layout import Block, Layout
+from fedloom.core.updates import Updates
+from fedloom.engines.api import Result
+from fedloom.rounds import diagnostics
+from fedloom.rounds.diagnostics import groups_of, look
 from fedloom.stages import Mean, TopMagnitude
-from fedloom.updates import Block, Layout, Updates
 from tests_support import assert_same
 
 Quick = Callable[..., Result]

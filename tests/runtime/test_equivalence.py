@@ -12,13 +12,14 @@ import torch
 
 import fedloom
 from fedloom import Method
+from fedloom.engines.api import Result, trained_models
+from fedloom.engines.pool import InProcess
 from fedloom.methods import ADDONS, METHODS
-from fedloom.runtime.api import Result, trained_models
-from fedloom.runtime.build import build
-from fedloom.runtime.executors import InProcess
-from fedloom.runtime.process import initial_state
-from fedloom.runtime.steps import client_step, dispatch
-from fedloom.runtime.worker import Worker
+from fedloom.rounds.build import build
+from fedloom.rounds.client import client_step
+from fedloom.rounds.rounds import initial_state
+from fedloom.rounds.server import dispatch
+from fedloom.rounds.worker import Worker
 from fedloom.stages import Identity, Mean, Split
 from fedloom.training.flat import FlatModel
 from tests_support import assert_same, load_recipe, stopped_after
@@ -136,7 +137,7 @@ def test_every_method_with_every_module(
         return
     for model in trained_models(whole.folder).values():
         assert all(bool(torch.isfinite(v).all()) for v in model.values() if v.is_floating_point())
-    monkeypatch.setattr(fedloom.runtime.engines, "executor", TwoInDisorder)
+    monkeypatch.setattr(fedloom.engines.engine, "executor", TwoInDisorder)
     parts = stopped_after(2, tmp_path / "parts", load_recipe(*changes))
     monkeypatch.undo()
     assert_same(whole, fedloom.resume(parts))

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedloom.engines.api import Result, trained_models
 from fedloom.errors import StateError
-from fedloom.runtime.api import Result, trained_models
-from fedloom.runtime.finished import open_runs
+from fedloom.export.finished import open_runs
 
 Quick = Callable[..., Result]
 SMALL = ("training.rounds=1", "model.width=4", "model.hidden=8", "data.size=8")

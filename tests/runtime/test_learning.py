@@ -9,7 +9,7 @@ import torch
 
 import fedloom
 from fedloom.recipes import load
-from fedloom.runtime.build import build
+from fedloom.rounds.build import build
 from fedloom.tasks.dense import DenseTask
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "nyuv2.npz"

@@ -16,20 +16,22 @@ from safetensors import safe_open
 
 import fedloom
 from fedloom.codecs import Raw, Sparse
+from fedloom.core.layout import Block, Layout
+from fedloom.core.updates import Updates
 from fedloom.data.dataset import TensorExamples
 from fedloom.data.partition import Partition, Share
+from fedloom.engines.api import Result, plan
 from fedloom.errors import DataError
 from fedloom.methods.method import Method
-from fedloom.runtime.api import Result, plan
-from fedloom.runtime.buffers import merge_buffers
-from fedloom.runtime.build import build
-from fedloom.runtime.early import Patience
-from fedloom.runtime.federation import Federation, Part
-from fedloom.runtime.process import initial_state
-from fedloom.runtime.sampling import cohort
-from fedloom.runtime.steps import Payload, server_step
+from fedloom.rounds.buffers import merge_buffers
+from fedloom.rounds.build import build
+from fedloom.rounds.early import Patience
+from fedloom.rounds.federation import Federation, Part
+from fedloom.rounds.messages import Payload
+from fedloom.rounds.rounds import initial_state
+from fedloom.rounds.sampling import cohort
+from fedloom.rounds.server import server_step
 from fedloom.stages import Identity
-from fedloom.updates import Block, Layout, Updates
 from tests_support import load_recipe, outcome
 
 Quick = Callable[..., Result]

@@ -14,15 +14,17 @@ import torch
 import fedloom
 from fedloom import Method
 from fedloom.codecs import Sparse
+from fedloom.engines.api import Result, trained_models
 from fedloom.errors import RecipeError
 from fedloom.methods import METHODS, feddea, heal, local, pcgrad
 from fedloom.methods.at_peers import at_peers
 from fedloom.peers import Safeguards
 from fedloom.peers.config import SafeguardsSection
 from fedloom.recipes.loader import load
-from fedloom.recipes.schema import PeersSection, strict
-from fedloom.runtime import state as checkpoint
-from fedloom.runtime.api import Result, Silent, trained_models
+from fedloom.recipes.schema import PeersSection
+from fedloom.rounds.progress import Silent
+from fedloom.runs import checkpoint
+from fedloom.settings.section import strict
 from fedloom.stages import Identity, Mean, Split
 from peers_support import Valleys
 from quadratics import Quadratics

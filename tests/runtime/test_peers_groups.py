@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from fedloom.engines.api import Result, trained_models
 from fedloom.errors import RecipeError
-from fedloom.recipes.schema import PeersSection, strict
-from fedloom.runtime.api import Result, trained_models
-from fedloom.runtime.build import build
+from fedloom.recipes.schema import PeersSection
+from fedloom.rounds.build import build
+from fedloom.settings.section import strict
 from peers_support import Valleys
 from tests_support import load_recipe
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from fedloom.engines.api import Result, trained_models
 from fedloom.errors import RecipeError
 from fedloom.methods import METHODS
-from fedloom.runtime.api import Result, trained_models
-from fedloom.runtime.state import load, same
+from fedloom.runs.checkpoint import load, same
 from peers_support import Valleys
 from quadratics import Quadratics
 

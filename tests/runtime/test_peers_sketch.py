@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
+from fedloom.engines.peers.rounds import initial_peers, without_server
+from fedloom.engines.pool import executor
 from fedloom.peers.config import SketchSection
 from fedloom.recipes.loader import load
-from fedloom.runtime.api import Silent
-from fedloom.runtime.build import build
-from fedloom.runtime.executors import executor
-from fedloom.runtime.peers import initial_peers, without_server
-from fedloom.runtime.process import Round
+from fedloom.rounds.build import build
+from fedloom.rounds.progress import Silent
+from fedloom.rounds.rounds import Round
 from peers_support import Valleys
 
 

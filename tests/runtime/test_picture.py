@@ -9,11 +9,11 @@ import torch
 from typer.testing import CliRunner
 
 import fedloom
-from fedloom.cli import app
+from fedloom.cli.main import app
 from fedloom.errors import StateError
+from fedloom.export import picture
+from fedloom.export.picture import predictions
 from fedloom.recipes import load
-from fedloom.runtime import picture
-from fedloom.runtime.picture import predictions
 
 SMALL = (
     *(f"data.sets.{name}.{key}" for name in ("outside", "rooms") for key in ("count=20", "test_count=2")),

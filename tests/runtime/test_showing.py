@@ -16,10 +16,10 @@ import fedloom
 from fedloom.data.preview import label
 from fedloom.recipes import load
 from fedloom.recipes.schema import recipe_hash
-from fedloom.runtime import showing
-from fedloom.runtime.build import build
-from fedloom.runtime.folder import RunFolder
-from fedloom.study.runs import Run
+from fedloom.rounds import showing
+from fedloom.rounds.build import build
+from fedloom.runs.folder import RunFolder
+from fedloom.runs.reader import Run
 from fedloom.tasks.dense import as_label
 from tests_support import Stop, load_recipe
 
@@ -132,7 +132,7 @@ def test_pictures_are_of_the_input_the_label_and_the_kept_models_answer(scenes: 
     (part,) = kept(scenes, showing.INDEX)["parts"]
     built = build(*RunFolder.read(scenes)[:1], partition=RunFolder.read(scenes)[1])
     assert [e["position"] for e in part["examples"]] == [0, 1, 3, 5]  # evenly spaced over six
-    models = fedloom.runtime.api.trained_models(scenes)
+    models = fedloom.engines.api.trained_models(scenes)
     dense = {task.name: task for task in built.federation.tasks}
     assert [about["task"] for about in part["tasks"]] == list(dense)
     for about in part["tasks"]:
@@ -180,7 +180,7 @@ def test_written_when_a_run_was_stopped_just_before(tmp_path: Path, monkeypatch:
         raise Stop
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedloom.runtime.engines.keep", crash)
+        patch.setattr("fedloom.engines.engine.keep", crash)
         with pytest.raises(Stop):
             fedloom.run(recipe, tmp_path / "run")
     assert not (tmp_path / "run" / showing.PREDICTIONS).exists()

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 import fedloom
+from fedloom.engines.api import Result
 from fedloom.errors import UserError
-from fedloom.runtime.api import Result, Silent
-from fedloom.runtime.track import _allowed, flat, scalars
+from fedloom.rounds.progress import Silent
+from fedloom.runs.track import _allowed, flat, scalars
 from tests_support import assert_same, load_recipe, stopped_after
 
 

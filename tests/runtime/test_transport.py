@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom.runtime.transport import InMemory, Mailbox, Message, Network, Newest
+from fedloom.engines.peers.transport import InMemory, Mailbox, Message, Network, Newest
 
 LAYOUT = "0123456789abcdef"
 

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from fedloom import Method
-from fedloom.context import Ctx
+from fedloom.core.context import Ctx, State
+from fedloom.core.layout import Block, Layout
+from fedloom.core.updates import Updates
 from fedloom.stages import (
     AcrossTasks,
     Chain,
@@ -23,8 +25,7 @@ from fedloom.stages import (
     Switch,
     TopMagnitude,
 )
-from fedloom.stages.stage import State, check_closed
-from fedloom.updates import Block, Layout, Updates
+from fedloom.stages.stage import check_closed
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def test_split_must_take_every_block_once() -> None:
         Split({"encoder": Mean()}).init(LAYOUT)
     with pytest.raises(ValueError, match="no block matches; roles here: encoder, head"):
         Split({"decoder": Mean(), "*": Mean()}).init(LAYOUT)
-    from fedloom.updates import Select
+    from fedloom.core.layout import Select
 
     with pytest.raises(ValueError, match="'heads.a.w' is taken by 'head' and by"):
         Split({"encoder": Mean(), "head": Mean(), Select(task="a"): Mean()}).init(LAYOUT)

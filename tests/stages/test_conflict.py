@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedloom.context import Ctx
+from fedloom.core.context import Ctx
+from fedloom.core.layout import Block, Layout
+from fedloom.core.updates import Updates
+from fedloom.maths.gram import min_norm
 from fedloom.stages import CAGrad, Mean, MinNorm, PCGrad, Scope, Split, Stage, TopMagnitude
 from fedloom.stages.conflict import pcgrad_coefficients
-from fedloom.stages.gram import min_norm
-from fedloom.updates import Block, Layout, Updates
 
 D = torch.tensor([[3.0, -1, 0, 2], [-2, 2, 1, 0], [1, 1, -4, 0]], dtype=torch.float64)
 AGREE = torch.tensor([[1.0, 2, 0], [2, 1, 0.1], [1, 1, 0]])

@@ -7,10 +7,11 @@ import math
 import pytest
 import torch
 
-from fedloom.context import Ctx
+from fedloom.core.context import Ctx
+from fedloom.core.layout import Block, Layout
+from fedloom.core.updates import Updates
 from fedloom.stages import CosineMix, Identity, Mean, MinNorm, PerBlock
 from fedloom.stages.cosine import cosine_mixing
-from fedloom.updates import Block, Layout, Updates
 
 LAYOUT = Layout((Block("encoder.a", (2,)), Block("encoder.b", (2,))))
 

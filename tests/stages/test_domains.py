@@ -7,11 +7,11 @@ import math
 import pytest
 import torch
 
-from fedloom.context import Ctx
+from fedloom.core.context import Ctx
+from fedloom.core.updates import Updates
 from fedloom.stages import DomainWeights, Mean
 from fedloom.stages.domains import domain_aware_weights, domain_discrepancy
 from fedloom.stages.stage import check_closed
-from fedloom.updates import Updates
 
 # 80 % of each PACS domain, 30 % of that per client; 2, 3, 2, 3 clients.
 PACS = {"photo": (400, 2), "art": (492, 3), "cartoon": (562, 2), "sketch": (943, 3)}

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedloom.stages import gram as module
-from fedloom.stages.gram import cancels, conflict_averse, gram, min_norm, nonzero, normalised, simplex_minimum
-from fedloom.updates import Updates
+from fedloom.core.updates import Updates
+from fedloom.maths import gram as module
+from fedloom.maths.gram import cancels, conflict_averse, gram, min_norm, nonzero, normalised, simplex_minimum
 
 
 def draw(seed: int, k: int, d: int, special: str = "") -> Tensor:

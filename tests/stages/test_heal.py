@@ -11,13 +11,14 @@ import torch
 from torch import Tensor
 
 from fedloom import Method
-from fedloom.context import Ctx
-from fedloom.runtime import state as checkpoint
-from fedloom.runtime.api import Result
+from fedloom.core.context import Ctx
+from fedloom.core.layout import Block, Layout
+from fedloom.core.updates import Updates
+from fedloom.engines.api import Result
+from fedloom.runs import checkpoint
 from fedloom.stages import Heal, Identity, Mean, Stage, TopMagnitude
 from fedloom.stages import heal as module
 from fedloom.stages.heal import _needed
-from fedloom.updates import Block, Layout, Updates
 from tests_support import outcome
 
 Quick = Callable[..., Result]

@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedloom.context import Ctx
-from fedloom.runtime import state as checkpoint
-from fedloom.runtime.api import Result
+from fedloom.core.context import Ctx
+from fedloom.core.layout import Block, Layout
+from fedloom.core.updates import Updates
+from fedloom.engines.api import Result
+from fedloom.runs import checkpoint
 from fedloom.stages import (
     HyperConflictAverse,
     HyperCrossAttention,
@@ -24,7 +26,6 @@ from fedloom.stages import (
     conflict_averse_weights,
 )
 from fedloom.stages.hyper import cross_attention
-from fedloom.updates import Block, Layout, Updates
 from tests_support import assert_same
 
 Quick = Callable[..., Result]
@@ -509,7 +510,7 @@ def test_zero_weights_are_local_training(quick: Quick) -> None:
 
 
 def test_identical_clients_of_a_run_share_encoders(quick: Quick) -> None:
-    import fedloom.runtime.api as api
+    import fedloom.engines.api as api
 
     changes = ("partition.clients_per_task=2", "model.heads=own", "training.rounds=1")
     models = api.trained_models(quick("method={name: fedhca2, alpha: 0, lr: 0}", *changes).folder)

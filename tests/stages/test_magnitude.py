@@ -7,9 +7,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedloom.core.layout import Block, Layout
 from fedloom.stages import Mean, TopMagnitude, magnitude
 from fedloom.stages.magnitude import top_mask
-from fedloom.updates import Block, Layout
 
 D = torch.tensor([[3.0, -1, 0, 2], [-2, 2, 1, 0], [1, 1, -4, 0]])
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fedloom.core.layout import Block, Layout
+from fedloom.core.updates import Updates
 from fedloom.stages import Mean, SupportMean
-from fedloom.updates import Block, Layout, Updates
 
 D = torch.tensor([[3.0, -1, 0, 2], [-2, 2, 1, 0], [1, 1, -4, 0]], dtype=torch.float64)
 TWO = Layout((Block("a", (2,)), Block("b", (2,))))

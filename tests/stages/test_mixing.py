@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom.context import Ctx
+from fedloom.core.context import Ctx
+from fedloom.core.layout import Block, Layout
+from fedloom.core.updates import Updates
 from fedloom.errors import RecipeError
 from fedloom.stages import Gossip, Mean, SimilarityMix
-from fedloom.updates import Block, Layout, Updates
 
 X = torch.tensor([[4.0, 0], [0, 8], [-4, 0], [0, 0]])
 BASE = torch.tensor([[0.0, 4], [2, 0], [0, -4], [8, 8]])

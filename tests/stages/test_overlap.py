@@ -12,12 +12,13 @@ from torch import Tensor
 
 import fedloom
 from fedloom import Method
-from fedloom.context import Ctx
-from fedloom.runtime.api import Result
+from fedloom.core.context import Ctx
+from fedloom.core.layout import Block, Layout
+from fedloom.core.updates import Updates
+from fedloom.engines.api import Result
 from fedloom.stages import ActivatedDimensions, Heal, Mean, TopMagnitude
 from fedloom.stages import overlap as module
 from fedloom.stages.overlap import agreement
-from fedloom.updates import Block, Layout, Updates
 from tests_support import assert_same
 
 Quick = Callable[..., Result]

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom.context import Ctx
+from fedloom.core.context import Ctx
+from fedloom.core.layout import Block, Layout
+from fedloom.core.updates import Updates
 from fedloom.peers import Safeguards, conflict_averse_mix
 from fedloom.stages import AtPeer, ConflictAverseMix, Identity, Mean, SimilarityMix, Stage, TaskLeaders
-from fedloom.updates import Block, Layout, Updates
 
 LAYOUT = Layout((Block("encoder.w", (2,)), Block("head.w", (1,), role="head", task="t")))
 X = torch.tensor([[1.0, 2, 3], [4, 8, 6], [-2, 5, 9]])

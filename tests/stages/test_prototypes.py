@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedloom.runtime import state as checkpoint
+from fedloom.core.context import State
+from fedloom.maths.prototypes import random_anchors
+from fedloom.runs import checkpoint
 from fedloom.stages import ClusteredPrototypes, Mean, MeanPrototypes, MovingAnchors, Stage, TrainedPrototypes
-from fedloom.stages.stage import State, check_closed
-from fedloom.training.prototypes import random_anchors
+from fedloom.stages.stage import check_closed
 
 ALL: list[Stage] = [MeanPrototypes(), ClusteredPrototypes(), TrainedPrototypes(epochs=5), MovingAnchors(0.5)]
 every = pytest.mark.parametrize("stage", ALL, ids=repr)

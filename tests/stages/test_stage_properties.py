@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 
 from fedloom import stages
-from fedloom.context import Ctx
-from fedloom.runtime import state as checkpoint
+from fedloom.core.context import Ctx
+from fedloom.core.layout import Block, Layout
+from fedloom.core.updates import Updates
+from fedloom.runs import checkpoint
 from fedloom.stages import (
     AcrossTasks,
     ActivatedDimensions,
@@ -53,7 +55,6 @@ from fedloom.stages import (
     TopMagnitude,
     TrainedPrototypes,
 )
-from fedloom.updates import Block, Layout, Updates
 
 STAGES: dict[str, Stage] = {
     "identity": Identity(),

@@ -14,10 +14,10 @@ import yaml
 from typer.testing import CliRunner
 
 import fedloom
-from fedloom.cli import app
+from fedloom.cli.main import app
 from fedloom.errors import StateError
-from fedloom.study.domains import DomainScores, domain_history
-from fedloom.study.runs import Run
+from fedloom.runs.reader import Run
+from fedloom.study.papers.domains import DomainScores, domain_history
 
 
 def test_average_and_sample_deviation() -> None:

@@ -12,12 +12,9 @@ import torch
 from torch import Tensor, nn
 
 import fedloom
+from fedloom.engines.api import Result
 from fedloom.errors import StateError
-from fedloom.models.multitask import MultiTask
-from fedloom.models.nets import Encoder
-from fedloom.runtime.api import Result
-from fedloom.study.domains import domain_history
-from fedloom.study.features import (
+from fedloom.experiments.features import (
     PARTS,
     effective_rank,
     embedding,
@@ -27,7 +24,10 @@ from fedloom.study.features import (
     read,
     singular_values,
 )
-from fedloom.study.runs import Run
+from fedloom.models.multitask import MultiTask
+from fedloom.models.nets import Encoder
+from fedloom.runs.reader import Run
+from fedloom.study.papers.domains import domain_history
 from fedloom.tasks.classification import Classification
 from tests_support import load_recipe
 

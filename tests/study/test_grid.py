@@ -19,12 +19,12 @@ import yaml
 
 import fedloom
 from fedloom.errors import RecipeError, StateError, UserError
+from fedloom.experiments import grid_run
+from fedloom.experiments.grid_progress import Bar, Lines, Silent, progress
+from fedloom.experiments.grid_run import Outcome, available_memory, default_jobs, prepare, run_prepared
 from fedloom.recipes import dump
-from fedloom.runtime.build import build_method
-from fedloom.study import grid_run
+from fedloom.rounds.build import build_method
 from fedloom.study.grid import Cell, Grid, load_grid, names, open_folder, recipes, safe, select, state_of, summary
-from fedloom.study.grid_progress import Bar, Lines, Silent, progress
-from fedloom.study.grid_run import Outcome, available_memory, default_jobs, prepare, run_prepared
 from grid_support import TINY
 from tests_support import assert_same
 

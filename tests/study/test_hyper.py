@@ -11,12 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 import fedloom
-from fedloom.cli import app
+from fedloom.cli.main import app
+from fedloom.engines.api import Result
 from fedloom.errors import StateError, UserError
-from fedloom.runtime.api import Result
 from fedloom.study.figures import draw as draw_grid
 from fedloom.study.grid import load_grid, recipes
-from fedloom.study.hyper import CSV, HyperWeights, draw, picture, table, used
+from fedloom.study.papers.hyper import CSV, HyperWeights, draw, picture, table, used
 from grid_support import TINY
 
 Quick = Callable[..., Result]

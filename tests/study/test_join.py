@@ -10,11 +10,11 @@ import pytest
 import torch
 
 import fedloom
-from fedloom.context import Ctx
+from fedloom.core.context import Ctx
+from fedloom.engines.api import Result
 from fedloom.errors import DataError, RecipeError, StateError
-from fedloom.runtime.api import Result
-from fedloom.study.join import NEW, Joined, Start, join, start_for
-from fedloom.study.relatedness import task_models
+from fedloom.experiments.join import NEW, Joined, Start, join, start_for
+from fedloom.experiments.relatedness import task_models
 from fedloom.taskvectors import sign_similarity
 from fedloom.training.flat import FlatModel
 from fedloom.training.loop import train
@@ -103,7 +103,7 @@ def test_a_new_task_joins(run: Path) -> None:
 
 
 def test_both_starts_differ_by_the_vector_alone(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fedloom.study.join as module
+    import fedloom.experiments.join as module
 
     seen: list[torch.Tensor] = []
     batches: list[torch.Tensor] = []

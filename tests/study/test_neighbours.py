@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedloom.study.neighbours import purity, quality
+from fedloom.study.papers.neighbours import purity, quality
 
 TASKS = {"a": ["x"], "b": ["x"], "c": ["y"], "d": ["y"]}
 

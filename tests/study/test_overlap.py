@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedloom.cli import app
+from fedloom.cli.main import app
+from fedloom.engines.api import Result
 from fedloom.errors import StateError, UserError
-from fedloom.runtime.api import Result
-from fedloom.study.overlap import CSV, Activated, Overlaps, _prefixes, _spread, draw, table
-from fedloom.study.sheet import Sheet
+from fedloom.study.papers.overlap import CSV, Activated, Overlaps, _prefixes, _spread, draw, table
+from fedloom.study.tables.sheet import Sheet
 from tests_support import loaded
 
 Quick = Callable[..., Result]
@@ -125,4 +125,4 @@ def test_sheets() -> None:
 
 
 def test_reading_needs_no_torch() -> None:
-    assert not loaded("import fedloom.study.overlap", "torch", "matplotlib")
+    assert not loaded("import fedloom.study.papers.overlap", "torch", "matplotlib")

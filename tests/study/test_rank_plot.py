@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedloom.errors import UserError
-from fedloom.study.rank_plot import plot, save
-from fedloom.study.ranks import Ranks
-from fedloom.study.statistics import Ranking
+from fedloom.study.significance.rank_plot import plot, save
+from fedloom.study.significance.ranks import Ranks
+from fedloom.study.significance.statistics import Ranking
 
 pytest.importorskip("matplotlib")
 

@@ -15,11 +15,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import fedloom
+from fedloom.engines.api import Result, trained_models
 from fedloom.errors import StateError, UserError
+from fedloom.experiments.relatedness import METRICS, PICTURE, Relatedness, clustered, relatedness, task_models
 from fedloom.relatedness import fisher_diagonal, logme
-from fedloom.runtime.api import Result, trained_models
-from fedloom.runtime.folder import RunFolder
-from fedloom.study.relatedness import METRICS, PICTURE, Relatedness, clustered, relatedness, task_models
+from fedloom.runs.folder import RunFolder
 from fedloom.study.report.related import FILE
 from fedloom.taskvectors import sign_similarity
 from tests_support import load_recipe

@@ -15,8 +15,8 @@ import yaml
 
 from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.methods import METHODS
-from fedloom.registry import Entry
-from fedloom.study.compare import compare
+from fedloom.runs.reader import Run
+from fedloom.settings.registry import Entry
 from fedloom.study.grid import Cell
 from fedloom.study.report import collect, write
 from fedloom.study.report.collect import Curves, RunReport, worst_tasks
@@ -25,7 +25,7 @@ from fedloom.study.report.looks import thinned, thinned_names
 from fedloom.study.report.page import in_script
 from fedloom.study.report.plots import BUDGET, LINES, curves, figures_of, matrices
 from fedloom.study.report.worst import worst
-from fedloom.study.runs import Run
+from fedloom.study.tables.compare import compare
 from grid_support import DEA, FEDAVG, paper_grid, write_grid, write_run
 from report_support import NASTY, Page, check_figures
 

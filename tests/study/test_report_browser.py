@@ -17,11 +17,11 @@ import numpy as np
 import pytest
 
 import fedloom
+from fedloom.experiments.relatedness import METRICS, Relatedness
 from fedloom.recipes import load
+from fedloom.runs.reader import Run
 from fedloom.study.grid import Cell
-from fedloom.study.relatedness import METRICS, Relatedness
 from fedloom.study.report import write
-from fedloom.study.runs import Run
 from grid_support import DEA, FEDAVG, paper_grid, write_grid, write_run
 from report_support import NASTY
 from tests_support import load_recipe

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from fedloom.errors import RecipeError, StateError
-from fedloom.study import compare
 from fedloom.study.grid import Cell, Grid, against, open_folder
-from fedloom.study.ranks import grid_ranked, ranked
-from fedloom.study.significance import contrasts, grid_contrasts
-from fedloom.study.table import tabulate
+from fedloom.study.significance.contrasts import contrasts, grid_contrasts
+from fedloom.study.significance.ranks import grid_ranked, ranked
+from fedloom.study.tables import compare
+from fedloom.study.tables.table import tabulate
 from grid_support import paper_grid, write_grid
 
 SEEDS = (42, 123, 456)

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedloom.study.statistics import against_zero, hedges, holm, paired, ranking, signed_rank
+from fedloom.study.significance.statistics import against_zero, hedges, holm, paired, ranking, signed_rank
 
 # A thesis on tasks without a server, PASCAL, three runs each: total loss at the best round.
 A1 = [1.0931, 1.1259, 1.1206]

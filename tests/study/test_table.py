@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from fedloom.errors import RecipeError, StateError, UserError
-from fedloom.study.compare import Estimate
 from fedloom.study.figures import draw
 from fedloom.study.grid import Cell, open_folder, recipes, save
-from fedloom.study.table import tabulate
-from fedloom.study.table_formats import FORMATS, to_text
+from fedloom.study.tables.compare import Estimate
+from fedloom.study.tables.formats import FORMATS, to_text
+from fedloom.study.tables.table import tabulate
 from fedloom.tasks.delta import delta_m
 from grid_support import DEA, DIRECTIONS, FEDAVG, paper_grid, write_grid, write_run
 from tests_support import loaded
@@ -302,7 +302,7 @@ from fedloom.study.table import tabulate
 from fedloom.study.table_formats import FORMATS
 for write in FORMATS.values():
     write(tabulate(*open_folder({str(paper)!r})))
-import fedloom.study.grid_run, fedloom.study.figures
+import fedloom.experiments.grid_run, fedloom.study.figures
 """
     assert not loaded(code, "torch", "matplotlib", "numpy")
 

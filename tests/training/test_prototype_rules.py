@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.errors import RecipeError
+from fedloom.maths.prototypes import anchor_losses, anchor_margin, relaxed_contrast
 from fedloom.models.linearised import Linearised
 from fedloom.models.multitask import MultiTask
 from fedloom.models.nets import MLP, ResNet
-from fedloom.runtime import state as checkpoint
+from fedloom.runs import checkpoint
 from fedloom.tasks.classification import Classification
 from fedloom.training import (
     ClusterContrast,
@@ -28,7 +29,6 @@ from fedloom.training import (
     TapLevels,
     View,
 )
-from fedloom.training.prototypes import anchor_losses, anchor_margin, relaxed_contrast
 
 # "depth" is no classification and "c" has three classes: tasks are numbered by their heads.
 HEADS = nn.ModuleDict({"depth": nn.Conv2d(2, 1, 1), "c": nn.Linear(2, 3), "d": nn.Linear(2, 2)})

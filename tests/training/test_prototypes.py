@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedloom.training.prototypes import (
+from fedloom.maths.prototypes import (
     ClusterPrototypes,
     PrototypeGenerator,
     Prototypes,

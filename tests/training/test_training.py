@@ -11,11 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedloom.context import Ctx
+from fedloom.core.context import Ctx, State
 from fedloom.data.dataset import TensorExamples
 from fedloom.errors import UserError
 from fedloom.models.multitask import MultiTask
-from fedloom.stages.stage import State
 from fedloom.tasks.classification import Classification
 from fedloom.training import FlatModel, LocalRule, Optimizer, Proximal, Schedule, Training, View
 from fedloom.training.loop import batches, train

@@ -1,5 +1,9 @@
 """Data sets, and rules that deal them out to clients. Importing this package does not import torch."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from fedloom._lazy import lazy
 from fedloom.data import (  # noqa: F401  (registers the data sets)
     arrays,
@@ -17,9 +21,15 @@ from fedloom.data import (  # noqa: F401  (registers the data sets)
     several,
     tables,
 )
-from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share
-from fedloom.data.registry import DATASETS
+from fedloom.data.partition import PARTITIONERS as PARTITIONERS
+from fedloom.data.partition import Partition as Partition
+from fedloom.data.partition import Pool as Pool
+from fedloom.data.partition import Share as Share
+from fedloom.data.registry import DATASETS as DATASETS
 
-__all__ = ["DATASETS", "PARTITIONERS", "Dataset", "Examples", "Partition", "Pool", "Share", "TensorExamples"]
+if TYPE_CHECKING:
+    from fedloom.data.dataset import Dataset as Dataset
+    from fedloom.data.dataset import Examples as Examples
+    from fedloom.data.dataset import TensorExamples as TensorExamples
 
-__getattr__, __dir__ = lazy("fedloom.data", {"dataset": "Dataset Examples TensorExamples"})
+__getattr__, __dir__, __all__ = lazy(__name__)

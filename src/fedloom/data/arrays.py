@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from fedloom.data.augment import Augment, resolve
+from fedloom.data.dense_label import DenseLabel
 from fedloom.data.prepare import Array, channel_statistics, stratified, subset
 from fedloom.data.registry import DATASETS
 from fedloom.errors import DataError, RecipeError, nearest
@@ -25,25 +26,6 @@ if TYPE_CHECKING:
 Count = Annotated[int, Field(ge=1)]
 SPLITS = ("train", "test")
 ROWS = 1024  # examples converted at a time
-
-
-class DenseLabel(BaseModel):
-    """Where the label images of one task are, and what their numbers mean."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    kind: Literal["semseg", "human_parts", "saliency", "normals", "depth", "edge"]
-    key: str
-    classes: Annotated[int, Field(ge=1, le=255)] | None = None
-    """semseg and human_parts: number of classes; by default the largest label plus one, or 7 parts."""
-    boundaries: bool = False
-    """edge: the key holds a segmentation, of which the edges are the boundaries."""
-    threshold: Annotated[float, Field(gt=0, le=1)] | None = None
-    """saliency and edge: the key holds shares 0..255 (or 0..1), which count from here on."""
-    factor: Annotated[float, Field(gt=0)] = 1.0
-    """depth: metres per unit."""
-    encoding: Literal["centred", "positive"] = "centred"
-    """normals in uint8: 0..255 stands for -1..1, or for 0..1."""
 
 
 @DATASETS.register("arrays")

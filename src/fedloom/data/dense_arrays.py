@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -11,14 +10,12 @@ from torch import Tensor
 
 from fedloom.data.augment import Augment
 from fedloom.data.dense import DenseExamples, Stored, annotated_in, checksum
+from fedloom.data.dense_label import DenseLabel
 from fedloom.data.prepare import Array
 from fedloom.data.transforms import IGNORE, padded
 from fedloom.errors import DataError
 from fedloom.tasks import dense as tasks
 from fedloom.tasks.task import Task
-
-if TYPE_CHECKING:
-    from fedloom.data.arrays import DenseLabel
 
 SHORT = 0.1  # a stored normal shorter than this says that there is none
 

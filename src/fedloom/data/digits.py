@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from fedloom.context import derive_seed
+from fedloom.core.context import derive_seed
 from fedloom.data.prepare import Array, channel_statistics, stratified
 from fedloom.data.registry import DATASETS
 from fedloom.errors import RecipeError
@@ -108,7 +108,7 @@ def render(x: Tensor, name: str, seed: int) -> Tensor:
     import torch
     from torch.nn.functional import max_pool2d
 
-    from fedloom.context import generator
+    from fedloom.core.context import generator
 
     rng = generator(seed, "digits", "render", name)
     n, side = len(x), x.shape[-1]

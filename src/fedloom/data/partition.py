@@ -28,9 +28,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from fedloom.context import derive_seed
+from fedloom.core.context import derive_seed
 from fedloom.errors import DataError, RecipeError, unknown
-from fedloom.registry import Registry
+from fedloom.settings.registry import Registry
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedloom.context import derive_seed
+from fedloom.core.context import derive_seed
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedloom.registry import Registry
+from fedloom.settings.registry import Registry
 
 DATASETS = Registry("data set")
 """Functions `f(seed, *, ...) -> Dataset`; their keyword-only arguments are the recipe's keys."""

@@ -5,61 +5,61 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedloom._lazy import lazy
-from fedloom.methods.registry import ADDONS, METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
-
-__getattr__, __dir__ = lazy(__name__, {"method": "Method"})
 
 # These modules register themselves; none imports torch before it is called.
-from fedloom.methods.across import across_tasks  # noqa: E402
-from fedloom.methods.basic import fedavg, fedprox, local  # noqa: E402
-from fedloom.methods.cfl import cfl  # noqa: E402
-from fedloom.methods.colnet import colnet  # noqa: E402
-from fedloom.methods.conflict import cagrad, min_norm, pcgrad  # noqa: E402
-from fedloom.methods.controls import server_step, support_mean  # noqa: E402
-from fedloom.methods.dfmtl import dfmtl  # noqa: E402
-from fedloom.methods.ditto import ditto  # noqa: E402
-from fedloom.methods.dpsgd import dpsgd  # noqa: E402
-from fedloom.methods.f2dc import domain_weights, f2dc, feature_modules  # noqa: E402
-from fedloom.methods.fdse import fdse  # noqa: E402
-from fedloom.methods.fedacg import fedacg  # noqa: E402
-from fedloom.methods.fedamp import fedamp  # noqa: E402
-from fedloom.methods.fedbabu import fedbabu  # noqa: E402
-from fedloom.methods.fedbn import fedbn  # noqa: E402
-from fedloom.methods.fedbone import fedbone  # noqa: E402
-from fedloom.methods.feddea import feddea  # noqa: E402
-from fedloom.methods.feddyn import feddyn  # noqa: E402
-from fedloom.methods.fedga import fedga  # noqa: E402
-from fedloom.methods.fedhca2 import fedhca2  # noqa: E402
-from fedloom.methods.fedmtl import fedmtl  # noqa: E402
-from fedloom.methods.fednova import fednova  # noqa: E402
-from fedloom.methods.fedopt import fedopt  # noqa: E402
-from fedloom.methods.fedper import fedper  # noqa: E402
-from fedloom.methods.fedproto import fedproto  # noqa: E402
-from fedloom.methods.fedrcl import fedrcl  # noqa: E402
-from fedloom.methods.fedrep import fedrep  # noqa: E402
-from fedloom.methods.fedsa import fedsa  # noqa: E402
-from fedloom.methods.fedsoft import fedsoft  # noqa: E402
-from fedloom.methods.fedsta import fedsta  # noqa: E402
-from fedloom.methods.fedtgp import fedtgp  # noqa: E402
-from fedloom.methods.fpl import fpl  # noqa: E402
-from fedloom.methods.heal import heal  # noqa: E402
-from fedloom.methods.ifca import ifca  # noqa: E402
-from fedloom.methods.matfl import matfl  # noqa: E402
-from fedloom.methods.matu import matu  # noqa: E402
-from fedloom.methods.moon import moon  # noqa: E402
-from fedloom.methods.ntk_fedavg import ntk_fedavg  # noqa: E402
-from fedloom.methods.overlap import activated_dimensions  # noqa: E402
-from fedloom.methods.pfedme import pfedme  # noqa: E402
-from fedloom.methods.scaffold import scaffold  # noqa: E402
-from fedloom.methods.staleness import staleness  # noqa: E402
+from fedloom.methods.across import across_tasks as across_tasks
+from fedloom.methods.basic import fedavg as fedavg
+from fedloom.methods.basic import fedprox as fedprox
+from fedloom.methods.basic import local as local
+from fedloom.methods.cfl import cfl as cfl
+from fedloom.methods.colnet import colnet as colnet
+from fedloom.methods.conflict import cagrad as cagrad
+from fedloom.methods.conflict import min_norm as min_norm
+from fedloom.methods.conflict import pcgrad as pcgrad
+from fedloom.methods.controls import server_step as server_step
+from fedloom.methods.controls import support_mean as support_mean
+from fedloom.methods.dfmtl import dfmtl as dfmtl
+from fedloom.methods.ditto import ditto as ditto
+from fedloom.methods.dpsgd import dpsgd as dpsgd
+from fedloom.methods.f2dc import domain_weights as domain_weights
+from fedloom.methods.f2dc import f2dc as f2dc
+from fedloom.methods.f2dc import feature_modules as feature_modules
+from fedloom.methods.fdse import fdse as fdse
+from fedloom.methods.fedacg import fedacg as fedacg
+from fedloom.methods.fedamp import fedamp as fedamp
+from fedloom.methods.fedbabu import fedbabu as fedbabu
+from fedloom.methods.fedbn import fedbn as fedbn
+from fedloom.methods.fedbone import fedbone as fedbone
+from fedloom.methods.feddea import feddea as feddea
+from fedloom.methods.feddyn import feddyn as feddyn
+from fedloom.methods.fedga import fedga as fedga
+from fedloom.methods.fedhca2 import fedhca2 as fedhca2
+from fedloom.methods.fedmtl import fedmtl as fedmtl
+from fedloom.methods.fednova import fednova as fednova
+from fedloom.methods.fedopt import fedopt as fedopt
+from fedloom.methods.fedper import fedper as fedper
+from fedloom.methods.fedproto import fedproto as fedproto
+from fedloom.methods.fedrcl import fedrcl as fedrcl
+from fedloom.methods.fedrep import fedrep as fedrep
+from fedloom.methods.fedsa import fedsa as fedsa
+from fedloom.methods.fedsoft import fedsoft as fedsoft
+from fedloom.methods.fedsta import fedsta as fedsta
+from fedloom.methods.fedtgp import fedtgp as fedtgp
+from fedloom.methods.fpl import fpl as fpl
+from fedloom.methods.heal import heal as heal
+from fedloom.methods.ifca import ifca as ifca
+from fedloom.methods.matfl import matfl as matfl
+from fedloom.methods.matu import matu as matu
+from fedloom.methods.moon import moon as moon
+from fedloom.methods.ntk_fedavg import ntk_fedavg as ntk_fedavg
+from fedloom.methods.overlap import activated_dimensions as activated_dimensions
+from fedloom.methods.pfedme import pfedme as pfedme
+from fedloom.methods.registry import ADDONS as ADDONS
+from fedloom.methods.registry import METHODS as METHODS
+from fedloom.methods.scaffold import scaffold as scaffold
+from fedloom.methods.staleness import staleness as staleness
 
-__all__ = [
-    "ADDONS", "METHODS", "Method", "across_tasks", "activated_dimensions", "cagrad", "cfl", "colnet", "dfmtl", "ditto",
-    "domain_weights", "dpsgd", "f2dc", "fdse", "feature_modules", "fedacg", "fedamp", "fedavg", "fedbabu", "fedbn",
-    "fedbone", "feddea", "feddyn", "fedga", "fedhca2", "fedmtl", "fednova", "fedopt", "fedper", "fedproto", "fedprox",
-    "fedrcl", "fedrep", "fedsa", "fedsoft", "fedsta", "fedtgp", "fpl", "heal", "ifca", "local", "matfl", "matu",
-    "min_norm", "moon", "ntk_fedavg", "pcgrad", "pfedme", "scaffold", "server_step", "staleness", "support_mean",
-]  # fmt: skip
+if TYPE_CHECKING:
+    from fedloom.methods.method import Method as Method
+
+__getattr__, __dir__, __all__ = lazy(__name__)

@@ -28,7 +28,7 @@ def across_tasks(method: Method) -> Method:
     private parts and those whose server tells clients about all parameters (scaffold). Models without decoders get
     personal heads.
     """
-    from fedloom.updates import Select
+    from fedloom.core.layout import Select
 
     if not method.stage.reduces or method.private is not None or method.stage.tells:
         raise ValueError(f"{method.name}: across-tasks takes the place of a mean over all parameters, but it has none")

@@ -45,7 +45,7 @@ def cfl(
     With FedDEA: similarity and norms are those of what the clients send, after selection. Add-ons at the server
     (pcgrad, cagrad, min-norm, heal, ...) act inside each cluster; after a split both parts inherit their state.
     """
-    from fedloom.updates import ALL_BUT_ENCODER
+    from fedloom.core.layout import ALL_BUT_ENCODER
 
     defaults = (0.2, 0.4) if relative else (0.4, 1.6)
     eps = [default if given is None else given for given, default in zip((eps1, eps2), defaults, strict=True)]

@@ -30,7 +30,7 @@ def colnet(*, c: Annotated[float, Field(ge=0, lt=1)] = 0.4, alpha: Annotated[flo
     This is what peers would do, worked out at one place. Groups are clients with equal tasks. Decoders, heads
     and batch norm statistics stay with the client. alpha = 0 is FedAvg of encoders inside each group.
     """
-    from fedloom.updates import ALL_BUT_ENCODER
+    from fedloom.core.layout import ALL_BUT_ENCODER
 
     return m.Method(
         name="colnet",

@@ -40,7 +40,7 @@ def dfmtl(
     has its other signals, scopes, the conflict-averse mix and its safeguards: see the recipes thesis/... and dfmtl-....
     `share: encoder` is its backbone-only scope. Batch norm statistics stay with the client.
     """
-    from fedloom.updates import ALL_BUT_ENCODER
+    from fedloom.core.layout import ALL_BUT_ENCODER
 
     mix: stages.Stage = stages.SimilarityMix(top, alpha, step, include_self)
     return m.Method(

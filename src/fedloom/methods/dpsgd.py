@@ -36,7 +36,7 @@ def dpsgd(
     This is what peers do, worked out at one place. Without a server it is `method: fedavg` with
     `peers: {graph: ring, weights: {kind: metropolis}}`. Batch norm statistics stay with the client.
     """
-    from fedloom.updates import ALL_BUT_ENCODER
+    from fedloom.core.layout import ALL_BUT_ENCODER
 
     return m.Method(
         name="dpsgd",

@@ -56,7 +56,7 @@ def feature_modules(
     For tasks with one class per example; composes with every method whose encoder has maps. A linearised encoder is
     refused.
     """
-    from fedloom.updates import Select
+    from fedloom.core.layout import Select
 
     attach = training.AttachFeatureModules(layers, sigma, form, hidden, noise, noisy_eval, scope, correct)
     changed = replace(method.with_local(training.FeatureModules(tau, lambda1, lambda2)), model=(*method.model, attach))

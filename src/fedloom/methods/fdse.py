@@ -51,8 +51,8 @@ def fdse(
     feature-modules stand behind the last erased layer and are shared, unless their `scope` says otherwise. Rules that
     set weights (heal) or replace a mean are refused.
     """
+    from fedloom.core.layout import Select
     from fedloom.models.erased import ERASERS, Erase
-    from fedloom.updates import Select
 
     return m.Method(
         name="fdse",

@@ -39,7 +39,7 @@ def fedamp(
     own last model; `scale: median` divides distances by their median. `share: encoder` leaves decoders and heads out,
     which is what clients with different tasks need: others' models never trained them. lam = 0 is local training.
     """
-    from fedloom.updates import ALL_BUT_ENCODER
+    from fedloom.core.layout import ALL_BUT_ENCODER
 
     return m.Method(
         name="fedamp",

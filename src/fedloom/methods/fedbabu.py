@@ -29,8 +29,8 @@ def fedbabu(*, tune: Annotated[int, Field(ge=0)] = 5) -> Method:
     A random frozen decoder of a dense task is far harsher than a random linear classifier.
     With FedDEA, rho counts the encoder's parameters only.
     """
+    from fedloom.core.layout import ALL_BUT_ENCODER
     from fedloom.training.phases import Phase, Tune
-    from fedloom.updates import ALL_BUT_ENCODER
 
     return m.Method(
         name="fedbabu",

@@ -22,7 +22,7 @@ def fedbn(*, norms: Literal["batch", "all"] = "batch") -> Method:
     There is no single global model: each client is measured with its own batch norm. A network without batch norm makes
     this FedAvg with uniform weights. With FedDEA, rho counts the shared parameters only.
     """
-    from fedloom.updates import Select
+    from fedloom.core.layout import Select
 
     private = Select(kind="batch-norm") if norms == "batch" else Select(role="norm")
     return m.Method(name="fedbn", private=private, buffers="local", weights="uniform")

@@ -39,6 +39,6 @@ def fedbone(
     With FedDEA: before the attention. Add-ons at the server (pcgrad again, heal) act after the projection; cagrad and
     min-norm take the place of the mean.
     """
-    from fedloom.updates import ALL_BUT_ENCODER
+    from fedloom.core.layout import ALL_BUT_ENCODER
 
     return m.Method(name="fedbone", stage=stages.HistoryAttention(beta, temperature), private=ALL_BUT_ENCODER)

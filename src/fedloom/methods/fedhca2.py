@@ -84,7 +84,7 @@ def fedhca2(
         "mean": stages.Mean,
         "none": stages.Identity,
     }
-    from fedloom.updates import Select
+    from fedloom.core.layout import Select
 
     return m.Method(
         name="fedhca2",

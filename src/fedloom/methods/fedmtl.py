@@ -36,7 +36,7 @@ def fedmtl(
 
     `share: encoder` leaves decoders and heads out, as clients with different tasks need. lam = 0 is local training.
     """
-    from fedloom.updates import ALL_BUT_ENCODER
+    from fedloom.core.layout import ALL_BUT_ENCODER
 
     return m.Method(
         name="fedmtl",

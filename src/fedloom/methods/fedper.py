@@ -28,7 +28,7 @@ def fedper(*, personal: Literal["decoders", "heads"] = "decoders", layers: tuple
     FedSTA without averaged decoders, with `weights: size`, is this method. With FedDEA, rho counts the shared
     parameters only.
     """
-    from fedloom.updates import ALL_BUT_ENCODER, Select
+    from fedloom.core.layout import ALL_BUT_ENCODER, Select
 
     if personal == "heads":
         if layers:

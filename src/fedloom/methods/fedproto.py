@@ -37,7 +37,7 @@ def fedproto(
     one do not count. For tasks with one class per example, each with its own prototypes; others are trained as in
     FedAvg. lam = 0 is FedAvg, bit for bit. Add-ons act on parameters only.
     """
-    from fedloom.updates import EVERYTHING
+    from fedloom.core.layout import EVERYTHING
 
     keep = stages.MeanPrototypes(by)
     return m.Method(

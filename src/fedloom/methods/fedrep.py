@@ -28,8 +28,8 @@ def fedrep(*, head: Annotated[float, Field(gt=0, lt=1)] = 0.8) -> Method:
 
     With FedDEA, rho counts the encoder's parameters only.
     """
+    from fedloom.core.layout import ALL_BUT_ENCODER
     from fedloom.training.phases import Phase
-    from fedloom.updates import ALL_BUT_ENCODER
 
     phases = (Phase(ALL_BUT_ENCODER, head), Phase("encoder", 1 - head))
     return m.Method(name="fedrep", phases=phases, private=ALL_BUT_ENCODER)

@@ -46,7 +46,7 @@ def fedsoft(
 
     Rules at the server would be lost and are refused; FedDEA at the client makes w_k = base_k + T(Delta_k).
     """
-    from fedloom.updates import ALL_BUT_ENCODER
+    from fedloom.core.layout import ALL_BUT_ENCODER
 
     return m.Method(
         name="fedsoft",

@@ -32,7 +32,7 @@ def fedsta(*, every: Annotated[int, Field(ge=1)] | None = None) -> Method:
     averaged keeps its own. Encoder buffers (batch norm) are averaged. With `every` set, decoders travel in each round,
     and FedDEA's rho counts them; add-ons at the server (pcgrad, cagrad, heal, ...) act on the encoder only.
     """
-    from fedloom.updates import ALL_BUT_ENCODER
+    from fedloom.core.layout import ALL_BUT_ENCODER
 
     if every is None:
         return m.Method(name="fedsta", private=ALL_BUT_ENCODER, weights="uniform")

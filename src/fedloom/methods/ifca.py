@@ -48,7 +48,7 @@ def ifca(
     selection also concerns the way from one model to the other. A server step other than 1 moves the clients' copies
     and not the C models: leave it at 1.
     """
-    from fedloom.updates import ALL_BUT_ENCODER
+    from fedloom.core.layout import ALL_BUT_ENCODER
 
     return m.Method(
         name="ifca",

@@ -46,7 +46,7 @@ def matfl(
     base_k + T(Delta_k). pcgrad acts on the updates before models are compared. cagrad and min-norm are refused, for
     there is no mean to replace; so is heal, whose weights of coordinates would not be read.
     """
-    from fedloom.updates import ALL_BUT_ENCODER
+    from fedloom.core.layout import ALL_BUT_ENCODER
 
     return m.Method(
         name="matfl",

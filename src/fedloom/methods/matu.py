@@ -64,8 +64,8 @@ def matu(
     server, heal on their values. Where there is a server step, a stream or a model of the client's own it is refused.
     """
     from fedloom.codecs import Unified
+    from fedloom.core.layout import ALL_BUT_ENCODER
     from fedloom.training.phases import Phase
-    from fedloom.updates import ALL_BUT_ENCODER
 
     return m.Method(
         name="matu",

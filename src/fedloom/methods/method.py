@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from fedloom.codecs import Codec, Raw
+from fedloom.core.context import Fields
+from fedloom.core.layout import Layout, Selector, as_select
 from fedloom.server import Plain, ServerRule
 from fedloom.stages.mean import Mean
-from fedloom.stages.stage import Fields, Identity, Stage, check_closed
+from fedloom.stages.stage import Identity, Stage, check_closed
 from fedloom.training.phases import Phase, Stream, Tune
 from fedloom.training.rules import LocalRule
-from fedloom.updates import Layout, Selector, as_select
 
 if TYPE_CHECKING:
     from fedloom.models.changes import ModelChange

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedloom.registry import Registry
+from fedloom.settings.registry import Registry
 
 METHODS = Registry("method")
 """Functions (*, parameters) -> Method."""

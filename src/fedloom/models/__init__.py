@@ -1,8 +1,14 @@
 """Encoders, and the model that puts one head per task on one. Importing this package does not import torch."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from fedloom._lazy import lazy
-from fedloom.models.encoders import ENCODERS
+from fedloom.models.encoders import ENCODERS as ENCODERS
 
-__all__ = ["ENCODERS", "MultiTask", "build_model"]
+if TYPE_CHECKING:
+    from fedloom.models.multitask import MultiTask as MultiTask
+    from fedloom.models.multitask import build_model as build_model
 
-__getattr__, __dir__ = lazy("fedloom.models", {"multitask": "MultiTask build_model"})
+__getattr__, __dir__, __all__ = lazy(__name__)

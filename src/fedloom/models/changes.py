@@ -8,7 +8,7 @@ from typing import Protocol
 
 import torch
 
-from fedloom.context import derive_seed
+from fedloom.core.context import derive_seed
 from fedloom.models.linearised import Linearised
 from fedloom.models.multitask import MultiTask
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from fedloom.errors import RecipeError
-from fedloom.registry import Registry
+from fedloom.settings.registry import Registry
 
 if TYPE_CHECKING:
     from fedloom.models.nets import Encoder, PyramidEncoder

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedloom.core.layout import Select
 from fedloom.errors import RecipeError
 from fedloom.models.multitask import MultiTask
 from fedloom.models.probe import pass_zeros
-from fedloom.updates import Select
 
 ERASERS = Select(name=("*.eraser.*", "*.eraser_norm.*"))
 """The parameters of erasers."""

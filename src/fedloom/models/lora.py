@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 
 from fedloom.errors import RecipeError
 from fedloom.extras import need
-from fedloom.training.config import Positive, Section
+from fedloom.settings.section import Positive, Section
 
 if TYPE_CHECKING:
     from fedloom.models.nets import Encoder

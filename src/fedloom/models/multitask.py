@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from fedloom.context import derive_seed
+from fedloom.core.context import derive_seed
 from fedloom.errors import RecipeError
 from fedloom.models.decoders import Decoder, PyramidDecoder, ThesisDecoder
 from fedloom.models.encoders import ENCODERS

@@ -10,60 +10,94 @@ from typing import TYPE_CHECKING
 from fedloom._lazy import lazy
 
 if TYPE_CHECKING:
-    from fedloom.peers.clock import Arrival, Events, Timing, synchronous
-    from fedloom.peers.graph import TOPOLOGIES, Graph, candidates, metropolis
+    from fedloom.peers.clock import Arrival as Arrival
+    from fedloom.peers.clock import Events as Events
+    from fedloom.peers.clock import Timing as Timing
+    from fedloom.peers.clock import synchronous as synchronous
+    from fedloom.peers.graph import (
+        TOPOLOGIES as TOPOLOGIES,
+    )
+    from fedloom.peers.graph import (
+        Graph as Graph,
+    )
+    from fedloom.peers.graph import (
+        candidates as candidates,
+    )
+    from fedloom.peers.graph import (
+        metropolis as metropolis,
+    )
     from fedloom.peers.neighbours import (
-        coarse_clusters,
-        fine_clusters,
-        inter_cluster_penalty,
-        leader,
-        similar_enough,
-        soft_weights,
-        task_groups,
-        top_k,
-        uniform_weights,
+        coarse_clusters as coarse_clusters,
     )
-    from fedloom.peers.safeguards import Mixed, Safeguards, conflict_averse_mix
-    from fedloom.peers.scenario import Scenario
-    from fedloom.peers.scope import alignment, next_scope
+    from fedloom.peers.neighbours import (
+        fine_clusters as fine_clusters,
+    )
+    from fedloom.peers.neighbours import (
+        inter_cluster_penalty as inter_cluster_penalty,
+    )
+    from fedloom.peers.neighbours import (
+        leader as leader,
+    )
+    from fedloom.peers.neighbours import (
+        similar_enough as similar_enough,
+    )
+    from fedloom.peers.neighbours import (
+        soft_weights as soft_weights,
+    )
+    from fedloom.peers.neighbours import (
+        task_groups as task_groups,
+    )
+    from fedloom.peers.neighbours import (
+        top_k as top_k,
+    )
+    from fedloom.peers.neighbours import (
+        uniform_weights as uniform_weights,
+    )
+    from fedloom.peers.safeguards import (
+        Mixed as Mixed,
+    )
+    from fedloom.peers.safeguards import (
+        Safeguards as Safeguards,
+    )
+    from fedloom.peers.safeguards import (
+        conflict_averse_mix as conflict_averse_mix,
+    )
+    from fedloom.peers.scenario import Scenario as Scenario
+    from fedloom.peers.scope import alignment as alignment
+    from fedloom.peers.scope import next_scope as next_scope
     from fedloom.peers.similarity import (
-        combined,
-        cross_loss,
-        feature_statistics,
-        features,
-        gradient,
-        normalised,
-        overlap,
-        parameters,
-        per_task,
-        shared_columns,
-        task_weights,
+        combined as combined,
     )
-    from fedloom.peers.sketch import Sketch
+    from fedloom.peers.similarity import (
+        cross_loss as cross_loss,
+    )
+    from fedloom.peers.similarity import (
+        feature_statistics as feature_statistics,
+    )
+    from fedloom.peers.similarity import (
+        features as features,
+    )
+    from fedloom.peers.similarity import (
+        gradient as gradient,
+    )
+    from fedloom.peers.similarity import (
+        normalised as normalised,
+    )
+    from fedloom.peers.similarity import (
+        overlap as overlap,
+    )
+    from fedloom.peers.similarity import (
+        parameters as parameters,
+    )
+    from fedloom.peers.similarity import (
+        per_task as per_task,
+    )
+    from fedloom.peers.similarity import (
+        shared_columns as shared_columns,
+    )
+    from fedloom.peers.similarity import (
+        task_weights as task_weights,
+    )
+    from fedloom.peers.sketch import Sketch as Sketch
 
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "clock": "Arrival Events Timing synchronous",
-        "graph": "Graph TOPOLOGIES candidates metropolis",
-        "neighbours": (
-            "coarse_clusters fine_clusters inter_cluster_penalty leader similar_enough soft_weights task_groups top_k "
-            "uniform_weights"
-        ),
-        "safeguards": "Mixed Safeguards conflict_averse_mix",
-        "scenario": "Scenario",
-        "scope": "alignment next_scope",
-        "similarity": (
-            "combined cross_loss feature_statistics features gradient normalised overlap parameters per_task "
-            "shared_columns task_weights"
-        ),
-        "sketch": "Sketch",
-    },
-)
-__all__ = [
-    "TOPOLOGIES", "Arrival", "Events", "Graph", "Mixed", "Safeguards", "Scenario", "Sketch", "Timing", "alignment",
-    "candidates", "coarse_clusters", "combined", "conflict_averse_mix", "cross_loss", "feature_statistics", "features",
-    "fine_clusters", "gradient", "inter_cluster_penalty", "leader", "metropolis", "next_scope", "normalised",
-    "overlap", "parameters", "per_task", "shared_columns", "similar_enough", "soft_weights", "synchronous",
-    "task_groups", "task_weights", "top_k", "uniform_weights",
-]  # fmt: skip
+__getattr__, __dir__, __all__ = lazy(__name__)

@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from fedloom.errors import RecipeError
 from fedloom.peers.scenario import Scenario
-from fedloom.training.config import Count, NonNegative, Positive, Section
+from fedloom.settings.section import Count, NonNegative, Positive, Section
 
 Signal = Literal["gradient", "overlap", "cross-loss", "parameters", "features"]
 Share = Annotated[float, Field(gt=0, le=1)]

@@ -17,10 +17,10 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import Field, ValidationError
 
-from fedloom.context import derive_seed
+from fedloom.core.context import derive_seed
 from fedloom.errors import DataError, RecipeError, nearest
 from fedloom.extras import need
-from fedloom.registry import Registry
+from fedloom.settings.registry import Registry
 
 TOPOLOGIES = Registry("topology")
 Count = Annotated[int, Field(ge=1)]
@@ -123,7 +123,7 @@ def resolved(name: str, params: Mapping[str, Any]) -> dict[str, Any]:
     try:
         return dict(entry.params.model_validate_json(json.dumps(params, default=repr), strict=True))
     except ValidationError as error:
-        from fedloom.recipes.problems import explain
+        from fedloom.settings.problems import explain
 
         lines = [f"topology {name!r}, {path}: {message}" for path, message in explain(error, entry.params)]
         raise RecipeError("\n".join(lines)) from None

@@ -14,10 +14,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedloom.stages import conflict_averse_weights
-from fedloom.stages.conflict import Rescale, rescaling
-from fedloom.stages.gram import cancels, gram
-from fedloom.updates import Updates
+from fedloom.core.updates import Updates
+from fedloom.maths.conflict import Rescale, conflict_averse_weights, rescaling
+from fedloom.maths.gram import cancels, gram
 
 
 @dataclass(frozen=True)

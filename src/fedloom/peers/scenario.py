@@ -11,9 +11,9 @@ from typing import Annotated, Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from fedloom.context import derive_seed
+from fedloom.core.context import derive_seed
 from fedloom.errors import RecipeError, nearest
-from fedloom.training.config import Count, NonNegative, Positive, Section
+from fedloom.settings.section import Count, NonNegative, Positive, Section
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 Away = Annotated[
@@ -91,9 +91,9 @@ class Scenario(Section):
     @staticmethod
     def load(source: str | Path | Mapping[str, Any]) -> Scenario:
         """From a YAML file or a mapping. All problems are reported in one RecipeError, one line each."""
-        from fedloom.recipes.loader import parse
-        from fedloom.recipes.problems import explain, found
-        from fedloom.recipes.schema import strict
+        from fedloom.settings.problems import explain, found
+        from fedloom.settings.section import strict
+        from fedloom.settings.yaml import parse
 
         fields = ", ".join(Scenario.model_fields)
         where = "the mapping" if isinstance(source, Mapping) else str(source)
@@ -111,7 +111,7 @@ class Scenario(Section):
 
     def dump(self) -> str:
         """As YAML with every default written out; `load` reads it back to an equal scenario."""
-        from fedloom.recipes.loader import to_yaml
+        from fedloom.settings.yaml import to_yaml
 
         return to_yaml(self.model_dump(mode="json"))
 

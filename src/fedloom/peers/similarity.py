@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedloom.updates import Layout
+from fedloom.core.layout import Layout
 
 Scale = Literal["unit", "cosine"]
 Normalise = Literal["none", "min-max", "z-score"]

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.context import derive_seed
+from fedloom.core.context import derive_seed
 
 Kind = Literal["count", "rademacher", "gaussian"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from importlib.resources import files
@@ -10,12 +9,13 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from fedloom.errors import RecipeError, nearest
-from fedloom.recipes.problems import explain, found
-from fedloom.recipes.schema import Named, Recipe, strict
+from fedloom.recipes.schema import Named, Recipe
+from fedloom.settings.problems import explain, found
+from fedloom.settings.section import strict
+from fedloom.settings.yaml import parse, to_yaml
 
 HOME = files("fedloom.recipes") / "packaged"
 """Where the packaged recipes are."""
@@ -43,11 +43,6 @@ def dump(recipe: Recipe) -> str:
     return to_yaml(recipe.model_dump(mode="json"))
 
 
-def to_yaml(value: Any) -> str:
-    """Plain values as YAML that `parse` reads back to equal ones."""
-    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
-
-
 def names() -> list[str]:
     """Names of the packaged recipes."""
     return sorted(packaged(HOME))
@@ -57,46 +52,6 @@ def summary(name: str, home: Traversable | None = None) -> str:
     """The first comment line of a packaged recipe, or of another packaged YAML file below `home`."""
     first = packaged(home or HOME)[name].read_text("utf-8").partition("\n")[0]
     return first.removeprefix("#").strip() if first.startswith("#") else ""
-
-
-def parse(text: str, where: str) -> Any:
-    """YAML to plain values. Keys that occur twice are errors; 1e-3 is a number, as in YAML 1.2."""
-    try:
-        # A subclass of SafeLoader: nothing but plain values is ever built.
-        return yaml.load(text, Loader=_Loader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise RecipeError(f"{where}{place}: {error.problem}") from None
-    except yaml.YAMLError as error:
-        raise RecipeError(f"{where}: {error}") from None
-
-
-class _Loader(yaml.SafeLoader):
-    # A date in a recipe is a text.
-    yaml_implicit_resolvers = {  # noqa: RUF012
-        first: [(tag, pattern) for tag, pattern in rules if tag != "tag:yaml.org,2002:timestamp"]
-        for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} occurs twice", problem_mark=key.start_mark)
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-
-class _Dumper(yaml.SafeDumper):
-    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
-        return super().represent_sequence(tag, sequence, flow_style=True)
-
-
-# PyYAML follows YAML 1.1, where 1e-3 is a text. The dumper must know too, or it would not quote such texts.
-_FLOAT = re.compile(r"^[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$")
-for _class in (_Loader, _Dumper):
-    _class.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789"))
 
 
 def read(

@@ -10,10 +10,9 @@ import hashlib
 import importlib
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
-    BaseModel,
     Field,
     ValidationError,
     ValidationInfo,
@@ -25,12 +24,11 @@ from pydantic import (
 from fedloom.errors import nearest
 from fedloom.models.lora import Lora
 from fedloom.peers.config import PeersBase
-from fedloom.recipes.problems import Problem, carry, explain, found, join
-from fedloom.registry import Entry, Registry
-from fedloom.runtime.config import EarlyStopping, Evaluation, Runtime
-from fedloom.training.config import Section, Training
-
-M = TypeVar("M", bound=BaseModel)
+from fedloom.recipes.runtime import EarlyStopping, Evaluation, Runtime
+from fedloom.settings.problems import Problem, carry, explain, found, join
+from fedloom.settings.registry import Entry, Registry
+from fedloom.settings.section import Section, strict
+from fedloom.training.config import Training
 
 QUIET = ("engine", "flower", "workers", "checkpoint_every", "diagnostics", "track")
 """Keys of the section runtime on which results do not depend."""
@@ -258,8 +256,3 @@ def _resolve(entry: Entry, params: Mapping[str, Any], also: Mapping[str, Any]) -
         return dict(strict(entry.params, params)), []
     except ValidationError as error:
         return {}, explain(error, entry.params, also)
-
-
-def strict(model: type[M], value: Any) -> M:
-    """Validate as JSON: '10' or true is no integer and 1 is a number, but a list may stand for a tuple."""
-    return model.model_validate_json(json.dumps(value, default=repr), strict=True)

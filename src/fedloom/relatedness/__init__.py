@@ -19,25 +19,30 @@ from typing import TYPE_CHECKING
 from fedloom._lazy import lazy
 
 if TYPE_CHECKING:
-    from fedloom.relatedness.compare import Agreement, agreement, draw, picture, symmetrised
-    from fedloom.relatedness.evidence import logme
-    from fedloom.relatedness.fisher import fim, fisher_diagonal
-    from fedloom.relatedness.scores import EtranScore, etran, etran_totals
-    from fedloom.relatedness.vectors import cosine, sign
-    from fedloom.relatedness.wasserstein import wte, wte_embeddings
+    from fedloom.relatedness.compare import (
+        Agreement as Agreement,
+    )
+    from fedloom.relatedness.compare import (
+        agreement as agreement,
+    )
+    from fedloom.relatedness.compare import (
+        draw as draw,
+    )
+    from fedloom.relatedness.compare import (
+        picture as picture,
+    )
+    from fedloom.relatedness.compare import (
+        symmetrised as symmetrised,
+    )
+    from fedloom.relatedness.evidence import logme as logme
+    from fedloom.relatedness.fisher import fim as fim
+    from fedloom.relatedness.fisher import fisher_diagonal as fisher_diagonal
+    from fedloom.relatedness.scores import EtranScore as EtranScore
+    from fedloom.relatedness.scores import etran as etran
+    from fedloom.relatedness.scores import etran_totals as etran_totals
+    from fedloom.relatedness.vectors import cosine as cosine
+    from fedloom.relatedness.vectors import sign as sign
+    from fedloom.relatedness.wasserstein import wte as wte
+    from fedloom.relatedness.wasserstein import wte_embeddings as wte_embeddings
 
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "compare": "Agreement agreement draw picture symmetrised",
-        "evidence": "logme",
-        "fisher": "fim fisher_diagonal",
-        "scores": "EtranScore etran etran_totals",
-        "vectors": "cosine sign",
-        "wasserstein": "wte wte_embeddings",
-    },
-)
-__all__ = [
-    "Agreement", "EtranScore", "agreement", "cosine", "draw", "etran", "etran_totals", "fim", "fisher_diagonal",
-    "logme", "picture", "sign", "symmetrised", "wte", "wte_embeddings",
-]  # fmt: skip
+__getattr__, __dir__, __all__ = lazy(__name__)

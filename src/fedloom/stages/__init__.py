@@ -7,73 +7,80 @@ from typing import TYPE_CHECKING
 from fedloom._lazy import lazy
 
 if TYPE_CHECKING:
-    from fedloom.stages.blocks import PerBlock
-    from fedloom.stages.centres import ChosenClusters, SoftClusters
-    from fedloom.stages.clusters import SimilarGroups, SplittingClusters
-    from fedloom.stages.combine import GroupBy, PerTask, Scope, Split, Switch
-    from fedloom.stages.conflict import CAGrad, MinNorm, PCGrad
-    from fedloom.stages.cosine import CosineMix
-    from fedloom.stages.decoders import AcrossTasks
-    from fedloom.stages.domains import DomainWeights
-    from fedloom.stages.drift import ControlVariates, DualShift, NormaliseSteps
-    from fedloom.stages.gap import GapWeights
-    from fedloom.stages.groups import TaskLeaders
-    from fedloom.stages.heal import Heal
-    from fedloom.stages.history import HistoryAttention
-    from fedloom.stages.hyper import HyperConflictAverse, HyperCrossAttention, conflict_averse_weights
-    from fedloom.stages.magnitude import TopMagnitude
-    from fedloom.stages.mean import Mean, SupportMean
-    from fedloom.stages.mixing import Gossip, SimilarityMix
-    from fedloom.stages.overlap import ActivatedDimensions
-    from fedloom.stages.peer import AtPeer, ConflictAverseMix
-    from fedloom.stages.prototypes import (
-        ClusteredPrototypes,
-        MeanPrototypes,
-        MovingAnchors,
-        TrainedPrototypes,
+    from fedloom.maths.conflict import conflict_averse_weights as conflict_averse_weights
+    from fedloom.stages.blocks import PerBlock as PerBlock
+    from fedloom.stages.centres import ChosenClusters as ChosenClusters
+    from fedloom.stages.centres import SoftClusters as SoftClusters
+    from fedloom.stages.clusters import SimilarGroups as SimilarGroups
+    from fedloom.stages.clusters import SplittingClusters as SplittingClusters
+    from fedloom.stages.combine import (
+        GroupBy as GroupBy,
     )
-    from fedloom.stages.relations import Attention, TaskCovariance
-    from fedloom.stages.shared import Every, PartlyShared
-    from fedloom.stages.stage import Chain, Identity, Stage
-    from fedloom.stages.staleness import Staleness
-    from fedloom.stages.taskvectors import TaskVectors
+    from fedloom.stages.combine import (
+        PerTask as PerTask,
+    )
+    from fedloom.stages.combine import (
+        Scope as Scope,
+    )
+    from fedloom.stages.combine import (
+        Split as Split,
+    )
+    from fedloom.stages.combine import (
+        Switch as Switch,
+    )
+    from fedloom.stages.conflict import CAGrad as CAGrad
+    from fedloom.stages.conflict import MinNorm as MinNorm
+    from fedloom.stages.conflict import PCGrad as PCGrad
+    from fedloom.stages.cosine import CosineMix as CosineMix
+    from fedloom.stages.decoders import AcrossTasks as AcrossTasks
+    from fedloom.stages.domains import DomainWeights as DomainWeights
+    from fedloom.stages.drift import (
+        ControlVariates as ControlVariates,
+    )
+    from fedloom.stages.drift import (
+        DualShift as DualShift,
+    )
+    from fedloom.stages.drift import (
+        NormaliseSteps as NormaliseSteps,
+    )
+    from fedloom.stages.gap import GapWeights as GapWeights
+    from fedloom.stages.groups import TaskLeaders as TaskLeaders
+    from fedloom.stages.heal import Heal as Heal
+    from fedloom.stages.history import HistoryAttention as HistoryAttention
+    from fedloom.stages.hyper import (
+        HyperConflictAverse as HyperConflictAverse,
+    )
+    from fedloom.stages.hyper import (
+        HyperCrossAttention as HyperCrossAttention,
+    )
+    from fedloom.stages.magnitude import TopMagnitude as TopMagnitude
+    from fedloom.stages.mean import Mean as Mean
+    from fedloom.stages.mean import SupportMean as SupportMean
+    from fedloom.stages.mixing import Gossip as Gossip
+    from fedloom.stages.mixing import SimilarityMix as SimilarityMix
+    from fedloom.stages.overlap import ActivatedDimensions as ActivatedDimensions
+    from fedloom.stages.peer import AtPeer as AtPeer
+    from fedloom.stages.peer import ConflictAverseMix as ConflictAverseMix
+    from fedloom.stages.prototypes import (
+        ClusteredPrototypes as ClusteredPrototypes,
+    )
+    from fedloom.stages.prototypes import (
+        MeanPrototypes as MeanPrototypes,
+    )
+    from fedloom.stages.prototypes import (
+        MovingAnchors as MovingAnchors,
+    )
+    from fedloom.stages.prototypes import (
+        TrainedPrototypes as TrainedPrototypes,
+    )
+    from fedloom.stages.relations import Attention as Attention
+    from fedloom.stages.relations import TaskCovariance as TaskCovariance
+    from fedloom.stages.shared import Every as Every
+    from fedloom.stages.shared import PartlyShared as PartlyShared
+    from fedloom.stages.stage import Chain as Chain
+    from fedloom.stages.stage import Identity as Identity
+    from fedloom.stages.stage import Stage as Stage
+    from fedloom.stages.staleness import Staleness as Staleness
+    from fedloom.stages.taskvectors import TaskVectors as TaskVectors
 
-__getattr__, __dir__ = lazy(
-    __name__,
-    {
-        "blocks": "PerBlock",
-        "centres": "ChosenClusters SoftClusters",
-        "clusters": "SimilarGroups SplittingClusters",
-        "combine": "GroupBy PerTask Scope Split Switch",
-        "conflict": "CAGrad MinNorm PCGrad",
-        "cosine": "CosineMix",
-        "decoders": "AcrossTasks",
-        "domains": "DomainWeights",
-        "drift": "ControlVariates DualShift NormaliseSteps",
-        "gap": "GapWeights",
-        "groups": "TaskLeaders",
-        "heal": "Heal",
-        "history": "HistoryAttention",
-        "hyper": "HyperConflictAverse HyperCrossAttention conflict_averse_weights",
-        "magnitude": "TopMagnitude",
-        "mean": "Mean SupportMean",
-        "mixing": "Gossip SimilarityMix",
-        "overlap": "ActivatedDimensions",
-        "peer": "AtPeer ConflictAverseMix",
-        "prototypes": "ClusteredPrototypes MeanPrototypes MovingAnchors TrainedPrototypes",
-        "relations": "Attention TaskCovariance",
-        "shared": "Every PartlyShared",
-        "stage": "Chain Identity Stage",
-        "staleness": "Staleness",
-        "taskvectors": "TaskVectors",
-    },
-)
-__all__ = [
-    "AcrossTasks", "ActivatedDimensions", "AtPeer", "Attention", "CAGrad", "Chain", "ChosenClusters",
-    "ClusteredPrototypes", "ConflictAverseMix", "ControlVariates", "CosineMix", "DomainWeights", "DualShift", "Every",
-    "GapWeights", "Gossip", "GroupBy", "Heal", "HistoryAttention", "HyperConflictAverse", "HyperCrossAttention",
-    "Identity", "Mean", "MeanPrototypes", "MinNorm", "MovingAnchors", "NormaliseSteps", "PCGrad", "PartlyShared",
-    "PerBlock", "PerTask", "Scope", "SimilarGroups", "SimilarityMix", "SoftClusters", "Split", "SplittingClusters",
-    "Stage", "Staleness", "SupportMean", "Switch", "TaskCovariance", "TaskLeaders", "TaskVectors", "TopMagnitude",
-    "TrainedPrototypes", "conflict_averse_weights",
-]  # fmt: skip
+__getattr__, __dir__, __all__ = lazy(__name__)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedloom.context import Ctx
+from fedloom.core.context import Ctx, State
+from fedloom.core.layout import Layout
+from fedloom.core.updates import Updates
 from fedloom.stages.combine import Around
-from fedloom.stages.stage import Stage, State
-from fedloom.updates import Layout, Updates
+from fedloom.stages.stage import Stage
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedloom.context import Ctx
+from fedloom.core.context import Ctx, Fields, State, Told
+from fedloom.core.layout import Layout
+from fedloom.core.updates import Updates
+from fedloom.maths.gram import gram
 from fedloom.stages.clusters import agglomerate, cosines, for_members
 from fedloom.stages.combine import Aggregation
-from fedloom.stages.gram import gram
 from fedloom.stages.mean import Mean, weighted_mean
-from fedloom.stages.stage import Fields, Identity, Stage, State, Told
-from fedloom.updates import Layout, Updates
+from fedloom.stages.stage import Identity, Stage
 
 First = Literal["groups", "noise"]
 

@@ -10,12 +10,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedloom.context import Ctx
+from fedloom.core.context import Ctx, Fields, State
+from fedloom.core.layout import Layout
+from fedloom.core.updates import Updates
+from fedloom.maths.gram import gram, nonzero
 from fedloom.stages.combine import Aggregation
-from fedloom.stages.gram import gram, nonzero
 from fedloom.stages.mean import Mean, column_groups
-from fedloom.stages.stage import Fields, Stage, State
-from fedloom.updates import Layout, Updates
+from fedloom.stages.stage import Stage
 
 _CHUNK = 1 << 20  # columns at a time
 

@@ -9,10 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedloom.columns import whole
-from fedloom.context import Ctx
-from fedloom.stages.stage import Fields, Stage, State, check_closed
-from fedloom.updates import EVERYONE, Layout, Selector, Updates, as_select
+from fedloom.core.context import Ctx, Fields, State
+from fedloom.core.layout import Layout, Selector, as_select
+from fedloom.core.spread import whole
+from fedloom.core.updates import EVERYONE, Updates
+from fedloom.stages.stage import Stage, check_closed
 
 Kind = Literal["row", "mix", "matrix"]
 _KINDS: tuple[Kind, ...] = ("row", "mix", "matrix")

@@ -9,18 +9,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedloom.context import Ctx
-from fedloom.stages.gram import conflict_averse, gram, min_norm, nonzero
+from fedloom.core.context import Ctx, State
+from fedloom.core.updates import Updates
+from fedloom.maths.conflict import Rescale, rescaling
+from fedloom.maths.gram import conflict_averse, gram, min_norm, nonzero
 from fedloom.stages.mean import weighted_mean
-from fedloom.stages.stage import Stage, State
-from fedloom.updates import Updates
-
-Rescale = Literal["none", "1+c^2", "1+c"]
-
-
-def rescaling(rescale: Rescale, c: float) -> float:
-    """What CAGrad's direction is divided by."""
-    return {"none": 1.0, "1+c^2": 1.0 + c * c, "1+c": 1.0 + c}[rescale]
+from fedloom.stages.stage import Stage
 
 
 def pcgrad_coefficients(G: Tensor, orders: Sequence[Sequence[int]]) -> Tensor:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.context import Ctx
+from fedloom.core.context import Ctx, State
+from fedloom.core.updates import Updates
+from fedloom.maths.gram import gram
 from fedloom.stages.clusters import cosines, mixed_models
-from fedloom.stages.gram import gram
-from fedloom.stages.stage import Stage, State
-from fedloom.updates import Updates
+from fedloom.stages.stage import Stage
 
 
 def cosine_mixing(G: Tensor, tau: float) -> Tensor:

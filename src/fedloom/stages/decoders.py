@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.context import Ctx
-from fedloom.stages.stage import Stage, State
-from fedloom.updates import Block, Layout, Updates
+from fedloom.core.context import Ctx, State
+from fedloom.core.layout import Block, Layout
+from fedloom.core.updates import Updates
+from fedloom.stages.stage import Stage
 
 
 @dataclass(frozen=True)

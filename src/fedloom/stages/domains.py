@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedloom.context import Ctx
-from fedloom.stages.stage import Fields, Stage, State
-from fedloom.updates import Updates
+from fedloom.core.context import Ctx, Fields, State
+from fedloom.core.updates import Updates
+from fedloom.stages.stage import Stage
 
 Discrepancy = Literal["total", "class", "none"]
 

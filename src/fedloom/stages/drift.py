@@ -9,11 +9,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedloom.columns import cut, join
-from fedloom.context import Ctx
+from fedloom.core.context import Ctx, Fields, State, Told
+from fedloom.core.layout import Layout
+from fedloom.core.spread import cut, join
+from fedloom.core.updates import Updates
 from fedloom.stages.combine import Aggregation
-from fedloom.stages.stage import Fields, Stage, State, Told
-from fedloom.updates import Layout, Updates
+from fedloom.stages.stage import Stage
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 
-from fedloom.context import Ctx
-from fedloom.stages.stage import Stage, State
-from fedloom.updates import Updates
+from fedloom.core.context import Ctx, State
+from fedloom.core.updates import Updates
+from fedloom.stages.stage import Stage
 
 
 def adjusted(

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.context import Ctx
+from fedloom.core.context import Ctx, State
+from fedloom.core.updates import Updates
 from fedloom.peers.neighbours import task_groups
 from fedloom.peers.safeguards import Safeguards, conflict_averse_mix
-from fedloom.stages.stage import Stage, State
-from fedloom.updates import Updates
+from fedloom.stages.stage import Stage
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedloom.context import Ctx, Row
-from fedloom.stages.stage import Fields, Stage, State
-from fedloom.updates import Updates
+from fedloom.core.context import Ctx, Fields, Row, State
+from fedloom.core.updates import Updates
+from fedloom.stages.stage import Stage
 
 _CHUNK = 1 << 18  # columns at a time, so that no K x d intermediate is made beside the mask
 _MOST = torch.iinfo(torch.int16).max

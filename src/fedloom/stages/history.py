@@ -7,14 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.columns import cut, join, total
-from fedloom.context import Ctx
+from fedloom.core.context import Ctx, State
+from fedloom.core.layout import Layout
+from fedloom.core.spread import cut, join, total
+from fedloom.core.updates import Updates
+from fedloom.maths.gram import gram, nonzero
 from fedloom.stages.combine import Aggregation
 from fedloom.stages.conflict import PCGrad
-from fedloom.stages.gram import gram, nonzero
 from fedloom.stages.mean import Mean
-from fedloom.stages.stage import Stage, State
-from fedloom.updates import Layout, Updates
+from fedloom.stages.stage import Stage
 
 _CHUNK = 1 << 20
 

@@ -13,42 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.columns import cut, join
-from fedloom.context import Ctx, Row
-from fedloom.stages.conflict import Rescale, rescaling
+from fedloom.core.context import Ctx, Fields, Row, State
+from fedloom.core.layout import Layout
+from fedloom.core.spread import cut, join
+from fedloom.core.updates import Updates
+from fedloom.maths.conflict import Rescale, rescaling, solved
+from fedloom.maths.gram import gram, inner_products
 from fedloom.stages.decoders import by_task, decoders, together
-from fedloom.stages.gram import conflict_averse, gram, inner_products
-from fedloom.stages.stage import Fields, Stage, State
-from fedloom.updates import Layout, Updates
+from fedloom.stages.stage import Stage
 
 KIND = "hyper-weights"
-
-
-def conflict_averse_weights(gram: Tensor, c: float) -> Tensor:
-    """w = argmin over the simplex of <g_w, g_0> + c |g_0| |g_w|, from a Gram matrix: N x N to N, float64.
-
-    g_w = sum_i w_i X_i and g_0 is the plain mean of the rows. Exact but for round-off at any scale of the rows, where
-    the release's solver stops at uniform weights once updates are shorter than about 0.01. Rows that are zero get 0
-    but count in g_0. Where every choice is as good as another, w is uniform: rows that are all equal or all zero. So it
-    is over the rows that are not zero where their mean vanishes or c = 0.
-
-    Raises ValueError unless gram is square and 0 <= c < 1.
-    """
-    if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
-        raise ValueError(f"conflict_averse_weights: expected a square matrix, found shape {tuple(gram.shape)}")
-    if not 0 <= c < 1:
-        raise ValueError(f"conflict_averse_weights: expected 0 <= c < 1, found {c}")
-    return _solved(gram.detach().cpu().double(), c)[0]
-
-
-def _solved(G: Tensor, c: float) -> tuple[Tensor, float]:
-    """(w, lam): the direction is the mean plus lam sum_i w_i X_i."""
-    n = len(G)
-    uniform = torch.full((n,), 1 / max(n, 1), dtype=torch.float64)
-    w, lam = conflict_averse(G, uniform, c)
-    if n and (not bool(w.any()) or float(G.max() - G.min()) <= 1e-14 * float(G.max())):
-        w = uniform
-    return w, lam
 
 
 class _Learner(Stage):
@@ -169,7 +143,7 @@ class HyperConflictAverse(_Learner):
         weights = {name: clients[name]["weight"] for name in names}
         ctx.record(KIND, {"part": "encoder", "weights": weights})
 
-        w, lam = _solved(G, self.c)
+        w, lam = solved(G, self.c)
         q = (1 / len(names) + lam * w) / rescaling(self.rescale, self.c)
         share = q if updates.mixing is None else q @ updates.mixing.cpu()
         direction = torch.mv(updates.data.t(), share.to(updates.data))

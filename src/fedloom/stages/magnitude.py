@@ -8,9 +8,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedloom.context import Ctx
-from fedloom.stages.stage import Stage, State
-from fedloom.updates import Updates
+from fedloom.core.context import Ctx, State
+from fedloom.core.updates import Updates
+from fedloom.stages.stage import Stage
 
 _CHUNK = 1 << 20  # values at a time, where a row of intermediate values would otherwise be made
 _SMALL = 1 << 13  # fewer values than this are sorted

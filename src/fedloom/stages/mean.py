@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedloom.context import Ctx
-from fedloom.stages.stage import Stage, State
-from fedloom.updates import Layout, Updates
+from fedloom.core.context import Ctx, State
+from fedloom.core.layout import Layout
+from fedloom.core.updates import Updates
+from fedloom.stages.stage import Stage
 
 _CHUNK = 1 << 20  # columns at a time, where a K x d intermediate would otherwise be made
 

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.context import Ctx
+from fedloom.core.context import Ctx, State
+from fedloom.core.updates import Updates
 from fedloom.peers.graph import candidates, metropolis, resolved
 from fedloom.peers.neighbours import soft_weights, top_k
 from fedloom.peers.similarity import combined, gradient, overlap, task_weights
 from fedloom.stages.clusters import mixed_models
-from fedloom.stages.stage import Stage, State
-from fedloom.updates import Updates
+from fedloom.stages.stage import Stage
 
 
 @dataclass(frozen=True)

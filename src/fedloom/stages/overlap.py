@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.context import Ctx
+from fedloom.core.context import Ctx, State
+from fedloom.core.layout import Layout
+from fedloom.core.updates import Updates
 from fedloom.stages.magnitude import TopMagnitude
-from fedloom.stages.stage import Stage, State
-from fedloom.updates import Layout, Updates
+from fedloom.stages.stage import Stage
 
 KIND = "activated-dimensions"
 _CHUNK = 1 << 18  # columns at a time; counts up to 2^24 are exact in float32

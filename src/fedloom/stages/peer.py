@@ -9,12 +9,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedloom.context import Ctx
+from fedloom.core.context import Ctx, Fields, State, Told
+from fedloom.core.layout import Layout
+from fedloom.core.updates import EVERYONE, Updates
+from fedloom.maths.conflict import Rescale, rescaling
 from fedloom.peers.safeguards import Safeguards, conflict_averse_mix
-from fedloom.stages.conflict import Rescale, rescaling
 from fedloom.stages.mean import weighted_mean
-from fedloom.stages.stage import Fields, Stage, State, Told
-from fedloom.updates import EVERYONE, Layout, Updates
+from fedloom.stages.stage import Stage
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedloom.context import Ctx, derive_seed
-from fedloom.stages.stage import Identity, State, Told
-from fedloom.training.prototypes import (
+from fedloom.core.context import Ctx, State, Told, derive_seed
+from fedloom.core.layout import Layout
+from fedloom.core.updates import Updates
+from fedloom.maths.prototypes import (
     PrototypeGenerator,
     Prototypes,
     aggregated,
@@ -26,7 +27,7 @@ from fedloom.training.prototypes import (
     random_anchors,
     trained_generator,
 )
-from fedloom.updates import Layout, Updates
+from fedloom.stages.stage import Identity
 
 
 def by_task(updates: Updates) -> dict[str, list[Prototypes]]:

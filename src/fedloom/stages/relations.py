@@ -13,9 +13,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedloom.stages.gram import gram
-from fedloom.stages.stage import Identity, State, Told
-from fedloom.updates import Updates
+from fedloom.core.context import State, Told
+from fedloom.core.updates import Updates
+from fedloom.maths.gram import gram
+from fedloom.stages.stage import Identity
 
 _CHUNK = 1 << 20
 

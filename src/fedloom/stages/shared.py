@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedloom.context import Ctx
+from fedloom.core.context import Ctx, Fields, State
+from fedloom.core.layout import Layout, Selector, as_select
+from fedloom.core.updates import EVERYONE, Updates
 from fedloom.stages.combine import Around, Inner
-from fedloom.stages.stage import Fields, Stage, State
-from fedloom.updates import EVERYONE, Layout, Selector, Updates, as_select
+from fedloom.stages.stage import Stage
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,9 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
-from fedloom.context import Ctx
-from fedloom.updates import Layout, Updates
-
-State = dict[str, Any]
-"""Nested dictionaries and lists of tensors, numbers, strings and None: anything a checkpoint can hold."""
-Fields = frozenset[str]
-Told = dict[str, Tensor]
+from fedloom.core.context import Ctx, Fields, State, Told
+from fedloom.core.layout import Layout
+from fedloom.core.updates import Updates
 
 
 class Stage:
@@ -35,7 +31,7 @@ class Stage:
     reduces: bool = False
     by_task: bool = False
     separable: bool = False
-    """Treats every column alike, given Gram matrices and sums by `fedloom.columns`, so columns may lie apart."""
+    """Treats every column alike, given Gram matrices and sums by `fedloom.core.spread`, so columns may lie apart."""
 
     def init(self, layout: Layout) -> State:
         """State before the first round."""

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from fedloom.codecs import Folded
-from fedloom.context import Ctx
-from fedloom.stages.stage import Stage, State
+from fedloom.core.context import Ctx, State
+from fedloom.core.layout import Layout
+from fedloom.core.updates import EVERYONE, Updates
+from fedloom.stages.stage import Stage
 from fedloom.taskvectors import Combine, Cross, Source, Upload, aggregate_tasks
-from fedloom.updates import EVERYONE, Layout, Updates
 
 
 @dataclass(frozen=True)

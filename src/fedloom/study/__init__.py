@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from fedloom.study.compare import Comparison, compare
+from fedloom.runs.reader import Final, Run
 from fedloom.study.grid import Grid, load_grid, open_folder
-from fedloom.study.ranks import grid_ranked, ranked
-from fedloom.study.runs import Final, Run
-from fedloom.study.significance import contrasts, grid_contrasts
-from fedloom.study.table import tabulate
+from fedloom.study.significance.contrasts import contrasts, grid_contrasts
+from fedloom.study.significance.ranks import grid_ranked, ranked
+from fedloom.study.tables.compare import Comparison, compare
+from fedloom.study.tables.table import tabulate
 from fedloom.tasks.delta import delta_m
 
 __all__ = [

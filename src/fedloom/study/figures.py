@@ -16,10 +16,10 @@ from typing import Any, Literal
 
 from fedloom.errors import RecipeError, StateError, UserError, nearest
 from fedloom.extras import need
-from fedloom.registry import Registry
-from fedloom.study.compare import Estimate, value_at
+from fedloom.settings.registry import Registry
 from fedloom.study.grid import Grid, together
-from fedloom.study.table import (
+from fedloom.study.tables.compare import Estimate, value_at
+from fedloom.study.tables.table import (
     OVERALL,
     Column,
     Result,
@@ -151,7 +151,7 @@ def activated_dimensions(
 
     The cells need the add-on activated-dimensions. Of each the first seed is drawn; `split` plays no part.
     """
-    from fedloom.study.overlap import picture, table
+    from fedloom.study.papers.overlap import picture, table
 
     found = []
     for labels, result in _results(grid, folder, split).items():
@@ -167,7 +167,7 @@ def hyper_weights(grid: Grid, folder: Path, split: str) -> Any:
 
     The cells need the method fedhca2. Of each the first seed is drawn; `split` plays no part.
     """
-    from fedloom.study.hyper import KIND, picture, table
+    from fedloom.study.papers.hyper import KIND, picture, table
 
     found = []
     for labels, result in _results(grid, folder, split).items():

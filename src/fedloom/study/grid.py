@@ -18,11 +18,12 @@ from pydantic import Field, ValidationError, model_validator
 
 from fedloom.errors import RecipeError, StateError, nearest
 from fedloom.recipes import loader
-from fedloom.recipes.loader import load, parse
-from fedloom.recipes.problems import carry, explain, found
-from fedloom.recipes.schema import Named, Recipe, recipe_hash, strict
-from fedloom.study.compare import differs
-from fedloom.training.config import Section
+from fedloom.recipes.loader import load
+from fedloom.recipes.schema import Named, Recipe, recipe_hash
+from fedloom.settings.problems import carry, explain, found
+from fedloom.settings.section import Section, strict
+from fedloom.settings.yaml import parse, to_yaml
+from fedloom.study.tables.compare import differs
 
 HOME = files("fedloom.study") / "grids"
 """Where the packaged grids are."""
@@ -298,7 +299,7 @@ def save(grid: Grid, folder: Path, refused: Mapping[str, str]) -> None:
     """Write what a table needs beside the runs: the grid, and why which combinations were refused."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in (
-        (FILE, loader.to_yaml(grid.model_dump(mode="json"))),
+        (FILE, to_yaml(grid.model_dump(mode="json"))),
         (REFUSED, json.dumps(dict(refused), indent=1)),
     ):
         part = folder / f"{name}.part"

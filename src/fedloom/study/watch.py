@@ -10,9 +10,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from fedloom.progress import described
-from fedloom.study.compare import Row
-from fedloom.study.runs import Run, number_of
+from fedloom.runs.reader import Run, TaskMetric, described, number_of
 
 _RECENT = 10  # rounds that tell how long one takes
 _EVENTS = 5  # the last ones that are shown
@@ -109,7 +107,7 @@ def _task(run: Run, name: str, about: Mapping[str, Any]) -> TaskNow:
     known = {round: v for round, v in series.items() if not math.isnan(v)}
     best = (max if direction == "max" else min)(known.items(), key=lambda item: item[1], default=None)
     return TaskNow(
-        str(Row(name, metric, direction)),
+        str(TaskMetric(name, metric, direction)),
         fmean(map(number_of, losses)) if losses else None,
         list(series.values())[-1] if series else None,
         None if best is None else best[1],

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.stages.stage import Fields, State
+from fedloom.core.context import Fields, State
 from fedloom.training.rules import LocalRule, View
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cosine_similarity, softplus
 
-from fedloom.stages.stage import State
+from fedloom.core.context import State
 from fedloom.training.rules import LocalRule, View
 
 

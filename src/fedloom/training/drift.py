@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.stages.stage import State
+from fedloom.core.context import State
+from fedloom.core.layout import Columns
 from fedloom.training.rules import LocalRule, View
-from fedloom.updates import Columns
 
 
 def common(a: tuple[Columns, ...], b: tuple[Columns, ...]) -> tuple[Columns, ...]:

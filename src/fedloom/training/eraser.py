@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from fedloom.core.context import State
 from fedloom.models.erased import erased_layers
-from fedloom.stages.stage import State
 from fedloom.training.rules import LocalRule, View
 
 Moments = Sequence[tuple[Tensor, Tensor]]

@@ -8,11 +8,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fedloom.core.context import State
 from fedloom.errors import RecipeError
 from fedloom.models.linearised import Linearised
 from fedloom.models.multitask import MultiTask
 from fedloom.models.probe import pass_zeros
-from fedloom.stages.stage import State
 from fedloom.training.decoupling import (
     AuxiliaryHead,
     Corrector,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedloom.updates import Columns, Layout
+from fedloom.core.layout import Columns, Layout
 
 
 class FlatModel:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from fedloom.stages.stage import State
+from fedloom.core.context import State
 from fedloom.training.rules import LocalRule, View
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedloom.stages.stage import State
+from fedloom.core.context import State
 from fedloom.training.rules import LocalRule, View
 
 

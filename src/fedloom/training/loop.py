@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.context import Ctx
+from fedloom.core.context import Ctx, State
+from fedloom.core.layout import Columns, Layout, as_select
 from fedloom.data.dataset import Examples
-from fedloom.stages.stage import State
 from fedloom.tasks.task import Task
 from fedloom.training.config import Training
 from fedloom.training.features import Features
@@ -22,7 +22,6 @@ from fedloom.training.optim import Sgd, build, export_state, import_state, learn
 from fedloom.training.phases import Phase, ends
 from fedloom.training.prefetch import Clocked, ahead
 from fedloom.training.rules import LocalRule, View
-from fedloom.updates import Columns, Layout, as_select
 
 
 @dataclass

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedloom.stages.stage import State
+from fedloom.core.context import State
+from fedloom.core.layout import Columns
 from fedloom.training.config import Optimizer, Schedule, Training
-from fedloom.updates import Columns
 
 
 def rate(schedule: Schedule, epoch: int, epochs: int) -> float:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from fedloom.stages.stage import State
+from fedloom.core.context import State
 from fedloom.training.rules import LocalRule, View
 
 

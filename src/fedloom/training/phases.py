@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
+from fedloom.core.layout import Selector
 from fedloom.training.rules import LocalRule
-from fedloom.updates import Selector
 
 
 @dataclass(frozen=True)

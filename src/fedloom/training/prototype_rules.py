@@ -17,13 +17,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from fedloom.core.context import State
 from fedloom.errors import RecipeError
-from fedloom.models.linearised import Linearised
-from fedloom.models.multitask import MultiTask
-from fedloom.stages.stage import State
-from fedloom.training.feature_modules import map_channels
-from fedloom.training.features import pooled
-from fedloom.training.prototypes import (
+from fedloom.maths.prototypes import (
     ClusterPrototypes,
     Prototypes,
     aggregated,
@@ -34,6 +30,10 @@ from fedloom.training.prototypes import (
     prototype_pull,
     relaxed_contrast,
 )
+from fedloom.models.linearised import Linearised
+from fedloom.models.multitask import MultiTask
+from fedloom.training.feature_modules import map_channels
+from fedloom.training.features import pooled
 from fedloom.training.rules import LocalRule, View
 
 TOLD = frozenset({"told:prototypes", "told:prototype_labels"})

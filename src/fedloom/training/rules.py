@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fedloom.stages.stage import Fields, State
+from fedloom.core.context import Fields, State
+from fedloom.core.layout import Columns
 from fedloom.training.config import Optimizer
 from fedloom.training.features import Features
-from fedloom.updates import Columns
 
 
 @dataclass

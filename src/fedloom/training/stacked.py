@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fedloom.context import Ctx
+from fedloom.core.context import Ctx
+from fedloom.core.layout import Columns
 from fedloom.data.dataset import Examples
 from fedloom.errors import UserError
 from fedloom.tasks.task import Task
@@ -22,7 +23,6 @@ from fedloom.training.flat import FlatModel
 from fedloom.training.loop import LocalResult, batches, clip, labels_in, task_losses
 from fedloom.training.optim import build, learning_rate
 from fedloom.training.rules import LocalRule, View
-from fedloom.updates import Columns
 
 Tasks = Mapping[str, tuple[Task, float]]
 Losses = dict[str, Tensor]

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.context import derive_seed
+from fedloom.core.context import derive_seed
 from fedloom.data.prepare import Array
 from fedloom.data.scenes import render, world
 

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fedloom.errors import StateError, UserError, nearest
+from fedloom.runs.reader import Run
 from fedloom.study import grid
 from fedloom.study.report import images, page, plots, related
 from fedloom.study.report.collect import GridReport, RunReport, of_grid, of_run
 from fedloom.study.report.related import RelatedReport
-from fedloom.study.runs import Run
 
 __all__ = ["collect", "render", "write"]
 

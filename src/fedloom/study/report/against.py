@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from fedloom.errors import StateError
-from fedloom.study.compare import QUIET, Row, differs, value_at
-from fedloom.study.runs import Final, Run
+from fedloom.runs.reader import Final, Run, TaskMetric
+from fedloom.study.tables.compare import QUIET, differs, value_at
 from fedloom.tasks.delta import delta_m, delta_terms
 
 SPLITS = ("test", "val")
@@ -29,7 +29,7 @@ class Change:
 class Each:
     """The clients of one task by its primary metric, as their kept models measured."""
 
-    row: Row
+    row: TaskMetric
     clients: Mapping[str, Change]
     """Of the clients that have the task in both runs."""
 
@@ -125,11 +125,11 @@ def against(run: Run, base: Run) -> Against:
     return Against(base.label, _facts(run, base, theirs[splits[0]]), means, deltas, splits[0], each, tuple(notes))
 
 
-def _common(run: Run, base: Run) -> tuple[Row, ...]:
+def _common(run: Run, base: Run) -> tuple[TaskMetric, ...]:
     """The tasks that both have, judged by the same metric."""
 
-    def of(one: Run) -> tuple[Row, ...]:
-        return tuple(Row(t, i["primary"], i["metrics"][i["primary"]]) for t, i in one.info["tasks"].items())
+    def of(one: Run) -> tuple[TaskMetric, ...]:
+        return tuple(TaskMetric(t, i["primary"], i["metrics"][i["primary"]]) for t, i in one.info["tasks"].items())
 
     mine, theirs = of(run), of(base)
     rows = tuple(row for row in mine if row in theirs)
@@ -141,7 +141,7 @@ def _common(run: Run, base: Run) -> tuple[Row, ...]:
     return rows
 
 
-def _finals(run: Run, rows: Sequence[Row]) -> dict[str, Final]:
+def _finals(run: Run, rows: Sequence[TaskMetric]) -> dict[str, Final]:
     """Split -> the kept model's numbers, of the splits that one of these tasks was measured on."""
     found = {}
     for split in SPLITS:
@@ -156,7 +156,7 @@ def _splits(finals: Mapping[str, Final]) -> str:
     return "; ".join(f"{split} of {_list(final.values)}" for split, final in finals.items()) or "none"
 
 
-def _means(rows: Sequence[Row], run: Run, mine: Final, theirs: Final) -> dict[tuple[str, str, str], Change]:
+def _means(rows: Sequence[TaskMetric], run: Run, mine: Final, theirs: Final) -> dict[tuple[str, str, str], Change]:
     found = {}
     for row in rows:
         others = theirs.values.get(row.task, {})
@@ -171,7 +171,7 @@ def _change(value: float, base: float, direction: str) -> Change:
     return Change(value, base, delta_terms({"": value}, {"": base}, {"": direction}).get("", math.nan))
 
 
-def _each(rows: Sequence[Row], run: Run, base: Run, split: str) -> tuple[Each, ...]:
+def _each(rows: Sequence[TaskMetric], run: Run, base: Run, split: str) -> tuple[Each, ...]:
     mine, theirs = run.by_client(split), base.by_client(split)
     made = []
     for row in rows:
@@ -213,7 +213,7 @@ def _equal(run: Run, base: Run, name: str) -> str:
     return f"the same (hash {mine})" if mine == theirs else f"not the same: hash {theirs}, here {mine}"
 
 
-def _about_tasks(run: Run, base: Run, rows: Sequence[Row]) -> list[str]:
+def _about_tasks(run: Run, base: Run, rows: Sequence[TaskMetric]) -> list[str]:
     shared = {row.task for row in rows}
     notes = []
     for text, one in (("here", run), ("in the base", base)):

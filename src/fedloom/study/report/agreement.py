@@ -1,4 +1,4 @@
-"""How updates agreed and what they weighed, from a run's diagnostics.jsonl (see `fedloom.runtime.diagnostics.look`)."""
+"""How updates agreed and what they weighed, from a run's diagnostics.jsonl (see `fedloom.rounds.diagnostics.look`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from fedloom.errors import StateError
-from fedloom.study.runs import Run
+from fedloom.runs.reader import Run
 
 FILE = "diagnostics.jsonl"
 EVERYONE = "everyone"

@@ -13,18 +13,16 @@ from statistics import fmean
 from typing import Any
 
 from fedloom.errors import StateError, UserError
-from fedloom.progress import described
-from fedloom.study import hyper
-from fedloom.study.compare import Row
+from fedloom.runs.reader import Run, TaskMetric, described, number_of
 from fedloom.study.grid import FILE, Grid, cells, together
-from fedloom.study.neighbours import quality
+from fedloom.study.papers import hyper
+from fedloom.study.papers.neighbours import quality
 from fedloom.study.report import agreement, predictions
 from fedloom.study.report.against import Against, against
 from fedloom.study.report.agreement import Agreement
 from fedloom.study.report.predictions import Predictions
 from fedloom.study.report.worst import Worst, worst, worst_of
-from fedloom.study.runs import Run, number_of
-from fedloom.study.table import Table, tabulate
+from fedloom.study.tables.table import Table, tabulate
 
 EVERYBODY = "all clients"
 """Whose number it is where the files name no client."""
@@ -171,7 +169,7 @@ class GridReport:
     table: Table | None
     problem: str
     cells: tuple[CellFacts, ...]
-    curves: Mapping[tuple[str, Row], Mapping[str, Series]]
+    curves: Mapping[tuple[str, TaskMetric], Mapping[str, Series]]
     """(data, task and metric) -> base with add-on -> mean over clients and seeds, in rounds that all its seeds have."""
     worst: tuple[Worst, ...] = ()
     predictions: Predictions = Predictions()
@@ -236,14 +234,14 @@ def of_grid(grid: Grid, folder: Path) -> GridReport:
         )
         for cell, run in runs.items()
     )
-    each: dict[tuple[str, Row], dict[str, list[Series]]] = defaultdict(lambda: defaultdict(list))
+    each: dict[tuple[str, TaskMetric], dict[str, list[Series]]] = defaultdict(lambda: defaultdict(list))
     for cell, run in runs.items():
         label = together(cell.base, cell.addon)
-        found: dict[tuple[str, Row], dict[int, float]] = defaultdict(dict)
+        found: dict[tuple[str, TaskMetric], dict[int, float]] = defaultdict(dict)
         for final in run.history():
             for task, metrics in final.values.items():
                 judged = run.info["tasks"][task]
-                row = Row(task, judged["primary"], judged["metrics"][judged["primary"]])
+                row = TaskMetric(task, judged["primary"], judged["metrics"][judged["primary"]])
                 if row.metric in metrics:
                     found[cell.data, row][final.round] = metrics[row.metric]
         for key, series in found.items():
@@ -536,4 +534,4 @@ def worst_tasks(scores: Sequence[Score]) -> tuple[Score, ...]:
 
 def row(score: Score | Curves) -> str:
     """'task (metric) ↑', as comparisons write it."""
-    return str(Row(score.task, score.metric, score.direction))
+    return str(TaskMetric(score.task, score.metric, score.direction))

@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from fedloom.extras import need
-from fedloom.study.compare import Estimate
+from fedloom.runs.reader import human_bytes
 from fedloom.study.report import predictions
 from fedloom.study.report.against import Against, Change
 from fedloom.study.report.collect import GridReport, Matrices, RunReport, Score, row, worst_tasks
@@ -19,8 +19,8 @@ from fedloom.study.report.flow import diagram
 from fedloom.study.report.looks import plain
 from fedloom.study.report.plots import Figure, figures_of
 from fedloom.study.report.worst import Worst
-from fedloom.study.runs import human_bytes
-from fedloom.study.table_formats import fragment
+from fedloom.study.tables.compare import Estimate
+from fedloom.study.tables.formats import fragment
 
 MOST_ROWS = 1000
 """Lines of a table, at most."""

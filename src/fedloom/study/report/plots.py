@@ -17,8 +17,8 @@ from html import escape
 from statistics import quantiles
 from typing import Any
 
-from fedloom.study.compare import ARROWS
-from fedloom.study.hyper import HyperWeights, used
+from fedloom.runs.reader import ARROWS
+from fedloom.study.papers.hyper import HyperWeights, used
 from fedloom.study.report.against import Against
 from fedloom.study.report.agreement import Agreement, Cells
 from fedloom.study.report.circle import circle

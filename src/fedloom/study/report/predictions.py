@@ -1,4 +1,4 @@
-"""What the final models said of test data, from the folder `predictions` of runs (see `fedloom.runtime.showing`): a few
+"""What the final models said of test data, from the folder `predictions` of runs (see `fedloom.rounds.showing`): a few
 images with the answers of dense tasks, side by side for the runs of a grid, and confusion matrices."""
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError, model_validator
 
+from fedloom.runs.reader import CONFUSION, INDEX, PREDICTIONS, Run
 from fedloom.study.grid import Cell, together
-from fedloom.study.runs import CONFUSION, INDEX, PREDICTIONS, Run
 
 LARGEST = 200_000
 """Bytes of a picture, at most."""

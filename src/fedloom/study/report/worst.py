@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedloom.study.compare import Estimate, Row
+from fedloom.runs.reader import TaskMetric
 from fedloom.study.grid import Grid, together
-from fedloom.study.sides import Side, of_grid
-from fedloom.study.table import change
+from fedloom.study.tables.compare import Estimate
+from fedloom.study.tables.sides import Side, of_grid
+from fedloom.study.tables.table import change
 
 
 @dataclass(frozen=True)
@@ -22,9 +23,9 @@ class Worst:
     """The base with its add-on."""
     reference: str
     """The method that changes are against, '' where the grid has none; the method itself where it is the reference."""
-    task: tuple[Row, Estimate] | None
+    task: tuple[TaskMetric, Estimate] | None
     """The task (or domain) with the lowest change in percent, which is positive where all got better."""
-    clients: Mapping[Row, tuple[Estimate, tuple[str, ...]]]
+    clients: Mapping[TaskMetric, tuple[Estimate, tuple[str, ...]]]
     """Task -> the worst client's number, and who was the worst in some seed; only where a task has several clients.
 
     Nobody is the worst in a seed in which all clients have one number.
@@ -59,13 +60,13 @@ def worst_of(grid: Grid, folder: Path, split: str = "test") -> tuple[Worst, ...]
     return tuple(found)
 
 
-def _task(side: Side, other: Side, rows: tuple[Row, ...]) -> tuple[Row, Estimate] | None:
+def _task(side: Side, other: Side, rows: tuple[TaskMetric, ...]) -> tuple[TaskMetric, Estimate] | None:
     changes = [(row, change(side.values, other.values, {row.task: row.direction})) for row in rows]
     known = [(row, of) for row, of in changes if of is not None and not math.isnan(of.mean)]
     return min(known, key=lambda item: item[1].mean, default=None)
 
 
-def _client(side: Side, row: Row, by_domain: bool) -> tuple[Estimate, tuple[str, ...]] | None:
+def _client(side: Side, row: TaskMetric, by_domain: bool) -> tuple[Estimate, tuple[str, ...]] | None:
     """The mean over seeds of the worst client's number in each."""
     each = []
     for seed, finals in side.clients.items():

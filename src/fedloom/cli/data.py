@@ -1,0 +1,110 @@
+"""`fedloom data`: look at data sets without training."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedloom.errors import RecipeError
+
+if TYPE_CHECKING:
+    from fedloom.data.dataset import Dataset
+
+data = typer.Typer(help="Look at data sets without training.", no_args_is_help=True)
+
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A data set, for example scenes.")]
+Parameters = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Its parameters, for example count=20 setting=weak.")
+]
+
+
+class Part(StrEnum):
+    """Which examples are shown."""
+
+    train = "train"
+    test = "test"
+
+
+@data.command()
+def preview(
+    name: NameArgument,
+    out: Annotated[Path, typer.Argument(metavar="OUT.png", help="The picture to write.", dir_okay=False)],
+    parameters: Parameters = None,
+    count: Annotated[int, typer.Option(min=1, help="How many examples.")] = 6,
+    split: Annotated[Part, typer.Option(help="Which examples.")] = Part.train,
+    seed: Annotated[int, typer.Option(min=0, help="The data set's seed.")] = 0,
+    augmented: Annotated[bool, typer.Option("--augmented", help="As training sees them.")] = False,
+) -> None:
+    """Draw some examples of a data set with all their labels."""
+    dataset = build(name, parameters or (), seed)
+    from fedloom.data.preview import save, sheet
+
+    save(sheet(dataset, count, split.value, seed if augmented else None), out)
+    typer.echo(f"{dataset.name}: {len(dataset.train)} train, {len(dataset.test)} test; {out}")
+
+
+@data.command()
+def check(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A data set of files: nyud, nyud-labeled or pascal-context.")
+    ],
+    root: Annotated[Path, typer.Option(help="The folder that holds it.", file_okay=False)],
+    limit: Annotated[int, typer.Option(min=0, help="How many images of each part to read; 0 for all.")] = 100,
+) -> None:
+    """Check counts, sizes and labels of a data set of files; exit code 2 where a run could not use it."""
+    from fedloom.data.check import check as look
+
+    report = look(name, str(root), limit or None)
+    typer.echo(report.text())
+    if not report.usable:
+        raise typer.Exit(2)
+
+
+@data.command()
+def prepare(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A data set, for example eurosat; a new folder's name.")],
+    root: Annotated[Path, typer.Argument(metavar="ROOT", help="The folder to hold it.", file_okay=False)],
+    source: Annotated[
+        Path | None, typer.Option(help="A folder of classes to take it from.", file_okay=False, exists=True)
+    ] = None,
+    test_fraction: Annotated[float | None, typer.Option(min=0.01, max=0.99, help="Where it has no test part.")] = None,
+    size: Annotated[int | None, typer.Option(min=8, help="Shrink images to this shorter side.")] = None,
+) -> None:
+    """Make the folders ROOT/NAME/{train,test}/CLASS that class-folders reads, downloading through torchvision."""
+    from fedloom.data.download import prepare as make
+
+    counts = make(name, root, source, test_fraction, size)
+    typer.echo(f"{name}: {counts['train']} train, {counts['test']} test; {root / name}")
+
+
+def build(name: str, parameters: list[str] | tuple[str, ...], seed: int = 0) -> Dataset:
+    """The named data set with `key.path=value` parameters, checked as a recipe's data section is."""
+    from pydantic import ValidationError
+
+    from fedloom.recipes.schema import DataSection
+    from fedloom.settings.problems import explain
+    from fedloom.settings.section import strict
+    from fedloom.settings.yaml import parse
+
+    section: dict[str, Any] = {"name": name}
+    for change in parameters:
+        path, equals, text = change.partition("=")
+        *above, last = path.strip().split(".")
+        if not equals or not all([*above, last]):
+            raise RecipeError(f"{change!r}: expected key=value, for example count=20")
+        level = section
+        for key in above:
+            level = level.setdefault(key, {})
+            if not isinstance(level, dict):
+                raise RecipeError(f"{change!r}: {key} is not a section")
+        level[last] = parse(text, f"parameter {change!r}")
+    try:
+        checked = strict(DataSection, section)
+    except ValidationError as error:
+        lines = [f"{path}: {message}" for path, message in explain(error, DataSection)]
+        raise RecipeError("\n".join([f"data set {name!r}:", *lines])) from None
+    dataset: Dataset = checked.entry.function(seed, **checked.params)
+    return dataset

@@ -1,0 +1,53 @@
+"""`fedloom export` and `fedloom predict`: a model to take away, and what it says about images."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module to the command line."""
+    app.command()(export)
+    app.command()(predict)
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="The folder to write.", show_default="export in the run", file_okay=False),
+    ] = None,
+    client: Annotated[
+        str | None, typer.Option(metavar="ID", help="The model that this client uses, with its tasks.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(metavar="T", help="With this task's head and decoder only.")] = None,
+    licence: Annotated[
+        str, typer.Option("--license", metavar="ID", help="The licence that the card names.")
+    ] = "unknown",
+) -> None:
+    """Write a model of a finished run to a folder of its own: weights (safetensors), a card, what loads it."""
+    from fedloom.export import bundle
+
+    typer.echo(f"{bundle.export(run, out or run / 'export', client, task, licence)}")
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="EXPORT", help="A folder that `fedloom export` wrote.")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files, of any size.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The picture to write.", dir_okay=False)] = Path(
+        "predictions.png"
+    ),
+) -> None:
+    """Say what an exported model makes of images: one picture with a column for each task, and classes as text."""
+    from fedloom.data.preview import save
+    from fedloom.export.bundle import Bundle
+
+    texts, picture = Bundle.read(model).predict(images)
+    for file, words in zip(images, texts, strict=True):
+        if words:
+            typer.echo(f"{file}: " + ", ".join(f"{task} {text}" for task, text in words.items()))
+    save(picture, out)
+    typer.echo(f"{out}")

@@ -1,0 +1,330 @@
+"""`fedloom grid`, `fedloom table` and `fedloom figure`: a whole table of a paper as one command."""
+
+from __future__ import annotations
+
+import re
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedloom.errors import UserError
+
+if TYPE_CHECKING:
+    from fedloom.experiments.grid_run import Outcome, Prepared
+    from fedloom.study.grid import Grid
+    from fedloom.study.significance.ranks import Ranks
+
+GridArgument = Annotated[
+    str | None,
+    typer.Argument(metavar="GRID", help="A packaged grid (no argument: list them), a YAML file, or a grid's folder."),
+]
+Source = Annotated[
+    str, typer.Argument(metavar="GRID_OR_FOLDER", help="A grid that ran in its default folder, or a grid's folder.")
+]
+Only = Annotated[
+    list[str] | None,
+    typer.Option(metavar="LABEL", help="Only cells with this data set, base or add-on; may be given several times."),
+]
+
+
+class Format(StrEnum):
+    """How a table is written."""
+
+    text = "text"
+    markdown = "markdown"
+    csv = "csv"
+    latex = "latex"
+    html = "html"
+
+
+class Part(StrEnum):
+    """Which examples the numbers were measured on."""
+
+    test = "test"
+    val = "val"
+
+
+class At(StrEnum):
+    """Which model of a run counts."""
+
+    last = "last"
+    best = "best-validation"
+
+
+AtOption = Annotated[
+    At | None,
+    typer.Option(
+        help="Which model of a run counts: the one kept at the end, or the best on validation data.",
+        show_default="as the grid says",
+    ),
+]
+TestsOption = Annotated[
+    bool,
+    typer.Option("--tests", help="Instead: paired tests against the base, with intervals and effect sizes."),
+]
+
+
+class Unit(StrEnum):
+    """What tests pair."""
+
+    seeds = "seeds"
+    clients = "clients"
+
+
+OverOption = Annotated[
+    Unit,
+    typer.Option(
+        help="What --tests pairs: runs of the same seed, or clients, which train together and are not independent."
+    ),
+]
+
+
+class Block(StrEnum):
+    """What methods are ranked on."""
+
+    seeds = "seeds"
+    tasks = "tasks"
+
+
+RanksOption = Annotated[
+    Block | None,
+    typer.Option(help="Instead: mean ranks over each task at each seed, or over each task's mean over seeds."),
+]
+PlotOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Draw the ranks to this file too, as a critical-difference plot: .svg, .png or .pdf.",
+        dir_okay=False,
+    ),
+]
+SplitOption = Annotated[Part, typer.Option(help="Which examples the numbers are measured on.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module to the command line."""
+    for command in (grid, table, figure):
+        app.command()(command)
+
+
+def grid(
+    name: GridArgument = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="KEY=VALUE...",
+            help="Changes of every cell, for example training.rounds=2; seeds=[0,1], delta=, show=, at= change the "
+            "grid.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The grid's folder.", show_default="grids/NAME", file_okay=False)
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Cells at once.", show_default="as many as the CPUs can take")
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Memory for all cells, such as 8GB.", show_default="80 % of what is free"),
+    ] = None,
+    only: Only = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check every cell and say what would run.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; only the result.")] = False,
+) -> None:
+    """Run every cell and seed of a grid that has not been run yet; interrupted cells are resumed."""
+    from fedloom.study.grid import FILE, default_folder, load_grid
+
+    if name is None:
+        _list()
+        return
+    budget = None if memory is None else size(memory)
+    continues = (Path(name) / FILE).is_file()
+    asked = load_grid(Path(name) / FILE if continues else name, changes or ())
+    folder = out or (Path(name) if continues else default_folder(asked))
+    from fedloom.experiments.grid_progress import progress
+    from fedloom.experiments.grid_run import prepare, run_prepared
+
+    try:
+        prepared = prepare(asked, folder, only or ())
+        _before(prepared)
+        if dry_run:
+            _plan(prepared)
+            return
+        outcome = run_prepared(prepared, progress(quiet), jobs, budget)
+    except KeyboardInterrupt:
+        known = (folder / FILE).is_file()
+        more = f"continue with: fedloom grid {folder}" if known else "nothing was written yet"
+        typer.echo(f"interrupted; {more}", err=True)
+        raise typer.Exit(130) from None
+    _after(prepared, outcome)
+
+
+def table(
+    source: Source,
+    kind: Annotated[Format, typer.Option("--format", help="How to write it.")] = Format.text,
+    out: Annotated[Path | None, typer.Option(help="Write to this file instead.", dir_okay=False)] = None,
+    split: SplitOption = Part.test,
+    at: AtOption = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BASE/ADDON",
+            help="What changes are against: a cell, or 'base' for the same base with the first add-on.",
+            show_default="as the grid says",
+        ),
+    ] = None,
+    tests: TestsOption = False,
+    over: OverOption = Unit.seeds,
+    ranks: RanksOption = None,
+    plot: PlotOption = None,
+) -> None:
+    """Print the table of a grid: tasks as columns, mean and interval over seeds, and the change in percent."""
+    from fedloom.study.grid import against
+    from fedloom.study.significance.contrasts import grid_contrasts
+    from fedloom.study.significance.ranks import grid_ranked
+    from fedloom.study.tables.formats import FORMATS, to_text
+    from fedloom.study.tables.table import tabulate
+
+    one_of(tests, over, ranks, plot)
+    opened, folder = _opened(source, at)
+    if base is not None:
+        opened = against(opened, base)
+    if ranks:
+        found = grid_ranked(opened, folder, split.value, ranks.value)
+        draw_ranks(found, plot)
+        text = getattr(found, f"to_{kind.value}")()
+    elif tests:
+        text = getattr(grid_contrasts(opened, folder, split.value, over.value), f"to_{kind.value}")()
+    elif out is None and kind is Format.text and sys.stdout.isatty():
+        text = to_text(tabulate(opened, folder, split.value), color=True)
+    else:
+        text = FORMATS[kind.value](tabulate(opened, folder, split.value))
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{out}: {error.strerror}") from None
+    typer.echo(f"{out}")
+
+
+def figure(
+    source: Source,
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write: .png, .svg or .pdf.", dir_okay=False)],
+    split: SplitOption = Part.test,
+    at: AtOption = None,
+) -> None:
+    """Draw the figure of a grid."""
+    from fedloom.study.figures import draw
+
+    opened, folder = _opened(source, at)
+    draw(opened, folder, out, split.value)
+    typer.echo(f"{out}")
+
+
+def size(text: str) -> int:
+    """'8GB', '500 MB' or '2e9' in bytes (powers of ten). Raises UserError."""
+    found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kMGT]?)B?\s*", text)
+    try:
+        value = float(found[1]) * 1000 ** " kMGT".index(found[2] or " ") if found else 0.0
+    except ValueError:
+        value = 0.0
+    if not 0 < value < 1e18:
+        raise UserError(f"--memory: {text!r} found, expected a size such as 8GB or 500MB")
+    return int(value)
+
+
+def one_of(tests: bool, over: Unit, ranks: Block | None, plot: Path | None) -> None:
+    """Refuse to show both at once, and what belongs to one that is not asked for. Raises UserError."""
+    if tests and ranks:
+        raise UserError("--tests and --ranks are two tables: choose one")
+    if over is Unit.clients and not tests:
+        raise UserError("--over says what tests pair: it needs --tests")
+    if plot is not None and not ranks:
+        raise UserError("--plot draws ranks: it needs --ranks seeds or --ranks tasks")
+
+
+def draw_ranks(ranks: Ranks, plot: Path | None) -> None:
+    """Draw ranks where a file is named. Raises UserError for a bad one."""
+    if plot is not None:
+        from fedloom.study.significance.rank_plot import save
+
+        save(ranks, plot)
+
+
+def _opened(source: str, at: At | None) -> tuple[Grid, Path]:
+    from fedloom.study.grid import open_folder
+
+    opened, folder = open_folder(source)
+    return (opened if at is None else opened.model_copy(update={"at": at.value})), folder
+
+
+def _list() -> None:
+    from fedloom.study.grid import load_grid, names, summary
+
+    rows = [(name, summary(name), str(_runs(load_grid(name)))) for name in names()]
+    _print(["grid", "what it compares", "runs"], rows)
+    typer.echo("Run one: fedloom grid NAME, with --dry-run to see its cells")
+
+
+def _runs(grid: Grid) -> int:
+    return len(grid.data) * len(grid.bases) * len(grid.addons) * len(grid.seeds)
+
+
+def _before(prepared: Prepared) -> None:
+    """What a person should know before anything runs."""
+    for name, reason in prepared.refused.items():
+        typer.echo(f"refused: {name}: {reason}", err=True)
+    done = sum(state == "finished" for state in prepared.states.values())
+    if done:
+        typer.echo(f"{done} of {len(prepared.states)} runs are finished already", err=True)
+
+
+def _plan(prepared: Prepared) -> None:
+    from fedloom.runs.reader import human_bytes
+
+    rows = []
+    for name in dict.fromkeys(cell.combination for cell in prepared.recipes):
+        runs = [cell for cell in prepared.recipes if cell.combination == name]
+        states = [prepared.states[cell] for cell in runs]
+        need = max((prepared.needs[cell] for cell in runs if cell in prepared.needs), default=0)
+        count = {state: states.count(state) for state in ("new", "interrupted", "finished") if state in states}
+        text = "refused" if name in prepared.refused else ", ".join(f"{n} {state}" for state, n in count.items())
+        rows.append((name, text, human_bytes(need) if need else ""))
+    _print(["cell", "runs", "memory a run"], rows)
+    typer.echo(f"{len(prepared.todo)} runs would start, in {prepared.folder}")
+
+
+def _after(prepared: Prepared, outcome: Outcome) -> None:
+    from fedloom.runs.reader import human_bytes
+
+    for name, reason in outcome.refused.items():
+        typer.echo(f"refused: {name}: {reason}", err=True)
+    for cell, message in outcome.failed.items():
+        typer.echo(f"failed: {cell}: {message}", err=True)
+    done = sum(state == "finished" for state in prepared.states.values()) + len(outcome.finished)
+    peak = f"; the largest run took {human_bytes(outcome.peak)} of memory" if outcome.peak else ""
+    typer.echo(f"{done} of {len(prepared.states)} runs are finished{peak}")
+    typer.echo(f"its table: fedloom table {prepared.folder}")
+    if prepared.grid.figure is not None:
+        typer.echo(f"its figure: fedloom figure {prepared.folder} OUT.png")
+    if outcome.failed:
+        raise typer.Exit(1)
+
+
+def _print(columns: list[str], rows: list[tuple[str, str, str]]) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    made = Table(*columns, box=SIMPLE_HEAD)
+    for row in rows:
+        made.add_row(*map(Text, row))
+    console = Console()
+    Console(width=None if console.is_terminal else max(console.width, 200)).print(made)

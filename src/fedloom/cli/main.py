@@ -1,0 +1,324 @@
+"""The command line. What needs torch is imported inside the commands, so that help and mistakes answer at once."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedloom._version import __version__
+from fedloom.cli import doctor as cli_doctor
+from fedloom.cli import export as cli_export
+from fedloom.cli import features as cli_features
+from fedloom.cli import grid as cli_grid
+from fedloom.cli import pretrain as cli_pretrain
+from fedloom.cli import records as cli_records
+from fedloom.cli import report as cli_report
+from fedloom.cli import tasks as cli_tasks
+from fedloom.cli import watch as cli_watch
+from fedloom.cli.data import data
+from fedloom.cli.flower import flower
+from fedloom.engines.cluster import torchrun
+from fedloom.errors import StateError, UserError, unknown
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from fedloom.recipes import Recipe
+    from fedloom.rounds.progress import Bars, Lines
+    from fedloom.settings.registry import Entry, Registry
+
+app = typer.Typer(
+    name="fedloom",
+    help="Federated multi-task learning: clients with different tasks train together.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+app.add_typer(data, name="data")
+app.add_typer(flower, name="flower")
+
+RecipeArgument = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A packaged recipe (see `fedloom recipes`) or a YAML file.")
+]
+Changes = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE...", help="Changes, for example training.rounds=5 method=fedprox."),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; only the result.")]
+
+
+class Split(StrEnum):
+    """Which examples the compared numbers were measured on."""
+
+    test = "test"
+    val = "val"
+
+
+def main() -> None:
+    """Entry point: a mistake that the user can mend ends in one message and exit code 2."""
+    try:
+        app()
+    except UserError as error:
+        typer.echo(f"{typer.style('error:', fg='red', bold=True)} {error}", err=True)
+        sys.exit(2)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def run(
+    recipe: RecipeArgument,
+    changes: Changes = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Run folder.", show_default="runs/NAME-METHOD-sSEED", file_okay=False)
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train as a recipe says and write a run folder."""
+    from fedloom.recipes import load
+
+    checked = load(recipe, changes or ())
+    folder = out or _default_folder(checked)
+    # of several processes the first one has the folder and speaks
+    rank = torchrun.rank() if checked.runtime.engine == "cluster" else None
+    if rank is None and folder.is_dir() and any(folder.iterdir()):
+        resume = f"continue it with `fedloom resume {folder}`, or " if (folder / "run.json").is_file() else ""
+        raise StateError(f"{folder} is not empty: {resume}name another folder with --out")
+    with _watched(folder, quiet or bool(rank)) as watch:
+        from fedloom.engines import api
+
+        result = api.run(checked, folder, progress=watch)
+    if not rank:
+        _conclude(result)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of an interrupted run.")],
+    quiet: Quiet = False,
+) -> None:
+    """Continue an interrupted run; the result is the same, bit for bit, as without the interruption."""
+    if not (folder / "recipe.yaml").is_file():
+        raise StateError(f"{folder} is not a run folder: recipe.yaml is absent")
+    with _watched(folder, quiet) as watch:
+        from fedloom.engines import api
+
+        result = api.resume(folder, progress=watch)
+    _conclude(result)
+
+
+@app.command()
+def show(recipe: RecipeArgument, changes: Changes = None) -> None:
+    """Print what a run would do, and what it would cost, without training."""
+    from fedloom.recipes import dump, load
+
+    checked = load(recipe, changes or ())
+    from fedloom.engines import api
+    from fedloom.runs.reader import human_bytes
+
+    plan = api.plan(checked)
+    typer.echo(dump(checked))
+    typer.echo(plan.method.rstrip() + "\n")
+    columns = [key for key in plan.clients[0] if any(row[key] is not None for row in plan.clients)]
+    _print(_table(columns, [[_text(row[key]) for key in columns] for row in plan.clients]))
+    facts = [("parameters", role, f"{count:,}") for role, count in plan.parameters.items()]
+    facts += [("memory", part, human_bytes(count)) for part, count in plan.memory.items()]
+    facts += [("bytes a round", "sent by clients", human_bytes(plan.bytes_up))]
+    facts += [("bytes a round", "sent to clients", human_bytes(plan.bytes_down))]
+    _print(_table(["", "", ""], facts))
+    for note in plan.notes:
+        typer.echo(f"note: {note}")
+
+
+@app.command()
+def picture(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="The folders of finished runs.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT.png", help="The picture to write.", dir_okay=False)],
+    count: Annotated[int, typer.Option(min=1, help="How many test examples.")] = 4,
+) -> None:
+    """Draw input, truth and prediction of every dense task; with several runs, a column for each run's prediction."""
+    from fedloom.data.preview import save
+    from fedloom.export.picture import predictions
+
+    save(predictions(folders, count), out)
+    typer.echo(f"{out}")
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A method or add-on, for its details.")] = None,
+) -> None:
+    """List methods and add-ons, or describe one."""
+    from fedloom.methods import ADDONS, METHODS
+
+    if name is None:
+        for registry in (METHODS, ADDONS):
+            _print(_table([registry.kind, "what it does", "source"], [(e.name, e.summary, e.source) for e in registry]))
+        typer.echo("Details: fedloom methods NAME")
+    else:
+        _describe(*_find(name, METHODS, ADDONS))
+
+
+@app.command()
+def recipes() -> None:
+    """List the packaged recipes."""
+    from fedloom.recipes.loader import names, summary
+
+    _print(_table(["recipe", "what it trains"], [(name, summary(name)) for name in names()]))
+
+
+@app.command()
+def compare(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders; those equal but for the seed join.")
+    ],
+    base: Annotated[
+        str | None,
+        typer.Option(help="Column or run folder that the change (Δm) is against; default: the first."),
+    ] = None,
+    split: Annotated[Split, typer.Option(help="Which examples the numbers are measured on.")] = Split.test,
+    metric: Annotated[str | None, typer.Option(help="Metric to judge by.", show_default="each task's own")] = None,
+    tests: cli_grid.TestsOption = False,
+    over: cli_grid.OverOption = cli_grid.Unit.seeds,
+    ranks: cli_grid.RanksOption = None,
+    plot: cli_grid.PlotOption = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the numbers to this file too.", dir_okay=False)] = None,
+    markdown: Annotated[Path | None, typer.Option(help="Write the table to this file too.", dir_okay=False)] = None,
+    latex: Annotated[Path | None, typer.Option(help="Write the table to this file too.", dir_okay=False)] = None,
+) -> None:
+    """Put runs side by side, task by task, with intervals over seeds; or test or rank them."""
+    from fedloom.study import Comparison
+    from fedloom.study import compare as put_side_by_side
+    from fedloom.study.significance.contrasts import contrasts
+    from fedloom.study.significance.ranks import Ranks, ranked
+
+    cli_grid.one_of(tests, over, ranks, plot)
+    comparison = put_side_by_side(runs, base, split.value, metric)
+    made = contrasts(comparison, over.value) if tests else ranked(comparison, ranks.value) if ranks else comparison
+    if isinstance(made, Comparison):
+        _print(made.table())
+    else:
+        typer.echo(made.to_text(), nl=False)
+    if isinstance(made, Ranks):
+        cli_grid.draw_ranks(made, plot)
+    for file, text in ((csv, made.to_csv), (markdown, made.to_markdown), (latex, made.to_latex)):
+        if file is not None:
+            try:
+                file.write_text(text(), encoding="utf-8")
+            except OSError as error:
+                raise UserError(f"{file}: {error.strerror}") from None
+
+
+cli_doctor.register(app)
+cli_export.register(app)
+cli_features.register(app)
+cli_grid.register(app)
+cli_pretrain.register(app)
+cli_records.register(app)
+cli_report.register(app)
+cli_tasks.register(app)
+cli_watch.register(app)
+
+
+def _default_folder(recipe: Recipe) -> Path:
+    method = "+".join([recipe.method.name, *recipe.method.add])
+    return Path("runs") / f"{recipe.name}-{method}-s{recipe.seed}"
+
+
+@contextmanager
+def _watched(folder: Path, quiet: bool) -> Iterator[Bars | Lines | None]:
+    """Progress while a run goes on; Ctrl-C ends it with exit code 130 and the way to go on."""
+    from fedloom.rounds.progress import progress
+
+    watch = progress(quiet)
+    try:
+        yield watch
+    except KeyboardInterrupt:
+        can_resume = (folder / "recipe.yaml").is_file()
+        more = f"continue with: fedloom resume {folder}" if can_resume else "nothing was written yet"
+        typer.echo(f"interrupted; {more}", err=True)
+        raise typer.Exit(130) from None
+    finally:
+        if watch is not None:
+            watch.stop()
+
+
+def _conclude(result: Any) -> None:
+    from fedloom.runs.reader import Run, human_bytes
+
+    total = Run.read(result.folder).bytes_total()
+    typer.echo(result.table())
+    typer.echo(f"sent by clients: {human_bytes(total['up'])}, sent to clients: {human_bytes(total['down'])}")
+    typer.echo(f"{result.status}: {result.folder}")
+
+
+def _find(name: str, *registries: Registry) -> tuple[Registry, Entry]:
+    for registry in registries:
+        if name in registry.entries:
+            return registry, registry[name]
+    known = sorted(name for registry in registries for name in registry.entries)
+    raise UserError(unknown("method or add-on", name, known))
+
+
+def _describe(registry: Registry, entry: Entry) -> None:
+    import inspect
+
+    from fedloom.settings.problems import expected, found
+
+    typer.echo(f"{entry.name} ({registry.kind}{', ' + entry.source if entry.source else ''})\n")
+    typer.echo((inspect.getdoc(entry.function) or "") + "\n")
+    fields = entry.params.model_fields.items()
+    if fields:
+        rows = [
+            (key, "required" if f.is_required() else found(f.default), expected(f.annotation, [f])) for key, f in fields
+        ]
+        _print(_table(["parameter", "default", "allowed"], rows))
+    use = f"method.add.{entry.name}={{}}" if registry.kind == "add-on" else f"method={entry.name}"
+    typer.echo(f"Use it: fedloom run RECIPE {use}")
+
+
+def _table(columns: list[str], rows: Any) -> RenderableType:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*columns, box=SIMPLE_HEAD, show_header=any(columns))
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _text(value: Any) -> str:
+    """A cell: mappings as 'key value', loss weights of 1 unsaid."""
+    if isinstance(value, Mapping):
+        return ", ".join(key if v == 1.0 else f"{key} {_text(v)}" for key, v in value.items())
+    if isinstance(value, list):
+        return "/".join(map(str, value))
+    return "" if value is None else str(value)
+
+
+def _print(what: RenderableType) -> None:
+    """Print for people; wide where the output goes to a file, so that no cell is broken."""
+    from rich.console import Console
+
+    console = Console()
+    Console(width=None if console.is_terminal else max(console.width, 200)).print(what)

@@ -1,0 +1,59 @@
+"""`fedloom pretrain`: an encoder's weights to start from, by centralised training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module to the command line."""
+    app.command()(pretrain)
+
+
+def pretrain(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="A packaged recipe (see `fedloom recipes`) or a YAML file.")
+    ],
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over all train examples.")],
+    out: Annotated[Path, typer.Option(metavar="FILE.safetensors", help="The file to write.", dir_okay=False)],
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE...", help="Changes, for example training.optimizer.lr=0.01 model=tiny-vit."),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; only the result.")] = False,
+) -> None:
+    """Train a recipe's model on all of its data in one place, and write the encoder for `model.weights` to load."""
+    from fedloom.recipes import load
+
+    checked = load(recipe, changes or ())
+    import torch
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from fedloom.experiments.pretrain import pretrain as train
+
+    torch.set_num_threads(checked.runtime.threads)
+    console = Console(stderr=True)
+    saved = 0
+    with Progress(console=console, disable=quiet or not console.is_terminal) as bars:
+        bar = bars.add_task("epochs", total=epochs)
+
+        def tell(epoch: int, loss: float) -> None:
+            nonlocal saved
+            saved = epoch
+            text = f"epoch {epoch}/{epochs}  loss {loss:.4g}"
+            bars.update(bar, completed=epoch, description=text)
+            if not quiet and not console.is_terminal:
+                typer.echo(f"{text}  saved", err=True)
+
+        try:
+            done = train(checked, epochs, out, tell)
+        except KeyboardInterrupt:
+            kept = f"{out} holds epoch {saved} of {epochs}" if saved else "nothing was written yet"
+            typer.echo(f"interrupted; {kept}", err=True)
+            raise typer.Exit(130) from None
+    typer.echo(f"{done.table()}\nafter epoch {done.epochs} of {epochs}, on all test examples")
+    typer.echo(f"its encoder: {out}; use it with model.weights={out}")

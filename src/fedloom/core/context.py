@@ -1,0 +1,60 @@
+"""What a stage or a rule may know about the moment it is called: round, seed, who wants an answer."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+Row = tuple[str, str | None]
+"""Key of one row of the matrix of updates: (client id, task name or None)."""
+State = dict[str, Any]
+"""Nested dictionaries and lists of tensors, numbers, strings and None: anything a checkpoint can hold."""
+Fields = frozenset[str]
+"""Names of fields of Updates: X, n, weight, coef, base, extra:NAME or side:NAME."""
+Told = dict[str, "torch.Tensor"]
+"""What a stage tells the local rules of one client."""
+
+
+def derive_seed(seed: int, *purpose: object) -> int:
+    """A 63-bit seed from (seed, purpose). The same purpose gives the same number on every machine and process."""
+    text = "\x1f".join(map(str, (seed, *purpose)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+def generator(seed: int, *purpose: object) -> torch.Generator:
+    """A torch generator of its own for (seed, purpose), so that no draw depends on any other draw."""
+    import torch
+
+    return torch.Generator().manual_seed(derive_seed(seed, *purpose))
+
+
+@dataclass(frozen=True)
+class Ctx:
+    """The context of one round.
+
+    `round` counts from 1; round 0 is the initial model. `targets` are the rows for which an output is wanted: all
+    participants on a server, `[me]` on a peer; None means every row that is there. `population` is the number of all
+    clients, present or not; None means that all are present. `rounds` is how many the run will have, where that is
+    known. `local_loss(client, vector)` evaluates a model on a
+    client's validation data and exists only where data is. `log` takes (event, fields) that a person should see,
+    `record` takes (kind, fields) for the run's records only, or what makes the fields, which is called where they are
+    wanted.
+    """
+
+    round: int = 0
+    seed: int = 0
+    targets: tuple[Row, ...] | None = None
+    population: int | None = None
+    rounds: int | None = None
+    local_loss: Callable[[str, torch.Tensor], float] | None = None
+    log: Callable[[str, dict[str, Any]], None] = field(default=lambda event, fields: None, repr=False)
+    record: Callable[[str, Any], None] = field(default=lambda kind, fields: None, repr=False)
+
+    def rng(self, *purpose: object) -> torch.Generator:
+        """A generator derived from (seed, round, purpose): independent of arrival order, workers and resume."""
+        return generator(self.seed, self.round, *purpose)

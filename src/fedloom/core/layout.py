@@ -1,0 +1,361 @@
+"""Which column is which: Block, Select, Layout."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+ROLES = ("encoder", "decoder", "head", "adapter", "norm", "buffer", "private")
+
+
+RoleRule = str | tuple[str, str]
+
+
+Roles = Mapping[str, RoleRule] | Callable[[str], RoleRule | None]
+
+
+_NORMS: dict[str, type[nn.Module]] = {
+    "batch-norm": nn.modules.batchnorm._NormBase,
+    "layer-norm": nn.LayerNorm,
+    "group-norm": nn.GroupNorm,
+    **({"rms-norm": nn.RMSNorm} if hasattr(nn, "RMSNorm") else {}),
+}
+
+
+@dataclass(frozen=True)
+class Block:
+    """One named tensor of a model: `size` consecutive columns.
+
+    `role` is what the tensor is: norm layers and buffers are recognised by type. `part` is the part of the model it
+    lies in, so that a batch norm inside the encoder has role "norm" and part "encoder" and is found under both.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+    role: str = "encoder"
+    task: str | None = None
+    part: str | None = None
+    kind: str | None = None
+    """Of a norm layer: batch-norm, layer-norm, group-norm or rms-norm."""
+
+    def __post_init__(self) -> None:
+        for value in (self.role, *([self.part] if self.part else [])):
+            if value not in ROLES:
+                raise ValueError(f"block {self.name!r}: role {value!r} is unknown; roles: {', '.join(ROLES)}")
+        object.__setattr__(self, "shape", tuple(int(s) for s in self.shape))
+
+    @cached_property
+    def size(self) -> int:
+        """Number of columns."""
+        return int(torch.Size(self.shape).numel())
+
+
+@dataclass(frozen=True)
+class Select:
+    """A choice of blocks: all given conditions must hold. `role` also matches a block's part, `name` is a glob.
+
+    `kind` is that of a norm layer. `exclude` takes blocks away again:
+    `Select(role="encoder", exclude=Select(role="norm"))`.
+    """
+
+    role: str | tuple[str, ...] | None = None
+    task: str | tuple[str, ...] | None = None
+    name: str | tuple[str, ...] | None = None
+    kind: str | tuple[str, ...] | None = None
+    exclude: Select | None = None
+
+    @property
+    def is_everything(self) -> bool:
+        """Whether no condition is set."""
+        return self == Select()
+
+    def matches(self, block: Block) -> bool:
+        """Whether a block is chosen."""
+        if self.role is not None and not {block.role, block.part} & set(_many(self.role)):
+            return False
+        if self.task is not None and block.task not in _many(self.task):
+            return False
+        if self.name is not None and not any(fnmatch.fnmatchcase(block.name, g) for g in _many(self.name)):
+            return False
+        if self.kind is not None and block.kind not in _many(self.kind):
+            return False
+        return self.exclude is None or not self.exclude.matches(block)
+
+
+Selector = str | Select
+
+
+EVERYTHING = Select()
+
+
+ALL_BUT_ENCODER = Select(exclude=Select(role="encoder"))
+
+
+Columns = slice
+
+
+def as_select(selector: Selector) -> Select:
+    """A role name, or "*" for everything, as a Select."""
+    if isinstance(selector, Select):
+        return selector
+    return EVERYTHING if selector == "*" else Select(role=selector)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Ordered blocks: which column is which parameter."""
+
+    blocks: tuple[Block, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "blocks", tuple(self.blocks))
+        seen: set[str] = set()
+        for b in self.blocks:
+            if b.name in seen:
+                raise ValueError(f"two blocks are called {b.name!r}")
+            seen.add(b.name)
+
+    @staticmethod
+    def from_module(module: nn.Module, roles: Roles | None = None) -> Layout:
+        """Parameters in their own order, then floating-point buffers. Integer buffers travel outside the matrix.
+
+        A frozen parameter (one that needs no gradient) is no block: it stays in the module as it is, the same for
+        everyone, so it is neither trained nor sent nor counted. Adapters are known by their layers, as peft makes them:
+        such a parameter has the role "adapter" and lies in the part that its rule names.
+
+        `roles` maps a glob on parameter names to a role, or to (role, task); the first match counts. It may be a
+        function of the name, and defaults to `module.roles()`.
+
+        Raises ValueError for a parameter that no rule names (norm layers need no rule: they are known by type).
+        """
+        if roles is None:
+            roles = module.roles()  # type: ignore[operator]
+        norms = {
+            f"{prefix}.{name}" if prefix else name: kind
+            for prefix, m in module.named_modules()
+            for kind, norm in _NORMS.items()
+            if isinstance(m, norm)
+            for name, _ in (*m.named_parameters(recurse=False), *m.named_buffers(recurse=False))
+        }
+        adapters = {
+            f"{prefix}.{which}.{name}".removeprefix(".")
+            for prefix, m in module.named_modules()
+            for which in getattr(m, "adapter_layer_names", ())
+            for name, _ in getattr(m, which).named_parameters()
+        }
+        blocks = []
+        for name, p in module.named_parameters():
+            if not p.requires_grad:
+                continue
+            rule = _rule(roles, name)
+            if rule is None and name not in norms:
+                raise ValueError(f"parameter {name!r} {tuple(p.shape)} is named by no role rule; {_known(roles)}")
+            part, task = rule or (None, None)
+            role = "norm" if name in norms else "adapter" if name in adapters else part
+            blocks.append(Block(name, tuple(p.shape), dtype_name(p), role or "norm", task, part, norms.get(name)))
+        persistent = module.state_dict(keep_vars=True)
+        for name, b in module.named_buffers():
+            if b.is_floating_point() and name in persistent:
+                part, task = _rule(roles, name) or (None, None)
+                blocks.append(Block(name, tuple(b.shape), dtype_name(b), "buffer", task, part))
+        return Layout(tuple(blocks))
+
+    @cached_property
+    def d(self) -> int:
+        """Number of columns."""
+        return sum(b.size for b in self.blocks)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Block names in order."""
+        return tuple(b.name for b in self.blocks)
+
+    @cached_property
+    def tasks(self) -> tuple[str, ...]:
+        """Tasks that have blocks of their own, in order of appearance."""
+        return tuple(dict.fromkeys(b.task for b in self.blocks if b.task is not None))
+
+    @cached_property
+    def slices(self) -> tuple[Columns, ...]:
+        """Columns of each block."""
+        return tuple(Columns(a, b) for a, b in pairwise(self._ends))
+
+    @cached_property
+    def _ends(self) -> tuple[int, ...]:
+        return tuple(accumulate((b.size for b in self.blocks), initial=0))
+
+    def run(self, first: int, end: int) -> Columns:
+        """Columns of consecutive blocks: from the one at position `first` to before the one at `end`."""
+        return Columns(self._ends[first], self._ends[end])
+
+    @cached_property
+    def _position(self) -> dict[str, int]:
+        return {name: i for i, name in enumerate(self.names)}
+
+    def slice(self, name: str) -> Columns:
+        """Columns of one block. Raises KeyError with the known names."""
+        if name not in self._position:
+            raise KeyError(f"no block {name!r}; blocks: {', '.join(self.names)}")
+        return self.slices[self._position[name]]
+
+    def select(
+        self,
+        role: Selector | tuple[str, ...] | None = None,
+        task: str | tuple[str, ...] | None = None,
+        name: str | tuple[str, ...] | None = None,
+    ) -> Layout:
+        """The blocks that match, as a layout of their own. `role` may also be a whole Select."""
+        chosen = as_select(role) if isinstance(role, str | Select) else Select(role=role)
+        more = Select(task=task, name=name)
+        return Layout(tuple(b for b in self.blocks if chosen.matches(b) and more.matches(b)))
+
+    def without(self, other: Layout) -> Layout:
+        """The blocks that are not in `other`."""
+        return Layout(tuple(b for b in self.blocks if b.name not in other._position))
+
+    @cached_property
+    def common(self) -> Layout:
+        """What belongs to no task."""
+        return Layout(tuple(b for b in self.blocks if b.task is None))
+
+    @cached_property
+    def parameters(self) -> Layout:
+        """Everything but buffers."""
+        return Layout(tuple(b for b in self.blocks if b.role != "buffer"))
+
+    @cached_property
+    def buffers(self) -> Layout:
+        """Floating-point buffers only."""
+        return self.select("buffer")
+
+    def positions(self, part: Layout) -> list[int]:
+        """Indices, in this layout, of the blocks of `part`."""
+        return [self._position[name] for name in part.names]
+
+    def spans(self, part: Layout) -> tuple[Columns, ...]:
+        """Columns of `part` in this layout, in the order of `part`, neighbours merged."""
+        merged: list[Columns] = []
+        for i in self.positions(part):
+            s = self.slices[i]
+            if merged and merged[-1].stop == s.start:
+                s = Columns(merged.pop().start, s.stop)
+            merged.append(s)
+        return tuple(merged)
+
+    def take(self, X: Tensor, part: Layout) -> Tensor:
+        """Columns of `part` (last dimension) from X: a view where they are consecutive, else a copy."""
+        spans = self.spans(part)
+        if len(spans) == 1:
+            return X[..., spans[0]]
+        return torch.cat([X[..., s] for s in spans], dim=-1) if spans else X[..., :0]
+
+    def put(self, X: Tensor, part: Layout, values: Tensor) -> Tensor:
+        """Write `values` into the columns of `part` of X, in place, and return X."""
+        at = 0
+        for s in self.spans(part):
+            size = s.stop - s.start
+            X[..., s] = values[..., at : at + size]
+            at += size
+        return X
+
+    def flatten(self, module: nn.Module) -> Tensor:
+        """A model's blocks as one vector (d): a view where `bind` made them consecutive, else a copy."""
+        tensors = _tensors(module)
+        parts = [self._checked(tensors, b) for b in self.blocks]
+        whole = getattr(module, "_fedloom_vector", None)
+        if whole is not None and parts and parts[0].data_ptr() == whole.data_ptr() and len(whole) == self.d:
+            return whole
+        return torch.cat([p.detach().reshape(-1) for p in parts]) if parts else torch.zeros(0)
+
+    def load(self, vector: Tensor, module: nn.Module) -> None:
+        """Copy a vector (d) into a model's blocks."""
+        if vector.shape != (self.d,):
+            raise ValueError(f"expected a vector of {self.d} values, found shape {tuple(vector.shape)}")
+        tensors = _tensors(module)
+        with torch.no_grad():
+            for b, s in zip(self.blocks, self.slices, strict=True):
+                self._checked(tensors, b).copy_(vector[s].view(b.shape))
+
+    def bind(self, module: nn.Module) -> Tensor:
+        """Make a model's blocks views of one vector (d), which is returned: writing to it changes the model.
+
+        Raises ValueError where the blocks differ in dtype or device, or are not all of the model's blocks.
+        """
+        tensors = _tensors(module)
+        kinds = {(self._checked(tensors, b).dtype, tensors[b.name].device) for b in self.blocks}
+        if len(kinds) > 1:
+            raise ValueError(f"blocks of one dtype on one device expected, found {sorted(map(str, kinds))}")
+        vector = self.flatten(module).clone()
+        for b, s in zip(self.blocks, self.slices, strict=True):
+            tensors[b.name].data = vector[s].view(b.shape)
+        module._fedloom_vector = vector
+        return vector
+
+    @staticmethod
+    def _checked(tensors: Mapping[str, Tensor], block: Block) -> Tensor:
+        found = tensors.get(block.name)
+        if found is None or tuple(found.shape) != block.shape:
+            what = "nothing" if found is None else f"shape {tuple(found.shape)}"
+            raise ValueError(f"block {block.name!r}: expected shape {block.shape} in the model, found {what}")
+        return found
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """A JSON value from which `from_json` rebuilds the layout."""
+        return [
+            {
+                "name": b.name,
+                "shape": list(b.shape),
+                "dtype": b.dtype,
+                "role": b.role,
+                "task": b.task,
+                "part": b.part,
+                "kind": b.kind,
+            }
+            for b in self.blocks
+        ]
+
+    @staticmethod
+    def from_json(value: Iterable[Mapping[str, Any]]) -> Layout:
+        """Inverse of `to_json`."""
+        return Layout(tuple(Block(**{**v, "shape": tuple(v["shape"])}) for v in value))
+
+    @cached_property
+    def hash(self) -> str:
+        """16 hexadecimal digits over names, shapes, dtypes, roles and tasks."""
+        return hashlib.sha256(json.dumps(self.to_json()).encode()).hexdigest()[:16]
+
+
+def _many(value: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else value
+
+
+def dtype_name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return dict((*module.named_parameters(), *module.named_buffers()))
+
+
+def _rule(roles: Roles, name: str) -> tuple[str, str | None] | None:
+    if callable(roles):
+        rule = roles(name)
+    else:
+        rule = next((r for glob, r in roles.items() if fnmatch.fnmatchcase(name, glob)), None)
+    if rule is None:
+        return None
+    return (rule, None) if isinstance(rule, str) else rule
+
+
+def _known(roles: Roles) -> str:
+    return "the rules are a function" if callable(roles) else f"rules: {', '.join(roles)}"

@@ -1,0 +1,298 @@
+"""The matrix of updates and its names: Block, Layout, Updates.
+
+A federated round is a K x d matrix: one row per client (or client and task), one column per parameter. The Layout
+knows which columns belong to which part of the model and to which task; Updates carries the matrix with everything
+an aggregation rule may need beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from fedloom.core.context import Row
+from fedloom.core.layout import Block, Layout, dtype_name
+
+EVERYONE: Row = ("*", None)
+"""The key of a row that is meant for every client: the one row a mean returns. ("*", task): for all that hold it."""
+
+
+class Rows(Protocol):
+    """Rows (K x d) in a form of their own, which become a matrix only once somebody needs it."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    def dense(self) -> Tensor:
+        """The matrix (K x d)."""
+        ...
+
+    def keep(self, index: Sequence[int]) -> Rows:
+        """Some of the rows, by position in ascending order."""
+        ...
+
+    def bad(self) -> set[int]:
+        """Positions of the rows with nan or inf."""
+        ...
+
+
+@runtime_checkable
+class Apart(Rows, Protocol):
+    """Rows that lie in several processes, which may be added up without being brought together."""
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def select(self, part: Layout) -> Apart:
+        """The columns of some blocks."""
+        ...
+
+    def summed(self, runs: Sequence[tuple[int, int, Tensor]]) -> Tensor:
+        """As `Updates.summed`."""
+        ...
+
+    def take(self, index: Tensor) -> Tensor:
+        """All rows in a few columns, by position among all of them: those of the columns that are here."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class Listed:
+    """Rows that lie apart, each a vector (d); fulfils `Rows`."""
+
+    vectors: tuple[Tensor, ...]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """K, d."""
+        return len(self.vectors), len(self.vectors[0])
+
+    def dense(self) -> Tensor:
+        """A copy of them as a matrix (K x d)."""
+        return torch.stack(self.vectors)
+
+    def keep(self, index: Sequence[int]) -> Listed:
+        """Some of the rows."""
+        return Listed(tuple(self.vectors[i] for i in index))
+
+    def bad(self) -> set[int]:
+        """Positions of the rows with nan or inf."""
+        return {i for i, x in enumerate(self.vectors) if not bool(torch.isfinite(x).all())}
+
+
+@dataclass(frozen=True, eq=False)
+class Updates:
+    """The updates of one round, new minus old parameters, with what belongs beside them.
+
+    layout    which column is which (d columns)
+    rows      K keys (client, task or None), always sorted
+    X         K x d: `mixing @ data`, or `data` itself where `mixing` is None
+    given     K x d: a matrix, or rows that are not a matrix yet
+    data      K x d: `given` as a matrix
+    n         K, float64: examples per row; never rewritten
+    weight    K, float64: how much a row counts; starts as n
+    coef      K x d (numbers or bool) or None: where a row counts
+    present   K x blocks, bool, or None for all: which blocks a row has
+    extra     side values: name -> K values (tensor or sequence)
+    mixing    K x K, float64, or None: a product that is not worked out until somebody needs X, so that rules that
+              only combine rows (projections, normalisation) cost no second K x d matrix
+    base      K x d or None (zeros): the model that each row starts from
+    side      name -> K x d: side values with one column per parameter, such as control variates
+    """
+
+    layout: Layout
+    rows: tuple[Row, ...]
+    given: Tensor | Rows
+    n: Tensor
+    weight: Tensor
+    coef: Tensor | None = None
+    present: Tensor | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    mixing: Tensor | None = None
+    base: Tensor | None = None
+    side: Mapping[str, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        k, d = len(self.rows), self.layout.d
+        expected: dict[str, tuple[Any, tuple[int, ...]]] = {
+            "X": (self.given, (k, d)),
+            "n": (self.n, (k,)),
+            "weight": (self.weight, (k,)),
+            "coef": (self.coef, (k, d)),
+            "present": (self.present, (k, len(self.layout.blocks))),
+            "mixing": (self.mixing, (k, k)),
+            "base": (self.base, (k, d)),
+            **{f"side {name!r}": (value, (k, d)) for name, value in self.side.items()},
+        }
+        for name, (value, shape) in expected.items():
+            if value is not None and tuple(value.shape) != shape:
+                raise ValueError(f"{name}: expected shape {shape}, found {tuple(value.shape)}")
+        for name, value in self.extra.items():
+            if len(value) != k:
+                raise ValueError(f"extra {name!r}: expected {k} values, found {len(value)}")
+        if any(a >= b for a, b in pairwise(_keys(self.rows))):
+            raise ValueError(f"rows must be sorted and distinct, found {self.rows}")
+
+    @cached_property
+    def data(self) -> Tensor:
+        """What was given (K x d), before `mixing`."""
+        return self.given if isinstance(self.given, Tensor) else self.given.dense()
+
+    @cached_property
+    def X(self) -> Tensor:  # noqa: N802
+        """The rows (K x d)."""
+        return self.data if self.mixing is None else self.mixing.to(self.data) @ self.data
+
+    @staticmethod
+    def of(
+        X: Any,
+        n: Any = None,
+        layout: Layout | None = None,
+        rows: Sequence[str | Row] | None = None,
+        *,
+        weight: Any = None,
+        coef: Any = None,
+        present: Any = None,
+        base: Any = None,
+        side: Mapping[str, Any] | None = None,
+        **extra: Any,
+    ) -> Updates:
+        """Build Updates from a plain K x d matrix; rows are sorted by key and everything beside them follows.
+
+        Without `n` every row counts the same; without `layout` there is one block called "x".
+        """
+        X = torch.as_tensor(X)
+        X = X if X.is_floating_point() else X.float()
+        if X.ndim != 2:
+            raise ValueError(f"X: expected a matrix (K x d), found shape {tuple(X.shape)}")
+        k = len(X)
+        if rows is None:
+            width = len(str(max(k - 1, 0)))
+            rows = [f"c{i:0{width}d}" for i in range(k)]
+        keys: list[Row] = [(r, None) if isinstance(r, str) else r for r in rows]
+        if len(keys) != k:
+            raise ValueError(f"rows: expected {k} keys, found {len(keys)}")
+        order = sorted(range(k), key=lambda i: _keys(keys)[i])
+        n = torch.ones(k) if n is None else torch.as_tensor(n)
+        given = {
+            "given": X,
+            "n": n.double(),
+            "weight": n.double() if weight is None else torch.as_tensor(weight).double(),
+            "coef": None if coef is None else torch.as_tensor(coef).to(X.dtype),
+            "present": None if present is None else torch.as_tensor(present).bool(),
+            "base": None if base is None else torch.as_tensor(base).to(X.dtype),
+        }
+        beside = {name: torch.as_tensor(value).to(X.dtype) for name, value in (side or {}).items()}
+        if order != list(range(k)):
+            given = {name: value if value is None else value[order] for name, value in given.items()}
+            extra = {name: _pick(value, order) for name, value in extra.items()}
+            beside = {name: value[order] for name, value in beside.items()}
+        if layout is None:
+            layout = Layout((Block("x", (X.shape[1],), dtype_name(X)),))
+        return Updates(layout, tuple(keys[i] for i in order), extra=extra, side=beside, **given)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def replace(self, **changes: Any) -> Updates:
+        """A copy with some fields changed; a new X is taken as it is."""
+        if "X" in changes:
+            changes |= {"given": changes.pop("X"), "mixing": None}
+        return replace(self, **changes)
+
+    def zeros(self, rows: int) -> Tensor:
+        """A matrix of zeros (rows x d) like X, which is not worked out for it."""
+        if isinstance(self.given, Apart):
+            return torch.zeros(rows, self.layout.d, dtype=self.given.dtype)
+        return self.data.new_zeros(rows, self.layout.d)
+
+    def summed(self, runs: Sequence[tuple[int, int, Tensor]]) -> Tensor:
+        """sum_k p_k X_k (d) over runs of blocks (first, end, p of K numbers); 0 where there is no run.
+
+        p' (W D) = (p' W) D, so a mixing that is not worked out yet costs nothing here.
+        """
+        if self.mixing is not None:
+            runs = [(first, end, p @ self.mixing) for first, end, p in runs]
+        if isinstance(self.given, Apart):
+            return self.given.summed(runs)
+        out = self.data.new_zeros(self.layout.d)
+        for first, end, p in runs:
+            s = self.layout.run(first, end)
+            torch.mv(self.data[:, s].t(), p.to(self.data), out=out[s])
+        return out
+
+    def mixed(self, W: Tensor) -> Updates:
+        """Every row a combination of the rows: X becomes W X (W is K x K). The product is put off until X is read."""
+        W = W.double()
+        return replace(self, mixing=W if self.mixing is None else W @ self.mixing)
+
+    def select(self, part: Layout) -> Updates:
+        """The columns of `part` only (X is a view where they are consecutive)."""
+        blocks = self.layout.positions(part)
+        return replace(
+            self,
+            layout=part,
+            given=self.given.select(part) if isinstance(self.given, Apart) else self.layout.take(self.data, part),
+            coef=None if self.coef is None else self.layout.take(self.coef, part),
+            present=None if self.present is None else self.present[:, blocks],
+            extra={k: v[:, blocks] if k == "support" else v for k, v in self.extra.items()},
+            base=None if self.base is None else self.layout.take(self.base, part),
+            side={k: self.layout.take(v, part) for k, v in self.side.items()},
+        )
+
+    def keep(self, index: Sequence[int]) -> Updates:
+        """Some rows only, given by position in ascending order."""
+        index = list(index)
+        if index == list(range(len(self))):
+            return self
+        return Updates(
+            self.layout,
+            tuple(self.rows[i] for i in index),
+            self.X[index] if self.mixing is not None or isinstance(self.given, Tensor) else self.given.keep(index),
+            self.n[index],
+            self.weight[index],
+            None if self.coef is None else self.coef[index],
+            None if self.present is None else self.present[index],
+            {name: _pick(value, index) for name, value in self.extra.items()},
+            None,
+            None if self.base is None else self.base[index],
+            {name: value[index] for name, value in self.side.items()},
+        )
+
+    def finite(self) -> tuple[Updates, tuple[Row, ...]]:
+        """Drop rows with nan or inf; return what is left and the keys of the dropped rows."""
+        if isinstance(self.given, Tensor) or self.mixing is not None:
+            # A sum is finite only if all its terms are; only a suspect row is looked at value by value.
+            suspects = [i for i, s in enumerate(self.X.sum(dim=1).tolist()) if s != s or abs(s) == float("inf")]
+            bad = {i for i in suspects if not bool(torch.isfinite(self.X[i]).all())}
+        else:
+            bad = self.given.bad()
+        if not bad:
+            return self, ()
+        return self.keep([i for i in range(len(self)) if i not in bad]), tuple(self.rows[i] for i in sorted(bad))
+
+    def reduced(self, x: Tensor) -> Updates:
+        """The result of a rule that returns one vector (d) for everyone."""
+        present = None if self.present is None or not len(self) else self.present.any(dim=0, keepdim=True)
+        return Updates(
+            self.layout,
+            (EVERYONE,),
+            x.reshape(1, -1),
+            self.n.sum().reshape(1),
+            self.weight.sum().reshape(1),
+            present=present,
+        )
+
+
+def _keys(rows: Sequence[Row]) -> list[tuple[str, str]]:
+    return [(client, task or "") for client, task in rows]
+
+
+def _pick(values: Any, index: Sequence[int]) -> Any:
+    return values[list(index)] if isinstance(values, Tensor) else [values[i] for i in index]

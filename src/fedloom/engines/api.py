@@ -1,0 +1,179 @@
+"""run, resume and plan: what the command line calls and a notebook may call."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedloom.core.context import State
+from fedloom.engines.engine import Engine, engine_of
+from fedloom.engines.plan import Plan, plan
+from fedloom.errors import StateError
+from fedloom.methods.method import Method
+from fedloom.recipes.loader import load
+from fedloom.recipes.schema import Recipe
+from fedloom.rounds.build import Built
+from fedloom.rounds.progress import Progress, Silent
+from fedloom.rounds.rounds import run_rounds
+from fedloom.rounds.worker import check_device
+from fedloom.runs.folder import RunFolder
+from fedloom.runs.reader import Run
+from fedloom.runs.track import tracker_of
+
+__all__ = ["Plan", "Result", "plan", "resume", "run"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run. Everything in it is read from the run folder."""
+
+    folder: Path
+    status: str
+    """finished, or stopped early."""
+
+    @property
+    def run(self) -> Run:
+        """The run as it was recorded: rounds, final numbers, bytes."""
+        return Run.read(self.folder)
+
+    def table(self, split: str = "test") -> str:
+        """Tasks x metrics of the final model, as text, with which model, whose data, which split."""
+        run = self.run
+        final = run.final(split)
+        width = max(map(len, final.values), default=0)
+        lines = [
+            f"{task:<{width}}  " + "  ".join(f"{metric} {value:.4f}" for metric, value in values.items())
+            for task, values in final.values.items()
+        ]
+        about = f"{final.model} model, {', '.join(final.data)} data, round {final.round}, mean over a task's clients"
+        return "\n".join([*lines, about])
+
+
+def run(
+    recipe: Recipe | str | Path | Mapping[str, Any],
+    folder: Path | str | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    method: Method | None = None,
+    progress: Progress | None = None,
+    engine: Engine | None = None,
+) -> Result:
+    """Run a recipe (a packaged name, a file, a mapping or a Recipe) and return its result.
+
+    `folder` must be new or empty; without it a temporary one is made. `overrides` are "key.path=value" texts.
+    `method` replaces the recipe's method by a Method built in Python; `resume` then wants it again. `engine` is one
+    that is at hand already, in the place of the one that the recipe names.
+
+    Raises UserError (RecipeError, DataError, StateError) for bad input.
+    """
+    recipe = recipe if isinstance(recipe, Recipe) and not overrides else load(_plain(recipe), overrides)
+    for device in _devices(recipe):  # before the data is loaded, for this answers at once
+        check_device(device)
+    engine = engine or engine_of(recipe)
+    path = Path(tempfile.mkdtemp(prefix="fedloom-")) if folder is None else Path(folder)
+    if (status := engine.takes_over(recipe, path, method, progress or Silent(), fresh=True)) is not None:
+        return Result(path, status)
+    built = engine.build(recipe, method)
+    with RunFolder.create(path, recipe, built.dealt, built.about) as run_folder:
+        return _go(engine, built, run_folder, engine.initial(built), progress or Silent())
+
+
+def resume(
+    folder: Path | str,
+    *,
+    method: Method | None = None,
+    progress: Progress | None = None,
+    engine: Engine | None = None,
+) -> Result:
+    """Continue a run after its last whole checkpoint, bit for bit as if it had never stopped.
+
+    Raises StateError where the folder is none, is damaged, or the data, model or method changed.
+    """
+    progress = progress or Silent()
+    recipe, partition = RunFolder.read(Path(folder))
+    engine = engine or engine_of(recipe)
+    if (status := engine.takes_over(recipe, Path(folder), method, progress, fresh=False)) is not None:
+        return Result(Path(folder), status)
+    built = engine.build(recipe, method, partition)
+    with RunFolder(Path(folder)) as run_folder:
+        run_folder.check(built.about)
+        found = run_folder.load()
+        if found is None:  # stopped before anything was saved
+            state = engine.initial(built)
+            run_folder.cut(-1)
+        else:
+            state, problems = found
+            for problem in problems:
+                progress.event(f"checkpoint: {problem}; continuing from round {state['round']}")
+            run_folder.cut(state["round"] or -1)  # round 0 is measured anew
+        return _go(engine, built, run_folder, state, progress)
+
+
+def _go(engine: Engine, built: Built, folder: RunFolder, state: State, progress: Progress) -> Result:
+    recipe = built.recipe
+    folder.tracker = tracker_of(recipe, folder.path, state["round"], progress.event)
+    progress.start(recipe.training.rounds, state["round"])
+    try:
+        with _threads(recipe.runtime.threads), engine.start(built, folder) as (executor, advance):
+            state = run_rounds(built, executor, folder, state, progress, advance)
+            status, final = ("stopped early" if state["stopped"] else "finished"), state
+            if state["stopped"] and recipe.early_stopping and recipe.early_stopping.restore_best:
+                best = folder.load("best")
+                if best is None:
+                    raise StateError(f"{folder.path}: the best state is missing")
+                final = best[0]
+            folder.save_model(*engine.export(built, final))
+            engine.show(built, executor, folder.path, final)
+        folder.describe(built.about, status, state["round"], final["round"])
+        return Result(folder.path, status)
+    finally:
+        progress.stop()
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """Torch's thread count for the time of a run: results may depend on it, so the recipe says it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _plain(recipe: Recipe | str | Path | Mapping[str, Any]) -> str | Path | Mapping[str, Any]:
+    return recipe.model_dump(mode="json") if isinstance(recipe, Recipe) else recipe
+
+
+def _devices(recipe: Recipe) -> tuple[str, ...]:
+    device = recipe.runtime.device
+    return (device,) if isinstance(device, str) else device
+
+
+def model_file(folder: Path | str) -> Path:
+    """The file of a run's final models. Raises StateError where it has not saved them yet."""
+    path = Path(folder) / "model.safetensors"
+    if not path.is_file():
+        raise StateError(f"{folder} has no model.safetensors: the run is not finished")
+    return path
+
+
+def trained_models(folder: Path | str) -> dict[str, dict[str, Tensor]]:
+    """A finished run's models as state dictionaries: "" is the global one, others are called by their client, or
+    task/NAME where each task has one.
+
+    Raises StateError where the run has not saved a model yet.
+    """
+    models: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in load_file(model_file(folder)).items():
+        owner, _, name = key.rpartition("/")
+        models.setdefault(owner.removeprefix("client/"), {})[name] = tensor
+    return models

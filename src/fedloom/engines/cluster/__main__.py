@@ -1,0 +1,35 @@
+"""One process of a run whose folder is there: `torchrun ... -m fedloom.engines.cluster RUN_FOLDER`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from fedloom.engines.cluster import torchrun
+from fedloom.engines.cluster.launch import ERROR_FILE
+from fedloom.engines.cluster.session import join
+from fedloom.errors import UserError
+from fedloom.rounds.progress import Silent
+
+
+class Log(Silent):
+    """Says what a person should see, for the log."""
+
+    def event(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+def main() -> None:
+    """Join; a mistake that the user can mend is no reason to start again, so it is left to who started this."""
+    try:
+        join(Path(sys.argv[1]), progress=Log())
+    except UserError as error:
+        if ERROR_FILE not in os.environ:
+            sys.exit(f"error: {error}")
+        if torchrun.rank() == 0:
+            Path(os.environ[ERROR_FILE]).write_text(str(error), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Starting the processes of a cluster on this machine, and watching them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from fedloom.engines.cluster import torchrun
+from fedloom.engines.engine import Engine
+from fedloom.errors import RecipeError, UserError
+from fedloom.methods.method import Method
+from fedloom.recipes.schema import Recipe
+from fedloom.rounds.build import Built, build
+from fedloom.rounds.measure import headline
+from fedloom.rounds.progress import Progress
+from fedloom.runs.folder import RunFolder
+from fedloom.runs.reader import described
+
+ERROR_FILE = "FEDLOOM_ERROR_FILE"
+LOG = "cluster.log"
+_RESTARTS = 3
+_TAIL = 30
+
+
+class Cluster(Engine):
+    """One process a rank under torchrun; `runtime.workers` of them are started where torchrun has not done so."""
+
+    def takes_over(
+        self, recipe: Recipe, folder: Path, method: Method | None, progress: Progress, fresh: bool
+    ) -> str | None:
+        """Do the whole run in the processes of a cluster, and say how it ended."""
+        if method is not None:
+            raise RecipeError(
+                "runtime.engine: a method made in Python does not travel to other processes; "
+                "register it (fedloom.methods.METHODS) or use runtime.engine=process"
+            )
+        if recipe.peers is not None and recipe.peers.mode == "asynchronous":
+            raise RecipeError("peers.mode: peers at their own pace run with runtime.engine=process only")
+        if torchrun.rank() is not None:
+            from fedloom.engines.cluster.session import join
+
+            return join(folder, recipe if fresh else None, progress)
+        if fresh:
+            built = build(recipe)
+            RunFolder.create(folder, built.recipe, built.dealt, built.about).close()
+        else:
+            built = build(recipe, None, RunFolder.read(folder)[1])
+            RunFolder(folder).close()
+        _Watched(built, folder, progress).run()
+        status: str = json.loads((folder / "run.json").read_text(encoding="utf-8"))["status"]
+        return status
+
+
+class _Watched:
+    """torchrun on this machine; the lines of metrics.jsonl tell how far it is."""
+
+    def __init__(self, built: Built, folder: Path, progress: Progress) -> None:
+        self.built, self.folder, self.progress = built, folder, progress
+        self.done, self.offset = -1, 0
+
+    def run(self) -> None:
+        """Start, watch, and end. Raises UserError where a process says what is wrong, or all of them are lost."""
+        runtime = self.built.recipe.runtime
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", str(runtime.workers), "--max-restarts", str(_RESTARTS)),
+            *("-m", "fedloom.engines.cluster", str(self.folder.resolve())),
+        ]
+        self._read(silent=True)
+        self.progress.start(self.built.recipe.training.rounds, max(self.done, 0))
+        with tempfile.TemporaryDirectory(prefix="fedloom-") as scratch, (self.folder / LOG).open("a") as log:
+            errors = Path(scratch) / "error.txt"
+            environment = {**os.environ, "OMP_NUM_THREADS": str(runtime.threads), ERROR_FILE: str(errors)}
+            process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+            try:
+                while process.poll() is None:
+                    time.sleep(0.1)
+                    self._read()
+                self._read()
+            finally:
+                if process.poll() is None:
+                    process.terminate()
+                    process.wait()
+                self.progress.stop()
+            if errors.is_file():
+                raise UserError(errors.read_text(encoding="utf-8"))
+            if process.returncode:
+                tail = "\n".join((self.folder / LOG).read_text(errors="replace").splitlines()[-_TAIL:])
+                raise UserError(
+                    f"the processes of the cluster failed {_RESTARTS + 1} times (exit code {process.returncode}); the "
+                    f"last finished round is saved, resume continues from it. The end of {self.folder / LOG}:\n{tail}"
+                )
+
+    def _read(self, silent: bool = False) -> None:
+        """Report rounds that were written since the last look. Rounds that are done again are not reported again."""
+        path = self.folder / "metrics.jsonl"
+        size = path.stat().st_size if path.exists() else 0
+        if size < self.offset:  # lines after the last checkpoint were cut
+            self.offset = 0
+        if size == self.offset:
+            return
+        with path.open("rb") as file:
+            file.seek(self.offset)
+            for text in file:
+                if not text.endswith(b"\n"):
+                    break
+                self.offset += len(text)
+                line = json.loads(text)
+                if line["round"] <= self.done:
+                    continue
+                self.done = line["round"]
+                if silent or not self.done:
+                    continue
+                for event in line["events"]:
+                    about = described({k: v for k, v in event.items() if k != "event"})
+                    self.progress.event(f"round {self.done}: {event['event']}{about}")
+                self.progress.round(self.done, *headline(self.built, _numbers(line)))
+
+
+def _numbers(line: dict[str, object]) -> dict[str, object]:
+    """A line as it was before nan and inf became null."""
+    metrics = [{**r, "value": float("nan") if r["value"] is None else r["value"]} for r in line["metrics"]]  # type: ignore[attr-defined]
+    train = [{**r, "loss": float("nan") if r["loss"] is None else r["loss"]} for r in line["train"]]  # type: ignore[attr-defined]
+    return {**line, "metrics": metrics, "train": train}

@@ -1,0 +1,335 @@
+"""One process of a cluster: the clients it has, what it does in a round, and what it tells the others.
+
+All processes run the same rounds with the same recipe. Each trains its own clients and holds their states and personal
+models; what decides anything (numbers of a round, scores) all of them know. Rank 0 owns the run folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fedloom.core.context import Ctx, State
+from fedloom.engines.cluster.comm import Comm
+from fedloom.errors import UserError
+from fedloom.rounds.build import Built
+from fedloom.rounds.messages import ALL, Message, Payload
+from fedloom.rounds.rounds import Round
+from fedloom.rounds.sampling import cohort
+from fedloom.rounds.server import dispatch, server_step
+from fedloom.rounds.worker import EvalJob, Executor, Job, TrainDone, TrainJob
+from fedloom.runs.folder import RunFolder
+from fedloom.runs.ledger import Ledger
+from fedloom.server import ServerRule
+from fedloom.training.loop import LocalResult
+
+_WORTH_IT = 0.9  # clients move if the slowest process will need less than this share of its time
+
+
+class Member:
+    """This process in a run with a server; also the executor of its evaluations."""
+
+    def __init__(self, built: Built, comm: Comm, executor: Executor) -> None:
+        self.built, self.comm, self.executor = built, comm, executor
+        self.costs = Costs(built)
+        self.owner = deal(self.costs.of(built.federation.clients), comm.size)
+
+    def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
+        """Results of evaluations, all of them in every process: a personal model is measured where it lies."""
+        measured = [job for job in jobs if isinstance(job, EvalJob)]
+        places = self._places(measured)
+        mine = [job for job, rank in zip(measured, places, strict=True) if rank == self.comm.rank]
+        error, found = None, []
+        try:
+            found = [[key, scores] for key, scores in self.executor.run(mine, **options)]
+        except UserError as problem:
+            error = str(problem)
+        heads = self.comm.all({"error": error, "found": found})
+        raise_first(heads)
+        for head in heads:
+            yield from map(tuple, head["found"])
+
+    def _places(self, jobs: Sequence[EvalJob]) -> list[int]:
+        clients = self.built.federation.clients
+        cost = [len(clients[job.client].part(job.split)) * len(job.tasks) for job in jobs]
+        load = [0] * self.comm.size
+        places = [self.owner[job.client] for job in jobs]
+        for job, rank, c in zip(jobs, places, cost, strict=True):
+            load[rank] += c * job.personal
+        shared = [i for i, job in enumerate(jobs) if not job.personal]
+        for i in sorted(shared, key=lambda i: -cost[i]):
+            places[i] = load.index(min(load))
+            load[places[i]] += cost[i]
+        return places
+
+    def close(self) -> None:
+        """Give the local executor back."""
+        self.executor.close()
+
+    def advance(self, built: Built, executor: Executor, state: State, now: Round) -> tuple[State, Sequence[str]]:
+        """A round of clients and a server (see `fedloom.rounds.rounds.run_rounds`)."""
+        recipe, method, training = built.recipe, built.method, built.recipe.training
+        members = cohort(list(built.federation.clients), training.participation, recipe.seed, now.number)
+        state = self._balanced(state, members)
+        mine = [m for m in members if self.owner[m] == self.comm.rank]
+        with now.ledger.phase("dispatch"):
+            messages = dispatch(method, built.layout, built.federation, state["server"], mine)
+            jobs = [TrainJob(m, now.number, messages[m], state["clients"].get(m, {})) for m in mine]
+        ctx = now.ctx(members)
+        with now.ledger.phase("train and aggregate"):
+            server = self._step(state["server"], self._trained(now, jobs, messages), ctx, members)
+        clients = {**state["clients"], **now.clients}
+        return {**state, "round": now.number, "server": server, "clients": clients}, members
+
+    def _trained(self, now: Round, jobs: list[TrainJob], messages: Mapping[str, Message]) -> Iterator[Payload]:
+        """Payloads of this process' clients; after the last all processes know how everybody's training went."""
+        error = None
+        try:
+            yield from now.payloads(self.executor, jobs, messages)
+        except UserError as problem:
+            error = str(problem)
+        raise_first([{"error": text} for text in self.comm.all(error)])
+        meet(self.comm, now)
+        self.costs.see(now.done)
+
+    def _step(self, server: State, payloads: Iterator[Payload], ctx: Ctx, members: Sequence[str]) -> State:
+        """All payloads go to rank 0, which does what the server of one process does, and tells the others."""
+        built, comm = self.built, self.comm
+        if comm.rank:
+            for payload in list(payloads):
+                comm.send(0, payload_tree(payload))
+            new: State = comm.receive(0)
+            return new
+        there = [sum(self.owner[m] == q for m in members) for q in range(comm.size)]
+
+        def received() -> Iterator[Payload]:
+            yield from payloads
+            for rank in range(1, comm.size):
+                for _ in range(there[rank]):
+                    yield payload_of(comm.receive(rank))
+
+        new = server_step(built.method, built.layout, built.federation, received(), server, ctx)
+        for rank in range(1, comm.size):
+            comm.send(rank, self._view(new, rank))
+        return new
+
+    @property
+    def _knows_all(self) -> bool:
+        """Whether this process has the personal models of all clients."""
+        return self.comm.rank == 0 or bool(self.built.method.stage.tells)
+
+    def _view(self, server: State, rank: int) -> State:
+        """The part of a server's state that another process needs: for its clients, and for what they are told."""
+        tells = bool(self.built.method.stage.tells)
+        mine = {c for c, owner in self.owner.items() if owner == rank}
+        names = {ALL, *mine}
+        ahead = type(self.built.method.server).dispatch is not ServerRule.dispatch
+        return {
+            **server,
+            "personal": {c: x for c, x in server["personal"].items() if tells or c in mine},
+            "rule": {c: memory if ahead else {} for c, memory in server["rule"].items() if c in names},
+            "stage": server["stage"] if tells else {},
+        }
+
+    def _balanced(self, state: State, members: Sequence[str]) -> State:
+        """Clients move to other processes, with what belongs to them, where the round will be over sooner so."""
+        comm = self.comm
+        cost = self.costs.of(members)
+        before = {m: self.owner[m] for m in members}
+        after = deal(cost, comm.size)
+        if longest(cost, after) >= _WORTH_IT * longest(cost, before):
+            return state
+        moved = {m: rank for m, rank in after.items() if rank != before[m]}
+        self.owner |= moved
+        out: dict[int, dict[str, State]] = {q: {} for q in comm.others}
+        for m, rank in moved.items():
+            if before[m] == comm.rank:
+                out[rank][m] = self._of(state, m)
+        clients, server = dict(state["clients"]), state["server"]
+        personal, rule = dict(server["personal"]), dict(server["rule"])
+        for m, rank in before.items():
+            if m in moved and rank == comm.rank:
+                clients.pop(m, None)
+                if not self._knows_all:
+                    personal.pop(m, None)
+                    rule.pop(m, None)
+        for tree in comm.swap(out).values():
+            for m, held in tree.items():
+                clients |= {m: held["client"]} if "client" in held else {}
+                personal |= {m: held["personal"]} if "personal" in held else {}
+                rule |= {m: held["rule"]} if "rule" in held else {}
+        return {**state, "clients": clients, "server": {**server, "personal": personal, "rule": rule}}
+
+    @staticmethod
+    def _of(state: State, client: str) -> State:
+        """What belongs to a client."""
+        kinds = {"client": state["clients"], "personal": state["server"]["personal"], "rule": state["server"]["rule"]}
+        return {kind: held[client] for kind, held in kinds.items() if client in held}
+
+    def scattered(self, state: State | None) -> State:
+        """This process' part of a whole state, which rank 0 has."""
+        comm = self.comm
+        views = []
+        if state is not None:
+            for rank in range(1, comm.size):
+                clients = {c: x for c, x in state["clients"].items() if self.owner[c] == rank}
+                views.append({**state, "clients": clients, "server": self._view(state["server"], rank)})
+            own = {c: x for c, x in state["clients"].items() if self.owner[c] == 0}
+            views.insert(0, {**state, "clients": own})
+        mine: State = comm.from_first(views)
+        return mine
+
+    def gathered(self, state: State) -> State:
+        """At rank 0 the whole state, as one process would have it; elsewhere nothing of use."""
+        return {**state, "clients": self._together(state["clients"])}
+
+    def _together(self, held: State) -> State:
+        """At rank 0 what all processes hold of their clients, in the order of the clients."""
+        mine = {c: x for c, x in held.items() if self.owner.get(c, 0) == self.comm.rank}
+        every = {c: x for part in self.comm.to_first(mine) for c, x in part.items()}
+        return {c: every[c] for c in (ALL, *self.built.federation.clients) if c in every}
+
+
+class Costs:
+    """What a round of each client takes: guessed from examples and tasks until it was measured."""
+
+    def __init__(self, built: Built) -> None:
+        epochs = built.recipe.training.steps is None
+        batch = built.recipe.training.batch_size
+        self.guess = {
+            c.id: float((len(c.train) if epochs else min(len(c.train), batch)) * len(c.tasks))
+            for c in built.federation.clients.values()
+        }
+        self.seconds: dict[str, float] = {}
+
+    def see(self, done: Sequence[TrainDone]) -> None:
+        """Take measured seconds, which all processes must know."""
+        self.seconds |= {d.client: d.seconds for d in done}
+
+    def of(self, clients: Sequence[str] | Mapping[str, Any]) -> dict[str, float]:
+        """Seconds, or shares of an unknown unit before anything was measured."""
+        known = sum(self.guess[c] for c in self.seconds)
+        unit = sum(self.seconds.values()) / known if known else 1.0
+        return {c: self.seconds.get(c, unit * self.guess[c]) for c in clients}
+
+
+def deal(cost: Mapping[str, float], size: int) -> dict[str, int]:
+    """Client -> rank: the most costly first, each to the process with the least to do; ties go to the lowest rank."""
+    load = [0.0] * size
+    owner = {}
+    for client in sorted(cost, key=lambda c: (-cost[c], c)):
+        owner[client] = load.index(min(load))
+        load[owner[client]] += cost[client]
+    return owner
+
+
+def longest(cost: Mapping[str, float], owner: Mapping[str, int]) -> float:
+    """What the process with the most to do has to do."""
+    load: dict[int, float] = {}
+    for client, rank in owner.items():
+        load[rank] = load.get(rank, 0.0) + cost[client]
+    return max(load.values(), default=0.0)
+
+
+def meet(comm: Comm, now: Round) -> None:
+    """All processes learn how a round went everywhere: losses, bytes, events, records, seconds."""
+    head = {
+        "done": [_done_tree(d) for d in now.done],
+        "up": [_bytes_tree(c, b) for c, b in now.ledger.up.items()],
+        "down": [_bytes_tree(c, b) for c, b in now.ledger.down.items()],
+        "seconds": now.ledger.seconds,
+        "events": now.events,
+        "records": now.records,
+    }
+    heads = comm.all(head)
+    clients = now.built.federation.clients
+    done = [_done_of(d) for head in heads for d in head["done"]]
+    # as one process would have trained them: the longest first
+    now.done[:] = sorted(done, key=lambda d: (-len(clients[d.client].train), d.client))
+    place = {d.client: i for i, d in enumerate(now.done)}
+    events = [event for head in heads for event in head["events"]]
+    now.events[:] = sorted(events, key=lambda e: place.get(e.get("client", ""), -1))
+    # what peers note comes from each, sorted; the rest all processes note alike
+    of_peers = [record for head in heads for record in head["records"] if "peer" in record]
+    others = [record for record in now.records if "peer" not in record]
+    now.records[:] = [*sorted(of_peers, key=lambda r: str(r["peer"])), *others]
+    for rank, head in enumerate(heads):
+        if rank != comm.rank:
+            _add(now.ledger, head)
+
+
+def _add(ledger: Ledger, head: Mapping[str, Any]) -> None:
+    for direction in (ledger.up, ledger.down):
+        for client, entries in head["up" if direction is ledger.up else "down"]:
+            direction[client] = {(role, task): count for role, task, count in entries}
+    for name, seconds in head["seconds"].items():
+        if name.endswith("sum over clients"):
+            ledger.add(name, seconds)
+
+
+def raise_first(heads: Sequence[Mapping[str, Any]]) -> None:
+    """Raise the first error that some process met, in all of them."""
+    if errors := [head["error"] for head in heads if head["error"]]:
+        raise UserError(errors[0])
+
+
+def _bytes_tree(client: str, counts: Mapping[tuple[str, str | None], int]) -> list[Any]:
+    return [client, [[role, task, count] for (role, task), count in counts.items()]]
+
+
+def _result_tree(result: LocalResult) -> dict[str, Any]:
+    parts = {task: _result_tree(part) for task, part in result.by_task.items()}
+    return {
+        "steps": result.steps,
+        "examples": result.examples,
+        "losses": result.losses,
+        "waiting": result.waiting,
+        "by_task": parts,
+    }
+
+
+def _result_of(tree: Mapping[str, Any]) -> LocalResult:
+    return LocalResult(**{**tree, "by_task": {task: _result_of(part) for task, part in tree["by_task"].items()}})
+
+
+def _done_tree(done: TrainDone) -> dict[str, Any]:
+    return {
+        "client": done.client,
+        "n": done.payload.n,
+        "result": _result_tree(done.result),
+        "seconds": done.seconds,
+        "trained": done.trained,
+    }
+
+
+def _done_of(tree: Mapping[str, Any]) -> TrainDone:
+    client, result = tree["client"], _result_of(tree["result"])
+    return TrainDone(client, Payload((client, None), tree["n"]), result, {}, tree["seconds"], tree["trained"])
+
+
+def payload_tree(payload: Payload) -> dict[str, Any]:
+    """A payload as a tree that can be sent."""
+    return vars(payload)
+
+
+def payload_of(tree: Mapping[str, Any]) -> Payload:
+    """Inverse of `payload_tree`."""
+    return Payload(**{**tree, "row": tuple(tree["row"])})
+
+
+class SharedFolder(RunFolder):
+    """The run folder as all processes see it: rank 0 writes, and a state that is saved is gathered first."""
+
+    def __init__(self, member: Member, folder: RunFolder | None) -> None:
+        self.member, self.folder = member, folder
+
+    def write_round(self, line: Mapping[str, Any], ledger: Ledger) -> None:
+        """Append one round, at rank 0."""
+        if self.folder is not None:
+            self.folder.write_round(line, ledger)
+
+    def save(self, state: State, name: str = "state") -> None:
+        """Gather the state and save it, at rank 0."""
+        whole = self.member.gathered(state)
+        if self.folder is not None:
+            self.folder.save(whole, name)

@@ -1,0 +1,113 @@
+"""Peers in many processes: those of one process hear each other in memory, others by letters between processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+from fedloom.core.context import State
+from fedloom.engines.cluster.comm import Comm
+from fedloom.engines.cluster.member import Member, meet, raise_first
+from fedloom.engines.peers.rounds import initial_peers, without_server
+from fedloom.engines.peers.transport import Network
+from fedloom.errors import UserError
+from fedloom.rounds.build import Built
+from fedloom.rounds.rounds import Round
+from fedloom.rounds.worker import Executor, Job
+
+Lost = Callable[[int, str, str, int], bool] | None
+
+
+class Spanning(Network):
+    """The peers of this process, and a way to those of others: letters are brought there at the end of a phase.
+
+    What one peer tells several of another process travels there once.
+    """
+
+    def __init__(self, comm: Comm, owner: Mapping[str, int], lost: Lost = None) -> None:
+        super().__init__(lost)
+        self.comm, self.owner = comm, owner
+        self._out: dict[int, dict[tuple[str, int], tuple[bytes, list[str]]]] = {}
+        self._arriving = False
+
+    def here(self, name: str) -> bool:
+        """Whether a peer is in this process."""
+        return self.owner[name] == self.comm.rank
+
+    def known(self, values: Mapping[str, float]) -> Mapping[str, float]:
+        """Numbers of all peers."""
+        return {name: value for part in self.comm.all(dict(values)) for name, value in part.items()}
+
+    def put(self, sender: str, receiver: str, data: bytes) -> None:
+        """Into the receiver's queue, or on the way to its process."""
+        if self.here(receiver):
+            super().put(sender, receiver, data)
+        else:
+            letters = self._out.setdefault(self.owner[receiver], {})
+            letters.setdefault((sender, id(data)), (data, []))[1].append(receiver)
+
+    def carry(self, sent: list[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
+        """Bring letters to other processes, and tell all who sent what."""
+        out: dict[int, Any] = {q: {"sent": sent, "letters": []} for q in range(self.comm.size)}
+        for rank, letters in self._out.items():
+            about = [[sender, receivers, data] for (sender, _), (data, receivers) in letters.items()]
+            out[rank] = {"sent": sent, "letters": about}
+        self._out = {}
+        heads = self.comm.swap(out)
+        for rank in range(self.comm.size):
+            for sender, receivers, data in heads[rank]["letters"]:
+                for receiver in receivers:
+                    super().put(sender, receiver, data)
+        every = [(sender, to, n) for rank in range(self.comm.size) for sender, to, n in heads[rank]["sent"]]
+        return sorted(every, key=lambda entry: entry[0])
+
+
+class Peering(Member):
+    """This process in a run of peers, each of which stays where it is."""
+
+    def __init__(self, built: Built, comm: Comm, executor: Executor) -> None:
+        super().__init__(built, comm, executor)
+        self._advance = without_server(built, lambda lost: Spanning(comm, self.owner, lost))
+
+    def advance(self, built: Built, executor: Executor, state: State, now: Round) -> tuple[State, Sequence[str]]:
+        """A round of peers (see `fedloom.rounds.rounds.run_rounds`)."""
+        state, members = self._advance(built, _Agreed(self.comm, self.executor), state, now)
+        meet(self.comm, now)
+        return state, members
+
+    def scattered(self, state: State | None) -> State:
+        """This process' part of a whole state, which rank 0 has. Of peers elsewhere it has the first state only."""
+        comm = self.comm
+        views = []
+        if state is not None:
+            for rank in range(comm.size):
+                mine = {name: own for name, own in state["peers"].items() if self.owner[name] == rank}
+                views.append({**state, "peers": mine})
+        own: State = comm.from_first(views)
+        return {**own, "peers": {**initial_peers(self.built)["peers"], **own["peers"]}}
+
+    def gathered(self, state: State) -> State:
+        """At rank 0 the whole state, as one process would have it; elsewhere nothing of use."""
+        return {**state, "peers": self._together(state["peers"])}
+
+
+class _Agreed:
+    """The executor of a process; if training fails in one process, all of them raise the error."""
+
+    def __init__(self, comm: Comm, executor: Executor) -> None:
+        self.comm, self.executor = comm, executor
+
+    def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
+        """Results as they come. Only training is waited for by others."""
+        if "evaluate_trained" not in options:
+            yield from self.executor.run(jobs, **options)
+            return
+        error = None
+        try:
+            yield from self.executor.run(jobs, **options)
+        except UserError as problem:
+            error = str(problem)
+        raise_first([{"error": text} for text in self.comm.all(error)])
+
+    def close(self) -> None:
+        """Nothing of its own."""

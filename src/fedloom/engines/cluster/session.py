@@ -1,0 +1,179 @@
+"""One process of a cluster from its start to its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from fedloom.core.context import State
+from fedloom.data.partition import Partition
+from fedloom.engines.cluster import torchrun
+from fedloom.engines.cluster.comm import Comm
+from fedloom.engines.cluster.member import Member, SharedFolder
+from fedloom.engines.cluster.peering import Peering
+from fedloom.engines.cluster.sharing import Sharing
+from fedloom.engines.peers.rounds import initial_peers
+from fedloom.engines.pool import executor
+from fedloom.errors import StateError, UserError
+from fedloom.recipes.loader import load
+from fedloom.recipes.schema import Recipe
+from fedloom.rounds.build import Built, build
+from fedloom.rounds.exports import export
+from fedloom.rounds.progress import Progress
+from fedloom.rounds.rounds import initial_state, run_rounds
+from fedloom.rounds.showing import keep
+from fedloom.rounds.worker import Executor, check_device
+from fedloom.runs.folder import RunFolder
+from fedloom.runs.track import tracker_of
+
+T = TypeVar("T")
+
+
+def join(path: Path, recipe: Recipe | None = None, progress: Progress | None = None) -> str:
+    """Take part in a run as one of the processes that torchrun started; how it ended, once it is over."""
+    comm = Comm.join()
+    try:
+        return take_part(comm, path, recipe, progress)
+    finally:
+        comm.leave()
+
+
+def take_part(comm: Comm, path: Path, recipe: Recipe | None = None, progress: Progress | None = None) -> str:
+    """Take part in a run, a new one of `recipe`, else the one in the folder: finished, or stopped early.
+
+    Only rank 0 needs the folder. Raises UserError in all processes where one meets a mistake.
+    """
+    with ExitStack() as stack:
+        return _run(comm, path, recipe, progress, stack)
+
+
+def _run(comm: Comm, path: Path, recipe: Recipe | None, progress: Progress | None, stack: ExitStack) -> str:
+    from fedloom.rounds.progress import Silent
+
+    first = comm.rank == 0
+    progress = progress if progress is not None and first else Silent()
+    fresh = recipe is not None and not (torchrun.restarted() and (path / "recipe.yaml").is_file())
+    saved = agreed(comm, lambda: RunFolder.read(path) if first and not fresh else None)
+    recipe, partition = _known_to_all(comm, saved or (recipe, None))
+    torch.set_num_threads(recipe.runtime.threads)
+    devices = recipe.runtime.device
+    device = comm.use((devices,) if isinstance(devices, str) else devices)
+    built = agreed(comm, lambda: _built(recipe, partition, device))
+    _compared(comm, built)
+    opened = agreed(comm, lambda: _opened(path, built, fresh, progress, stack) if first else None)
+    folder, state = opened or (None, None)
+    member = membership(built)(built, comm, executor(built.setup, device, 1))
+    try:
+        mine = member.scattered(state)
+        progress.start(recipe.training.rounds, mine["round"])
+        mine = run_rounds(built, member, SharedFolder(member, folder), mine, progress, member.advance)
+        whole = member.gathered(mine)
+        agreed(comm, lambda: _conclude(folder, built, whole, member.executor) if folder is not None else None)
+        return _status(mine)
+    finally:
+        progress.stop()
+        member.close()
+
+
+def agreed(comm: Comm, make: Callable[[], T]) -> T:
+    """What `make` gives; a UserError in one process is raised in all of them."""
+    value, error = None, None
+    try:
+        value = make()
+    except UserError as problem:
+        error = problem
+    texts = [text for text in comm.all(None if error is None else str(error)) if text is not None]
+    if error is not None:
+        raise error
+    if texts:
+        raise UserError(texts[0])
+    return value  # type: ignore[return-value]
+
+
+def _known_to_all(comm: Comm, mine: tuple[Recipe | None, Partition | None]) -> tuple[Recipe, Partition | None]:
+    """Rank 0's recipe and partition, in every process."""
+    recipe, partition = mine
+    about = {
+        "recipe": None if recipe is None else recipe.model_dump(mode="json"),
+        "partition": None if partition is None else partition.to_json(),
+    }
+    about = comm.from_first([about] * comm.size)
+    return load(about["recipe"]), None if about["partition"] is None else Partition.from_json(about["partition"])
+
+
+def _built(recipe: Recipe, partition: Partition | None, device: str) -> Built:
+    check_device(device)
+    return build(recipe, None, partition)
+
+
+def membership(built: Built) -> type[Member]:
+    """How processes work together: sharing what the server does, where the recipe and the method let them."""
+    if built.recipe.peers is not None:
+        return Peering
+    method = built.method
+    separable = method.stage.separable and method.rows == "client" and not method.codec.stays_packed
+    return Sharing if separable and not built.recipe.runtime.exact else Member
+
+
+def _compared(comm: Comm, built: Built) -> None:
+    """Whether all processes have the same. Raises UserError that names what differs, and where."""
+    mine = {
+        "model": built.layout.hash,
+        "partition": built.partition.hash,
+        "data": built.data_hash,
+        "frozen weights": built.frozen_hash,
+    }
+    every = comm.all(mine)
+    for rank, other in enumerate(every):
+        for what, value in every[0].items():
+            if other[what] != value:
+                raise UserError(f"the {what} of rank {rank} differs from that of rank 0: {other[what]} and {value}")
+
+
+def _opened(path: Path, built: Built, fresh: bool, progress: Progress, stack: ExitStack) -> tuple[RunFolder, State]:
+    """The run folder, held by rank 0 until the end, and the state to go on from."""
+    folder = stack.enter_context(
+        RunFolder.create(path, built.recipe, built.dealt, built.about) if fresh else RunFolder(path)
+    )
+    state = _initial(built) if fresh else _continued(folder, built, progress)
+    folder.tracker = tracker_of(built.recipe, path, state["round"], progress.event)
+    return folder, state
+
+
+def _continued(folder: RunFolder, built: Built, progress: Progress) -> State:
+    """The state that a folder was left with; its files have what counts alone."""
+    folder.check(built.about)
+    found = folder.load()
+    if found is None:
+        folder.cut(-1)
+        return _initial(built)
+    state, problems = found
+    for problem in problems:
+        progress.event(f"checkpoint: {problem}; continuing from round {state['round']}")
+    folder.cut(state["round"] or -1)
+    return state
+
+
+def _initial(built: Built) -> State:
+    return initial_state(built) if built.recipe.peers is None else initial_peers(built)
+
+
+def _conclude(folder: RunFolder, built: Built, state: State, executor: Executor) -> None:
+    """What is written once the last round is over."""
+    final = state
+    if state["stopped"] and built.recipe.early_stopping and built.recipe.early_stopping.restore_best:
+        best = folder.load("best")
+        if best is None:
+            raise StateError(f"{folder.path}: the best state is missing")
+        final = best[0]
+    folder.save_model(*export(built, final))
+    keep(folder.path, built, executor, final)
+    folder.describe(built.about, _status(state), state["round"], final["round"])
+
+
+def _status(state: State) -> str:
+    return "stopped early" if state["stopped"] else "finished"

@@ -1,0 +1,96 @@
+"""Processes that share what a server does: updates stay where clients were trained, and each combines some columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.core.context import Ctx, Row, State
+from fedloom.core.spread import spread
+from fedloom.engines.cluster.columns import Columns, Scattered
+from fedloom.engines.cluster.comm import Comm
+from fedloom.engines.cluster.member import Member, payload_of, payload_tree
+from fedloom.rounds import diagnostics
+from fedloom.rounds.build import Built
+from fedloom.rounds.messages import ALL, Payload, rows_of
+from fedloom.rounds.server import assembled, bases, collect, finite_rows, settled
+from fedloom.rounds.worker import Executor
+from fedloom.runs.reader import DIAGNOSTICS
+
+
+class Sharing(Member):
+    """This process in a run in which no process sees the whole matrix.
+
+    Every process has the server's state but for personal models, of which it has those of its own clients (all, where
+    stages tell clients something that is made of them).
+    """
+
+    def __init__(self, built: Built, comm: Comm, executor: Executor) -> None:
+        super().__init__(built, comm, executor)
+        self.columns = Columns(comm, built.method.shared_part(built.layout))
+
+    @property
+    def _knows_all(self) -> bool:
+        return bool(self.built.method.stage.tells)
+
+    def _view(self, server: State, rank: int) -> State:
+        names = {c for c, owner in self.owner.items() if owner == rank or self._knows_all} | {ALL}
+        return {
+            **server,
+            "personal": {c: x for c, x in server["personal"].items() if c in names},
+            "rule": {c: memory for c, memory in server["rule"].items() if c in names},
+        }
+
+    def scattered(self, state: State | None) -> State:
+        """This process' part of a whole state, which rank 0 has."""
+        mine = super().scattered(state)
+        return {**mine, "server": self._view(mine["server"], self.comm.rank)}
+
+    def gathered(self, state: State) -> State:
+        """At rank 0 the whole state, as one process would have it; elsewhere nothing of use."""
+        state = super().gathered(state)
+        server = state["server"]
+        if not self._knows_all:
+            together = {name: self._together(server[name]) for name in ("personal", "rule")}
+            server = {**server, **together}
+        return {**state, "server": server}
+
+    def _step(self, server: State, payloads: Iterator[Payload], ctx: Ctx, members: Sequence[str]) -> State:
+        """The server's part of a round, shared by all processes."""
+        built, columns = self.built, self.columns
+        method, layout, federation = built.method, built.layout, built.federation
+        rows = rows_of(method, federation, [m for m in members if self.owner[m] == self.comm.rank])
+        mine, own = collect(method, layout, federation, payloads, rows, server["model"].dtype)
+        heads = self.comm.all({"came": [payload_tree(p) for p in own], "personal": bool(server["personal"])})
+        found = [(payload_of(tree), rank) for rank, head in enumerate(heads) for tree in head["came"]]
+        found.sort(key=lambda entry: entry[0].row[0])
+        came, places = [payload for payload, _ in found], tuple(rank for _, rank in found)
+
+        def given(X: Tensor, places: tuple[int, ...]) -> Scattered:
+            return Scattered(columns, columns.layout, X, places)
+
+        side = {name: given(X, places).dense() for name, X in mine.side.items()}
+        updates = assembled(method, federation, columns.here, came, given(mine.X, places), side)
+        updates = finite_rows(updates, ctx)
+        if not len(updates):
+            return server
+        alive = [client for client, _ in updates.rows]
+        if "base" in method.stage.reads:
+            if any(head["personal"] for head in heads):
+                here = [client for client in alive if self.owner[client] == self.comm.rank]
+                start = bases(method, server, here) if here else torch.zeros(0, columns.layout.d)
+                base = given(start, tuple(self.owner[client] for client in alive)).dense()
+            else:
+                base = columns.cut(columns.here, bases(method, server, alive))
+            updates = updates.replace(base=base)
+        with spread(columns):
+            out, stage = method.stage(updates, server["stage"], ctx)
+            ctx.record(DIAGNOSTICS, partial(diagnostics.look, updates, out))
+        moved: list[tuple[Row, Any]] = columns.back(out, self.owner, self._knows_all)
+        del updates, out
+        came = [p for p in came if p.row[0] in set(alive)]
+        return settled(method, layout, federation, {**server, "stage": stage}, moved, came)

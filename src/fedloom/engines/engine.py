@@ -1,0 +1,76 @@
+"""Where the jobs of a run are done: engines by name. Rounds, their order and their results are the same in all."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torch import Tensor
+
+from fedloom.core.context import State
+from fedloom.data.partition import Partition
+from fedloom.engines.peers.rounds import initial_peers, without_server
+from fedloom.engines.pool import executor
+from fedloom.methods.method import Method
+from fedloom.recipes.schema import Recipe
+from fedloom.rounds.build import Built, build
+from fedloom.rounds.exports import export
+from fedloom.rounds.progress import Progress
+from fedloom.rounds.rounds import Advance, initial_state
+from fedloom.rounds.showing import keep
+from fedloom.rounds.worker import Executor
+from fedloom.runs.folder import RunFolder
+
+ENGINES = {
+    "process": "fedloom.engines.engine:Engine",
+    "cluster": "fedloom.engines.cluster.launch:Cluster",
+    "flower": "fedloom.engines.flower.engine:Flower",
+}
+"""Name -> module:class, a subclass of Engine, imported when a recipe asks for it."""
+
+
+class Engine:
+    """In this process or a pool of workers. Others say what differs; they have no state between two runs."""
+
+    def takes_over(
+        self, recipe: Recipe, folder: Path, method: Method | None, progress: Progress, fresh: bool
+    ) -> str | None:
+        """Do the whole run in other processes, a `fresh` one or the rest of the one in the folder: how it ended.
+
+        None: it is done here. Raises UserError as `fedloom.engines.api.run` does.
+        """
+        return None
+
+    def build(self, recipe: Recipe, method: Method | None = None, partition: Partition | None = None) -> Built:
+        """The recipe made concrete; `partition` is the saved one, when resuming."""
+        return build(recipe, method, partition)
+
+    def initial(self, built: Built) -> State:
+        """The state before the first round."""
+        return initial_peers(built) if built.recipe.peers else initial_state(built)
+
+    @contextmanager
+    def start(self, built: Built, folder: RunFolder) -> Iterator[tuple[Executor, Advance | None]]:
+        """What runs jobs, and how a round is made of them (None: with a server), for the time of a run."""
+        workers = executor(built.setup, built.recipe.runtime.device, built.recipe.runtime.workers)
+        try:
+            yield workers, without_server(built) if built.recipe.peers else None
+        finally:
+            workers.close()
+
+    def show(self, built: Built, executor: Executor, folder: Path, state: State) -> None:
+        """Keep what the final models say of test data; called before `start` ends."""
+        keep(folder, built, executor, state)
+
+    def export(self, built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """The final models as named tensors, and labels; called before `start` ends."""
+        return export(built, state)
+
+
+def engine_of(recipe: Recipe) -> Engine:
+    """The engine that a recipe names."""
+    module, name = ENGINES[recipe.runtime.engine].split(":")
+    engine: Engine = getattr(importlib.import_module(module), name)()
+    return engine

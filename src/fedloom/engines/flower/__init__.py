@@ -1,0 +1,29 @@
+"""Runs whose clients are nodes of Flower: rounds, methods and files are the same, jobs travel as its messages.
+
+Only `flwr.app`, `flwr.clientapp` and `flwr.serverapp` are imported, where they are needed, so that fedloom works
+without flwr. Flower reports to its makers unless it is told not to: it is told not to here, before it is imported.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from fedloom._lazy import lazy
+
+if TYPE_CHECKING:
+    from fedloom.engines.flower.apps import server_app as server_app
+    from fedloom.engines.flower.client import client_app as client_app
+    from fedloom.engines.flower.engine import Flower as Flower
+    from fedloom.engines.flower.node import Node as Node
+    from fedloom.engines.flower.strategy import as_strategy as as_strategy
+
+for _name, _value in (
+    ("FLWR_TELEMETRY_ENABLED", "0"),
+    ("FLWR_DISABLE_UPDATE_CHECK", "1"),
+    ("FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION", "1"),
+    ("RAY_USAGE_STATS_ENABLED", "0"),
+):
+    os.environ.setdefault(_name, _value)
+
+__getattr__, __dir__, __all__ = lazy(__name__)

@@ -1,0 +1,183 @@
+"""What can be known about a deployment before round 0: versions, sizes, keys, certificates, clocks, ports."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import ssl
+import stat
+import tomllib
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from fedloom.engines.flower.nodes import NodeConfig, own_data
+from fedloom.errors import UserError
+from fedloom.extras import need
+from fedloom.recipes.loader import load
+
+Finding = tuple[str, bool, str]
+SUPPORTED = (1, 30), (2, 0)
+"""Versions of flwr: from the first, below the second."""
+_FAB = 10_000_000
+"""Bytes that an app may have on its way to the nodes."""
+_MESSAGE = 2_000_000_000
+"""Bytes of one message, below the 2 GiB of protobuf."""
+_SKEW = 60.0
+"""Seconds by which clocks may differ: node authentication signs times."""
+_PATIENCE = 10.0
+_SUFFIXES = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
+
+
+def findings(
+    app: Path, superlink: str | None, root_certificates: Path | None, key: Path | None, home: Path | None
+) -> Iterator[Finding]:
+    """(what was looked at, whether it is good, what was found); nothing is sent but a request for the start page."""
+    yield _guard("versions", _versions)
+    yield _guard("app", lambda: _app(app))
+    yield _guard("sizes", lambda: _sizes(app))
+    if home is not None:
+        yield _guard("node", lambda: _node(app, home))
+    if key is not None:
+        yield _guard("key", lambda: _key(key))
+    if superlink is not None:
+        yield from _superlink(superlink, root_certificates)
+
+
+def _guard(what: str, look: Callable[[], str]) -> Finding:
+    try:
+        return what, True, look()
+    except (UserError, OSError, ValueError) as error:
+        return what, False, str(error)
+
+
+def _versions() -> str:
+    try:
+        found = version("flwr")
+    except PackageNotFoundError:
+        raise UserError("flwr is not installed: pip install 'fedloom[flower]'") from None
+    number = tuple(int(part) for part in found.split(".")[:2])
+    low, high = SUPPORTED
+    if not low <= number < high:
+        raise UserError(f"flwr {found} found, expected {low[0]}.{low[1]} or later, below {high[0]}.{high[1]}")
+    return f"flwr {found}, torch {version('torch')}, fedloom {version('fedloom')}; let all machines have the same"
+
+
+def _read(app: Path) -> tuple[dict[str, Any], Path]:
+    """(pyproject's part about Flower, the recipe's path)."""
+    file = app / "pyproject.toml"
+    try:
+        flwr: dict[str, Any] = tomllib.loads(file.read_text("utf-8"))["tool"]["flwr"]["app"]
+        package = str(flwr["components"]["clientapp"]).split(":")[0].split(".")[0]
+    except (OSError, KeyError, TypeError, tomllib.TOMLDecodeError) as error:
+        raise UserError(f"{file} is not that of a Flower app: {error!r}") from None
+    return flwr, app / package / "recipe.yaml"
+
+
+def _app(app: Path) -> str:
+    flwr, recipe = _read(app)
+    size = sum(p.stat().st_size for p in app.rglob("*") if p.is_file() and p.suffix in _SUFFIXES)
+    if size > _FAB:
+        raise UserError(f"{size} bytes of code and settings found, Flower takes at most {_FAB}")
+    for part in ("serverapp", "clientapp"):
+        module = str(flwr["components"].get(part, "")).split(":")[0]
+        if not (app / (module.replace(".", "/") + ".py")).is_file():
+            raise UserError(f"components.{part}: there is no module {module!r}")
+    return f"recipe {load(recipe).name}, {size} bytes to send"
+
+
+def _sizes(app: Path) -> str:
+    from fedloom.engines.plan import plan
+
+    recipe = load(_read(app)[1])
+    if recipe.data.name == "nodes":
+        return "known once nodes have told what they hold"
+    planned = plan(recipe)
+    most = max(planned.bytes_up, planned.bytes_down) // max(len(planned.clients), 1)
+    if most > _MESSAGE:
+        raise UserError(f"about {most} bytes a client and message found, expected at most {_MESSAGE}")
+    return f"{planned.bytes_up} bytes up and {planned.bytes_down} down a round, for {len(planned.clients)} clients"
+
+
+def _node(app: Path, home: Path) -> str:
+    if not home.is_dir():
+        raise UserError(f"{home} is no folder")
+    config = NodeConfig.read(home / "node.yaml")
+    if config.data is None:
+        return f"client {config.client!r}, with its share of the recipe's data"
+    _, client = own_data(load(_read(app)[1]), config)
+    sizes = ", ".join(f"{len(client.part(split))} {split}" for split in ("train", "val", "test"))
+    return f"client {config.client!r}, tasks {', '.join(client.tasks)}, {sizes} examples"
+
+
+def _key(path: Path) -> str:
+    serialization = need("cryptography.hazmat.primitives.serialization", "flower")
+    ec = need("cryptography.hazmat.primitives.asymmetric.ec", "flower")
+    data = path.read_bytes()
+    loaded: Any = None
+    for read in (serialization.load_ssh_private_key, serialization.load_pem_private_key):
+        with contextlib.suppress(Exception):
+            loaded = loaded or read(data, password=None)
+    if not isinstance(loaded, ec.EllipticCurvePrivateKey):
+        raise UserError(
+            f"{path}: expected a private elliptic-curve key without a password (ssh-keygen -t ecdsa -b 384)"
+        )
+    if stat.S_IMODE(path.stat().st_mode) & 0o077:
+        raise UserError(f"{path} can be read by others: chmod 600 {path}")
+    return f"{path} has the curve {loaded.curve.name}"
+
+
+def _superlink(address: str, root_certificates: Path | None) -> Iterator[Finding]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        yield "superlink", False, f"{address!r} found, expected HOST:PORT"
+        return
+    if root_certificates is None:
+        yield _guard("superlink", lambda: _connect(host, int(port)))
+        yield "tls", False, "no --root-certificates: the connection would not be encrypted (--insecure)"
+        return
+    yield _guard("tls", lambda: _certificate(host, int(port), root_certificates))
+    yield _guard("clock", lambda: _clock(host, int(port), root_certificates))
+
+
+def _connect(host: str, port: int) -> str:
+    with socket.create_connection((host, port), timeout=_PATIENCE):
+        return f"{host}:{port} answers"
+
+
+def _certificate(host: str, port: int, root: Path) -> str:
+    context = ssl.create_default_context(cafile=str(root))
+    with (
+        socket.create_connection((host, port), timeout=_PATIENCE) as raw,
+        context.wrap_socket(raw, server_hostname=host) as link,
+    ):
+        found = link.getpeercert() or {}
+    ends = datetime.fromtimestamp(ssl.cert_time_to_seconds(str(found["notAfter"])), UTC)
+    days = (ends - datetime.now(UTC)).days
+    if days < 1:
+        raise UserError(f"{host}:{port}: its certificate ends on {ends:%Y-%m-%d}")
+    return f"{host}:{port} shows a certificate of {root} for this address, good for {days} days"
+
+
+def _clock(host: str, port: int, root: Path) -> str:
+    """By the Date of an HTTP answer; servers of Flower before 1.40 speak gRPC, which has none."""
+    link = http.client.HTTPSConnection(
+        host, port, timeout=_PATIENCE, context=ssl.create_default_context(cafile=str(root))
+    )
+    try:
+        link.request("GET", "/")
+        stated = link.getresponse().getheader("Date")
+    except http.client.HTTPException:
+        stated = None
+    finally:
+        link.close()
+    if stated is None:
+        return "the server does not tell its time"
+    skew = (datetime.now(UTC) - parsedate_to_datetime(stated)).total_seconds()
+    if abs(skew) > _SKEW:
+        raise UserError(f"this clock is {skew:+.0f} s from the server's, expected at most {_SKEW:.0f} s")
+    return f"{skew:+.1f} s from the server's, which states whole seconds"

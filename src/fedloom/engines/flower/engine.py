@@ -1,0 +1,433 @@
+"""The engine: jobs go to nodes as messages, over any Grid of Flower, or over one in this process."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from pydantic import ValidationError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedloom.core.context import State
+from fedloom.data.partition import Partition
+from fedloom.engines.engine import Engine
+from fedloom.engines.flower.client import client_app
+from fedloom.engines.flower.local import LocalGrid
+from fedloom.engines.flower.node import identity, marker, message_tree
+from fedloom.engines.flower.nodes import Told, as_told, build_from
+from fedloom.engines.flower.received import letters_of, limit_of, open_reply, payload_of, result_of, scores_of
+from fedloom.engines.flower.relay import TURNS, refuse, stub
+from fedloom.engines.flower.wire import RefusedError, encode
+from fedloom.errors import DataError, RecipeError, StateError, UserError
+from fedloom.extras import need
+from fedloom.methods.method import Method
+from fedloom.recipes.runtime import Flower as Config
+from fedloom.recipes.schema import Recipe, recipe_hash
+from fedloom.rounds.build import Built
+from fedloom.rounds.exports import labels, named, wanted
+from fedloom.rounds.messages import Payload
+from fedloom.rounds.rounds import Advance, Round, with_server
+from fedloom.rounds.sampling import cohort
+from fedloom.rounds.worker import EvalJob, Executor, Job, TrainDone, TrainJob
+from fedloom.runs import checkpoint
+from fedloom.runs.folder import RunFolder
+from fedloom.runs.reader import described
+from fedloom.training.flat import FlatModel
+
+Log = Callable[[str, dict[str, Any]], None]
+_POLL = 0.05, 1.0
+"""Seconds between two looks for answers: at first, and at most."""
+_HELLO = 60.0
+"""Seconds that a node which comes during a run has to say who it is."""
+
+
+class Nodes:
+    """Who is there, and how to ask them."""
+
+    def __init__(self, grid: Any, recipe: Recipe) -> None:
+        self.grid, self.hash = grid, recipe_hash(recipe)
+        self.ids: dict[str, int] = {}
+        """Client -> the id of its node, which Flower draws anew."""
+        self.told: dict[str, Told | None] = {}
+        self.log: Log = lambda event, fields: print(f"{event}{described(fields)}")
+        self._refused: set[int] = set()
+
+    def there(self) -> dict[str, int]:
+        """Clients whose nodes are connected, and the nodes' ids."""
+        now = set(self.grid.get_node_ids())
+        return {client: node for client, node in sorted(self.ids.items()) if node in now}
+
+    def meet(self, seconds: float, known: Iterable[str] | None = None) -> None:
+        """Ask nodes that are new who they are. A client counts once, and only if it is among those `known`."""
+        here = set(self.grid.get_node_ids())
+        new = here - set(self.ids.values()) - self._refused
+        if not new:
+            return
+        content = encode(None, {"recipe": self.hash})
+        for node, answer in self._exchange("query.hello", dict.fromkeys(sorted(new), content), seconds):
+            try:
+                if isinstance(answer, RefusedError):
+                    raise answer
+                tree, _ = open_reply(answer)
+                client = str(answer["meta"]["client"])
+                told = None if tree is None else Told.model_validate(tree)
+                if known is not None and client not in known:
+                    raise RefusedError(f"client {client!r} is not one of this run")
+                if self.ids.get(client) in here:
+                    raise RefusedError(f"client {client!r} is there already, at node {self.ids[client]}")
+                if told is not None and told.client != client:
+                    raise RefusedError(f"client: expected {client!r}, found {told.client!r}")
+                self.ids[client], self.told[client] = node, told
+            except (RefusedError, ValidationError) as error:
+                self.log("node refused", {"node": node, "why": str(error)})
+                self._refused.add(node)
+
+    def wait(self, count: int, seconds: float, known: Iterable[str] | None = None) -> int:
+        """Wait until so many clients are there, or time is over. Returns how many are."""
+        end = time.monotonic() + seconds
+        while True:
+            self.meet(max(end - time.monotonic(), 1.0), known)
+            found = len(self.there())
+            if found >= count or time.monotonic() >= end:
+                return found
+            time.sleep(_POLL[1])
+
+    def ask(self, kind: str, contents: Mapping[str, Any], seconds: float) -> Iterator[tuple[str, Any]]:
+        """(client, answer) as answers come; a RefusedError stands for one that does not."""
+        there = self.there()
+        for client in contents.keys() - there.keys():
+            yield client, RefusedError("its node is not connected")
+        clients = {there[client]: client for client in contents if client in there}
+        messages = {node: contents[client] for node, client in clients.items()}
+        for node, answer in self._exchange(kind, messages, seconds):
+            yield clients[node], answer
+
+    def _exchange(self, kind: str, contents: Mapping[int, Any], seconds: float) -> Iterator[tuple[int, Any]]:
+        flwr = need("flwr.app", "flower")
+        messages = [flwr.Message(content, node, kind, ttl=seconds) for node, content in contents.items()]
+        nodes = list(contents)
+        pushed = [str(each) if each else "" for each in self.grid.push_messages(messages)]
+        del messages
+        waiting = {node: each for node, each in zip(nodes, pushed, strict=True) if each}
+        for node in set(nodes) - waiting.keys():
+            yield node, RefusedError("the message could not be sent")
+        end, pause = time.monotonic() + seconds, _POLL[0]
+        while waiting and time.monotonic() < end:
+            came = [m for m in self.grid.pull_messages(list(waiting.values())) if m.metadata.src_node_id in waiting]
+            for message in came:
+                node = message.metadata.src_node_id
+                del waiting[node]
+                if message.has_error():
+                    yield node, RefusedError(f"Flower's error {message.error.code}: {message.error.reason}")
+                else:
+                    yield node, message.content
+            if not came:
+                time.sleep(pause)
+            pause = _POLL[0] if came else min(2 * pause, _POLL[1])
+        for node in waiting:
+            yield node, RefusedError(f"no answer within {seconds:g} s")
+
+
+class AtNodes:
+    """Runs jobs at the nodes of their clients: an Executor. A client that fails leaves no result, and a log line."""
+
+    def __init__(self, built: Built, nodes: Nodes, run: str, deadline: float) -> None:
+        self.built, self.nodes, self.run_id, self.deadline = built, nodes, run, deadline
+        self.config: Config = built.recipe.runtime.flower
+        own_data = built.recipe.data.name == "nodes"
+        self.head = {
+            "run": run,
+            "recipe": nodes.hash,
+            "tasks": json.dumps([as_told(t) for t in built.federation.tasks] if own_data else None),
+            "codec": type(built.method.codec).__name__,
+            **identity(built),
+        }
+        self.tasks = {task.name: task for task in built.federation.tasks}
+        self.failed = "none"
+
+    def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
+        """Results as they come. Raises StateError where too few clients of a round of training answer."""
+        self.nodes.meet(_HELLO, self.built.federation.clients)
+        yield from self._train([job for job in jobs if isinstance(job, TrainJob)], **options)
+        yield from self._evaluate([job for job in jobs if isinstance(job, EvalJob)])
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+    def _content(self, client: str, round: int, tree: Any) -> Any:
+        return encode(tree, {**self.head, "client": client, "round": round})
+
+    def _answers(
+        self,
+        kind: str,
+        contents: Mapping[str, Any],
+        round: int,
+        limits: Mapping[str, float] | None = None,
+        read: Callable[[Built, str, Any], Any] = lambda built, client, tree: tree,
+    ) -> Iterator[tuple[str, Any, dict[str, float]]]:
+        """(client, what `read` makes of its tree, numbers) of good answers; the others are logged."""
+        expected = {"run": self.run_id, "round": round, "layout": self.head["layout"]}
+        for client, answer in self.nodes.ask(kind, contents, self.deadline):
+            try:
+                if isinstance(answer, RefusedError):
+                    raise answer
+                limit = (limits or {}).get(client, 1 << 16)
+                tree, numbers = open_reply(answer, limit, client=client, **expected)
+                value = read(self.built, client, tree)
+            except RefusedError as error:
+                self.failed = f"client {client!r}, {kind}: {error}"
+                self.nodes.log("answer dropped", {"client": client, "to": kind, "why": str(error)})
+            else:
+                yield client, value, numbers
+
+    def _few(self, round_: int, came: int, asked: int) -> None:
+        least = min(self.config.min_clients, asked)
+        if came < least:
+            raise StateError(
+                f"round {round_}: {came} of {asked} clients answered, but runtime.flower.min_clients asks for {least}. "
+                f"The rounds before it are saved; resume continues from there. The last that failed: {self.failed}"
+            )
+
+    def _train(self, jobs: Sequence[TrainJob], evaluate_trained: bool = False) -> Iterator[TrainDone]:
+        if not jobs:
+            return
+        round_, came = jobs[0].round, 0
+        contents = {
+            job.client: self._content(
+                job.client,
+                round_,
+                {"message": message_tree(job.message), "state": job.state, "evaluate_trained": evaluate_trained},
+            )
+            for job in jobs
+        }
+        limits = {client: limit_of(self.built, client) for client in contents}
+        splits = self.built.recipe.evaluation.splits if evaluate_trained else ()
+        for client, payload, numbers in self._answers("train.fedloom", contents, round_, limits, payload_of):
+            came += 1
+            yield self._done(client, payload, round_, numbers, splits)
+        self._few(round_, came, len(jobs))
+
+    def _done(
+        self, client: str, payload: Payload, round_: int, numbers: Mapping[str, float], splits: Sequence[str]
+    ) -> TrainDone:
+        tasks = self.built.federation.clients[client].tasks
+        mine = {name: self.tasks[name] for name in tasks}
+        trained = {split: scores_of(f"trained/{split}", numbers, mine) for split in splits}
+        seconds = float(numbers.get("seconds", 0.0))
+        return TrainDone(client, payload, result_of(numbers, tasks), marker(round_, tasks), seconds, trained)
+
+    def _evaluate(self, jobs: Sequence[EvalJob]) -> Iterator[tuple[int, Any]]:
+        by_client: dict[str, list[EvalJob]] = {}
+        for job in jobs:
+            by_client.setdefault(job.client, []).append(job)
+        contents = {}
+        for client, mine in by_client.items():
+            trees = [{**vars(job), "message": message_tree(job.message)} for job in mine]
+            contents[client] = self._content(client, mine[0].round, {"jobs": trees})
+        if not contents:
+            return
+        for client, _, numbers in self._answers("evaluate.fedloom", contents, jobs[0].round):
+            for job in by_client[client]:
+                yield job.key, scores_of(str(job.key), numbers, {name: self.tasks[name] for name in job.tasks})
+
+    def advance(self, built: Built, executor: Executor, state: State, now: Round) -> tuple[State, Sequence[str]]:
+        """A round of clients and a server, or of peers."""
+        self.nodes.log = now.log
+        if built.recipe.peers is None:
+            return with_server(built, executor, state, now)
+        self.nodes.meet(_HELLO, built.federation.clients)
+        names = sorted(built.federation.clients)
+        members = cohort(names, built.recipe.training.participation, built.recipe.seed, now.number)
+        with now.ledger.phase("train and mix"):
+            peers = self._peers(state["peers"], names, members, now)
+        return {**state, "round": now.number, "peers": peers}, members
+
+    def _peers(self, states: State, names: list[str], members: Sequence[str], now: Round) -> State:
+        """Carry letters between peers, turn by turn; one that does not answer is out for the rest of the round."""
+        federation, round_ = self.built.federation, now.number
+        there, letters = list(members), dict[str, list[Tensor]]()
+        # a peer sends a few letters, each of at most its start and its model, to some of which all others listen
+        limits = {name: 8.0 * limit_of(self.built, name) + 64.0 * len(names) for name in names}
+        trained = "trained" in self.built.recipe.evaluation.models
+        splits = self.built.recipe.evaluation.splits if trained else ()
+        for turn in TURNS:
+            contents = {
+                name: self._content(
+                    name,
+                    round_,
+                    {
+                        "turn": turn,
+                        "names": names,
+                        "letters": letters.get(name, []),
+                        "state": states[name]["client"],
+                        "evaluate_trained": trained,
+                    },
+                )
+                for name in there
+            }
+            came: dict[str, Any] = {}
+            carried: dict[str, list[tuple[str, int, Tensor]]] = {}
+            for name, tree, numbers in self._answers("train.peer", contents, round_, limits, letters_of):
+                came[name] = tree
+                for i, (receiver, data) in enumerate(tree["letters"]):
+                    carried.setdefault(receiver, []).append((name, i, data))
+                if turn == TURNS[0]:
+                    now.done.append(self._done(name, Payload((name, None), 0.0), round_, numbers, splits))
+                    now.ledger.add("local training, sum over clients", now.done[-1].seconds)
+                    if not numbers.get("finite"):
+                        now.log("update dropped", {"client": name, "why": "local training gave nan or inf"})
+                    now.progress.client(round_, len(now.done), len(members))
+            letters = {name: [data for *_, data in sorted(each, key=lambda e: e[:2])] for name, each in carried.items()}
+            there = sorted(came)
+            for name in there:
+                for event, fields in came[name]["events"]:
+                    now.log(event, fields)
+                for kind, fields in came[name]["records"]:
+                    now.record(kind, fields)
+        self._few(round_, len(there), len(members))
+        for name in there:
+            now.ledger.up[name], now.ledger.down[name] = came[name]["up"], came[name]["down"]
+        return {**states, **{name: stub(marker(round_, federation.clients[name].tasks)) for name in there}}
+
+    def export(self, state: State) -> dict[str, Tensor]:
+        """The global models. Personal ones, which may have private parts, are written by the nodes."""
+        built = self.built
+        model, tensors = FlatModel(built.module, built.layout), dict[str, Tensor]()
+        own: dict[str, list[State]] = {}
+        for prefix, (client, one) in wanted(built, state).items():
+            if one.name == "global":
+                tensors |= named(built, model, client, one, state["round"], prefix)
+            else:
+                own.setdefault(client, []).append({**vars(one), "message": message_tree(one.message), "prefix": prefix})
+        contents = {client: self._content(client, state["round"], {"models": each}) for client, each in own.items()}
+        for _ in self._answers("query.export", contents, state["round"]):
+            pass
+        return tensors
+
+
+class Flower(Engine):
+    """Nodes in this process: every message is made, sent, checked and answered as in a deployment."""
+
+    def build(self, recipe: Recipe, method: Method | None = None, partition: Partition | None = None) -> Built:
+        """As in one process. Raises RecipeError for what nodes cannot do."""
+        need("flwr.app", "flower")
+        self.method = method
+        if recipe.training.stacked:
+            raise RecipeError("training.stacked: nodes train one client each, so nothing can be stacked")
+        refuse(recipe)
+        return self._build(recipe, method, partition)
+
+    def initial(self, built: Built) -> State:
+        """The state before the first round; that of clients and peers is theirs."""
+        state = super().initial(built)
+        return state if "peers" not in state else {**state, "peers": {name: stub({}) for name in state["peers"]}}
+
+    def _build(self, recipe: Recipe, method: Method | None, partition: Partition | None) -> Built:
+        return super().build(recipe, method, partition)
+
+    @contextmanager
+    def start(self, built: Built, folder: RunFolder) -> Iterator[tuple[Executor, Advance | None]]:
+        """Wait for the nodes and send them jobs."""
+        self.at = AtNodes(built, self._nodes(built, folder), _run_id(folder.path), self._deadline(built))
+        self._wait(built)
+        yield self.at, self.at.advance
+
+    def _nodes(self, built: Built, folder: RunFolder) -> Nodes:
+        devices = built.recipe.runtime.device
+        device = devices if isinstance(devices, str) else devices[0]
+        self.homes = {client: folder.path / "nodes" / quote(client, safe=" ") for client in built.federation.clients}
+        configs = {
+            node: {"home": str(home), "client": client, "device": device}
+            for node, (client, home) in enumerate(self.homes.items(), start=1)
+        }
+        return Nodes(LocalGrid(client_app(built.recipe, self.method, built), configs), built.recipe)
+
+    def _deadline(self, built: Built) -> float:
+        return 1e9  # they work one after another, so none is late
+
+    def _wait(self, built: Built) -> None:
+        config, nodes = built.recipe.runtime.flower, self.at.nodes
+        clients = built.federation.clients
+        wanted = config.nodes or len(clients)
+        found = nodes.wait(wanted, config.wait, clients)
+        if found < min(config.min_clients, wanted):
+            raise UserError(
+                f"{found} of {wanted} clients reported within {config.wait:g} s (runtime.flower.wait); "
+                f"at least {config.min_clients} must. There: {', '.join(nodes.there()) or 'none'}"
+            )
+
+    def show(self, built: Built, executor: Executor, folder: Path, state: State) -> None:
+        """Nothing: test examples, and answers to them, stay at the nodes."""
+
+    def export(self, built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """All models: those that the nodes wrote are here too."""
+        tensors = self.at.export(state)
+        for home in self.homes.values():
+            file = home / "runs" / self.at.run_id / "model.safetensors"
+            if file.is_file():
+                tensors |= load_file(file)
+        return tensors, labels(built, state)
+
+
+class OverGrid(Flower):
+    """Nodes that a Grid reaches: the engine of a ServerApp. `folder` is the run folder."""
+
+    def __init__(self, grid: Any, folder: Path) -> None:
+        self.grid, self.folder = grid, folder
+
+    def _build(self, recipe: Recipe, method: Method | None, partition: Partition | None) -> Built:
+        """With data at the nodes: wait for them, and make the federation of what they tell."""
+        self.nodes = Nodes(self.grid, recipe)
+        if recipe.data.name != "nodes":
+            return super()._build(recipe, method, partition)
+        file = self.folder / "nodes.json"
+        if partition is not None:
+            try:
+                value = json.loads(file.read_text())
+                self.told = {client: Told.model_validate(told) for client, told in value.items()}
+            except (OSError, ValueError) as error:
+                raise StateError(f"{file} cannot be read: {error}") from error
+            return build_from(recipe, method, self.told)
+        config = recipe.runtime.flower
+        if config.nodes is None:
+            raise RecipeError("runtime.flower.nodes: null found, expected how many nodes to wait for (data: nodes)")
+        found = self.nodes.wait(config.nodes, config.wait)
+        if found < config.nodes:
+            raise UserError(
+                f"{found} of {config.nodes} nodes reported within {config.wait:g} s (runtime.flower.wait). "
+                f"There: {', '.join(self.nodes.there()) or 'none'}"
+            )
+        self.told = {}
+        for client, told in self.nodes.told.items():
+            if told is None:
+                raise DataError(f"client {client!r} has no data of its own: its node.yaml has no section data")
+            self.told[client] = told
+        return build_from(recipe, method, self.told)
+
+    def _nodes(self, built: Built, folder: RunFolder) -> Nodes:
+        if built.recipe.data.name == "nodes":
+            value = {client: told.model_dump(mode="json") for client, told in self.told.items()}
+            checkpoint.write_text(folder.path / "nodes.json", json.dumps(value, indent=1))
+        return self.nodes
+
+    def _deadline(self, built: Built) -> float:
+        return built.recipe.runtime.flower.deadline
+
+    def export(self, built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """The global models; each node has its client's own ones."""
+        return self.at.export(state), labels(built, state)
+
+
+def _run_id(folder: Path) -> str:
+    """What a run is called in the nodes' folders: drawn once, kept in the run folder."""
+    file = folder / "flower.json"
+    if not file.is_file():
+        checkpoint.write_text(file, json.dumps({"run": secrets.token_hex(8)}))
+    return str(json.loads(file.read_text())["run"])

@@ -1,0 +1,283 @@
+"""A client as a node: it trains and measures on its own data, and keeps its state in its own files.
+
+A home folder has node.yaml and, for each run, runs/RUN/ with the client's states, bytes.jsonl (the same entries as the
+server's), metrics.jsonl and, in the end, model.safetensors.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.core.context import State
+from fedloom.engines.flower.nodes import NodeConfig, Told, about, as_task, build_at, own_data
+from fedloom.engines.flower.relay import counted, take_turn
+from fedloom.engines.flower.wire import RefusedError, expect
+from fedloom.engines.peers.peer import first
+from fedloom.methods.method import Method
+from fedloom.recipes.schema import Recipe, recipe_hash
+from fedloom.rounds.build import Built, build
+from fedloom.rounds.evaluation import Scores
+from fedloom.rounds.exports import labels, named
+from fedloom.rounds.measure import Model, models_for, train_records
+from fedloom.rounds.messages import Message, Payload
+from fedloom.rounds.traffic import count_down, count_up
+from fedloom.rounds.worker import EvalJob, TrainDone, TrainJob, Worker
+from fedloom.runs import checkpoint
+from fedloom.runs.folder import RunFolder
+from fedloom.runs.ledger import Ledger
+from fedloom.training.flat import integer_buffers
+
+Numbers = dict[str, float]
+_RUN = re.compile(r"[0-9a-f]{16}")
+
+
+@dataclass(frozen=True, eq=False)
+class Bench:
+    """What the nodes of one process share: the recipe, and what is built from it, once."""
+
+    recipe: Recipe
+    method: Method | None = None
+    built: Built | None = None
+    workers: dict[Any, tuple[Built, Worker]] = field(default_factory=dict)
+
+    def at(self, config: NodeConfig, tasks: str) -> tuple[Built, Worker]:
+        """A recipe made concrete for a node. `tasks` are those of the federation, where nodes have their own data."""
+        own = config.client if config.data is not None else None
+        key = own, config.device, tasks
+        if key not in self.workers:
+            torch.set_num_threads(self.recipe.runtime.threads)
+            if own is None:
+                built = self.built or build(self.recipe, self.method)
+            else:
+                built = build_at(self.recipe, self.method, config, tuple(as_task(t) for t in json.loads(tasks)))
+            self.workers[key] = built, Worker(built.setup, config.device)
+        return self.workers[key]
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    """One client. `home` is its folder; `kept` are checksums of its state files by run and round, where the engine
+    has them."""
+
+    home: Path
+    config: NodeConfig
+    bench: Bench
+    kept: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def client(self) -> str:
+        """Its name in the federation."""
+        return self.config.client
+
+    def hello(self) -> Told | None:
+        """What it holds; None where it takes its share of the recipe's data."""
+        if self.config.data is None:
+            return None
+        dataset, client = own_data(self.bench.recipe, self.config)
+        return about(client, dataset.input_shape)
+
+    def train(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
+        """client_step; the new state stays here."""
+        built, worker = self._at(head)
+        round_, client = int(head["round"]), built.federation.clients[self.client]
+        message = as_message(tree["message"])
+        with self._folder(head) as folder:
+            job = TrainJob(self.client, round_, message, self._state(folder, tree["state"]))
+            done = worker.train(job, bool(tree["evaluate_trained"]))
+            self._keep(folder, done.state, round_, tree["state"])
+            ledger = Ledger()
+            ledger.up[self.client] = count_up(built.method, built.layout, built.federation, done.payload)
+            ledger.down[self.client] = count_down(built.method, built.layout, built.federation, client, message)
+            ledger.add("local training", done.seconds)
+            folder.cut(round_ - 1)
+            folder.write_round({"round": round_, "train": train_records([done])}, ledger)
+        return payload_tree(done.payload), numbers_of(done)
+
+    def peer(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
+        """One turn of a round of peers (see `relay`); after the last one the new state stays here."""
+        built, worker = self._at(head)
+        round_, turn, marker = int(head["round"]), str(tree["turn"]), tree["state"]
+        with self._folder(head) as folder:
+            before = self._peer_state(built, folder, marker)
+            left = take_turn(
+                built,
+                worker,
+                folder,
+                self.client,
+                tree["names"],
+                round_,
+                before,
+                turn,
+                tree["letters"],
+                bool(tree["evaluate_trained"]),
+            )
+            if left.state is not None:
+                self._keep(folder, left.state, round_, marker)
+                folder.cut(round_ - 1)
+                folder.write_round({"round": round_, "train": left.train}, left.ledger)
+        answer = {
+            "letters": left.letters,
+            "records": left.records,
+            "events": left.events,
+            "up": counted(left.ledger.up.get(self.client, {})),
+            "down": counted(left.ledger.down.get(self.client, {})),
+        }
+        numbers = {} if left.done is None else {**numbers_of(left.done), "finite": int(left.done.payload.finite)}
+        return answer, numbers
+
+    def evaluate(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
+        """Scores of models on this client's data."""
+        built, worker = self._at(head)
+        numbers: Numbers = {}
+        with self._folder(head) as folder:
+            for job in tree["jobs"]:
+                message, state = self._model(built, folder, job, "personal" if job["personal"] else "global")
+                rest = {k: v for k, v in job.items() if k not in ("message", "state")}
+                rest["tasks"] = tuple(rest["tasks"])
+                key, scores = worker.evaluate(EvalJob(message=message, state=state, **rest))
+                numbers |= flat(str(key), scores)
+        return {}, numbers
+
+    def export(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
+        """Write model.safetensors with this client's own models."""
+        built, worker = self._at(head)
+        tensors: dict[str, Tensor] = {}
+        with self._folder(head) as folder:
+            for one in tree["models"]:
+                message, state = self._model(built, folder, one, str(one["name"]))
+                model = Model(one["name"], tuple(one["tasks"]), message, state, one["task"])
+                tensors |= named(built, worker.model, self.client, model, int(head["round"]), one["prefix"])
+            folder.save_model(tensors, labels(built, {"round": head["round"]}))
+        return {}, {}
+
+    def _at(self, head: Mapping[str, Any]) -> tuple[Built, Worker]:
+        expect(head, client=self.client, recipe=recipe_hash(self.bench.recipe))
+        built, worker = self.bench.at(self.config, str(head["tasks"]))
+        expect(head, **identity(built))
+        return built, worker
+
+    def run_folder(self, run: str) -> Path:
+        """Where the files of one run are."""
+        if not _RUN.fullmatch(run):
+            raise RefusedError(f"run: expected 16 hexadecimal digits, found {run!r}")
+        return self.home / "runs" / run
+
+    def _folder(self, head: Mapping[str, Any]) -> RunFolder:
+        path = self.run_folder(str(head["run"]))
+        path.mkdir(parents=True, exist_ok=True)
+        return RunFolder(path)
+
+    def _model(self, built: Built, folder: RunFolder, one: Mapping[str, Any], name: str) -> tuple[Message, State]:
+        """From what a model is loaded: what came and this client's state, or, at a peer, what it has itself."""
+        if built.recipe.peers is None:
+            return as_message(one["message"]), self._state(folder, one["state"])
+        state = self._peer_state(built, folder, one["state"])
+        for model in models_for(built, {"peers": {self.client: state}}, self.client):
+            if (model.name, model.task) == (name, one["task"]):
+                return model.message, model.state
+        raise RefusedError(f"client {self.client!r} has no {name} model of task {one['task']!r}")
+
+    def _peer_state(self, built: Built, folder: RunFolder, marker: Mapping[str, Any]) -> State:
+        if marker:
+            return self._state(folder, {"node": marker["node"]})
+        initial = built.layout.flatten(built.module).detach()
+        return first(built.method, built.layout, initial, integer_buffers(built.module))
+
+    def _state(self, folder: RunFolder, marker: Mapping[str, Any]) -> State:
+        """The state that a marker stands for: of a round, or a task's part of it."""
+        if not marker:
+            return {}
+        name = f"round-{int(marker['node'])}"
+        if not (folder.path / f"{name}.json").is_file():
+            raise RefusedError(f"client {self.client!r} has no state of round {marker['node']} in {folder.path}")
+        state: State = checkpoint.load(folder.path, name, newest=lambda head: 0)[0]
+        digest, now = self.kept.get(f"{folder.path.name}/{name}"), self._digest(folder.path / f"{name}.json")
+        if digest not in (None, now):
+            raise RefusedError(f"{folder.path / name} was changed: expected checksum {digest}, found {now}")
+        if "task" in marker:
+            state = state.get("tasks", {}).get(marker["task"], {})
+        return state
+
+    def _digest(self, path: Path) -> str:
+        return str(json.loads(path.read_text())["sha256"])
+
+    def _keep(self, folder: RunFolder, state: State, round_: int, marker: Mapping[str, Any]) -> None:
+        """Save the state of a round; those that the server may still come back to stay."""
+        name = f"round-{round_}"
+        checkpoint.save(folder.path, name, state, round=round_)
+        run = folder.path.name
+        self.kept[f"{run}/{name}"] = self._digest(folder.path / f"{name}.json")
+        recipe = self.bench.recipe
+        back = 2 * recipe.runtime.checkpoint_every - 1  # to the last checkpoint, and to the one before it
+        if recipe.early_stopping and recipe.early_stopping.restore_best:
+            back += recipe.early_stopping.patience * recipe.evaluation.every
+        known = int(marker.get("node", 0))
+        rounds = sorted(int(p.stem.split("-")[1]) for p in folder.path.glob("round-*.json") if "." not in p.stem)
+        older = [r for r in rounds if r < known]
+        for old in older[: max(len(older) - back, 0)]:
+            for path in folder.path.glob(f"round-{old}.*"):
+                path.unlink()
+            self.kept.pop(f"{run}/round-{old}", None)
+
+
+def identity(built: Built) -> dict[str, str]:
+    """By what server and node see that they speak of the same method and model."""
+    digest = hashlib.sha256(built.frozen_hash.encode())
+    if built.method.rows == "client-task":  # vectors are differences to the initial model
+        digest.update(built.layout.flatten(built.module).detach().numpy().tobytes())
+    return {
+        "method": hashlib.sha256(str(built.method).encode()).hexdigest()[:16],
+        "layout": built.layout.hash,
+        "model": digest.hexdigest()[:16],
+    }
+
+
+def marker(round_: int, tasks: Mapping[str, Any]) -> State:
+    """What the server has instead of a client's state: which round's it is. Task by task, as a state may be."""
+    return {"node": round_, "tasks": {task: {"node": round_, "task": task} for task in tasks}}
+
+
+def message_tree(message: Message) -> State:
+    """A message as a tree."""
+    return {f.name: getattr(message, f.name) for f in fields(message)}
+
+
+def as_message(tree: Mapping[str, Any]) -> Message:
+    """Inverse of `message_tree`."""
+    return Message(**{**tree, "tasks": tuple(tree["tasks"])})
+
+
+def payload_tree(payload: Payload) -> State:
+    """A payload as a tree; whose it is, the message says."""
+    return {f.name: getattr(payload, f.name) for f in fields(payload) if f.name != "row"}
+
+
+def numbers_of(done: TrainDone) -> Numbers:
+    """What training left beside the payload."""
+    result = done.result
+    numbers: Numbers = {
+        "seconds": done.seconds,
+        "steps": result.steps,
+        "examples": result.examples,
+        "waiting": result.waiting,
+    }
+    for task, loss in result.losses.items():
+        alone = result.by_task.get(task, result)
+        numbers |= {f"loss/{task}": loss, f"steps/{task}": alone.steps, f"examples/{task}": alone.examples}
+    for split, scores in done.trained.items():
+        numbers |= flat(f"trained/{split}", scores)
+    return numbers
+
+
+def flat(prefix: str, scores: Scores) -> Numbers:
+    """Scores as PREFIX/TASK/METRIC; see `received.scores_of`."""
+    return {f"{prefix}/{task}/{m}": value for task, values in scores.items() for m, value in values.items()}

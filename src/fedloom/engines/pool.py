@@ -1,0 +1,174 @@
+"""Where jobs run: in this process, or in a pool of worker processes that share memory."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import traceback
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import torch
+import torch.multiprocessing as mp
+from torch import Tensor
+
+from fedloom.errors import UserError
+from fedloom.rounds.worker import EvalJob, Executor, Job, Setup, TrainJob, Worker, check_device
+
+_SMALL = 1 << 18  # bytes
+
+
+class InProcess:
+    """One worker, here."""
+
+    def __init__(self, setup: Setup, devices: Sequence[str]) -> None:
+        self.worker = Worker(setup, check_device(devices[0]))
+
+    def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
+        for job in jobs:
+            yield self.worker.run(job, **options)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class Stacked(InProcess):
+    """One worker, here, that trains clients of equal shape together."""
+
+    def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
+        train = [job for job in jobs if isinstance(job, TrainJob)]
+        if train:
+            yield from self.worker.train_stacked(train, **options)
+        yield from super().run([job for job in jobs if isinstance(job, EvalJob)])
+
+
+class Pool:
+    """Worker processes, each with its own model; data and vectors lie in shared memory.
+
+    A job goes to the next idle worker. Results do not depend on which worker takes a job.
+    """
+
+    def __init__(self, setup: Setup, devices: Sequence[str], workers: int) -> None:
+        context = mp.get_context("spawn")
+        names = [check_device(devices[i % len(devices)]) for i in range(workers)]
+        self.processes = []
+        self.pipes: list[Connection] = []
+        for name in names:
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(there, setup, name), daemon=True)
+            process.start()
+            there.close()
+            self.processes.append(process)
+            self.pipes.append(here)
+
+    def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
+        """Results in order of completion. Raises UserError where a worker fails or dies."""
+        todo = list(reversed(jobs))
+        busy: set[Connection] = set()
+        idle = list(self.pipes)
+        while todo or busy:
+            while idle and todo:
+                pipe = idle.pop()
+                self._talk(pipe, (todo.pop(), options))
+                busy.add(pipe)
+            for ready in wait(list(busy)):
+                assert isinstance(ready, Connection)
+                ok, value = self._hear(ready)
+                busy.discard(ready)
+                idle.append(ready)
+                if not ok:
+                    self.close()
+                    raise value
+                yield value
+
+    def _talk(self, pipe: Connection, message: Any) -> None:
+        try:
+            pipe.send_bytes(_Pickler.dumps(message))
+        except (BrokenPipeError, OSError) as error:
+            self._died(pipe, error)
+
+    def _hear(self, pipe: Connection) -> tuple[bool, Any]:
+        try:
+            ok, value = pipe.recv()
+        except (EOFError, OSError) as error:
+            self._died(pipe, error)
+        return ok, value
+
+    def _died(self, pipe: Connection, error: Exception) -> None:
+        process = self.processes[self.pipes.index(pipe)]
+        process.join(timeout=5)
+        self.close()
+        raise UserError(
+            f"worker process {process.pid} ended with exit code {process.exitcode}; "
+            "-9 often means that memory ran out. The last finished round is saved; resume continues from it."
+        ) from error
+
+    def close(self) -> None:
+        for pipe in self.pipes:
+            with contextlib.suppress(OSError):
+                pipe.close()
+        for process in self.processes:
+            process.terminate()  # it holds nothing to save, and to unload torch would take it a second
+        for process in self.processes:
+            process.join(timeout=1)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self.pipes, self.processes = [], []
+
+
+class _Pickler(ForkingPickler):
+    """Small tensors travel as bytes: to share one's memory takes about a millisecond, whatever its size."""
+
+    def reducer_override(self, value: Any) -> Any:
+        plain = type(value) is Tensor and value.device.type == "cpu" and value.layout == torch.strided
+        if not plain or value.requires_grad or value.nbytes > _SMALL:
+            return NotImplemented
+        raw = bytearray(value.contiguous().view(-1).view(torch.uint8).numpy().data)
+        return _tensor, (raw, value.dtype, tuple(value.shape))
+
+
+def _tensor(raw: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    return torch.frombuffer(raw, dtype=dtype).view(shape) if raw else torch.empty(shape, dtype=dtype)
+
+
+def _serve(pipe: Connection, setup: Setup, device: str) -> None:
+    """A worker process: jobs in, results out, until the pipe closes."""
+    torch.set_num_threads(setup.threads)
+    worker = Worker(setup, device)
+    while True:
+        try:
+            job, options = pipe.recv()
+        except (EOFError, OSError, KeyboardInterrupt):
+            return
+        try:
+            answer: tuple[bool, Any] = (True, worker.run(job, **options))
+        except KeyboardInterrupt:
+            return
+        except Exception as error:
+            answer = (False, _portable(error))
+        pipe.send_bytes(_Pickler.dumps(answer))
+
+
+def _portable(error: Exception) -> Exception:
+    """The error itself where it survives the pipe, else one with its text and traceback."""
+    if isinstance(error, UserError):
+        return error
+    text = "".join(traceback.format_exception(error))
+    with contextlib.suppress(Exception):
+        pickle.loads(pickle.dumps(error))
+        error.add_note(f"in a worker process:\n{text}")
+        return error
+    return RuntimeError(text)
+
+
+def executor(setup: Setup, devices: str | Sequence[str], workers: int) -> Executor:
+    """In this process for one worker, else a pool."""
+    devices = (devices,) if isinstance(devices, str) else tuple(devices)
+    if setup.training.stacked:
+        return Stacked(setup, devices)
+    if workers == 1:
+        return InProcess(setup, devices)
+    return Pool(setup, devices, workers)

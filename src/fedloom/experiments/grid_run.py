@@ -1,0 +1,383 @@
+"""Run the cells of a grid: several at once, each in a process of its own, within a memory budget.
+
+The parent stays free of torch: it schedules, and a child builds what has to be built. Children end with the parent,
+however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedloom.errors import RecipeError, StateError, UserError
+from fedloom.recipes.schema import Recipe, recipe_hash
+from fedloom.study.grid import Cell, Grid, recipes, refused_in, save, select, state_of
+
+# What a cell needs, in bytes: the largest resident size of a process that ran a cell, which outcome.peak tells. With
+# torch 2.13 for CPU and one thread, importing everything took 234 MB; digits took 376 MB (425 MB by this formula),
+# feddea/scenes 488 MB (575 MB), feddea/nyud-mini 669 MB (665 MB), and Swin-T (28 million parameters) on scenes 2.9 GB
+# (3.2 GB), where the plan says 1.9 GB. Activations are by the byte of input: in training 42 with tiny-pyramid, and
+# about 150 with Swin-T; in evaluation 20 with tiny-pyramid. All this is a first guess: a cell that runs reports its
+# real peak, and the ones still to come are judged by that.
+PROCESS = 400_000_000
+PLANNED = 1.4
+TRAINING, EVALUATION = 150, 40
+
+_LEFT_BY_A_TORN_START = {".lock", "partition.json", "run.json", "partition.json.part", "run.json.part"}
+
+
+class Watch(Protocol):
+    """Is told how a grid goes on; fedloom.experiments.grid_progress has some."""
+
+    def start(self, cells: int, rounds: int) -> None: ...
+    def began(self, cell: Cell) -> None: ...
+    def round(self, cell: Cell, rounds: int) -> None: ...
+    def ended(self, cell: Cell, how: str, seconds: float, rounds: int) -> None: ...
+    def event(self, text: str) -> None: ...
+    def stop(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A grid before it runs: its recipes, what is done, what is refused and why, and bytes of memory a cell."""
+
+    grid: Grid
+    folder: Path
+    recipes: Mapping[Cell, Recipe]
+    states: Mapping[Cell, str]
+    refused: Mapping[str, str]
+    """Combination -> the library's reason."""
+    todo: tuple[Cell, ...]
+    needs: Mapping[Cell, int]
+
+
+@dataclass
+class Outcome:
+    """What became of the cells that had to be run; `peak` is the largest resident size of one in bytes."""
+
+    finished: list[Cell] = field(default_factory=list)
+    failed: dict[Cell, str] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    peak: int = 0
+
+
+@dataclass
+class _Running:
+    cell: Cell
+    process: Any
+    began: float
+    rounds: int = 0
+
+
+def prepare(grid: Grid, folder: Path, only: Sequence[str] = ()) -> Prepared:
+    """Check every cell and estimate what it needs; nothing is run or written.
+
+    Raises RecipeError for cells that are no valid recipes, StateError for folders of other recipes, and UserError for
+    data that cannot be loaded.
+    """
+    by_cell = recipes(grid)
+    states = {cell: state_of(cell, recipe, folder) for cell, recipe in by_cell.items()}
+    chosen = select(grid, only)
+    open_ = [cell for cell in by_cell if states[cell] != "finished" and cell in chosen]
+    first: dict[str, Cell] = {}
+    for cell in open_:
+        first.setdefault(cell.combination, cell)
+    refused: dict[str, str] = {}
+    needs: dict[str, int] = {}
+    if open_:
+        refused, needs = _ask(_probe, {name: by_cell[cell] for name, cell in first.items()})
+    todo = tuple(cell for cell in open_ if cell.combination not in refused)
+    # what an earlier, perhaps partial, run was refused is still true where this one did not ask
+    known = {cell.combination for cell in by_cell}
+    refused = {k: v for k, v in refused_in(folder).items() if k in known and k not in first} | refused
+    return Prepared(grid, folder, by_cell, states, refused, todo, {cell: needs[_size(by_cell[cell])] for cell in todo})
+
+
+def run_prepared(prepared: Prepared, watch: Watch, jobs: int | None = None, memory: int | None = None) -> Outcome:
+    """Run what is to do. A cell that fails does not stop the others.
+
+    `jobs` is how many cells run at once (default: as many as the CPUs can take; one on a GPU), `memory` the bytes
+    that they may need together (default: 80 % of what is free now); one cell always runs.
+    """
+    save(prepared.grid, prepared.folder, prepared.refused)
+    outcome = Outcome()
+    if not prepared.todo:
+        return outcome
+    jobs = jobs or default_jobs([prepared.recipes[cell] for cell in prepared.todo])
+    budget = int(0.8 * available_memory()) if memory is None else memory
+    needs = dict(prepared.needs)
+    queue = deque(prepared.todo)
+    running: dict[Connection, _Running] = {}
+    watch.start(len(queue), sum(prepared.recipes[cell].training.rounds for cell in queue))
+    try:
+        while queue or running:
+            while queue and len(running) < jobs:
+                free = budget - sum(needs[r.cell] for r in running.values())
+                fitting = next((cell for cell in queue if needs[cell] <= free), None)
+                if fitting is None and running:
+                    break
+                cell = queue[0] if fitting is None else fitting
+                queue.remove(cell)
+                pipe, process = _spawn(_run_cell, prepared.recipes[cell], cell.folder(prepared.folder), prepared.folder)
+                running[pipe] = _Running(cell, process, time.monotonic())
+                watch.began(cell)
+            for ready in wait(list(running)):
+                assert isinstance(ready, Connection)
+                one = running[ready]
+                kind, value, peak = _hear(ready, one.process)
+                outcome.peak = max(outcome.peak, peak)
+                for other in needs:
+                    if _size(prepared.recipes[other]) == _size(prepared.recipes[one.cell]):
+                        needs[other] = max(needs[other], peak)
+                if kind == "round":
+                    one.rounds = value
+                    watch.round(one.cell, value)
+                elif kind == "event":
+                    watch.event(f"{one.cell}: {value}")
+                else:
+                    del running[ready]
+                    _end(one.process)
+                    if kind == "done":
+                        outcome.finished.append(one.cell)
+                    elif kind == "refused":
+                        outcome.refused[one.cell.combination] = value
+                    else:
+                        outcome.failed[one.cell] = value
+                    rounds = prepared.recipes[one.cell].training.rounds
+                    how = value if kind == "done" else f"{kind}: {value}"
+                    watch.ended(one.cell, how, time.monotonic() - one.began, rounds)
+    finally:
+        for one in running.values():
+            one.process.terminate()
+        for one in running.values():
+            _end(one.process)
+        watch.stop()
+    if outcome.refused:
+        save(prepared.grid, prepared.folder, {**prepared.refused, **outcome.refused})
+    return outcome
+
+
+def default_jobs(recipes: Sequence[Recipe]) -> int:
+    """How many cells run at once: CPUs over what one cell keeps busy, and one where a cell uses a GPU."""
+    devices = {
+        d for r in recipes for d in ((r.runtime.device,) if isinstance(r.runtime.device, str) else r.runtime.device)
+    }
+    if devices - {"cpu"}:
+        return 1
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, cpus // max(r.runtime.workers * r.runtime.threads for r in recipes))
+
+
+def available_memory() -> int:
+    """Bytes that a process could take now, as the system and a container's limit say."""
+    found = []
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        found.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")))
+    with contextlib.suppress(OSError, ValueError):
+        limit, used = (int(Path("/sys/fs/cgroup", f"memory.{x}").read_text()) for x in ("max", "current"))
+        found.append(limit - used)
+    if not found and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return min(found, default=8 * 10**9)
+
+
+def _size(recipe: Recipe) -> str:
+    """Equal for recipes that need about the same memory: all but method and seed."""
+    return recipe_hash({**recipe.model_dump(mode="json"), "seed": 0, "method": {}, "workers": recipe.runtime.workers})
+
+
+# In the child
+
+
+def _run_cell(pipe: Connection, recipe: Recipe, folder: Path, grid_folder: Path) -> None:
+    """Run or resume one cell, and say how it ends."""
+    log = (grid_folder / "log.txt").open("a", encoding="utf-8")
+    for stream in (1, 2):  # what libraries print would tear the parent's progress bar
+        os.dup2(log.fileno(), stream)
+    try:
+        import torch
+
+        from fedloom.engines import api
+
+        torch.set_num_threads(recipe.runtime.threads)
+        _clean(folder)
+        begun = (folder / "recipe.yaml").is_file()
+        tell = _Tell(pipe)
+        result = api.resume(folder, progress=tell) if begun else api.run(recipe, folder, progress=tell)
+        answer = ("done", result.status)
+    except RecipeError as error:
+        answer = ("refused", str(error))
+    except UserError as error:
+        answer = ("failed", str(error))
+    except Exception as error:
+        print(f"{folder}:\n{traceback.format_exc()}", file=log, flush=True)
+        answer = ("failed", f"{type(error).__name__}: {error} (traceback in {grid_folder / 'log.txt'})")
+    pipe.send((*answer, _peak()))
+    pipe.close()
+    os._exit(0)  # to unload torch takes a second
+
+
+def _clean(folder: Path) -> None:
+    """Remove what a run leaves that was killed before its recipe was written, for nothing in it is needed."""
+    if folder.is_dir() and not (folder / "recipe.yaml").is_file():
+        foreign = {path.name for path in folder.iterdir()} - _LEFT_BY_A_TORN_START - {"recipe.yaml.part"}
+        if foreign:
+            raise StateError(f"{folder} holds {', '.join(sorted(foreign))}, but no run")
+        shutil.rmtree(folder)
+
+
+def _probe(pipe: Connection, by_name: Mapping[str, Recipe]) -> None:
+    """Which combinations the library refuses, and bytes of memory by size of cell."""
+    from math import prod
+
+    from fedloom.engines.plan import plan_of
+    from fedloom.rounds.build import build, build_method, load_data
+
+    refused: dict[str, str] = {}
+    needs: dict[str, int] = {}
+    methods, datasets = {}, {}
+    try:
+        for name, recipe in by_name.items():
+            try:
+                methods[name] = build_method(recipe)  # before any data is loaded, for this answers at once
+            except RecipeError as error:
+                refused[name] = str(error).removeprefix("method: ")
+        for name, method in methods.items():
+            recipe, size = by_name[name], _size(by_name[name])
+            key = repr((recipe.data.model_dump(mode="json"), recipe.seed))
+            if key not in datasets:
+                datasets = {key: load_data(recipe)}
+            try:
+                built = build(recipe, method, dataset=datasets[key])
+            except RecipeError as error:
+                refused[name] = str(error).removeprefix("method: ")
+                continue
+            if size not in needs:
+                plan = plan_of(built)
+                one = prod(plan.input_shape) * 4
+                batch = max(TRAINING * recipe.training.batch_size, EVALUATION * recipe.evaluation.batch_size) * one
+                workers = recipe.runtime.workers
+                processes = workers + 1 if workers > 1 else 1
+                needs[size] = int(processes * PROCESS + PLANNED * sum(plan.memory.values()) + workers * batch)
+    except UserError as error:
+        pipe.send(("failed", f"{name}: {error}", 0))
+        return
+    pipe.send(("done", (refused, needs), _peak()))
+
+
+class _Tell:
+    """A Progress that passes rounds and events on to the parent."""
+
+    def __init__(self, pipe: Connection) -> None:
+        self.pipe = pipe
+
+    def start(self, rounds: int, done: int) -> None:
+        self.pipe.send(("round", done, _peak()))
+
+    def round(self, round: int, loss: float | None, score: float | None) -> None:
+        self.pipe.send(("round", round, _peak()))
+
+    def client(self, round: int, done: int, of: int) -> None: ...
+
+    def event(self, text: str) -> None:
+        self.pipe.send(("event", text, _peak()))
+
+    def stop(self) -> None: ...
+
+
+def _peak() -> int:
+    """The largest resident size of this process so far, in bytes; 0 where the system does not say."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def _child(function: Callable[..., None], *arguments: Any) -> None:
+    """What a child starts with: it ends with its own workers when it is told to, or when its parent ends by kill -9."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def leave(*signal: Any) -> None:
+        for worker in multiprocessing.active_children():
+            worker.kill()
+        os._exit(1)
+
+    def follow() -> None:
+        parent.join()
+        leave()
+
+    signal.signal(signal.SIGTERM, leave)
+    threading.Thread(target=follow, daemon=True).start()
+    function(*arguments)
+
+
+# In the parent
+
+
+def _spawn(function: Callable[..., None], *arguments: Any) -> tuple[Connection, Any]:
+    """(pipe, process) of a new child that does not hear of Ctrl-C: the parent does, and stops it."""
+    context = multiprocessing.get_context("spawn")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_child, args=(function, there, *arguments))
+    if hasattr(signal, "pthread_sigmask"):
+        from multiprocessing import resource_tracker
+
+        resource_tracker.ensure_running()  # else the child's start would start it, and it clears the mask
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    else:
+        process.start()
+    there.close()
+    return here, process
+
+
+def _hear(pipe: Connection, process: Any) -> tuple[str, Any, int]:
+    try:
+        kind, value, peak = pipe.recv()
+    except (EOFError, OSError):
+        process.join(timeout=5)
+        code = process.exitcode
+        hint = "; -9 often means that memory ran out: fewer --jobs, or a smaller --memory" if code == -9 else ""
+        return "failed", f"its process ended with exit code {code}{hint}", 0
+    return kind, value, peak
+
+
+def _end(process: Any) -> None:
+    process.join(timeout=5)
+    if process.is_alive():
+        process.kill()
+        process.join()
+
+
+def _ask(function: Callable[..., None], *arguments: Any) -> Any:
+    """What a function says in a child of its own. Raises UserError where it fails."""
+    pipe, process = _spawn(function, *arguments)
+    try:
+        kind, value, _ = _hear(pipe, process)
+    except BaseException:
+        process.terminate()
+        raise
+    finally:
+        _end(process)
+    if kind != "done":
+        raise UserError(value)
+    return value

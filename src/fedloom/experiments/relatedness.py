@@ -1,0 +1,485 @@
+"""How related the tasks of a finished run are, by several metrics (MaTU, Figures 2 and 3): `fedloom relatedness`.
+
+`task_models` reads one model a task from a run folder; `relatedness` compares them.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fedloom.core.context import derive_seed
+from fedloom.core.layout import Layout
+from fedloom.engines.api import model_file
+from fedloom.errors import StateError, UserError, unknown
+from fedloom.export.finished import Tell, reopen
+from fedloom.models.nets import PyramidEncoder
+from fedloom.relatedness import (
+    Agreement,
+    EtranScore,
+    agreement,
+    cosine,
+    draw,
+    etran,
+    etran_totals,
+    fim,
+    fisher_diagonal,
+    logme,
+    sign,
+    symmetrised,
+    wte,
+)
+from fedloom.relatedness.compare import DISTANCES
+from fedloom.rounds.build import Built
+from fedloom.rounds.federation import Part
+from fedloom.rounds.worker import check_device
+from fedloom.study.report.related import FILE
+from fedloom.study.tables.markup import csv_text
+from fedloom.study.tables.sheet import Sheet
+from fedloom.training.flat import FlatModel
+
+METRICS = ("sign", "cosine", "logme", "etran", "fim", "wte")
+"""In the order in which they are computed and shown."""
+PICTURE = "relatedness.png"
+_WIDE = 12  # tasks of which a terminal shows whole matrices
+_BATCH = 64
+
+Matrix = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class TaskModels:
+    """One model for each task of a finished run."""
+
+    label: str
+    built: Built
+    models: Mapping[str, Tensor]
+    """Task -> the whole vector of its model (parameters and float buffers, in the order of `built.layout`)."""
+    clients: Mapping[str, tuple[str, ...]]
+    """Task -> the clients that hold it and count for it."""
+    notes: tuple[str, ...]
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Task names, in the order of the data set."""
+        return tuple(self.models)
+
+    @property
+    def common(self) -> Layout:
+        """The parameters that belong to no task: the columns of task vectors."""
+        return self.built.layout.parameters.common
+
+    @property
+    def origin(self) -> Tensor:
+        """The initial model's common parameters, theta_p (d)."""
+        return self.of(self.built.layout.flatten(self.built.module).detach())
+
+    def of(self, model: Tensor) -> Tensor:
+        """The common parameters of a model's whole vector (d)."""
+        return self.built.layout.take(model, self.common)
+
+    def vectors(self) -> dict[str, Tensor]:
+        """Task -> its task vector (d): the common parameters minus the initial ones."""
+        origin = self.origin
+        return {task: self.of(model) - origin for task, model in self.models.items()}
+
+
+def task_models(folder: str | Path) -> TaskModels:
+    """The tasks' models of a run.
+
+    Where each task has a model (matu), that one. Else the mean of the models of the clients that hold this task alone
+    (local): they began at the same initial model, so the task vector is the mean of theirs. Clients with one model for
+    several tasks do not count, and a note names them.
+
+    Raises StateError where the run has not finished, its model or method is not what the recipe says, a task has no
+    model of its own, or all tasks have the same encoder.
+    """
+    folder = Path(folder)
+    built, run = reopen(folder)
+    recipe = built.recipe
+    models: dict[str, Tensor] = {}
+    clients: dict[str, tuple[str, ...]] = {}
+    several: list[str] = []
+    holders = built.federation.clients.values()
+    with safe_open(model_file(folder), "pt") as saved:
+        owners = {key.rpartition("/")[0] for key in saved.keys()}  # noqa: SIM118
+
+        def read(owner: str) -> Tensor:
+            prefix = f"{owner}/" if owner else ""
+            return torch.cat([saved.get_tensor(prefix + name).reshape(-1) for name in built.layout.names])
+
+        for task in built.federation.tasks:
+            held = [client for client in holders if task.name in client.tasks]
+            if f"task/{task.name}" in owners:
+                found = {client.id: f"task/{task.name}" for client in held}
+            else:
+                found = {c.id: f"client/{c.id}/task/{task.name}" for c in held}
+                found = {c.id: owner for c in held if (owner := found[c.id]) in owners} or {
+                    c.id: f"client/{c.id}" for c in held if len(c.tasks) == 1 and f"client/{c.id}" in owners
+                }
+                several += [c.id for c in held if c.id not in found]
+            if found:
+                which = sorted(set(found.values()))
+                models[task.name] = torch.stack([read(owner) for owner in which]).mean(0)
+                clients[task.name] = tuple(sorted(found))
+    missing = [task.name for task in built.federation.tasks if task.name not in models]
+    if missing:
+        why = (
+            f"{run.label} leaves one model for all tasks"
+            if not any(owner.startswith("client/") for owner in owners)
+            else "no client holds it alone"
+        )
+        raise StateError(
+            f"{folder}: task {missing[0]!r} has no model of its own: {why}. Run the method matu, or local with clients "
+            "that hold one task each (partition=one-task)"
+        )
+    label = f"{recipe.name}, {run.label}, seed {recipe.seed}"
+    notes = [f"clients with several tasks are left out: {', '.join(sorted(set(several)))}"] if several else []
+    result = TaskModels(label, built, models, clients, tuple(notes))
+    return replace(result, notes=(*notes, *_alike(folder, run.label, result.vectors())))
+
+
+def _alike(folder: Path, method: str, vectors: Mapping[str, Tensor]) -> list[str]:
+    """Notes on encoders that cannot be told apart. Raises StateError where none can."""
+    groups: list[list[str]] = []
+    for task, vector in vectors.items():
+        group = next((g for g in groups if torch.equal(vectors[g[0]], vector)), None)
+        if group is None:
+            groups.append([task])
+        else:
+            group.append(task)
+    if len(groups) < 2:
+        what = "there is one task" if len(vectors) == 1 else f"with {method} all tasks have the same encoder"
+        raise StateError(f"{folder}: {what}, so there is nothing to compare")
+    notes = [f"the same encoder, which cannot be told apart: {', '.join(g)}" for g in groups if len(g) > 1]
+    return notes + [f"the encoder of {t} is still the initial one" for t, v in vectors.items() if not v.any()]
+
+
+@dataclass(frozen=True, eq=False)
+class Relatedness:
+    """Matrices of one run. Rows and columns are `tasks`, in clustered order."""
+
+    label: str
+    tasks: tuple[str, ...]
+    scores: Mapping[str, Matrix]
+    """Metric -> T x T; of a directed metric R[s, t]: the encoder of s on the examples of t."""
+    notes: tuple[str, ...] = ()
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What was compared, as plain values: name, method, data, seed and, of each task, clients and examples."""
+
+    def agreement(self) -> Agreement:
+        """How far the metrics agree, over the pairs of tasks."""
+        return agreement(self.scores)
+
+    def sheets(self) -> list[Sheet]:
+        """The symmetrised matrices (of few tasks), and the metrics' correlations."""
+        found = []
+        for name, R in self.scores.items() if len(self.tasks) <= _WIDE else ():
+            title = f"{self.label}: {name}" + (", a distance" if name in DISTANCES else "")
+            found.append(_sheet(title, self.tasks, symmetrised(R)))
+        if len(self.scores) > 1:
+            both = self.agreement()
+            pairs = len(self.tasks) * (len(self.tasks) - 1) // 2
+            for title, M in (("Pearson", both.pearson), ("Spearman", both.spearman)):
+                found.append(_sheet(f"{title}'s correlation of metrics over {pairs} pairs of tasks", both.names, M))
+        return found
+
+    def to_text(self) -> str:
+        """Tables for a terminal, and the notes."""
+        lines = [sheet.to_text() for sheet in self.sheets()]
+        if len(self.tasks) > _WIDE:
+            lines.insert(0, f"{self.label}: {len(self.tasks)} tasks: {', '.join(self.tasks)}\n")
+        if self.notes:
+            lines.append("".join(f"note: {note}\n" for note in self.notes))
+        return "\n".join(lines)
+
+    def to_csv(self) -> str:
+        """A line for each metric and ordered pair of tasks: the score, and the symmetrised one."""
+        rows = [
+            (name, s, t, repr(float(R[i, j])), repr(float(M[i, j])))
+            for name, R in self.scores.items()
+            for M in [symmetrised(R)]
+            for i, s in enumerate(self.tasks)
+            for j, t in enumerate(self.tasks)
+        ]
+        return csv_text(("metric", "encoder", "task", "score", "symmetrised"), rows)
+
+    def to_json(self) -> str:
+        """Everything; null where a score is not defined."""
+        both = self.agreement()
+        value = {
+            "run": self.label,
+            "about": dict(self.about),
+            "tasks": list(self.tasks),
+            "distances": [name for name in self.scores if name in DISTANCES],
+            "scores": {name: _plain(R) for name, R in self.scores.items()},
+            "symmetrised": {name: _plain(symmetrised(R)) for name, R in self.scores.items()},
+            "agreement": {
+                "metrics": list(both.names),
+                "pearson": _plain(both.pearson),
+                "spearman": _plain(both.spearman),
+                "pairs": both.pairs.tolist(),
+            },
+            "notes": list(self.notes),
+        }
+        return json.dumps(value, indent=1, allow_nan=False) + "\n"
+
+    def write(self, folder: Path) -> list[Path]:
+        """METRIC.csv (T x T, as scored) of each metric, agreement.csv, relatedness.png with heat maps of all.
+
+        Also relatedness.json, which is `to_json` and what `fedloom report` reads.
+        """
+        both = self.agreement()
+        files = {
+            f"{name}.csv": csv_text(
+                ("", *self.tasks),
+                [(task, *(repr(float(v)) for v in row)) for task, row in zip(self.tasks, R, strict=True)],
+            )
+            for name, R in self.scores.items()
+        }
+        pairs = [(i, j) for i in range(len(both.names)) for j in range(i)]
+        rows = [
+            (both.names[j], both.names[i], repr(float(both.pearson[i, j])), repr(float(both.spearman[i, j])),
+             int(both.pairs[i, j]))
+            for i, j in pairs
+        ]  # fmt: skip
+        files["agreement.csv"] = csv_text(("a", "b", "pearson", "spearman", "pairs"), rows)
+        files[FILE] = self.to_json()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, text in files.items():
+                (folder / name).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{folder}: {error.strerror}") from None
+        draw(self.scores, folder / PICTURE, self.tasks)
+        return [folder / name for name in (*files, PICTURE)]
+
+
+def relatedness(
+    folder: str | Path,
+    metrics: Sequence[str] | None = None,
+    examples: int = 200,
+    device: str | None = None,
+    tell: Tell = lambda done, total, what: None,
+) -> Relatedness:
+    """Relate the tasks of a run (see `task_models`) by the metrics named, in the order of METRICS; by default all.
+
+    sign, cosine    of the task vectors
+    logme, etran    R[s, t]: features that the encoder of s computes for examples of t, and their labels
+    fim             cosine of the diagonals of the true Fisher information over the common parameters: each task's
+                    model on its own examples, answers drawn from the model
+    wte             features of the initial encoder, which all tasks share, and labels; as many reference samples as
+                    the task with the fewest has examples
+
+    Examples of a task are at most `examples`, drawn from the recipe's seed among those that its clients train on.
+    All metrics but the first two look at data and need one answer per example, wte classes. By default those that the
+    tasks do not allow are left out with a note; where they are named it is a UserError.
+
+    `device` is by default the run's own. Raises UserError for an unknown metric, and what `task_models` raises.
+    """
+    for name in metrics or ():
+        if name not in METRICS:
+            raise UserError(f"--metrics: {unknown('metric', name, METRICS)}")
+    found = task_models(folder)
+    refused = _refused(found.built)
+    for name in metrics or ():
+        if name in refused:
+            raise UserError(f"{folder}: {name} cannot be computed: {refused[name]}")
+    wanted = [name for name in METRICS if name in (metrics or METRICS) and name not in refused]
+    left_out = [f"{name} is left out: {why}" for name, why in refused.items()] if metrics is None else []
+    recipe = found.built.recipe
+    computed = _Scores(found, examples, device, tell)
+    scores = computed.compute(wanted)
+    first = wanted[0]
+    order = clustered(-scores[first] if first in DISTANCES else scores[first])
+    return Relatedness(
+        found.label,
+        tuple(found.tasks[i] for i in order),
+        {name: R[np.ix_(order, order)] for name, R in scores.items()},
+        (*found.notes, *left_out),
+        {
+            "name": recipe.name,
+            "method": found.built.method.name,
+            "data": recipe.data.name,
+            "seed": recipe.seed,
+            "clients": {task: len(clients) for task, clients in found.clients.items()},
+            # task vectors look at none
+            "examples": {task: len(p) for task, p in computed.parts.items()} if {*wanted} - {"sign", "cosine"} else {},
+        },
+    )
+
+
+def _refused(built: Built) -> dict[str, str]:
+    """Metric -> why the tasks do not allow it."""
+    refused: dict[str, str] = {}
+    for task in built.federation.tasks:
+        if task.kind not in ("classification", "regression"):
+            why = f"task {task.name!r} ({task.kind}) has no single answer per example"
+            refused = {**dict.fromkeys(("logme", "etran", "fim", "wte"), why), **refused}
+        elif task.kind != "classification":
+            refused.setdefault("wte", f"task {task.name!r} ({task.kind}) has no classes")
+    return {name: refused[name] for name in METRICS if name in refused}
+
+
+class _One(nn.Module):
+    """A model's answers for one task."""
+
+    def __init__(self, model: nn.Module, task: str) -> None:
+        super().__init__()
+        self.model, self.task = model, task
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.model(x, (self.task,))[self.task]
+        return output
+
+
+class _Scores:
+    """Computes the matrices of one run, and says how far it has come."""
+
+    def __init__(self, found: TaskModels, examples: int, device: str | None, tell: Tell) -> None:
+        built = found.built
+        own = built.recipe.runtime.device
+        self.device = check_device(device or (own if isinstance(own, str) else own[0]))
+        self.found, self.tell, self.seed = found, tell, built.recipe.seed
+        self.tasks = found.tasks
+        self.vectors = torch.stack(list(found.vectors().values()))
+        self.model = FlatModel(copy.deepcopy(built.module), built.layout, self.device)
+        self.parts = {task: self._examples(task, examples) for task in self.tasks}
+        self.done = self.total = 0
+
+    def compute(self, wanted: Sequence[str]) -> dict[str, Matrix]:
+        """Metric -> T x T."""
+        features = [name for name in wanted if name in ("logme", "etran")]
+        steps = {"features": len(self.tasks) * bool(features), "fim": len(self.tasks), "wte": 1}
+        self.total = sum(count for name, count in steps.items() if name in wanted or name == "features")
+        scores: dict[str, Matrix] = {}
+        if "sign" in wanted:
+            scores["sign"] = sign(self.vectors).numpy()
+        if "cosine" in wanted:
+            scores["cosine"] = cosine(self.vectors).numpy()
+        if features:
+            scores |= self._by_features(features)
+        if "fim" in wanted:
+            scores["fim"] = self._fim()
+        if "wte" in wanted:
+            self._say("wte")
+            self._load(self.model.initial)
+            x, y = zip(*(self._features(task) for task in self.tasks), strict=True)
+            # of equal sizes, transport is an assignment, which is much faster
+            scores["wte"] = wte(x, y, reference=min(map(len, x)), seed=self.seed)
+            self.done += 1
+        self._say("")
+        return {name: np.asarray(scores[name]) for name in wanted}
+
+    def _examples(self, task: str, most: int) -> Part:
+        """Train examples of the clients that count for a task, with a label of it."""
+        clients = [self.found.built.federation.clients[client] for client in self.found.clients[task]]
+        parts = [client.only(task).train for client in clients]
+        positions = np.unique(np.concatenate([part.positions for part in parts]))
+        if len(positions) > most:
+            rng = np.random.default_rng(derive_seed(self.seed, "relatedness", task))
+            positions = np.sort(rng.choice(positions, most, replace=False))
+        return Part(parts[0].examples, positions, "own")
+
+    def _load(self, vector: Tensor) -> None:
+        self.model.vector.copy_(vector)
+        self.model.module.eval()
+
+    def _say(self, what: str) -> None:
+        self.tell(self.done, self.total, what)
+
+    @torch.no_grad()
+    def _features(self, task: str) -> tuple[Matrix, Matrix]:
+        """(features n x D that the loaded encoder computes for a task's examples, their labels n)."""
+        part, encoder = self.parts[task], self.model.module.get_submodule("encoder")
+        features, labels = [], []
+        for index in part.index.split(_BATCH):
+            x, y = part.examples.batch(index, self.model.device, tasks=(task,))
+            out = encoder(x)
+            features.append((out[-1].mean((2, 3)) if isinstance(encoder, PyramidEncoder) else out).float().cpu())
+            labels.append(y[task].cpu())
+        return torch.cat(features).numpy(), torch.cat(labels).numpy()
+
+    def _by_features(self, wanted: Sequence[str]) -> dict[str, Matrix]:
+        T = len(self.tasks)
+        evidence = np.full((T, T), math.nan)
+        energy, labels = np.full((T, T), math.nan), np.full((T, T), math.nan)
+        for s, source in enumerate(self.tasks):
+            self._say(f"features by the encoder of {source}")
+            self._load(self.found.models[source])
+            for t, target in enumerate(self.tasks):
+                x, y = self._features(target)
+                if "logme" in wanted:
+                    evidence[s, t] = logme(x, y)
+                if "etran" in wanted:
+                    score: EtranScore = etran(x, y)
+                    energy[s, t], labels[s, t] = score.energy, score.labels
+            self.done += 1
+        totals = {"logme": lambda: evidence, "etran": lambda: etran_totals(energy, labels)}
+        return {name: np.asarray(totals[name]()) for name in wanted}
+
+    def _fim(self) -> Matrix:
+        kinds = {task.name: task.kind for task in self.found.built.federation.tasks}
+        names = [f"model.{name}" for name in self.found.common.names]
+        diagonals = []
+        for task in self.tasks:
+            self._say(f"Fisher information of {task}")
+            self._load(self.found.models[task])
+            part = self.parts[task]
+            loaded = (part.examples.batch(i, self.model.device, tasks=(task,)) for i in part.index.split(_BATCH))
+            likelihood: Any = "gaussian" if kinds[task] == "regression" else "categorical"
+            with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no rule for samples side by side
+                diagonal = fisher_diagonal(
+                    _One(self.model.module, task),
+                    ((x, y[task]) for x, y in loaded),
+                    "true",
+                    likelihood=likelihood,
+                    parameters=names,
+                    seed=self.seed,
+                )
+            diagonals.append(diagonal.cpu())
+            self.done += 1
+        return fim(diagonals).numpy()
+
+
+def clustered(S: Any) -> list[int]:
+    """An order of T tasks in which related ones stand together, from similarities (T x T, symmetrised; nan: none).
+
+    Average linkage: the two groups with the largest mean similarity are put one behind the other until one is left;
+    what is more similar touches. Ties go to those that come first.
+    """
+    M = symmetrised(S)
+    known = M[np.isfinite(M)]
+    M = np.where(np.isfinite(M), M, known.min(initial=0.0))
+    groups = [[i] for i in range(len(M))]
+    while len(groups) > 1:
+        pairs = [(i, j) for i in range(len(groups)) for j in range(i + 1, len(groups))]
+        i, j = max(pairs, key=lambda p: (float(M[np.ix_(groups[p[0]], groups[p[1]])].mean()), -p[0], -p[1]))
+        a, b = groups[i], groups.pop(j)
+        groups[i] = max(([*x, *y] for x in (a, a[::-1]) for y in (b, b[::-1])), key=_touch(M, len(a)))
+    return groups[0]
+
+
+def _touch(M: Matrix, at: int) -> Callable[[list[int]], float]:
+    """How similar the tasks are that stand where two groups were joined, `at` being the first one's length."""
+    return lambda order: float(M[order[at - 1], order[at]])
+
+
+def _sheet(title: str, names: Sequence[str], M: Matrix) -> Sheet:
+    lines = [(name, *("" if math.isnan(v) else f"{v:.3f}" for v in row)) for name, row in zip(names, M, strict=True)]
+    return Sheet(title, ("", *names), tuple(lines))
+
+
+def _plain(M: Matrix) -> list[list[float | None]]:
+    return [[float(v) if math.isfinite(v) else None for v in row] for row in M]

@@ -1,0 +1,67 @@
+"""Finished runs, opened again: what they were built from, and their final models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from fedloom.engines.api import model_file, trained_models
+from fedloom.errors import StateError
+from fedloom.rounds.build import Built, build
+from fedloom.runs.folder import RunFolder
+from fedloom.runs.reader import Run
+
+Tell = Callable[[int, int, str], None]
+"""Is told (steps done, of how many, what comes next)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """A finished run. `models` are as `trained_models` has them, by owner: "" is the global one."""
+
+    name: str
+    round: int
+    """The round that the models are of."""
+    built: Built
+    models: Mapping[str, Mapping[str, Tensor]]
+
+
+def reopen(folder: Path, like: Built | None = None) -> tuple[Built, Run]:
+    """What a finished run was built from, and its files. It shares the data set of `like` where recipes name the same.
+
+    Raises StateError where the folder is none of a run, the run has not finished, or the model is not what it was.
+    """
+    recipe, partition = RunFolder.read(folder)
+    model_file(folder)  # before all that takes long
+    same = like is not None and (like.recipe.data, like.recipe.seed) == (recipe.data, recipe.seed)
+    built = build(recipe, partition=partition, dataset=like.dataset if like is not None and same else None)
+    run = Run.read(folder)
+    if run.info["layout_hash"] != built.layout.hash:
+        raise StateError(f"{folder}: the model is not what it was when the run began")
+    return built, run
+
+
+def open_runs(folders: Sequence[Path | str], tell: Tell = lambda *_: None) -> list[Finished]:
+    """Finished runs on the same data, called by their methods; by their place too, where some have the same.
+
+    Raises StateError where a run has not finished, its model is not what it was, or runs have different data.
+    """
+    found: list[Finished] = []
+    for number, folder in enumerate(map(Path, folders)):
+        tell(number, len(folders), f"loading {folder}")
+        first = found[0].built if found else None
+        built, run = reopen(folder, first)
+        if first is not None and built.dataset.train is not first.dataset.train and built.data_hash != first.data_hash:
+            raise StateError(
+                f"not comparable, for the data differ: {folders[0]} (seed {first.recipe.seed}) and {folder} "
+                f"(seed {built.recipe.seed})"
+            )
+        found.append(Finished(built.method.name, int(run.info["final_round"]), built, trained_models(folder)))
+    names = [run.name for run in found]
+    return [
+        run if names.count(run.name) == 1 else replace(run, name=f"{run.name}, run {number}")
+        for number, run in enumerate(found, 1)
+    ]

@@ -1,0 +1,157 @@
+"""Clients with their data: a data set and a partition brought together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core.layout import Layout
+from fedloom.data.dataset import Dataset, Examples
+from fedloom.data.partition import Indices, Partition, class_counts, labelled
+from fedloom.errors import DataError
+from fedloom.tasks.task import Task
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some of the examples: positions in train or test. `name` says whose: "own" or "shared"."""
+
+    examples: Examples
+    positions: Indices
+    name: str
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def by_labels(self, tasks: Iterable[str]) -> list[tuple[Part, tuple[str, ...]]]:
+        """The tasks in groups that are labelled on the same examples, each with those examples; none is left out."""
+        groups: dict[bytes, tuple[Part, list[str]]] = {}
+        for task in tasks:
+            part = self.of(task)
+            groups.setdefault(part.positions.tobytes(), (part, []))[1].append(task)
+        return [(part, tuple(names)) for part, names in groups.values()]
+
+    def of(self, task: str) -> Part:
+        """The examples that have a label of the task; the same object every time."""
+        if task not in self._of:
+            have = labelled(self.examples.labels_of(task))[self.positions]
+            self._of[task] = self if have.all() else Part(self.examples, self.positions[have], self.name)
+        return self._of[task]
+
+    @cached_property
+    def _of(self) -> dict[str, Part]:
+        return {}
+
+    def partial(self, tasks: Iterable[str]) -> dict[str, Tensor]:
+        """Task -> positions of the examples that have a label of it, of those tasks of which not all have one."""
+        return {task: self.of(task).index for task in tasks if self.of(task) is not self}
+
+    def spread(self, count: int) -> Part:
+        """At most `count` of its examples, evenly spaced."""
+        if count >= len(self):
+            return self
+        return Part(self.examples, self.positions[torch.linspace(0, len(self) - 1, count).long().numpy()], self.name)
+
+    @property
+    def index(self) -> Tensor:
+        """Positions as a tensor."""
+        return torch.from_numpy(self.positions)
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """One client: its tasks with loss weights, its data, its domain."""
+
+    id: str
+    tasks: Mapping[str, tuple[Task, float]]
+    train: Part
+    val: Part
+    test: Part
+    domain: str | None = None
+
+    def part(self, split: str) -> Part:
+        """train, val or test."""
+        return {"train": self.train, "val": self.val, "test": self.test}[split]
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Task -> its weight for this client, without the one that the task has for all."""
+        return {name: weight / task.weight if task.weight else 0.0 for name, (task, weight) in self.tasks.items()}
+
+    @property
+    def class_counts(self) -> Tensor:
+        """Train examples of each class (C, float64) of the first classification task; empty where there is none."""
+        for task, _ in self.tasks.values():
+            if task.kind == "classification":
+                labels = self.train.examples.labels_of(task.name)[self.train.positions]
+                return torch.from_numpy(class_counts(labels, task.channels)).double()
+        return torch.zeros(0, dtype=torch.float64)
+
+    def only(self, task: str) -> Client:
+        """The client with one of its tasks, and the examples that have a label of it."""
+        train, val, test = self.train.of(task), self.val.of(task), self.test.of(task)
+        return replace(self, tasks={task: self.tasks[task]}, train=train, val=val, test=test)
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """All clients. In a unified federation every client holds the heads of all tasks, else only its own."""
+
+    tasks: tuple[Task, ...]
+    clients: Mapping[str, Client]
+    unified: bool = True
+
+    @staticmethod
+    def build(dataset: Dataset, partition: Partition, unified: bool = True) -> Federation:
+        """Give each client its share. The test part is shared by all clients (of the same domain, if they have one).
+
+        Raises DataError for a client without train examples, without tasks or with an unknown task, and for a task
+        that no client holds.
+        """
+        known = {t.name: t for t in dataset.tasks}
+        everything = np.arange(len(dataset.test), dtype=np.int64)
+        tests: dict[str | None, Part] = {None: Part(dataset.test, everything, "shared")}
+        for i, name in enumerate(dataset.domains):
+            if dataset.test.domain is not None:
+                tests[name] = Part(dataset.test, everything[dataset.test.domain.numpy() == i], "shared")
+        clients = {}
+        for s in partition.shares:
+            if not s.tasks:
+                raise DataError(f"client {s.client!r} has no task")
+            for name in s.tasks:
+                if name not in known:
+                    raise DataError(f"client {s.client!r}: task {name!r} is unknown; tasks: {', '.join(known)}")
+            if not len(s.train):
+                raise DataError(f"client {s.client!r} has no train examples")
+            clients[s.client] = Client(
+                s.client,
+                {n: (known[n], w * known[n].weight) for n, w in s.tasks.items()},
+                Part(dataset.train, s.train, "own"),
+                Part(dataset.train, s.val, "own"),
+                tests.get(s.domain, tests[None]),
+                s.domain,
+            )
+        for name in known:
+            if not any(name in c.tasks for c in clients.values()):
+                raise DataError(f"task {name!r} is held by no client")
+        return Federation(dataset.tasks, dict(sorted(clients.items())), unified)
+
+    def holder(self, task: str) -> Client:
+        """The first client that holds the task."""
+        return next(client for client in self.clients.values() if task in client.tasks)
+
+    def present(self, client: Client, layout: Layout, tasks: Sequence[str] = ()) -> Tensor | None:
+        """Which blocks of a layout a client has (1 x blocks, bool), or None for all.
+
+        With `tasks`: which blocks its rows of these tasks have (k x blocks).
+        """
+        if tasks:
+            return torch.tensor([[b.task in (None, task) for b in layout.blocks] for task in tasks])
+        if self.unified:
+            return None
+        return torch.tensor([[b.task is None or b.task in client.tasks for b in layout.blocks]])

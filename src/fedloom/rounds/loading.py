@@ -1,0 +1,84 @@
+"""Putting what was received, and what a client keeps, into its model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from fedloom.core.context import State
+from fedloom.core.layout import Layout
+from fedloom.core.updates import Listed
+from fedloom.methods.method import Method
+from fedloom.rounds.federation import Federation
+from fedloom.rounds.messages import Message, blank
+from fedloom.runs.checkpoint import map_tensors
+from fedloom.training.flat import FlatModel
+
+
+def task_messages(
+    method: Method, model: FlatModel, federation: Federation, client: str, received: Message
+) -> dict[str, Message]:
+    """What a client received, as a message with a whole vector for each of its tasks."""
+    params, shared = model.layout.parameters, method.shared_part(model.layout)
+    origin = params.take(model.initial[: params.d], shared).to("cpu")
+    start = dict.fromkeys(federation.clients[client].tasks, origin)
+    if received.tasks:
+        X = torch.zeros(len(received.tasks), shared.d, dtype=origin.dtype)
+        rows = tuple((client, task) for task in received.tasks)
+        X = method.codec.unpack(received.packed, blank(shared, federation, rows, X))
+        start |= {task: origin + x for task, x in zip(received.tasks, X, strict=True)}
+    return {task: Message(vector, received.buffers, received.integers) for task, vector in start.items()}
+
+
+def for_task(
+    method: Method, model: FlatModel, federation: Federation, client: str, received: Message, task: str | None
+) -> Message:
+    """A message with the whole vector of one task; as it is where tasks have no models of their own."""
+    return received if task is None else task_messages(method, model, federation, client, received)[task]
+
+
+def personal_state(model: FlatModel, params: Tensor, more: State | None = None) -> State:
+    """A client's own model as state."""
+    state = {"vector": torch.cat([params, model.buffers]), "integers": dict(model.integers), **(more or {})}
+    kept: State = map_tensors(state, lambda t: t.to("cpu", copy=True))
+    return kept
+
+
+def load_personal(model: FlatModel, personal: State) -> None:
+    """Put a client's own model, where there is one, in the place of what is loaded."""
+    if personal:
+        model.vector.copy_(personal["vector"])
+        model.load_integers(personal["integers"])
+
+
+def load(method: Method, model: FlatModel, received: Message, state: State) -> None:
+    """Put what the server sent, and what the client keeps for itself, into the model."""
+    layout = model.layout
+    model.vector.copy_(model.initial)
+    model.load_integers(model.initial_integers)
+    vector = state["own"] if received.vector is None else received.vector
+    layout.parameters.put(model.params, method.shared_part(layout), vector.to(model.device))
+    if "private" in state:
+        layout.parameters.put(model.params, method.private_part(layout), state["private"].to(model.device))
+    buffers = state.get("buffers") if method.buffers == "local" else received.buffers
+    if buffers is not None:
+        layout.buffers.put(model.buffers, method.shared_buffers(layout), buffers.to(model.device))
+    if "private_buffers" in state:
+        own = layout.buffers.without(method.shared_buffers(layout))
+        layout.buffers.put(model.buffers, own, state["private_buffers"].to(model.device))
+    model.load_integers(state.get("integers", {}) if method.buffers == "local" else dict(received.integers))
+
+
+def pack_tasks(
+    method: Method, layout: Layout, federation: Federation, state: State, client: str, tasks: Iterable[str]
+) -> Message:
+    """The vectors of some tasks, packed as the client's own will be; nothing of tasks that have none yet."""
+    tasks = tuple(task for task in sorted(tasks) if task in state["tasks"])
+    packed: Mapping[str, Tensor] = {}
+    if tasks:
+        vectors = Listed(tuple(state["tasks"][task] for task in tasks))
+        rows = tuple((client, task) for task in tasks)
+        packed = method.codec.pack(blank(method.shared_part(layout), federation, rows, vectors))
+    return Message(None, state["buffers"], state["integers"], packed=packed, tasks=tasks)

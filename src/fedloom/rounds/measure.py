@@ -1,0 +1,199 @@
+"""Which model is measured on whose data: the lines of metrics.jsonl."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedloom.core.context import State
+from fedloom.rounds.build import Built
+from fedloom.rounds.evaluation import Scores
+from fedloom.rounds.federation import Client
+from fedloom.rounds.loading import pack_tasks
+from fedloom.rounds.messages import Message
+from fedloom.rounds.server import model_of
+from fedloom.rounds.worker import EvalJob, Executor, TrainDone
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A model that a client may use for some of its tasks: what to load it from."""
+
+    name: str
+    """"global": one complete model that is meant for all, or for all that hold the task; "personal": the client's."""
+    tasks: tuple[str, ...]
+    message: Message
+    state: State
+    task: str | None = None
+    """The task that the model is for, where each has one."""
+
+
+@dataclass
+class Group:
+    """Clients with the same model and the same data: one measurement serves all."""
+
+    model: Model
+    client: str
+    split: str
+    members: list[tuple[Client, Model]] = field(default_factory=list)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that a member uses the model for."""
+        return tuple(dict.fromkeys(name for _, model in self.members for name in model.tasks))
+
+    def job(self, key: int, round: int) -> EvalJob:
+        """What to do to measure it."""
+        m = self.model
+        return EvalJob(
+            key, m.message, m.state, self.client, self.split, self.tasks, round, m.name == "personal", m.task
+        )
+
+
+def models_for(built: Built, state: State, client: str) -> list[Model]:
+    """The models that a client may use; of those for a task the last one is the one to use."""
+    method = built.method
+    peers = "peers" in state
+    if peers:
+        server, mine = state["peers"][client]["server"], state["peers"][client]["client"]
+    else:
+        server, mine = state["server"], state["clients"].get(client, {})
+    own_parts = bool(method.private_part(built.layout).blocks)
+    own_buffers = method.buffers == "local" and bool(built.layout.buffers.blocks)
+    tasks = tuple(built.federation.clients[client].tasks)
+    models: list[Model] = []
+    if method.rows == "client-task":
+        received = pack_tasks(method, built.layout, built.federation, server, client, tasks)
+        for task in tasks:
+            if not own_parts and not peers:  # alone in its message, a task's vector is what the server has
+                alone = pack_tasks(method, built.layout, built.federation, server, client, (task,))
+                models.append(Model("global", (task,), alone, {}, task))
+            models.append(Model("personal", (task,), received, mine.get("tasks", {}).get(task, {}), task))
+        return models
+    if method.stage.reduces and not own_parts and not own_buffers and not peers:
+        models.append(Model("global", tasks, Message(server["model"], server["buffers"], server["integers"]), {}))
+    if not models or method.own_model or method.tune:
+        message = Message(model_of(server, client), server["buffers"], server["integers"])
+        models.append(Model("personal", tasks, message, mine))
+    return models
+
+
+def measure(built: Built, executor: Executor, state: State) -> list[Record]:
+    """Records of all clients' global and personal models on all wanted splits.
+
+    A model that several clients share, on data that they share, is measured once.
+    """
+    entries = groups(built, state, built.recipe.evaluation.splits)
+    jobs = [g.job(number, state["round"]) for number, g in enumerate(entries)]
+    results: dict[int, Scores] = dict(executor.run(jobs))
+    records: list[Record] = []
+    for number, g in enumerate(entries):
+        for client, model in g.members if number in results else ():  # a client far away may not have answered
+            records += _records(client, model.name, g.split, results[number], model.tasks)
+    return sorted(records, key=lambda r: (r["client"], r["model"], r["split"], r["task"], r["metric"]))
+
+
+def groups(built: Built, state: State, splits: Sequence[str], used: bool = False) -> list[Group]:
+    """The wanted models of all clients on the data of these splits.
+
+    `used`: of the models for a task only the one that a client would use, as in a run's final numbers.
+    """
+    found: dict[tuple[str | None, str | None, int], Group] = {}
+    for client in built.federation.clients.values():
+        models = [m for m in models_for(built, state, client.id) if m.name in built.recipe.evaluation.models]
+        if used:
+            models = list(dict.fromkeys({task: m for m in models for task in m.tasks}.values()))
+        for model in models:
+            owner = client.id if model.name == "personal" else None
+            for split in splits:
+                part = client.part(split)
+                if len(part):
+                    group = found.setdefault((owner, model.task, id(part)), Group(model, client.id, split))
+                    group.members.append((client, model))
+    return list(found.values())
+
+
+def trained_records(built: Built, done: Iterable[TrainDone]) -> list[Record]:
+    """Records of the models straight after local training, where they were measured."""
+    clients = built.federation.clients
+    return [
+        record
+        for d in sorted(done, key=lambda d: d.client)
+        for split, scores in d.trained.items()
+        for record in _records(clients[d.client], "trained", split, scores, tuple(clients[d.client].tasks))
+    ]
+
+
+def train_records(done: Iterable[TrainDone]) -> list[Record]:
+    """Mean training loss of each client and task in a round."""
+    return [
+        {"client": d.client, "task": task, "loss": loss, "examples": result.examples, "steps": result.steps}
+        for d in sorted(done, key=lambda d: d.client)
+        for task, loss in d.result.losses.items()
+        for result in [d.result.by_task.get(task, d.result)]
+    ]
+
+
+def train_seconds(done: Iterable[TrainDone]) -> dict[str, float]:
+    """Client -> seconds of its local training in a round."""
+    found: dict[str, float] = {}
+    for d in sorted(done, key=lambda d: d.client):
+        found[d.client] = found.get(d.client, 0.0) + d.seconds
+    return found
+
+
+def _records(client: Client, model: str, split: str, scores: Scores, tasks: Sequence[str]) -> list[Record]:
+    data = f"{client.part(split).name} {split}"
+    return [
+        {
+            "client": client.id,
+            "task": task,
+            "metric": metric,
+            "value": value,
+            "model": model,
+            "split": split,
+            "data": data,
+        }
+        for task in tasks
+        for metric, value in scores[task].items()
+    ]
+
+
+def validation_loss(built: Built, records: Sequence[Mapping[str, Any]]) -> float | None:
+    """Mean over clients of the task-weighted validation loss, personal model before global; None if not measured.
+
+    Clients without validation data do not count.
+    """
+    losses: dict[str, dict[str, dict[str, float]]] = {}
+    for r in records:
+        if r["split"] == "val" and r["metric"] == "loss" and r["model"] != "trained":
+            losses.setdefault(r["client"], {}).setdefault(r["model"], {})[r["task"]] = r["value"]
+    scores = []
+    for client, by_model in losses.items():
+        chosen = by_model.get("personal") or by_model["global"]
+        weights = {name: w for name, (_, w) in built.federation.clients[client].tasks.items()}
+        scores.append(sum(weights[t] * v for t, v in chosen.items()) / sum(weights.values()))
+    return math.fsum(scores) / len(scores) if scores else None
+
+
+def headline(built: Built, line: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    """(mean training loss, mean primary metric on validation, else test data), for a progress bar.
+
+    The second is None where tasks are judged by different metrics, whose mean says nothing.
+    """
+    losses = [r["loss"] for r in line["train"]]
+    primary = {t.name: t.primary for t in built.federation.tasks}
+    values: dict[str, list[float]] = {}
+    for r in line["metrics"]:
+        if r["metric"] == primary[r["task"]] and r["value"] == r["value"]:
+            values.setdefault(r["split"], []).append(r["value"])
+    shown = values.get("val") or values.get("test") or []
+    return _mean(losses), _mean(shown) if len(set(primary.values())) == 1 else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None

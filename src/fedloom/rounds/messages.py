@@ -1,0 +1,79 @@
+"""What travels in a round: Message to a client, Payload from it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.core.context import Row
+from fedloom.core.layout import Layout
+from fedloom.core.updates import EVERYONE, Rows, Updates
+from fedloom.methods.method import Method
+from fedloom.rounds.federation import Federation
+
+ALL = EVERYONE[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """From the server to one client: the shared parameters, the buffers unless they are local, and what stages tell.
+
+    `vector` is None where the client goes on from its own model, which it has, and where rows are (client, task):
+    then `packed` has the vectors of `tasks`; a task that is not among them starts from the initial model.
+    """
+
+    vector: Tensor | None
+    buffers: Tensor | None = None
+    integers: Mapping[str, Tensor] = field(default_factory=dict)
+    told: Mapping[str, Tensor] = field(default_factory=dict)
+    packed: Mapping[str, Tensor] = field(default_factory=dict)
+    tasks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Payload:
+    """From one client to the server: packed updates, number of examples, extras, side vectors, buffers.
+
+    `finite` is False where local training produced nan or inf; the payload is then empty. Where rows are (client,
+    task), `tasks` are the number of examples of each row, an extra is a list and support a matrix of as many rows.
+    """
+
+    row: Row
+    n: float
+    packed: Mapping[str, Tensor] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    side: Mapping[str, Tensor] = field(default_factory=dict)
+    support: Tensor | None = None
+    buffers: Tensor | None = None
+    integers: Mapping[str, Tensor] = field(default_factory=dict)
+    finite: bool = True
+    tasks: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The keys of the rows in it."""
+        return tuple((self.row[0], task) for task in self.tasks) or (self.row,)
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """Number of examples of each row."""
+        return tuple(self.tasks.values()) or (self.n,)
+
+
+def rows_of(method: Method, federation: Federation, clients: Iterable[str]) -> tuple[Row, ...]:
+    """The rows that these clients will send."""
+    if method.rows == "client":
+        return tuple((client, None) for client in clients)
+    return tuple((client, task) for client in clients for task in sorted(federation.clients[client].tasks))
+
+
+def blank(shared: Layout, federation: Federation, rows: tuple[Row, ...], X: Tensor | Rows) -> Updates:
+    """Rows X of one client with its presence: what a codec fills, from zeros, or packs."""
+    ones = torch.ones(len(rows), dtype=torch.float64)
+    tasks = tuple(task for _, task in rows if task is not None)
+    present = federation.present(federation.clients[rows[0][0]], shared, tasks)
+    return Updates(shared, rows, X, ones, ones, present=present)

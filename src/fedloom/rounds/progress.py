@@ -1,0 +1,114 @@
+"""How a run reports on itself while it goes on: bars on a terminal, a line now and then elsewhere.
+
+Both are a `Progress` as runtime/process.py wants it.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Protocol
+
+
+def progress(quiet: bool = False) -> Bars | Lines | None:
+    """Bars where stderr is a terminal, lines where it is not, None (no reports at all) where `quiet`."""
+    if quiet:
+        return None
+    return Bars() if sys.stderr.isatty() else Lines()
+
+
+class Lines:
+    """A plain line on stderr about every tenth of the rounds, and one for each event."""
+
+    def start(self, rounds: int, done: int) -> None:
+        self._rounds, self._done, self._began = rounds, done, time.monotonic()
+
+    def client(self, round: int, done: int, of: int) -> None:
+        pass
+
+    def round(self, round: int, loss: float | None, score: float | None) -> None:
+        if round * 10 // self._rounds == (round - 1) * 10 // self._rounds:
+            return
+        spent = time.monotonic() - self._began
+        left = spent / max(1, round - self._done) * (self._rounds - round)
+        times = f"{clock(spent)} spent, {clock(left)} left"
+        self.event("  ".join([f"round {round}/{self._rounds}", *_numbers(loss, score), times]))
+
+    def event(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    def stop(self) -> None:
+        pass
+
+
+class Bars:
+    """One bar for the rounds and one for the clients of the round; events scroll by above them."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )
+
+        self._bars = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[numbers]}", markup=False),
+            console=Console(stderr=True),
+        )
+
+    def start(self, rounds: int, done: int) -> None:
+        self._round_bar = self._bars.add_task("rounds", total=rounds, completed=done, numbers="")
+        self._client_bar = self._bars.add_task("clients", total=None, numbers="")
+        self._bars.start()
+
+    def client(self, round: int, done: int, of: int) -> None:
+        self._bars.update(self._client_bar, completed=done, total=of)
+
+    def round(self, round: int, loss: float | None, score: float | None) -> None:
+        self._bars.update(self._round_bar, completed=round, numbers="  ".join(_numbers(loss, score)))
+
+    def event(self, text: str) -> None:
+        self._bars.console.print(text, markup=False, highlight=False)
+
+    def stop(self) -> None:
+        self._bars.stop()
+
+
+def _numbers(loss: float | None, score: float | None) -> list[str]:
+    return [f"{name} {value:.4g}" for name, value in (("loss", loss), ("score", score)) if value is not None]
+
+
+def clock(seconds: float) -> str:
+    """Seconds as minutes:seconds, or hours:minutes:seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class Progress(Protocol):
+    """Is told what happens; fedloom.rounds.progress has one that draws bars."""
+
+    def start(self, rounds: int, done: int) -> None: ...
+    def round(self, round: int, loss: float | None, score: float | None) -> None: ...
+    def client(self, round: int, done: int, of: int) -> None: ...
+    def event(self, text: str) -> None: ...
+    def stop(self) -> None: ...
+
+
+class Silent:
+    """A Progress that says nothing."""
+
+    def start(self, rounds: int, done: int) -> None: ...
+    def round(self, round: int, loss: float | None, score: float | None) -> None: ...
+    def client(self, round: int, done: int, of: int) -> None: ...
+    def event(self, text: str) -> None: ...
+    def stop(self) -> None: ...

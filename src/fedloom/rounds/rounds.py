@@ -1,0 +1,195 @@
+"""The runner on one machine: the whole of a federated run, round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedloom.core.context import Ctx, State
+from fedloom.rounds.build import Built
+from fedloom.rounds.early import Patience
+from fedloom.rounds.measure import headline, measure, train_records, train_seconds, trained_records, validation_loss
+from fedloom.rounds.messages import Message, Payload, rows_of
+from fedloom.rounds.progress import Progress
+from fedloom.rounds.sampling import cohort
+from fedloom.rounds.server import dispatch, server_init, server_step
+from fedloom.rounds.traffic import count_down, count_up
+from fedloom.rounds.worker import Executor, TrainDone, TrainJob
+from fedloom.runs.checkpoint import map_tensors
+from fedloom.runs.folder import RunFolder
+from fedloom.runs.ledger import Ledger
+from fedloom.runs.reader import DIAGNOSTICS, described
+from fedloom.training.flat import integer_buffers
+
+
+def initial_state(built: Built) -> State:
+    """The state of a run before its first round."""
+    layout = built.layout
+    server = server_init(built.method, layout, layout.flatten(built.module).detach(), integer_buffers(built.module))
+    return {"round": 0, "server": server, "clients": {}, "early": None, "stopped": False}
+
+
+Advance = Callable[[Built, Executor, State, "Round"], tuple[State, Sequence[str]]]
+"""One round's training and aggregation: (state after it, who took part)."""
+
+
+def run_rounds(
+    built: Built,
+    executor: Executor,
+    folder: RunFolder,
+    state: State,
+    progress: Progress,
+    advance: Advance | None = None,
+) -> State:
+    """Run from the round after `state` to the last one, saving as it goes. Returns the last state.
+
+    Without `advance` there is a server.
+    """
+    recipe = built.recipe
+    training, evaluation = recipe.training, recipe.evaluation
+    if state["round"] == 0:
+        line = {"round": 0, "cohort": [], "train": [], "metrics": measure(built, executor, state), "events": []}
+        folder.write_round(line, Ledger())
+        folder.save(state)
+    while state["round"] < training.rounds and not state["stopped"]:
+        now = Round(built, state["round"] + 1, progress)
+        last = now.number == training.rounds
+        state, members = (advance or with_server)(built, executor, state, now)
+        with now.ledger.phase("evaluate"):
+            records = trained_records(built, now.done)
+            if last or now.number % evaluation.every == 0:
+                records += measure(built, executor, state)
+        state = _watch(built, folder, state, records, now)
+        line = {
+            "round": now.number,
+            "cohort": list(members),
+            "train": train_records(now.done),
+            "metrics": records,
+            "events": now.events,
+            "seconds_of": train_seconds(now.done),
+            **now.recorded,
+        }
+        folder.write_round(line, now.ledger)
+        if last or state["stopped"] or now.number % recipe.runtime.checkpoint_every == 0:
+            folder.save(state)
+        progress.round(now.number, *headline(built, line))
+    return state
+
+
+def with_server(built: Built, executor: Executor, state: State, now: Round) -> tuple[State, Sequence[str]]:
+    """A round of clients and a server."""
+    recipe, method, training = built.recipe, built.method, built.recipe.training
+    members = cohort(list(built.federation.clients), training.participation, recipe.seed, now.number)
+    with now.ledger.phase("dispatch"):
+        messages = dispatch(method, built.layout, built.federation, state["server"], members)
+        jobs = [TrainJob(m, now.number, messages[m], state["clients"].get(m, {})) for m in members]
+    ctx = now.ctx(members)
+    with now.ledger.phase("train and aggregate"):
+        received = now.payloads(executor, jobs, messages)
+        server = server_step(method, built.layout, built.federation, received, state["server"], ctx)
+    clients = {**state["clients"], **now.clients}
+    return {**state, "round": now.number, "server": server, "clients": clients}, members
+
+
+@dataclass
+class Round:
+    """What one round leaves behind beside the state of the server, or of peers."""
+
+    built: Built
+    number: int
+    progress: Progress
+    ledger: Ledger = field(default_factory=Ledger)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    records: list[dict[str, Any]] = field(default_factory=list)
+    done: list[TrainDone] = field(default_factory=list)
+    clients: State = field(default_factory=dict)
+
+    def ctx(self, members: Sequence[str]) -> Ctx:
+        """What stages of the server are told, where these clients take part."""
+        recipe, federation = self.built.recipe, self.built.federation
+        return Ctx(
+            self.number,
+            recipe.seed,
+            rows_of(self.built.method, federation, members),
+            len(federation.clients),
+            recipe.training.rounds,
+            log=self.log,
+            record=self.record,
+        )
+
+    def log(self, event: str, fields: dict[str, Any]) -> None:
+        """Note something that a person should see."""
+        self.events.append({"event": event, **fields})
+        self.progress.event(f"round {self.number}: {event}{described(fields)}")
+
+    def record(self, kind: str, fields: dict[str, Any] | Callable[[], dict[str, Any]]) -> None:
+        """Keep something that a stage measured, or that is measured now where it is wanted."""
+        if callable(fields):
+            if not self.built.recipe.runtime.diagnostics:
+                return
+            with self.ledger.phase(DIAGNOSTICS):
+                fields = fields()
+        self.records.append({"kind": kind, **fields})
+
+    @property
+    def recorded(self) -> dict[str, list[dict[str, Any]]]:
+        """The records, those of a file of their own apart; what is empty is left out."""
+        parts: dict[str, list[dict[str, Any]]] = {"records": [], DIAGNOSTICS: []}
+        for record in self.records:
+            if record["kind"] == DIAGNOSTICS:
+                parts[DIAGNOSTICS].append({k: v for k, v in record.items() if k != "kind"})
+            else:
+                parts["records"].append(record)
+        return {name: records for name, records in parts.items() if records}
+
+    def payloads(self, executor: Executor, jobs: list[TrainJob], messages: Mapping[str, Message]) -> Iterator[Payload]:
+        """What clients send to the server as they finish, one at a time, so that no more than one is held."""
+        method, layout, federation = self.built.method, self.built.layout, self.built.federation
+        for payload in self.trained(executor, jobs):
+            client = payload.row[0]
+            self.ledger.up[client] = count_up(method, layout, federation, payload)
+            self.ledger.down[client] = count_down(
+                method, layout, federation, federation.clients[client], messages[client]
+            )
+            yield payload
+
+    def trained(self, executor: Executor, jobs: list[TrainJob]) -> Iterator[Payload]:
+        """What clients made of their models, as they finish; their new states are in `clients`."""
+        federation = self.built.federation
+        # the longest first, so that no worker is left alone with it
+        jobs = sorted(jobs, key=lambda j: -len(federation.clients[j.client].train))
+        for d in executor.run(jobs, evaluate_trained="trained" in self.built.recipe.evaluation.models):
+            # memory shared between processes is a scarce good: keep a copy
+            self.clients[d.client] = map_tensors(d.state, lambda t: t.clone() if t.is_shared() else t)
+            why = "local training gave nan or inf"
+            if not d.payload.finite:
+                self.log("update dropped", {"client": d.client, "why": why})
+            elif d.payload.tasks:
+                for task in federation.clients[d.client].tasks.keys() - d.payload.tasks.keys():
+                    self.log("update dropped", {"client": d.client, "task": task, "why": why})
+            self.ledger.add("local training, sum over clients", d.seconds)
+            self.ledger.add("waiting for data, sum over clients", d.result.waiting)
+            empty = Payload(d.payload.row, d.payload.n)
+            self.done.append(TrainDone(d.client, empty, d.result, {}, d.seconds, d.trained))
+            self.progress.client(self.number, len(self.done), len(jobs))
+            yield d.payload
+
+
+def _watch(built: Built, folder: RunFolder, state: State, records: list[dict[str, Any]], now: Round) -> State:
+    """Early stopping: keep the best state, and say when to stop."""
+    config = built.recipe.early_stopping
+    score = validation_loss(built, records) if config else None
+    if config is None or score is None:
+        return state
+    early = Patience(config.patience, config.min_delta, **(state["early"] or {})).see(score, now.number)
+    state = {
+        **state,
+        "early": {"best": early.best, "best_round": early.best_round, "waited": early.waited},
+        "stopped": early.stop,
+    }
+    if early.best_round == now.number and config.restore_best:
+        folder.save(state, "best")
+    if early.stop:
+        now.log("stopped early", {"best_round": early.best_round, "best_score": early.best})
+    return state

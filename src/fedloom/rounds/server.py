@@ -1,0 +1,248 @@
+"""The three pure functions that every runner uses: client_step, server_step, dispatch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.core.context import Ctx, Row, State
+from fedloom.core.layout import Layout
+from fedloom.core.updates import EVERYONE, Rows, Updates
+from fedloom.methods.method import Method
+from fedloom.rounds import diagnostics
+from fedloom.rounds.buffers import merge_buffers
+from fedloom.rounds.federation import Federation
+from fedloom.rounds.loading import pack_tasks
+from fedloom.rounds.messages import ALL, Message, Payload, blank
+from fedloom.runs.reader import DIAGNOSTICS
+from fedloom.stages.peer import AtPeer
+
+
+def server_init(method: Method, layout: Layout, initial: Tensor, integers: Mapping[str, Tensor]) -> State:
+    """The server's state before the first round; `initial` is the whole model vector (parameters, buffers).
+
+    "tasks" are vectors by task, where rows are (client, task): differences to the initial model.
+    """
+    params = layout.parameters
+    shared = method.shared_part(layout)
+    model = params.take(initial[: params.d], shared).clone()
+    return {
+        "model": model,
+        "personal": {},
+        **({"tasks": {}} if method.rows == "client-task" else {}),
+        "stage": method.stage.init(shared),
+        "rule": {ALL: method.server.init(model)},
+        "buffers": layout.buffers.take(initial[params.d :], method.shared_buffers(layout)).clone()
+        if method.buffers != "local"
+        else None,
+        "integers": {k: v.clone() for k, v in integers.items()} if method.buffers != "local" else {},
+    }
+
+
+def model_of(state: State, client: str) -> Tensor:
+    """The server's model for a client: its personal one where there is one, else the global one."""
+    personal: Tensor = state["personal"].get(client, state["model"])
+    return personal
+
+
+def dispatch(
+    method: Method, layout: Layout, federation: Federation, state: State, clients: Iterable[str]
+) -> dict[str, Message]:
+    """What the server sends to each client. Clients that get the same vector get the same tensor."""
+    clients = list(clients)
+    if method.rows == "client-task":
+        held = {client: federation.clients[client].tasks for client in clients}
+        return {client: pack_tasks(method, layout, federation, state, client, tasks) for client, tasks in held.items()}
+    needed = frozenset[str]().union(*(rule.needs for rule in method.local))
+    told = method.stage.tell(state["stage"], clients, state["personal"]) if needed else {}
+    vectors: dict[str, Tensor | None] = {}
+    messages = {}
+    for client in clients:
+        key = client if client in state["personal"] else ALL
+        if key not in vectors:
+            has_it = method.start == "own" and key != ALL
+            vectors[key] = None if has_it else method.server.dispatch(model_of(state, key), state["rule"][key])
+        mine = {name: value for name, value in told.get(client, {}).items() if f"told:{name}" in needed}
+        messages[client] = Message(vectors[key], state["buffers"], state["integers"], mine)
+    return messages
+
+
+def collect(
+    method: Method,
+    layout: Layout,
+    federation: Federation,
+    payloads: Iterable[Payload],
+    rows: Sequence[Row],
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Updates, list[Payload]]:
+    """The matrix of the round from payloads in any order; a payload is forgotten once its row is written.
+
+    `rows` are the expected keys; a client that fails or is not finite leaves no row.
+    """
+    shared = method.shared_part(layout)
+    expected = {row: i for i, row in enumerate(sorted(rows, key=lambda r: (r[0], r[1] or "")))}
+    stays_packed = method.codec.stays_packed
+    X = torch.zeros(0 if stays_packed else len(expected), shared.d, dtype=dtype)
+    beside = {name: torch.zeros_like(X) for name in method.side}
+    parts: dict[int, tuple[Mapping[str, Tensor], Updates]] = {}
+    came: dict[int, Payload] = {}
+    for payload in payloads:
+        if not payload.finite:
+            continue
+        i, k = expected[payload.rows[0]], len(payload.rows)
+        if stays_packed:
+            nothing = torch.zeros(1, 1, dtype=dtype).expand(k, shared.d)
+            parts[i] = payload.packed, blank(shared, federation, payload.rows, nothing)
+        elif payload.rows == tuple(expected)[i : i + k]:
+            like = blank(shared, federation, payload.rows, X[i : i + k])
+            X[i : i + k] = method.codec.unpack(payload.packed, like)
+        else:  # some of its rows did not come
+            like = blank(shared, federation, payload.rows, X.new_zeros(k, shared.d))
+            X[[expected[row] for row in payload.rows]] = method.codec.unpack(payload.packed, like)
+        for name, matrix in beside.items():
+            matrix[i] = payload.side[name]
+        came[i] = Payload(**{**vars(payload), "packed": {}, "side": {}})
+        del payload  # before the next one is made
+    ordered = [came[i] for i in sorted(came)]
+    here = [expected[row] for payload in ordered for row in payload.rows]
+    given = method.codec.gather([parts[i] for i in sorted(parts)]) if parts else None
+    if given is None and len(here) < len(expected):
+        X, beside = _compact(X, here), {name: _compact(matrix, here) for name, matrix in beside.items()}
+    return assembled(method, federation, shared, ordered, X if given is None else given, beside), ordered
+
+
+def assembled(
+    method: Method,
+    federation: Federation,
+    shared: Layout,
+    payloads: Sequence[Payload],
+    X: Tensor | Rows,
+    side: Mapping[str, Tensor],
+) -> Updates:
+    """Rows X with what came beside them in the payloads, which are in their order."""
+    n = torch.tensor([size for payload in payloads for size in payload.sizes], dtype=torch.float64)
+    return Updates(
+        shared,
+        tuple(row for payload in payloads for row in payload.rows),
+        X,
+        n,
+        n.clone() if method.weights == "size" else torch.ones_like(n),
+        present=_presence(method, federation, shared, payloads),
+        extra=_extras(method, shared, payloads),
+        side=side,
+    )
+
+
+def _presence(method: Method, federation: Federation, shared: Layout, payloads: Sequence[Payload]) -> Tensor | None:
+    """Which blocks the rows have (K x blocks), or None for all."""
+    if federation.unified and method.rows == "client":
+        return None
+    masks = [federation.present(federation.clients[p.row[0]], shared, tuple(p.tasks)) for p in payloads]
+    return torch.cat([m for m in masks if m is not None]) if masks else torch.zeros(0, len(shared.blocks)).bool()
+
+
+def _extras(method: Method, shared: Layout, payloads: Sequence[Payload]) -> dict[str, Any]:
+    """What came beside the rows: name -> K values."""
+    extra: dict[str, Any] = {}
+    for name in payloads[0].extra if payloads else ():
+        extra[name] = [v for p in payloads for v in (p.extra[name] if p.tasks else [p.extra[name]])]
+    if "support" in method.extras:
+        blocks = len(shared.blocks)
+        rows = [p.support.view(-1, blocks) for p in payloads if p.support is not None]
+        extra["support"] = torch.cat(rows) if rows else torch.zeros(0, blocks)
+    return extra
+
+
+def server_step(
+    method: Method,
+    layout: Layout,
+    federation: Federation,
+    payloads: Iterable[Payload],
+    state: State,
+    ctx: Ctx,
+    starts: Mapping[str, Tensor] | None = None,
+) -> State:
+    """The server's (or a peer's) part of a round. `ctx.targets` are the participants.
+
+    `starts` are the vectors from which clients started, where it is not the state that says so. Rows with nan or inf
+    are dropped and logged; if none is left the state stays as it was.
+    """
+    updates, came = collect(method, layout, federation, payloads, ctx.targets or (), state["model"].dtype)
+    updates = finite_rows(updates, ctx)
+    if not len(updates):
+        return state
+    alive = {client for client, _ in updates.rows}
+    if "base" in method.stage.reads:
+        clients = [client for client, _ in updates.rows]
+        base = bases(method, state, clients) if starts is None else torch.stack([starts[c] for c in clients])
+        updates = updates.replace(base=base)
+    out, stage = method.stage(updates, state["stage"], ctx)
+    peer = method.stage.own if isinstance(method.stage, AtPeer) else None
+    if peer is None or diagnostics.looks(peer, ctx.population, ctx.round):
+        ctx.record(DIAGNOSTICS, partial(diagnostics.look, updates, out, peer))
+    del updates  # the matrix is not needed any more, and there may be a model for each row below
+    came = [p for p in came if p.row[0] in alive]
+    return settled(method, layout, federation, {**state, "stage": stage}, zip(out.rows, out.X, strict=True), came)
+
+
+def finite_rows(updates: Updates, ctx: Ctx) -> Updates:
+    """Without rows that have nan or inf, which are logged."""
+    updates, dropped = updates.finite()
+    for client, task in dropped:
+        about = {"client": client} if task is None else {"client": client, "task": task}
+        ctx.log("update dropped", {**about, "why": "not finite after the client's stages"})
+    return updates
+
+
+def settled(
+    method: Method,
+    layout: Layout,
+    federation: Federation,
+    state: State,
+    rows: Iterable[tuple[Row, Tensor]],
+    came: Sequence[Payload],
+) -> State:
+    """The server's state with models moved by what the stages left (rows and their keys), and with new buffers."""
+    new = {**state, "personal": dict(state["personal"]), "rule": dict(state["rule"])}
+    if method.rows == "client-task":
+        rows = list(rows)
+        # views keep the whole matrix alive, so they are only good where they replace every vector
+        every = len(rows) == len(federation.tasks)
+        vectors = {str(task): x if every else x.clone() for (_, task), x in rows}
+        return {**new, "tasks": {**state["tasks"], **vectors}}
+    for key, update in rows:
+        # what is meant for everyone also moves the personal models
+        for name in (ALL, *state["personal"]) if key == EVERYONE else (key[0],):
+            before = state["model"] if name == ALL else model_of(state, name)
+            memory = state["rule"].get(name) or method.server.init(before)
+            after, new["rule"][name] = method.server.apply(before, update, memory)
+            if name == ALL:
+                new["model"] = after
+            else:
+                new["personal"][name] = after
+    if state["buffers"] is not None and len(state["buffers"]):
+        new["buffers"] = merge_buffers(method, method.shared_buffers(layout), federation, came, state["buffers"])
+    if state["integers"]:
+        # counters: the largest, for a mean of integers means nothing
+        new["integers"] = {k: torch.stack([p.integers[k] for p in came]).amax(0) for k in state["integers"]}
+    return new
+
+
+def _compact(matrix: Tensor, rows: Sequence[int]) -> Tensor:
+    """Some rows, in ascending order, moved to the top in place: a copy would need the memory of the matrix again."""
+    for to, row in enumerate(rows):
+        if to != row:
+            matrix[to] = matrix[row]
+    return matrix[: len(rows)]
+
+
+def bases(method: Method, state: State, clients: Sequence[str]) -> Tensor:
+    """The vectors from which clients started (K x d); no copy where it is the same one for all."""
+    if not state["personal"]:
+        return method.server.dispatch(state["model"], state["rule"][ALL]).expand(len(clients), -1)
+    keys = [client if client in state["personal"] else ALL for client in clients]
+    return torch.stack([method.server.dispatch(model_of(state, key), state["rule"][key]) for key in keys])

@@ -1,0 +1,193 @@
+"""What the final models of a run say of test data, for people to look at: confusion matrices, and answers to a few
+images. Kept in the folder `predictions` of the run, as JSON and small PNGs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.core.context import State
+from fedloom.data.prepare import Array
+from fedloom.data.preview import label, pictures
+from fedloom.data.transforms import IGNORE
+from fedloom.errors import UserError
+from fedloom.extras import need
+from fedloom.rounds.build import Built
+from fedloom.rounds.federation import Client
+from fedloom.rounds.measure import Group, groups
+from fedloom.rounds.worker import Executor, LookJob, Seen
+from fedloom.runs import checkpoint
+from fedloom.runs.reader import CONFUSION, INDEX, PREDICTIONS
+from fedloom.tasks.dense import DenseTask, as_label
+
+SPLIT = "test"
+EXAMPLES = 4
+"""Images to answer."""
+SIDE = 160
+"""Pixels of the longer side of a picture, at most."""
+CLASSES = 100
+"""A task with more has no confusion matrix."""
+MODELS = 30
+"""Confusion matrices of a task, at most: those of the first clients."""
+CELLS = 150_000
+"""Numbers in all matrices of a task, at most."""
+IMAGES = 200
+"""Images on which the confusions of pixels are counted, at most."""
+_FAR = 1e6  # answers are drawn as if they went no further
+
+
+def keep(folder: Path, built: Built, executor: Executor, state: State) -> None:
+    """Write the folder `predictions` of a run from its final state: of each task the models that its final numbers are
+    of. Nothing is written where the recipe does not want it, or does not measure on test data.
+
+    Pictures need Pillow; without it there are none.
+    """
+    evaluation = built.recipe.evaluation
+    if not evaluation.predictions or SPLIT not in evaluation.splits:
+        return
+    used = groups(built, state, (SPLIT,), used=True)
+    counted, shown = _counted(built, used), _shown(built, used)
+    jobs = [
+        LookJob(**{**vars(group.job(number, state["round"])), "tasks": counted[number]}, images=IMAGES,
+                shown=shown[number], examples=EXAMPLES)
+        for number, group in enumerate(used)
+        if counted[number] or shown[number]
+    ]  # fmt: skip
+    if not jobs:
+        return
+    seen: dict[int, Seen] = dict(executor.run(jobs))
+    home = folder / PREDICTIONS
+    home.mkdir(exist_ok=True)
+    about = {"round": state["round"], "split": SPLIT}
+    if any(counted):
+        found = _confusions(built, used, counted, seen)
+        checkpoint.write_text(home / CONFUSION, json.dumps({**about, "tasks": found}))
+    if any(shown):
+        parts = _pictures(built, used, shown, seen, home)
+        checkpoint.write_text(home / INDEX, json.dumps({**about, "parts": parts}))
+
+
+def some_examples(client: Client, tasks: Sequence[DenseTask], count: int) -> tuple[Tensor, Mapping[str, Tensor], Array]:
+    """(inputs, labels, inputs as pictures) of at most `count` examples, evenly spaced over a client's test part."""
+    part = client.test.spread(count)
+    x, truth = part.examples.batch(part.index, torch.device("cpu"), tasks=[task.name for task in tasks])
+    return x, truth, pictures(part.examples, x, part.index)
+
+
+def _counted(built: Built, used: Sequence[Group]) -> list[tuple[str, ...]]:
+    """For each group the tasks to count confusions of."""
+    room = {
+        task.name: min(MODELS, CELLS // task.channels**2)
+        for task in built.federation.tasks
+        if task.channels <= CLASSES and task.metric().confusion is not None
+    }
+    found = []
+    for group in used:
+        tasks = tuple(task for task in group.tasks if room.get(task, 0))
+        for task in tasks:
+            room[task] -= 1
+        found.append(tasks)
+    return found
+
+
+def _shown(built: Built, used: Sequence[Group]) -> list[tuple[str, ...]]:
+    """For each group the dense tasks whose pictures are of its model: that of the first client with the task."""
+    shape = built.dataset.input_shape
+    try:
+        need("PIL.Image", "vision")
+    except UserError:
+        return [()] * len(used)
+    if len(shape) != 3 or shape[0] not in (1, 3):
+        return [()] * len(used)
+    holders = {t.name: built.federation.holder(t.name).id for t in built.federation.tasks if isinstance(t, DenseTask)}
+    return [
+        tuple(t for client, model in group.members for t in model.tasks if holders.get(t) == client.id)
+        for group in used
+    ]
+
+
+def _confusions(
+    built: Built, used: Sequence[Group], counted: Sequence[tuple[str, ...]], seen: Mapping[int, Seen]
+) -> dict[str, Any]:
+    """Task -> what is counted, how many models there are, and of some of them whose they are and the counts."""
+    clients = built.federation.clients
+    found: dict[str, Any] = {}
+    for task in built.federation.tasks:
+        with_it = [number for number, group in enumerate(used) if task.name in group.tasks]
+        of = []
+        for number in (number for number in with_it if task.name in counted[number]):
+            group = used[number]
+            part = clients[group.client].part(SPLIT)
+            looked = len(part.spread(IMAGES) if task.dense else part.of(task.name))
+            of.append(
+                {
+                    "clients": [client.id for client, model in group.members if task.name in model.tasks],
+                    "model": group.model.name,
+                    "data": f"{part.name} {SPLIT}",
+                    "examples": looked,
+                    "examples_in_all": len(part if task.dense else part.of(task.name)),
+                    "counts": seen[number].confusions[task.name].tolist(),
+                }
+            )
+        if of:
+            found[task.name] = {"unit": "pixels" if task.dense else "examples", "models": of, "in_all": len(with_it)}
+    return found
+
+
+def _pictures(
+    built: Built, used: Sequence[Group], shown: Sequence[tuple[str, ...]], seen: Mapping[int, Seen], home: Path
+) -> list[dict[str, Any]]:
+    """Write the pictures; what they are of, for each part of the test data: its examples, and its tasks."""
+    of = {task: number for number, tasks in enumerate(shown) for task in tasks}
+    by_part: dict[int, list[DenseTask]] = {}
+    for task in built.federation.tasks:
+        if isinstance(task, DenseTask) and task.name in of:
+            by_part.setdefault(id(built.federation.holder(task.name).test), []).append(task)
+    parts = []
+    for place, tasks in enumerate(by_part.values()):
+        holder = built.federation.holder(tasks[0].name)
+        _, truth, inputs = some_examples(holder, tasks, EXAMPLES)
+        positions = holder.test.spread(EXAMPLES).positions.tolist()
+        examples = [
+            {"position": position, "input": _save(home, f"{place}-{row}-input.png", picture, smooth=True)}
+            for row, (position, picture) in enumerate(zip(positions, inputs, strict=True))
+        ]
+        about = []
+        for column, task in enumerate(tasks):
+            group = used[of[task.name]]
+            cells: dict[str, list[dict[str, str]]] = {"truth": [], "answer": []}
+            answers = [_drawable(as_label(task, out)) for out in seen[of[task.name]].answers[task.name]]
+            for row, (target, answer) in enumerate(zip(truth[task.name], answers, strict=True)):
+                for what, (picture, text) in (("truth", label(task, target)), ("answer", label(task, answer, target))):
+                    assert picture is not None  # a dense label is drawn
+                    file = _save(home, f"{place}-{row}-{column}-{what}.png", picture)
+                    cells[what].append({"file": file, "text": text})
+            client = built.federation.holder(task.name).id
+            about.append({"task": task.name, "kind": task.kind, "model": group.model.name, "client": client, **cells})
+        data = f"{holder.test.name} {SPLIT}"
+        parts.append({"data": data, "domain": holder.domain, "examples": examples, "tasks": about})
+    return parts
+
+
+def _drawable(answer: Tensor) -> Tensor:
+    """Black where a model that went astray says nan; no number too large to be drawn."""
+    if not answer.is_floating_point():
+        return answer
+    return answer.nan_to_num(IGNORE, _FAR, -_FAR).clamp(-_FAR, _FAR)
+
+
+def _save(home: Path, name: str, picture: Array, smooth: bool = False) -> str:
+    """Write a picture (H x W x 3), shrunk where it is large; its name."""
+    library = need("PIL.Image", "vision")
+    image = library.fromarray(picture)
+    how = library.Resampling.BOX if smooth else library.Resampling.NEAREST
+    if max(image.size) > SIDE:
+        scale = SIDE / max(image.size)
+        image = image.resize(tuple(max(1, round(side * scale)) for side in image.size), how)
+    image.save(home / name)
+    return name

@@ -1,0 +1,234 @@
+"""One place where clients train and models are measured: a model, the federation's data, and no memory."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedloom.core.context import Ctx, State, derive_seed
+from fedloom.errors import UserError
+from fedloom.methods.method import Method
+from fedloom.recipes.runtime import Evaluation
+from fedloom.rounds.client import client_step, finish, tune
+from fedloom.rounds.evaluation import Scores, answers, confusions, evaluate
+from fedloom.rounds.federation import Client, Federation, Part
+from fedloom.rounds.loading import for_task, load, load_personal
+from fedloom.rounds.messages import Message, Payload
+from fedloom.training.config import Training
+from fedloom.training.flat import FlatModel
+from fedloom.training.loop import LocalResult
+from fedloom.training.stacked import Stackable, group, train_stacked
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """Everything that stays the same during a run and that a worker needs."""
+
+    method: Method
+    module: nn.Module
+    federation: Federation
+    training: Training
+    evaluation: Evaluation
+    seed: int
+    threads: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class TrainJob:
+    """Train one client."""
+
+    client: str
+    round: int
+    message: Message
+    state: State
+
+
+@dataclass(frozen=True, eq=False)
+class EvalJob:
+    """Measure one model on one client's split. `tasks` may be more than the client's: the split may be shared.
+
+    `personal` asks for the client's own model, tuned as the method says; `task` for the model of that task, where each
+    has one.
+    """
+
+    key: int
+    message: Message
+    state: State
+    client: str
+    split: str
+    tasks: tuple[str, ...]
+    round: int = 0
+    personal: bool = False
+    task: str | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class LookJob(EvalJob):
+    """See what one model says on one client's split.
+
+    Confusions are counted for `tasks`, those with an answer a pixel on `images` examples; `shown` are dense tasks whose
+    answers to `examples` examples are wanted. Both are evenly spaced over the split.
+    """
+
+    images: int = 0
+    shown: tuple[str, ...] = ()
+    examples: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """The outcome of a LookJob."""
+
+    confusions: Mapping[str, Tensor]
+    """Task -> counts, truth x prediction (C x C, int64)."""
+    answers: Mapping[str, Tensor]
+    """Task -> what its head says (examples x channels x H x W)."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainDone:
+    """The outcome of a TrainJob; `trained` has the scores of the model before aggregation, by split, if asked for."""
+
+    client: str
+    payload: Payload
+    result: LocalResult
+    state: State
+    seconds: float
+    trained: Mapping[str, Scores] = field(default_factory=dict)
+
+
+class Worker:
+    """Runs jobs one at a time. Results depend on the job only, never on earlier jobs."""
+
+    def __init__(self, setup: Setup, device: str = "cpu") -> None:
+        self.setup = setup
+        self.model = FlatModel(copy.deepcopy(setup.module), device=device)
+        self.tasks = {task.name: task for task in setup.federation.tasks}
+
+    def train(self, job: TrainJob, evaluate_trained: bool = False) -> TrainDone:
+        """client_step, and the scores of the trained model where they are wanted."""
+        s = self.setup
+        start = time.perf_counter()
+        client = s.federation.clients[job.client]
+        try:
+            payload, result, state = client_step(
+                s.method, self.model, s.federation, client, job.message, job.state, Ctx(job.round, s.seed), s.training
+            )
+        except (RuntimeError, ValueError, IndexError, KeyError) as error:
+            tasks = ", ".join(client.tasks)
+            raise UserError(f"client {job.client!r} (tasks {tasks}), round {job.round}: {error}") from error
+        trained = self._scores(client) if evaluate_trained else {}
+        return TrainDone(job.client, payload, result, state, time.perf_counter() - start, trained)
+
+    def train_stacked(self, jobs: Sequence[TrainJob], evaluate_trained: bool = False) -> Iterator[TrainDone]:
+        """Train clients of equal shape together, and finish them one by one."""
+        s, model = self.setup, self.model
+        ctx = Ctx(jobs[0].round, s.seed)
+        by_client = {job.client: job for job in jobs}
+        stack = []
+        for job in jobs:
+            client = s.federation.clients[job.client]
+            load(s.method, model, job.message, job.state)
+            part = client.train
+            labelled = part.partial(client.tasks)
+            stack.append(Stackable(client.id, part.examples, part.index, client.tasks, model.params.clone(), labelled))
+        shared = model.spans(s.method.shared_part(model.layout))
+        for members in group(stack, s.training, ctx):
+            start = time.perf_counter()
+            results = train_stacked(model, members, s.training, ctx, shared, s.method.local)
+            seconds = (time.perf_counter() - start) / len(members)
+            for member, (params, result) in zip(members, results, strict=True):
+                client, job = s.federation.clients[member.client], by_client[member.client]
+                model.params.copy_(params)
+                payload, result, state = finish(
+                    s.method, model, s.federation, client, member.base, job.state, result, ctx
+                )
+                trained = self._scores(client) if evaluate_trained else {}
+                yield TrainDone(client.id, payload, result, state, seconds, trained)
+
+    def _scores(self, client: Client) -> dict[str, Scores]:
+        """Scores of the model as it is, on a client's splits."""
+        s = self.setup
+        mine = {name: self.tasks[name] for name in client.tasks}
+        return {
+            split: evaluate(self.model, client.part(split), mine, s.evaluation.batch_size, s.training.channels_last)
+            for split in s.evaluation.splits
+        }
+
+    def evaluate(self, job: EvalJob) -> tuple[int, Scores]:
+        """Scores of one model, with the job's key."""
+        s = self.setup
+        with self._loaded(job) as part:
+            tasks = {name: self.tasks[name] for name in job.tasks}
+            return job.key, evaluate(self.model, part, tasks, s.evaluation.batch_size, s.training.channels_last)
+
+    def look(self, job: LookJob) -> tuple[int, Seen]:
+        """Confusions and answers of one model, with the job's key."""
+        how = self.setup.evaluation.batch_size, self.setup.training.channels_last
+        said: dict[str, Tensor] = {}
+        with self._loaded(job) as part:
+            plain, dense = ({n: self.tasks[n] for n in job.tasks if self.tasks[n].dense == d} for d in (False, True))
+            counted = confusions(self.model, part, plain, *how)
+            counted |= confusions(self.model, part.spread(job.images), dense, *how)
+            if job.shown:
+                with torch.inference_mode():
+                    each = [out for _, out, _ in answers(self.model, part.spread(job.examples), job.shown, *how)]
+                said = {name: torch.cat([out[name].float().cpu() for out in each]) for name in job.shown}
+        return job.key, Seen(counted, said)
+
+    @contextmanager
+    def _loaded(self, job: EvalJob) -> Iterator[Part]:
+        """The model of a job is loaded, and chance is the job's own: the examples to measure it on."""
+        s = self.setup
+        client = s.federation.clients[job.client]
+        message = for_task(s.method, self.model, s.federation, job.client, job.message, job.task)
+        load(s.method, self.model, message, job.state)
+        if job.personal:
+            load_personal(self.model, job.state.get("personal", {}))
+            tune(s.method, self.model, client, s.training, Ctx(job.round, s.seed))
+        with torch.random.fork_rng(devices=[]):  # for models that draw even here
+            torch.default_generator.manual_seed(derive_seed(s.seed, job.round, "evaluate", job.key))
+            yield client.part(job.split)
+
+    def run(self, job: TrainJob | EvalJob, **options: Any) -> TrainDone | tuple[int, Scores] | tuple[int, Seen]:
+        """Whichever it is."""
+        if isinstance(job, LookJob):
+            return self.look(job)
+        return self.train(job, **options) if isinstance(job, TrainJob) else self.evaluate(job)
+
+
+def check_device(name: str) -> str:
+    """The device's name, if it is there. Raises UserError otherwise: nothing falls back to the CPU silently."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"runtime.device: {name!r} is no device; examples: cpu, cuda, cuda:0") from error
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            raise UserError(f"runtime.device: {name!r} asked for, but {count} CUDA devices are here")
+    elif device.type != "cpu":
+        raise UserError(f"runtime.device: {name!r} found, expected cpu or cuda")
+    return name
+
+
+Job = TrainJob | EvalJob
+
+
+class Executor(Protocol):
+    """Runs jobs and yields their results in any order."""
+
+    def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
+        """Results as they come."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...

@@ -1,0 +1,260 @@
+"""Read run folders: the recipe, what was measured in each round, and how many bytes went where."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedloom.errors import StateError
+from fedloom.recipes.schema import recipe_hash
+from fedloom.settings.yaml import parse
+
+PREDICTIONS, CONFUSION, INDEX = "predictions", "confusion.json", "index.json"
+"""What the final models said of test data, in a run's folder: where, the counts, and what the pictures are of."""
+DIAGNOSTICS = "diagnostics"
+"""How updates agreed: the kind of such records, and the name of their file."""
+ARROWS = {"max": "↑", "min": "↓"}
+"""Which way a metric is better."""
+
+
+def number_of(value: float | None) -> float:
+    """A number as a run's files have it: null is nan."""
+    return math.nan if value is None else float(value)
+
+
+@dataclass(frozen=True)
+class Final:
+    """The numbers of a run's kept model, with all that a number must say about itself."""
+
+    values: Mapping[str, Mapping[str, float]]
+    """Task -> metric -> mean over the clients that hold the task; nan where a client's value is nan."""
+    split: str
+    round: int
+    model: str
+    """'personal', 'global', or 'personal and global' where only some clients have a personal model."""
+    data: tuple[str, ...]
+    """Whose data was used, as the run recorded it."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder. `recipe` is resolved, `info` is run.json; the others are metrics.jsonl and bytes.jsonl."""
+
+    folder: Path
+    recipe: Mapping[str, Any]
+    info: Mapping[str, Any]
+    rounds: tuple[Mapping[str, Any], ...]
+    """What was measured, one entry a round."""
+    traffic: tuple[Mapping[str, Any], ...]
+    """What was sent, one entry a round."""
+
+    @staticmethod
+    def read(folder: str | Path) -> Run:
+        """Read a folder that a run wrote, finished or not. A torn last line, as a crash leaves it, is ignored."""
+        folder = Path(folder)
+        for name in ("run.json", "recipe.yaml"):
+            if not (folder / name).is_file():
+                raise StateError(f"{folder} is not a run folder: {name} is absent")
+        try:
+            info = json.loads((folder / "run.json").read_text("utf-8"))
+        except ValueError as error:
+            raise StateError(f"{folder / 'run.json'}: {error}") from None
+        _expect(info, ("tasks", "clients", "status"), folder / "run.json")
+        recipe = parse((folder / "recipe.yaml").read_text("utf-8"), str(folder / "recipe.yaml"))
+        rounds, traffic = (_lines(folder / name) for name in ("metrics.jsonl", "bytes.jsonl"))
+        for line in rounds:
+            _expect(line, ("metrics",), folder / "metrics.jsonl", f", round {line['round']}")
+        for line in traffic:
+            _expect(line, ("up", "down"), folder / "bytes.jsonl", f", round {line['round']}")
+        return Run(folder, recipe, info, rounds, traffic)
+
+    def log(self, name: str) -> tuple[Mapping[str, Any], ...]:
+        """Another file of the folder with a line a round, by its name; empty where there is none."""
+        return _lines(self.folder / name)
+
+    @property
+    def seed(self) -> int:
+        return int(self.recipe["seed"])
+
+    @property
+    def label(self) -> str:
+        """The method with its add-ons: 'fedavg + feddea'."""
+        return str(self.info["method"])
+
+    @property
+    def group(self) -> str:
+        """Equal for runs that differ only in the seed. A method made in Python is known by its text alone."""
+        return f"{recipe_hash({**self.recipe, 'seed': 0})} {self.info.get('recipe_text', '')}"
+
+    @property
+    def last_round(self) -> int:
+        """The last finished round."""
+        return max((int(line["round"]) for line in self.rounds), default=0)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.info["status"] != "running"
+
+    def final(self, split: str = "test", at: int | None = None) -> Final:
+        """The kept model's metrics on a split: a client's personal model where one was measured, else the global one.
+
+        The round is that of the kept model, or `at`; where that was not evaluated, the last evaluated one before it.
+        """
+        # run.json tells the kept round only when the run is over.
+        kept = at if at is not None else int(self.info["final_round"]) if self.is_finished else self.last_round
+        for number in sorted(self._measured, reverse=True):
+            if number <= kept and (values := self._values(self._measured[number], split)):
+                return self._final(values, split, number)
+        splits = sorted({m["split"] for line in self.rounds for m in line["metrics"]})
+        raise StateError(
+            f"{self.folder}: no {split} metrics up to round {kept} (recorded: {', '.join(splits) or 'none yet'})"
+        )
+
+    def history(self, split: str = "test", client: str | None = None) -> tuple[Final, ...]:
+        """What `final` would say of each measured round, in order; empty where nothing was measured on the split.
+
+        With `client`, of this client alone: its tasks, by its personal model where it has one, else by the global one.
+        """
+        lines = [(v, number) for number, found in self._measured.items() if (v := self._values(found, split, client))]
+        return tuple(self._final(values, split, round) for values, round in lines)
+
+    def personal(self, split: str = "test", at: int | None = None) -> dict[str, Final]:
+        """`final` of each client that has a personal model, by the client's name; empty where there are none."""
+        return self._by_client(split, at, ("personal",))
+
+    def by_client(self, split: str = "test", at: int | None = None) -> dict[str, Final]:
+        """`final` of each client, by its name: its personal model where it has one, else the global one."""
+        return self._by_client(split, at, ("personal", "global"))
+
+    def scores(self, task: str, metric: str, split: str = "test") -> dict[int, dict[str, float]]:
+        """Round -> client -> a metric of a task, for the rounds and clients where it was measured.
+
+        Of a client's personal model where it has one, else of the global one; nan where it is not defined.
+        """
+        found: dict[int, dict[str, float]] = {}
+        for number, measured in self._measured.items():
+            for client in self.info["clients"]:
+                entry = self._values(measured, split, client).get((client, task, metric))
+                if entry is not None:
+                    found.setdefault(number, {})[client] = number_of(entry["value"])
+        return found
+
+    def bytes_total(self) -> dict[str, int]:
+        """{'up': bytes from clients, 'down': bytes to clients} over all rounds."""
+        return {way: sum(int(entry["bytes"]) for line in self.traffic for entry in line[way]) for way in ("up", "down")}
+
+    def bits_per_task(self) -> float:
+        """Mean bits that a client sends in a round for each of its tasks; nan before the first round."""
+        sent = sum(8 * int(entry["bytes"]) for line in self.traffic for entry in line["up"])
+        tasks = {client: len(info["tasks"]) for client, info in self.info["clients"].items()}
+        times = sum(tasks[client] for line in self.rounds for client in line["cohort"])
+        return sent / times if times else math.nan
+
+    def _by_client(self, split: str, at: int | None, models: tuple[str, ...]) -> dict[str, Final]:
+        at = self.final(split, at).round
+        values = self._values(self._measured[at], split)
+        by_client: dict[str, dict[tuple[Any, str, str], Mapping[str, Any]]] = defaultdict(dict)
+        for key, entry in values.items():
+            if entry["model"] in models:
+                by_client[key[0]][key] = entry
+        return {c: self._final(by_client[c], split, at) for c in self.info["clients"] if c in by_client}
+
+    def _final(self, values: Mapping[tuple[Any, str, str], Mapping[str, Any]], split: str, round: int) -> Final:
+        """The means over clients of one round's entries."""
+        means: dict[str, dict[str, float]] = defaultdict(dict)
+        for task, metric in sorted({key[1:] for key in values}):
+            each = [v["value"] for key, v in values.items() if key[1:] == (task, metric)]
+            means[task][metric] = sum(map(number_of, each)) / len(each)
+        used = {v["model"] for v in values.values()}
+        return Final(
+            {task: means[task] for task in self.info["tasks"] if task in means},
+            split,
+            round,
+            " and ".join(sorted(used, reverse=True)),
+            tuple(sorted({str(v["data"]) for v in values.values() if v.get("data")})),
+        )
+
+    @cached_property
+    def _measured(self) -> dict[int, dict[str, dict[str | None, list[Mapping[str, Any]]]]]:
+        """Round -> split -> client, or None for all -> its entries, of the models that a user may keep.
+
+        So that the history of each of many clients does not read all entries.
+        """
+        found: dict[int, dict[str, dict[str | None, list[Mapping[str, Any]]]]] = {}
+        for line in self.rounds:
+            by_split = found.setdefault(int(line["round"]), defaultdict(lambda: defaultdict(list)))
+            for entry in line["metrics"]:
+                if entry["model"] in ("personal", "global"):
+                    by_split[entry["split"]][entry["client"]].append(entry)
+        return found
+
+    def _values(
+        self, found: Mapping[str, Mapping[str | None, Sequence[Mapping[str, Any]]]], split: str, only: str | None = None
+    ) -> dict[tuple[Any, str, str], Mapping[str, Any]]:
+        """(client, task, metric) -> the entry that counts, for clients (or this one) that hold the task."""
+        best: dict[tuple[Any, str, str], Mapping[str, Any]] = {}
+        by_client = found.get(split, {})
+        owners = by_client if only is None else (None, only)
+        for client, entry in ((only or owner, entry) for owner in owners for entry in by_client.get(owner, ())):
+            if client is not None and entry["task"] not in self.info["clients"][client]["tasks"]:
+                continue
+            key = (client, entry["task"], entry["metric"])
+            if key not in best or entry["model"] == "personal":
+                best[key] = entry
+        return best
+
+
+def _expect(value: Any, keys: Sequence[str], file: Path, where: str = "") -> None:
+    if not isinstance(value, dict) or not set(keys) <= value.keys():
+        found = ", ".join(value) if isinstance(value, dict) else type(value).__name__
+        raise StateError(f"{file}{where}: expected an object with {', '.join(keys)}, found {found or 'an empty one'}")
+
+
+def human_bytes(count: float) -> str:
+    """1234567 -> '1.23 MB' (powers of ten)."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(count) < 999.5 or unit == "TB":
+            break
+        count /= 1000
+    return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
+
+
+def _lines(file: Path) -> tuple[Mapping[str, Any], ...]:
+    """The rounds of a JSON-lines file. A round that was repeated after a crash counts once."""
+    result: dict[int, Mapping[str, Any]] = {}
+    if not file.is_file():
+        return ()
+    lines = file.read_text("utf-8", errors="replace").splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            value = json.loads(line)
+            result[int(value["round"])] = value
+        except (ValueError, KeyError, TypeError):
+            if number < len(lines):
+                raise StateError(f"{file}, line {number}: not a round's JSON") from None
+    return tuple(result.values())
+
+
+@dataclass(frozen=True)
+class TaskMetric:
+    """A line of the comparison: a task and the metric it is judged by; direction is 'max' or 'min'."""
+
+    task: str
+    metric: str
+    direction: str
+
+    def __str__(self) -> str:
+        return f"{self.task} ({self.metric}) {ARROWS[self.direction]}"
+
+
+def described(about: Mapping[str, Any]) -> str:
+    """What an event says of itself: ': client c, local training gave nan'; '' where it says nothing."""
+    known = {key: value for key, value in about.items() if value is not None}
+    texts = [f"{value}" if key == "why" else f"{key} {value}" for key, value in known.items()]
+    return f": {', '.join(texts)}" if texts else ""

@@ -1,0 +1,198 @@
+"""FedHCA2's hyper weights of a run, read from its records: alpha per client, beta per decoder and layer, as a picture.
+
+The run must use the method `fedhca2`, or one of its stages. Free of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedloom.errors import StateError, UserError
+from fedloom.extras import need
+from fedloom.runs.reader import Run
+from fedloom.study.tables.markup import csv_text
+from fedloom.study.tables.sheet import Sheet
+
+KIND = "hyper-weights"
+CSV = ("round", "weight", "client", "task", "layer", "value", "used")
+_LINES = 12
+_TOLD_APART = 20  # lines of one panel that a legend names
+
+Decoder = tuple[str, str]
+"""(client, task)"""
+Series = tuple[tuple[int, float], ...]
+"""(round, weight) of the rounds in which it was used."""
+
+
+def used(value: float) -> float:
+    """What a weight counts as in a round: it is clamped to [0, 1] where it is used, while itself it may lie outside."""
+    return min(max(value, 0.0), 1.0)
+
+
+@dataclass(frozen=True)
+class HyperWeights:
+    """The weights of one run. Values are as learned, not clamped; a client has none in rounds without it."""
+
+    label: str
+    rounds: tuple[int, ...]
+    alpha: Mapping[str, Series]
+    """Client -> its weight over the rounds."""
+    beta: Mapping[Decoder, Mapping[str, Series]]
+    """(client, task) -> layer -> its weight over the rounds."""
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Layers of decoders, in the order of the network."""
+        return tuple(dict.fromkeys(layer for layers in self.beta.values() for layer in layers))
+
+    def alphas(self) -> Sheet:
+        """Rounds by clients; of a long run, some rounds evenly spaced. In brackets what lies outside [0, 1]."""
+        return self._over_rounds("alpha of the encoders", self.alpha)
+
+    def betas(self) -> Sheet:
+        """Decoders by layers: first use > last use."""
+        lines = []
+        for decoder, layers in self.beta.items():
+            cells = [" > ".join(_text(v) for _, v in _ends(layers[n])) if n in layers else "" for n in self.layers]
+            lines.append((_name(decoder), *cells))
+        return Sheet(f"{self.label}: beta of the decoders, first > last", ("decoder", *self.layers), tuple(lines))
+
+    def _over_rounds(self, what: str, series: Mapping[str, Series]) -> Sheet:
+        last = len(self.rounds) - 1
+        shown = sorted({self.rounds[round(j * last / (_LINES - 1))] for j in range(_LINES)})
+        of = {name: dict(points) for name, points in series.items()}
+        lines = [(str(r), *(_text(of[name][r]) if r in of[name] else "" for name in series)) for r in shown]
+        return Sheet(f"{self.label}: {what}", ("round", *series), tuple(lines))
+
+    @property
+    def _sheets(self) -> list[Sheet]:
+        return [*([self.alphas()] if self.alpha else []), *([self.betas()] if self.beta else [])]
+
+    def to_text(self) -> str:
+        """The tables for a terminal."""
+        return "\n".join(sheet.to_text() for sheet in self._sheets)
+
+    def to_markdown(self) -> str:
+        """The tables in Markdown."""
+        return "\n".join(sheet.to_markdown() for sheet in self._sheets)
+
+    def to_csv(self) -> str:
+        """Every weight of every round, as learned and as used."""
+        lines = [(r, "alpha", client, "", "", v) for client, points in self.alpha.items() for r, v in points]
+        for (client, task), layers in self.beta.items():
+            lines += [(r, "beta", client, task, layer, v) for layer, points in layers.items() for r, v in points]
+        ordered = sorted(lines, key=lambda line: line[0])
+        return csv_text(CSV, ((*where, repr(value), repr(used(float(value)))) for *where, value in ordered))
+
+
+def table(run: str | Path | Run) -> HyperWeights:
+    """What a run recorded about its hyper weights. Raises StateError where it recorded nothing of the kind."""
+    run = run if isinstance(run, Run) else Run.read(run)
+    alpha: dict[str, list[tuple[int, float]]] = {}
+    beta: dict[Decoder, dict[str, list[tuple[int, float]]]] = {}
+    rounds = []
+    for line in run.rounds:
+        found = [record for record in line.get("records", ()) if record["kind"] == KIND]
+        rounds += [int(line["round"])] if found else []
+        for record in found:
+            for client, value in record["weights"].items():
+                if record["part"] == "encoder":
+                    alpha.setdefault(client, []).append((int(line["round"]), value))
+                    continue
+                for task, layers in value.items():
+                    mine = beta.setdefault((client, task), {})
+                    for layer, weight in layers.items():
+                        mine.setdefault(layer, []).append((int(line["round"]), weight))
+    if not rounds:
+        raise StateError(f"{run.folder}: no hyper weights recorded; run with method=fedhca2")
+    return HyperWeights(
+        f"{run.recipe['name']}, {run.label}, seed {run.seed}",
+        tuple(rounds),
+        {client: tuple(points) for client, points in sorted(alpha.items())},
+        {k: {layer: tuple(points) for layer, points in layers.items()} for k, layers in sorted(beta.items())},
+    )
+
+
+def draw(run: str | Path | Run | HyperWeights, path: str | Path) -> None:
+    """Draw a run's picture (see `picture`) to a file; its ending (.png, .svg, .pdf) says the format."""
+    page = picture([run if isinstance(run, HyperWeights) else table(run)])
+    try:
+        page.savefig(path)
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def picture(several: Sequence[HyperWeights]) -> Any:
+    """A matplotlib Figure, one run below the other, of the weights as they were used (clamped to [0, 1]).
+
+    alpha of each client over the rounds; beta of each decoder over the rounds, a line a layer; and the last beta of
+    every decoder and layer (FedHCA2's Figures 6 and 7; 2 and 3 of its supplement).
+    """
+    heights = [5.0 + 0.15 * max(0, len(found.beta) - 12) for found in several]
+    widths = [3 if found.alpha and found.beta else 2 if found.beta else 1 for found in several]
+    whole = need("matplotlib.figure", "report").Figure(
+        figsize=(max(8, 5.5 * max(widths)), sum(heights)), layout="constrained", dpi=110
+    )
+    pages = whole.subfigures(len(several), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for page, width, found in zip(pages, widths, several, strict=True):
+        page.suptitle(found.label)
+        columns = list(page.subplots(1, width, squeeze=False)[0])
+        if found.alpha:
+            lines = [(client, [points]) for client, points in found.alpha.items()]
+            _over_rounds(columns.pop(0), r"encoders: $\alpha$ of each client", lines)
+        if found.beta:
+            lines = [(_name(decoder), list(layers.values())) for decoder, layers in found.beta.items()]
+            _over_rounds(columns.pop(0), r"decoders: $\beta$, a line a layer", lines)
+            _last(page, columns.pop(0), found)
+    return whole
+
+
+def _over_rounds(axes: Any, title: str, lines: Sequence[tuple[str, Sequence[Series]]]) -> None:
+    many = len(lines) > _TOLD_APART
+    for number, (name, several) in enumerate(lines):
+        look = (
+            {"color": "0.7"} if many else {"color": f"C{number % 10}", "linestyle": ("-", "--", ":")[number // 10 % 3]}
+        )
+        for i, points in enumerate(several):
+            x, y = [r for r, _ in points], [used(v) for _, v in points]
+            axes.plot(x, y, linewidth=1, marker="." if len(x) < 20 else None, label=None if i else name, **look)
+    axes.set_xlabel("round")
+    axes.set_title(title, fontsize=10)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(alpha=0.3)
+    if not many:
+        axes.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.13))
+
+
+def _last(page: Any, axes: Any, found: HyperWeights) -> None:
+    layers = found.layers
+    last = [[used(of[n][-1][1]) if n in of else float("nan") for n in layers] for of in found.beta.values()]
+    shown = [value for row in last for value in row if value == value]
+    low, high = min(shown), max(shown)
+    image = axes.imshow(last, aspect="auto", cmap="viridis", vmin=low, vmax=high if high > low else low + 1e-6)
+    axes.set_xticks(range(len(layers)), layers, rotation=45, ha="right", fontsize=8)
+    axes.set_yticks(range(len(last)), [_name(decoder) for decoder in found.beta], fontsize=8)
+    axes.set_title(rf"decoders: $\beta$ in round {found.rounds[-1]} or last used", fontsize=10)
+    page.colorbar(image, ax=axes, pad=0.01)
+    if len(last) * len(layers) <= 120:
+        for i, row in enumerate(last):
+            for j, value in enumerate(row):
+                if value == value:
+                    color = "white" if value < (low + high) / 2 else "black"
+                    axes.text(j, i, f"{value:.3f}", ha="center", va="center", fontsize=7, color=color)
+
+
+def _ends(points: Series) -> Series:
+    return points if len(points) < 2 else (points[0], points[-1])
+
+
+def _text(value: float) -> str:
+    return f"{value:.4f}" if 0 <= value <= 1 else f"{used(value):.4f} ({value:.3g})"
+
+
+def _name(decoder: Decoder) -> str:
+    client, task = decoder
+    return f"{client} {task}".strip()

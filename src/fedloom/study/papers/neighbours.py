@@ -1,0 +1,120 @@
+"""Do peers find those with their own tasks? What a run's records of neighbours and similarities say, round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from statistics import mean
+from typing import Any
+
+import numpy as np
+
+from fedloom.extras import need
+from fedloom.runs.reader import Run
+
+MOST = 200
+"""Peers that are put into clusters, at most: more would take longer than a reader waits."""
+
+Series = dict[int, float]
+
+
+def quality(run: Run) -> dict[str, Series]:
+    """Name -> round -> share or index; empty where a run has no peers, or all peers have the same tasks.
+
+    Task groups are the peers with the same tasks. Clusters are those of average linkage on the similarities that peers
+    found (either way, their mean; 0 for a pair that did not meet), as many as there are task groups.
+
+    neighbours with the same tasks   share of all chosen neighbours
+    neighbours kept                  mean over peers of |now and before| / |now or before| (Jaccard)
+    ARI, NMI                         adjusted Rand index and normalised mutual information of clusters and task groups
+                                     (Hubert and Arabie 1985; Vinh et al. 2010): 1 where they are the same
+    purity                           share of peers whose cluster mostly has their tasks
+    clusters kept                    adjusted Rand index of this round's and the previous round's clusters
+    """
+    tasks = {name: tuple(sorted(about["tasks"])) for name, about in run.info["clients"].items()}
+    by_round: dict[int, dict[str, Mapping[str, Any]]] = {}
+    for line in run.rounds:
+        for record in line.get("records", ()):
+            if record["kind"] == "peer":
+                by_round.setdefault(int(line["round"]), {})[record["peer"]] = record
+    if not by_round or len(set(tasks.values())) < 2:
+        return {}
+    found: dict[str, Series] = {}
+    chosen = {round: {n: frozenset(r["neighbours"]) for n, r in records.items()} for round, records in by_round.items()}
+    for round, sets in chosen.items():
+        same = [tasks[other] == tasks[name] for name, others in sets.items() for other in others]
+        if same:
+            found.setdefault("neighbours with the same tasks", {})[round] = mean(same)
+    for before, now in pairwise(sorted(chosen)):
+        pairs = [(chosen[before][n], others) for n, others in chosen[now].items() if n in chosen[before]]
+        kept = [len(a & b) / len(a | b) for a, b in pairs if a | b]
+        if kept:
+            found.setdefault("neighbours kept", {})[now] = mean(kept)
+    groups = len(set(tasks.values()))
+    if groups < len(tasks) <= MOST:
+        _clusters(found, by_round, tasks, groups)
+    return found
+
+
+def _clusters(
+    found: dict[str, Series],
+    by_round: Mapping[int, Mapping[str, Mapping[str, Any]]],
+    tasks: Mapping[str, tuple[str, ...]],
+    groups: int,
+) -> None:
+    """Add what clusters of similarities say."""
+    metrics = need("sklearn.metrics", "digits")
+    last: dict[str, int] = {}
+    for round in sorted(by_round):
+        here = sorted(by_round[round])
+        cluster = _linked(here, by_round[round], groups)
+        if not cluster:
+            continue
+        truth = [tasks[name] for name in here]
+        number = {group: i for i, group in enumerate(sorted(set(truth)))}
+        labels, true = [cluster[name] for name in here], [number[group] for group in truth]
+        values = {
+            "ARI": metrics.adjusted_rand_score(true, labels),
+            "NMI": metrics.normalized_mutual_info_score(true, labels),
+            "purity": purity(true, labels),
+        }
+        both = [name for name in here if name in last]
+        if len(both) > 1:
+            values["clusters kept"] = metrics.adjusted_rand_score(
+                [last[name] for name in both], [cluster[name] for name in both]
+            )
+        for name, value in values.items():
+            found.setdefault(name, {})[round] = float(value)
+        last = cluster
+
+
+def _linked(names: list[str], records: Mapping[str, Mapping[str, Any]], groups: int) -> dict[str, int]:
+    """Peer -> cluster; nothing where no similarity is known."""
+    place = {name: i for i, name in enumerate(names)}
+    total = np.zeros((len(names), len(names)))
+    count = np.zeros_like(total)
+    for name, record in records.items():
+        for other, value in (record.get("similarity") or {}).items():
+            if other in place and value is not None:
+                for a, b in ((place[name], place[other]), (place[other], place[name])):
+                    total[a, b] += value
+                    count[a, b] += 1
+    if not count.any() or len(names) <= groups:
+        return {}
+    similar = np.divide(total, count, out=np.zeros_like(total), where=count > 0)
+    distance = similar.max() - similar
+    np.fill_diagonal(distance, 0.0)
+    cluster = need("sklearn.cluster", "digits").AgglomerativeClustering(
+        n_clusters=groups, metric="precomputed", linkage="average"
+    )
+    return dict(zip(names, cluster.fit_predict(distance).tolist(), strict=True))
+
+
+def purity(true: Iterable[int], labels: Iterable[int]) -> float:
+    """Share of members of each cluster's largest group: sum_c max_g |c and g| / N."""
+    pairs = list(zip(true, labels, strict=True))
+    clusters: dict[int, dict[int, int]] = {}
+    for group, label in pairs:
+        counts = clusters.setdefault(label, {})
+        counts[group] = counts.get(group, 0) + 1
+    return sum(max(counts.values()) for counts in clusters.values()) / len(pairs)

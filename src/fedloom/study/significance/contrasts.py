@@ -1,0 +1,410 @@
+"""Paired tests of runs and of grids over seeds, or over clients: what `--tests` shows. Free of torch.
+
+The replicate is the seed: a run of a method against the run of its base with the same seed and the same examples. Over
+clients, a pair is a client under both methods, with its means over the seeds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+from fedloom.errors import StateError
+from fedloom.runs.reader import Run, TaskMetric
+from fedloom.study.grid import Grid
+from fedloom.study.significance.statistics import EXACT, LEVEL, NOISE, Paired, against_zero, holm, paired
+from fedloom.study.tables.compare import Comparison
+from fedloom.study.tables.markup import csv_text, full
+from fedloom.study.tables.sheet import Sheet, Sheeted
+from fedloom.study.tables.sides import Side, of_comparison, of_grid, p_text
+from fedloom.tasks.delta import delta_m, delta_terms
+
+CSV = (
+    *("data", "method", "base", "task", "metric", "direction", "over", "n", "seeds", "gain", "ci95_low", "ci95_high"),
+    *("gain_percent", "t", "df", "p", "p_holm", "family", "wilcoxon_p", "wilcoxon_least_p", "d_z", "g_z", "d_av"),
+    *("g_av", "clients_better", "worst_client", "split", "state"),
+)
+Over = Literal["seeds", "clients"]
+"""What is paired."""
+WORDS: dict[Over, dict[str, str]] = {
+    "seeds": {
+        "title": "paired tests over seeds",
+        "about": "n seeds are the replicates",
+        "pair": "each seed against the base's same seed",
+        "few": "a test needs two seeds that both have",
+        "none": "a seed in common",
+        "undefined": "no number at seed",
+        "same": "the same difference at every seed",
+        "holders": "Their means are over different clients",
+    },
+    "clients": {
+        "title": "paired tests over clients",
+        "about": "n clients are the pairs, a client's number is its mean over the seeds that both methods have",
+        "pair": "each client against itself with the base",
+        "few": "a test needs two clients with numbers of both",
+        "none": "a client with numbers in common",
+        "undefined": "no number of client",
+        "same": "the same difference for every client",
+        "holders": "Only clients with numbers of both are paired",
+    },
+}
+FORMULAS = (
+    "Gain: how much better than the base, value - base for ↑ and base - value for ↓, {pair}; gain %: in percent of the "
+    "base; Δm: the mean of gain % over tasks.",
+    "[ ]: 95 % t-interval of the mean gain. t, p: two-sided paired t-test, t = mean / (sd / sqrt n), n - 1 degrees of "
+    "freedom, for gains that are normal, which few {over} cannot show. Wilcoxon: two-sided signed-rank test, exact "
+    f"up to {EXACT} pairs; in brackets the least p that n {{over}} admit, 2^(1-n).",
+    "d_z = mean gain / sd of the gains; g_z = d_z Gamma(f/2) / (sqrt(f/2) Gamma((f-1)/2)), f = n - 1, is Hedges' "
+    "correction, which two {over} do not have; d_av = mean gain / sqrt((sd^2 + sd_base^2) / 2); n - 1 in every sd.",
+)
+OF_CLIENTS = (
+    "Clients better: of the clients with the task, those who gain by their own number; worst client: the least gain of "
+    "a client; both are means over seeds."
+)
+NOT_TESTED = " Clients of a run are trained together, so they are no replicates: no test here counts them."
+NOT_INDEPENDENT = (
+    "Clients of one run share a model, or mix their models, so their gains are not independent and p is smaller than "
+    "it should be. It speaks about these clients in these runs, not about other seeds: for those, test over seeds."
+)
+
+_Numbers = Mapping[Any, Mapping[str, float]]
+"""Seed, or client -> task -> number."""
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """One line: a method against its base on a task, or over tasks (`row` None)."""
+
+    data: str
+    method: str
+    base: str
+    row: TaskMetric | None
+    seeds: tuple[int, ...]
+    gains: Mapping[int, float] | Mapping[str, float]
+    """Seed, or client -> improvement, in the metric's units, or in percent over tasks."""
+    percent: float
+    """Mean improvement in percent of the base; nan where the base is 0."""
+    found: Paired | None = None
+    state: Literal["tested", "refused", "too few", "undefined"] = "tested"
+    reason: str = ""
+    better: float = math.nan
+    """Share of the clients that gain, mean over seeds."""
+    worst: float = math.nan
+    """Least gain of a client, mean over seeds."""
+    same_holders: bool = True
+    """Whether the clients with the task are the same with both."""
+    holm: float = math.nan
+
+    @property
+    def mean(self) -> float:
+        """Mean gain over seeds, or over clients."""
+        return fmean(self.gains.values())
+
+
+@dataclass(frozen=True)
+class Contrasts(Sheeted):
+    """What `contrasts` found; `notes` say what to know before the numbers are believed."""
+
+    title: str
+    tests: tuple[Contrast, ...]
+    split: str
+    notes: tuple[str, ...] = ()
+    over: Over = "seeds"
+
+    @property
+    def families(self) -> dict[str, int]:
+        """Which p were corrected together -> how many."""
+        tested = [test.row is None for test in self.tests if not math.isnan(test.holm)]
+        return {"Δm": tested.count(True), "tasks": tested.count(False)}
+
+    def sheet(self) -> Sheet:
+        """A line for each method and task, and one for all tasks together."""
+        many, bases = len({t.data for t in self.tests}) > 1, {t.base for t in self.tests}
+        head = (
+            *("method", "task", "n", "gain", "95 % interval", "gain %", "t", "p", "p Holm", "Wilcoxon p (least)"),
+            *("d_z", "g_z", "d_av", "clients better", "worst client"),
+        )
+        lines = []
+        for t in self.tests:
+            name = " / ".join(part for part in (t.data if many else "", t.method) if part)
+            name += f" vs {t.base}" if len(bases) > 1 else ""
+            f = t.found
+            numbers = [f"[{f.low:+.4g}, {f.high:+.4g}]"] if f else [t.state]
+            numbers += ["-" if t.row is None or math.isnan(t.percent) else f"{t.percent:+.2f}"]
+            if f is None:
+                numbers += ["-"] * 7
+            else:
+                numbers += [f"{f.t:.2f}", p_text(f.p), p_text(t.holm), f"{p_text(f.wilcoxon)} ({p_text(f.least)})"]
+                numbers += [f"{f.d_z:.2f}", "-" if f.n < 3 else f"{f.g_z:.2f}"]
+                numbers += ["-" if t.row is None else f"{f.d_av:.2f}"]
+            of_clients = ["-", "-"] if math.isnan(t.better) else [f"{t.better:.0%}", f"{t.worst:+.4g}"]
+            task = "Δm %" if t.row is None else str(t.row)
+            lines.append((name, task, str(len(t.gains)), f"{t.mean:+.4g}", *numbers, *of_clients))
+        overall, of_tasks = self.families.values()
+        family = f"Holm: over the tests of Δm ({overall}) and, apart from these, over those of tasks ({of_tasks})."
+        clients: tuple[str, ...] = (NOT_INDEPENDENT,) if self.over == "clients" else ()
+        if any(not math.isnan(t.better) for t in self.tests):
+            clients = (OF_CLIENTS + (NOT_TESTED if self.over == "seeds" else ""), *clients)
+        against = f", against {next(iter(bases))}" if len(bases) == 1 else ""
+        words = WORDS[self.over]
+        about = f"{self.split} split; {words['about']}."
+        formulas = (text.format(over=self.over, **words) for text in FORMULAS)
+        return Sheet(f"{self.title}{against}", head, tuple(lines), (about, *formulas, family, *clients, *self.notes))
+
+    def to_csv(self) -> str:
+        """The same lines with numbers in full precision."""
+        lines = []
+        for t in self.tests:
+            row = ("", "delta_m", "max") if t.row is None else (t.row.task, t.row.metric, t.row.direction)
+            f = t.found
+            numbers: list[float] = [math.nan] * 11
+            if f is not None:
+                numbers = [f.low, f.high, t.percent, f.t, f.n - 1, f.p, t.holm]
+                numbers += [self.families["Δm" if t.row is None else "tasks"], f.wilcoxon, f.least, f.d_z]
+            tail = [f.g_z, f.d_av, f.g_av] if f is not None else [math.nan] * 3
+            pairs = (self.over, len(t.gains), " ".join(map(str, t.seeds)))
+            shown = [full(v) for v in (*numbers, *tail, t.better, t.worst)]
+            lines.append((t.data, t.method, t.base, *row, *pairs, full(t.mean), *shown, self.split, t.state))
+        return csv_text(CSV, lines)
+
+
+def contrasts(comparison: Comparison, over: Over = "seeds") -> Contrasts:
+    """Every column of a comparison against its base. Raises StateError where there is only one column."""
+    base, *others = of_comparison(comparison)
+    if not others:
+        raise StateError("a test needs two methods, one found")
+    lines: list[Contrast] = []
+    alone = []
+    for side in others:
+        found = _against("", side, base, comparison.rows, over)
+        lines += found
+        alone += [] if found else [side.label]
+    if not lines:
+        raise StateError(f"no method has {WORDS[over]['none']} with {base.label}: tests compare runs of the same seed")
+    sides = {("", side.label): side for side in (base, *others)}
+    # how the comparison pairs seeds for its own Δm is not how tests do
+    pairings = {f": {column.pairing}." for column in comparison.columns if column.pairing}
+    notes = [note for note in comparison.notes if not note.endswith(tuple(pairings))]
+    if alone:
+        notes.append(f"Not compared, without {WORDS[over]['none']} with {base.label}: {', '.join(alone)}.")
+    return _tests(WORDS[over]["title"].capitalize(), lines, sides, comparison.split, notes, over)
+
+
+def grid_contrasts(grid: Grid, folder: Path, split: str = "test", over: Over = "seeds") -> Contrasts:
+    """Every cell of a grid against the cell that its `delta` names.
+
+    Numbers are those of the grid's table, means over the clients with the task (or of a domain). Raises StateError
+    where nothing has been run, where `delta` names no reference, and for tests over clients where the grid shows
+    domains.
+    """
+    if over == "clients" and grid.show == "domains":
+        raise StateError(f"grid {grid.name} shows domains: tests over clients need 'show' to be tasks")
+    if grid.delta == "none":
+        raise StateError(f"grid {grid.name}: delta is none, so nothing is compared: set it, as in delta: base")
+    sides, rows, notes = of_grid(grid, folder, split)
+    lines, alone = [], []
+    for (data, base, _), side in sides.items():
+        reference = grid.reference(base)
+        assert reference is not None
+        other = sides.get((data, *reference))
+        if other is not side:
+            found = [] if other is None else _against(data, side, other, rows[data], over, grid.show != "domains")
+            lines += found
+            alone += [] if found else [f"{data} / {side.label}"]
+    if not lines:
+        none = WORDS[over]["none"]
+        raise StateError(f"grid {grid.name}: no cell in {folder} has {none} with the one it is compared with")
+    if alone:
+        notes += (f"Not compared, without {WORDS[over]['none']} with their reference: {', '.join(alone)}.",)
+    by_label = {(data, side.label): side for (data, *_), side in sides.items()}
+    return _tests(f"{grid.title or grid.name}: {WORDS[over]['title']}", lines, by_label, split, notes, over)
+
+
+def _against(
+    data: str, one: Side, base: Side, rows: Sequence[TaskMetric], over: Over, by_client: bool = True
+) -> list[Contrast]:
+    """The lines of one method against its base: its tasks, and all of them together."""
+    seeds = [seed for seed in one.values if seed in base.values]
+    if not seeds:
+        return []
+    reason = _refusal(one, base, seeds)
+    directions = {row.task: row.direction for row in rows}
+    values: _Numbers = {seed: one.values[seed] for seed in seeds}
+    others: _Numbers = base.values
+    if over == "clients":
+        values, others = _of_clients(one, base, rows, seeds)
+    both = {pair: {t: v for t, v in of.items() if t in directions and t in others[pair]} for pair, of in values.items()}
+    clients = _client_gains(one, base, rows, seeds) if by_client else {}
+    tests = []
+    for row in rows:
+        mine = {pair: of[row.task] for pair, of in both.items() if row.task in of}
+        if not mine:
+            continue
+        theirs = {pair: others[pair][row.task] for pair in mine}
+        sign = -1 if row.direction == "min" else 1
+        gains = {pair: sign * (mine[pair] - theirs[pair]) for pair in mine}
+        terms = [delta_terms({row.task: mine[p]}, {row.task: theirs[p]}, directions).get(row.task) for p in mine]
+        percent = math.nan if None in terms else fmean(term for term in terms if term is not None)
+        measured = tuple(s for s in seeds if row.task in one.values[s] and row.task in base.values[s])
+        test = Contrast(data, one.label, base.label, row, measured, gains, percent)
+        if by_client:
+            alike = all(_holders(one.runs[s], row.task) == _holders(base.runs[s], row.task) for s in measured)
+            test = replace(test, same_holders=alike)
+        per_seed = clients.get(row, [])
+        if per_seed:
+            better = fmean(sum(gain > 0 for gain in each) / len(each) for each in per_seed)
+            test = replace(test, better=better, worst=fmean(min(each) for each in per_seed))
+        signed = [sign * v for v in mine.values()], [sign * v for v in theirs.values()]
+        shared = over == "clients" and len(mine) > 1 and all(len(set(of)) == 1 for of in signed)
+        why = reason or ("one number stands for all clients" if shared else "")
+        tests.append(_state(test, over, why) or replace(test, found=paired(*signed)))
+    deltas = {pair: delta_m(of, others[pair], directions) for pair, of in both.items()}
+    if not deltas:
+        return []
+    test = Contrast(data, one.label, base.label, None, tuple(seeds), deltas, fmean(deltas.values()))
+    # clients would differ only in which tasks they have
+    reason = next((t.reason for t in tests if t.state == "refused"), "")
+    # percentages, whose rounding is that of 100
+    found = _state(test, over, reason) or replace(test, found=against_zero(list(deltas.values()), NOISE * 100))
+    return [*tests, found]
+
+
+def _of_clients(one: Side, base: Side, rows: Sequence[TaskMetric], seeds: Sequence[int]) -> tuple[_Numbers, _Numbers]:
+    """Client -> task -> its mean over the seeds at which both methods have a number of it, with each of the two."""
+    found: tuple[dict[str, dict[str, list[float]]], ...] = (defaultdict(dict), defaultdict(dict))
+    for seed in seeds:
+        for client in one.clients[seed].keys() & base.clients[seed].keys():
+            for row in rows:
+                pair = [s.clients[seed][client].values.get(row.task, {}) for s in (one, base)]
+                if all(row.metric in numbers for numbers in pair):
+                    for of, numbers in zip(found, pair, strict=True):
+                        of[client].setdefault(row.task, []).append(numbers[row.metric])
+    mine, theirs = ({c: {t: fmean(v) for t, v in of[c].items()} for c in sorted(of)} for of in found)
+    return mine, theirs
+
+
+def _state(test: Contrast, over: Over, reason: str) -> Contrast | None:
+    """The line where nothing can be computed, with why; None where it can."""
+    if reason:
+        return replace(test, state="refused", reason=reason)
+    undefined = [str(pair) for pair, gain in test.gains.items() if not math.isfinite(gain)]
+    if undefined:
+        return replace(test, state="undefined", reason=f"{WORDS[over]['undefined']} {', '.join(undefined)}")
+    if len(test.gains) < 2:
+        return replace(test, state="too few", reason=WORDS[over]["few"])
+    return None
+
+
+def _refusal(one: Side, base: Side, seeds: Sequence[int]) -> str:
+    """Why the seeds of two methods are no pairs, or no replicates; '' where they are."""
+    for seed in seeds:
+        mine, theirs = one.runs[seed], base.runs[seed]
+        if mine.info.get("data_hash") != theirs.info.get("data_hash"):
+            return f"not the same data set at seed {seed}"
+        alike = mine.info.get("partition_hash") == theirs.info.get("partition_hash")
+        if not alike and (_shares(mine) is None or _shares(mine) != _shares(theirs)):
+            return f"not the same clients with the same examples at seed {seed}"
+    for side in (one, base):
+        for first, second in combinations(seeds, 2):
+            if _measured(side.runs[first]) == _measured(side.runs[second]):
+                return (
+                    f"{side.label} measured the same to the last digit at seeds {first} and {second}: "
+                    "one run counted twice"
+                )
+    return ""
+
+
+def _shares(run: Run) -> dict[str, tuple[list[int], list[int]]] | None:
+    """Client -> its examples for training and validation, whatever its tasks; None where that was not recorded."""
+    file = run.folder / "partition.json"
+    if not file.is_file():
+        return None
+    try:
+        return {c["client"]: (c["train"], c["val"]) for c in json.loads(file.read_text("utf-8"))["clients"]}
+    except (ValueError, KeyError, TypeError) as error:
+        raise StateError(f"{file}: not a partition: {error}") from None
+
+
+def _holders(run: Run, task: str) -> set[str]:
+    """The clients with the task."""
+    return {client for client, info in run.info["clients"].items() if task in info["tasks"]}
+
+
+def _measured(run: Run) -> list[object]:
+    return [line["metrics"] for line in run.rounds]
+
+
+def _client_gains(
+    one: Side, base: Side, rows: Sequence[TaskMetric], seeds: Sequence[int]
+) -> dict[TaskMetric, list[list[float]]]:
+    """Task -> for each seed, the gains of the clients that have a number of it with both.
+
+    Tasks for which no two clients of a seed differ are left out: one client has it, or one number stands for all.
+    """
+    found: dict[TaskMetric, list[list[float]]] = defaultdict(list)
+    for seed in seeds:
+        mine, theirs = one.clients[seed], base.clients[seed]
+        for row in rows:
+            sign = -1 if row.direction == "min" else 1
+            pairs = (
+                (mine[c].values.get(row.task, {}).get(row.metric), theirs[c].values.get(row.task, {}).get(row.metric))
+                for c in mine
+                if c in theirs
+            )
+            gains = [sign * (v - b) for v, b in pairs if v is not None and b is not None]
+            if gains and all(map(math.isfinite, gains)):
+                found[row].append(gains)
+    return {row: each for row, each in found.items() if any(len(set(gains)) > 1 for gains in each)}
+
+
+def _tests(
+    title: str,
+    lines: Sequence[Contrast],
+    sides: Mapping[tuple[str, str], Side],
+    split: str,
+    notes: Iterable[str],
+    over: Over,
+) -> Contrasts:
+    """The lines with corrected p, and what has to be said about them."""
+    corrected = list(lines)
+    for of_tasks in (True, False):
+        at = [i for i, test in enumerate(lines) if (test.row is not None) is of_tasks]
+        ps = [math.nan if (found := lines[i].found) is None else found.p for i in at]
+        for i, p in zip(at, holm(ps), strict=True):
+            corrected[i] = replace(lines[i], holm=p)
+    more = []
+    reasons: dict[str, list[str]] = defaultdict(list)
+    for test in corrected:
+        if test.reason:
+            where = " / ".join(part for part in (test.data, test.method) if part)
+            task = "Δm" if test.row is None else test.row.task
+            reasons[f"{test.state}: {test.reason}"].append(f"{where} ({task})" if test.state == "undefined" else where)
+    more += [f"{', '.join(dict.fromkeys(names))}: {reason}." for reason, names in reasons.items()]
+    if others := dict.fromkeys(f"{test.method} and {test.base}" for test in corrected if not test.same_holders):
+        more.append(f"Not the same clients have the task: {', '.join(others)}. {WORDS[over]['holders']}.")
+    if any(test.found is not None and test.found.is_constant for test in corrected):
+        more.append(f"p nan: {WORDS[over]['same']}, so nothing tells how much it varies; d_z is inf, or nan for 0.")
+    unpaired = sorted({len(test.seeds) for test in corrected})
+    if len(unpaired) > 1 or unpaired[0] < max(len(side.runs) for side in sides.values()):
+        more.append("Seeds that only one of two methods has are left out.")
+    if (few := max((t.found.least for t in corrected if t.found is not None), default=0)) > LEVEL:
+        more.append(f"The signed-rank test cannot reach p < {LEVEL} where n < 6: its least p is up to {few:g} here.")
+    for data in dict.fromkeys(data for data, _ in sides) if over == "seeds" else ():
+        hashes = {
+            (run.info.get("partition_hash"), run.info.get("data_hash"))
+            for (name, _), side in sides.items()
+            if name == data
+            for run in side.runs.values()
+        }
+        repeated = max(len(side.runs) for (name, _), side in sides.items() if name == data) > 1
+        if repeated and len(hashes) == 1 and (None, None) not in hashes:
+            where = f"{data}: all" if data else "All"
+            more.append(f"{where} seeds have the same clients and examples: p speaks about training alone.")
+    return Contrasts(title, tuple(corrected), split, (*notes, *more), over)

@@ -1,0 +1,344 @@
+"""Put runs side by side: one row a task, one column a method, seeds as an interval, and the change against a base."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any
+
+from fedloom.errors import StateError, nearest
+from fedloom.extras import need
+from fedloom.recipes import schema
+from fedloom.recipes.runtime import Flower
+from fedloom.runs.reader import Final, Run, TaskMetric, human_bytes
+from fedloom.study.tables.markup import csv_text, full, latex, tex
+from fedloom.tasks.delta import delta_m, delta_terms
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+CSV = (
+    *("run", "task", "metric", "direction", "mean", "ci95_half", "seeds"),
+    *("split", "model", "bytes_up", "bytes_down"),
+)
+# What a comparison does not mention: these keys do not change results.
+QUIET = {"name", "seed", *(f"runtime.{key}" for key in schema.QUIET)}
+QUIET |= {f"runtime.flower.{key}" for key in Flower.model_fields}
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over `n` seeds; `half` is half the 95 % t-interval, nan for one seed."""
+
+    mean: float
+    half: float
+    n: int
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Estimate:
+        n = len(values)
+        if n < 2 or any(map(math.isnan, values)):
+            return Estimate(math.fsum(values) / n, math.nan, n)
+        t = float(need("scipy.special", "digits").stdtrit(n - 1, 0.975))
+        return Estimate(mean(values), t * stdev(values) / math.sqrt(n), n)
+
+    def __str__(self) -> str:
+        digits = 2 if abs(self.mean) >= 10 else 4
+        return f"{self.mean:.{digits}f}" + ("" if math.isnan(self.half) else f" ± {self.half:.{digits}f}")
+
+    @property
+    def signed(self) -> str:
+        """As a change in percent: '+10.59 ± 1.20'."""
+        return f"{self.mean:+.2f}" + ("" if math.isnan(self.half) else f" ± {self.half:.2f}")
+
+
+@dataclass(frozen=True)
+class Column:
+    """Runs that differ only in the seed, in the order of their seeds."""
+
+    label: str
+    runs: tuple[Run, ...]
+    finals: tuple[Final, ...]
+    cells: Mapping[TaskMetric, Estimate]
+    delta: Estimate | None = None
+    pairing: str = ""
+    """How the seeds were matched with the base's."""
+
+    @property
+    def model(self) -> str:
+        return " / ".join(dict.fromkeys(f.model for f in self.finals))
+
+    def total(self, way: str) -> float:
+        """Bytes 'up' or 'down' of a run, mean over seeds."""
+        return mean(run.bytes_total()[way] for run in self.runs)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` found. `notes` say what to know before the numbers are believed."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[TaskMetric, ...]
+    split: str
+    base: str | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def caption(self) -> str:
+        """Which split, whose data, which model, and what is averaged."""
+        data = sorted({d for c in self.columns for f in c.finals for d in f.data})
+        seeds = "; ± 95 % t-interval over seeds" if any(len(c.runs) > 1 for c in self.columns) else ""
+        return (
+            f"{self.split} split ({', '.join(data) or 'data not stated'}), mean over the clients with the task{seeds}"
+        )
+
+    def best(self, row: TaskMetric) -> set[str]:
+        """Labels of the best columns of a row; none where there is nothing to choose from."""
+        means = {c.label: c.cells[row].mean for c in self.columns if not math.isnan(c.cells[row].mean)}
+        if len(self.columns) < 2 or not means:
+            return set()
+        top = (max if row.direction == "max" else min)(means.values())
+        return {label for label, value in means.items() if value == top}
+
+    def table(self) -> Table:
+        """A rich table; the best of each row in bold."""
+        from rich.table import Table
+        from rich.text import Text
+
+        # Text, for labels hold brackets, which are rich's markup.
+        table = Table(caption=Text("\n".join([self.caption, *self.notes])), caption_justify="left")
+        table.add_column("")
+        for column in self.columns:
+            table.add_column(Text(column.label), justify="right")
+        for name, cells, best in self._grid():
+            table.add_row(Text(name), *(Text(c, "bold" if b else "") for c, b in zip(cells, best, strict=True)))
+        return table
+
+    def to_markdown(self) -> str:
+        """A Markdown table with the caption and the notes below it."""
+        lines = [
+            "| | " + " | ".join(c.label for c in self.columns) + " |",
+            "|---|" + "---:|" * len(self.columns),
+        ]
+        for name, cells, best in self._grid():
+            texts = (f"**{c}**" if b else c for c, b in zip(cells, best, strict=True))
+            lines.append(f"| {name} | " + " | ".join(texts) + " |")
+        return "\n".join([*lines, "", self.caption + ".", *(f"\n{note}" for note in self.notes)]) + "\n"
+
+    def to_csv(self) -> str:
+        """One line a run set and task, and one with metric `delta_m`; numbers in full precision."""
+        found: list[list[object]] = []
+        for c in self.columns:
+            lines = [(r.task, r.metric, r.direction, c.cells[r]) for r in self.rows]
+            if c.delta is not None:
+                lines.append(("", "delta_m", "max", c.delta))
+            tail = [" ".join(str(r.seed) for r in c.runs), self.split, c.model, c.total("up"), c.total("down")]
+            for task, metric, direction, e in lines:
+                found.append([c.label, task, metric, direction, repr(e.mean), full(e.half), *tail])
+        return csv_text(CSV, found)
+
+    def to_latex(self) -> str:
+        """A table environment with the best of each row in bold; needs the package booktabs."""
+        rows = ["".join(f" & {tex(c.label)}" for c in self.columns) + r" \\", r"\midrule"]
+        for name, cells, best in self._grid():
+            texts = (rf" & \textbf{{{tex(c)}}}" if b else f" & {tex(c)}" for c, b in zip(cells, best, strict=True))
+            rows.append(tex(name) + "".join(texts) + r" \\")
+        return latex((f"{self.caption}.", *self.notes), len(self.columns) + 1, rows)
+
+    def _grid(self) -> list[tuple[str, list[str], list[bool]]]:
+        """(row name, one text per column, whether each is the best)."""
+        plain = [False] * len(self.columns)
+        grid = [
+            (str(row), [str(c.cells[row]) for c in self.columns], [c.label in self.best(row) for c in self.columns])
+            for row in self.rows
+        ]
+        if self.base is not None:
+            deltas = ["base" if c.delta is None else c.delta.signed for c in self.columns]
+            grid.append((f"Δm % against {self.base}", deltas, plain))
+        for name, texts in {
+            "model": [c.model for c in self.columns],
+            "seeds": [_seeds(c.runs) for c in self.columns],
+            "round of the model": [_span(f.round for f in c.finals) for c in self.columns],
+            "rounds run": [_span(r.last_round for r in c.runs) for c in self.columns],
+            "sent by clients": [human_bytes(c.total("up")) for c in self.columns],
+            "sent to clients": [human_bytes(c.total("down")) for c in self.columns],
+        }.items():
+            grid.append((name, texts, plain))
+        return grid
+
+
+def compare(
+    runs: Sequence[Run | str | Path],
+    base: str | Path | None = None,
+    split: str = "test",
+    metric: str | None = None,
+) -> Comparison:
+    """Compare runs task by task; runs that differ only in the seed become one column.
+
+    `base` is a label as the table shows it, or the folder of one of the runs; without it the first run is the base.
+    Delta_m is computed per seed, against the base run of the same seed where there is one and against the mean over
+    the base's seeds elsewhere.
+    `metric` names the metric to judge by; without it each task is judged by its primary one.
+    """
+    read = [run if isinstance(run, Run) else Run.read(run) for run in runs]
+    if not read:
+        raise StateError("no runs to compare")
+    groups: dict[str, list[Run]] = defaultdict(list)
+    for run in read:
+        groups[run.group].append(run)
+    ordered = [sorted(group, key=lambda run: run.seed) for group in groups.values()]
+    for group in ordered:
+        for one, two in pairwise(group):
+            if one.seed == two.seed:
+                raise StateError(
+                    f"{one.folder} and {two.folder} are the same recipe and seed: compare only one of them"
+                )
+    notes = _comparable(ordered)
+    rows = _rows(read, metric)
+    columns = [_column(label, group, rows, split) for label, group in zip(_labels(ordered), ordered, strict=True)]
+    notes += _finals_notes(columns)
+    if len(columns) == 1 and base is None:
+        return Comparison(tuple(columns), rows, split, notes=tuple(notes))
+    reference = columns[0] if base is None else _find(columns, base)
+    columns = [c if c is reference else _with_delta(c, reference, rows, notes) for c in columns]
+    for pairing in sorted({c.pairing for c in columns if c.pairing}):
+        notes.append(f"Δm of {', '.join(c.label for c in columns if c.pairing == pairing)}: {pairing}.")
+    return Comparison(tuple(columns), rows, split, reference.label, tuple(notes))
+
+
+def _rows(runs: Sequence[Run], metric: str | None) -> tuple[TaskMetric, ...]:
+    tasks: Mapping[str, Any] = runs[0].info["tasks"]
+    if metric is None:
+        return tuple(TaskMetric(task, t["primary"], t["metrics"][t["primary"]]) for task, t in tasks.items())
+    # Every task has a loss, which run.json does not list.
+    directions = {task: {"loss": "min", **t["metrics"]} for task, t in tasks.items()}
+    rows = tuple(TaskMetric(task, metric, known[metric]) for task, known in directions.items() if metric in known)
+    if not rows:
+        names = sorted({name for known in directions.values() for name in known})
+        raise StateError(f"no task has the metric {metric!r}.{nearest(metric, names)} Recorded: {', '.join(names)}")
+    return rows
+
+
+def _column(label: str, runs: Sequence[Run], rows: Sequence[TaskMetric], split: str) -> Column:
+    finals = tuple(run.final(split) for run in runs)
+    cells = {row: Estimate.of([_value(final, row) for final in finals]) for row in rows}
+    return Column(label, tuple(runs), finals, cells)
+
+
+def _value(final: Final, row: TaskMetric) -> float:
+    return final.values.get(row.task, {}).get(row.metric, math.nan)
+
+
+def _with_delta(column: Column, base: Column, rows: Sequence[TaskMetric], notes: list[str]) -> Column:
+    """The column with Delta_m per seed; tasks that had to be left out go to the notes."""
+    directions = {row.task: row.direction for row in rows}
+    by_seed = {run.seed: final for run, final in zip(base.runs, base.finals, strict=True)}
+    average = {row.task: base.cells[row].mean for row in rows}
+    deltas, paired, left_out = [], 0, set()
+    for run, final in zip(column.runs, column.finals, strict=True):
+        same = by_seed.get(run.seed)
+        paired += same is not None
+        against = average if same is None else {row.task: _value(same, row) for row in rows}
+        values = {row.task: _value(final, row) for row in rows}
+        left_out |= set(values) - set(delta_terms(values, against, directions))
+        deltas.append(delta_m(values, against, directions))
+    if paired == len(deltas):
+        pairing = "each seed against the base's same seed"
+    else:
+        pairing = f"{paired} of {len(deltas)} seeds against the base's same seed, the others against its mean"
+    if left_out:
+        notes.append(
+            f"Δm of {column.label} leaves out {', '.join(sorted(left_out))}: the base is 0 or undefined there."
+        )
+    return replace(column, delta=Estimate.of(deltas), pairing=pairing)
+
+
+def _find(columns: Sequence[Column], base: str | Path) -> Column:
+    for column in columns:
+        if column.label == str(base) or any(run.folder.resolve() == Path(base).resolve() for run in column.runs):
+            return column
+    labels = [column.label for column in columns]
+    raise StateError(f"no run called {str(base)!r}.{nearest(str(base), labels)} Here are: {', '.join(labels)}")
+
+
+def _comparable(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """Refuse runs with other tasks; note what else makes numbers hard to compare."""
+    runs = [run for group in groups for run in group]
+    first, notes = runs[0], []
+    kinds = {task: (t["kind"], t["primary"]) for task, t in first.info["tasks"].items()}
+    for run in runs[1:]:
+        other = {task: (t["kind"], t["primary"]) for task, t in run.info["tasks"].items()}
+        if other != kinds:
+            raise StateError(
+                f"not comparable, for the tasks differ: {first.folder} has {', '.join(kinds)}; "
+                f"{run.folder} has {', '.join(other)}"
+            )
+    examples: dict[int, dict[tuple[str, str | None], Run]] = defaultdict(dict)
+    for run in runs:
+        examples[run.seed].setdefault((run.info["partition_hash"], run.info.get("data_hash")), run)
+    for seed, by_hash in sorted(examples.items()):
+        if len(by_hash) > 1:
+            names = ", ".join(run.folder.name for run in by_hash.values())
+            notes.append(f"Not the same clients or examples at seed {seed}: {names}.")
+    other_keys = {key for run in runs for key in differs("", first.recipe, run.recipe)} - QUIET
+    if keys := sorted(key for key in other_keys if not key.startswith("method.")):
+        notes.append(f"Beside the method, the runs differ in {', '.join(keys)}.")
+    seeds = {tuple(run.seed for run in group) for group in groups}
+    if len(seeds) > 1:
+        notes.append("The runs do not cover the same seeds.")
+    notes += [f"Not finished: {run.folder.name}, round {run.last_round}." for run in runs if not run.is_finished]
+    return notes
+
+
+def _finals_notes(columns: Sequence[Column]) -> list[str]:
+    """What the numbers themselves differ in."""
+    notes = []
+    if len({final.model for c in columns for final in c.finals}) > 1:
+        notes.append("Not the same kind of model in all columns: see the row 'model'.")
+    if len({final.data for c in columns for final in c.finals}) > 1:
+        notes.append("Not the same kind of data in all columns.")
+    return notes
+
+
+def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """Method labels; where two are equal, with the recipe keys in which those runs differ."""
+    labels = []
+    for group in groups:
+        run = group[0]
+        alike = [other[0] for other in groups if other[0].label == run.label]
+        keys = sorted({key for other in alike for key in differs("", run.recipe, other.recipe)} - QUIET)
+        detail = ", ".join(f"{key}={value_at(run.recipe, key)}" for key in keys)
+        labels.append(f"{run.label} [{detail}]" if detail else run.label)
+    return labels
+
+
+def differs(path: str, one: Any, two: Any) -> list[str]:
+    """Key paths of the leaves in which two plain values differ."""
+    if isinstance(one, Mapping) and isinstance(two, Mapping):
+        return [
+            key
+            for name in {*one, *two}
+            for key in differs(f"{path}.{name}" if path else name, one.get(name), two.get(name))
+        ]
+    return [] if one == two else [path]
+
+
+def value_at(value: Any, path: str) -> Any:
+    """The value at a key path of nested mappings, None where there is none."""
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _seeds(runs: Sequence[Run]) -> str:
+    return ", ".join(str(run.seed) for run in runs)
+
+
+def _span(numbers: Any) -> str:
+    low, high = min(numbers := list(numbers)), max(numbers)
+    return str(low) if low == high else f"{low} to {high}"

@@ -1,0 +1,507 @@
+"""The table of a grid: bases with their add-ons as lines, the tasks of each data set and Delta as columns.
+
+`tabulate` reads a grid's folder into one structure, which table_formats.py writes. Free of torch.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from fedloom.errors import RecipeError, StateError, nearest
+from fedloom.runs.reader import ARROWS, Final, Run
+from fedloom.study.grid import NO_VALIDATION, Cell, Grid, cells, is_over, refused_in, together
+from fedloom.study.papers.domains import best_round, domain_history
+from fedloom.study.tables.compare import Estimate
+from fedloom.tasks.delta import delta_m, delta_terms
+
+DELTA = "Δ %"
+SPOKEN = {
+    "miou": ("mIoU", ""),
+    "maxf": ("maxF", ""),
+    "odsf": ("odsF", ""),
+    "merr": ("mErr", "degrees"),
+    "rmse": ("RMSE", "metres"),
+    "edge_f_plain": ("F", ""),
+}
+"""Metric -> (how papers write it, unit where it is no fraction)."""
+
+OVERALL = {
+    "delta_m": ("", DELTA),
+    "average": ("", "average"),
+    "spread": ("standard", "deviation"),
+    "bits": ("Mbit up", "a task"),
+}
+"""Metric of all tasks together -> its two lines of a heading."""
+
+WIDEST = 10
+"""Columns that fit beside each other."""
+
+Values = Mapping[int, Mapping[str, float]]
+"""Seed -> task -> the task's own metric."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: a task of a data set with its metric, or (task '') the data set's Delta, average or bits."""
+
+    data: str
+    task: str = ""
+    metric: str = "delta_m"
+    direction: str = "max"
+
+    def __str__(self) -> str:
+        return " ".join(part for part in self.parts if part)
+
+    @property
+    def parts(self) -> tuple[str, str]:
+        """The task, and how it is measured; either may be empty."""
+        if not self.task:
+            above, name = OVERALL[self.metric]
+            return above, f"{name} {ARROWS[self.direction]}"
+        if not self.metric:  # nothing has been run that could tell
+            return self.task, ""
+        return self.task, f"{SPOKEN.get(self.metric, (self.metric,))[0]} {ARROWS[self.direction]}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One number of the table, or why there is none."""
+
+    kind: Literal["value", "base", "missing", "refused", "cannot"]
+    estimate: Estimate | None = None
+    best: bool = False
+    partial: bool = False
+    """Whether some seeds have not been run."""
+    is_change: bool = False
+
+    @property
+    def text(self) -> str:
+        """What a reader sees."""
+        if self.kind != "value" or self.estimate is None:
+            return {"base": "base", "missing": "…", "refused": "refused"}.get(self.kind, "\\")
+        number = self.estimate.signed if self.is_change else str(self.estimate)
+        return number + ("*" if self.partial else "")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the table: a base with an add-on, and the client whose model it is where that is not one for all."""
+
+    base: str
+    addon: str
+    first: bool
+    """Whether the add-on is the grid's first."""
+    owner: str = ""
+    entries: tuple[Entry, ...] = ()
+    seeds: Mapping[str, tuple[int, ...]] | None = None
+    """Data set -> the seeds that have been run."""
+    rounds: Mapping[str, tuple[int, ...]] | None = None
+    """Data set -> of which round the model of each of these seeds is."""
+    models: Mapping[str, str] | None = None
+    """Data set -> 'global', 'personal' or both."""
+
+    @property
+    def label(self) -> str:
+        """The base alone for '-', which add-ons follow indented: 'FedAvg', '  +DEA', 'FedAMP (semseg)'."""
+        owner = f" ({self.owner})" if self.owner else ""
+        if self.addon == "-":
+            return self.base + owner
+        return (f"{self.base} {self.addon}" if self.first else f"  {self.addon}") + owner
+
+
+@dataclass(frozen=True)
+class Table:
+    """What `tabulate` found. `notes` say what to know before the numbers are believed."""
+
+    title: str
+    columns: tuple[Column, ...]
+    lines: tuple[Line, ...]
+    split: str
+    at: str
+    """Which model of a run counts, as the grid says."""
+    caption: str
+    notes: tuple[str, ...] = ()
+
+    @property
+    def groups(self) -> dict[str, int]:
+        """Data set -> how many columns it has, in their order."""
+        data = [column.data for column in self.columns]
+        return {name: data.count(name) for name in dict.fromkeys(data)}
+
+    @property
+    def layout(self) -> tuple[tuple[Column, ...], tuple[tuple[str, tuple[Line, ...]], ...]]:
+        """(columns, lines in groups): a group '' of all lines, its data sets beside each other, or a group a data set.
+
+        The latter where they have the same tasks and would be too wide otherwise.
+        """
+        by_data = {name: [i for i, c in enumerate(self.columns) if c.data == name] for name in self.groups}
+        # one column is what a data set has of which nothing has been run
+        found = [at for at in by_data.values() if len(at) > 1]
+        heads = {tuple(replace(self.columns[i], data="") for i in at) for at in found}
+        if len(self.columns) <= WIDEST or len(by_data) < 2 or len(heads) != 1:
+            return self.columns, (("", self.lines),)
+        width = len(found[0])
+        groups = []
+        for name, at in by_data.items():
+            where = at if len(at) > 1 else at * width
+            lines = tuple(replace(line, entries=tuple(line.entries[i] for i in where)) for line in self.lines)
+            groups.append((name, lines))
+        return tuple(self.columns[i] for i in found[0]), tuple(groups)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The runs of one combination of labels, by seed, and what was measured of the models that count."""
+
+    runs: Mapping[int, Run]
+    finals: Mapping[int, Final]
+    by_domain: bool = False
+
+    def values(self, finals: Mapping[int, Final] | None = None) -> Values:
+        """Each task's own metric, of these models or of others of the same runs; or each domain's of the only task."""
+        if self.by_domain:
+            return self._of_domains
+        return {
+            seed: {t: v[self.runs[seed].info["tasks"][t]["primary"]] for t, v in final.values.items()}
+            for seed, final in (self.finals if finals is None else finals).items()
+        }
+
+    @cached_property
+    def _of_domains(self) -> Values:
+        return {s: over_rounds(self.runs[s], f.split, True)[f.round] for s, f in self.finals.items()}
+
+    def owned(self, split: str) -> dict[str, Values]:
+        """Client -> values of its personal model; empty where one model is meant for all.
+
+        A client is called by its tasks, or by its own name where another one has the same.
+        """
+        by_client: dict[str, dict[int, Final]] = {}
+        for seed, run in self.runs.items():
+            names = {client: "+".join(info["tasks"]) for client, info in run.info["clients"].items()}
+            for client, final in run.personal(split, self.finals[seed].round).items():
+                name = names[client] if list(names.values()).count(names[client]) == 1 else client
+                by_client.setdefault(name, {})[seed] = final
+        return {name: self.values(finals) for name, finals in by_client.items()}
+
+
+def tabulate(grid: Grid, folder: Path, split: str = "test") -> Table:
+    """Read what has been run of a grid.
+
+    Raises StateError where nothing has been, or where runs of one data set have different tasks.
+    """
+    results, missing = read(grid, folder, split)
+    if not results:
+        raise StateError(f"no cell of grid {grid.name} has finished in {folder}")
+    refused = refused_in(folder)
+    maker = _Maker(grid, split, results, refused, {data: columns_of(grid, data, results) for data in grid.data})
+    columns = tuple(column for data in grid.data for column in maker.columns[data])
+    lines = [line for base in grid.bases for addon in grid.addons for line in maker.lines(base, addon)]
+    if grid.show != "clients":
+        lines = _with_best(lines, columns)
+    finals = [final for result in results.values() for final in result.finals.values()]
+    units = {unit for c in columns if c.task and (unit := _unit(c.metric))}
+    seeds = f"mean ± 95 % t-interval over seeds {', '.join(map(str, grid.seeds))}" if len(grid.seeds) > 1 else ""
+    parts = [
+        f"{split} split ({', '.join(sorted({d for f in finals for d in f.data})) or 'data not stated'})",
+        maker.models(),
+        {
+            "unified": "mean over the clients with the task",
+            "clients": "a line for each client's personal model",
+            "domains": "mean over the clients of a domain",
+        }[grid.show],
+        seeds or f"seed {grid.seeds[0]}",
+        about_model(grid, results),
+        ", ".join(["in the units recorded: fractions, not percent", *sorted(units)]),
+    ]
+    if grid.delta != "none":
+        against = f"the same base with {next(iter(grid.addons))!r}" if grid.delta == "base" else grid.delta
+        over = "domains" if grid.show == "domains" else "tasks"
+        parts.append(f"{DELTA}: mean change over the line's {over}, each seed against the same seed of {against}")
+    return Table(
+        grid.title or grid.name,
+        columns,
+        tuple(lines),
+        split,
+        grid.at,
+        "; ".join(parts) + ".",
+        (*maker.notes, *_missing(missing, sum(1 for _ in cells(grid)))),
+    )
+
+
+def read(grid: Grid, folder: Path, split: str) -> tuple[dict[tuple[str, str, str], Result], list[Cell]]:
+    """((data, base, add-on) -> its finished runs, the cells that have not finished); refused cells are in neither."""
+    runs: dict[tuple[str, str, str], dict[int, Run]] = {}
+    missing, refused = [], refused_in(folder)
+    for cell in cells(grid):
+        path = cell.folder(folder)
+        if is_over(path):
+            runs.setdefault((cell.data, cell.base, cell.addon), {})[cell.seed] = Run.read(path)
+        elif cell.combination not in refused:
+            missing.append(cell)
+    by_domain = grid.show == "domains"
+    found = {
+        k: Result(v, {seed: run.final(split, _round(grid, run, split)) for seed, run in v.items()}, by_domain)
+        for k, v in runs.items()
+    }
+    return found, missing
+
+
+def over_rounds(run: Run, split: str, by_domain: bool, client: str | None = None) -> dict[int, Mapping[str, float]]:
+    """Round -> each task's own metric (of this client, or the mean over clients), or each domain's of the only task."""
+    if by_domain:
+        return {scores.round: scores.values for scores in domain_history(run, split=split).rounds}
+    primary = {task: info["primary"] for task, info in run.info["tasks"].items()}
+    return {f.round: {t: v[primary[t]] for t, v in f.values.items()} for f in run.history(split, client)}
+
+
+def estimate(column: Column, columns: Sequence[Column], runs: Mapping[int, Run], values: Values) -> Estimate | None:
+    """The number over seeds in a column other than Delta; None where no seed has one.
+
+    An average or a spread is over the tasks (or domains) among `columns`, which are the data set's.
+    """
+    found = [_number(column, columns, runs[seed], by_task) for seed, by_task in values.items()]
+    known = [number for number in found if number is not None]
+    return Estimate.of(known) if known else None
+
+
+def _number(column: Column, columns: Sequence[Column], run: Run, by_task: Mapping[str, float]) -> float | None:
+    if column.task:
+        return by_task.get(column.task)
+    if column.metric == "bits":
+        return run.bits_per_task() / 1e6
+    shown = [by_task[c.task] for c in columns if c.task in by_task]
+    if column.metric == "spread":
+        return statistics.stdev(shown) if len(shown) > 1 else math.nan
+    return sum(shown) / len(shown) if shown else math.nan
+
+
+def about_model(grid: Grid, results: Mapping[tuple[str, str, str], Result]) -> str:
+    """Of which round the models are whose numbers are shown, and how it was chosen."""
+    rounds = _span([final.round for result in results.values() for final in result.finals.values()])
+    if grid.at == "last":
+        return f"model kept at the end (round {rounds})"
+    over = "domains" if grid.show == "domains" else "tasks"
+    return f"model of each run's best round by its mean over {over} on validation data (round {rounds})"
+
+
+def _round(grid: Grid, run: Run, split: str) -> int | None:
+    """The round whose model counts; None for the one that the run keeps. Never chosen by test data."""
+    if grid.at == "last":
+        return None
+    by_domain = grid.show == "domains"
+    metrics = {(info["primary"], info["metrics"][info["primary"]]) for info in run.info["tasks"].values()}
+    if len(metrics) > 1:
+        names = ", ".join(sorted(name for name, _ in metrics))
+        raise RecipeError(f"grid {grid.name}: at: a mean over tasks needs one metric, found {names}")
+    ((_, direction),) = metrics
+    if not any(entry["split"] == "val" for line in run.rounds for entry in line["metrics"]):
+        raise StateError(f"{run.folder}: {NO_VALIDATION}: nothing was measured on val")
+    measured = over_rounds(run, split, by_domain)
+    validated = over_rounds(run, "val", by_domain)
+    means = {number: statistics.fmean(scores.values()) for number, scores in validated.items() if number in measured}
+    best = best_round(means, direction)
+    if best is None:
+        raise StateError(
+            f"{run.folder}: {NO_VALIDATION}: expected a round with a number of every client on val and on {split}, "
+            "found none"
+        )
+    return best
+
+
+def change(values: Values, base: Values, directions: Mapping[str, str]) -> Estimate | None:
+    """Delta over the seeds that both have, and over the tasks of `directions` in `values`; None without such a seed."""
+    seeds = [seed for seed in values if seed in base]
+    shared = [{t: v for t, v in values[seed].items() if t in base[seed] and t in directions} for seed in seeds]
+    deltas = [delta_m(mine, base[seed], directions) for seed, mine in zip(seeds, shared, strict=True)]
+    return Estimate.of(deltas) if deltas else None
+
+
+@dataclass
+class _Maker:
+    """Makes the lines of a table, and collects what has to be said about them."""
+
+    grid: Grid
+    split: str
+    results: Mapping[tuple[str, str, str], Result]
+    refused: Mapping[str, str]
+    columns: Mapping[str, tuple[Column, ...]]
+
+    def __post_init__(self) -> None:
+        self.notes: list[str] = []
+        for (data, base, addon), result in self.results.items():
+            self._left_out(data, base, addon, result)
+        self.notes += [f"refused: {name}: {reason}." for name, reason in self.refused.items()]
+        if any(0 < len(result.runs) < len(self.grid.seeds) for result in self.results.values()):
+            self.notes.append("*: not all seeds.")
+
+    def models(self) -> str:
+        """Which kind of model the numbers belong to; said of each base, or cell, where they differ."""
+        kinds: dict[str, dict[str, str]] = {}
+        for (_, base, addon), result in self.results.items():
+            found = " / ".join(dict.fromkeys(final.model for final in result.finals.values()))
+            kinds.setdefault(base, {})[together(base, addon)] = found
+        labels: dict[str, list[str]] = {}
+        for base, by_cell in kinds.items():
+            alike = len(set(by_cell.values())) == 1
+            for cell, kind in ({base: next(iter(by_cell.values()))} if alike else by_cell).items():
+                labels.setdefault(kind, []).append(cell)
+        if len(labels) == 1:
+            return f"{next(iter(labels))} model"
+        return ", ".join(f"{kind} model of {' / '.join(cells)}" for kind, cells in labels.items())
+
+    def lines(self, base: str, addon: str) -> list[Line]:
+        """One line, or one for each client with a model of its own where the grid shows clients."""
+        owners: dict[str, dict[str, Values]] = {}
+        unified: dict[str, Values] = {}
+        for data in self.grid.data:
+            result = self.results.get((data, base, addon))
+            owned = result.owned(self.split) if result and self.grid.show == "clients" else {}
+            for owner, values in owned.items():
+                owners.setdefault(owner, {})[data] = values
+            if result and not owned:
+                unified[data] = result.values()
+        # owners in the order of the tasks that they are called by; others last
+        order = {column.task: at for columns in self.columns.values() for at, column in enumerate(columns)}
+        names = sorted(owners, key=lambda owner: order.get(owner.partition("+")[0], len(order)))
+        lines = [self._line(base, addon, owner, owners[owner]) for owner in names]
+        return lines if owners and not unified else [self._line(base, addon, "", unified), *lines]
+
+    def _line(self, base: str, addon: str, owner: str, by_data: Mapping[str, Values]) -> Line:
+        entries: list[Entry] = []
+        seeds, rounds, models = {}, {}, {}
+        for data in self.grid.data:
+            result = self.results.get((data, base, addon))
+            if result is None:
+                entries += [self._none(data, base, addon) for _ in self.columns[data]]
+                continue
+            values = by_data.get(data, {})
+            seeds[data] = tuple(values)
+            rounds[data] = tuple(result.finals[seed].round for seed in values)
+            models[data] = " / ".join(dict.fromkeys(final.model for final in result.finals.values()))
+            entries += [self._entry(column, values, base, addon, owner) for column in self.columns[data]]
+        return Line(base, addon, addon == next(iter(self.grid.addons)), owner, tuple(entries), seeds, rounds, models)
+
+    def _entry(self, column: Column, values: Values, base: str, addon: str, owner: str) -> Entry:
+        partial = len(values) < len(self.grid.seeds)
+        if column.metric != "delta_m":
+            runs = self.results[column.data, base, addon].runs
+            found = estimate(column, self.columns[column.data], runs, values)
+            return Entry("value", found, partial=partial) if found else Entry("cannot")
+        reference = self.grid.reference(base)
+        assert reference is not None  # else there is no such column
+        if not values:
+            return Entry("cannot")
+        if reference == (base, addon):
+            return Entry("base")
+        result = self.results.get((column.data, *reference))
+        if result is None:
+            return self._none(column.data, *reference)
+        against = (result.owned(self.split).get(owner) if owner else None) or result.values()
+        changed = change(values, against, self._directions(column.data))
+        if changed is None:
+            return Entry("missing")
+        return Entry("value", changed, partial=partial or changed.n < len(values), is_change=True)
+
+    def _none(self, data: str, base: str, addon: str) -> Entry:
+        """What stands where nothing has been run."""
+        return Entry("refused" if Cell(data, base, addon, 0).combination in self.refused else "missing")
+
+    def _directions(self, data: str) -> dict[str, str]:
+        return {column.task: column.direction for column in self.columns[data] if column.task}
+
+    def _left_out(self, data: str, base: str, addon: str, result: Result) -> None:
+        """Note tasks that Delta has to leave out, for the reference is 0 or undefined there."""
+        reference = self.grid.reference(base)
+        other = self.results.get((data, *reference)) if reference and reference != (base, addon) else None
+        if other is None:
+            return
+        mine, theirs, directions = result.values(), other.values(), self._directions(data)
+        out = {
+            task
+            for seed in mine
+            if seed in theirs
+            for task in mine[seed]
+            if task in theirs[seed] and task in directions and not delta_terms({task: 0.0}, theirs[seed], directions)
+        }
+        if out:
+            name = Cell(data, base, addon, 0).combination
+            self.notes.append(f"{DELTA} of {name} leaves out {', '.join(sorted(out))}: 0 or undefined in the base.")
+
+
+def columns_of(grid: Grid, data: str, results: Mapping[tuple[str, str, str], Result]) -> tuple[Column, ...]:
+    """The columns of a data set, as its runs say; one of '…' where there are none."""
+    runs = [run for (name, *_), result in results.items() if name == data for run in result.runs.values()]
+    if not runs:
+        return (Column(data, "…", ""),)
+    found = {run.folder: _of_domains(data, run) if grid.show == "domains" else _of_tasks(data, run) for run in runs}
+    first = found[runs[0].folder]
+    for folder, columns in found.items():
+        if columns != first:
+            raise StateError(f"not comparable, for the tasks differ: {runs[0].folder} and {folder}")
+    if grid.columns is not None:
+        by_task = {column.task: column for column in first}
+        for task in grid.columns:
+            if task not in by_task:
+                raise RecipeError(f"grid {grid.name}: columns: no task {task!r}.{nearest(task, by_task)}")
+        first = tuple(by_task[task] for task in grid.columns)
+    metrics = sorted({(column.metric, column.direction) for column in first})
+    if {"average", "spread"} & {*grid.also} and len(metrics) > 1:
+        names = ", ".join(name for name, _ in metrics)
+        raise RecipeError(f"grid {grid.name}: also: an average over tasks needs one metric, found {names}")
+    more = {name: Column(data, "", name, "min") for name in ("spread", "bits")}
+    more["average"] = Column(data, "", "average", metrics[0][1])
+    overall = tuple(more[name] for name in grid.also)
+    return (*first, *overall) if grid.delta == "none" else (*first, *overall, Column(data))
+
+
+def _of_tasks(data: str, run: Run) -> tuple[Column, ...]:
+    """A column for each task of a run."""
+    return tuple(Column(data, t, i["primary"], i["metrics"][i["primary"]]) for t, i in run.info["tasks"].items())
+
+
+def _of_domains(data: str, run: Run) -> tuple[Column, ...]:
+    """A column for each domain of a run, with the metric of its only task."""
+    history = domain_history(run)
+    direction = run.info["tasks"][history.task]["metrics"][history.metric]
+    return tuple(Column(data, domain, history.metric, direction) for domain in history.last.values)
+
+
+def _with_best(lines: Sequence[Line], columns: Sequence[Column]) -> list[Line]:
+    """The lines with the best value of each column marked; none where there is nothing to choose from."""
+    marked = [list(line.entries) for line in lines]
+    for at, column in enumerate(columns):
+        means = {
+            row: entry.estimate.mean
+            for row, entry in enumerate(entries[at] for entries in marked)
+            if entry.estimate is not None and not math.isnan(entry.estimate.mean)
+        }
+        if len(means) > 1:
+            top = (max if column.direction == "max" else min)(means.values())
+            for row, value in means.items():
+                if value == top:
+                    marked[row][at] = replace(marked[row][at], best=True)
+    return [replace(line, entries=tuple(entries)) for line, entries in zip(lines, marked, strict=True)]
+
+
+def _missing(missing: Sequence[Cell], total: int, shown: int = 6) -> list[str]:
+    if not missing:
+        return []
+    names = ", ".join(map(str, missing[:shown]))
+    more = f" and {len(missing) - shown} more" if len(missing) > shown else ""
+    return [f"…: {len(missing)} of {total} runs have not finished: {names}{more}."]
+
+
+def _unit(metric: str) -> str:
+    name, unit = SPOKEN.get(metric, (metric, ""))
+    return f"{name} in {unit}" if unit else ""
+
+
+def _span(numbers: Sequence[int]) -> str:
+    low, high = min(numbers), max(numbers)
+    return str(low) if low == high else f"{low} to {high}"
