@@ -97,7 +97,7 @@ class Work:
         from fedloom.rounds.messages import Payload
 
         extra = {"domain": "", "tasks": ",".join(CLIENTS[self.rows[i][0]])}
-        trained = self.present[i][0] if "support" in self.method.extras else None
+        trained = self.present[i][0] if self.method.wants_support else None
         extra = {k: v for k, v in extra.items() if k in self.method.extras}
         assert trained is None or isinstance(trained, torch.Tensor)
         return Payload(self.rows[i], 10.0, {"values": x}, extra, support=trained)

@@ -28,6 +28,8 @@ class Codec:
     """
 
     stays_packed: ClassVar[bool] = False
+    varies: ClassVar[bool] = False
+    """Whether the number of bytes depends on the values."""
 
     def gather(self, parts: Sequence[tuple[Packed, Updates]]) -> Rows:
         """Rows of several senders (packed, like), in the order of their rows, as they came."""
@@ -101,6 +103,8 @@ class Sparse(Codec):
 
     An update that would not shrink is sent as it is.
     """
+
+    varies = True
 
     def pack(self, updates: Updates) -> dict[str, Tensor]:
         values = _values(updates)

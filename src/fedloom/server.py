@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +18,9 @@ class ServerRule:
     no finite row arrives does not reach `apply`, so that momentum neither moves nor decays; an update that is zero
     although clients took part does reach it, and counts as any other update.
     """
+
+    looks_ahead: ClassVar[bool] = False
+    """Whether clients start from something else than the model, so that `dispatch` needs the state."""
 
     def init(self, model: Tensor) -> State:
         """State of one recipient's model before its first update."""
@@ -128,6 +131,7 @@ class Lookahead(ServerRule):
     """
 
     lam: float = 0.85
+    looks_ahead = True
 
     def __post_init__(self) -> None:
         _share("lam", self.lam)

@@ -135,7 +135,7 @@ def part_of(comm: Comm, updates: Updates, places: Sequence[int]) -> tuple[Column
         present=updates.present,
         extra=updates.extra,
         base=columns.cut(columns.here, updates.base),
-        side={name: scattered(X).dense() for name, X in updates.side.items()},
+        side={name: scattered(X).dense() for name, X in updates.auxiliary.items()},
     )
 
 

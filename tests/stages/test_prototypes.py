@@ -35,7 +35,7 @@ def after(stage: Stage, *clients: Sent, state: State | None = None, round: int =
 
 def told(stage: Stage, state: State) -> dict[tuple[int, int], list[list[float]]]:
     """(task, class) -> its prototypes, as a client is told."""
-    message = stage.tell(state, ["b", "a"], {})
+    message = stage.broadcast(state, ["b", "a"], {})
     assert message["a"].keys() == message["b"].keys()
     found: dict[tuple[int, int], list[list[float]]] = {}
     for key, vector in zip(message["a"]["prototype_labels"].tolist(), message["a"]["prototypes"].tolist(), strict=True):
@@ -114,7 +114,7 @@ def test_anchors_follow_the_mean_of_clients_and_all_are_told() -> None:
 @every
 def test_nothing_is_told_before_there_is_something(stage: Stage) -> None:
     state = after(stage, NOTHING)
-    assert stage.tell(state, ["a"], {}) == {"a": {}}
+    assert stage.broadcast(state, ["a"], {}) == {"a": {}}
 
 
 @every

@@ -43,7 +43,7 @@ def batch(features: Tensor, told: Mapping[str, Tensor] | None = None, n: int = 0
     p = torch.zeros(1)
     heads = SimpleNamespace(heads=HEADS, encoder=SimpleNamespace(levels=[]))
     outputs = {task: torch.zeros(len(features), HEADS[task].weight.shape[0]) for task in targets}  # type: ignore[arg-type]
-    view = View(p, p, p, (), told=told or {}, outputs=outputs, targets=targets, losses=lambda: torch.zeros(n))
+    view = View(p, p, p, (), broadcast=told or {}, outputs=outputs, targets=targets, losses=lambda: torch.zeros(n))
     view.module, view.features = heads, SimpleNamespace(now=features)  # type: ignore[assignment]
     return view
 

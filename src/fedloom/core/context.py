@@ -15,8 +15,8 @@ Row = tuple[str, str | None]
 State = dict[str, Any]
 """Nested dictionaries and lists of tensors, numbers, strings and None: anything a checkpoint can hold."""
 Fields = frozenset[str]
-"""Names of fields of Updates: X, n, weight, coef, base, extra:NAME or side:NAME."""
-Told = dict[str, "torch.Tensor"]
+"""Names of fields of Updates: X, n, weight, coef, base, extra:NAME or auxiliary:NAME."""
+Broadcast = dict[str, "torch.Tensor"]
 """What a stage tells the local rules of one client."""
 
 
@@ -40,10 +40,9 @@ class Ctx:
     `round` counts from 1; round 0 is the initial model. `targets` are the rows for which an output is wanted: all
     participants on a server, `[me]` on a peer; None means every row that is there. `population` is the number of all
     clients, present or not; None means that all are present. `rounds` is how many the run will have, where that is
-    known. `local_loss(client, vector)` evaluates a model on a
-    client's validation data and exists only where data is. `log` takes (event, fields) that a person should see,
-    `record` takes (kind, fields) for the run's records only, or what makes the fields, which is called where they are
-    wanted.
+    known. `log` takes (event, fields) that a person should see, `record` takes (kind, fields) for the run's records
+    only, or what makes the fields, which is called where they are wanted. `peer` is the one at which an aggregation
+    runs; None is a server.
     """
 
     round: int = 0
@@ -51,9 +50,9 @@ class Ctx:
     targets: tuple[Row, ...] | None = None
     population: int | None = None
     rounds: int | None = None
-    local_loss: Callable[[str, torch.Tensor], float] | None = None
     log: Callable[[str, dict[str, Any]], None] = field(default=lambda event, fields: None, repr=False)
     record: Callable[[str, Any], None] = field(default=lambda kind, fields: None, repr=False)
+    peer: str | None = None
 
     def rng(self, *purpose: object) -> torch.Generator:
         """A generator derived from (seed, round, purpose): independent of arrival order, workers and resume."""

@@ -99,11 +99,12 @@ class Updates:
     weight    K, float64: how much a row counts; starts as n
     coef      K x d (numbers or bool) or None: where a row counts
     present   K x blocks, bool, or None for all: which blocks a row has
-    extra     side values: name -> K values (tensor or sequence)
+    support   K x blocks, bool, or None where no stage wants it: which blocks a row's training changed
+    extra     values beside a row: name -> K values (tensor or sequence)
     mixing    K x K, float64, or None: a product that is not worked out until somebody needs X, so that rules that
               only combine rows (projections, normalisation) cost no second K x d matrix
     base      K x d or None (zeros): the model that each row starts from
-    side      name -> K x d: side values with one column per parameter, such as control variates
+    auxiliary name -> K x d: values with one column per parameter, such as control variates
     """
 
     layout: Layout
@@ -113,10 +114,11 @@ class Updates:
     weight: Tensor
     coef: Tensor | None = None
     present: Tensor | None = None
+    support: Tensor | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     mixing: Tensor | None = None
     base: Tensor | None = None
-    side: Mapping[str, Tensor] = field(default_factory=dict)
+    auxiliary: Mapping[str, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         k, d = len(self.rows), self.layout.d
@@ -126,9 +128,10 @@ class Updates:
             "weight": (self.weight, (k,)),
             "coef": (self.coef, (k, d)),
             "present": (self.present, (k, len(self.layout.blocks))),
+            "support": (self.support, (k, len(self.layout.blocks))),
             "mixing": (self.mixing, (k, k)),
             "base": (self.base, (k, d)),
-            **{f"side {name!r}": (value, (k, d)) for name, value in self.side.items()},
+            **{f"auxiliary {name!r}": (value, (k, d)) for name, value in self.auxiliary.items()},
         }
         for name, (value, shape) in expected.items():
             if value is not None and tuple(value.shape) != shape:
@@ -159,8 +162,9 @@ class Updates:
         weight: Any = None,
         coef: Any = None,
         present: Any = None,
+        support: Any = None,
         base: Any = None,
-        side: Mapping[str, Any] | None = None,
+        auxiliary: Mapping[str, Any] | None = None,
         **extra: Any,
     ) -> Updates:
         """Build Updates from a plain K x d matrix; rows are sorted by key and everything beside them follows.
@@ -186,16 +190,17 @@ class Updates:
             "weight": n.double() if weight is None else torch.as_tensor(weight).double(),
             "coef": None if coef is None else torch.as_tensor(coef).to(X.dtype),
             "present": None if present is None else torch.as_tensor(present).bool(),
+            "support": None if support is None else torch.as_tensor(support).bool(),
             "base": None if base is None else torch.as_tensor(base).to(X.dtype),
         }
-        beside = {name: torch.as_tensor(value).to(X.dtype) for name, value in (side or {}).items()}
+        beside = {name: torch.as_tensor(value).to(X.dtype) for name, value in (auxiliary or {}).items()}
         if order != list(range(k)):
             given = {name: value if value is None else value[order] for name, value in given.items()}
             extra = {name: _pick(value, order) for name, value in extra.items()}
             beside = {name: value[order] for name, value in beside.items()}
         if layout is None:
             layout = Layout((Block("x", (X.shape[1],), dtype_name(X)),))
-        return Updates(layout, tuple(keys[i] for i in order), extra=extra, side=beside, **given)
+        return Updates(layout, tuple(keys[i] for i in order), extra=extra, auxiliary=beside, **given)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -241,9 +246,9 @@ class Updates:
             given=self.given.select(part) if isinstance(self.given, Apart) else self.layout.take(self.data, part),
             coef=None if self.coef is None else self.layout.take(self.coef, part),
             present=None if self.present is None else self.present[:, blocks],
-            extra={k: v[:, blocks] if k == "support" else v for k, v in self.extra.items()},
+            support=None if self.support is None else self.support[:, blocks],
             base=None if self.base is None else self.layout.take(self.base, part),
-            side={k: self.layout.take(v, part) for k, v in self.side.items()},
+            auxiliary={k: self.layout.take(v, part) for k, v in self.auxiliary.items()},
         )
 
     def keep(self, index: Sequence[int]) -> Updates:
@@ -259,10 +264,11 @@ class Updates:
             self.weight[index],
             None if self.coef is None else self.coef[index],
             None if self.present is None else self.present[index],
+            None if self.support is None else self.support[index],
             {name: _pick(value, index) for name, value in self.extra.items()},
             None,
             None if self.base is None else self.base[index],
-            {name: value[index] for name, value in self.side.items()},
+            {name: value[index] for name, value in self.auxiliary.items()},
         )
 
     def finite(self) -> tuple[Updates, tuple[Row, ...]]:

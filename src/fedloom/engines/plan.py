@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 
-from fedloom.codecs import Sparse
 from fedloom.core.context import Ctx, State
 from fedloom.methods.method import Method
 from fedloom.recipes.schema import Recipe
@@ -69,9 +68,9 @@ def plan_of(built: Built) -> Plan:
             (name, None),
             1.0,
             built.method.codec.pack(updates),
-            dict.fromkeys(built.method.extras - {"support"}, 0.0),
-            dict.fromkeys(built.method.side, noise[0]),
-            torch.zeros(len(rows), len(shared.blocks)) if "support" in built.method.extras else None,
+            dict.fromkeys(built.method.extras, 0.0),
+            dict.fromkeys(built.method.auxiliary, noise[0]),
+            torch.zeros(len(rows), len(shared.blocks)) if built.method.wants_support else None,
             messages[name].buffers,
             messages[name].integers,
             tasks={task: 1.0 for _, task in rows if task is not None},
@@ -84,7 +83,7 @@ def plan_of(built: Built) -> Plan:
         "matrix of updates (participants x shared parameters)": taking_part
         * shared.d
         * 4
-        * (1 + len(built.method.side)),
+        * (1 + len(built.method.auxiliary)),
         "models, gradients, optimiser (per worker)": recipe.runtime.workers * (3 + moments) * p * 4,
         "data": sum(t.nbytes for t in (built.dataset.train, built.dataset.test)),
     }
@@ -97,7 +96,7 @@ def plan_of(built: Built) -> Plan:
         notes.append("bytes are those of one model of each peer; it goes to every peer that asks for it")
     if taking_part < len(federation.clients):
         notes.append(f"{taking_part} of {len(federation.clients)} clients train in a round; bytes are for all of them")
-    if isinstance(built.method.codec, Sparse):
+    if built.method.codec.varies:
         notes.append("bytes up are those of a random update; a real one may be sparser")
     clients, shape = built.partition.table(built.pool), tuple(built.dataset.input_shape)
     return Plan(str(built.method), parameters, clients, up, down, memory, notes, shape)

@@ -30,7 +30,7 @@ def across_tasks(method: Method) -> Method:
     """
     from fedloom.core.layout import Select
 
-    if not method.stage.reduces or method.private is not None or method.stage.tells:
+    if not method.stage.traits.reduces or method.private is not None or method.stage.traits.broadcasts:
         raise ValueError(f"{method.name}: across-tasks takes the place of a mean over all parameters, but it has none")
     split = stages.Split({"encoder": method.stage, "*": stages.AcrossTasks()})
     return replace(method, stage=split, private=Select(role="head"))

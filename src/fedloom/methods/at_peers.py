@@ -18,7 +18,7 @@ def at_peers(method: Method, config: PeersBase) -> Method:
     if method.shares_nothing:
         raise RecipeError(f"peers: {method.name} shares nothing, so peers would have nothing to tell")
     weighs = config.weights.kind in ("soft", "metropolis") and config.conflict_averse is None
-    if weighs and "weight" not in method.stage.reads:
+    if weighs and "weight" not in method.stage.traits.reads:
         raise RecipeError(
             f"peers: {method.stage!r} does not read weights, so those of kind {config.weights.kind!r} would change "
             "nothing; set weights: {kind: uniform}"
@@ -46,7 +46,7 @@ def at_peers(method: Method, config: PeersBase) -> Method:
                 method,
                 stage=Switch(config.warmup.until, method.stage, averse) if config.warmup else averse,
             )
-        also = frozenset({"told:others", "told:pull"}) if config.penalty else frozenset[str]()
+        also = frozenset({"broadcast:others", "broadcast:pull"}) if config.penalty else frozenset[str]()
         if config.weights.kind in ("size", "uniform"):
             method = replace(method, weights=config.weights.kind)
         method = replace(method, stage=AtPeer(method.stage, also=also))

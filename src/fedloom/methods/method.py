@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 AGES: Fields = frozenset({"extra:staleness", "extra:age"})
 """Of peers that do not wait for each other: own local rounds, and simulated seconds, since a row was made."""
-PROVIDED: Fields = frozenset({"extra:steps", "extra:support", "extra:domain", "extra:tasks", "extra:classes"}) | AGES
+PROVIDED: Fields = frozenset({"extra:steps", "extra:domain", "extra:tasks", "extra:classes"}) | AGES
 """Extras that a round can provide."""
 
 
@@ -64,44 +64,46 @@ class Method:
 
     def __post_init__(self) -> None:
         """Refuse, with ValueError, what could not work or would silently do nothing."""
-        if self.edge.kind != "row" or self.edge.reduces:
+        if self.edge.traits.kind != "row" or self.edge.traits.reduces:
             raise ValueError(f"{self.name}: {self.edge!r} compares rows, so it cannot sit at the client (edge)")
         if not isinstance(self.edge, Identity) and self.shares_nothing:
             raise ValueError(f"{self.name}: {self.edge!r} would change nothing, for everything is private")
         if self.shares_nothing and not isinstance(self.stage, Identity):
             raise ValueError(f"{self.name}: {self.stage!r} would change nothing, for everything is private")
-        if self.start == "own" and self.stage.reduces:
+        if self.start == "own" and self.stage.traits.reduces:
             raise ValueError(f"{self.name}: clients start from their own models, but {self.stage!r} leaves one for all")
-        if self.start == "own" and ("X" in self.stage.writes or self.server != Plain()):
-            blame = self.stage if "X" in self.stage.writes else self.server
+        if self.start == "own" and ("X" in self.stage.traits.writes or self.server != Plain()):
+            blame = self.stage if "X" in self.stage.traits.writes else self.server
             raise ValueError(
                 f"{self.name}: clients start from their own models, so what {blame!r} makes of updates would be lost"
             )
-        lost = sorted(f for f in self.edge.writes - {"X"} if not f.startswith("extra:"))
+        lost = sorted(f for f in self.edge.traits.writes - {"X"} if not f.startswith("extra:"))
         if lost:
             raise ValueError(
                 f"{self.name}: {self.edge!r} writes {lost[0]!r} at the client (edge), which does not travel"
             )
-        if (self.rows == "client-task") != self.stage.by_task:
-            what = "one row a task" if self.stage.by_task else "no row a task"
+        if (self.rows == "client-task") != self.stage.traits.by_task:
+            what = "one row a task" if self.stage.traits.by_task else "no row a task"
             raise ValueError(f"{self.name}: rows are {self.rows}, but {self.stage!r} leaves {what}")
         if self.rows == "client-task":
             self._check_by_task()
         check_closed([self.edge, self.stage], self.name)
-        alone = sorted(f for f in self.edge.reads if f == "base" or f.startswith("side:"))
+        alone = sorted(f for f in self.edge.traits.reads if f == "base" or f.startswith("auxiliary:"))
         if alone:
             raise ValueError(f"{self.name}: {self.edge!r} reads {alone[0]!r}, which is only there at the server")
         provided = PROVIDED.union(*(rule.provides for rule in self.local))
-        missing = {f for f in self.edge.reads | self.stage.reads if f.startswith(("extra:", "side:"))} - provided
-        missing -= self.edge.writes
+        missing = {
+            f for f in self.edge.traits.reads | self.stage.traits.reads if f.startswith(("extra:", "auxiliary:"))
+        } - provided
+        missing -= self.edge.traits.writes
         if missing:
             raise ValueError(
                 f"{self.name}: {self.stage!r} reads {', '.join(sorted(missing))}, which no local rule provides"
             )
         for rule in self.local:
-            if unheard := sorted(rule.needs - self.stage.tells):
+            if unheard := sorted(rule.needs - self.stage.traits.broadcasts):
                 raise ValueError(
-                    f"{self.name}: {rule!r} needs {', '.join(unheard)}, which no stage at the server tells"
+                    f"{self.name}: {rule!r} needs {', '.join(unheard)}, which no stage at the server broadcasts"
                 )
 
     def _check_by_task(self) -> None:
@@ -111,9 +113,9 @@ class Method:
             "a stream": self.stream is not None,
             "tuning": self.tune is not None,
             "the client's own model": self.start == "own" or self.own_model,
-            "side vectors": bool(self.side),
-            "what rows started from": "base" in self.stage.reads,
-            "what the server tells": any(rule.needs for rule in self.local),
+            "auxiliary vectors": bool(self.auxiliary),
+            "what rows started from": "base" in self.stage.traits.reads,
+            "what the server broadcasts": any(rule.needs for rule in self.local),
         }
         for what, there in reasons.items():
             if there:
@@ -146,7 +148,7 @@ class Method:
     @property
     def own_model(self) -> bool:
         """Whether clients keep a whole model of their own beside what they share."""
-        return self.stream is not None or any(type(rule).personal is not LocalRule.personal for rule in self.local)
+        return self.stream is not None or any(rule.keeps_model for rule in self.local)
 
     @property
     def shares_nothing(self) -> bool:
@@ -154,15 +156,27 @@ class Method:
         return self.private is not None and as_select(self.private).is_everything
 
     @property
-    def side(self) -> tuple[str, ...]:
-        """Names of the side vectors that the stage reads: only these travel."""
-        return tuple(sorted(f.removeprefix("side:") for f in self.stage.reads if f.startswith("side:")))
+    def auxiliary(self) -> tuple[str, ...]:
+        """Names of the auxiliary vectors that the stage reads: only these travel."""
+        return tuple(
+            sorted(f.removeprefix("auxiliary:") for f in self.stage.traits.reads if f.startswith("auxiliary:"))
+        )
 
     @property
     def extras(self) -> frozenset[str]:
         """Names of the extras that some stage uses: only these travel."""
-        used = self.edge.reads | self.edge.wants | self.stage.reads | self.stage.wants
-        return frozenset(f.removeprefix("extra:") for f in used if f.startswith("extra:"))
+        return frozenset(f.removeprefix("extra:") for f in self._used if f.startswith("extra:"))
+
+    @property
+    def wants_support(self) -> bool:
+        """Whether some stage uses which blocks each row's training changed."""
+        return "support" in self._used
+
+    @property
+    def _used(self) -> frozenset[str]:
+        """Fields of Updates that some stage reads or wants."""
+        edge, stage = self.edge.traits, self.stage.traits
+        return frozenset().union(edge.reads, edge.wants, stage.reads, stage.wants)
 
     def private_part(self, layout: Layout) -> Layout:
         """The parameters that stay with a client."""

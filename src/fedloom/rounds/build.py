@@ -152,7 +152,7 @@ def load_data(recipe: Recipe) -> Dataset:
 def _check_peers(recipe: Recipe, method: Method) -> None:
     """Refuse what goes with asynchronous peers only, or not with them."""
     free = recipe.peers is not None and recipe.peers.mode == "asynchronous"
-    ages = sorted(f.removeprefix("extra:") for f in method.stage.reads & AGES)
+    ages = sorted(f.removeprefix("extra:") for f in method.stage.traits.reads & AGES)
     if ages and not free:
         raise RecipeError(
             f"method: {method.name} looks at {', '.join(ages)}, but all models of a round are of one instant; "

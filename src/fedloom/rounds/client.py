@@ -77,12 +77,12 @@ def _train(
     base = model.params.clone()
     layout, shared = model.layout.parameters, method.shared_part(model.layout)
 
-    def everywhere(told: Tensor) -> Tensor:
-        told = told.to(model.device)
-        return layout.put(torch.zeros_like(base), shared, told) if told.ndim == 1 else told
+    def everywhere(value: Tensor) -> Tensor:
+        value = value.to(model.device)
+        return layout.put(torch.zeros_like(base), shared, value) if value.ndim == 1 else value
 
-    told = {name: everywhere(value) for name, value in received.told.items()}
-    result = _local(method, model, client, ctx, training, who, method.local, state, told, method.phases)
+    broadcast = {name: everywhere(value) for name, value in received.broadcast.items()}
+    result = _local(method, model, client, ctx, training, who, method.local, state, broadcast, method.phases)
     return result, base
 
 
@@ -95,7 +95,7 @@ def _local(
     who: str,
     rules: Sequence[LocalRule],
     memory: State,
-    told: Mapping[str, Tensor],
+    broadcast: Mapping[str, Tensor],
     phases: tuple[Phase, ...] = (),
 ) -> LocalResult:
     """Local training of the loaded model; `who` names the streams of random numbers."""
@@ -125,7 +125,7 @@ def _local(
             rules,
             map_tensors(memory["rules"], lambda t: t.to(model.device)) if "rules" in memory else None,
             memory.get("optimizer"),
-            told,
+            broadcast,
             phases,
             validate,
             losses,
@@ -189,7 +189,7 @@ def _by_task(
     )
     if edge:
         new["edge"] = edge
-    rows_support = torch.stack(support) if "support" in method.extras else None
+    rows_support = torch.stack(support) if method.wants_support else None
     return replace(payload, row=row, n=len(client.train), support=rows_support, tasks=sizes), merged, new
 
 
@@ -247,15 +247,15 @@ def finish(
     if edge:
         new["edge"] = edge
     if method.start == "own":
-        # with what the server is told, so that both have the same model
+        # with what the server receives, so that both have the same model
         new["own"] = (params.take(base, shared) + sent[0]).to(torch.device("cpu"))
     # where they stay with the client, `_kept` has copied them
     buffers, integers = _state_buffers(method, model) if method.buffers != "local" else (None, {})
     payload = replace(
         payload,
         extra={name: values[0] for name, values in payload.extra.items()},
-        side={name: params.take(result.extra[name], shared).to("cpu") for name in method.side},
-        support=_support(model, shared, tuple(client.tasks)) if "support" in method.extras else None,
+        auxiliary={name: params.take(result.extra[name], shared).to("cpu") for name in method.auxiliary},
+        support=_support(model, shared, tuple(client.tasks)) if method.wants_support else None,
         buffers=buffers,
         integers=integers,
     )

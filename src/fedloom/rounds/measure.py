@@ -74,7 +74,7 @@ def models_for(built: Built, state: State, client: str) -> list[Model]:
                 models.append(Model("global", (task,), alone, {}, task))
             models.append(Model("personal", (task,), received, mine.get("tasks", {}).get(task, {}), task))
         return models
-    if method.stage.reduces and not own_parts and not own_buffers and not peers:
+    if method.stage.traits.reduces and not own_parts and not own_buffers and not peers:
         models.append(Model("global", tasks, Message(server["model"], server["buffers"], server["integers"]), {}))
     if not models or method.own_model or method.tune:
         message = Message(model_of(server, client), server["buffers"], server["integers"])

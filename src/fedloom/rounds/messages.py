@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -20,7 +20,8 @@ ALL = EVERYONE[0]
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """From the server to one client: the shared parameters, the buffers unless they are local, and what stages tell.
+    """From the server to one client: the shared parameters, the buffers unless they are local, and what stages
+    broadcast.
 
     `vector` is None where the client goes on from its own model, which it has, and where rows are (client, task):
     then `packed` has the vectors of `tasks`; a task that is not among them starts from the initial model.
@@ -29,14 +30,14 @@ class Message:
     vector: Tensor | None
     buffers: Tensor | None = None
     integers: Mapping[str, Tensor] = field(default_factory=dict)
-    told: Mapping[str, Tensor] = field(default_factory=dict)
+    broadcast: Mapping[str, Tensor] = field(default_factory=dict)
     packed: Mapping[str, Tensor] = field(default_factory=dict)
     tasks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
 class Payload:
-    """From one client to the server: packed updates, number of examples, extras, side vectors, buffers.
+    """From one client to the server: packed updates, number of examples, extras, auxiliary vectors, buffers.
 
     `finite` is False where local training produced nan or inf; the payload is then empty. Where rows are (client,
     task), `tasks` are the number of examples of each row, an extra is a list and support a matrix of as many rows.
@@ -46,12 +47,24 @@ class Payload:
     n: float
     packed: Mapping[str, Tensor] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
-    side: Mapping[str, Tensor] = field(default_factory=dict)
+    auxiliary: Mapping[str, Tensor] = field(default_factory=dict)
     support: Tensor | None = None
     buffers: Tensor | None = None
     integers: Mapping[str, Tensor] = field(default_factory=dict)
     finite: bool = True
     tasks: Mapping[str, float] = field(default_factory=dict)
+
+    def tree(self) -> dict[str, Any]:
+        """All but whose it is, as letters and checkpoints hold it. `of` is the inverse."""
+        tree = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("row", "finite")}
+        tree["side"] = tree.pop("auxiliary")  # the word that files have
+        return tree if self.finite else {**tree, "finite": False}
+
+    @staticmethod
+    def of(client: str, tree: Mapping[str, Any]) -> Payload:
+        """A client's payload from its tree."""
+        values = {"auxiliary" if key == "side" else key: value for key, value in tree.items()}
+        return Payload((client, None), **values)
 
     @property
     def rows(self) -> tuple[Row, ...]:

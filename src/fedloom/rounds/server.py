@@ -19,7 +19,6 @@ from fedloom.rounds.federation import Federation
 from fedloom.rounds.loading import pack_tasks
 from fedloom.rounds.messages import ALL, Message, Payload, blank
 from fedloom.runs.reader import DIAGNOSTICS
-from fedloom.stages.peer import AtPeer
 
 
 def server_init(method: Method, layout: Layout, initial: Tensor, integers: Mapping[str, Tensor]) -> State:
@@ -58,7 +57,7 @@ def dispatch(
         held = {client: federation.clients[client].tasks for client in clients}
         return {client: pack_tasks(method, layout, federation, state, client, tasks) for client, tasks in held.items()}
     needed = frozenset[str]().union(*(rule.needs for rule in method.local))
-    told = method.stage.tell(state["stage"], clients, state["personal"]) if needed else {}
+    broadcast = method.stage.broadcast(state["stage"], clients, state["personal"]) if needed else {}
     vectors: dict[str, Tensor | None] = {}
     messages = {}
     for client in clients:
@@ -66,7 +65,7 @@ def dispatch(
         if key not in vectors:
             has_it = method.start == "own" and key != ALL
             vectors[key] = None if has_it else method.server.dispatch(model_of(state, key), state["rule"][key])
-        mine = {name: value for name, value in told.get(client, {}).items() if f"told:{name}" in needed}
+        mine = {name: value for name, value in broadcast.get(client, {}).items() if f"broadcast:{name}" in needed}
         messages[client] = Message(vectors[key], state["buffers"], state["integers"], mine)
     return messages
 
@@ -87,7 +86,7 @@ def collect(
     expected = {row: i for i, row in enumerate(sorted(rows, key=lambda r: (r[0], r[1] or "")))}
     stays_packed = method.codec.stays_packed
     X = torch.zeros(0 if stays_packed else len(expected), shared.d, dtype=dtype)
-    beside = {name: torch.zeros_like(X) for name in method.side}
+    beside = {name: torch.zeros_like(X) for name in method.auxiliary}
     parts: dict[int, tuple[Mapping[str, Tensor], Updates]] = {}
     came: dict[int, Payload] = {}
     for payload in payloads:
@@ -104,8 +103,8 @@ def collect(
             like = blank(shared, federation, payload.rows, X.new_zeros(k, shared.d))
             X[[expected[row] for row in payload.rows]] = method.codec.unpack(payload.packed, like)
         for name, matrix in beside.items():
-            matrix[i] = payload.side[name]
-        came[i] = Payload(**{**vars(payload), "packed": {}, "side": {}})
+            matrix[i] = payload.auxiliary[name]
+        came[i] = Payload(**{**vars(payload), "packed": {}, "auxiliary": {}})
         del payload  # before the next one is made
     ordered = [came[i] for i in sorted(came)]
     here = [expected[row] for payload in ordered for row in payload.rows]
@@ -121,7 +120,7 @@ def assembled(
     shared: Layout,
     payloads: Sequence[Payload],
     X: Tensor | Rows,
-    side: Mapping[str, Tensor],
+    auxiliary: Mapping[str, Tensor],
 ) -> Updates:
     """Rows X with what came beside them in the payloads, which are in their order."""
     n = torch.tensor([size for payload in payloads for size in payload.sizes], dtype=torch.float64)
@@ -132,8 +131,9 @@ def assembled(
         n,
         n.clone() if method.weights == "size" else torch.ones_like(n),
         present=_presence(method, federation, shared, payloads),
-        extra=_extras(method, shared, payloads),
-        side=side,
+        support=_support(shared, payloads) if method.wants_support else None,
+        extra=_extras(payloads),
+        auxiliary=auxiliary,
     )
 
 
@@ -145,15 +145,17 @@ def _presence(method: Method, federation: Federation, shared: Layout, payloads: 
     return torch.cat([m for m in masks if m is not None]) if masks else torch.zeros(0, len(shared.blocks)).bool()
 
 
-def _extras(method: Method, shared: Layout, payloads: Sequence[Payload]) -> dict[str, Any]:
+def _support(shared: Layout, payloads: Sequence[Payload]) -> Tensor:
+    """Which blocks the rows' training changed (K x blocks)."""
+    rows = [p.support.view(-1, len(shared.blocks)) for p in payloads if p.support is not None]
+    return torch.cat(rows).bool() if rows else torch.zeros(0, len(shared.blocks)).bool()
+
+
+def _extras(payloads: Sequence[Payload]) -> dict[str, Any]:
     """What came beside the rows: name -> K values."""
     extra: dict[str, Any] = {}
     for name in payloads[0].extra if payloads else ():
         extra[name] = [v for p in payloads for v in (p.extra[name] if p.tasks else [p.extra[name]])]
-    if "support" in method.extras:
-        blocks = len(shared.blocks)
-        rows = [p.support.view(-1, blocks) for p in payloads if p.support is not None]
-        extra["support"] = torch.cat(rows) if rows else torch.zeros(0, blocks)
     return extra
 
 
@@ -176,14 +178,13 @@ def server_step(
     if not len(updates):
         return state
     alive = {client for client, _ in updates.rows}
-    if "base" in method.stage.reads:
+    if "base" in method.stage.traits.reads:
         clients = [client for client, _ in updates.rows]
         base = bases(method, state, clients) if starts is None else torch.stack([starts[c] for c in clients])
         updates = updates.replace(base=base)
     out, stage = method.stage(updates, state["stage"], ctx)
-    peer = method.stage.own if isinstance(method.stage, AtPeer) else None
-    if peer is None or diagnostics.looks(peer, ctx.population, ctx.round):
-        ctx.record(DIAGNOSTICS, partial(diagnostics.look, updates, out, peer))
+    if ctx.peer is None or diagnostics.looks(ctx.peer, ctx.population, ctx.round):
+        ctx.record(DIAGNOSTICS, partial(diagnostics.look, updates, out, ctx.peer))
     del updates  # the matrix is not needed any more, and there may be a model for each row below
     came = [p for p in came if p.row[0] in alive]
     return settled(method, layout, federation, {**state, "stage": stage}, zip(out.rows, out.X, strict=True), came)

@@ -24,7 +24,7 @@ def count_up(method: Method, layout: Layout, federation: Federation, payload: Pa
     bytes_ = method.codec.count(payload.packed, blank(shared, federation, rows, torch.zeros(len(rows), shared.d)))
     if shared.blocks or payload.extra:  # of each row the number of examples and extras; a bit a block for support
         bits = 0 if payload.support is None else payload.support.numel()
-        vectors = sum(v.nbytes for v in payload.side.values())
+        vectors = sum(v.nbytes for v in payload.auxiliary.values())
         numbers = 8 * len(rows) + sum(map(_size, payload.extra.values()))
         bytes_["side", None] = numbers + -(-bits // 8) + vectors
     return _with_buffers(bytes_, method.shared_buffers(layout), payload.buffers, payload.integers)
@@ -50,8 +50,8 @@ def count_down(method: Method, layout: Layout, federation: Federation, client: C
         rows = tuple((client.id, task) for task in message.tasks)
         like = blank(shared, federation, rows, torch.zeros(len(rows), shared.d))
         bytes_ |= method.codec.count(message.packed, like)
-    if message.told:
-        bytes_["side", None] = sum(v.nbytes for v in message.told.values())
+    if message.broadcast:
+        bytes_["side", None] = sum(v.nbytes for v in message.broadcast.values())
     return _with_buffers(bytes_, method.shared_buffers(layout), message.buffers, message.integers)
 
 

@@ -80,6 +80,7 @@ if TYPE_CHECKING:
     from fedloom.stages.stage import Chain as Chain
     from fedloom.stages.stage import Identity as Identity
     from fedloom.stages.stage import Stage as Stage
+    from fedloom.stages.stage import Traits as Traits
     from fedloom.stages.staleness import Staleness as Staleness
     from fedloom.stages.taskvectors import TaskVectors as TaskVectors
 

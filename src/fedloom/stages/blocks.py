@@ -8,7 +8,7 @@ from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Layout
 from fedloom.core.updates import Updates
 from fedloom.stages.combine import Around
-from fedloom.stages.stage import Stage
+from fedloom.stages.stage import Stage, Traits
 
 
 @dataclass(frozen=True)
@@ -21,21 +21,22 @@ class PerBlock(Around):
         self._close("PerBlock")
 
     @property
-    def reduces(self) -> bool:  # type: ignore[override]
-        return self.stage.reduces
+    def traits(self) -> Traits:
+        return Traits.around(self.inner, self.stage.traits.reduces)
 
     def init(self, layout: Layout) -> State:
         """One state per block."""
         return {block.name: self.stage.init(Layout((block,))) for block in layout.blocks}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        X = updates.data.new_zeros(1 if self.reduces else len(updates), updates.layout.d)
+        reduces = self.stage.traits.reduces
+        X = updates.data.new_zeros(1 if reduces else len(updates), updates.layout.d)
         new: State = {}
         for block, columns in zip(updates.layout.blocks, updates.layout.slices, strict=True):
             part = updates.select(Layout((block,)))
             out, new[block.name] = self.stage(part, state[block.name], ctx)
             X[:, columns] = out.X
-        return (updates.reduced(X) if self.reduces else updates.replace(X=X)), new
+        return (updates.reduced(X) if reduces else updates.replace(X=X)), new
 
     def describe(self, indent: str = "") -> str:
         """The inner stage, indented."""

@@ -9,14 +9,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedloom.core.context import Ctx, Fields, State, Told
+from fedloom.core.context import Broadcast, Ctx, State
 from fedloom.core.layout import Layout
 from fedloom.core.updates import Updates
 from fedloom.maths.gram import gram
 from fedloom.stages.clusters import agglomerate, cosines, for_members
 from fedloom.stages.combine import Aggregation
 from fedloom.stages.mean import Mean, weighted_mean
-from fedloom.stages.stage import Identity, Stage
+from fedloom.stages.stage import Identity, Stage, Traits
 
 First = Literal["groups", "noise"]
 
@@ -52,9 +52,13 @@ def _check(count: int, first: str, noise: float) -> None:
         raise ValueError(f"noise: expected a number of at least 0, found {noise}")
 
 
-def _tell(models: Sequence[Tensor], clients: Sequence[str]) -> dict[str, Told]:
-    told = {f"cluster{j}": model for j, model in enumerate(models)}
-    return {client: dict(told) for client in clients}
+def _names(count: int) -> set[str]:
+    return {f"broadcast:cluster{j}" for j in range(count)}
+
+
+def _to_all(models: Sequence[Tensor], clients: Sequence[str]) -> dict[str, Broadcast]:
+    every = {f"cluster{j}": model for j, model in enumerate(models)}
+    return {client: dict(every) for client in clients}
 
 
 @dataclass(frozen=True)
@@ -70,30 +74,26 @@ class ChosenClusters(Aggregation):
     first: First = "groups"
     noise: float = 1.0
     stage: Stage = Mean()
-    kind = "matrix"
-    separable = False
 
     def __post_init__(self) -> None:
         _check(self.count, self.first, self.noise)
-        if not self.stage.reduces:
+        if not self.stage.traits.reduces:
             raise ValueError(f"ChosenClusters: {self.stage!r} leaves a row for each client, a cluster has one model")
         self._close("ChosenClusters")
 
     @property
-    def reads(self) -> Fields:  # type: ignore[override]
-        return super().reads | {"base", "extra:cluster"}
-
-    @property
-    def tells(self) -> Fields:  # type: ignore[override]
-        return frozenset(f"told:cluster{j}" for j in range(self.count))
+    def traits(self) -> Traits:
+        inner = Traits.around(self.inner)
+        reads = inner.reads | {"base", "extra:cluster"}
+        return Traits("matrix", reads, wants=inner.wants, broadcasts=_names(self.count))
 
     def init(self, layout: Layout) -> State:
         """No models yet."""
         return {"models": [], "members": {}, "stages": [self.stage.init(layout)] * self.count}
 
-    def tell(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Told]:
+    def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
         """All models; nothing before there are any."""
-        return _tell(state["models"], clients)
+        return _to_all(state["models"], clients)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         if not len(updates):
@@ -138,27 +138,22 @@ class SoftClusters(Identity):
     first: First = "groups"
     noise: float = 1.0
     floor: float = 1e-4
-    kind = "matrix"
-    separable = False
 
     def __post_init__(self) -> None:
         _check(self.count, self.first, self.noise)
 
     @property
-    def reads(self) -> Fields:  # type: ignore[override]
-        return frozenset({"X", "base", "weight"}).union(f"extra:share{j}" for j in range(self.count))
-
-    @property
-    def tells(self) -> Fields:  # type: ignore[override]
-        return frozenset(f"told:cluster{j}" for j in range(self.count))
+    def traits(self) -> Traits:
+        reads = {"X", "base", "weight"}.union(f"extra:share{j}" for j in range(self.count))
+        return Traits("matrix", reads, writes=frozenset(), broadcasts=_names(self.count))
 
     def init(self, layout: Layout) -> State:
         """No models yet."""
         return {"models": []}
 
-    def tell(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Told]:
+    def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
         """All models; nothing before there are any."""
-        return _tell(state["models"], clients)
+        return _to_all(state["models"], clients)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         if not len(updates):

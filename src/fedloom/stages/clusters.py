@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedloom.core.context import Ctx, Fields, State
+from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Layout
 from fedloom.core.updates import Updates
 from fedloom.maths.gram import gram, nonzero
 from fedloom.stages.combine import Aggregation
 from fedloom.stages.mean import Mean, column_groups
-from fedloom.stages.stage import Stage
+from fedloom.stages.stage import Stage, Traits
 
 _CHUNK = 1 << 20  # columns at a time
 
@@ -96,9 +96,7 @@ class SimilarGroups(Stage):
     soft: bool = False
     threshold: float = 0.0
     source: Literal["centred-weights", "update"] = "centred-weights"
-    kind = "matrix"
-    reads = frozenset({"X", "base", "weight"})
-    separable = True
+    traits = Traits("matrix", reads={"X", "base", "weight"}, separable=True)
 
     def __post_init__(self) -> None:
         if self.groups < 1:
@@ -147,16 +145,16 @@ class SplittingClusters(Aggregation):
     start: int = 20
     relative: bool = True
     stage: Stage = Mean()
-    kind = "matrix"
 
     def __post_init__(self) -> None:
-        if not self.stage.reduces:
+        if not self.stage.traits.reduces:
             raise ValueError(f"SplittingClusters: {self.stage!r} leaves a row for each client, a cluster has one model")
         self._close("SplittingClusters")
 
     @property
-    def reads(self) -> Fields:  # type: ignore[override]
-        return super().reads | {"weight"}
+    def traits(self) -> Traits:
+        inner = Traits.around(self.inner)
+        return replace(inner, kind="matrix", reads=inner.reads | {"weight"})
 
     def init(self, layout: Layout) -> State:
         """One cluster, of which no member is known yet; children of cluster "0" will be "00" and "01"."""

@@ -4,45 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedloom.core.context import Ctx, Fields, State
+from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Layout, Selector, as_select
 from fedloom.core.spread import whole
 from fedloom.core.updates import EVERYONE, Updates
-from fedloom.stages.stage import Stage, check_closed
-
-Kind = Literal["row", "mix", "matrix"]
-_KINDS: tuple[Kind, ...] = ("row", "mix", "matrix")
+from fedloom.stages.stage import Stage, Traits, check_closed
 
 
 class Inner(Stage):
     """A stage around other stages. What they write beside X stays inside, so it must be read inside."""
-
-    writes = frozenset({"X"})
 
     @property
     def inner(self) -> Sequence[Stage]:
         raise NotImplementedError
 
     @property
-    def reads(self) -> Fields:  # type: ignore[override]
-        return frozenset({"X"}).union(*(s.reads for s in self.inner))
-
-    @property
-    def wants(self) -> Fields:  # type: ignore[override]
-        return frozenset().union(*(s.wants for s in self.inner))
-
-    @property
-    def kind(self) -> Kind:  # type: ignore[override]
-        return max((s.kind for s in self.inner), key=_KINDS.index)
-
-    @property
-    def separable(self) -> bool:  # type: ignore[override]
-        return all(s.separable for s in self.inner)
+    def traits(self) -> Traits:
+        return Traits.around(self.inner)
 
     def _close(self, where: str) -> None:
         for s in self.inner:
@@ -79,7 +61,7 @@ class Scope(Around):
     stage: Stage
 
     def __post_init__(self) -> None:
-        if self.stage.reduces:
+        if self.stage.traits.reduces:
             raise ValueError(
                 f"Scope({self.selector!r}): {self.stage!r} leaves one row, but the other columns keep all; "
                 "use Split with a stage for the rest"
@@ -121,8 +103,8 @@ class Split(Inner):
         return tuple(self.parts.values())
 
     @property
-    def reduces(self) -> bool:  # type: ignore[override]
-        return all(s.reduces for s in self.inner)
+    def traits(self) -> Traits:
+        return Traits.around(self.inner, reduces=all(s.traits.reduces for s in self.inner))
 
     def layouts(self, layout: Layout) -> dict[Selector, Layout]:
         """The columns of each part. Raises ValueError for a block that is taken twice or not at all."""
@@ -187,7 +169,7 @@ class Split(Inner):
 class PerTask(Around):
     """Apply a stage to the columns of each task, over the rows that hold the task.
 
-    A row holds a task if it trained the task's blocks (extra "support"), where the round says so, or else if it has
+    A row holds a task if it trained the task's blocks (`support`), where the round says so, or else if it has
     them. Rows that do not hold it keep what they have; a task that nobody holds gets a zero update.
     """
 
@@ -197,12 +179,9 @@ class PerTask(Around):
         self._close("PerTask")
 
     @property
-    def wants(self) -> Fields:  # type: ignore[override]
-        return self.stage.wants | {"extra:support"}
-
-    @property
-    def reduces(self) -> bool:  # type: ignore[override]
-        return self.stage.reduces
+    def traits(self) -> Traits:
+        traits = Traits.around(self.inner, self.stage.traits.reduces)
+        return replace(traits, wants=traits.wants | {"support"})
 
     def init(self, layout: Layout) -> State:
         """One state per task. Raises ValueError for a block that belongs to no task."""
@@ -212,8 +191,8 @@ class PerTask(Around):
         return {t: self.stage.init(layout.select(task=t)) for t in layout.tasks}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        rows = 1 if self.stage.reduces else len(updates)
-        X = updates.zeros(rows) if self.stage.reduces else updates.X.clone()
+        rows = 1 if self.stage.traits.reduces else len(updates)
+        X = updates.zeros(rows) if self.stage.traits.reduces else updates.X.clone()
         new = dict(state)
         for task in updates.layout.tasks:
             part = updates.layout.select(task=task)
@@ -222,18 +201,18 @@ class PerTask(Around):
             if not holders:
                 continue
             out, new[task] = self.stage(mine.keep(holders), state[task], ctx)
-            if self.stage.reduces:
+            if self.stage.traits.reduces:
                 updates.layout.put(X, part, out.X)
             else:
                 mine_X = mine.X.clone()
                 mine_X[holders] = out.X
                 updates.layout.put(X, part, mine_X)
-        return (updates.reduced(X) if self.stage.reduces else updates.replace(X=X)), new
+        return (updates.reduced(X) if self.stage.traits.reduces else updates.replace(X=X)), new
 
     @staticmethod
     def _holds(mine: Updates, task: str) -> list[bool]:
-        have = mine.extra.get("support", mine.present)
-        blocks = [True] * len(mine) if have is None else torch.as_tensor(have).bool().any(dim=1).tolist()
+        have = mine.present if mine.support is None else mine.support
+        blocks = [True] * len(mine) if have is None else have.any(dim=1).tolist()
         return [b and own in (None, task) for b, (_, own) in zip(blocks, mine.rows, strict=True)]
 
     def describe(self, indent: str = "") -> str:
@@ -255,9 +234,9 @@ class GroupBy(Around):
         self._close(f"GroupBy({self.key!r})")
 
     @property
-    def reads(self) -> Fields:  # type: ignore[override]
-        own = frozenset() if self.key in ("task", "client") else frozenset({f"extra:{self.key}"})
-        return super().reads | own
+    def traits(self) -> Traits:
+        own = set() if self.key in ("task", "client") else {f"extra:{self.key}"}
+        return replace(traits := Traits.around(self.inner), reads=traits.reads | own)
 
     def _group_of(self, updates: Updates) -> list[str]:
         if self.key == "client":
@@ -302,30 +281,11 @@ class Switch(Stage):
         check_closed([self.after], "Switch, after")
 
     @property
-    def _both(self) -> tuple[Stage, Stage]:
-        return self.before, self.after
-
-    @property
-    def reads(self) -> Fields:  # type: ignore[override]
-        """Extras that either reads; other fields only if both do, for a field must not be lost in some rounds."""
-        a, b = (s.reads for s in self._both)
-        return (a & b) | {f for f in a | b if f.startswith("extra:")}
-
-    @property
-    def wants(self) -> Fields:  # type: ignore[override]
-        return self.before.wants | self.after.wants
-
-    @property
-    def kind(self) -> Kind:  # type: ignore[override]
-        return max((s.kind for s in self._both), key=_KINDS.index)
-
-    @property
-    def reduces(self) -> bool:  # type: ignore[override]
-        return all(s.reduces for s in self._both)
-
-    @property
-    def separable(self) -> bool:  # type: ignore[override]
-        return all(s.separable for s in self._both)
+    def traits(self) -> Traits:
+        """It reads extras that either reads; other fields only if both do: none may be lost in some rounds."""
+        a, b = self.before.traits, self.after.traits
+        reads = (a.reads & b.reads) | {f for f in a.reads | b.reads if f.startswith("extra:")}
+        return replace(Traits.around((self.before, self.after), a.reduces and b.reduces), reads=reads)
 
     def init(self, layout: Layout) -> State:
         """States of both; each is only touched while its stage is at work."""

@@ -14,7 +14,7 @@ from fedloom.core.updates import Updates
 from fedloom.maths.conflict import Rescale, rescaling
 from fedloom.maths.gram import conflict_averse, gram, min_norm, nonzero
 from fedloom.stages.mean import weighted_mean
-from fedloom.stages.stage import Stage
+from fedloom.stages.stage import Stage, Traits
 
 
 def pcgrad_coefficients(G: Tensor, orders: Sequence[Sequence[int]]) -> Tensor:
@@ -43,8 +43,7 @@ class PCGrad(Stage):
     """
 
     reduction: Literal["mean", "sum"] = "mean"
-    kind = "mix"
-    separable = True
+    traits = Traits("mix", separable=True)
 
     def __post_init__(self) -> None:
         if self.reduction not in ("mean", "sum"):
@@ -79,10 +78,7 @@ class CAGrad(Stage):
 
     c: float = 0.4
     rescale: Rescale = "none"
-    kind = "mix"
-    reads = frozenset({"X", "weight"})
-    reduces = True
-    separable = True
+    traits = Traits("mix", reads={"X", "weight"}, reduces=True, separable=True)
 
     def __post_init__(self) -> None:
         if not 0 <= self.c < 1:
@@ -114,9 +110,7 @@ class MinNorm(Stage):
     """
 
     unit: bool = True
-    kind = "mix"
-    reduces = True
-    separable = True
+    traits = Traits("mix", reduces=True, separable=True)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         return updates.reduced(_combined(updates, lambda G, members: min_norm(G, self.unit))), state

@@ -11,7 +11,7 @@ from fedloom.core.context import Ctx, State
 from fedloom.core.updates import Updates
 from fedloom.maths.gram import gram
 from fedloom.stages.clusters import cosines, mixed_models
-from fedloom.stages.stage import Stage
+from fedloom.stages.stage import Stage, Traits
 
 
 def cosine_mixing(G: Tensor, tau: float) -> Tensor:
@@ -29,9 +29,7 @@ class CosineMix(Stage):
     """
 
     tau: float = 0.5
-    kind = "matrix"
-    reads = frozenset({"X", "base"})
-    separable = True
+    traits = Traits("matrix", reads={"X", "base"}, separable=True)
 
     def __post_init__(self) -> None:
         if not self.tau > 0:

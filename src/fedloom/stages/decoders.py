@@ -11,7 +11,7 @@ from torch import Tensor
 from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
-from fedloom.stages.stage import Stage
+from fedloom.stages.stage import Stage, Traits
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ Decoder = tuple[int, str | None]
 
 def decoders(updates: Updates, parts: dict[str | None, TaskColumns]) -> list[Decoder]:
     """(row, task) of every decoder that takes part."""
-    have = updates.present if updates.present is not None else updates.extra.get("support")
+    have = updates.present if updates.present is not None else updates.support
     tasks = [block.task for block in updates.layout.blocks]
     held = []
     for i, (_, only) in enumerate(updates.rows):
@@ -92,9 +92,7 @@ class AcrossTasks(Stage):
     those of `HyperCrossAttention`; absent clients keep theirs. Rows stay K.
     """
 
-    kind = "matrix"
-    reads = frozenset({"X", "base"})
-    wants = frozenset({"extra:support"})
+    traits = Traits("matrix", reads={"X", "base"}, wants={"support"})
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         parts = by_task(updates.layout)

@@ -9,9 +9,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedloom.core.context import Ctx, Fields, State
+from fedloom.core.context import Ctx, State
 from fedloom.core.updates import Updates
-from fedloom.stages.stage import Stage
+from fedloom.stages.stage import Stage, Traits
 
 Discrepancy = Literal["total", "class", "none"]
 
@@ -49,9 +49,6 @@ class DomainWeights(Stage):
     domains: int | None = None
     classes: int | None = None
     discrepancy: Discrepancy = "total"
-    kind = "mix"
-    writes = frozenset({"weight"})
-    separable = True
 
     def __post_init__(self) -> None:
         if any(count is not None and count < 1 for count in (self.classes, self.domains)):
@@ -62,13 +59,13 @@ class DomainWeights(Stage):
             raise ValueError(f"DomainWeights: discrepancy must be total, class or none, found {self.discrepancy!r}")
 
     @property
-    def reads(self) -> Fields:  # type: ignore[override]
+    def traits(self) -> Traits:
         reads = {"n"}
         if self.discrepancy != "none" and self.domains is None:
             reads.add("extra:domain")
         if self.discrepancy == "class" or (self.discrepancy == "total" and self.classes is None):
             reads.add("extra:classes")
-        return frozenset(reads)
+        return Traits("mix", reads, {"weight"}, separable=True)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         n = updates.n

@@ -9,12 +9,12 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedloom.core.context import Ctx, Fields, State, Told
+from fedloom.core.context import Broadcast, Ctx, State
 from fedloom.core.layout import Layout
 from fedloom.core.spread import cut, join
 from fedloom.core.updates import Updates
 from fedloom.stages.combine import Aggregation
-from fedloom.stages.stage import Stage
+from fedloom.stages.stage import Stage, Traits
 
 
 @dataclass(frozen=True)
@@ -24,21 +24,20 @@ class ControlVariates(Stage):
     c grows by sum_k (change of c_k) / N over the participants; N counts absent clients too.
     """
 
-    reads = frozenset({"X", "side:control"})
-    writes = frozenset()
-    tells = frozenset({"told:control"})
-    separable = True
+    traits = Traits(
+        reads={"X", "auxiliary:control"}, writes=frozenset(), broadcasts={"broadcast:control"}, separable=True
+    )
 
     def init(self, layout: Layout) -> State:
         """c = 0."""
         return {"control": torch.zeros(layout.d)}
 
-    def tell(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Told]:
+    def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
         """c."""
         return {client: {"control": state["control"]} for client in clients}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        change = updates.side["control"].sum(dim=0) / max(ctx.population or len(updates), 1)
+        change = updates.auxiliary["control"].sum(dim=0) / max(ctx.population or len(updates), 1)
         return updates, {"control": state["control"] + join(updates.layout, change)}
 
 
@@ -52,12 +51,15 @@ class DualShift(Aggregation):
     """
 
     stage: Stage
-    reduces = True
 
     def __post_init__(self) -> None:
-        if not self.stage.reduces:
+        if not self.stage.traits.reduces:
             raise ValueError(f"DualShift: {self.stage!r} leaves a row for each client, but the shift is for one model")
         self._close("DualShift")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits.around(self.inner, reduces=True)
 
     def init(self, layout: Layout) -> State:
         """h = 0."""
@@ -92,13 +94,11 @@ class NormaliseSteps(Stage):
     """
 
     tau_eff: Literal["weights", "steps"] = "weights"
-    kind = "mix"
-    separable = True
 
     @property
-    def reads(self) -> Fields:  # type: ignore[override]
+    def traits(self) -> Traits:
         counts = {"extra:steps"} if self.tau_eff == "steps" else set()
-        return frozenset({"X", "weight", "extra:a", *counts})
+        return Traits("mix", {"X", "weight", "extra:a", *counts}, separable=True)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         moved = [i for i, a in enumerate(updates.extra["a"]) if float(a) > 0]

@@ -10,7 +10,7 @@ import torch
 
 from fedloom.core.context import Ctx, State
 from fedloom.core.updates import Updates
-from fedloom.stages.stage import Stage
+from fedloom.stages.stage import Stage, Traits
 
 
 def adjusted(
@@ -47,10 +47,7 @@ class GapWeights(Stage):
     relative: bool = True
     centre: bool = False
     floor: float = 0.0
-    kind = "mix"
-    reads = frozenset({"extra:loss_received", "extra:loss_trained"})
-    writes = frozenset({"weight"})
-    separable = True
+    traits = Traits("mix", reads={"extra:loss_received", "extra:loss_trained"}, writes={"weight"}, separable=True)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         clients = [client for client, _ in updates.rows]

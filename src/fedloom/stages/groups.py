@@ -11,7 +11,7 @@ from fedloom.core.context import Ctx, State
 from fedloom.core.updates import Updates
 from fedloom.peers.neighbours import task_groups
 from fedloom.peers.safeguards import Safeguards, conflict_averse_mix
-from fedloom.stages.stage import Stage
+from fedloom.stages.stage import Stage, Traits
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,7 @@ class TaskLeaders(Stage):
     c: float = 0.4
     alpha: float = 1.0
     safeguards: Safeguards = Safeguards(clip=None, ridge=None, ema=None)
-    kind = "matrix"
-    reads = frozenset({"X", "base", "extra:tasks"})
+    traits = Traits("matrix", reads={"X", "base", "extra:tasks"})
 
     def __post_init__(self) -> None:
         if not 0 <= self.c < 1 or self.alpha < 0:

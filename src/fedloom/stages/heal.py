@@ -10,9 +10,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedloom.core.context import Ctx, Fields, Row, State
+from fedloom.core.context import Ctx, Row, State
 from fedloom.core.updates import Updates
-from fedloom.stages.stage import Stage
+from fedloom.stages.stage import Stage, Traits
 
 _CHUNK = 1 << 18  # columns at a time, so that no K x d intermediate is made beside the mask
 _MOST = torch.iinfo(torch.int16).max
@@ -43,8 +43,6 @@ class Heal(Stage):
     beta: float = 0.4
     zeros: Literal["paper", "none"] = "paper"
     weights: Literal["replace", "multiply"] = "replace"
-    kind = "matrix"
-    writes = frozenset({"weight", "coef"})
 
     def __post_init__(self) -> None:
         if not self.tau < 1:
@@ -57,8 +55,8 @@ class Heal(Stage):
             raise ValueError(f"weights: expected 'replace' or 'multiply', found {self.weights!r}")
 
     @property
-    def reads(self) -> Fields:  # type: ignore[override]
-        return frozenset({"X", "weight"} if self.weights == "multiply" else {"X"})
+    def traits(self) -> Traits:
+        return Traits("matrix", {"X", "weight"} if self.weights == "multiply" else {"X"}, {"weight", "coef"})
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         if not len(updates):

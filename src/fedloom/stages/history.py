@@ -15,7 +15,7 @@ from fedloom.maths.gram import gram, nonzero
 from fedloom.stages.combine import Aggregation
 from fedloom.stages.conflict import PCGrad
 from fedloom.stages.mean import Mean
-from fedloom.stages.stage import Stage
+from fedloom.stages.stage import Stage, Traits
 
 _CHUNK = 1 << 20
 
@@ -46,16 +46,19 @@ class HistoryAttention(Aggregation):
     beta: float = 0.9
     temperature: float = 1.0
     stage: Stage = PCGrad() >> Mean()
-    reduces = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.beta < 1:
             raise ValueError(f"beta: expected a number of at least 0 and below 1, found {self.beta}")
         if not self.temperature > 0:
             raise ValueError(f"temperature: expected a number above 0, found {self.temperature}")
-        if not self.stage.reduces:
+        if not self.stage.traits.reduces:
             raise ValueError(f"HistoryAttention: {self.stage!r} leaves a row for each client, the history is of one")
         self._close("HistoryAttention")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits.around(self.inner, reduces=True)
 
     def init(self, layout: Layout) -> State:
         """H = 0."""

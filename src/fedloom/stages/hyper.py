@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.core.context import Ctx, Fields, Row, State
+from fedloom.core.context import Ctx, Row, State
 from fedloom.core.layout import Layout
 from fedloom.core.spread import cut, join
 from fedloom.core.updates import Updates
 from fedloom.maths.conflict import Rescale, rescaling, solved
 from fedloom.maths.gram import gram, inner_products
 from fedloom.stages.decoders import by_task, decoders, together
-from fedloom.stages.stage import Stage
+from fedloom.stages.stage import Stage, Traits
 
 KIND = "hyper-weights"
 
@@ -100,8 +100,6 @@ class HyperConflictAverse(_Learner):
     rescale: Rescale
     average_identical: bool
     project: bool
-    kind = "mix"
-    separable = True
 
     def __init__(
         self,
@@ -122,8 +120,9 @@ class HyperConflictAverse(_Learner):
             raise ValueError(f"HyperConflictAverse: rescale must be 'none', '1+c^2' or '1+c', found {self.rescale!r}")
 
     @property
-    def wants(self) -> Fields:  # type: ignore[override]
-        return frozenset({"extra:domain", "extra:tasks"} if self.average_identical else ())
+    def traits(self) -> Traits:
+        identical = {"extra:domain", "extra:tasks"} if self.average_identical else frozenset[str]()
+        return Traits("mix", wants=identical, separable=True)
 
     def init(self, layout: Layout) -> State:
         """No client is known, and nothing was added."""
@@ -173,7 +172,7 @@ class HyperCrossAttention(_Learner):
     A_p = softmax(V V^T / sqrt(n)) V, rows of V (K x n) being the decoders' updates of that tensor, its own among them
 
     A decoder is a (client, task): those that a client has, or in a unified model, where everybody has all, those that
-    were trained (extra "support"). Tensors of different tasks belong together if they have the same shape and the same
+    were trained (`support`). Tensors of different tasks belong together if they have the same shape and the same
     name after the task's: decoders.TASK.fuse.weight is fuse.weight. There is a beta for each decoder and layer; a layer
     is a tensor's name without .weight or .bias. Columns that belong to no task count as a decoder of their own.
 
@@ -189,8 +188,7 @@ class HyperCrossAttention(_Learner):
     momentum: float
     weight_decay: float
     project: bool
-    kind = "matrix"
-    wants = frozenset({"extra:support"})
+    traits = Traits("matrix", wants={"support"})
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Layout
 from fedloom.core.updates import Updates
-from fedloom.stages.stage import Stage
+from fedloom.stages.stage import Stage, Traits
 
 _CHUNK = 1 << 20  # columns at a time, where a K x d intermediate would otherwise be made
 
@@ -90,10 +90,7 @@ def _chunks(d: int) -> list[slice]:
 class Mean(Stage):
     """The weighted mean of the rows (McMahan et al., AISTATS 2017), with `weight`, `coef` and presence, zero-safe."""
 
-    kind = "mix"
-    reads = frozenset({"X", "weight", "coef"})
-    reduces = True
-    separable = True
+    traits = Traits("mix", reads={"X", "coef", "weight"}, reduces=True, separable=True)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         return updates.reduced(weighted_mean(updates)), state
@@ -108,20 +105,15 @@ class SupportMean(Stage):
     """Per coordinate, the mean over the clients that trained it: u_i = sum_k p_k X_ki / sum_{k: i in support_k} p_k.
 
     A control for unified models: plain averaging divides a decoder's update by the number of all clients, although
-    only the clients of its task changed it. Support is the extra "support" (K x blocks: blocks that received a
+    only the clients of its task changed it. Support is that of the updates (K x blocks: blocks that received a
     gradient) where the round provides it, otherwise the coordinates that are not exactly zero.
     """
 
-    kind = "matrix"
-    reads = frozenset({"X", "weight", "coef"})
-    wants = frozenset({"extra:support"})
-    reduces = True
-    separable = True
+    traits = Traits("matrix", reads={"X", "coef", "weight"}, wants={"support"}, reduces=True, separable=True)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        support = updates.extra.get("support")
-        if support is not None:
-            return updates.reduced(weighted_mean(updates, torch.as_tensor(support).bool())), state
+        if updates.support is not None:
+            return updates.reduced(weighted_mean(updates, updates.support)), state
         out = updates.X.new_zeros(updates.layout.d)
         for s in _chunks(updates.layout.d):
             X = updates.X[:, s]

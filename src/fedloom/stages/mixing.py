@@ -18,7 +18,7 @@ from fedloom.peers.graph import candidates, metropolis, resolved
 from fedloom.peers.neighbours import soft_weights, top_k
 from fedloom.peers.similarity import combined, gradient, overlap, task_weights
 from fedloom.stages.clusters import mixed_models
-from fedloom.stages.stage import Stage
+from fedloom.stages.stage import Stage, Traits
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,7 @@ class Gossip(Stage):
     topology: str = "ring"
     params: Mapping[str, Any] = field(default_factory=dict)
     every: int = 0
-    kind = "matrix"
-    separable = True
-    reads = frozenset({"X", "base"})
+    traits = Traits("matrix", reads={"X", "base"}, separable=True)
 
     def __post_init__(self) -> None:
         if resolved(self.topology, self.params).get("directed"):
@@ -66,9 +64,7 @@ class SimilarityMix(Stage):
     alpha: float = 0.5
     step: float = 1.0
     include_self: bool = True
-    kind = "matrix"
-    reads = frozenset({"X", "base"})
-    wants = frozenset({"extra:tasks"})
+    traits = Traits("matrix", reads={"X", "base"}, wants={"extra:tasks"})
 
     def __post_init__(self) -> None:
         if self.top < 0 or not 0 <= self.alpha <= 1 or not 0 < self.step <= 1:

@@ -13,7 +13,7 @@ from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Layout
 from fedloom.core.updates import Updates
 from fedloom.stages.magnitude import TopMagnitude
-from fedloom.stages.stage import Stage
+from fedloom.stages.stage import Stage, Traits
 
 KIND = "activated-dimensions"
 _CHUNK = 1 << 18  # columns at a time; counts up to 2^24 are exact in float32
@@ -40,8 +40,7 @@ class ActivatedDimensions(Stage):
 
     rho: float = 0.1
     bins: int = 64
-    kind = "matrix"
-    writes = frozenset()
+    traits = Traits("matrix", writes=frozenset())
 
     def __post_init__(self) -> None:
         if not 0 < self.rho < 1:

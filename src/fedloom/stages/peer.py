@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedloom.core.context import Ctx, Fields, State, Told
+from fedloom.core.context import Broadcast, Ctx, Fields, State
 from fedloom.core.layout import Layout
 from fedloom.core.updates import EVERYONE, Updates
 from fedloom.maths.conflict import Rescale, rescaling
 from fedloom.peers.safeguards import Safeguards, conflict_averse_mix
 from fedloom.stages.mean import weighted_mean
-from fedloom.stages.stage import Stage
+from fedloom.stages.stage import Stage, Traits
 
 
 @dataclass(frozen=True)
@@ -31,53 +31,35 @@ class AtPeer(Stage):
     stage: Stage
     own: str = ""
     shares: Mapping[str, float] | None = None
-    scope: frozenset[str] | None = None
-    whole: frozenset[str] = frozenset()
+    scope: Set[str] | None = None
+    whole: Set[str] = frozenset()
     """Clients whose rows count out of scope too."""
     also: Fields = frozenset()
     """What the peer itself tells its local rules."""
 
     @property
-    def reads(self) -> Fields:  # type: ignore[override]
-        return self.stage.reads
+    def traits(self) -> Traits:
+        """Fields other than X that the stage writes end here."""
+        inner = self.stage.traits
+        also = inner.broadcasts | self.also
+        return replace(inner, writes=inner.writes & {"X"}, broadcasts=also, separable=False)
 
-    @property
-    def writes(self) -> Fields:  # type: ignore[override]
-        """Other fields than X end here."""
-        return self.stage.writes & {"X"}
-
-    @property
-    def wants(self) -> Fields:  # type: ignore[override]
-        return self.stage.wants
-
-    @property
-    def tells(self) -> Fields:  # type: ignore[override]
-        return self.stage.tells | self.also
-
-    @property
-    def kind(self) -> Literal["row", "mix", "matrix"]:  # type: ignore[override]
-        return self.stage.kind
-
-    @property
-    def reduces(self) -> bool:  # type: ignore[override]
-        return self.stage.reduces
-
-    @property
-    def by_task(self) -> bool:  # type: ignore[override]
-        return self.stage.by_task
+    def seen_from(self, own: str, shares: Mapping[str, float] | None, scope: Set[str] | None, whole: Set[str]) -> Stage:
+        """The same at peer `own`, with these shares, scope and whole rows."""
+        return replace(self, own=own, shares=shares, scope=scope, whole=whole)
 
     def init(self, layout: Layout) -> State:
         """The stage's."""
         return self.stage.init(layout)
 
-    def tell(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Told]:
+    def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
         """What the stage tells."""
-        return self.stage.tell(state, clients, models)
+        return self.stage.broadcast(state, clients, models)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         mine = [i for i, (client, _) in enumerate(updates.rows) if client == self.own]
         seen = updates.replace(weight=self._weight(updates))
-        if self.by_task:
+        if self.stage.traits.by_task:
             return self.stage(seen, state, replace(ctx, targets=tuple(updates.rows[i] for i in mine)))
         if self.scope is not None:
             seen = seen.replace(present=self._within(updates))
@@ -127,9 +109,7 @@ class ConflictAverseMix(Stage):
     rescale: Rescale = "1+c^2"
     add_own: bool = False
     safeguards: Safeguards = Safeguards()
-    kind = "mix"
-    reads = frozenset({"X", "weight"})
-    reduces = True
+    traits = Traits("mix", reads={"X", "weight"}, reduces=True)
 
     def __post_init__(self) -> None:
         rescaling(self.rescale, self.c)

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedloom.core.context import Ctx, State, Told, derive_seed
+from fedloom.core.context import Broadcast, Ctx, State, derive_seed
 from fedloom.core.layout import Layout
 from fedloom.core.updates import Updates
 from fedloom.maths.prototypes import (
@@ -27,7 +27,7 @@ from fedloom.maths.prototypes import (
     random_anchors,
     trained_generator,
 )
-from fedloom.stages.stage import Identity
+from fedloom.stages.stage import Identity, Traits
 
 
 def by_task(updates: Updates) -> dict[str, list[Prototypes]]:
@@ -45,9 +45,13 @@ def by_task(updates: Updates) -> dict[str, list[Prototypes]]:
 class KeepsPrototypes(Identity):
     """What these stages have in common. State: by task, whatever `update` makes; `points` is what is told of it."""
 
-    kind: ClassVar[Literal["row", "mix", "matrix"]] = "mix"
-    reads = frozenset({"X", "extra:prototypes", "extra:prototype_labels"})
-    tells = frozenset({"told:prototypes", "told:prototype_labels"})
+    traits = Traits(
+        "mix",
+        reads={"X", "extra:prototype_labels", "extra:prototypes"},
+        writes=frozenset(),
+        broadcasts={"broadcast:prototype_labels", "broadcast:prototypes"},
+        separable=True,
+    )
 
     def update(self, before: State | None, prototypes: Sequence[Prototypes], task: str, ctx: Ctx) -> State:
         """A task's new state from the clients' prototypes of the round."""
@@ -61,17 +65,17 @@ class KeepsPrototypes(Identity):
         """Nothing yet."""
         return {"tasks": {}}
 
-    def tell(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Told]:
+    def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
         """All prototypes; nothing before there are any."""
         if not state["tasks"]:
-            return super().tell(state, clients, models)
+            return super().broadcast(state, clients, models)
         points, labels = [], []
         for task, kept in state["tasks"].items():
             of_task, classes = self.points(kept)
             points.append(of_task)
             labels.append(torch.stack([torch.full_like(classes, int(task)), classes], 1))
-        told = {"prototypes": torch.cat(points), "prototype_labels": torch.cat(labels)}
-        return {client: dict(told) for client in clients}
+        every = {"prototypes": torch.cat(points), "prototype_labels": torch.cat(labels)}
+        return {client: dict(every) for client in clients}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         tasks = dict(state["tasks"])

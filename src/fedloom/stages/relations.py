@@ -13,10 +13,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedloom.core.context import State, Told
+from fedloom.core.context import Broadcast, State
 from fedloom.core.updates import Updates
 from fedloom.maths.gram import gram
-from fedloom.stages.stage import Identity
+from fedloom.stages.stage import Identity, Traits
 
 _CHUNK = 1 << 20
 
@@ -72,33 +72,33 @@ def _stacked(models: Mapping[str, Tensor]) -> tuple[list[str], Tensor]:
 
 @dataclass(frozen=True)
 class Attention(Identity):
-    """Tells each client the mix u_k = sum_j xi_kj w_j of all clients' latest models (FedAMP; see `attention`)."""
+    """Broadcasts to each client the mix u_k = sum_j xi_kj w_j of all latest models (FedAMP; see `attention`)."""
 
     alpha: float = 1.0
     sigma: float = 1.0
     scale: Literal["absolute", "median"] = "absolute"
-    tells = frozenset({"told:anchor"})
+    traits = Traits(writes=frozenset(), broadcasts={"broadcast:anchor"}, separable=True)
 
     def __post_init__(self) -> None:
         for name in ("alpha", "sigma"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: expected a number above 0, found {getattr(self, name)}")
 
-    def tell(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Told]:
+    def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
         """u_k for clients that have a model; nothing before the first round."""
-        told: dict[str, Told] = {client: {} for client in clients}
+        sent: dict[str, Broadcast] = {client: {} for client in clients}
         if models:
             names, W = _stacked(models)
             xi = attention(W, self.alpha, self.sigma, self.scale).to(W)
-            told |= {client: {"anchor": xi[names.index(client)] @ W} for client in clients if client in models}
-        return told
+            sent |= {client: {"anchor": xi[names.index(client)] @ W} for client in clients if client in models}
+        return sent
 
 
 @dataclass(frozen=True)
 class TaskCovariance(Identity):
-    """Tells each client what the regulariser tr(W Omega W') asks of it (MOCHA, Smith et al., NeurIPS 2017).
+    """Broadcasts to each client what the regulariser tr(W Omega W') asks of it (MOCHA, Smith et al., NeurIPS 2017).
 
-    Half its gradient at w_k, with the others frozen, is Omega_kk w_k + v_k; told are relation = Omega_kk and
+    Half its gradient at w_k, with the others frozen, is Omega_kk w_k + v_k; sent are relation = Omega_kk and
     peers = v_k. With `centre`, W are deviations from the clients' mean: raw weights of deep networks that started
     from the same point are almost equal, and the regulariser would mostly be weight decay. The direction in which
     centred models cannot differ is left out of Omega.
@@ -106,13 +106,13 @@ class TaskCovariance(Identity):
 
     centre: bool = True
     floor: float = 1e-7
-    tells = frozenset({"told:relation", "told:peers"})
+    traits = Traits(writes=frozenset(), broadcasts={"broadcast:peers", "broadcast:relation"}, separable=True)
 
-    def tell(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Told]:
+    def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
         """Omega_kk and v_k for clients that have a model; nothing before the first round."""
-        told: dict[str, Told] = {client: {} for client in clients}
+        sent: dict[str, Broadcast] = {client: {} for client in clients}
         if not models:
-            return told
+            return sent
         names, W = _stacked(models)
         omega = self.omega(W).to(W)
         for client in clients:
@@ -120,8 +120,8 @@ class TaskCovariance(Identity):
                 k = names.index(client)
                 row = omega[k].clone()
                 row[k] = 0
-                told[client] = {"relation": omega[k, k], "peers": row @ W}
-        return told
+                sent[client] = {"relation": omega[k, k], "peers": row @ W}
+        return sent
 
     def omega(self, W: Tensor) -> Tensor:
         """Omega (K x K, float64) of models W (K x d)."""

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fedloom.core.context import Ctx, Fields, State
+from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Layout, Selector, as_select
 from fedloom.core.updates import EVERYONE, Updates
 from fedloom.stages.combine import Around, Inner
-from fedloom.stages.stage import Stage
+from fedloom.stages.stage import Stage, Traits
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class PartlyShared(Inner):
     own: Stage
 
     def __post_init__(self) -> None:
-        if not self.shared.reduces or self.own.reduces:
+        if not self.shared.traits.reduces or self.own.traits.reduces:
             raise ValueError(
                 f"PartlyShared({self.selector!r}): expected a stage that leaves one row and one that keeps all, "
                 f"found {self.shared!r} and {self.own!r}"
@@ -91,14 +91,16 @@ class Every(Around):
     def __post_init__(self) -> None:
         if self.rounds < 1:
             raise ValueError(f"Every: expected at least 1 round, found {self.rounds}")
-        if self.stage.reduces:
+        if self.stage.traits.reduces:
             raise ValueError(f"Every: {self.stage!r} leaves one row, but in other rounds all rows are kept")
         self._close("Every")
 
     @property
-    def reads(self) -> Fields:  # type: ignore[override]
-        """Without weights and the like, for a field must not be lost in some rounds."""
-        return frozenset(f for f in super().reads if f in ("X", "base") or f.startswith(("extra:", "side:")))
+    def traits(self) -> Traits:
+        """It reads no weights and the like, for a field must not be lost in some rounds."""
+        inner = Traits.around(self.inner)
+        reads = {f for f in inner.reads if f in ("X", "base") or f.startswith(("extra:", "auxiliary:"))}
+        return replace(inner, reads=reads)
 
     def init(self, layout: Layout) -> State:
         """The stage's."""

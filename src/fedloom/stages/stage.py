@@ -2,43 +2,74 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from torch import Tensor
 
-from fedloom.core.context import Ctx, Fields, State, Told
+from fedloom.core.context import Broadcast, Ctx, State
 from fedloom.core.layout import Layout
 from fedloom.core.updates import Updates
 
+Kind = Literal["row", "mix", "matrix"]
+_KINDS: tuple[Kind, ...] = ("row", "mix", "matrix")
 
-class Stage:
-    """One step of aggregation: (updates, state, ctx) -> (updates, state). Never changes its inputs.
 
-    `kind` says what it needs: "row" each row alone (may sit at the client), "mix" the rows' Gram matrix or side
-    values (output = W X), "matrix" the columns of all rows. `reads` and `writes` name fields of Updates: X, n,
-    weight, coef, base, extra:NAME or side:NAME. `wants` are extras it uses where they exist. `tells` names what it
-    has to tell clients beside the model (see `tell`). `reduces` says that K rows become one, or one a task where
-    `by_task`: then rows are (client, task) and the results are new task vectors, keyed ("*", task).
+@dataclass(frozen=True)
+class Traits:
+    """What a stage is like, for those who place it and provide what it needs.
+
+    `reads` and `writes` name fields of Updates: X, n, weight, coef, base, support, extra:NAME or auxiliary:NAME.
     """
 
-    kind: ClassVar[Literal["row", "mix", "matrix"]] = "row"
-    reads: Fields = frozenset({"X"})
-    writes: Fields = frozenset({"X"})
-    wants: Fields = frozenset()
-    tells: Fields = frozenset()
+    kind: Kind = "row"
+    """What it looks at: "row" each row alone (may sit at the client), "mix" the rows' Gram matrix or extras
+    (output = W X), "matrix" the columns of all rows."""
+    reads: Set[str] = frozenset({"X"})
+    writes: Set[str] = frozenset({"X"})
+    wants: Set[str] = frozenset()
+    """Fields that it uses where they exist."""
+    broadcasts: Set[str] = frozenset()
+    """What it has for clients beside the model, as "broadcast:NAME" (see `Stage.broadcast`)."""
     reduces: bool = False
+    """K rows become one, or one a task where `by_task`: then rows are (client, task) and the results are new task
+    vectors, keyed ("*", task)."""
     by_task: bool = False
     separable: bool = False
     """Treats every column alike, given Gram matrices and sums by `fedloom.core.spread`, so columns may lie apart."""
+
+    def __post_init__(self) -> None:
+        for name in ("reads", "writes", "wants", "broadcasts"):
+            object.__setattr__(self, name, frozenset(getattr(self, name)))
+
+    @staticmethod
+    def around(stages: Iterable[Stage], reduces: bool = False) -> Traits:
+        """Of a stage that calls others on all it gets. What they write beside X stays inside."""
+        each = [stage.traits for stage in stages]
+        return Traits(
+            kind=max((t.kind for t in each), key=_KINDS.index),
+            reads={"X"}.union(*(t.reads for t in each)),
+            wants=set().union(*(t.wants for t in each)),
+            reduces=reduces,
+            separable=all(t.separable for t in each),
+        )
+
+
+class Stage:
+    """One step of aggregation: (updates, state, ctx) -> (updates, state). Never changes its inputs."""
+
+    @property
+    def traits(self) -> Traits:
+        """What it is like. A class with the same traits for all its stages says `traits = Traits(...)`."""
+        return Traits()
 
     def init(self, layout: Layout) -> State:
         """State before the first round."""
         return {}
 
-    def tell(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Told]:
-        """What local rules of these clients are told: vectors over the stage's columns (d), or scalars (no dimension).
+    def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
+        """What the local rules of these clients need: vectors over the stage's columns (d), or scalars (no dimension).
 
         `models` are the personal models (d) that the server has, of any client.
         """
@@ -51,6 +82,10 @@ class Stage:
     def combined_by(self, stage: Stage) -> Stage:
         """This aggregation with another rule in place of its plain mean. Raises ValueError where there is none."""
         raise ValueError(f"{stage!r} takes the place of a mean, but {self!r} has none")
+
+    def seen_from(self, own: str, shares: Mapping[str, float] | None, scope: Set[str] | None, whole: Set[str]) -> Stage:
+        """This aggregation at one peer (see `AtPeer`, which alone can be placed there)."""
+        raise ValueError(f"{self!r} is an aggregation at a server; AtPeer(stage) is one at peers")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         raise NotImplementedError
@@ -86,8 +121,9 @@ class Stage:
 class Identity(Stage):
     """Every row as it is: each client gets its own update back, which is local training (mixing matrix I)."""
 
-    writes = frozenset()
-    separable = True
+    @property
+    def traits(self) -> Traits:
+        return Traits(writes=frozenset(), separable=True)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         return updates, state
@@ -100,48 +136,31 @@ class Chain(Stage):
     stages: tuple[Stage, ...]
 
     @property
-    def reads(self) -> Fields:  # type: ignore[override]
-        """Everything a member reads that no earlier member wrote."""
+    def traits(self) -> Traits:
+        """It reads what a member reads that no earlier member wrote."""
+        each = [stage.traits for stage in self.stages]
         reads: set[str] = set()
         written: set[str] = set()
-        for s in self.stages:
-            reads |= s.reads - written
-            written |= s.writes
-        return frozenset(reads)
+        for one in each:
+            reads |= one.reads - written
+            written |= one.writes
+        return replace(
+            Traits.around(self.stages, reduces=any(one.reduces for one in each)),
+            reads=reads,
+            writes=written,
+            broadcasts=set().union(*(one.broadcasts for one in each)),
+            by_task=any(one.by_task for one in each),
+        )
 
-    @property
-    def writes(self) -> Fields:  # type: ignore[override]
-        return frozenset().union(*(s.writes for s in self.stages))
-
-    @property
-    def wants(self) -> Fields:  # type: ignore[override]
-        return frozenset().union(*(s.wants for s in self.stages))
-
-    @property
-    def tells(self) -> Fields:  # type: ignore[override]
-        return frozenset().union(*(s.tells for s in self.stages))
-
-    def tell(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Told]:
-        """What all members tell."""
-        each = [s.tell(state[str(i)], clients, models) for i, s in enumerate(self.stages)]
-        return {client: {k: v for told in each for k, v in told[client].items()} for client in clients}
-
-    @property
-    def reduces(self) -> bool:  # type: ignore[override]
-        return any(s.reduces for s in self.stages)
-
-    @property
-    def by_task(self) -> bool:  # type: ignore[override]
-        return any(s.by_task for s in self.stages)
-
-    @property
-    def separable(self) -> bool:  # type: ignore[override]
-        return all(s.separable for s in self.stages)
+    def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
+        """What all members have."""
+        each = [s.broadcast(state[str(i)], clients, models) for i, s in enumerate(self.stages)]
+        return {client: {k: v for one in each for k, v in one[client].items()} for client in clients}
 
     @property
     def _combiner(self) -> int:
         """Position of the member that combines the rows: the first that leaves one, else the last."""
-        return next((i for i, s in enumerate(self.stages) if s.reduces), len(self.stages) - 1)
+        return next((i for i, s in enumerate(self.stages) if s.traits.reduces), len(self.stages) - 1)
 
     def _with(self, i: int, stage: Stage) -> Chain:
         return Chain((*self.stages[:i], *_flat(stage), *self.stages[i + 1 :]))
@@ -153,11 +172,6 @@ class Chain(Stage):
     def combined_by(self, stage: Stage) -> Stage:
         """With `stage` in place of the member that is a plain mean."""
         return self._with(self._combiner, self.stages[self._combiner].combined_by(stage))
-
-    @property
-    def kind(self) -> Literal["row", "mix", "matrix"]:  # type: ignore[override]
-        kinds = {s.kind for s in self.stages}
-        return "matrix" if "matrix" in kinds else "mix" if "mix" in kinds else "row"
 
     def init(self, layout: Layout) -> State:
         """One state per member, by position."""
@@ -193,17 +207,18 @@ def check_closed(stages: Sequence[Stage], where: str) -> None:
     pending: dict[str, Stage] = {}
     reduced: Stage | None = None
     for stage in stages:
-        if reduced is not None and (stage.kind != "row" or stage.reduces):
+        traits = stage.traits
+        if reduced is not None and (traits.kind != "row" or traits.reduces):
             raise ValueError(f"{where}: {stage!r} compares rows, but {reduced!r} before it leaves only one")
-        for name in stage.reads:
+        for name in traits.reads:
             pending.pop(name, None)
-        for name in sorted(stage.writes - {"X"}):
+        for name in sorted(traits.writes - {"X"}):
             if name in pending:
                 raise ValueError(
                     f"{where}: {pending[name]!r} writes {name!r}, but {stage!r} overwrites it without reading it"
                 )
             pending[name] = stage
-        if stage.reduces:
+        if traits.reduces:
             reduced = stage
     for name, writer in pending.items():
         after = stages[stages.index(writer) + 1 :]

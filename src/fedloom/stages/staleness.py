@@ -8,7 +8,7 @@ import torch
 
 from fedloom.core.context import Ctx, State
 from fedloom.core.updates import Updates
-from fedloom.stages.stage import Stage
+from fedloom.stages.stage import Stage, Traits
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,7 @@ class Staleness(Stage):
     """
 
     a: float = 0.5
-    reads = frozenset({"weight", "extra:staleness"})
-    writes = frozenset({"weight"})
+    traits = Traits(reads={"weight", "extra:staleness"}, writes={"weight"})
 
     def __post_init__(self) -> None:
         if self.a < 0:

@@ -11,7 +11,7 @@ from fedloom.codecs import Folded
 from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Layout
 from fedloom.core.updates import EVERYONE, Updates
-from fedloom.stages.stage import Stage
+from fedloom.stages.stage import Stage, Traits
 from fedloom.taskvectors import Combine, Cross, Source, Upload, aggregate_tasks
 
 
@@ -33,10 +33,7 @@ class TaskVectors(Stage):
     cross: Cross = "similar"
     source: Source = "masked"
 
-    kind = "matrix"
-    reads = frozenset({"X", "weight"})
-    reduces = True
-    by_task = True
+    traits = Traits("matrix", reads={"X", "weight"}, reduces=True, by_task=True)
 
     def __post_init__(self) -> None:
         for name, low, high in (("rho", 0, 1), ("epsilon", 0, 1), ("kappa", 0, float("inf"))):

@@ -27,7 +27,7 @@ def cluster_losses(view: View, count: int) -> Tensor:
 def take(view: View, j: int) -> None:
     """Put told model `j` in the place of the shared parameters."""
     for s in view.shared:
-        view.params[s] = view.told[f"cluster{j}"][s]
+        view.params[s] = view.broadcast[f"cluster{j}"][s]
 
 
 @dataclass(frozen=True)
@@ -41,12 +41,12 @@ class BestCluster(LocalRule):
     provides = frozenset({"extra:cluster"})
 
     @property
-    def needs(self) -> Fields:  # type: ignore[override]
-        return frozenset(f"told:cluster{j}" for j in range(self.count))
+    def needs(self) -> Fields:
+        return frozenset(f"broadcast:cluster{j}" for j in range(self.count))
 
     def begin(self, view: View, state: State) -> State:
         """Choose and move there."""
-        if "cluster0" not in view.told:
+        if "cluster0" not in view.broadcast:
             return {"cluster": -1}
         j = int(cluster_losses(view, self.count).mean(dim=1).argmin())
         take(view, j)
@@ -71,11 +71,11 @@ class SoftAnchors(LocalRule):
     floor: float = 1e-4
 
     @property
-    def needs(self) -> Fields:  # type: ignore[override]
-        return frozenset(f"told:cluster{j}" for j in range(self.count))
+    def needs(self) -> Fields:
+        return frozenset(f"broadcast:cluster{j}" for j in range(self.count))
 
     @property
-    def provides(self) -> Fields:  # type: ignore[override]
+    def provides(self) -> Fields:
         return frozenset(f"extra:share{j}" for j in range(self.count))
 
     def init(self, base: Tensor) -> State:
@@ -84,7 +84,7 @@ class SoftAnchors(LocalRule):
 
     def begin(self, view: View, state: State) -> State:
         """The shares where it is time, and what draws."""
-        if "cluster0" not in view.told:
+        if "cluster0" not in view.broadcast:
             return state
         shares = state["shares"]
         if state["rounds"] % self.every == 0:
@@ -93,7 +93,7 @@ class SoftAnchors(LocalRule):
             shares = won.clamp(min=self.floor).tolist()
         pull = torch.zeros_like(view.params)
         for j, share in enumerate(shares):
-            pull += share * view.told[f"cluster{j}"]
+            pull += share * view.broadcast[f"cluster{j}"]
         return {"shares": shares, "rounds": state["rounds"] + 1, "pull": pull}
 
     def grad(self, view: View, state: State) -> None:

@@ -28,8 +28,8 @@ class ControlVariate(LocalRule):
     another task's head c is not zero, but this client has no gradient there.
     """
 
-    provides = frozenset({"side:control"})
-    needs = frozenset({"told:control"})
+    provides = frozenset({"auxiliary:control"})
+    needs = frozenset({"broadcast:control"})
 
     def init(self, base: Tensor) -> State:
         """c_k = 0."""
@@ -38,9 +38,9 @@ class ControlVariate(LocalRule):
     def begin(self, view: View, state: State) -> State:
         """The correction of this round, and an empty sum of gradients."""
         correction = torch.zeros_like(view.base)
-        if "control" in view.told:
+        if "control" in view.broadcast:
             for s in common(view.trained, view.shared):
-                correction[s] = view.told["control"][s] - state["control"][s]
+                correction[s] = view.broadcast["control"][s] - state["control"][s]
         return {**state, "correction": correction, "sum": torch.zeros_like(view.base)}
 
     def grad(self, view: View, state: State) -> None:

@@ -17,14 +17,14 @@ class InterCluster(LocalRule):
     """
 
     mu: float
-    needs = frozenset({"told:others", "told:pull"})
+    needs = frozenset({"broadcast:others", "broadcast:pull"})
 
     def __post_init__(self) -> None:
         if self.mu < 0:
             raise ValueError(f"mu: expected a number of at least 0, found {self.mu}")
 
     def grad(self, view: View, state: State) -> None:
-        if "pull" not in view.told:
+        if "pull" not in view.broadcast:
             return
         for s in view.shared:
-            view.grad[s].addcmul_(view.told["pull"][s], view.params[s] - view.told["others"][s])
+            view.grad[s].addcmul_(view.broadcast["pull"][s], view.params[s] - view.broadcast["others"][s])

@@ -103,7 +103,7 @@ def train(
     rules: Sequence[LocalRule] = (),
     rule_state: State | None = None,
     optimizer_state: State | None = None,
-    told: Mapping[str, Tensor] | None = None,
+    broadcast: Mapping[str, Tensor] | None = None,
     phases: tuple[Phase, ...] = (),
     validate: Callable[[], Mapping[str, float]] | None = None,
     example_losses: Callable[[], Tensor] | None = None,
@@ -111,8 +111,8 @@ def train(
 ) -> LocalResult:
     """Train `model` in place on the examples at `index`. `tasks` maps a name to (task, loss weight).
 
-    Heads of other tasks get no gradient, no weight decay and no momentum. `told`, `validate` and `example_losses` are
-    for the rules (see `View`). With `phases` parts of the model are trained one after another. `labelled` are those
+    Heads of other tasks get no gradient, no weight decay and no momentum. `broadcast`, `validate` and `example_losses`
+    are for the rules (see `View`). With `phases` parts of the model are trained one after another. `labelled` are those
     at `index` that have a label, of the tasks of which not all have one: without it the mean losses are wrong there.
     """
     names = tuple(tasks)
@@ -134,7 +134,7 @@ def train(
         shared,
         spans,
         optimizer=training.optimizer,
-        told=told or {},
+        broadcast=broadcast or {},
         module=model.module,
         buffers=model.buffers,
         received=received,

@@ -22,20 +22,20 @@ class Anchor(LocalRule):
 
     mu: float
     start: Literal["own", "mix"] = "own"
-    needs = frozenset({"told:anchor"})
+    needs = frozenset({"broadcast:anchor"})
 
     def begin(self, view: View, state: State) -> State:
         """Move to the mix, where that is wanted."""
-        if self.start == "mix" and "anchor" in view.told:
+        if self.start == "mix" and "anchor" in view.broadcast:
             for s in view.shared:
-                view.params[s] = view.told["anchor"][s]
+                view.params[s] = view.broadcast["anchor"][s]
         return state
 
     def grad(self, view: View, state: State) -> None:
-        if self.mu == 0 or "anchor" not in view.told:
+        if self.mu == 0 or "anchor" not in view.broadcast:
             return
         for s in view.shared:
-            view.grad[s].add_(view.params[s] - view.told["anchor"][s], alpha=self.mu)
+            view.grad[s].add_(view.params[s] - view.broadcast["anchor"][s], alpha=self.mu)
 
 
 @dataclass(frozen=True)
@@ -43,14 +43,14 @@ class TaskCoupling(LocalRule):
     """Adds the gradient 2 lam (Omega_kk y + v_k) of lam tr(W Omega W'), the other models being frozen (MOCHA)."""
 
     lam: float
-    needs = frozenset({"told:relation", "told:peers"})
+    needs = frozenset({"broadcast:relation", "broadcast:peers"})
 
     def grad(self, view: View, state: State) -> None:
-        if self.lam == 0 or "peers" not in view.told:
+        if self.lam == 0 or "peers" not in view.broadcast:
             return
-        relation = float(view.told["relation"])
+        relation = float(view.broadcast["relation"])
         for s in view.shared:
-            view.grad[s].add_(relation * view.params[s] + view.told["peers"][s], alpha=2 * self.lam)
+            view.grad[s].add_(relation * view.params[s] + view.broadcast["peers"][s], alpha=2 * self.lam)
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,10 @@ class Envelope(LocalRule):
     lam: float = 15.0
     inner: int = 5
     outer: float = 0.005
+    keeps_model = True
 
     @property
-    def repeat(self) -> int:  # type: ignore[override]
+    def repeat(self) -> int:
         return self.inner
 
     def begin(self, view: View, state: State) -> State:

@@ -36,7 +36,7 @@ from fedloom.training.feature_modules import map_channels
 from fedloom.training.features import pooled
 from fedloom.training.rules import LocalRule, View
 
-TOLD = frozenset({"told:prototypes", "told:prototype_labels"})
+TOLD = frozenset({"broadcast:prototypes", "broadcast:prototype_labels"})
 PROVIDED = frozenset({"extra:prototypes", "extra:prototype_labels"})
 
 
@@ -70,9 +70,9 @@ def features_now(view: View) -> Tensor:
 
 def told_points(view: View, number: int) -> ClusterPrototypes:
     """What the server told of one task: no points where it knows none."""
-    labels = view.told["prototype_labels"]
+    labels = view.broadcast["prototype_labels"]
     mine = labels[:, 0] == number
-    return ClusterPrototypes(view.told["prototypes"][mine].to(view.params.dtype), labels[mine, 1])
+    return ClusterPrototypes(view.broadcast["prototypes"][mine].to(view.params.dtype), labels[mine, 1])
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class PrototypePull(LocalRule):
     needs = TOLD
 
     def penalty(self, view: View, state: State) -> Tensor | None:
-        if self.lam == 0 or "prototypes" not in view.told:
+        if self.lam == 0 or "prototypes" not in view.broadcast:
             return None
         z, total = features_now(view), None
         for t in classified(view):
@@ -165,7 +165,7 @@ class ClusterContrast(LocalRule):
     needs = TOLD
 
     def penalty(self, view: View, state: State) -> Tensor | None:
-        if "prototypes" not in view.told:
+        if "prototypes" not in view.broadcast:
             return None
         z, total = features_now(view), None
         for t in classified(view):
@@ -193,7 +193,7 @@ class SemanticAnchors(CollectPrototypes):
         return {**super().begin(view, state), "margins": {}}
 
     def penalty(self, view: View, state: State) -> Tensor | None:
-        if self.pull == self.margin == self.calibration == 0 or "prototypes" not in view.told:
+        if self.pull == self.margin == self.calibration == 0 or "prototypes" not in view.broadcast:
             return None
         z, total = features_now(view), None
         for t in classified(view):

@@ -30,7 +30,7 @@ class View:
 
     Not where clients are stacked:
     outputs, targets   of the batch, by task
-    told      what the server told beside the model: vectors (p, zero outside the shared columns), scalars, or tensors
+    broadcast what the server sent beside the model: vectors (p, zero outside the shared columns), scalars, or tensors
               of more dimensions as they are
     module    the model
     buffers   float buffers of the model now
@@ -50,7 +50,7 @@ class View:
     optimizer: Optimizer = Optimizer()
     outputs: Mapping[str, Tensor] | None = None
     targets: Mapping[str, Tensor] | None = None
-    told: Mapping[str, Tensor] = field(default_factory=dict)
+    broadcast: Mapping[str, Tensor] = field(default_factory=dict)
     module: nn.Module | None = None
     buffers: Tensor | None = None
     received: Tensor | None = None
@@ -62,19 +62,29 @@ class View:
 class LocalRule:
     """Something a method adds to local training. Rules add up; none may assume that it is alone.
 
-    `provides` names what `finish` returns for the server: "extra:NAME" a number, a text or a tensor, "side:NAME" a
-    vector (p).
-    `needs` names what some stage must tell. `features` and `validation` ask for those parts of the view. `repeat` is
-    how many optimiser steps are taken on each batch. `stackable` says that the rule consists of `grad` alone, without
-    state, so that it also works on stacked clients.
+    `provides` names what `finish` returns for the server: "extra:NAME" a number, a text or a tensor, "auxiliary:NAME" a
+    vector (p). `needs` names what some stage must broadcast. `features` and `validation` ask for those parts of the
+    view. `repeat` is how many optimiser steps are taken on each batch. `stackable` says that the rule consists of
+    `grad` alone, without state, so that it also works on stacked clients.
     """
 
-    provides: Fields = frozenset()
-    needs: Fields = frozenset()
     features: bool = False
     validation: bool = False
-    repeat: int = 1
     stackable: bool = False
+    keeps_model: bool = False
+    """Whether there is a `personal` model in its state."""
+
+    @property
+    def provides(self) -> Fields:
+        return frozenset()
+
+    @property
+    def needs(self) -> Fields:
+        return frozenset()
+
+    @property
+    def repeat(self) -> int:
+        return 1
 
     def init(self, base: Tensor) -> State:
         """The client's state before its first round."""
@@ -99,7 +109,7 @@ class LocalRule:
         return state, {}
 
     def personal(self, state: State) -> Tensor | None:
-        """Parameters (p) of a model of the client's own that the rule keeps in its state, if it does."""
+        """Parameters (p) of a model of the client's own that the rule keeps in its state, where it `keeps_model`."""
         return None
 
 

@@ -20,7 +20,6 @@ from fedloom.rounds.server import dispatch, server_step
 from fedloom.rounds.worker import EvalJob, Executor, Job, TrainDone, TrainJob
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.ledger import Ledger
-from fedloom.server import ServerRule
 from fedloom.training.loop import LocalResult
 
 _WORTH_IT = 0.9  # clients move if the slowest process will need less than this share of its time
@@ -97,7 +96,7 @@ class Member:
         built, comm = self.built, self.comm
         if comm.rank:
             for payload in list(payloads):
-                comm.send(0, payload_tree(payload))
+                comm.send(0, [payload.row[0], payload.tree()])
             new: State = comm.receive(0)
             return new
         there = [sum(self.owner[m] == q for m in members) for q in range(comm.size)]
@@ -106,7 +105,7 @@ class Member:
             yield from payloads
             for rank in range(1, comm.size):
                 for _ in range(there[rank]):
-                    yield payload_of(comm.receive(rank))
+                    yield Payload.of(*comm.receive(rank))
 
         new = server_step(built.method, built.layout, built.federation, received(), server, ctx)
         for rank in range(1, comm.size):
@@ -116,14 +115,14 @@ class Member:
     @property
     def _knows_all(self) -> bool:
         """Whether this process has the personal models of all clients."""
-        return self.comm.rank == 0 or bool(self.built.method.stage.tells)
+        return self.comm.rank == 0 or bool(self.built.method.stage.traits.broadcasts)
 
     def _view(self, server: State, rank: int) -> State:
         """The part of a server's state that another process needs: for its clients, and for what they are told."""
-        tells = bool(self.built.method.stage.tells)
+        tells = bool(self.built.method.stage.traits.broadcasts)
         mine = {c for c, owner in self.owner.items() if owner == rank}
         names = {ALL, *mine}
-        ahead = type(self.built.method.server).dispatch is not ServerRule.dispatch
+        ahead = self.built.method.server.looks_ahead
         return {
             **server,
             "personal": {c: x for c, x in server["personal"].items() if tells or c in mine},
@@ -305,16 +304,6 @@ def _done_tree(done: TrainDone) -> dict[str, Any]:
 def _done_of(tree: Mapping[str, Any]) -> TrainDone:
     client, result = tree["client"], _result_of(tree["result"])
     return TrainDone(client, Payload((client, None), tree["n"]), result, {}, tree["seconds"], tree["trained"])
-
-
-def payload_tree(payload: Payload) -> dict[str, Any]:
-    """A payload as a tree that can be sent."""
-    return vars(payload)
-
-
-def payload_of(tree: Mapping[str, Any]) -> Payload:
-    """Inverse of `payload_tree`."""
-    return Payload(**{**tree, "row": tuple(tree["row"])})
 
 
 class SharedFolder(RunFolder):

@@ -13,7 +13,7 @@ from fedloom.core.context import Ctx, Row, State
 from fedloom.core.spread import spread
 from fedloom.engines.cluster.columns import Columns, Scattered
 from fedloom.engines.cluster.comm import Comm
-from fedloom.engines.cluster.member import Member, payload_of, payload_tree
+from fedloom.engines.cluster.member import Member
 from fedloom.rounds import diagnostics
 from fedloom.rounds.build import Built
 from fedloom.rounds.messages import ALL, Payload, rows_of
@@ -35,7 +35,7 @@ class Sharing(Member):
 
     @property
     def _knows_all(self) -> bool:
-        return bool(self.built.method.stage.tells)
+        return bool(self.built.method.stage.traits.broadcasts)
 
     def _view(self, server: State, rank: int) -> State:
         names = {c for c, owner in self.owner.items() if owner == rank or self._knows_all} | {ALL}
@@ -65,21 +65,21 @@ class Sharing(Member):
         method, layout, federation = built.method, built.layout, built.federation
         rows = rows_of(method, federation, [m for m in members if self.owner[m] == self.comm.rank])
         mine, own = collect(method, layout, federation, payloads, rows, server["model"].dtype)
-        heads = self.comm.all({"came": [payload_tree(p) for p in own], "personal": bool(server["personal"])})
-        found = [(payload_of(tree), rank) for rank, head in enumerate(heads) for tree in head["came"]]
+        heads = self.comm.all({"came": [[p.row[0], p.tree()] for p in own], "personal": bool(server["personal"])})
+        found = [(Payload.of(*one), rank) for rank, head in enumerate(heads) for one in head["came"]]
         found.sort(key=lambda entry: entry[0].row[0])
         came, places = [payload for payload, _ in found], tuple(rank for _, rank in found)
 
         def given(X: Tensor, places: tuple[int, ...]) -> Scattered:
             return Scattered(columns, columns.layout, X, places)
 
-        side = {name: given(X, places).dense() for name, X in mine.side.items()}
-        updates = assembled(method, federation, columns.here, came, given(mine.X, places), side)
+        auxiliary = {name: given(X, places).dense() for name, X in mine.auxiliary.items()}
+        updates = assembled(method, federation, columns.here, came, given(mine.X, places), auxiliary)
         updates = finite_rows(updates, ctx)
         if not len(updates):
             return server
         alive = [client for client, _ in updates.rows]
-        if "base" in method.stage.reads:
+        if "base" in method.stage.traits.reads:
             if any(head["personal"] for head in heads):
                 here = [client for client in alive if self.owner[client] == self.comm.rank]
                 start = bases(method, server, here) if here else torch.zeros(0, columns.layout.d)

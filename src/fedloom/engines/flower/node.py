@@ -28,7 +28,7 @@ from fedloom.rounds.build import Built, build
 from fedloom.rounds.evaluation import Scores
 from fedloom.rounds.exports import labels, named
 from fedloom.rounds.measure import Model, models_for, train_records
-from fedloom.rounds.messages import Message, Payload
+from fedloom.rounds.messages import Message
 from fedloom.rounds.traffic import count_down, count_up
 from fedloom.rounds.worker import EvalJob, TrainDone, TrainJob, Worker
 from fedloom.runs import checkpoint
@@ -100,7 +100,7 @@ class Node:
             ledger.add("local training", done.seconds)
             folder.cut(round_ - 1)
             folder.write_round({"round": round_, "train": train_records([done])}, ledger)
-        return payload_tree(done.payload), numbers_of(done)
+        return done.payload.tree(), numbers_of(done)
 
     def peer(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
         """One turn of a round of peers (see `relay`); after the last one the new state stays here."""
@@ -254,11 +254,6 @@ def message_tree(message: Message) -> State:
 def as_message(tree: Mapping[str, Any]) -> Message:
     """Inverse of `message_tree`."""
     return Message(**{**tree, "tasks": tuple(tree["tasks"])})
-
-
-def payload_tree(payload: Payload) -> State:
-    """A payload as a tree; whose it is, the message says."""
-    return {f.name: getattr(payload, f.name) for f in fields(payload) if f.name != "row"}
 
 
 def numbers_of(done: TrainDone) -> Numbers:

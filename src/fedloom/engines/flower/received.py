@@ -21,7 +21,7 @@ from fedloom.training.loop import LocalResult
 
 _BESIDE = 1 << 20
 """Bytes that one extra of one row may have."""
-_FIELDS = {"n", "packed", "extra", "side", "support", "buffers", "integers", "finite", "tasks"}
+_FIELDS = {"n", "packed", "extra", "side", "support", "buffers", "integers", "tasks"}
 
 
 def open_reply(content: Any, limit: float = math.inf, **expected: Any) -> tuple[Any, dict[str, float]]:
@@ -39,7 +39,7 @@ def limit_of(built: Built, client: str) -> int:
     rows = len(rows_of(method, built.federation, [client]))
     vector = 4 * shared.d
     packed = rows * (vector + shared.d // 8 + len(shared.blocks) + 1024)
-    beside = len(method.side) * vector + rows * len(method.extras) * _BESIDE
+    beside = len(method.auxiliary) * vector + rows * len(method.extras) * _BESIDE
     buffers = 8 * built.layout.buffers.d + sum(t.nbytes for t in integer_buffers(built.module).values())
     return packed + beside + buffers + (1 << 16)
 
@@ -47,16 +47,20 @@ def limit_of(built: Built, client: str) -> int:
 def payload_of(built: Built, client: str, tree: Any) -> Payload:
     """A client's payload. Raises RefusedError, with the field, where it does not fit the method and the model."""
     held = built.federation.clients[client]
-    _check(isinstance(tree, dict) and set(tree) == _FIELDS, "payload", f"the fields {', '.join(sorted(_FIELDS))}")
+    _check(
+        isinstance(tree, dict) and set(tree) - {"finite"} == _FIELDS,
+        "payload",
+        f"the fields {', '.join(sorted(_FIELDS))}",
+    )
     _check(tree["n"] == len(held.train), "n", f"{len(held.train)} examples", tree["n"])
     row = (client, None)
-    if tree["finite"] is not True:
+    if "finite" in tree:
         return Payload(row, tree["n"], finite=False)
     by_task = built.method.rows == "client-task"
     sizes = tree["tasks"]
     good = isinstance(sizes, dict) and all(isinstance(n, float) and 0 < n <= len(held.train) for n in sizes.values())
     _check(good and set(sizes) <= set(held.tasks) and bool(sizes) == by_task, "tasks", "examples of the client's tasks")
-    payload = Payload(row, **{**tree, "finite": True})
+    payload = Payload.of(client, tree)
     _check_vectors(built, payload)
     _check_beside(built, payload)
     return payload
@@ -91,9 +95,9 @@ def _check_vectors(built: Built, payload: Payload) -> None:
     except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise RefusedError(f"packed: {type(error).__name__}: {str(error)[:200]}") from None
     _check(good, "packed", f"{rows} x {shared.d} finite values")
-    _check(set(payload.side) == set(method.side), "side", ", ".join(method.side) or "nothing")
-    for name, vector in payload.side.items():
-        _check_tensor(vector, f"side.{name}", (shared.d,))
+    _check(set(payload.auxiliary) == set(method.auxiliary), "auxiliary", ", ".join(method.auxiliary) or "nothing")
+    for name, vector in payload.auxiliary.items():
+        _check_tensor(vector, f"auxiliary.{name}", (shared.d,))
     sent = method.buffers != "local"
     floats = method.shared_buffers(layout).d if sent else 0
     if floats:
@@ -108,14 +112,14 @@ def _check_vectors(built: Built, payload: Payload) -> None:
 
 def _check_beside(built: Built, payload: Payload) -> None:
     method, rows = built.method, len(payload.rows)
-    names = method.extras - {"support"}
+    names = method.extras
     _check(set(payload.extra) == names, "extra", ", ".join(sorted(names)) or "nothing", sorted(payload.extra))
     for name, value in payload.extra.items():
         _check(_finite(value), f"extra.{name}", "finite values")
         if payload.tasks:
             _check(isinstance(value, list) and len(value) == rows, f"extra.{name}", f"{rows} values")
     blocks = len(method.shared_part(built.layout).blocks)
-    if "support" in method.extras:
+    if method.wants_support:
         _check_tensor(payload.support, "support", (rows, blocks) if payload.tasks else (blocks,))
     else:
         _check(payload.support is None, "support", "none")

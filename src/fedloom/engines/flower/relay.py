@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedloom.codecs import ByteCount
 from fedloom.core.context import State
-from fedloom.engines.peers.peer import Peer, as_tree
+from fedloom.engines.peers.peer import Peer
 from fedloom.engines.peers.rounds import community_of
 from fedloom.engines.peers.transport import Mailbox
 from fedloom.errors import RecipeError
@@ -99,12 +99,12 @@ def take_turn(
         left.done = worker.train(job, evaluate_trained)
         payload, client = left.done.payload, left.done.state
         left.train = train_records([left.done])
-        memory: State = {"payload": as_tree(payload), "finite": payload.finite, "client": client, "heard": {}}
+        memory: State = {"payload": payload.tree(), "client": client, "heard": {}}
         memory["train"] = left.train
     else:
         memory = checkpoint.load(folder.path, _MEMORY, newest=lambda head: head["round"])[0]
         memory["heard"][turn] = list(letters)
-        payload = Payload((me, None), **memory["payload"], finite=memory["finite"])
+        payload = Payload.of(me, memory["payload"])
         client, left.train = memory["client"], memory["train"]
     checkpoint.save(folder.path, _MEMORY, memory, round=round)
     peer.trained(payload, client)

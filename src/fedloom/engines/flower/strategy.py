@@ -31,10 +31,10 @@ def as_strategy(stage: Stage, seed: int = 0, client_key: str = "client-id", **op
     """
     strategy = need("flwr.serverapp.strategy", "flower")
     app = need("flwr.app", "flower")
-    needs = sorted(f for f in stage.reads if f.startswith(("extra:", "side:")) or f == "base")
+    needs = sorted(f for f in stage.traits.reads if f.startswith(("extra:", "auxiliary:")) or f == "base")
     if needs:
         raise RecipeError(f"as_strategy: {stage!r} reads {', '.join(needs)}, which clients of FedAvg do not send")
-    if not stage.reduces:
+    if not stage.traits.reduces:
         raise RecipeError(f"as_strategy: {stage!r} leaves each client a model, but a strategy has one for all")
 
     class Stages(strategy.FedAvg):  # type: ignore[name-defined]

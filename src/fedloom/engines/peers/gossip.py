@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedloom.core.context import State
 from fedloom.engines.peers.community import Community
-from fedloom.engines.peers.peer import Peer, Trained, as_tree
+from fedloom.engines.peers.peer import Peer, Trained
 from fedloom.engines.peers.transport import Message as Letter
 from fedloom.engines.peers.transport import Newest
 from fedloom.peers.clock import Events
@@ -90,14 +90,14 @@ class FreePeer(Peer):
         self.made = 0.0
         self.ages: list[tuple[int, float]] = []
         if version := pace["version"]:
-            self.hold(Payload((name, None), **version["payload"]), version["base"], version["round"])
+            self.hold(Payload.of(name, version["payload"]), version["base"], version["round"])
             self.made = version["made"]
 
     def saved(self) -> State:
         """The state from which an equal peer can be made."""
         version: State = {}
         if self.payload is not None:
-            payload = as_tree(self.payload)
+            payload = self.payload.tree()
             version = {"payload": payload, "base": self.base, "round": self.version, "made": self.made}
         pace = {
             "done": self.done,

@@ -28,7 +28,6 @@ from fedloom.rounds.server import dispatch, server_init, server_step
 from fedloom.rounds.worker import EvalJob, Job, TrainJob
 from fedloom.runs.checkpoint import join_tree, split_tree
 from fedloom.runs.ledger import Ledger
-from fedloom.stages.peer import AtPeer
 
 Trained = tuple[Payload, State, int]
 """What local training left: the payload, the client's new state, how many steps."""
@@ -68,11 +67,11 @@ class Peer:
         self.by_task = self.method.rows == "client-task"
         stage = self.method.stage
         # what keeps a model for each client looks at updates, as at a server; what leaves one model mixes models
-        apart = not stage.reduces and self.method.start == "received"
-        self.tells_update = not self.by_task and (apart or "base" in stage.reads)
+        apart = not stage.traits.reduces and self.method.start == "received"
+        self.tells_update = not self.by_task and (apart or "base" in stage.traits.reads)
         groups = self.config.choose.groups
         self.fine = groups is not None and groups.fine is not None
-        self.tells_start = self.tells_update and ("base" in stage.reads or self.config.penalty > 0 or self.fine)
+        self.tells_start = self.tells_update and ("base" in stage.traits.reads or self.config.penalty > 0 or self.fine)
         self.round = self.version = 0
         self.payload: Payload | None = None
         self.graph = Graph((), frozenset())
@@ -93,7 +92,7 @@ class Peer:
         if self.state["known"]:
             server = {**server, "personal": self.state["known"]}
         message = dispatch(self.method, self.layout, self.federation, server, [self.name])[self.name]
-        message = replace(message, told={**message.told, **self.state["told"]})
+        message = replace(message, broadcast={**message.broadcast, **self.state["told"]})
         return TrainJob(self.name, round, message, self.state["client"])
 
     def trained(self, payload: Payload, client: State) -> bool:
@@ -324,7 +323,7 @@ class Peer:
         if buffers is not None:
             every = self.method.shared_buffers(self.layout)
             buffers = every.take(buffers, self._buffers(scope))
-        tree = as_tree(replace(payload, packed=packed, buffers=buffers))
+        tree = replace(payload, packed=packed, buffers=buffers).tree()
         if not same and self.tells_start:
             tree["start"] = Raw().pack(values(self.base))["values"]
         skeleton, tensors = split_tree(tree)
@@ -350,9 +349,8 @@ class Peer:
         close = self._close(came) if self.fine and scope == "full" else frozenset[str]()
         inside = None if scope == "full" and not self.fine else frozenset(self._part("encoder").names)
         method = self.method
-        assert isinstance(method.stage, AtPeer)
         shared = None if self.by_task else shares
-        stage = replace(method.stage, own=self.name, shares=shared, scope=inside, whole=close)
+        stage = method.stage.seen_from(self.name, shared, inside, close)
         method = replace(method, stage=stage, codec=method.codec if self.by_task else Raw())
         row = self._row(own, self.update, self.name)
         payloads = [own if self.by_task else row, *(theirs[name] for name in came)]
@@ -364,6 +362,7 @@ class Peer:
             self.rounds,
             log=self.log,
             record=self.record,
+            peer=self.name,
         )
         before = self.state["server"]
         starts = self.starts if self.tells_start else None
@@ -415,7 +414,7 @@ class Peer:
         """
         about = join_tree(letter.values["payload"], letter.tensors)
         start = about.pop("start", None)
-        payload = Payload((letter.sender, None), **about)
+        payload = Payload.of(letter.sender, about)
         if self.by_task:
             return payload
         scope = str(letter.values["scope"])
@@ -509,20 +508,6 @@ class Peer:
         if beside := letter.nbytes - sum(bytes_.values()):
             bytes_["side", None] = bytes_.get(("side", None), 0) + beside
         return bytes_
-
-
-def as_tree(payload: Payload) -> dict[str, Any]:
-    """What is in a payload but for its row, as a message or a checkpoint may hold it."""
-    return {
-        "n": payload.n,
-        "packed": dict(payload.packed),
-        "extra": dict(payload.extra),
-        "side": dict(payload.side),
-        "support": payload.support,
-        "buffers": payload.buffers,
-        "integers": dict(payload.integers),
-        "tasks": dict(payload.tasks),
-    }
 
 
 def _add(total: ByteCount, more: ByteCount) -> None:
