@@ -1,6 +1,6 @@
 """`python -m fedloom`."""
 
-from fedloom.cli.main import main
+from fedloom.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.cli.main import main
+from fedloom.cli.app import main
 
 
 @pytest.fixture

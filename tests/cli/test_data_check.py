@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typer.testing import CliRunner
 
-from fedloom.cli.main import app
+from fedloom.cli.app import app
 from folders_support import nyud
 
 

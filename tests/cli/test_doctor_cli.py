@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedloom.cli import doctor as cli_doctor
-from fedloom.cli.main import app
+from fedloom.cli.app import app
 
 
 def test_says_what_is_here() -> None:

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fedloom
-from fedloom.cli.main import app
+from fedloom.cli.app import app
 from fedloom.errors import StateError
 from tests_support import load_recipe
 

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 import fedloom.experiments.pretrain as module
-from fedloom.cli.main import main
+from fedloom.cli.app import main
 from fedloom.errors import DataError, RecipeError, StateError, UserError
 from fedloom.experiments.pretrain import pretrain
 from fedloom.recipes import load

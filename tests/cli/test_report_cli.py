@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedloom.cli.main import app
+from fedloom.cli.app import app
 from fedloom.engines.api import Result
 from fedloom.runs.reader import Run
 from fedloom.study.tables.compare import compare

@@ -13,7 +13,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 import fedloom
-from fedloom.cli.main import app
+from fedloom.cli.app import app
 from fedloom.data import DATASETS, download
 from fedloom.errors import DataError, RecipeError
 from fedloom.recipes import load as load_recipe

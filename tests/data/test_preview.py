@@ -7,7 +7,7 @@ import pytest
 import torch
 from PIL import Image
 
-from fedloom.cli.main import main
+from fedloom.cli.app import main
 from fedloom.data.dataset import TensorExamples
 from fedloom.data.joined import Joined
 from fedloom.data.mixed import Mixed, Stored

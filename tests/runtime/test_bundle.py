@@ -15,7 +15,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from fedloom.cli.main import app
+from fedloom.cli.app import app
 from fedloom.data.preview import pictures
 from fedloom.engines.api import Result, trained_models
 from fedloom.errors import StateError, UserError

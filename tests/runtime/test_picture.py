@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 import fedloom
-from fedloom.cli.main import app
+from fedloom.cli.app import app
 from fedloom.errors import StateError
 from fedloom.export import picture
 from fedloom.export.picture import predictions

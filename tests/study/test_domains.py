@@ -14,7 +14,7 @@ import yaml
 from typer.testing import CliRunner
 
 import fedloom
-from fedloom.cli.main import app
+from fedloom.cli.app import app
 from fedloom.errors import StateError
 from fedloom.runs.reader import Run
 from fedloom.study.papers.domains import DomainScores, domain_history

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 import fedloom
-from fedloom.cli.main import app
+from fedloom.cli.app import app
 from fedloom.engines.api import Result
 from fedloom.errors import StateError, UserError
 from fedloom.study.figures import draw as draw_grid

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from fedloom.cli.main import app
+from fedloom.cli.app import app
 from fedloom.engines.api import Result
 from fedloom.errors import StateError, UserError
 from fedloom.study.papers.overlap import CSV, Activated, Overlaps, _prefixes, _spread, draw, table

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from fedloom.cli.main import app
+from fedloom.cli.app import app
 from fedloom.errors import StateError
 from fedloom.study.watch import now
 

@@ -1,4 +1,4 @@
-"""The command line. What needs torch is imported inside the commands, so that help and mistakes answer at once."""
+"""The app: all commands. What needs torch is imported inside them, so that help and mistakes answer at once."""
 
 from __future__ import annotations
 
