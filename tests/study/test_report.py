@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import asdict
 from html import unescape
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fedloom.core.outline import Box, Outline
 from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.methods import METHODS
 from fedloom.runs.reader import Run
@@ -414,7 +416,7 @@ def test_a_large_run_gives_a_small_page() -> None:
     clients = {f"client-{i:04d}": {r: math.sin(i * r) / 3 for r in range(301)} for i in range(1000)}
     several = [Curves("seg", m, "max", "test", "global", clients, 7, "test") for m in ("miou", "accuracy")]
     report = RunReport(
-        *(Path(), "t", (), "", "", dict.fromkeys(clients, CLIENTS["a"]), TASKS, tuple(several)),
+        *(Path(), "t", (), "", None, "", dict.fromkeys(clients, CLIENTS["a"]), TASKS, tuple(several)),
         *((), {}, (), {}, None, (), ()),
     )
     figures = figures_of(report)
@@ -424,7 +426,7 @@ def test_a_large_run_gives_a_small_page() -> None:
     assert points < BUDGET
     # as many metrics again as there are, and more, do not make it larger without bound
     many = RunReport(
-        *(Path(), "t", (), "", "", dict.fromkeys(clients, CLIENTS["a"]), TASKS, tuple(several) * 20),
+        *(Path(), "t", (), "", None, "", dict.fromkeys(clients, CLIENTS["a"]), TASKS, tuple(several) * 20),
         *((), {}, (), {}, None, (), ()),
     )
     assert len(json.dumps(figures_of(many))) < 10_000_000
@@ -635,24 +637,25 @@ def test_diagnostics_of_one_client(tmp_path: Path) -> None:
     assert trace(figures["weights"], "encoder: stem", "line", "a")["y"] == [1.0]
 
 
-METHOD = """method two
-local training:
-  Prox(mu=0.1)
-  Tune(steps=3) of the model
-client, before sending:
-  Identity()
-on the wire: Raw(); private: Select(role='head'); starts from: own model; one row a client and task
-server:
-  First(<b>)
-  before round 3:
-    Mean()
-  from round 3:
-    in 'a':
-      Inner(x=(1, 2))
-    in '*':
-      Inner(x=())
-  Plain(step=1.0); weights: size; buffers: mean
-"""
+METHOD = Outline(
+    local=(Box("Prox", "mu=0.1"), Box("Tune", "steps=3", " of the model")),
+    edge=(Box("Identity", ""),),
+    wire=Box("Raw", "", facts=("private: Select(role='head')", "one row a client and task")),
+    server=(
+        Box("First", "<b>"),
+        Box("before round 3", inside=(Box("Mean", ""),)),
+        Box(
+            "from round 3",
+            inside=(
+                Box("in 'a'", inside=(Box("Inner", "x=(1, 2)"),)),
+                Box("in '*'", inside=(Box("Inner", "x=()"),), beside=True),
+            ),
+            beside=True,
+        ),
+        Box("Plain", "step=1.0", facts=("weights: size", "buffers: mean")),
+    ),
+    start="own",
+)
 
 
 def tree(html: str) -> list[tuple[int, str]]:
@@ -693,30 +696,23 @@ def test_a_method_as_boxes() -> None:
     assert "Peers" in [text for _, text in tree(diagram(METHOD, peers=True))]
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        NASTY,
-        "",
-        "method x",
-        "something:\n  else",
-        METHOD.replace("    Mean()", "     Mean()"),
-        METHOD.replace("    Mean()", "      Mean()"),
-        METHOD.replace("  Prox(mu=0.1)", "  Prox(mu=[0.1,\n    0.2])"),
-        METHOD.replace("    Mean()", "\t Mean()"),
-    ],
-)
-def test_a_text_that_is_not_a_methods_is_not_drawn(tmp_path: Path, text: str) -> None:
-    assert diagram(text, peers=False) == ""
-    page = page_of(run_folder(tmp_path, two_rounds(), recipe_text=text))
+@pytest.mark.parametrize("outline", [None, {}, "a text", {**asdict(METHOD), "wire": 3}, [[[]]]])
+def test_an_outline_that_is_not_a_methods_is_not_drawn(tmp_path: Path, outline: Any) -> None:
+    page = page_of(run_folder(tmp_path, two_rounds(), recipe_text=NASTY, outline=outline))
     assert not [a for tag, a in page.elements if a.get("class") == "flow"]
-    assert text in page.text
+    assert NASTY in page.text
+
+
+def test_the_outline_of_a_run_is_drawn(tmp_path: Path) -> None:
+    page = page_of(run_folder(tmp_path, two_rounds(), recipe_text=NASTY, outline=asdict(METHOD)))
+    assert [a for tag, a in page.elements if a.get("class") == "flow"]
 
 
 @pytest.mark.parametrize("entry", list(METHODS), ids=lambda entry: entry.name)
 def test_every_stage_of_a_method_is_in_its_diagram(entry: Entry) -> None:
-    text = str(entry.function())
-    drawn = tree(diagram(text, peers=False))
+    method = entry.function()
+    text = str(method)
+    drawn = tree(diagram(method.outline, peers=False))
     stages = text.partition("on the wire:")[0] + text.partition("server:")[2]
     said = "".join(part for _, part in drawn)
     assert [name for name in re.findall(r"^ *(\w+)\(", stages, re.MULTILINE) if name not in said] == []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from fedloom.codecs import Codec, Raw
 from fedloom.core.context import Fields
 from fedloom.core.layout import Layout, Selector, as_select
+from fedloom.core.outline import Box, Outline, listed
 from fedloom.server import Plain, ServerRule
 from fedloom.stages.mean import Mean
 from fedloom.stages.stage import Identity, Stage, check_closed
@@ -192,21 +193,24 @@ class Method:
         """Float buffers that may leave a client: all but those of private modules."""
         return Layout(tuple(b for b in layout.buffers.blocks if b.part != "private"))
 
-    def __str__(self) -> str:
-        local = [f"  {change!r} of the model" for change in self.model]
-        local += [f"  {rule!r}" for rule in self.local] or ["  the tasks' losses only"]
-        local += [f"  {part!r}" for part in (*self.phases, self.stream, self.tune) if part is not None]
-        return "\n".join(
-            [
-                f"method {self.name}",
-                "local training:",
-                *local,
-                "client, before sending:",
-                self.edge.describe("  "),
-                f"on the wire: {self.codec!r}; private: {self.private or 'nothing'}; starts from: {self.start} model"
-                + ("; one row a client and task" if self.rows == "client-task" else ""),
-                "server:",
-                self.stage.describe("  "),
-                f"  {self.server!r}; weights: {self.weights}; buffers: {self.buffers}",
-            ]
+    @property
+    def outline(self) -> Outline:
+        """The method in words, place by place."""
+        rules = [Box.of(rule) for rule in self.local] or [Box("the tasks' losses only")]
+        more = [Box.of(part) for part in (*self.phases, self.stream, self.tune) if part is not None]
+        by_task = ("one row a client and task",) if self.rows == "client-task" else ()
+        return Outline(
+            local=(*(Box.of(change, after=" of the model") for change in self.model), *rules, *more),
+            edge=self.edge.boxes,
+            wire=Box.of(self.codec, f"private: {self.private or 'nothing'}", *by_task),
+            server=(*self.stage.boxes, Box.of(self.server, f"weights: {self.weights}", f"buffers: {self.buffers}")),
+            start=self.start,
         )
+
+    def __str__(self) -> str:
+        outline = self.outline
+        private, *by_task = outline.wire.facts
+        wire = "; ".join([repr(self.codec), private, f"starts from: {self.start} model", *by_task])
+        places = {"local training": outline.local, "client, before sending": outline.edge, "server": outline.server}
+        local, edge, server = (f"{place}:\n{listed(boxes)}" for place, boxes in places.items())
+        return "\n".join([f"method {self.name}", local, edge, f"on the wire: {wire}", server])

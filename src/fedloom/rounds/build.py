@@ -49,6 +49,7 @@ class Built:
         return {
             "method": self.method.name,
             "recipe_text": str(self.method),
+            "outline": asdict(self.method.outline),
             "recipe_hash": recipe_hash(self.recipe),
             "partition_hash": self.partition.hash,
             "layout_hash": self.layout.hash,

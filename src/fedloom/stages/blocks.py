@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Layout
+from fedloom.core.outline import Box
 from fedloom.core.updates import Updates
 from fedloom.stages.combine import Around
 from fedloom.stages.stage import Stage, Traits
@@ -38,6 +39,6 @@ class PerBlock(Around):
             X[:, columns] = out.X
         return (updates.reduced(X) if reduces else updates.replace(X=X)), new
 
-    def describe(self, indent: str = "") -> str:
-        """The inner stage, indented."""
-        return f"{indent}per tensor:\n{self.stage.describe(indent + '  ')}"
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        return (Box("per tensor", inside=self.stage.boxes),)

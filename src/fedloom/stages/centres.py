@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedloom.core.context import Broadcast, Ctx, State
 from fedloom.core.layout import Layout
+from fedloom.core.outline import Box
 from fedloom.core.updates import Updates
 from fedloom.maths.gram import gram
 from fedloom.stages.clusters import agglomerate, cosines, for_members
@@ -119,10 +120,10 @@ class ChosenClusters(Aggregation):
             moves |= {clients[i]: models[j] - base[i] for i in here}
         return for_members(updates, moves), {"models": models, "members": members, "stages": stages}
 
-    def describe(self, indent: str = "") -> str:
-        """How many clusters and, indented, the inner stage."""
+    @property
+    def boxes(self) -> tuple[Box, ...]:
         first = f"{self.count} clusters, first from {self.first}"
-        return f"{indent}in each cluster that clients choose ({first}):\n{self.stage.describe(indent + '  ')}"
+        return (Box(f"in each cluster that clients choose ({first})", inside=self.stage.boxes),)
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Layout
+from fedloom.core.outline import Box
 from fedloom.core.updates import Updates
 from fedloom.maths.gram import gram, nonzero
 from fedloom.stages.combine import Aggregation
@@ -202,11 +203,11 @@ class SplittingClusters(Aggregation):
         longest = math.sqrt(max(float(G.diagonal().max()), 0.0))
         return mean < self.eps1 * unit and longest > self.eps2 * unit
 
-    def describe(self, indent: str = "") -> str:
-        """What splits and, indented, the inner stage."""
+    @property
+    def boxes(self) -> tuple[Box, ...]:
         unit = " of the first round's mean norm" if self.relative else ""
         when = f"from round {self.start + 1} split if |mean| < {self.eps1} and max norm > {self.eps2}{unit}"
-        return f"{indent}in each cluster ({when}):\n{self.stage.describe(indent + '  ')}"
+        return (Box(f"in each cluster ({when})", inside=self.stage.boxes),)
 
 
 def bipartition(members: Sequence[str], C: Tensor) -> tuple[list[str], list[str]]:

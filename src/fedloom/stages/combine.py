@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Layout, Selector, as_select
+from fedloom.core.outline import Box
 from fedloom.core.spread import whole
 from fedloom.core.updates import EVERYONE, Updates
 from fedloom.stages.stage import Stage, Traits, check_closed
@@ -77,9 +78,9 @@ class Scope(Around):
         out, state = self.stage(updates.select(part), state, ctx)
         return updates.replace(X=updates.layout.put(updates.X.clone(), part, out.X)), state
 
-    def describe(self, indent: str = "") -> str:
-        """The scope and, indented, its stage."""
-        return f"{indent}in {self.selector!r}:\n{self.stage.describe(indent + '  ')}"
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        return (Box(f"in {self.selector!r}", inside=self.stage.boxes),)
 
 
 @dataclass(frozen=True)
@@ -160,9 +161,10 @@ class Split(Inner):
         n, weight = torch.cat([common.n, updates.n]), torch.cat([common.weight, updates.weight])
         return Updates(updates.layout, (EVERYONE, *rows), X, n, weight), new
 
-    def describe(self, indent: str = "") -> str:
-        """One paragraph a part."""
-        return "\n".join(f"{indent}in {sel!r}:\n{s.describe(indent + '  ')}" for sel, s in self.parts.items())
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        parts = enumerate(self.parts.items())
+        return tuple(Box(f"in {selector!r}", inside=s.boxes, beside=i > 0) for i, (selector, s) in parts)
 
 
 @dataclass(frozen=True)
@@ -215,9 +217,9 @@ class PerTask(Around):
         blocks = [True] * len(mine) if have is None else have.any(dim=1).tolist()
         return [b and own in (None, task) for b, (_, own) in zip(blocks, mine.rows, strict=True)]
 
-    def describe(self, indent: str = "") -> str:
-        """The inner stage, indented."""
-        return f"{indent}per task:\n{self.stage.describe(indent + '  ')}"
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        return (Box("per task", inside=self.stage.boxes),)
 
 
 @dataclass(frozen=True)
@@ -261,9 +263,9 @@ class GroupBy(Around):
             X[members] = out.X.expand(len(members), -1)
         return updates.replace(X=X), new
 
-    def describe(self, indent: str = "") -> str:
-        """The key and, indented, the inner stage."""
-        return f"{indent}by {self.key}:\n{self.stage.describe(indent + '  ')}"
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        return (Box(f"by {self.key}", inside=self.stage.boxes),)
 
 
 @dataclass(frozen=True)
@@ -296,11 +298,11 @@ class Switch(Stage):
         updates, new = stage(updates, state[name], ctx)
         return updates, {**state, name: new}
 
-    def describe(self, indent: str = "") -> str:
-        """Both stages, indented."""
+    @property
+    def boxes(self) -> tuple[Box, ...]:
         return (
-            f"{indent}before round {self.round}:\n{self.before.describe(indent + '  ')}\n"
-            f"{indent}from round {self.round}:\n{self.after.describe(indent + '  ')}"
+            Box(f"before round {self.round}", inside=self.before.boxes),
+            Box(f"from round {self.round}", inside=self.after.boxes, beside=True),
         )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedloom.core.context import Broadcast, Ctx, State
 from fedloom.core.layout import Layout
+from fedloom.core.outline import Box
 from fedloom.core.spread import cut, join
 from fedloom.core.updates import Updates
 from fedloom.stages.combine import Aggregation
@@ -80,9 +81,9 @@ class DualShift(Aggregation):
         out, inner = self.stage(updates, state["stage"], ctx)
         return out.replace(X=out.X + dual), {"dual": join(updates.layout, dual), "stage": inner}
 
-    def describe(self, indent: str = "") -> str:
-        """The inner stage, indented."""
-        return f"{indent}plus the mean of all clients' updates so far:\n{self.stage.describe(indent + '  ')}"
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        return (Box("plus the mean of all clients' updates so far", inside=self.stage.boxes),)
 
 
 @dataclass(frozen=True)

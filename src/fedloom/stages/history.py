@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Layout
+from fedloom.core.outline import Box
 from fedloom.core.spread import cut, join, total
 from fedloom.core.updates import Updates
 from fedloom.maths.gram import gram, nonzero
@@ -74,7 +75,7 @@ class HistoryAttention(Aggregation):
         history = self.beta * history + (1 - self.beta) * out.X[0]
         return out, {"history": join(updates.layout, history), "stage": inner}
 
-    def describe(self, indent: str = "") -> str:
-        """What weighs and, indented, the inner stage."""
+    @property
+    def boxes(self) -> tuple[Box, ...]:
         how = f"attention on past updates, beta {self.beta}, temperature {self.temperature}"
-        return f"{indent}rows weighed by {how}:\n{self.stage.describe(indent + '  ')}"
+        return (Box(f"rows weighed by {how}", inside=self.stage.boxes),)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fedloom.core.context import Broadcast, Ctx, Fields, State
 from fedloom.core.layout import Layout
+from fedloom.core.outline import Box
 from fedloom.core.updates import EVERYONE, Updates
 from fedloom.maths.conflict import Rescale, rescaling
 from fedloom.peers.safeguards import Safeguards, conflict_averse_mix
@@ -92,9 +93,9 @@ class AtPeer(Stage):
                 have[i] &= inside
         return have
 
-    def describe(self, indent: str = "") -> str:
-        """The stage, indented."""
-        return f"{indent}at each peer, over its own row and its neighbours':\n{self.stage.describe(indent + '  ')}"
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        return (Box("at each peer, over its own row and its neighbours'", inside=self.stage.boxes),)
 
 
 @dataclass(frozen=True)

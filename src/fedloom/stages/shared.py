@@ -9,6 +9,7 @@ import torch
 
 from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Layout, Selector, as_select
+from fedloom.core.outline import Box
 from fedloom.core.updates import EVERYONE, Updates
 from fedloom.stages.combine import Around, Inner
 from fedloom.stages.stage import Stage, Traits
@@ -73,11 +74,11 @@ class PartlyShared(Inner):
         )
         return out, {"shared": shared, "own": own}
 
-    def describe(self, indent: str = "") -> str:
-        """Both stages, indented."""
+    @property
+    def boxes(self) -> tuple[Box, ...]:
         return (
-            f"{indent}in {self.selector!r}, for everybody:\n{self.shared.describe(indent + '  ')}\n"
-            f"{indent}in the rest, each client's own:\n{self.own.describe(indent + '  ')}"
+            Box(f"in {self.selector!r}, for everybody", inside=self.shared.boxes),
+            Box("in the rest, each client's own", inside=self.own.boxes, beside=True),
         )
 
 
@@ -109,6 +110,6 @@ class Every(Around):
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         return (updates, state) if ctx.round % self.rounds else self.stage(updates, state, ctx)
 
-    def describe(self, indent: str = "") -> str:
-        """How often and, indented, the stage."""
-        return f"{indent}every {self.rounds} rounds:\n{self.stage.describe(indent + '  ')}"
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        return (Box(f"every {self.rounds} rounds", inside=self.stage.boxes),)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedloom.core.context import Broadcast, Ctx, State
 from fedloom.core.layout import Layout
+from fedloom.core.outline import Box
 from fedloom.core.updates import Updates
 
 Kind = Literal["row", "mix", "matrix"]
@@ -112,9 +113,10 @@ class Stage:
         out, state = self(updates, state, Ctx(round=round, seed=seed))
         return out.X, state
 
-    def describe(self, indent: str = "") -> str:
-        """The stage as text, one line a stage."""
-        return f"{indent}{self!r}"
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        """The stage in words, for `str(method)` and the report."""
+        return (Box.of(self),)
 
 
 @dataclass(frozen=True)
@@ -186,9 +188,9 @@ class Chain(Stage):
     def __repr__(self) -> str:
         return " >> ".join(map(repr, self.stages))
 
-    def describe(self, indent: str = "") -> str:
-        """One line a stage."""
-        return "\n".join(s.describe(indent) for s in self.stages)
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        return tuple(box for stage in self.stages for box in stage.boxes)
 
 
 def _flat(stage: Stage) -> Iterator[Stage]:

@@ -12,6 +12,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
+from fedloom.core.outline import Outline
 from fedloom.errors import StateError, UserError
 from fedloom.runs.reader import Run, TaskMetric, described, number_of
 from fedloom.study.grid import FILE, Grid, cells, together
@@ -117,6 +120,7 @@ class RunReport:
     title: str
     facts: Facts
     method: str
+    outline: Outline | None
     recipe: str
     clients: Mapping[str, Mapping[str, Any]]
     """Client -> tasks (with weights) and, where stated, domain, train and val (examples), labels (class counts)."""
@@ -192,6 +196,7 @@ def of_run(run: Run, base: Run | None = None) -> RunReport:
         f"{run.recipe['name']}: {run.label}",
         _facts(run),
         str(run.info.get("recipe_text", "")),
+        _outline(run),
         (run.folder / "recipe.yaml").read_text("utf-8"),
         clients,
         run.info["tasks"],
@@ -272,6 +277,14 @@ def _status(run: Run) -> str:
         return str(run.info["status"])
     asked = run.recipe.get("training", {}).get("rounds")
     return f"not finished: round {run.last_round}" + (f" of {asked}" if asked else "")
+
+
+def _outline(run: Run) -> Outline | None:
+    """The method in words; None where run.json has none, as in runs of version 0.1, or something else."""
+    try:
+        return TypeAdapter(Outline).validate_python(run.info.get("outline"))
+    except (ValidationError, RecursionError):
+        return None
 
 
 def _facts(run: Run) -> Facts:

@@ -301,10 +301,10 @@ def _about(report: RunReport) -> str:
 
 
 def _method(report: RunReport) -> str:
-    """The method's stages as boxes with its text folded below, or the text alone where it has no such stages."""
+    """The method's stages as boxes with its text folded below, or the text alone where a run has no outline."""
     if not report.method:
         return ""
-    drawn = diagram(report.method, report.peers)
+    drawn = diagram(report.outline, report.peers) if report.outline else ""
     text = _folded("The same as text", report.method) if drawn else f"<pre>{escape(report.method)}</pre>\n"
     return f"<h3>Method</h3>\n{drawn}{text}"
 

@@ -1,0 +1,51 @@
+"""A method in words: the boxes that `str(method)` writes as lines and a report draws."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Box:
+    """A leaf with its arguments, or a heading with what is inside it."""
+
+    title: str
+    arguments: str | None = None
+    """Of a leaf that is an object: what its repr has between the brackets."""
+    after: str = ""
+    """Of such a leaf: the words that follow it."""
+    facts: tuple[str, ...] = ()
+    inside: tuple[Box, ...] = ()
+    beside: bool = False
+    """Works on other columns, or in other rounds, than the box before it, and not after that one."""
+
+    @staticmethod
+    def of(thing: object, *facts: str, after: str = "") -> Box:
+        """The leaf of an object whose repr is NAME(ARGUMENTS)."""
+        name = type(thing).__name__
+        return Box(name, repr(thing)[len(name) + 1 : -1], after, facts)
+
+    def __str__(self) -> str:
+        leaf = self.title if self.arguments is None else f"{self.title}({self.arguments}){self.after}"
+        return "; ".join((leaf, *self.facts)) if not self.inside else f"{self.title}:\n{listed(self.inside)}"
+
+
+def listed(boxes: Iterable[Box]) -> str:
+    """One line a box, indented; a heading ends with a colon and what is inside it follows, indented further."""
+    return "\n".join(f"  {line}" for box in boxes for line in str(box).split("\n"))
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The way of an update through a round, place by place."""
+
+    local: tuple[Box, ...]
+    """Local training: changes of the model, rules, phases. They have no order."""
+    edge: tuple[Box, ...]
+    """At the client, before sending."""
+    wire: Box
+    server: tuple[Box, ...]
+    """At the server, or at each peer."""
+    start: str
+    """The model from which local training starts: received or own."""
