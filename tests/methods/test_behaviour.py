@@ -214,7 +214,7 @@ def test_order_of_arrival_does_not_matter(method: Method) -> None:
         assert torch.equal(model, two.server["personal"][name])
 
 
-@pytest.mark.parametrize("method", [m for m in ALL if m.stage.reduces], ids=lambda m: m.name)
+@pytest.mark.parametrize("method", [m for m in ALL if m.stage.traits.reduces], ids=lambda m: m.name)
 def test_one_client_alone_finds_its_own_optimum(method: Method) -> None:
     assert float(Quadratics(method, [2.0], [3.0], steps=5, optimizer={"lr": 0.1}).go(60)) == pytest.approx(
         3.0, abs=1e-6

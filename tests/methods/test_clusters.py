@@ -538,7 +538,7 @@ def test_fedbone_is_marked_as_emulated() -> None:
 
 def test_the_first_message_tells_nothing_and_later_ones_all_models() -> None:
     run = Quadratics(methods.ifca(clusters=3), **OPPOSITE)
-    assert not dispatch(run.method, run.model.layout, run.federation, run.server, ["c00"])["c00"].told
+    assert not dispatch(run.method, run.model.layout, run.federation, run.server, ["c00"])["c00"].broadcast
     run.go(1)
     message = dispatch(run.method, run.model.layout, run.federation, run.server, ["c00"])["c00"]
     assert set(message.broadcast) == {"cluster0", "cluster1", "cluster2"}

@@ -106,7 +106,7 @@ def given(kind: str = "all") -> Updates:
         NAMES,
         present=present,
         base=draw(),
-        side={"control": draw()},
+        auxiliary={"control": draw()},
         domain=["x", "y", "x", "y", "y"],
         tasks=tasks,
         support=torch.tensor(held),
@@ -135,7 +135,7 @@ def part_of(comm: Comm, updates: Updates, places: Sequence[int]) -> tuple[Column
         present=updates.present,
         extra=updates.extra,
         base=columns.cut(columns.here, updates.base),
-        side={name: scattered(X).dense() for name, X in updates.auxiliary.items()},
+        auxiliary={name: scattered(X).dense() for name, X in updates.auxiliary.items()},
     )
 
 
@@ -174,7 +174,7 @@ SEPARABLE: Mapping[str, Stage] = {
 def test_a_separable_stage_gives_the_same_on_columns_that_lie_apart(name: str, kind: str) -> None:
     """Three rounds, with two and three members and rows dealt anyhow."""
     stage = SEPARABLE[name]
-    assert stage.separable
+    assert stage.traits.separable
     updates = given(kind)
     owner = dict(zip(NAMES, (1, 0, 1, 2, 0), strict=True))
     state = stage.init(LAYOUT)
@@ -264,7 +264,7 @@ def near(a: Any, b: Any, rel: float = 1e-5) -> None:
     ids=lambda s: repr(s)[:30],
 )
 def test_what_looks_at_whole_vectors_says_so(stage: Stage) -> None:
-    assert not stage.separable
+    assert not stage.traits.separable
 
 
 def test_a_mean_depends_neither_on_who_has_which_rows_nor_on_how_many_there_are() -> None:

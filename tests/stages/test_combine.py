@@ -25,14 +25,14 @@ from fedloom.stages import (
     Switch,
     TopMagnitude,
 )
-from fedloom.stages.stage import check_closed
+from fedloom.stages.stage import Traits, check_closed
 
 
 @dataclass(frozen=True)
 class Reweigh(Stage):
     """Writes weight, as a distance-based rule does."""
 
-    writes = frozenset({"X", "weight"})
+    traits = Traits(writes={"X", "weight"})
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         return updates.replace(weight=torch.arange(1.0, len(updates) + 1, dtype=torch.float64)), state
@@ -53,7 +53,7 @@ class Count(Stage):
 class MixAll(Stage):
     """A rule that compares rows and ignores weights."""
 
-    kind = "mix"
+    traits = Traits("mix")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         return updates.replace(X=updates.X.mean(0, keepdim=True).expand_as(updates.X)), state
@@ -78,7 +78,7 @@ def test_chain_is_flat_and_keeps_state_by_position() -> None:
     chain = (Count() >> Count()) >> (TopMagnitude(1.0) >> Mean())
     assert isinstance(chain, Chain)
     assert len(chain.stages) == 4
-    assert chain.reduces
+    assert chain.traits.reduces
     _, state = run(chain)
     out, state = run(chain, state)
     assert state == {"0": {"rounds": 2}, "1": {"rounds": 2}, "2": {}, "3": {}}
@@ -154,7 +154,7 @@ def test_a_field_that_nobody_reads_is_refused_and_both_are_named() -> None:
         Method(name="m", stage=Reweigh() >> MixAll())
     with pytest.raises(ValueError, match=r"Reweigh\(\) writes 'weight', but nothing comes after it"):
         Method(name="m", stage=Reweigh())
-    assert Method(name="m", stage=Reweigh() >> MixAll() >> Mean()).stage.reduces
+    assert Method(name="m", stage=Reweigh() >> MixAll() >> Mean()).stage.traits.reduces
     with pytest.raises(ValueError, match=r"Reweigh\(\) writes 'weight' at the client \(edge\), which does not travel"):
         Method(name="m", edge=Reweigh())
 

@@ -54,7 +54,7 @@ def test_any_participants_get_weights_that_sum_to_one(kept, form):
 def test_the_number_of_classes_comes_from_their_counts():
     w, _ = weights(DomainWeights(domains=4), N, classes=torch.ones(len(N), 7))
     torch.testing.assert_close(w, weights(DomainWeights(classes=7, domains=4), N)[0])
-    assert "extra:classes" in DomainWeights(domains=4).reads
+    assert "extra:classes" in DomainWeights(domains=4).traits.reads
 
 
 def test_one_client_and_one_domain():
@@ -116,9 +116,9 @@ def test_permuted_clients_get_permuted_weights():
 
 
 def test_what_it_asks_for():
-    assert DomainWeights(classes=7).reads == {"n", "extra:domain"}
-    assert DomainWeights(classes=7, domains=4).reads == {"n"}
-    assert DomainWeights(classes=2, domains=4, discrepancy="class").reads == {"n", "extra:classes"}
+    assert DomainWeights(classes=7).traits.reads == {"n", "extra:domain"}
+    assert DomainWeights(classes=7, domains=4).traits.reads == {"n"}
+    assert DomainWeights(classes=2, domains=4, discrepancy="class").traits.reads == {"n", "extra:classes"}
     check_closed([DomainWeights(classes=7) >> Mean()], "t")
     with pytest.raises(ValueError, match="writes 'weight'"):
         check_closed([DomainWeights(classes=7)], "t")

@@ -196,8 +196,8 @@ def test_weights_can_be_multiplied() -> None:
         assert out.weight.tolist() == pytest.approx(
             [a * (b if weights == "multiply" else 1) for a, b in zip(w, p, strict=True)]
         )
-    assert "weight" in Heal(weights="multiply").reads
-    assert "weight" not in Heal().reads
+    assert "weight" in Heal(weights="multiply").traits.reads
+    assert "weight" not in Heal().traits.reads
 
 
 @pytest.mark.parametrize("wrong", [{"tau": 1.0}, {"beta": 1.5}, {"zeros": "some"}, {"weights": "some"}])

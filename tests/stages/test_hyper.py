@@ -340,8 +340,8 @@ def test_averaging_identical_clients_leaves_direction_and_gradients_alone() -> N
     X, extra = torch.randn(3, 9).double(), {"tasks": ["a", "a", "b"], "domain": ["x"] * 3}
     apart = HyperConflictAverse(average_identical=False)
     together = HyperConflictAverse()
-    assert together.wants == {"extra:tasks", "extra:domain"}
-    assert not apart.wants
+    assert together.traits.wants == {"extra:tasks", "extra:domain"}
+    assert not apart.traits.wants
     (a, s), (b, t) = apart.on(X), together.on(X, **extra)
     torch.testing.assert_close(s["direction"], t["direction"])
     torch.testing.assert_close(b, a - X + torch.stack([(X[0] + X[1]) / 2, (X[0] + X[1]) / 2, X[2]]))

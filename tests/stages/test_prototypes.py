@@ -126,7 +126,7 @@ def test_the_order_of_clients_does_not_matter(stage: Stage) -> None:
 @every
 def test_it_goes_before_a_mean(stage: Stage) -> None:
     check_closed([stage >> Mean()], "test")
-    assert (stage >> Mean()).reduces
+    assert (stage >> Mean()).traits.reduces
 
 
 def test_numbers_out_of_range() -> None:
