@@ -399,7 +399,7 @@ def test_shares_are_found_in_every_so_many_rounds() -> None:
 
 
 def test_what_is_told_must_be_needed_in_the_same_number() -> None:
-    with pytest.raises(ValueError, match="no stage at the server tells"):
+    with pytest.raises(ValueError, match="no stage at the server broadcasts"):
         replace(methods.ifca(clusters=2), local=(BestCluster(3),))
 
 

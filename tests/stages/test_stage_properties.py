@@ -154,7 +154,7 @@ def matrix(scale: float = 1.0) -> Tensor:
 def beside(order: list[int]) -> dict[str, object]:
     control = torch.randn(len(ROWS) + 1, LAYOUT.d, generator=torch.Generator().manual_seed(2))
     extra = {name: [(*values, values[0])[i] for i in order] for name, values in BESIDE.items()}
-    return {**extra, "side": {"control": control[order]}}
+    return {**extra, "auxiliary": {"control": control[order]}}
 
 
 def apply(stage: Stage, X: Tensor, order: list[int] | None = None, round_: int = 1) -> Updates:
