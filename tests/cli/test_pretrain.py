@@ -82,10 +82,10 @@ def test_it_learns_and_depends_on_the_recipe_alone(tmp_path):
 def test_schedule_and_momentum_go_over_all_epochs(tmp_path, monkeypatch):
     seen: list[tuple[Training, int, bool]] = []
 
-    def spy(model, examples, index, tasks, training, ctx, *rest, optimizer_state):
-        seen.append((training, ctx.round, bool(optimizer_state)))
-        assert index.tolist() == list(range(len(examples)))
-        return train(model, examples, index, tasks, training, ctx, *rest, optimizer_state=optimizer_state)
+    def spy(model, work, training, ctx, memory):
+        seen.append((training, ctx.round, bool(memory["optimizer"])))
+        assert work.index.tolist() == list(range(len(work.examples)))
+        return train(model, work, training, ctx, memory=memory)
 
     train = module.train
     monkeypatch.setattr(module, "train", spy)
@@ -99,7 +99,7 @@ def test_what_is_saved_when_it_is_interrupted(command, tmp_path, monkeypatch):
     train = module.train
 
     def interrupted(*args, **options):
-        if args[5].round == 3:
+        if args[3].round == 3:
             raise KeyboardInterrupt
         return train(*args, **options)
 

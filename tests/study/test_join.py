@@ -109,10 +109,10 @@ def test_both_starts_differ_by_the_vector_alone(run: Path, monkeypatch: pytest.M
     batches: list[torch.Tensor] = []
     vectors: list[torch.Tensor] = []
 
-    def spy(model: FlatModel, examples, index, tasks, training, ctx: Ctx, who, *rest, **options):  # type: ignore[no-untyped-def]
+    def spy(model: FlatModel, work, training, ctx: Ctx, *rest):  # type: ignore[no-untyped-def]
         seen.append(model.params.clone())
-        batches.append(torch.randperm(5, generator=ctx.rng("order", who, 0)))
-        return train(model, examples, index, tasks, training, ctx, who, *rest, **options)
+        batches.append(torch.randperm(5, generator=ctx.rng("order", work.who, 0)))
+        return train(model, work, training, ctx, *rest)
 
     def chosen(tau: torch.Tensor, *rest: object) -> Start:
         vectors.append(tau)

@@ -17,7 +17,7 @@ from fedloom.errors import UserError
 from fedloom.models.multitask import MultiTask
 from fedloom.tasks.classification import Classification
 from fedloom.training import FlatModel, LocalRule, Optimizer, Proximal, Schedule, Training, View
-from fedloom.training.loop import batches, train
+from fedloom.training.loop import Additions, Work, batches, train
 from fedloom.training.optim import build, export_state, import_state, rate
 from fedloom.training.stacked import Stackable, group, refuse, train_stacked
 
@@ -52,13 +52,9 @@ def run(
     module: nn.Module, training: Training, rules: tuple[LocalRule, ...] = (), **options: Any
 ) -> tuple[Any, FlatModel]:
     model = FlatModel(copy.deepcopy(module))
-    options = {"tasks": TASKS, "ctx": Ctx(1, 0), **options}
-    shared = (slice(0, model.layout.parameters.d),)
-    examples = data()
-    result = train(
-        model, examples, torch.arange(20), training=training, client="c", shared=shared, rules=rules, **options
-    )
-    return result, model
+    work = Work("c", data(), torch.arange(20), options.pop("tasks", TASKS))
+    added = Additions((slice(0, model.layout.parameters.d),), rules, **options.pop("added", {}))
+    return train(model, work, training, options.pop("ctx", Ctx(1, 0)), added, **options), model
 
 
 def by_hand(module: nn.Module, training: Training, make: Any, clip: float | None = None) -> nn.Module:
@@ -132,7 +128,7 @@ def test_kept_optimiser_state_continues() -> None:
     config = Training(optimizer=Optimizer(name="adamw", lr=0.01), batch_size=20, steps=1, rounds=2, keep_optimizer=True)
     first, model = run(network(), config)
     again = copy.deepcopy(first.optimizer)
-    second, model = run(model.module, config, optimizer_state=first.optimizer)
+    second, model = run(model.module, config, memory={"optimizer": first.optimizer})
     assert float(second.optimizer["0"]["0"]["step"]) == 2
     assert float(first.optimizer["0"]["0"]["step"]) == float(again["0"]["0"]["step"]) == 1  # not changed
     assert torch.equal(first.optimizer["0"]["0"]["exp_avg"], again["0"]["0"]["exp_avg"])
@@ -217,7 +213,7 @@ def test_rules_add_up_and_keep_their_state() -> None:
     _, weak = run(network(), config)
     x = data().images
     assert strong.module(x)["a"].abs().mean() < 0.6 * weak.module(x)["a"].abs().mean()
-    result, _ = run(network(), config, (Pull(1.0),), rule_state=result.rules)
+    result, _ = run(network(), config, (Pull(1.0),), memory={"rules": result.rules})
     assert result.rules["0"] == {"rounds": 2}
 
 
@@ -253,20 +249,20 @@ def test_stacked_equals_one_at_a_time(rules: tuple[LocalRule, ...], clip: float 
     base = FlatModel(copy.deepcopy(module)).params
     one = {"a": TASKS["a"]}
     stack = [
-        Stackable("p", examples, torch.arange(0, 7), TASKS, base),
-        Stackable("q", examples, torch.arange(7, 14), TASKS, base),
-        Stackable("r", examples, torch.arange(14, 20), TASKS, base),
-        Stackable("s", examples, torch.arange(0, 7), one, base),
+        Stackable(Work("p", examples, torch.arange(0, 7), TASKS), base),
+        Stackable(Work("q", examples, torch.arange(7, 14), TASKS), base),
+        Stackable(Work("r", examples, torch.arange(14, 20), TASKS), base),
+        Stackable(Work("s", examples, torch.arange(0, 7), one), base),
     ]
     groups = group(stack, training, ctx)
-    assert [[c.client for c in g] for g in groups] == [["p", "q"], ["r"], ["s"]]
+    assert [[c.work.who for c in g] for g in groups] == [["p", "q"], ["r"], ["s"]]
     for members in groups:
         model = FlatModel(copy.deepcopy(module))
         shared = (slice(0, len(base)),)
         stacked = train_stacked(model, members, training, ctx, shared, rules)
         for c, (params, result) in zip(members, stacked, strict=True):
             alone = FlatModel(copy.deepcopy(module))
-            expected = train(alone, examples, c.index, c.tasks, training, ctx, c.client, shared, rules)
+            expected = train(alone, c.work, training, ctx, Additions(shared, rules))
             torch.testing.assert_close(params, alone.params, rtol=1e-4, atol=1e-6)
             assert (result.steps, result.examples) == (expected.steps, expected.examples)
             assert result.losses == pytest.approx(expected.losses, rel=1e-4)
@@ -286,12 +282,12 @@ def test_losses_are_means_over_the_labelled_examples(stacked: bool) -> None:
     }
     if stacked:
         members = [
-            Stackable("c", examples, index, TASKS, model.params.clone(), labelled),
-            Stackable("d", examples, index, TASKS, model.params.clone(), labelled),
+            Stackable(Work("c", examples, index, TASKS, labelled), model.params.clone()),
+            Stackable(Work("d", examples, index, TASKS, labelled), model.params.clone()),
         ]
         results = [result for _, result in train_stacked(model, members, training, ctx, shared)]
     else:
-        results = [train(model, examples, index, TASKS, training, ctx, "c", shared, labelled=labelled)]
+        results = [train(model, Work("c", examples, index, TASKS, labelled), training, ctx, Additions(shared))]
     for result in results:
         assert result.losses == pytest.approx(expected, rel=1e-5)
 
@@ -318,6 +314,6 @@ def test_a_model_that_decides_by_its_data_cannot_be_stacked() -> None:
 
     module = network(Decides())
     model = FlatModel(module)
-    member = Stackable("p", data(), torch.arange(4), TASKS, model.params.clone())
+    member = Stackable(Work("p", data(), torch.arange(4), TASKS), model.params.clone())
     with pytest.raises(UserError, match="the model cannot be stacked"):
         train_stacked(model, [member], Training(), Ctx(1), (slice(0, 1),))

@@ -33,7 +33,7 @@ from fedloom.study.tables.sheet import Sheet
 from fedloom.taskvectors import sign_similarity
 from fedloom.training.config import Schedule, Training
 from fedloom.training.flat import FlatModel
-from fedloom.training.loop import train
+from fedloom.training.loop import Additions, Work, train
 
 NEW = "new"
 """What a newcomer is called that is no client of the run."""
@@ -294,10 +294,9 @@ class _Newcomer:
         who, seed, part = f"{self.me.id}/{what}", self.built.recipe.seed, self.me.train
         with torch.random.fork_rng(devices=[self.model.device] if self.model.device.type == "cuda" else []):
             torch.manual_seed(derive_seed(seed, number, "model", who))  # dropout and the like
-            result = train(
-                self.model, part.examples, part.index, self.me.tasks, training, Ctx(number, seed), who, (),
-                optimizer_state=memory, phases=self.built.method.phases,
-            )  # fmt: skip
+            work = Work(who, part.examples, part.index, self.me.tasks)
+            added = Additions(phases=self.built.method.phases)
+            result = train(self.model, work, training, Ctx(number, seed), added, {"optimizer": memory})
         if not bool(torch.isfinite(self.model.vector).all()):
             raise StateError(f"client {self.me.id!r}, round {number}: the model is not finite any more")
         return result.optimizer

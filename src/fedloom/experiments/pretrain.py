@@ -21,7 +21,7 @@ from fedloom.rounds.evaluation import Scores, evaluate
 from fedloom.rounds.federation import Part
 from fedloom.rounds.worker import check_device
 from fedloom.training.flat import FlatModel
-from fedloom.training.loop import train
+from fedloom.training.loop import Work, train
 
 
 @dataclass(frozen=True)
@@ -80,15 +80,12 @@ def pretrain(
     once = {"rounds": epochs, "epochs": 1, "steps": None, "keep_optimizer": True}
     training = recipe.training.model_copy(update=once)
     labels = {"recipe": recipe.name, "seed": str(seed), "tasks": ", ".join(tasks), "of": str(epochs)}
-    everything = torch.arange(len(dataset.train))
+    work = Work("pretrain", dataset.train, torch.arange(len(dataset.train)), tasks)
     optimizer: State = {}
     for epoch in range(1, epochs + 1):
         with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
             torch.manual_seed(derive_seed(seed, epoch, "model", "pretrain"))  # dropout and the like
-            result = train(
-                model, dataset.train, everything, tasks, training, Ctx(epoch, seed), "pretrain", (),
-                optimizer_state=optimizer,
-            )  # fmt: skip
+            result = train(model, work, training, Ctx(epoch, seed), memory={"optimizer": optimizer})
         if not bool(torch.isfinite(model.vector).all()):
             kept = f"; {file} holds epoch {epoch - 1}" if epoch > 1 else ""
             raise UserError(f"epoch {epoch}: the model is not finite any more; try a smaller learning rate{kept}")

@@ -20,9 +20,8 @@ from fedloom.rounds.messages import Message, Payload
 from fedloom.runs.checkpoint import map_tensors
 from fedloom.training.config import Schedule, Training
 from fedloom.training.flat import FlatModel
-from fedloom.training.loop import LocalResult, train
+from fedloom.training.loop import Additions, LocalResult, train
 from fedloom.training.phases import Phase
-from fedloom.training.rules import LocalRule
 
 
 def client_step(
@@ -52,9 +51,8 @@ def client_step(
     load_personal(model, memory)
     if not memory:
         model.params.copy_(base)
-    beside = _local(
-        method, model, client, ctx, training, f"{client.id}/personal", method.stream.rules, memory, {"anchor": base}
-    )
+    added = Additions(rules=method.stream.rules, broadcast={"anchor": base})
+    beside = _local(method, model, client, ctx, training, f"{client.id}/personal", added, memory)
     new["personal"] = memory
     if bool(torch.isfinite(model.vector).all()):
         new["personal"] = personal_state(model, model.params, {"rules": beside.rules, "optimizer": beside.optimizer})
@@ -82,8 +80,8 @@ def _train(
         return layout.put(torch.zeros_like(base), shared, value) if value.ndim == 1 else value
 
     broadcast = {name: everywhere(value) for name, value in received.broadcast.items()}
-    result = _local(method, model, client, ctx, training, who, method.local, state, broadcast, method.phases)
-    return result, base
+    added = Additions(rules=method.local, phases=method.phases, broadcast=broadcast)
+    return _local(method, model, client, ctx, training, who, added, state), base
 
 
 def _local(
@@ -93,12 +91,11 @@ def _local(
     ctx: Ctx,
     training: Training,
     who: str,
-    rules: Sequence[LocalRule],
+    added: Additions,
     memory: State,
-    broadcast: Mapping[str, Tensor],
-    phases: tuple[Phase, ...] = (),
 ) -> LocalResult:
     """Local training of the loaded model; `who` names the streams of random numbers."""
+    shared = model.spans(method.shared_part(model.layout))
 
     def validate() -> dict[str, float]:
         part = client.part("val")
@@ -111,26 +108,13 @@ def _local(
         model.module.train()
         return each
 
+    kept: State = {kind: memory[kind] for kind in ("rules", "optimizer") if kind in memory}
+    if "rules" in kept:
+        kept["rules"] = map_tensors(kept["rules"], lambda t: t.to(model.device))
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(derive_seed(ctx.seed, ctx.round, "model", who))  # dropout and the like
-        return train(
-            model,
-            client.train.examples,
-            client.train.index,
-            client.tasks,
-            training,
-            ctx,
-            who,
-            model.spans(method.shared_part(model.layout)),
-            rules,
-            map_tensors(memory["rules"], lambda t: t.to(model.device)) if "rules" in memory else None,
-            memory.get("optimizer"),
-            broadcast,
-            phases,
-            validate,
-            losses,
-            client.train.partial(client.tasks),
-        )
+        added = replace(added, shared=shared, validate=validate, losses=losses)
+        return train(model, client.work(who), training, ctx, added, kept)
 
 
 def _by_task(
@@ -200,20 +184,9 @@ def tune(method: Method, model: FlatModel, client: Client, training: Training, c
     ctx = replace(ctx, round=max(ctx.round, 1))  # the initial model is measured too
     changes = {"epochs": method.tune.epochs, "steps": None, "keep_optimizer": False, "schedule": Schedule()}
     longer = training.model_copy(update=changes)
-    part = client.train
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(derive_seed(ctx.seed, ctx.round, "tune", client.id))
-        train(
-            model,
-            part.examples,
-            part.index,
-            client.tasks,
-            longer,
-            ctx,
-            f"{client.id}/tune",
-            (),
-            phases=(Phase(method.tune.select),),
-        )
+        train(model, client.work(f"{client.id}/tune"), longer, ctx, Additions(phases=(Phase(method.tune.select),)))
 
 
 def finish(

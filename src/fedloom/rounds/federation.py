@@ -15,6 +15,7 @@ from fedloom.data.dataset import Dataset, Examples
 from fedloom.data.partition import Indices, Partition, class_counts, labelled
 from fedloom.errors import DataError
 from fedloom.tasks.task import Task
+from fedloom.training.loop import Work
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +49,7 @@ class Part:
         return {}
 
     def partial(self, tasks: Iterable[str]) -> dict[str, Tensor]:
-        """Task -> positions of the examples that have a label of it, of those tasks of which not all have one."""
+        """Task -> positions of the examples that have a label of it, for tasks where some examples have none."""
         return {task: self.of(task).index for task in tasks if self.of(task) is not self}
 
     def spread(self, count: int) -> Part:
@@ -91,6 +92,10 @@ class Client:
                 labels = self.train.examples.labels_of(task.name)[self.train.positions]
                 return torch.from_numpy(class_counts(labels, task.channels)).double()
         return torch.zeros(0, dtype=torch.float64)
+
+    def work(self, who: str) -> Work:
+        """Its train examples, for all its tasks; `who` names the streams of random numbers."""
+        return Work(who, self.train.examples, self.train.index, self.tasks, self.train.partial(self.tasks))
 
     def only(self, task: str) -> Client:
         """The client with one of its tasks, and the examples that have a label of it."""

@@ -136,16 +136,14 @@ class Worker:
         for job in jobs:
             client = s.federation.clients[job.client]
             load(s.method, model, job.message, job.state)
-            part = client.train
-            labelled = part.partial(client.tasks)
-            stack.append(Stackable(client.id, part.examples, part.index, client.tasks, model.params.clone(), labelled))
+            stack.append(Stackable(client.work(client.id), model.params.clone()))
         shared = model.spans(s.method.shared_part(model.layout))
         for members in group(stack, s.training, ctx):
             start = time.perf_counter()
             results = train_stacked(model, members, s.training, ctx, shared, s.method.local)
             seconds = (time.perf_counter() - start) / len(members)
             for member, (params, result) in zip(members, results, strict=True):
-                client, job = s.federation.clients[member.client], by_client[member.client]
+                client, job = s.federation.clients[member.work.who], by_client[member.work.who]
                 model.params.copy_(params)
                 payload, result, state = finish(
                     s.method, model, s.federation, client, member.base, job.state, result, ctx

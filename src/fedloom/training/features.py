@@ -13,7 +13,7 @@ from torch.func import functional_call
 from fedloom.training.flat import FlatModel
 
 
-class Features:
+class FeatureRecorder:
     """Features of the last batch that went through `model.module.encoder`: B x F.
 
     Maps become the mean of the last one over its area, so dense tasks have features too.

@@ -16,7 +16,7 @@ from fedloom.core.layout import Columns, Layout, as_select
 from fedloom.data.dataset import Examples
 from fedloom.tasks.task import Task
 from fedloom.training.config import Training
-from fedloom.training.features import Features
+from fedloom.training.features import FeatureRecorder
 from fedloom.training.flat import FlatModel
 from fedloom.training.optim import Sgd, build, export_state, import_state, learning_rate
 from fedloom.training.phases import Phase, ends
@@ -39,6 +39,38 @@ class LocalResult:
     """Seconds spent waiting for batches."""
     by_task: dict[str, LocalResult] = field(default_factory=dict)
     """The parts of this result, where each task was trained alone."""
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """What one client trains on: the examples at `index`, for tasks (name -> task and loss weight)."""
+
+    who: str
+    """Names its streams of random numbers."""
+    examples: Examples
+    index: Tensor
+    tasks: Mapping[str, tuple[Task, float]]
+    labelled: Mapping[str, Tensor] = field(default_factory=dict)
+    """Task -> those at `index` that have a label of it, for tasks where some have none."""
+
+    def labels_in(self, batch: Tensor, task: str) -> int:
+        """How many examples of a batch (positions) have a label of the task."""
+        return int(torch.isin(batch, self.labelled[task]).sum()) if task in self.labelled else len(batch)
+
+
+@dataclass(frozen=True, eq=False)
+class Additions:
+    """What a method adds to plain local training: its rules, the parts it trains one after another, what rules see.
+
+    `shared` are the columns that are aggregated; the other fields but `rules` and `phases` are as in `View`.
+    """
+
+    shared: tuple[Columns, ...] = ()
+    rules: Sequence[LocalRule] = ()
+    phases: tuple[Phase, ...] = ()
+    broadcast: Mapping[str, Tensor] = field(default_factory=dict)
+    validate: Callable[[], Mapping[str, float]] | None = None
+    losses: Callable[[], Tensor] | None = None
 
 
 def batches(
@@ -86,94 +118,69 @@ def task_losses(
     return total, losses
 
 
-def labels_in(batch: Tensor, task: str, labelled: Mapping[str, Tensor]) -> int:
-    """How many examples of a batch (positions) have a label; `labelled` are those that do, where not all do."""
-    return int(torch.isin(batch, labelled[task]).sum()) if task in labelled else len(batch)
-
-
 def train(
     model: FlatModel,
-    examples: Examples,
-    index: Tensor,
-    tasks: Mapping[str, tuple[Task, float]],
+    work: Work,
     training: Training,
     ctx: Ctx,
-    client: str,
-    shared: tuple[Columns, ...],
-    rules: Sequence[LocalRule] = (),
-    rule_state: State | None = None,
-    optimizer_state: State | None = None,
-    broadcast: Mapping[str, Tensor] | None = None,
-    phases: tuple[Phase, ...] = (),
-    validate: Callable[[], Mapping[str, float]] | None = None,
-    example_losses: Callable[[], Tensor] | None = None,
-    labelled: Mapping[str, Tensor] = MappingProxyType({}),
+    added: Additions = Additions(),
+    memory: Mapping[str, State] = MappingProxyType({}),
 ) -> LocalResult:
-    """Train `model` in place on the examples at `index`. `tasks` maps a name to (task, loss weight).
+    """Train `model` in place. Heads of tasks that are not the client's get no gradient, weight decay or momentum.
 
-    Heads of other tasks get no gradient, no weight decay and no momentum. `broadcast`, `validate` and `example_losses`
-    are for the rules (see `View`). With `phases` parts of the model are trained one after another. `labelled` are those
-    at `index` that have a label, of the tasks of which not all have one: without it the mean losses are wrong there.
+    `memory` is what the client kept of its last round: "rules" and "optimizer", as a LocalResult has them.
     """
-    names = tuple(tasks)
-    trained = model.trained(names)
-    spans = model.spans(trained)
-    size = training.steps or training.local_epochs * passes(len(index), training, model.has_batch_norm)
-    parts = [
-        _Part.of(model, trained.select(as_select(phase.select)), training, until)
-        for phase, until in zip(phases, ends(phases, size), strict=True)
-    ] or [_Part.of(model, trained, training, size)]
-    for i, part in enumerate(parts):
-        if optimizer_state and str(i) in optimizer_state:
-            import_state(part.optimizer, optimizer_state[str(i)])
+    names, rules = tuple(work.tasks), added.rules
+    size = training.steps or training.local_epochs * passes(len(work.index), training, model.has_batch_norm)
+    turns = _turns(model, names, training, added.phases, size, memory.get("optimizer") or {})
     received = model.vector.clone()
     view = View(
         model.params,
         model.grad,
         received[: len(model.params)],
-        shared,
-        spans,
+        added.shared,
+        model.spans(model.trained(names)),
         optimizer=training.optimizer,
-        broadcast=broadcast or {},
+        broadcast=added.broadcast,
         module=model.module,
         buffers=model.buffers,
         received=received,
-        features=Features(model) if any(rule.features for rule in rules) else None,
-        validate=validate,
-        losses=example_losses,
+        features=FeatureRecorder(model) if any(rule.features for rule in rules) else None,
+        validate=added.validate,
+        losses=added.losses,
     )
-    states = rule_state or {str(i): rule.init(view.base) for i, rule in enumerate(rules)}
+    states = memory.get("rules") or {str(i): rule.init(view.base) for i, rule in enumerate(rules)}
     states = {str(i): rule.begin(view, states[str(i)]) for i, rule in enumerate(rules)}
-    active = [model.grad[s] for s in spans]
+    active = [model.grad[s] for s in view.trained]
     half = torch.autocast(model.device.type, torch.bfloat16) if training.precision == "bf16" else None
     sums: dict[str, Tensor] = {}
     counts = dict.fromkeys(names, 0)
     result = LocalResult()
     loaded: Iterator[tuple[int, Tensor, tuple[Tensor, dict[str, Tensor]]]] = (
-        (epoch, batch, examples.batch(batch, model.device, ctx.rng("augment", client, number), names))
-        for number, (epoch, batch) in enumerate(batches(index, training, ctx, client, model.has_batch_norm))
+        (epoch, batch, work.examples.batch(batch, model.device, ctx.rng("augment", work.who, number), names))
+        for number, (epoch, batch) in enumerate(batches(work.index, training, ctx, work.who, model.has_batch_norm))
     )
-    stream = Clocked(ahead(loaded) if examples.prefetch else loaded)
+    stream = Clocked(ahead(loaded) if work.examples.prefetch else loaded)
     repeat = max((rule.repeat for rule in rules), default=1)
-    turn = iter(parts)
-    part = next(turn)
+    later = iter(turns)
+    now = next(later)
     model.module.train()
-    if phases:
-        part.freeze_others(model)
+    if added.phases:
+        now.freeze_others(model)
     for number, (epoch, batch, (x, targets)) in enumerate(step for step in stream for _ in range(repeat)):
-        while number // repeat >= part.until and part is not parts[-1]:
-            part = next(turn)
+        while number // repeat >= now.until and now is not turns[-1]:
+            now = next(later)
             model.module.train()
-            part.freeze_others(model)
+            now.freeze_others(model)
         view.lr = learning_rate(training, ctx.round, epoch)
-        part.optimizer.param_groups[0]["lr"] = view.lr
+        now.optimizer.param_groups[0]["lr"] = view.lr
         if training.channels_last and x.ndim == 4:
             x = channels_last(x)
         for g in active:
             g.zero_()
         with half or contextlib.nullcontext(), view.features.recording() if view.features else contextlib.nullcontext():
             view.outputs, view.targets = model.module(x, names), targets
-            loss, losses = task_losses(view.outputs, targets, tasks)
+            loss, losses = task_losses(view.outputs, targets, work.tasks)
             for i, rule in enumerate(rules):
                 penalty = rule.penalty(view, states[str(i)])
                 if penalty is not None:
@@ -182,12 +189,12 @@ def train(
         for i, rule in enumerate(rules):
             rule.grad(view, states[str(i)])
         if training.clip_norm is not None:
-            clip(part.grads, training.clip_norm)
-        part.optimizer.step()
+            clip(now.grads, training.clip_norm)
+        now.optimizer.step()
         view.step += 1
         result.examples += len(x)
         for name, value in losses.items():
-            count = labels_in(batch, name, labelled)
+            count = work.labels_in(batch, name)
             term = value.detach() * count
             sums[name] = sums[name] + term if name in sums else term
             counts[name] += count
@@ -197,24 +204,37 @@ def train(
     result.steps, result.waiting = view.step, stream.seconds
     result.losses = {name: float(s) / max(counts[name], 1) for name, s in sums.items()}
     if training.keep_optimizer:
-        result.optimizer = {str(i): export_state(part.optimizer) for i, part in enumerate(parts)}
+        result.optimizer = {str(i): export_state(turn.optimizer) for i, turn in enumerate(turns)}
     return result
 
 
+def _turns(
+    model: FlatModel, names: tuple[str, ...], training: Training, phases: tuple[Phase, ...], size: int, memory: State
+) -> list[_Turn]:
+    """One for each phase, or one for all that these tasks train; each goes on with its optimiser of the last round."""
+    trained = model.trained(names)
+    parts = [
+        (trained.select(as_select(phase.select)), until)
+        for phase, until in zip(phases, ends(phases, size), strict=True)
+    ]
+    turns = []
+    for i, (layout, until) in enumerate(parts or [(trained, size)]):
+        spans = model.spans(layout)
+        optimizer = build(training.optimizer, model.params, model.grad, spans)
+        if str(i) in memory:
+            import_state(optimizer, memory[str(i)])
+        turns.append(_Turn(layout, optimizer, [model.grad[s] for s in spans], until))
+    return turns
+
+
 @dataclass
-class _Part:
+class _Turn:
     """What is trained together, with one optimiser, until so many batches are done."""
 
     layout: Layout
     optimizer: torch.optim.Optimizer | Sgd
     grads: list[Tensor]
     until: int
-
-    @staticmethod
-    def of(model: FlatModel, layout: Layout, training: Training, until: int) -> _Part:
-        spans = model.spans(layout)
-        optimizer = build(training.optimizer, model.params, model.grad, spans)
-        return _Part(layout, optimizer, [model.grad[s] for s in spans], until)
 
     def freeze_others(self, model: FlatModel) -> None:
         """Modules of which nothing is trained go into eval mode, so that norm layers keep their statistics."""

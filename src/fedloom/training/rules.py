@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedloom.core.context import Fields, State
 from fedloom.core.layout import Columns
 from fedloom.training.config import Optimizer
-from fedloom.training.features import Features
+from fedloom.training.features import FeatureRecorder
 
 
 @dataclass
@@ -54,7 +54,7 @@ class View:
     module: nn.Module | None = None
     buffers: Tensor | None = None
     received: Tensor | None = None
-    features: Features | None = None
+    features: FeatureRecorder | None = None
     validate: Callable[[], Mapping[str, float]] | None = None
     losses: Callable[[], Tensor] | None = None
 

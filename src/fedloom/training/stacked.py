@@ -6,8 +6,8 @@ Results equal those of one client at a time up to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -15,31 +15,22 @@ from torch.func import functional_call, vmap
 
 from fedloom.core.context import Ctx
 from fedloom.core.layout import Columns
-from fedloom.data.dataset import Examples
 from fedloom.errors import UserError
-from fedloom.tasks.task import Task
 from fedloom.training.config import Training
 from fedloom.training.flat import FlatModel
-from fedloom.training.loop import LocalResult, batches, clip, labels_in, task_losses
+from fedloom.training.loop import LocalResult, Work, batches, clip, task_losses
 from fedloom.training.optim import build, learning_rate
 from fedloom.training.rules import LocalRule, View
 
-Tasks = Mapping[str, tuple[Task, float]]
 Losses = dict[str, Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Stackable:
-    """One client's part of a stack."""
+    """One client's part of a stack: its work, and the parameters at the start (p)."""
 
-    client: str
-    examples: Examples
-    index: Tensor
-    tasks: Tasks
+    work: Work
     base: Tensor
-    """Parameters at the start (p)."""
-    labelled: Mapping[str, Tensor] = field(default_factory=dict)
-    """As in `train`."""
 
 
 def refuse(module: nn.Module, training: Training, rules: Sequence[LocalRule]) -> None:
@@ -62,8 +53,8 @@ def group(clients: Sequence[Stackable], training: Training, ctx: Ctx) -> list[li
     """Clients that can share a stack: the same tasks and weights, and batches of the same sizes in every step."""
     groups: dict[object, list[Stackable]] = {}
     for c in clients:
-        sizes = tuple(len(b) for _, b in batches(c.index, training, ctx, c.client))
-        key = (tuple((name, weight) for name, (_, weight) in c.tasks.items()), sizes, id(c.examples))
+        sizes = tuple(len(b) for _, b in batches(c.work.index, training, ctx, c.work.who))
+        key = (tuple((name, weight) for name, (_, weight) in c.work.tasks.items()), sizes, id(c.work.examples))
         groups.setdefault(key, []).append(c)
     return list(groups.values())
 
@@ -80,7 +71,7 @@ def train_stacked(
 
     Raises UserError where the model does something that cannot be stacked.
     """
-    tasks, names = clients[0].tasks, tuple(clients[0].tasks)
+    tasks, names = clients[0].work.tasks, tuple(clients[0].work.tasks)
     layout = model.layout.parameters
     spans = model.spans(model.trained(names))
     base = torch.stack([c.base for c in clients])
@@ -96,14 +87,14 @@ def train_stacked(
     forward = vmap(losses_of)
     sums = {name: torch.zeros(len(clients), device=model.device) for name in names}
     counts = {name: torch.zeros(len(clients), device=model.device) for name in names}
-    partial = {name for c in clients for name in c.labelled}
+    partial = {name for c in clients for name in c.work.labelled}
     seen = 0
     model.module.train()
-    for drawn in zip(*(batches(c.index, training, ctx, c.client) for c in clients), strict=True):
+    for drawn in zip(*(batches(c.work.index, training, ctx, c.work.who) for c in clients), strict=True):
         epoch = drawn[0][0]
         view.lr = learning_rate(training, ctx.round, epoch)
         optimizer.param_groups[0]["lr"] = view.lr
-        x, y = clients[0].examples.batch(torch.cat([index for _, index in drawn]), model.device, tasks=names)
+        x, y = clients[0].work.examples.batch(torch.cat([index for _, index in drawn]), model.device, tasks=names)
         shape = (len(clients), len(drawn[0][1]))
         view.grad.zero_()
         # one split, whose gradient is one concatenation: slices would each add a whole K x p
@@ -128,7 +119,7 @@ def train_stacked(
         for name, value in losses.items():
             count: int | Tensor = shape[1]
             if name in partial:
-                each = [labels_in(index, name, c.labelled) for c, (_, index) in zip(clients, drawn, strict=True)]
+                each = [c.work.labels_in(index, name) for c, (_, index) in zip(clients, drawn, strict=True)]
                 count = torch.tensor(each, device=model.device)
             sums[name] += value.detach() * count
             counts[name] += count

@@ -30,7 +30,7 @@ from fedloom.rounds.rounds import Round
 from fedloom.rounds.sampling import cohort
 from fedloom.rounds.worker import Executor, Job, TrainJob
 from fedloom.runs.ledger import Ledger
-from fedloom.training.features import Features
+from fedloom.training.features import FeatureRecorder
 from fedloom.training.flat import FlatModel, integer_buffers
 
 _FEATURE_BATCHES, _OUTPUT_EXAMPLES = 50, 100  # as in the thesis' release
@@ -173,7 +173,7 @@ def community_of(
     def features(peer: Peer) -> Tensor:
         """Channel means and deviations of the trained encoder on some of the peer's training data."""
         model = loaded(peer, peer.model)
-        recorder, seen, part = Features(model), [], peer.client.train
+        recorder, seen, part = FeatureRecorder(model), [], peer.client.train
         names = tuple(peer.client.tasks)
         with torch.no_grad(), recorder.recording():
             for batch in part.index.split(recipe.training.batch_size)[:_FEATURE_BATCHES]:
