@@ -14,7 +14,8 @@ import fedloom
 from fedloom.core.context import Ctx, State
 from fedloom.engines.api import Result, trained_models
 from fedloom.methods import METHODS
-from fedloom.rounds.build import Built, build
+from fedloom.rounds.build import build
+from fedloom.rounds.built import Built
 from fedloom.rounds.client import client_step
 from fedloom.rounds.messages import rows_of
 from fedloom.rounds.rounds import initial_state

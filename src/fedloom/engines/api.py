@@ -20,7 +20,7 @@ from fedloom.errors import StateError
 from fedloom.methods.method import Method
 from fedloom.recipes.loader import load
 from fedloom.recipes.schema import Recipe
-from fedloom.rounds.build import Built
+from fedloom.rounds.built import Built
 from fedloom.rounds.progress import Progress, Silent
 from fedloom.rounds.rounds import run_rounds
 from fedloom.rounds.worker import check_device

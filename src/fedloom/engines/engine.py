@@ -15,7 +15,8 @@ from fedloom.engines.peers.rounds import initial_peers, without_server
 from fedloom.engines.pool import executor
 from fedloom.methods.method import Method
 from fedloom.recipes.schema import Recipe
-from fedloom.rounds.build import Built, build
+from fedloom.rounds.build import build
+from fedloom.rounds.built import Built
 from fedloom.rounds.exports import export
 from fedloom.rounds.progress import Progress
 from fedloom.rounds.rounds import Advance, initial_state

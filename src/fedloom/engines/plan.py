@@ -10,7 +10,8 @@ import torch
 from fedloom.core.context import Ctx, State
 from fedloom.methods.method import Method
 from fedloom.recipes.schema import Recipe
-from fedloom.rounds.build import Built, build
+from fedloom.rounds.build import build
+from fedloom.rounds.built import Built
 from fedloom.rounds.messages import Payload, blank, rows_of
 from fedloom.rounds.rounds import initial_state
 from fedloom.rounds.sampling import cohort

@@ -25,7 +25,7 @@ from fedloom.export.finished import Finished, Tell, open_runs
 from fedloom.extras import need
 from fedloom.models.linearised import Linearised
 from fedloom.models.multitask import MultiTask
-from fedloom.rounds.build import Built
+from fedloom.rounds.built import Built
 from fedloom.rounds.federation import Client, Part
 from fedloom.rounds.worker import check_device
 from fedloom.study.papers.domains import DomainScores

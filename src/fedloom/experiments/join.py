@@ -25,7 +25,8 @@ from fedloom.experiments.relatedness import TaskModels, task_models
 from fedloom.models.multitask import build_model
 from fedloom.recipes.loader import load
 from fedloom.recipes.schema import Recipe
-from fedloom.rounds.build import Built, load_data, with_options
+from fedloom.rounds.build import load_data, with_options
+from fedloom.rounds.built import Built
 from fedloom.rounds.evaluation import evaluate
 from fedloom.rounds.federation import Client, Federation
 from fedloom.rounds.worker import check_device

@@ -41,7 +41,7 @@ from fedloom.relatedness import (
     wte,
 )
 from fedloom.relatedness.compare import DISTANCES
-from fedloom.rounds.build import Built
+from fedloom.rounds.built import Built
 from fedloom.rounds.federation import Part
 from fedloom.rounds.worker import check_device
 from fedloom.study.report.related import FILE

@@ -32,7 +32,8 @@ from fedloom.models.multitask import MultiTask, build_model
 from fedloom.models.nets import PyramidEncoder
 from fedloom.recipes.loader import dump, load
 from fedloom.recipes.schema import Recipe
-from fedloom.rounds.build import Built, build, method_of
+from fedloom.rounds.build import build, method_of
+from fedloom.rounds.built import Built
 from fedloom.rounds.federation import Client
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.reader import Run, TaskMetric, human_bytes

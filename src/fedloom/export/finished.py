@@ -10,7 +10,8 @@ from torch import Tensor
 
 from fedloom.engines.api import model_file, trained_models
 from fedloom.errors import StateError
-from fedloom.rounds.build import Built, build
+from fedloom.rounds.build import build
+from fedloom.rounds.built import Built
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.reader import Run
 

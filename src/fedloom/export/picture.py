@@ -14,7 +14,7 @@ from fedloom.data.preview import BACKGROUND, Cell, grid, label
 from fedloom.errors import StateError
 from fedloom.export.finished import open_runs
 from fedloom.extras import need
-from fedloom.rounds.build import Built
+from fedloom.rounds.built import Built
 from fedloom.rounds.federation import Client
 from fedloom.rounds.showing import some_examples
 from fedloom.tasks.dense import DenseTask, as_label

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedloom.core.context import Ctx, State
-from fedloom.rounds.build import Built
+from fedloom.rounds.built import Built
 from fedloom.rounds.client import tune
 from fedloom.rounds.loading import for_task, load, load_personal
 from fedloom.rounds.measure import Model, models_for

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedloom.core.context import State
-from fedloom.rounds.build import Built
+from fedloom.rounds.built import Built
 from fedloom.rounds.evaluation import Scores
 from fedloom.rounds.federation import Client
 from fedloom.rounds.loading import pack_tasks

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedloom.core.context import Ctx, State
-from fedloom.rounds.build import Built
+from fedloom.rounds.built import Built
 from fedloom.rounds.early import Patience
 from fedloom.rounds.measure import headline, measure, train_records, train_seconds, trained_records, validation_loss
 from fedloom.rounds.messages import Message, Payload, rows_of

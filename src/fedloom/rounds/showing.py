@@ -17,7 +17,7 @@ from fedloom.data.preview import label, pictures
 from fedloom.data.transforms import IGNORE
 from fedloom.errors import UserError
 from fedloom.extras import need
-from fedloom.rounds.build import Built
+from fedloom.rounds.built import Built
 from fedloom.rounds.federation import Client
 from fedloom.rounds.measure import Group, groups
 from fedloom.rounds.worker import Executor, LookJob, Seen

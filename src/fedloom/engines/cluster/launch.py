@@ -15,7 +15,8 @@ from fedloom.engines.engine import Engine
 from fedloom.errors import RecipeError, UserError
 from fedloom.methods.method import Method
 from fedloom.recipes.schema import Recipe
-from fedloom.rounds.build import Built, build
+from fedloom.rounds.build import build
+from fedloom.rounds.built import Built
 from fedloom.rounds.measure import headline
 from fedloom.rounds.progress import Progress
 from fedloom.runs.folder import RunFolder

@@ -12,7 +12,7 @@ from typing import Any
 from fedloom.core.context import Ctx, State
 from fedloom.engines.cluster.comm import Comm
 from fedloom.errors import UserError
-from fedloom.rounds.build import Built
+from fedloom.rounds.built import Built
 from fedloom.rounds.messages import ALL, Message, Payload
 from fedloom.rounds.rounds import Round
 from fedloom.rounds.sampling import cohort

@@ -11,7 +11,7 @@ from fedloom.engines.cluster.member import Member, meet, raise_first
 from fedloom.engines.peers.rounds import initial_peers, without_server
 from fedloom.engines.peers.transport import Network
 from fedloom.errors import UserError
-from fedloom.rounds.build import Built
+from fedloom.rounds.built import Built
 from fedloom.rounds.rounds import Round
 from fedloom.rounds.worker import Executor, Job
 

@@ -21,7 +21,8 @@ from fedloom.engines.pool import executor
 from fedloom.errors import StateError, UserError
 from fedloom.recipes.loader import load
 from fedloom.recipes.schema import Recipe
-from fedloom.rounds.build import Built, build
+from fedloom.rounds.build import build
+from fedloom.rounds.built import Built
 from fedloom.rounds.exports import export
 from fedloom.rounds.progress import Progress
 from fedloom.rounds.rounds import initial_state, run_rounds

@@ -15,7 +15,7 @@ from fedloom.engines.cluster.columns import Columns, Scattered
 from fedloom.engines.cluster.comm import Comm
 from fedloom.engines.cluster.member import Member
 from fedloom.rounds import diagnostics
-from fedloom.rounds.build import Built
+from fedloom.rounds.built import Built
 from fedloom.rounds.messages import ALL, Payload, rows_of
 from fedloom.rounds.server import assembled, bases, collect, finite_rows, settled
 from fedloom.rounds.worker import Executor

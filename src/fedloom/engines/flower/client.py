@@ -17,7 +17,7 @@ from fedloom.extras import need
 from fedloom.methods.method import Method
 from fedloom.recipes.loader import load
 from fedloom.recipes.schema import Recipe, recipe_hash
-from fedloom.rounds.build import Built
+from fedloom.rounds.built import Built
 
 Answer = Callable[[Node, Mapping[str, Any], Any], tuple[Any, Mapping[str, float]]]
 

@@ -30,7 +30,7 @@ from fedloom.extras import need
 from fedloom.methods.method import Method
 from fedloom.recipes.runtime import Flower as Config
 from fedloom.recipes.schema import Recipe, recipe_hash
-from fedloom.rounds.build import Built
+from fedloom.rounds.built import Built
 from fedloom.rounds.exports import labels, named, wanted
 from fedloom.rounds.messages import Payload
 from fedloom.rounds.rounds import Advance, Round, with_server

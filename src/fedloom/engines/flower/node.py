@@ -24,7 +24,8 @@ from fedloom.engines.flower.wire import RefusedError, expect
 from fedloom.engines.peers.peer import first
 from fedloom.methods.method import Method
 from fedloom.recipes.schema import Recipe, recipe_hash
-from fedloom.rounds.build import Built, build
+from fedloom.rounds.build import build
+from fedloom.rounds.built import Built
 from fedloom.rounds.evaluation import Scores
 from fedloom.rounds.exports import labels, named
 from fedloom.rounds.measure import Model, models_for, train_records

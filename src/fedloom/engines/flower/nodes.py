@@ -21,7 +21,8 @@ from fedloom.errors import DataError, RecipeError, nearest
 from fedloom.methods.method import Method
 from fedloom.recipes.loader import read
 from fedloom.recipes.schema import DataSection, Recipe
-from fedloom.rounds.build import Built, assemble, method_of, with_options
+from fedloom.rounds.build import assemble, method_of, with_options
+from fedloom.rounds.built import Built
 from fedloom.rounds.federation import Client, Federation, Part
 from fedloom.settings.problems import explain
 from fedloom.settings.section import Section, strict

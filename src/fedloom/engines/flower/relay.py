@@ -20,7 +20,7 @@ from fedloom.engines.peers.rounds import community_of
 from fedloom.engines.peers.transport import Mailbox
 from fedloom.errors import RecipeError
 from fedloom.recipes.schema import Recipe
-from fedloom.rounds.build import Built
+from fedloom.rounds.built import Built
 from fedloom.rounds.measure import train_records
 from fedloom.rounds.messages import Payload
 from fedloom.rounds.worker import Job, TrainDone, Worker

@@ -23,7 +23,7 @@ from fedloom.engines.peers.gossip import Gossip, at_rest
 from fedloom.engines.peers.peer import Peer, Trained, first
 from fedloom.engines.peers.transport import InMemory, Mailbox, Network
 from fedloom.peers.clock import Events, synchronous
-from fedloom.rounds.build import Built
+from fedloom.rounds.built import Built
 from fedloom.rounds.loading import load
 from fedloom.rounds.messages import Message
 from fedloom.rounds.rounds import Round

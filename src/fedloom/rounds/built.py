@@ -1,0 +1,95 @@
+"""A recipe made concrete: what a run works with."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.core.layout import Layout
+from fedloom.data.dataset import Dataset
+from fedloom.data.partition import Partition, Pool
+from fedloom.methods.method import Method
+from fedloom.models.multitask import MultiTask
+from fedloom.recipes.schema import Recipe, recipe_hash
+from fedloom.rounds.federation import Federation
+from fedloom.rounds.worker import Setup
+
+
+@dataclass(frozen=True, eq=False)
+class Built:
+    """A recipe made concrete."""
+
+    recipe: Recipe
+    method: Method
+    dataset: Dataset
+    pool: Pool
+    partition: Partition
+    federation: Federation
+    module: MultiTask
+    layout: Layout
+
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """What run.json says of the run: the method, its tasks and clients, and what may not change at a resume."""
+        return {
+            "method": self.method.name,
+            "recipe_text": str(self.method),
+            "outline": asdict(self.method.outline),
+            "recipe_hash": recipe_hash(self.recipe),
+            "partition_hash": self.partition.hash,
+            "layout_hash": self.layout.hash,
+            "data_hash": self.data_hash,
+            "frozen_hash": self.frozen_hash,
+            "parameters": self.layout.parameters.d,
+            "tasks": {
+                t.name: {"kind": t.kind, "primary": t.primary, "metrics": dict(t.metrics), "weight": t.weight}
+                for t in self.federation.tasks
+            },
+            "clients": {
+                c.id: {
+                    "tasks": {n: w for n, (_, w) in c.tasks.items()},
+                    "domain": c.domain,
+                    "train": len(c.train),
+                    "val": len(c.val),
+                }
+                for c in self.federation.clients.values()
+            },
+        }
+
+    @property
+    def dealt(self) -> dict[str, Any]:
+        """What partition.json says of the run: who holds which examples, and how many of each class."""
+        labels = {row["client"]: row["labels"] for row in self.partition.table(self.pool)}
+        return {**self.partition.to_json(), "labels": labels}
+
+    @property
+    def setup(self) -> Setup:
+        """The part that workers need."""
+        r = self.recipe
+        return Setup(self.method, self.module, self.federation, r.training, r.evaluation, r.seed, r.runtime.threads)
+
+    @property
+    def frozen(self) -> dict[str, Tensor]:
+        """Parameters that nobody trains or sends: all that needs no gradient, such as the weights beside LoRA's."""
+        return {name: p.detach() for name, p in self.module.named_parameters() if not p.requires_grad}
+
+    @property
+    def frozen_hash(self) -> str:
+        """16 hexadecimal digits over the frozen parameters: whether a resumed run begins from the same weights."""
+        digest = hashlib.sha256()
+        for name, p in self.frozen.items():
+            digest.update(name.encode() + p.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    @property
+    def data_hash(self) -> str:
+        """16 hexadecimal digits over the labels and the inputs' shape: whether a resumed run sees the same data."""
+        digest = hashlib.sha256(repr((self.dataset.name, self.dataset.input_shape)).encode())
+        for part in (self.dataset.train, self.dataset.test):
+            digest.update(part.fingerprint())
+        return digest.hexdigest()[:16]
