@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from fedloom import stages
-from fedloom.methods.registry import ADDONS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@ADDONS.register("across-tasks", source="FedHCA2, supplement")
-def across_tasks(method: Method) -> Method:
+@m.ADDONS.register("across-tasks", source="FedHCA2, supplement")
+def across_tasks(method: m.Method) -> m.Method:
     """Average all decoders with each other, whatever their task, and keep heads personal.
 
     Encoder: as the method has it. Decoder of client i for task t: the plain mean of the decoders of all participants

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
-import fedloom.methods as m
 from fedloom import stages, training
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("local")
-def local() -> Method:
+@m.METHODS.register("local")
+def local() -> m.Method:
     """Every client trains alone; nothing is sent.
 
     The reference of Delta_m: same optimiser and number of local epochs as the federated runs. Mixing with the
@@ -24,8 +20,8 @@ def local() -> Method:
     return m.Method(name="local", stage=stages.Identity(), private="*", buffers="local")
 
 
-@METHODS.register("fedavg", source="McMahan et al., AISTATS 2017")
-def fedavg() -> Method:
+@m.METHODS.register("fedavg", source="McMahan et al., AISTATS 2017")
+def fedavg() -> m.Method:
     """Weighted mean of the clients' updates.
 
     u = sum_k p_k Delta_k, theta+ = theta + u, with p_k proportional to a client's examples (or uniform).
@@ -36,8 +32,8 @@ def fedavg() -> Method:
     return m.Method(name="fedavg")
 
 
-@METHODS.register("fedprox", source="Li et al., MLSys 2020")
-def fedprox(*, mu: Annotated[float, Field(ge=0)] = 0.01) -> Method:
+@m.METHODS.register("fedprox", source="Li et al., MLSys 2020")
+def fedprox(*, mu: Annotated[float, Field(ge=0)] = 0.01) -> m.Method:
     """FedAvg with (mu/2) |y - theta|^2 in the local loss, theta being the model received this round.
 
     mu = 0.01 follows the FedHCA2 supplement; the authors of FedProx tune it over 0.001 .. 1 and name no default.

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-import fedloom.methods as m
 from fedloom import stages
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("cfl", source="Sattler, Müller, Samek, IEEE TNNLS 2021")
+@m.METHODS.register("cfl", source="Sattler, Müller, Samek, IEEE TNNLS 2021")
 def cfl(
     *,
     eps1: Annotated[float, Field(ge=0)] | None = None,
@@ -22,7 +18,7 @@ def cfl(
     start: Annotated[int, Field(ge=0)] = 20,
     relative: bool = True,
     share: Literal["everything", "encoder"] = "everything",
-) -> Method:
+) -> m.Method:
     """FedAvg in every cluster; a cluster that has come to rest although its members pull is split in two.
 
     From round `start` + 1 on, for each cluster of more than two members:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
-import fedloom.methods as m
 from fedloom import stages
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("colnet", source="Feng et al., 2025 (arXiv 2501.10347)")
-def colnet(*, c: Annotated[float, Field(ge=0, lt=1)] = 0.4, alpha: Annotated[float, Field(ge=0)] = 1.0) -> Method:
+@m.METHODS.register("colnet", source="Feng et al., 2025 (arXiv 2501.10347)")
+def colnet(*, c: Annotated[float, Field(ge=0, lt=1)] = 0.4, alpha: Annotated[float, Field(ge=0)] = 1.0) -> m.Method:
     """Clients with the same tasks average their encoders; leaders of the groups mix without conflict.
 
     v_g and Delta_g: uniform means of a group's encoders before the round and of its updates. All of g end at

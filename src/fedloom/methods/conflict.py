@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from fedloom import stages
-from fedloom.methods.registry import ADDONS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@ADDONS.register("pcgrad", source="PCGrad: Yu et al., NeurIPS 2020")
-def pcgrad(method: Method, *, reduction: Literal["mean", "sum"] = "mean") -> Method:
+@m.ADDONS.register("pcgrad", source="PCGrad: Yu et al., NeurIPS 2020")
+def pcgrad(method: m.Method, *, reduction: Literal["mean", "sum"] = "mean") -> m.Method:
     """Project each client's update against those it conflicts with, then combine as the method does.
 
     v = Delta_i;  for j != i in random order: if <v, Delta_j> < 0:  v <- v - <v, Delta_j> / |Delta_j|^2 Delta_j
@@ -45,13 +42,13 @@ def pcgrad(method: Method, *, reduction: Literal["mean", "sum"] = "mean") -> Met
     return method.plus(stages.PCGrad(reduction), at="server")
 
 
-@ADDONS.register("cagrad", source="CAGrad: Liu et al., NeurIPS 2021")
+@m.ADDONS.register("cagrad", source="CAGrad: Liu et al., NeurIPS 2021")
 def cagrad(
-    method: Method,
+    method: m.Method,
     *,
     c: Annotated[float, Field(ge=0, lt=1)] = 0.4,
     rescale: Literal["none", "1+c^2", "1+c"] = "none",
-) -> Method:
+) -> m.Method:
     """Replace the mean by the direction near it that is best for the client it serves worst.
 
     g_0 = sum_k p_k Delta_k,  g_w = sum_k w_k Delta_k,  phi = c |g_0|
@@ -77,8 +74,8 @@ def cagrad(
     return method.combined_by(stages.CAGrad(c, rescale))
 
 
-@ADDONS.register("min-norm", source="MGDA: Désidéri 2012; on unit rows FDSE: Wang et al., CVPR 2025")
-def min_norm(method: Method, *, unit: bool = True) -> Method:
+@m.ADDONS.register("min-norm", source="MGDA: Désidéri 2012; on unit rows FDSE: Wang et al., CVPR 2025")
+def min_norm(method: m.Method, *, unit: bool = True) -> m.Method:
     """Replace the mean by the shortest convex combination of the updates, on unit vectors rescaled.
 
     r_k = Delta_k / |Delta_k|;  w* = argmin |sum_k w_k r_k| over w >= 0, sum w = 1;

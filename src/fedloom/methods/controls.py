@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
 from fedloom import stages
-from fedloom.methods.registry import ADDONS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@ADDONS.register("support-mean")
-def support_mean(method: Method) -> Method:
+@m.ADDONS.register("support-mean")
+def support_mean(method: m.Method) -> m.Method:
     """Control: average each parameter over the clients that trained it only.
 
     u_i = sum_k p_k Delta_ki / sum_{k trained i} p_k, and 0 where nobody did.
@@ -34,8 +31,8 @@ def support_mean(method: Method) -> Method:
     return method.combined_by(stages.SupportMean())
 
 
-@ADDONS.register("server-step")
-def server_step(method: Method, *, step: Annotated[float, Field(gt=0)]) -> Method:
+@m.ADDONS.register("server-step")
+def server_step(method: m.Method, *, step: Annotated[float, Field(gt=0)]) -> m.Method:
     """Control: the method with a server step, theta <- theta + step * u.
 
     Why: keeping the largest coordinates and multiplying by 1/rho makes an update longer, by at least 1/sqrt(rho) (for

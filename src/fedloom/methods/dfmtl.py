@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-import fedloom.methods as m
 from fedloom import stages
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("dfmtl", source="DFMTL thesis, Zurich, chapters 4 to 6")
+@m.METHODS.register("dfmtl", source="DFMTL thesis, Zurich, chapters 4 to 6")
 def dfmtl(
     *,
     top: Annotated[int, Field(ge=0)] = 3,
@@ -23,7 +19,7 @@ def dfmtl(
     include_self: bool = True,
     warmup: Annotated[int, Field(ge=1)] = 1,
     share: Literal["everything", "encoder"] = "everything",
-) -> Method:
+) -> m.Method:
     """Every client's trained model becomes a mean of itself and of the `top` most similar ones.
 
     sim(i, j) = alpha sum_t min(w_it, w_jt) + (1 - alpha) (cos(Delta_i, Delta_j) + 1) / 2 (eqs. 4.3, 4.4, 4.7),

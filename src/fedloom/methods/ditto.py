@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
-import fedloom.methods as m
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("ditto", source="Li, Hu, Beirami, Smith, ICML 2021")
-def ditto(*, lam: Annotated[float, Field(ge=0)] = 0.1) -> Method:
+@m.METHODS.register("ditto", source="Li, Hu, Beirami, Smith, ICML 2021")
+def ditto(*, lam: Annotated[float, Field(ge=0)] = 0.1) -> m.Method:
     """FedAvg, and beside it each client trains a model of its own that is held near the global one.
 
     Global stream: FedAvg. Personal stream: v <- v - lr (grad F_k(v) + lam (v - theta)), theta being the model received

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-import fedloom.methods as m
 from fedloom import stages
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("dpsgd", source="Lian et al., NeurIPS 2017")
+@m.METHODS.register("dpsgd", source="Lian et al., NeurIPS 2017")
 def dpsgd(
     *,
     topology: str = "ring",
     options: dict[str, Any] | None = None,
     every: Annotated[int, Field(ge=0)] = 0,
     share: Literal["everything", "encoder"] = "everything",
-) -> Method:
+) -> m.Method:
     """Every client's trained model becomes a mean of itself and its neighbours' on an undirected graph.
 
     w_k <- sum_j W_kj w_j with Metropolis weights W_kj = 1 / (1 + max(deg_k, deg_j)), W_kk the rest: symmetric and

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-import fedloom.methods as m
 from fedloom import stages, training
-from fedloom.methods.registry import ADDONS, METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
+from fedloom.methods.basic import fedavg
 
 Above = Annotated[float, Field(gt=0)]
 Least = Annotated[float, Field(ge=0)]
 SOURCE = "F2DC: Wang et al., Domain-Skewed Federated Learning with Feature Decoupling and Calibration"
 
 
-@ADDONS.register("feature-modules", source=SOURCE + ", Table 3")
+@m.ADDONS.register("feature-modules", source=SOURCE + ", Table 3")
 def feature_modules(
-    method: Method,
+    method: m.Method,
     *,
     layers: tuple[str, ...] = (),
     scope: Literal["aggregate", "identity", "local"] = "aggregate",
@@ -34,7 +31,7 @@ def feature_modules(
     hidden: Annotated[int, Field(ge=1)] | None = None,
     noise: Literal["gumbel", "logistic"] = "gumbel",
     noisy_eval: bool = False,
-) -> Method:
+) -> m.Method:
     """F2DC's decoupler and corrector (DFD + DFC) on any method; its server stays as it is.
 
     Behind the encoder's last map, or behind each of the encoder's modules in `layers`: M = mask(A_D(f)), f+ = M f,
@@ -73,15 +70,15 @@ def feature_modules(
     return changed  # everything but some part of the network is private, so the modules are too
 
 
-@ADDONS.register("domain-weights", source=SOURCE + ", eqs. 10-11")
+@m.ADDONS.register("domain-weights", source=SOURCE + ", eqs. 10-11")
 def domain_weights(
-    method: Method,
+    method: m.Method,
     *,
     discrepancy: Literal["total", "class", "none"] = "total",
     alpha: float = 1.0,
     beta: float = 0.4,
     domains: Annotated[int, Field(ge=1)] | None = None,
-) -> Method:
+) -> m.Method:
     """Weights that grow with a client's data and fall with its domain discrepancy (DaA).
 
     d_k = sqrt(1/2 sum_c (B_k^c - 1/Q)^2), B_k^c = n_k / N, Q the number of domains (eq. 10);
@@ -98,8 +95,8 @@ def domain_weights(
     return method.plus(stages.DomainWeights(alpha, beta, domains, None, discrepancy), at="server")
 
 
-@METHODS.register("f2dc", source=SOURCE)
-def f2dc() -> Method:
+@m.METHODS.register("f2dc", source=SOURCE)
+def f2dc() -> m.Method:
     """FedAvg with feature-modules (DFD + DFC) and domain-weights (DaA), each with its defaults.
 
     For other settings name the parts: {name: fedavg, add: {feature-modules: {sigma: 0.5}, domain-weights: {beta: 1}}}.
@@ -111,4 +108,4 @@ def f2dc() -> Method:
 
     Without corrector, with lambda1 = lambda2 = 0 and weights by size it is FedAvg, bit for bit.
     """
-    return replace(feature_modules(domain_weights(m.fedavg())), name="f2dc")
+    return replace(feature_modules(domain_weights(fedavg())), name="f2dc")

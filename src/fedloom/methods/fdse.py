@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-import fedloom.methods as m
 from fedloom import stages, training
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("fdse", source="FDSE: Wang, Wang, Fan, Wang, CVPR 2025")
+@m.METHODS.register("fdse", source="FDSE: Wang, Wang, Fan, Wang, CVPR 2025")
 def fdse(
     *,
     lam: Annotated[float, Field(ge=0)] = 0.01,
     beta: float = 0.1,
     tau: Annotated[float, Field(gt=0)] = 0.5,
     form: Literal["paper", "release"] = "paper",
-) -> Method:
+) -> m.Method:
     """Each layer of the encoder is an extractor, shared by all, and an eraser of the client's own domain shift.
 
     Layer: x = norm_e(extractor(input)), half of the channels; y = [x, eraser(x)] + shift, the eraser depthwise;

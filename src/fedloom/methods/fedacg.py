@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
-import fedloom.methods as m
 from fedloom import training
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("fedacg", source="Kim, Kim, Han, CVPR 2024")
+@m.METHODS.register("fedacg", source="Kim, Kim, Han, CVPR 2024")
 def fedacg(
     *,
     lam: Annotated[float, Field(ge=0, lt=1)] = 0.85,
     beta: Annotated[float, Field(ge=0)] = 1e-3,
-) -> Method:
+) -> m.Method:
     """Clients start from a lookahead, theta + lam m, and are held near it; m is the server's momentum.
 
     la = theta + lam m is sent;  local loss + beta |y - la|^2;  u = mean_k Delta_k with Delta_k = y_k - la;

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-import fedloom.methods as m
 from fedloom import stages, training
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("fedamp", source="Huang et al., AAAI 2021")
+@m.METHODS.register("fedamp", source="Huang et al., AAAI 2021")
 def fedamp(
     *,
     lam: Annotated[float, Field(ge=0)] = 1.0,
@@ -23,7 +19,7 @@ def fedamp(
     scale: Literal["absolute", "median"] = "absolute",
     start: Literal["own", "mix"] = "own",
     share: Literal["everything", "encoder"] = "everything",
-) -> Method:
+) -> m.Method:
     """Each client keeps its own model w_k and is drawn to u_k, a mix of all models that weighs similar ones more.
 
     Server: xi_kj = alpha A'(|w_k - w_j|^2) for j != k, A'(x) = exp(-x/sigma)/sigma, xi_kk = 1 - sum_j xi_kj,

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
-import fedloom.methods as m
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("fedbabu", source="Oh, Kim, Yun, ICLR 2022")
-def fedbabu(*, tune: Annotated[int, Field(ge=0)] = 5) -> Method:
+@m.METHODS.register("fedbabu", source="Oh, Kim, Yun, ICLR 2022")
+def fedbabu(*, tune: Annotated[int, Field(ge=0)] = 5) -> m.Method:
     """The heads stay at their common initialisation; the encoder is trained and averaged.
 
     A client's model is measured after `tune` epochs of training all of it on the client's data; that is not kept for

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-import fedloom.methods as m
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("fedbn", source="Li et al., ICLR 2021")
-def fedbn(*, norms: Literal["batch", "all"] = "batch") -> Method:
+@m.METHODS.register("fedbn", source="Li et al., ICLR 2021")
+def fedbn(*, norms: Literal["batch", "all"] = "batch") -> m.Method:
     """FedAvg on everything but batch norm, whose weights and running statistics never leave a client.
 
     paper    every batch norm layer local

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
-import fedloom.methods as m
 from fedloom import stages
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("fedbone", source="emulated, after Chen et al., JCST 2024")
+@m.METHODS.register("fedbone", source="emulated, after Chen et al., JCST 2024")
 def fedbone(
     *,
     beta: Annotated[float, Field(ge=0, lt=1)] = 0.9,
     temperature: Annotated[float, Field(gt=0)] = 1.0,
-) -> Method:
+) -> m.Method:
     """Emulated: updates that agree with past ones count more, conflicts are projected away, then the mean.
 
     a_k = softmax_k(cos(Delta_k, H) / temperature);  rows K a_k Delta_k -> PCGrad -> u = sum_k p_k rows_k;

@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from fedloom import stages
-from fedloom.methods.registry import ADDONS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@ADDONS.register("feddea", source="FedDEA, eq. 2-6")
+@m.ADDONS.register("feddea", source="FedDEA, eq. 2-6")
 def feddea(
-    method: Method,
+    method: m.Method,
     *,
     rho: Annotated[float, Field(gt=0, le=1)] = 0.5,
     keep: Literal["largest", "smallest", "random"] = "largest",
     rescale: bool = True,
     per_block: bool = False,
     at: Literal["edge", "server"] = "edge",
-) -> Method:
+) -> m.Method:
     """Keep the floor(rho d) largest coordinates of each client's update and multiply them by 1/rho.
 
     T(Delta)_i = Delta_i / rho where |Delta_i| is among the k = max(1, floor(rho d)) largest, else 0. d counts the

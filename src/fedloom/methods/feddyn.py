@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
-import fedloom.methods as m
 from fedloom import stages, training
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("feddyn", source="Acar et al., ICLR 2021")
-def feddyn(*, alpha: Annotated[float, Field(gt=0)] = 0.01) -> Method:
+@m.METHODS.register("feddyn", source="Acar et al., ICLR 2021")
+def feddyn(*, alpha: Annotated[float, Field(gt=0)] = 0.01) -> m.Method:
     """A quadratic and a linear term make local optima agree with the global one.
 
     Client: loss + alpha <y, h_k> + (alpha/2) |y - base|^2; then h_k += theta_k - base. So -alpha h_k is the paper's

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
-import fedloom.methods as m
 from fedloom import stages, training
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("fedga", source="Zhang et al., CVPR 2023")
+@m.METHODS.register("fedga", source="Zhang et al., CVPR 2023")
 def fedga(
     *,
     step: Annotated[float, Field(ge=0)] = 0.2,
     relative: bool = True,
     centre: bool = False,
     floor: Annotated[float, Field(ge=0, lt=1)] = 0.0,
-) -> Method:
+) -> m.Method:
     """A client that aggregation hurts gains weight.
 
     gap_k = loss_k(global model) - loss_k(trained model of client k) on k's validation data;

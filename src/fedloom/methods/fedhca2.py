@@ -7,16 +7,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-import fedloom.methods as m
 from fedloom import stages
-from fedloom.methods.registry import METHODS
+from fedloom.methods import registry as m
 
 if TYPE_CHECKING:
-    from fedloom.methods.method import Method
     from fedloom.stages import Stage
 
 
-@METHODS.register("fedhca2", source="Lu, Huang, Yang, Lin, Lu, CVPR 2024")
+@m.METHODS.register("fedhca2", source="Lu, Huang, Yang, Lin, Lu, CVPR 2024")
 def fedhca2(
     *,
     c: Annotated[float, Field(ge=0, lt=1)] = 0.4,
@@ -30,7 +28,7 @@ def fedhca2(
     project: bool = False,
     encoder: Literal["conflict-averse", "mean", "none"] = "conflict-averse",
     decoder: Literal["cross-attention", "mean", "none"] = "cross-attention",
-) -> Method:
+) -> m.Method:
     """Each client keeps its own encoder and decoders, and adds to its update a learned share of everybody's.
 
     Encoder of client i:  theta_i+ = theta_i + Delta_i + clamp(alpha_i, 0, 1) U,  U = (g_0 + c |g_0| g_w / |g_w|) / s

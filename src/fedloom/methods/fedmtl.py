@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-import fedloom.methods as m
 from fedloom import stages, training
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("fedmtl", source="MOCHA: Smith et al., NeurIPS 2017")
+@m.METHODS.register("fedmtl", source="MOCHA: Smith et al., NeurIPS 2017")
 def fedmtl(
     *,
     lam: Annotated[float, Field(ge=0)] = 1e-3,
     centre: bool = True,
     floor: Annotated[float, Field(gt=0, lt=1)] = 1e-7,
     share: Literal["everything", "encoder"] = "everything",
-) -> Method:
+) -> m.Method:
     """Each client keeps its own model; a learned relation of the tasks couples them.
 
     min sum_k F_k(w_k) + lam tr(W Omega W'), Sigma = Omega^-1 = (W'W)^(1/2) / tr, from the latest models of all clients.

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-import fedloom.methods as m
 from fedloom import stages, training
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("fednova", source="Wang et al., NeurIPS 2020")
-def fednova(*, mu: Annotated[float, Field(ge=0)] = 0.0, tau_eff: Literal["weights", "steps"] = "weights") -> Method:
+@m.METHODS.register("fednova", source="Wang et al., NeurIPS 2020")
+def fednova(*, mu: Annotated[float, Field(ge=0)] = 0.0, tau_eff: Literal["weights", "steps"] = "weights") -> m.Method:
     """Normalised averaging: clients that take more local steps do not pull the optimum to themselves.
 
     u = tau_eff sum_k p_k Delta_k / a_k, tau_eff = sum_k p_k a_k. a_k is the sum of the weights with which the local

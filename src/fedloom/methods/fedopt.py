@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-import fedloom.methods as m
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("fedopt", source="Reddi et al., ICLR 2021; momentum: Hsu et al., 2019")
+@m.METHODS.register("fedopt", source="Reddi et al., ICLR 2021; momentum: Hsu et al., 2019")
 def fedopt(
     *,
     optimizer: Literal["adam", "yogi", "adagrad", "momentum"] = "adam",
@@ -21,7 +17,7 @@ def fedopt(
     b1: Annotated[float, Field(ge=0, lt=1)] | None = None,
     b2: Annotated[float, Field(ge=0, lt=1)] | None = None,
     eps: Annotated[float, Field(gt=0)] | None = None,
-) -> Method:
+) -> m.Method:
     """The mean update is a gradient for an optimiser at the server: Adam, Yogi, Adagrad, or momentum.
 
     u = sum_k p_k Delta_k;  m <- b1 m + (1 - b1) u;

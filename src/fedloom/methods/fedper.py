@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-import fedloom.methods as m
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("fedper", source="Arivazhagan et al., 2019")
-def fedper(*, personal: Literal["decoders", "heads"] = "decoders", layers: tuple[str, ...] = ()) -> Method:
+@m.METHODS.register("fedper", source="Arivazhagan et al., 2019")
+def fedper(*, personal: Literal["decoders", "heads"] = "decoders", layers: tuple[str, ...] = ()) -> m.Method:
     """FedAvg on the base of the network; the layers after it never leave a client and are trained with it.
 
     theta_base <- theta_base + sum_k p_k Delta_k,base;  personal layers start from the common initialisation.

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-import fedloom.methods as m
 from fedloom import stages, training
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("fedproto", source="Tan et al., AAAI 2022")
+@m.METHODS.register("fedproto", source="Tan et al., AAAI 2022")
 def fedproto(
     *,
     lam: Annotated[float, Field(ge=0)] = 1.0,
     distance: Literal["mse", "norm"] = "mse",
     by: Literal["clients", "counts"] = "clients",
     share: Literal["everything", "nothing"] = "everything",
-) -> Method:
+) -> m.Method:
     """Features are drawn to global prototypes: the clients' mean features of each class, averaged.
 
     Client: loss + lam mean over the batch of d(z, P_y), z = encoder features; it sends the mean z of each class over

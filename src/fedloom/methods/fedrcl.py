@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
-import fedloom.methods as m
 from fedloom import training
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("fedrcl", source="Seo, Kim, Kim, Han, CVPR 2024")
+@m.METHODS.register("fedrcl", source="Seo, Kim, Kim, Han, CVPR 2024")
 def fedrcl(
     *,
     lam: Annotated[float, Field(ge=0)] = 1.0,
@@ -24,7 +20,7 @@ def fedrcl(
     positives: Annotated[int, Field(ge=1)] = 1,
     negatives: Annotated[int, Field(ge=1)] = 2,
     levels: tuple[str, ...] | None = None,
-) -> Method:
+) -> m.Method:
     """Features of a class are drawn together, of others apart, and pairs of a class that are too alike pushed apart.
 
     loss + lam sum over levels of mean over the batch of -log( e^(s_p/T) / (e^(s_p/T) + sum_n e^(s_n/T)) ) + penalty

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
-import fedloom.methods as m
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("fedrep", source="Collins et al., ICML 2021")
-def fedrep(*, head: Annotated[float, Field(gt=0, lt=1)] = 0.8) -> Method:
+@m.METHODS.register("fedrep", source="Collins et al., ICML 2021")
+def fedrep(*, head: Annotated[float, Field(gt=0, lt=1)] = 0.8) -> m.Method:
     """Every round trains the client's own head with the encoder frozen, then the encoder with the head frozen.
 
     Decoders and heads never leave a client; the encoder is averaged. `head` is the first phase's share of a round's

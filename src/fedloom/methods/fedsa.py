@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
-import fedloom.methods as m
 from fedloom import stages, training
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("fedsa", source="Zhou et al., AAAI 2025")
+@m.METHODS.register("fedsa", source="Zhou et al., AAAI 2025")
 def fedsa(
     *,
     lam: Annotated[float, Field(ge=0)] = 1.0,
     margin: Annotated[float, Field(ge=0)] = 1.0,
     calibration: Annotated[float, Field(ge=0)] = 1.0,
     momentum: Annotated[float, Field(ge=0, le=1)] = 0.9999,
-) -> Method:
+) -> m.Method:
     """Features are drawn to one anchor a class, apart from the others by a margin; heads must classify the anchors.
 
     loss + lam |z - A_y|^2 + margin CE(-(|z - A_c| + g [c = y]), y) + calibration CE(head(A), 1..C), z = encoder

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-import fedloom.methods as m
 from fedloom import stages, training
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("fedsoft", source="Ruan, Joe-Wong, AAAI 2022")
+@m.METHODS.register("fedsoft", source="Ruan, Joe-Wong, AAAI 2022")
 def fedsoft(
     *,
     clusters: Annotated[int, Field(ge=1)] = 2,
@@ -24,7 +20,7 @@ def fedsoft(
     first: Literal["groups", "noise"] = "groups",
     noise: Annotated[float, Field(ge=0)] = 1.0,
     share: Literal["everything", "encoder"] = "everything",
-) -> Method:
+) -> m.Method:
     """Each client keeps its own model and is drawn to C cluster models, to each by how much of its data fits it best.
 
     u_ks = share of client k's training examples for which c_s has the smallest loss of all, at least `floor`;

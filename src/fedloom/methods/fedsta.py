@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
-import fedloom.methods as m
 from fedloom import stages
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("fedsta", source="FESTA: Park et al., NeurIPS 2021")
-def fedsta(*, every: Annotated[int, Field(ge=1)] | None = None) -> Method:
+@m.METHODS.register("fedsta", source="FESTA: Park et al., NeurIPS 2021")
+def fedsta(*, every: Annotated[int, Field(ge=1)] | None = None) -> m.Method:
     """One encoder for all tasks; decoders and heads stay personal or are averaged among clients with the same task.
 
     theta_enc <- theta_enc + mean_k Delta_k,enc;  every `every` rounds, for each task: theta_k,dec <- the mean of the

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
-import fedloom.methods as m
 from fedloom import stages, training
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("fedtgp", source="Zhang, Liu, Hua, Cao, AAAI 2024")
+@m.METHODS.register("fedtgp", source="Zhang, Liu, Hua, Cao, AAAI 2024")
 def fedtgp(
     *,
     lam: Annotated[float, Field(ge=0)] = 1.0,
@@ -22,7 +18,7 @@ def fedtgp(
     server_lr: Annotated[float, Field(gt=0)] = 0.01,
     server_batch_size: Annotated[int, Field(ge=1)] = 10,
     limit: Annotated[float, Field(ge=0)] = 100.0,
-) -> Method:
+) -> m.Method:
     """As FedProto, with global prototypes that a generator at the server learns from the clients'.
 
     Client: loss + lam mean over the batch of |z - P_y|^2, averaged over the dimensions. Server: P = a vector per class

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-import fedloom.methods as m
 from fedloom import stages, training
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("fpl", source="Huang et al., CVPR 2023")
-def fpl(*, temperature: Annotated[float, Field(gt=0)] = 0.02, partition: Literal["last", "first"] = "last") -> Method:
+@m.METHODS.register("fpl", source="Huang et al., CVPR 2023")
+def fpl(*, temperature: Annotated[float, Field(gt=0)] = 0.02, partition: Literal["last", "first"] = "last") -> m.Method:
     """Features are drawn to the clusters of their class's prototypes, away from other classes', and to their mean.
 
     loss + mean over the batch of -log( sum_{c in P_y} e^(cos(z, c)/T) / sum_{c in P} e^(cos(z, c)/T) ) + |z - u_y|^2,

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from fedloom import stages
-from fedloom.methods.registry import ADDONS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@ADDONS.register("heal", source="FedHEAL: Chen, Huang, Ye, CVPR 2024")
+@m.ADDONS.register("heal", source="FedHEAL: Chen, Huang, Ye, CVPR 2024")
 def heal(
-    method: Method,
+    method: m.Method,
     *,
     tau: Annotated[float, Field(ge=-1, lt=1)] = 0.3,
     beta: Annotated[float, Field(ge=0, le=1)] = 0.4,
     zeros: Literal["paper", "none"] = "paper",
     weights: Literal["replace", "multiply"] = "replace",
-) -> Method:
+) -> m.Method:
     """Average each coordinate over the clients that move it consistently; weigh clients by how far they move.
 
     q_ki = share of client k's earlier rounds in which Delta_ki had the sign it has now;  M_ki = [q_ki > tau], all ones

@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-import fedloom.methods as m
 from fedloom import stages, training
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("ifca", source="Ghosh et al., NeurIPS 2020")
+@m.METHODS.register("ifca", source="Ghosh et al., NeurIPS 2020")
 def ifca(
     *,
     clusters: Annotated[int, Field(ge=1)] = 2,
     first: Literal["groups", "noise"] = "groups",
     noise: Annotated[float, Field(ge=0)] = 1.0,
     share: Literal["everything", "encoder"] = "everything",
-) -> Method:
+) -> m.Method:
     """The server keeps C models and sends all; a client trains the one with the smallest loss on its training data.
 
     j_k = argmin_j F_k(theta_j), ties by index;  theta_j <- theta_j + sum_{k: j_k = j} p_k Delta_k, p_k by data size

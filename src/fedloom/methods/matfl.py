@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-import fedloom.methods as m
 from fedloom import stages
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("matfl", source="MaT-FL: Cai et al., CVPR Workshops 2023")
+@m.METHODS.register("matfl", source="MaT-FL: Cai et al., CVPR Workshops 2023")
 def matfl(
     *,
     groups: Annotated[int, Field(ge=1)] = 2,
     soft: bool = False,
     threshold: Annotated[float, Field(gt=-1)] = 0.0,
     source: Literal["centred-weights", "update"] = "centred-weights",
-) -> Method:
+) -> m.Method:
     """Each round clients are grouped by their encoders; a client receives the mean encoder of its group.
 
     r_k = w_k - mean_j w_j over the participants' trained encoders; average linkage on 1 - cos(r_j, r_k) until `groups`

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-import fedloom.methods as m
 from fedloom import stages
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-@METHODS.register(
+@m.METHODS.register(
     "matu", source="MaTU: Tsouvalas, Ozcelebi, Meratnia, Many-Task Federated Fine-Tuning via Unified Task Vectors"
 )
 def matu(
@@ -28,7 +24,7 @@ def matu(
     cross: Literal["similar", "uniform", "none"] = "similar",
     source: Literal["masked", "unified", "reconstructed"] = "masked",
     heads: Literal["shared", "local", "frozen"] = "shared",
-) -> Method:
+) -> m.Method:
     """A client trains each of its tasks alone and sends one unified vector with a mask and a scale for each task.
 
     A task vector tau is what training on a task adds to the initial model theta_p. A client with tasks 1..k starts

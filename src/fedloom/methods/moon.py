@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
-import fedloom.methods as m
 from fedloom import training
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("moon", source="Li, He, Song, CVPR 2021")
-def moon(*, mu: Annotated[float, Field(ge=0)] = 1.0, temperature: Annotated[float, Field(gt=0)] = 0.5) -> Method:
+@m.METHODS.register("moon", source="Li, He, Song, CVPR 2021")
+def moon(*, mu: Annotated[float, Field(ge=0)] = 1.0, temperature: Annotated[float, Field(gt=0)] = 0.5) -> m.Method:
     """Features are drawn to those of the received model and away from those of the client's own last model.
 
     loss + mu mean over the batch of -log( e^(s_g/T) / (e^(s_g/T) + e^(s_p/T)) ), s_g = cos(z, z_global),

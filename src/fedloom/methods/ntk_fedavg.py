@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import fedloom.methods as m
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register(
+@m.METHODS.register(
     "ntk-fedavg", source="NTK-FedAvg: Muhamed, Mankikar, Smith, 2024; linearisation: Ortiz-Jimenez et al., NeurIPS 2023"
 )
-def ntk_fedavg() -> Method:
+def ntk_fedavg() -> m.Method:
     """FedAvg on the encoder's first-order expansion f(x; theta_0) + J(x) (theta - theta_0) at the initial parameters.
 
     Features are linear in theta, so averaging the clients' encoders averages their features: models of different

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
 from fedloom import stages
-from fedloom.methods.registry import ADDONS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@ADDONS.register("activated-dimensions", source="FedDEA, Figure 2")
+@m.ADDONS.register("activated-dimensions", source="FedDEA, Figure 2")
 def activated_dimensions(
-    method: Method,
+    method: m.Method,
     *,
     rho: Annotated[float, Field(gt=0, lt=1)] = 0.1,
     bins: Annotated[int, Field(ge=1, le=4096)] = 64,
-) -> Method:
+) -> m.Method:
     """Record which dimensions each update activates and how far the clients agree; changes nothing.
 
     A_k = the floor(rho d) largest |Delta_k|, without exact zeros; overlap of two clients = |A & B| / k, in general

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
-import fedloom.methods as m
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("pfedme", source="Dinh, Tran, Nguyen, NeurIPS 2020")
+@m.METHODS.register("pfedme", source="Dinh, Tran, Nguyen, NeurIPS 2020")
 def pfedme(
     *,
     lam: Annotated[float, Field(gt=0)] = 15.0,
     inner: Annotated[int, Field(ge=1)] = 5,
     outer: Annotated[float, Field(gt=0)] = 0.005,
     beta: Annotated[float, Field(gt=0)] = 1.0,
-) -> Method:
+) -> m.Method:
     """The shared model w follows personal models theta_k = argmin F_k(theta) + (lam/2) |theta - w|^2.
 
     For each batch: `inner` optimiser steps on F(theta) + (lam/2) |theta - w|^2, theta starting where it was; then

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import fedloom.methods as m
 from fedloom import stages, training
-from fedloom.methods.registry import METHODS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@METHODS.register("scaffold", source="Karimireddy et al., ICML 2020")
-def scaffold() -> Method:
+@m.METHODS.register("scaffold", source="Karimireddy et al., ICML 2020")
+def scaffold() -> m.Method:
     """Control variates: every local gradient is corrected by c - c_k.
 
     Client: g + c - c_k at every step; c_k+ = mean of the round's raw gradients. Server: theta+ = theta + mean_S Delta_k

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
 from fedloom import stages
-from fedloom.methods.registry import ADDONS
-
-if TYPE_CHECKING:
-    from fedloom.methods.method import Method
+from fedloom.methods import registry as m
 
 
-@ADDONS.register("staleness", source="FedAsync: Xie, Koyejo, Gupta, 2019 (arXiv 1903.03934)")
-def staleness(method: Method, *, a: Annotated[float, Field(ge=0)] = 0.5) -> Method:
+@m.ADDONS.register("staleness", source="FedAsync: Xie, Koyejo, Gupta, 2019 (arXiv 1903.03934)")
+def staleness(method: m.Method, *, a: Annotated[float, Field(ge=0)] = 0.5) -> m.Method:
     """Old models count less: every weight is multiplied by (1 + s)^-a.
 
     s is how many of its own local rounds a peer has ended since a neighbour's model was made; 0 for its own. Then the
