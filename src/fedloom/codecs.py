@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedloom.core.context import Row
 from fedloom.core.layout import Layout
-from fedloom.core.updates import Listed, Rows, Updates
+from fedloom.core.updates import RowList, Rows, Updates
 from fedloom.taskvectors import Upload, modulate, unify
 
 Packed = Mapping[str, Tensor]
@@ -149,7 +149,7 @@ class Unified(Codec):
         layout = updates.layout
         common, own = _by_owner(layout)
         given = updates.given if updates.mixing is None else None
-        rows = given.vectors if isinstance(given, Listed) else tuple(updates.X)
+        rows = given.vectors if isinstance(given, RowList) else tuple(updates.X)
         vector, masks, scales = unify([layout.take(x, common) for x in rows], packed=True)
         packed = {"vector": vector, "masks": masks, "scales": scales}
         if not own.blocks:

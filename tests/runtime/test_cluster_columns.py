@@ -16,7 +16,7 @@ from fedloom import Ctx, stages
 from fedloom.core.layout import Block, Layout
 from fedloom.core.spread import spread
 from fedloom.core.updates import EVERYONE, Updates
-from fedloom.engines.cluster.columns import Columns, Scattered
+from fedloom.engines.cluster.columns import Columns, DistributedRows
 from fedloom.engines.cluster.comm import Comm, shares
 from fedloom.rounds import diagnostics
 from fedloom.rounds.diagnostics import groups_of, look
@@ -122,8 +122,8 @@ def part_of(comm: Comm, updates: Updates, places: Sequence[int]) -> tuple[Column
     """The updates as one member has them: its rows whole, everything else in its columns."""
     columns = Columns(comm, LAYOUT)
 
-    def scattered(X: Tensor) -> Scattered:
-        return Scattered(columns, LAYOUT, X[[i for i, p in enumerate(places) if p == comm.rank]], tuple(places))
+    def scattered(X: Tensor) -> DistributedRows:
+        return DistributedRows(columns, LAYOUT, X[[i for i, p in enumerate(places) if p == comm.rank]], tuple(places))
 
     assert updates.base is not None
     return columns, Updates(
@@ -297,7 +297,7 @@ def test_bytes_are_those_of_the_documentation() -> None:
 
         def work(comm: Comm, stage: Stage = stage) -> int:
             columns = Columns(comm, layout)
-            own = Scattered(columns, layout, X[2 * comm.rank : 2 * comm.rank + 2], (0, 0, 1, 1))
+            own = DistributedRows(columns, layout, X[2 * comm.rank : 2 * comm.rank + 2], (0, 0, 1, 1))
             names = tuple((f"c{i}", None) for i in range(k))
             n = torch.ones(k, dtype=torch.float64)
             with spread(columns):

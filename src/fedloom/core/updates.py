@@ -43,13 +43,13 @@ class Rows(Protocol):
 
 
 @runtime_checkable
-class Apart(Rows, Protocol):
+class Distributed(Rows, Protocol):
     """Rows that lie in several processes, which may be added up without being brought together."""
 
     @property
     def dtype(self) -> torch.dtype: ...
 
-    def select(self, part: Layout) -> Apart:
+    def select(self, part: Layout) -> Distributed:
         """The columns of some blocks."""
         ...
 
@@ -63,7 +63,7 @@ class Apart(Rows, Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Listed:
+class RowList:
     """Rows that lie apart, each a vector (d); fulfils `Rows`."""
 
     vectors: tuple[Tensor, ...]
@@ -77,9 +77,9 @@ class Listed:
         """A copy of them as a matrix (K x d)."""
         return torch.stack(self.vectors)
 
-    def keep(self, index: Sequence[int]) -> Listed:
+    def keep(self, index: Sequence[int]) -> RowList:
         """Some of the rows."""
-        return Listed(tuple(self.vectors[i] for i in index))
+        return RowList(tuple(self.vectors[i] for i in index))
 
     def bad(self) -> set[int]:
         """Positions of the rows with nan or inf."""
@@ -213,7 +213,7 @@ class Updates:
 
     def zeros(self, rows: int) -> Tensor:
         """A matrix of zeros (rows x d) like X, which is not worked out for it."""
-        if isinstance(self.given, Apart):
+        if isinstance(self.given, Distributed):
             return torch.zeros(rows, self.layout.d, dtype=self.given.dtype)
         return self.data.new_zeros(rows, self.layout.d)
 
@@ -224,7 +224,7 @@ class Updates:
         """
         if self.mixing is not None:
             runs = [(first, end, p @ self.mixing) for first, end, p in runs]
-        if isinstance(self.given, Apart):
+        if isinstance(self.given, Distributed):
             return self.given.summed(runs)
         out = self.data.new_zeros(self.layout.d)
         for first, end, p in runs:
@@ -243,7 +243,7 @@ class Updates:
         return replace(
             self,
             layout=part,
-            given=self.given.select(part) if isinstance(self.given, Apart) else self.layout.take(self.data, part),
+            given=self.given.select(part) if isinstance(self.given, Distributed) else self.layout.take(self.data, part),
             coef=None if self.coef is None else self.layout.take(self.coef, part),
             present=None if self.present is None else self.present[:, blocks],
             support=None if self.support is None else self.support[:, blocks],

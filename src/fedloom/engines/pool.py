@@ -44,7 +44,7 @@ class Stacked(InProcess):
         yield from super().run([job for job in jobs if isinstance(job, EvalJob)])
 
 
-class Pool:
+class WorkerPool:
     """Worker processes, each with its own model; data and vectors lie in shared memory.
 
     A job goes to the next idle worker. Results do not depend on which worker takes a job.
@@ -171,4 +171,4 @@ def executor(setup: Setup, devices: str | Sequence[str], workers: int) -> Execut
         return Stacked(setup, devices)
     if workers == 1:
         return InProcess(setup, devices)
-    return Pool(setup, devices, workers)
+    return WorkerPool(setup, devices, workers)

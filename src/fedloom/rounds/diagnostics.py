@@ -20,7 +20,7 @@ from torch import Tensor
 from fedloom.core.context import Row, derive_seed
 from fedloom.core.layout import Block, Layout
 from fedloom.core.spread import at, total, whole
-from fedloom.core.updates import Apart, Updates
+from fedloom.core.updates import Distributed, Updates
 from fedloom.runs.reader import DIAGNOSTICS
 
 """What the record is called, and the file of a run folder that has it."""
@@ -45,7 +45,7 @@ _RANK = 1e-8  # eigenvalues of the matrix of cosines below this share of the lar
 
 
 @dataclass(frozen=True, eq=False)
-class Group:
+class LayerGroup:
     """Columns that are looked at together."""
 
     part: str
@@ -61,7 +61,7 @@ class Group:
 
 
 @lru_cache(maxsize=32)
-def groups_of(layout: Layout, columns: int) -> tuple[tuple[Group, ...], int]:
+def groups_of(layout: Layout, columns: int) -> tuple[tuple[LayerGroup, ...], int]:
     """(the groups of a layout, how many are left out), with about so many columns to look at in all.
 
     A group is what lies in one part of the model and belongs to one task; the layers of a part that all tasks share are
@@ -91,7 +91,7 @@ def groups_of(layout: Layout, columns: int) -> tuple[tuple[Group, ...], int]:
         before = np.cumsum([0, *(layout.blocks[i].size for i in blocks)])
         within = np.searchsorted(before, where, side="right") - 1
         columns_here = torch.from_numpy(starts[within] + where - before[within])
-        made.append(Group(part, task, layers, tuple(blocks), size, columns_here))
+        made.append(LayerGroup(part, task, layers, tuple(blocks), size, columns_here))
     return tuple(made), len(found) - len(kept)
 
 
@@ -163,7 +163,7 @@ def look(updates: Updates, out: Updates, peer: str | None = None) -> dict[str, A
 
 def _take(updates: Updates, columns: Tensor) -> Tensor:
     """Those of some columns of X that are here; X is not worked out for it (K x c, on the CPU)."""
-    if isinstance(updates.given, Apart):
+    if isinstance(updates.given, Distributed):
         data = updates.given.take(columns).cpu()
     elif isinstance(updates.given, Tensor) or "data" in vars(updates):
         data = updates.data.index_select(1, at(updates.layout, columns).to(updates.data.device)).cpu()
@@ -233,7 +233,12 @@ def _together(sums: _Sums) -> _Sums:
 
 
 def _about(
-    groups: Sequence[Group], sums: _Sums, members: Tensor, shown: Sequence[int], peer: str | None, out: Sequence[Row]
+    groups: Sequence[LayerGroup],
+    sums: _Sums,
+    members: Tensor,
+    shown: Sequence[int],
+    peer: str | None,
+    out: Sequence[Row],
 ) -> list[dict[str, Any]]:
     """What is said of each group; `members` (g x K) are the rows that have it."""
     k = members.shape[1]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedloom.core.context import State
 from fedloom.core.layout import Layout
-from fedloom.core.updates import Listed
+from fedloom.core.updates import RowList
 from fedloom.methods.method import Method
 from fedloom.rounds.federation import Federation
 from fedloom.rounds.messages import Message, blank
@@ -78,7 +78,7 @@ def pack_tasks(
     tasks = tuple(task for task in sorted(tasks) if task in state["tasks"])
     packed: Mapping[str, Tensor] = {}
     if tasks:
-        vectors = Listed(tuple(state["tasks"][task] for task in tasks))
+        vectors = RowList(tuple(state["tasks"][task] for task in tasks))
         rows = tuple((client, task) for task in tasks)
         packed = method.codec.pack(blank(method.shared_part(layout), federation, rows, vectors))
     return Message(None, state["buffers"], state["integers"], packed=packed, tasks=tasks)

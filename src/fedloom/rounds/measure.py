@@ -33,7 +33,7 @@ class Model:
 
 
 @dataclass
-class Group:
+class MeasuredGroup:
     """Clients with the same model and the same data: one measurement serves all."""
 
     model: Model
@@ -97,12 +97,12 @@ def measure(built: Built, executor: Executor, state: State) -> list[Record]:
     return sorted(records, key=lambda r: (r["client"], r["model"], r["split"], r["task"], r["metric"]))
 
 
-def groups(built: Built, state: State, splits: Sequence[str], used: bool = False) -> list[Group]:
+def groups(built: Built, state: State, splits: Sequence[str], used: bool = False) -> list[MeasuredGroup]:
     """The wanted models of all clients on the data of these splits.
 
     `used`: of the models for a task only the one that a client would use, as in a run's final numbers.
     """
-    found: dict[tuple[str | None, str | None, int], Group] = {}
+    found: dict[tuple[str | None, str | None, int], MeasuredGroup] = {}
     for client in built.federation.clients.values():
         models = [m for m in models_for(built, state, client.id) if m.name in built.recipe.evaluation.models]
         if used:
@@ -112,7 +112,7 @@ def groups(built: Built, state: State, splits: Sequence[str], used: bool = False
             for split in splits:
                 part = client.part(split)
                 if len(part):
-                    group = found.setdefault((owner, model.task, id(part)), Group(model, client.id, split))
+                    group = found.setdefault((owner, model.task, id(part)), MeasuredGroup(model, client.id, split))
                     group.members.append((client, model))
     return list(found.values())
 

@@ -19,8 +19,8 @@ from fedloom.errors import UserError
 from fedloom.extras import need
 from fedloom.rounds.built import Built
 from fedloom.rounds.federation import Client
-from fedloom.rounds.measure import Group, groups
-from fedloom.rounds.worker import Executor, LookJob, Seen
+from fedloom.rounds.measure import MeasuredGroup, groups
+from fedloom.rounds.worker import Answers, Executor, LookJob
 from fedloom.runs import checkpoint
 from fedloom.runs.reader import CONFUSION, INDEX, PREDICTIONS
 from fedloom.tasks.dense import DenseTask, as_label
@@ -60,7 +60,7 @@ def keep(folder: Path, built: Built, executor: Executor, state: State) -> None:
     ]  # fmt: skip
     if not jobs:
         return
-    seen: dict[int, Seen] = dict(executor.run(jobs))
+    seen: dict[int, Answers] = dict(executor.run(jobs))
     home = folder / PREDICTIONS
     home.mkdir(exist_ok=True)
     about = {"round": state["round"], "split": SPLIT}
@@ -79,7 +79,7 @@ def some_examples(client: Client, tasks: Sequence[DenseTask], count: int) -> tup
     return x, truth, pictures(part.examples, x, part.index)
 
 
-def _counted(built: Built, used: Sequence[Group]) -> list[tuple[str, ...]]:
+def _counted(built: Built, used: Sequence[MeasuredGroup]) -> list[tuple[str, ...]]:
     """For each group the tasks to count confusions of."""
     room = {
         task.name: min(MODELS, CELLS // task.channels**2)
@@ -95,7 +95,7 @@ def _counted(built: Built, used: Sequence[Group]) -> list[tuple[str, ...]]:
     return found
 
 
-def _shown(built: Built, used: Sequence[Group]) -> list[tuple[str, ...]]:
+def _shown(built: Built, used: Sequence[MeasuredGroup]) -> list[tuple[str, ...]]:
     """For each group the dense tasks whose pictures are of its model: that of the first client with the task."""
     shape = built.dataset.input_shape
     try:
@@ -112,7 +112,7 @@ def _shown(built: Built, used: Sequence[Group]) -> list[tuple[str, ...]]:
 
 
 def _confusions(
-    built: Built, used: Sequence[Group], counted: Sequence[tuple[str, ...]], seen: Mapping[int, Seen]
+    built: Built, used: Sequence[MeasuredGroup], counted: Sequence[tuple[str, ...]], seen: Mapping[int, Answers]
 ) -> dict[str, Any]:
     """Task -> what is counted, how many models there are, and of some of them whose they are and the counts."""
     clients = built.federation.clients
@@ -140,7 +140,11 @@ def _confusions(
 
 
 def _pictures(
-    built: Built, used: Sequence[Group], shown: Sequence[tuple[str, ...]], seen: Mapping[int, Seen], home: Path
+    built: Built,
+    used: Sequence[MeasuredGroup],
+    shown: Sequence[tuple[str, ...]],
+    seen: Mapping[int, Answers],
+    home: Path,
 ) -> list[dict[str, Any]]:
     """Write the pictures; what they are of, for each part of the test data: its examples, and its tasks."""
     of = {task: number for number, tasks in enumerate(shown) for task in tasks}

@@ -83,7 +83,7 @@ class LookJob(EvalJob):
 
 
 @dataclass(frozen=True, eq=False)
-class Seen:
+class Answers:
     """The outcome of a LookJob."""
 
     confusions: Mapping[str, Tensor]
@@ -167,7 +167,7 @@ class Worker:
             tasks = {name: self.tasks[name] for name in job.tasks}
             return job.key, evaluate(self.model, part, tasks, s.evaluation.batch_size, s.training.channels_last)
 
-    def look(self, job: LookJob) -> tuple[int, Seen]:
+    def look(self, job: LookJob) -> tuple[int, Answers]:
         """Confusions and answers of one model, with the job's key."""
         how = self.setup.evaluation.batch_size, self.setup.training.channels_last
         said: dict[str, Tensor] = {}
@@ -179,7 +179,7 @@ class Worker:
                 with torch.inference_mode():
                     each = [out for _, out, _ in answers(self.model, part.spread(job.examples), job.shown, *how)]
                 said = {name: torch.cat([out[name].float().cpu() for out in each]) for name in job.shown}
-        return job.key, Seen(counted, said)
+        return job.key, Answers(counted, said)
 
     @contextmanager
     def _loaded(self, job: EvalJob) -> Iterator[Part]:
@@ -195,7 +195,7 @@ class Worker:
             torch.default_generator.manual_seed(derive_seed(s.seed, job.round, "evaluate", job.key))
             yield client.part(job.split)
 
-    def run(self, job: TrainJob | EvalJob, **options: Any) -> TrainDone | tuple[int, Scores] | tuple[int, Seen]:
+    def run(self, job: TrainJob | EvalJob, **options: Any) -> TrainDone | tuple[int, Scores] | tuple[int, Answers]:
         """Whichever it is."""
         if isinstance(job, LookJob):
             return self.look(job)

@@ -76,7 +76,7 @@ class Columns:
     def back(self, out: Updates, owner: Mapping[str, int], everywhere: bool) -> list[tuple[Row, Tensor]]:
         """Rows of a result, whole: those for everyone in all processes, a client's where it is (or `everywhere`)."""
         rank, size = self.comm.rank, self.comm.size
-        if isinstance(out.given, Scattered) and out.mixing is None and not everywhere:
+        if isinstance(out.given, DistributedRows) and out.mixing is None and not everywhere:
             mine = [row for row, place in zip(out.rows, out.given.places, strict=True) if place == rank]
             return list(zip(mine, out.given.own, strict=True))
         X = out.X
@@ -98,7 +98,7 @@ class Columns:
 
 
 @dataclass(eq=False)
-class Scattered:
+class DistributedRows:
     """Rows that lie whole where their clients are, of which everybody may get some columns; fulfils `Apart`.
 
     own     the rows that are here (their number x all columns of the blocks)
@@ -151,19 +151,19 @@ class Scattered:
             self._dense = X
         return self._dense
 
-    def keep(self, index: Sequence[int]) -> Scattered:
+    def keep(self, index: Sequence[int]) -> DistributedRows:
         """Some of the rows."""
         place = {i: at for at, i in enumerate(self._of(self._rank))}
         own = self.own[[place[i] for i in index if i in place]]
         dense = None if self._dense is None else self._dense[list(index)]
-        return Scattered(self.columns, self.layout, own, tuple(self.places[i] for i in index), dense)
+        return DistributedRows(self.columns, self.layout, own, tuple(self.places[i] for i in index), dense)
 
-    def select(self, part: Layout) -> Scattered:
+    def select(self, part: Layout) -> DistributedRows:
         """Some of the blocks."""
         own = self.layout.take(self.own, self.columns.whole(part))
         here = Layout(tuple(b for b in self.columns.here.blocks if b.name in set(self.layout.names)))
         dense = None if self._dense is None else here.take(self._dense, part)
-        return Scattered(self.columns, self.columns.whole(part), own, self.places, dense)
+        return DistributedRows(self.columns, self.columns.whole(part), own, self.places, dense)
 
     def take(self, index: Tensor) -> Tensor:
         """All rows in a few columns, by position among all of them: those of the columns that are here."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedloom.core.context import Ctx, Row, State
 from fedloom.core.spread import spread
-from fedloom.engines.cluster.columns import Columns, Scattered
+from fedloom.engines.cluster.columns import Columns, DistributedRows
 from fedloom.engines.cluster.comm import Comm
 from fedloom.engines.cluster.member import Member
 from fedloom.rounds import diagnostics
@@ -70,8 +70,8 @@ class Sharing(Member):
         found.sort(key=lambda entry: entry[0].row[0])
         came, places = [payload for payload, _ in found], tuple(rank for _, rank in found)
 
-        def given(X: Tensor, places: tuple[int, ...]) -> Scattered:
-            return Scattered(columns, columns.layout, X, places)
+        def given(X: Tensor, places: tuple[int, ...]) -> DistributedRows:
+            return DistributedRows(columns, columns.layout, X, places)
 
         auxiliary = {name: given(X, places).dense() for name, X in mine.auxiliary.items()}
         updates = assembled(method, federation, columns.here, came, given(mine.X, places), auxiliary)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fedloom.errors import StateError, nearest
 from fedloom.extras import need
 from fedloom.recipes import schema
-from fedloom.recipes.runtime import Flower
+from fedloom.recipes.runtime import FlowerSection
 from fedloom.runs.reader import Final, Run, TaskMetric, human_bytes
 from fedloom.study.tables.markup import csv_text, full, latex, tex
 from fedloom.tasks.delta import delta_m, delta_terms
@@ -28,7 +28,7 @@ CSV = (
 )
 # What a comparison does not mention: these keys do not change results.
 QUIET = {"name", "seed", *(f"runtime.{key}" for key in schema.QUIET)}
-QUIET |= {f"runtime.flower.{key}" for key in Flower.model_fields}
+QUIET |= {f"runtime.flower.{key}" for key in FlowerSection.model_fields}
 
 
 @dataclass(frozen=True)
