@@ -13,7 +13,7 @@ from fedloom.core.layout import Layout
 from fedloom.data.dataset import Dataset
 from fedloom.data.partition import Partition, Pool
 from fedloom.errors import RecipeError, nearest
-from fedloom.methods import ADDONS
+from fedloom.methods.registry import ADDONS
 from fedloom.methods.at_peers import at_peers
 from fedloom.methods.method import Method
 from fedloom.models.changes import changed
