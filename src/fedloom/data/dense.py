@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from fedloom.data.augment import Augment
+from fedloom.data.dataset import Batch
 from fedloom.data.transforms import Kind, augmented, plain, raw_ignore
 from fedloom.errors import DataError
 
@@ -136,12 +137,8 @@ class DenseExamples:
         return "\n".join(parts).encode() + b"".join(self.labels_of(task).tobytes() for task in sorted(self.kinds))
 
     def batch(
-        self,
-        index: Tensor,
-        device: torch.device,
-        rng: torch.Generator | None = None,
-        tasks: Collection[str] | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
+    ) -> Batch:
         """Inputs (B x 3 x h x w, float32, normalised) and labels per task as `fedloom.data.transforms` states them.
 
         With `rng`, and where there is an `augment`, a training batch: it depends on `index` and `rng` only. DataError
@@ -156,16 +153,14 @@ class DenseExamples:
         return torch.cat([x for x, _ in single]), {task: torch.cat([y[task] for _, y in single]) for task in wanted}
 
     def _transformed(
-        self, images: Tensor, labels: Mapping[str, Tensor], device: torch.device, rng: torch.Generator | None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self, images: Tensor, labels: Mapping[str, Tensor], device: torch.device, rng: Generator | None
+    ) -> Batch:
         kinds = {task: self.kinds[task] for task in labels}
         if rng is not None and self.augment is not None:
             return augmented(images, labels, kinds, self.crop or self.size, self.augment, rng, device)
         return plain(images, labels, kinds, self.size, device)
 
-    def _read(
-        self, position: int, device: torch.device, rng: torch.Generator | None, tasks: Collection[str]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def _read(self, position: int, device: torch.device, rng: Generator | None, tasks: Collection[str]) -> Batch:
         """One example as a batch of one."""
         assert isinstance(self.source, Files)
         found = self.source.reader(position, tasks)

@@ -48,7 +48,7 @@ def tables(
     import torch
 
     from fedloom.data.dataset import Dataset
-    from fedloom.data.mixed import Mixed, Stored
+    from fedloom.data.mixed import MixedExamples, TensorInputs
     from fedloom.tasks import Classification, Regression
 
     pooled = ["{split}" not in key for key in (features, targets, task_by)]
@@ -95,8 +95,8 @@ def tables(
             else:
                 known.append(Regression(task, mean=float(mean_y[k]), std=float(std_y[k])))
     train, test_part = (
-        Mixed(
-            Stored(torch.from_numpy(((inputs - mean) / std).astype(np.float32))),
+        MixedExamples(
+            TensorInputs(torch.from_numpy(((inputs - mean) / std).astype(np.float32))),
             found,
             torch.from_numpy(np.searchsorted(values, group)),
         )
