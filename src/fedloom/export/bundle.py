@@ -26,7 +26,7 @@ from fedloom.data.joined import JoinedExamples
 from fedloom.data.preview import Cell, grid, label, normal
 from fedloom.engines.api import trained_models
 from fedloom.errors import StateError, UserError, nearest
-from fedloom.export.finished import owners
+from fedloom.export.finished import model_keys
 from fedloom.extras import need
 from fedloom.models.changes import changed
 from fedloom.models.multitask import MultiTask, build_model
@@ -89,7 +89,7 @@ def export(run: Path, out: Path, client: str | None = None, task: str | None = N
 
 def _key(run: Path, models: Mapping[str, Any], client: str | None, task: str | None) -> str:
     """Which of a run's models is meant, by its name in `trained_models`."""
-    found = next((key for key in owners(client, task) if key in models), None)
+    found = next((key for key in model_keys(client, task) if key in models), None)
     if found is not None:
         return found
     if any(key.startswith("task/") or "/task/" in key for key in models) and task is None:

@@ -14,15 +14,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from fedloom.errors import RecipeError, StateError, UserError, nearest
-from fedloom.extras import need
+from fedloom.errors import RecipeError, StateError, nearest, writing
+from fedloom.extras import figure, save_figure
 from fedloom.settings.registry import Registry
 from fedloom.study.grid import Grid, together
-from fedloom.study.tables.compare import Estimate, value_at
+from fedloom.study.keys import value_at
+from fedloom.study.tables.compare import Estimate
 from fedloom.study.tables.table import (
     OVERALL,
     Column,
-    Result,
+    CombinationRuns,
     Values,
     about_model,
     change,
@@ -55,11 +56,9 @@ def draw(grid: Grid, folder: Path, out: Path, split: str = "test") -> None:
     if grid.figure is None:
         raise RecipeError(f"grid {grid.name} has no figure: 'figure' is one of {', '.join(sorted(FIGURES.entries))}")
     made = grid.figure.entry.function(grid, folder, split, **grid.figure.params)
-    try:
+    with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        made.savefig(out, dpi=150)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{out}: {error}") from None
+    save_figure(made, out, dpi=150)
 
 
 @FIGURES.register("sweep", source="FedDEA, Figure 4; F2DC, Figures 6 to 8")
@@ -181,14 +180,14 @@ def hyper_weights(grid: Grid, folder: Path, split: str) -> Any:
     return picture(found)
 
 
-def _results(grid: Grid, folder: Path, split: str) -> dict[Combination, Result]:
+def _results(grid: Grid, folder: Path, split: str) -> dict[Combination, CombinationRuns]:
     results, _ = read(grid, folder, split)
     if not results:
         raise StateError(f"no cell of grid {grid.name} has finished in {folder}")
     return results
 
 
-def _holders(results: Mapping[Combination, Result], data: str, task: str) -> list[str]:
+def _holders(results: Mapping[Combination, CombinationRuns], data: str, task: str) -> list[str]:
     """Clients that hold a task in all runs of a data set."""
     runs = [run for (name, *_), result in results.items() if name == data for run in result.runs.values()]
     held = [[client for client, info in run.info["clients"].items() if task in info["tasks"]] for run in runs]
@@ -196,7 +195,7 @@ def _holders(results: Mapping[Combination, Result], data: str, task: str) -> lis
 
 
 def _over_rounds(
-    result: Result,
+    result: CombinationRuns,
     column: Column,
     columns: Sequence[Column],
     histories: Mapping[int, Mapping[int, Mapping[str, float]]],
@@ -242,7 +241,7 @@ class _Panels:
     def __init__(
         self,
         grid: Grid,
-        results: Mapping[Combination, Result],
+        results: Mapping[Combination, CombinationRuns],
         tasks: Sequence[str] | None,
         overall: Sequence[str],
     ) -> None:
@@ -266,9 +265,7 @@ class _Panels:
                 rows += [(data, panels[at : at + width]) for at in range(0, len(panels), width)]
         self.rows = rows
         width = max(len(columns) for _, columns in rows)
-        self.figure = need("matplotlib.figure", "report").Figure(
-            figsize=(3.4 * width, 2.8 * len(rows) + 0.6), layout="constrained"
-        )
+        self.figure = figure(3.4 * width, 2.8 * len(rows) + 0.6)
         self.axes = self.figure.subplots(len(rows), width, squeeze=False)
         self.several = len({data for data, _ in rows}) > 1
         self.title = grid.title or grid.name
@@ -326,8 +323,8 @@ def radar(grid: Grid, folder: Path, split: str, *, reference: str = "", tasks: l
     rows = [data for data in grid.data if (data, *against) in results]
     if not rows:
         raise StateError(f"grid {grid.name}: the reference {'/'.join(against)} of its figure has not finished")
-    figure = need("matplotlib.figure", "report").Figure(figsize=(6.4 * len(rows), 6.4), layout="constrained")
-    panels = figure.subplots(1, len(rows), squeeze=False, subplot_kw={"projection": "polar"})[0]
+    page = figure(6.4 * len(rows), 6.4)
+    panels = page.subplots(1, len(rows), squeeze=False, subplot_kw={"projection": "polar"})[0]
     for data, axes in zip(rows, panels, strict=True):
         columns = _chosen(columns_of(grid, data, results), tasks)
         angles = [2 * math.pi * i / len(columns) for i in range(len(columns))]
@@ -350,8 +347,8 @@ def radar(grid: Grid, folder: Path, split: str, *, reference: str = "", tasks: l
         axes.set_ylim(bottom=0)
         axes.set_title(data, fontsize=10)
         axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2)
-    figure.suptitle(f"{grid.title or grid.name}\n{split} split; percent of {'/'.join(against)}", fontsize=10)
-    return figure
+    page.suptitle(f"{grid.title or grid.name}\n{split} split; percent of {'/'.join(against)}", fontsize=10)
+    return page
 
 
 @FIGURES.register("tasks-per-client", source="MaTU, Figure 5")
@@ -385,9 +382,9 @@ def tasks_per_client(grid: Grid, folder: Path, split: str, *, tasks: list[str] |
     if len(metrics) > 1:
         names = ", ".join(sorted(column.metric for column in metrics))
         raise RecipeError(f"grid {grid.name}: a mean over tasks needs one metric, found {names}")
-    figure = need("matplotlib.figure", "report").Figure(figsize=(9, 4.2), layout="constrained")
+    page = figure(9, 4.2)
     titles = {"bits": str(Column("", "", "bits", "min")), "mean": str(metrics.pop())}
-    for (name, title), axes in zip(titles.items(), figure.subplots(1, 2), strict=True):
+    for (name, title), axes in zip(titles.items(), page.subplots(1, 2), strict=True):
         for number, ((base, addon), lines) in enumerate(sorted(points.items(), key=_place(grid))):
             label = together(base, addon)
             _line(axes, lines[name], label, f"C{number % 10}", as_bars=True)
@@ -396,8 +393,8 @@ def tasks_per_client(grid: Grid, folder: Path, split: str, *, tasks: list[str] |
         axes.grid(alpha=0.3)
         axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(fontsize=8)
-    figure.suptitle(f"{grid.title or grid.name}\n{split} split; ± 95 % t-interval over seeds", fontsize=10)
-    return figure
+    page.suptitle(f"{grid.title or grid.name}\n{split} split; ± 95 % t-interval over seeds", fontsize=10)
+    return page
 
 
 def _reference(grid: Grid, named: str) -> tuple[str, str]:

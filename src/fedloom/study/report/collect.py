@@ -22,7 +22,7 @@ from fedloom.study.papers import hyper
 from fedloom.study.papers.neighbours import quality
 from fedloom.study.report import agreement, predictions
 from fedloom.study.report.against import Against, against
-from fedloom.study.report.agreement import Agreement
+from fedloom.study.report.agreement import UpdateAgreement
 from fedloom.study.report.predictions import Predictions
 from fedloom.study.report.worst import Worst, worst, worst_of
 from fedloom.study.tables.table import Table, tabulate
@@ -138,7 +138,7 @@ class RunReport:
     happened: tuple[Happening, ...]
     clock: Mapping[str, Series] = field(default_factory=dict)
     """What a scenario simulates -> seconds of each round; empty where time was not simulated."""
-    agreement: Agreement | None = None
+    agreement: UpdateAgreement | None = None
     quality: Mapping[str, Series] = field(default_factory=dict)
     """How well peers found those with their own tasks -> share or index of each round."""
     peers: bool = False

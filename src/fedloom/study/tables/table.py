@@ -16,8 +16,8 @@ from typing import Literal
 from fedloom.errors import RecipeError, StateError, nearest
 from fedloom.runs.reader import ARROWS, Final, Run
 from fedloom.study.grid import NO_VALIDATION, Cell, Grid, cells, is_over, refused_in, together
-from fedloom.study.papers.domains import best_round, domain_history
 from fedloom.study.tables.compare import Estimate
+from fedloom.study.tables.domains import best_round, domain_history
 from fedloom.tasks.delta import delta_m, delta_terms
 
 DELTA = "Δ %"
@@ -70,7 +70,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TableEntry:
     """One number of the table, or why there is none."""
 
     kind: Literal["value", "base", "missing", "refused", "cannot"]
@@ -90,7 +90,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Line:
+class TableLine:
     """A line of the table: a base with an add-on, and the client whose model it is where that is not one for all."""
 
     base: str
@@ -98,7 +98,7 @@ class Line:
     first: bool
     """Whether the add-on is the grid's first."""
     owner: str = ""
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[TableEntry, ...] = ()
     seeds: Mapping[str, tuple[int, ...]] | None = None
     """Data set -> the seeds that have been run."""
     rounds: Mapping[str, tuple[int, ...]] | None = None
@@ -121,7 +121,7 @@ class Table:
 
     title: str
     columns: tuple[Column, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[TableLine, ...]
     split: str
     at: str
     """Which model of a run counts, as the grid says."""
@@ -135,7 +135,7 @@ class Table:
         return {name: data.count(name) for name in dict.fromkeys(data)}
 
     @property
-    def layout(self) -> tuple[tuple[Column, ...], tuple[tuple[str, tuple[Line, ...]], ...]]:
+    def layout(self) -> tuple[tuple[Column, ...], tuple[tuple[str, tuple[TableLine, ...]], ...]]:
         """(columns, lines in groups): a group '' of all lines, its data sets beside each other, or a group a data set.
 
         The latter where they have the same tasks and would be too wide otherwise.
@@ -156,7 +156,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Result:
+class CombinationRuns:
     """The runs of one combination of labels, by seed, and what was measured of the models that count."""
 
     runs: Mapping[int, Run]
@@ -234,7 +234,7 @@ def tabulate(grid: Grid, folder: Path, split: str = "test") -> Table:
     )
 
 
-def read(grid: Grid, folder: Path, split: str) -> tuple[dict[tuple[str, str, str], Result], list[Cell]]:
+def read(grid: Grid, folder: Path, split: str) -> tuple[dict[tuple[str, str, str], CombinationRuns], list[Cell]]:
     """((data, base, add-on) -> its finished runs, the cells that have not finished); refused cells are in neither."""
     runs: dict[tuple[str, str, str], dict[int, Run]] = {}
     missing, refused = [], refused_in(folder)
@@ -246,7 +246,7 @@ def read(grid: Grid, folder: Path, split: str) -> tuple[dict[tuple[str, str, str
             missing.append(cell)
     by_domain = grid.show == "domains"
     found = {
-        k: Result(v, {seed: run.final(split, _round(grid, run, split)) for seed, run in v.items()}, by_domain)
+        k: CombinationRuns(v, {seed: run.final(split, _round(grid, run, split)) for seed, run in v.items()}, by_domain)
         for k, v in runs.items()
     }
     return found, missing
@@ -281,7 +281,7 @@ def _number(column: Column, columns: Sequence[Column], run: Run, by_task: Mappin
     return sum(shown) / len(shown) if shown else math.nan
 
 
-def about_model(grid: Grid, results: Mapping[tuple[str, str, str], Result]) -> str:
+def about_model(grid: Grid, results: Mapping[tuple[str, str, str], CombinationRuns]) -> str:
     """Of which round the models are whose numbers are shown, and how it was chosen."""
     rounds = _span([final.round for result in results.values() for final in result.finals.values()])
     if grid.at == "last":
@@ -328,7 +328,7 @@ class _Maker:
 
     grid: Grid
     split: str
-    results: Mapping[tuple[str, str, str], Result]
+    results: Mapping[tuple[str, str, str], CombinationRuns]
     refused: Mapping[str, str]
     columns: Mapping[str, tuple[Column, ...]]
 
@@ -355,7 +355,7 @@ class _Maker:
             return f"{next(iter(labels))} model"
         return ", ".join(f"{kind} model of {' / '.join(cells)}" for kind, cells in labels.items())
 
-    def lines(self, base: str, addon: str) -> list[Line]:
+    def lines(self, base: str, addon: str) -> list[TableLine]:
         """One line, or one for each client with a model of its own where the grid shows clients."""
         owners: dict[str, dict[str, Values]] = {}
         unified: dict[str, Values] = {}
@@ -372,8 +372,8 @@ class _Maker:
         lines = [self._line(base, addon, owner, owners[owner]) for owner in names]
         return lines if owners and not unified else [self._line(base, addon, "", unified), *lines]
 
-    def _line(self, base: str, addon: str, owner: str, by_data: Mapping[str, Values]) -> Line:
-        entries: list[Entry] = []
+    def _line(self, base: str, addon: str, owner: str, by_data: Mapping[str, Values]) -> TableLine:
+        entries: list[TableEntry] = []
         seeds, rounds, models = {}, {}, {}
         for data in self.grid.data:
             result = self.results.get((data, base, addon))
@@ -385,37 +385,39 @@ class _Maker:
             rounds[data] = tuple(result.finals[seed].round for seed in values)
             models[data] = " / ".join(dict.fromkeys(final.model for final in result.finals.values()))
             entries += [self._entry(column, values, base, addon, owner) for column in self.columns[data]]
-        return Line(base, addon, addon == next(iter(self.grid.addons)), owner, tuple(entries), seeds, rounds, models)
+        return TableLine(
+            base, addon, addon == next(iter(self.grid.addons)), owner, tuple(entries), seeds, rounds, models
+        )
 
-    def _entry(self, column: Column, values: Values, base: str, addon: str, owner: str) -> Entry:
+    def _entry(self, column: Column, values: Values, base: str, addon: str, owner: str) -> TableEntry:
         partial = len(values) < len(self.grid.seeds)
         if column.metric != "delta_m":
             runs = self.results[column.data, base, addon].runs
             found = estimate(column, self.columns[column.data], runs, values)
-            return Entry("value", found, partial=partial) if found else Entry("cannot")
+            return TableEntry("value", found, partial=partial) if found else TableEntry("cannot")
         reference = self.grid.reference(base)
         assert reference is not None  # else there is no such column
         if not values:
-            return Entry("cannot")
+            return TableEntry("cannot")
         if reference == (base, addon):
-            return Entry("base")
+            return TableEntry("base")
         result = self.results.get((column.data, *reference))
         if result is None:
             return self._none(column.data, *reference)
         against = (result.owned(self.split).get(owner) if owner else None) or result.values()
         changed = change(values, against, self._directions(column.data))
         if changed is None:
-            return Entry("missing")
-        return Entry("value", changed, partial=partial or changed.n < len(values), is_change=True)
+            return TableEntry("missing")
+        return TableEntry("value", changed, partial=partial or changed.n < len(values), is_change=True)
 
-    def _none(self, data: str, base: str, addon: str) -> Entry:
+    def _none(self, data: str, base: str, addon: str) -> TableEntry:
         """What stands where nothing has been run."""
-        return Entry("refused" if Cell(data, base, addon, 0).combination in self.refused else "missing")
+        return TableEntry("refused" if Cell(data, base, addon, 0).combination in self.refused else "missing")
 
     def _directions(self, data: str) -> dict[str, str]:
         return {column.task: column.direction for column in self.columns[data] if column.task}
 
-    def _left_out(self, data: str, base: str, addon: str, result: Result) -> None:
+    def _left_out(self, data: str, base: str, addon: str, result: CombinationRuns) -> None:
         """Note tasks that Delta has to leave out, for the reference is 0 or undefined there."""
         reference = self.grid.reference(base)
         other = self.results.get((data, *reference)) if reference and reference != (base, addon) else None
@@ -434,7 +436,7 @@ class _Maker:
             self.notes.append(f"{DELTA} of {name} leaves out {', '.join(sorted(out))}: 0 or undefined in the base.")
 
 
-def columns_of(grid: Grid, data: str, results: Mapping[tuple[str, str, str], Result]) -> tuple[Column, ...]:
+def columns_of(grid: Grid, data: str, results: Mapping[tuple[str, str, str], CombinationRuns]) -> tuple[Column, ...]:
     """The columns of a data set, as its runs say; one of '…' where there are none."""
     runs = [run for (name, *_), result in results.items() if name == data for run in result.runs.values()]
     if not runs:
@@ -472,7 +474,7 @@ def _of_domains(data: str, run: Run) -> tuple[Column, ...]:
     return tuple(Column(data, domain, history.metric, direction) for domain in history.last.values)
 
 
-def _with_best(lines: Sequence[Line], columns: Sequence[Column]) -> list[Line]:
+def _with_best(lines: Sequence[TableLine], columns: Sequence[Column]) -> list[TableLine]:
     """The lines with the best value of each column marked; none where there is nothing to choose from."""
     marked = [list(line.entries) for line in lines]
     for at, column in enumerate(columns):
