@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -13,23 +12,10 @@ from torch import Generator, Tensor
 
 from fedloom.data.augment import Augment
 from fedloom.data.dataset import Batch
-from fedloom.data.transforms import Kind, augmented, plain, raw_ignore
+from fedloom.data.dense_label import Kind, Reader
+from fedloom.data.prepare import Array
+from fedloom.data.transforms import augmented, plain, raw_ignore
 from fedloom.errors import DataError
-
-Array = np.ndarray[Any, Any]
-
-Reader = Callable[[int, Collection[str]], Mapping[str, Array | None]]
-"""Reads one example by its position, and its labels of some tasks: `"image"` (H x W x 3, uint8) and an array or None
-per task.
-
-Labels are raw, as `fedloom.data.transforms` describes, with the image's height and width: semseg and human_parts are
-H x W integers in 0..255 (255 = ignore), saliency and edge H x W of 0, 1 and 255 (or bool), depth H x W floating point
-(metres, 0 = no value), normals H x W x 3 (int8 or floating point, any common factor, zero = no value). None, or an
-absent key, means that the image is not annotated for the task: it is ignored there. Images may differ in size.
-
-A reader is called from several threads at once, and is pickled where a run has worker processes: it should hold paths,
-not open files. Its errors should be DataErrors that name the file.
-"""
 
 
 @dataclass(frozen=True, eq=False)

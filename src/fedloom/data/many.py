@@ -13,10 +13,11 @@ import numpy as np
 from pydantic import Field
 
 from fedloom.data.digits import LABELS, DigitDomain, originals, render
-from fedloom.data.prepare import Array, channel_statistics, stratified, subset
+from fedloom.data.prepare import SPLITS, Array, TestFraction, channel_statistics, stratified, subset
 from fedloom.data.registry import DATASETS
 from fedloom.data.several import Sets, load
 from fedloom.errors import DataError, RecipeError, nearest
+from fedloom.settings.section import Count
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset, Examples, TensorExamples
     from fedloom.data.mixed import Inputs
 
-Count = Annotated[int, Field(ge=1)]
 Group = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2)]
 Columns = dict[str, Array]
 """Task -> labels of a set's examples."""
@@ -99,7 +99,7 @@ def digits_many(
     count: Annotated[int, Field(ge=1, le=len(RENDERINGS) * len(QUESTIONS))] = 8,
     size: Annotated[int, Field(ge=8, le=64)] = 16,
     limit: Count | None = None,
-    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+    test_fraction: TestFraction = 0.2,
 ) -> Dataset:
     """Up to 30 tasks on scikit-learn's handwritten digits, in the form of `many`: one label per example.
 
@@ -164,16 +164,16 @@ def joined(
 
     tasks: dict[str, Classification] = {}
     for number, domain in enumerate(domains):
-        both = [columns[split][number] for split in ("train", "test")]
+        both = [columns[split][number] for split in SPLITS]
         for task in both[0]:
             highest = [int(part[task].max(initial=-1)) for part in both]
-            for split, value in zip(("train", "test"), highest, strict=True):
+            for split, value in zip(SPLITS, highest, strict=True):
                 if value < 0:
                     raise DataError(f"{name}, set {domain!r}: no {split} example has a label of task {task!r}")
             if task in tasks:
                 raise DataError(f"{name}, set {domain!r}: there is another task called {task!r}")
             tasks[task] = Classification(task, classes.get(task, max(highest) + 1))
-    train, test = (MixedExamples(sources[s], *blocks(columns[s]), mean, std) for s in ("train", "test"))
+    train, test = (MixedExamples(sources[s], *blocks(columns[s]), mean, std) for s in SPLITS)
     return Dataset(name, tuple(tasks.values()), train, test, domains)
 
 

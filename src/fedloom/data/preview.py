@@ -15,10 +15,10 @@ from fedloom.data.dataset import Dataset, Examples, TensorExamples
 from fedloom.data.joined import JoinedExamples
 from fedloom.data.mixed import MixedExamples
 from fedloom.data.prepare import Array
-from fedloom.data.transforms import IGNORE, MEAN, STD
+from fedloom.data.transforms import MEAN, STD
 from fedloom.errors import UserError
 from fedloom.extras import need
-from fedloom.tasks.task import Task
+from fedloom.tasks.task import IGNORE, Task
 
 CELL = 160  # about as wide, in pixels, as a cell is drawn
 GAP, HEADER = 4, 16
