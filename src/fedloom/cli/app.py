@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from fedloom.recipes import Recipe
     from fedloom.rounds.progress import Bars, Lines
-    from fedloom.settings.registry import Entry, Registry
+    from fedloom.settings.registry import Registered, Registry
 
 app = typer.Typer(
     name="fedloom",
@@ -261,7 +261,7 @@ def _conclude(result: Any) -> None:
     typer.echo(f"{result.status}: {result.folder}")
 
 
-def _find(name: str, *registries: Registry) -> tuple[Registry, Entry]:
+def _find(name: str, *registries: Registry) -> tuple[Registry, Registered]:
     for registry in registries:
         if name in registry.entries:
             return registry, registry[name]
@@ -269,7 +269,7 @@ def _find(name: str, *registries: Registry) -> tuple[Registry, Entry]:
     raise UserError(unknown("method or add-on", name, known))
 
 
-def _describe(registry: Registry, entry: Entry) -> None:
+def _describe(registry: Registry, entry: Registered) -> None:
     import inspect
 
     from fedloom.settings.problems import expected, found

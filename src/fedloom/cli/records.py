@@ -46,7 +46,7 @@ def activated(
     ] = None,
 ) -> None:
     """Which dimensions each client's update activates, and how far the clients agree (FedDEA, Figure 2)."""
-    from fedloom.study.papers.overlap import draw, table
+    from fedloom.study.papers.activated_dimensions import draw, table
 
     _show(table(folder, scope.value if scope else None), out, draw)
 
@@ -56,7 +56,7 @@ def hyper(
     out: Out = None,
 ) -> None:
     """How much each client takes of what the others learned, over the rounds (FedHCA2's hyper weights)."""
-    from fedloom.study.papers.hyper import draw, table
+    from fedloom.study.papers.hyper_weights import draw, table
 
     _show(table(folder), out, draw)
 

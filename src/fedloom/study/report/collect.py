@@ -18,7 +18,7 @@ from fedloom.core.outline import Outline
 from fedloom.errors import StateError, UserError
 from fedloom.runs.reader import Run, TaskMetric, described, number_of
 from fedloom.study.grid import FILE, Grid, cells, together
-from fedloom.study.papers import hyper
+from fedloom.study.papers import hyper_weights
 from fedloom.study.papers.neighbours import quality
 from fedloom.study.report import agreement, predictions
 from fedloom.study.report.against import Against, against
@@ -133,7 +133,7 @@ class RunReport:
     """(role, task, bytes from clients, bytes to clients) over all rounds."""
     seconds: Mapping[str, Series]
     """Phase -> seconds of each round."""
-    weights: hyper.HyperWeights | None
+    weights: hyper_weights.HyperWeights | None
     matrices: tuple[Matrices, ...]
     happened: tuple[Happening, ...]
     clock: Mapping[str, Series] = field(default_factory=dict)
@@ -205,7 +205,7 @@ def of_run(run: Run, base: Run | None = None) -> RunReport:
         _traffic(run),
         _totals(run),
         _timed(run),
-        hyper.table(run) if hyper.KIND in kinds else None,
+        hyper_weights.table(run) if hyper_weights.KIND in kinds else None,
         _matrices(run),
         _happened(run),
         _clock(run),

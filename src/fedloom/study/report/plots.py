@@ -18,7 +18,7 @@ from statistics import quantiles
 from typing import Any
 
 from fedloom.runs.reader import ARROWS
-from fedloom.study.papers.hyper import HyperWeights, used
+from fedloom.study.papers.hyper_weights import HyperWeights, used
 from fedloom.study.report.against import Against
 from fedloom.study.report.agreement import Cells, UpdateAgreement
 from fedloom.study.report.circle import circle

@@ -18,6 +18,7 @@ from fedloom.study.report.collect import Facts
 from fedloom.study.report.looks import COLORS, plain, thinned
 from fedloom.study.report.page import PageSection, fact_sheet, frame, number, plot, remark, sheet
 from fedloom.study.report.plots import SIDE, Figure, Trace, heat
+from fedloom.study.tables.markup import span
 
 FILE = "relatedness.json"
 ENDS = 5
@@ -121,8 +122,8 @@ class RelatedReport:
             "seed": "" if about.seed is None else str(about.seed),
             "tasks": str(len(s.tasks)),
             "pairs of tasks": str(len(self.pairs)),
-            "clients a task": _span(about.clients),
-            "examples a task": _span(about.examples),
+            "clients a task": span(about.clients.values()),
+            "examples a task": span(about.examples.values()),
             "metrics": ", ".join(s.scores),
             "order of tasks": f"alike tasks stand together, by {next(iter(s.scores))}",
         }
@@ -355,9 +356,3 @@ def _data(report: RelatedReport) -> dict[str, Any]:
     }
     agreement = study.agreement.model_dump()
     return {"about": dict(report.facts), "distances": study.distances, "agreement": agreement, "ends": ends}
-
-
-def _span(counts: Mapping[str, int]) -> str:
-    """'4', or '3 to 5'."""
-    low, high = min(counts.values(), default=0), max(counts.values(), default=0)
-    return "" if not counts else str(low) if low == high else f"{low} to {high}"

@@ -12,8 +12,7 @@ from typing import Any
 from fedloom.errors import writing
 from fedloom.extras import figure, save_figure
 from fedloom.study.significance.ranks import Ranks
-from fedloom.study.significance.statistics import LEVEL
-from fedloom.study.tables.sides import p_text
+from fedloom.study.significance.statistics import LEVEL, p_text
 
 SPAN = 5.0
 """Inches of the axis, from rank 1 to the last."""

@@ -15,7 +15,7 @@ from fedloom.errors import StateError, nearest
 from fedloom.extras import need
 from fedloom.runs.reader import Final, Run, TaskMetric, human_bytes
 from fedloom.study.keys import QUIET, differs, value_at
-from fedloom.study.tables.markup import csv_text, full, latex, tex
+from fedloom.study.tables.markup import csv_text, full, latex, span, tex
 from fedloom.tasks.delta import delta_m, delta_terms
 
 if TYPE_CHECKING:
@@ -159,8 +159,8 @@ class Comparison:
         for name, texts in {
             "model": [c.model for c in self.columns],
             "seeds": [_seeds(c.runs) for c in self.columns],
-            "round of the model": [_span(f.round for f in c.finals) for c in self.columns],
-            "rounds run": [_span(r.last_round for r in c.runs) for c in self.columns],
+            "round of the model": [span(f.round for f in c.finals) for c in self.columns],
+            "rounds run": [span(r.last_round for r in c.runs) for c in self.columns],
             "sent by clients": [human_bytes(c.total("up")) for c in self.columns],
             "sent to clients": [human_bytes(c.total("down")) for c in self.columns],
         }.items():
@@ -315,8 +315,3 @@ def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
 
 def _seeds(runs: Sequence[Run]) -> str:
     return ", ".join(str(run.seed) for run in runs)
-
-
-def _span(numbers: Any) -> str:
-    low, high = min(numbers := list(numbers)), max(numbers)
-    return str(low) if low == high else f"{low} to {high}"
