@@ -10,15 +10,15 @@ from torch import Tensor
 
 from fedloom import Ctx, Method
 from fedloom.core.context import State
-from fedloom.engines.peers.community import Community
-from fedloom.engines.peers.gossip import Gossip, at_rest
-from fedloom.engines.peers.peer import Trained, first
+from fedloom.engines.peers.community import Community, Environment, Terms
+from fedloom.engines.peers.gossip import AsynchronousRounds, at_rest
+from fedloom.engines.peers.peer import first
 from fedloom.engines.peers.rounds import synchronous_round
 from fedloom.methods.at_peers import at_peers
 from fedloom.peers import Events
 from fedloom.recipes.schema import PeersSection
 from fedloom.rounds.client import client_step
-from fedloom.rounds.worker import TrainJob
+from fedloom.rounds.worker import TrainDone
 from fedloom.runs.ledger import Ledger
 from fedloom.settings.section import strict
 from quadratics import Quadratics
@@ -50,20 +50,21 @@ class Valleys:
         d = self.model.layout.d
         initial = torch.zeros(d, dtype=torch.float64) if start is None else torch.as_tensor(start).double()
         self.model.initial.copy_(initial)
-        self.community = Community(self.method, self.model.layout, self.federation, self.config, 0, 9, initial)
+        terms = Terms(self.method, self.model.layout, self.federation, self.config, 0, 9, initial)
+        self.community = Community(terms)
         self.states: dict[str, State] = {
             name: first(self.method, self.model.layout, initial, {}) for name in self.federation.clients
         }
         self.clock, self.round = 0.0, 0
         self.gossip = None
         if self.config.mode == "asynchronous":
-            self.gossip, self.pending = Gossip(self.community), Events().state()
+            self.gossip, self.pending = AsynchronousRounds(self.community), Events().state()
             self.states = {name: {**state, "pace": at_rest()} for name, state in self.states.items()}
         self.events: list[tuple[str, dict[str, Any]]] = []
         self.records: list[tuple[str, dict[str, Any]]] = []
         self.ledgers: list[Ledger] = []
 
-    def train(self, jobs: list[TrainJob]) -> Iterable[Trained]:
+    def train(self, jobs: Sequence[Any]) -> Iterable[TrainDone]:
         """Local training, in an order that nothing may depend on."""
         for job in reversed(jobs):
             client = self.federation.clients[job.client]
@@ -71,7 +72,7 @@ class Valleys:
             payload, result, state = client_step(
                 self.method, self.model, self.federation, client, job.message, job.state, ctx, training
             )
-            yield payload, state, result.steps
+            yield TrainDone(client.id, payload, result, state, 0.0)
 
     def go(self, rounds: int = 1, members: Sequence[str] | None = None) -> dict[str, Tensor]:
         """Run some rounds; the models of all peers."""
@@ -88,16 +89,12 @@ class Valleys:
                 if not callable(fields):
                     self.records.append((kind, fields))
 
-            about: Any = (self.ledgers[-1], log, record)
+            env = Environment(self.train, self.train, self.ledgers[-1], log, record)
             if self.gossip is not None:
-                self.states, self.pending, _ = self.gossip.round(
-                    self.states, self.pending, self.round, here, self.train, self.train, lambda jobs: [], *about
-                )
+                self.states, self.pending, _ = self.gossip.round(self.states, self.pending, self.round, here, env)
                 self.clock = self.pending["now"]
                 continue
-            self.states, self.clock = synchronous_round(
-                self.community, self.states, self.clock, self.round, here, self.train, lambda jobs: [], *about
-            )
+            self.states, self.clock = synchronous_round(self.community, self.states, self.clock, self.round, here, env)
         return self.models
 
     @property

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 
 class UserError(Exception):
@@ -20,6 +22,15 @@ class DataError(UserError):
 
 class StateError(UserError):
     """A run folder that cannot be continued or read."""
+
+
+@contextmanager
+def writing(where: str | Path) -> Iterator[None]:
+    """Turn what goes wrong while a file or folder is written into a UserError that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{where}: {error.strerror}") from None
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:

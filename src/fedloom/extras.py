@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedloom.errors import UserError
+from fedloom.errors import UserError, writing
 
 _kept: list[Any] = []  # operator schemas must outlive their declaration
 
@@ -23,6 +24,20 @@ def need(module: str, extra: str) -> ModuleType:
         raise UserError(
             f"This needs the package {package!r}, which is not installed: pip install 'fedloom[{extra}]'"
         ) from error
+
+
+def figure(width: float, height: float, **options: Any) -> Any:
+    """A new matplotlib Figure of so many inches, whose panels do not overlap unless `options` say otherwise."""
+    return need("matplotlib.figure", "report").Figure((width, height), **{"layout": "constrained", **options})
+
+
+def save_figure(figure: Any, file: str | Path, **options: Any) -> None:
+    """Write a matplotlib Figure in the format that the file's ending (.png, .svg, .pdf) says. Raises UserError."""
+    try:
+        with writing(file):
+            figure.savefig(file, **options)
+    except ValueError as error:  # an ending that matplotlib does not know
+        raise UserError(f"{file}: {error}") from None
 
 
 def _mend_torchvision() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import fedloom.runtime
 import pytest
 
+import fedloom.engines
 from fedloom import __version__
 from fedloom.recipes import Recipe, dump, load
 from fedloom.rounds.progress import Lines, progress
@@ -77,7 +77,7 @@ class FakeApi:
 def api(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeApi:
     fake = FakeApi()
     monkeypatch.setitem(sys.modules, "fedloom.engines.api", fake)
-    monkeypatch.setattr(fedloom.runtime, "api", fake, raising=False)
+    monkeypatch.setattr(fedloom.engines, "api", fake, raising=False)
     monkeypatch.chdir(tmp_path)
     return fake
 

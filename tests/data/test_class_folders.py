@@ -213,7 +213,7 @@ def test_what_is_absent_is_named_with_the_command_that_makes_it(root):
         load(root, "fruit", "fruit")
     broken = next((root / "fruit" / "train").rglob("*.jpg"))
     broken.write_bytes(b"no image")
-    with pytest.raises(DataError, match=f"{broken.name} cannot be read as an image"):
+    with pytest.raises(DataError, match=f"{broken.name}: cannot be read as an image"):
         load(root, "fruit").train.batch(torch.arange(8), CPU)
 
 

@@ -9,8 +9,8 @@ from PIL import Image
 
 from fedloom.cli.app import main
 from fedloom.data.dataset import TensorExamples
-from fedloom.data.joined import Joined
-from fedloom.data.mixed import Mixed, Stored
+from fedloom.data.joined import JoinedExamples
+from fedloom.data.mixed import MixedExamples, TensorInputs
 from fedloom.data.preview import label, normal, palette, pictures
 from fedloom.tasks import Depth, Edge, HumanParts, Normals, Semseg
 
@@ -100,10 +100,10 @@ def test_pictures_undo_the_normalisation_of_each_example():
     labels = {"a": torch.where(domain == 0, 1, -1), "b": torch.where(domain == 1, 0, -1)}
     mean, std = torch.tensor([[0.1, 0.2, 0.3], [0.6, 0.5, 0.4]]), torch.tensor([[0.5, 0.6, 0.7], [1.5, 0.2, 0.3]])
     index = torch.tensor([1, 2, 5])
-    mixed = Mixed(Stored(pixels), labels, domain, mean, std)
-    plain = Mixed(Stored(pixels), labels, domain)
+    mixed = MixedExamples(TensorInputs(pixels), labels, domain, mean, std)
+    plain = MixedExamples(TensorInputs(pixels), labels, domain)
     own = TensorExamples(pixels, labels, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
-    joined = Joined({"one": own, "two": mixed}, {"one": ("a",), "two": ("a", "b")})
+    joined = JoinedExamples({"one": own, "two": mixed}, {"one": ("a",), "two": ("a", "b")})
     for part, where in ((mixed, index), (plain, index), (own, index), (joined, index), (joined, index + 6)):
         x, _ = part.batch(where, torch.device("cpu"))
         shown = torch.from_numpy(pictures(part, x, where)).permute(0, 3, 1, 2)

@@ -77,7 +77,7 @@ def test_a_pool_is_split_by_task(table):
         load(table, **keys)
     with pytest.raises(RecipeError, match="test_fraction has no use"):
         load(table, test_fraction=0.3)
-    with pytest.raises(RecipeError, match="in all keys or in none: x, y_"):
+    with pytest.raises(RecipeError, match="in all keys or in none, found x, y_"):
         load(table, features="x")
 
 

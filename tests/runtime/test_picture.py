@@ -12,6 +12,7 @@ import fedloom
 from fedloom.cli.app import app
 from fedloom.errors import StateError
 from fedloom.export import picture
+from fedloom.export.finished import open_runs
 from fedloom.export.picture import predictions
 from fedloom.recipes import load
 
@@ -76,14 +77,14 @@ def test_several_runs_have_a_column_each(runs, monkeypatch):
 
 
 def test_the_columns_hold_each_runs_prediction(runs):
-    local, fedavg = picture._read([runs["local"], runs["fedavg"]])
+    local, fedavg = open_runs([runs["local"], runs["fedavg"]])
     task = next(t for t in local.built.federation.tasks if t.name == "rooms-normals")
     x, truth, shown = picture._examples(local, [task], 2)
     assert len(x) == len(shown) == len(truth["rooms-normals"]) == 2
-    mine, theirs = (run.answers(task, x)[0] for run in (local, fedavg))
+    mine, theirs = (picture._answers(run, task, x)[0] for run in (local, fedavg))
     assert not torch.equal(mine[0], theirs[0])
     assert torch.allclose(mine[0].norm(dim=0), torch.ones(64, 64)[: x.shape[-2], : x.shape[-1]], atol=1e-4)
-    assert torch.equal(local.answers(task, x)[0][1], mine[1])
+    assert torch.equal(picture._answers(local, task, x)[0][1], mine[1])
 
 
 def test_one_run_on_two_data_sets_shows_both(runs, monkeypatch):

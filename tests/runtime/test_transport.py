@@ -7,15 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from fedloom.engines.peers.transport import InMemory, Mailbox, Message, Network, Newest
+from fedloom.engines.peers.transport import Letter, Mailbox, Network, NetworkEnd, Newest
 
 LAYOUT = "0123456789abcdef"
 
 
-def letter(sender: str = "a", round: int = 1, kind: str = "model", layout: str = LAYOUT, value: float = 1.0) -> Message:
-    return Message(
-        kind, sender, round, layout, {"x": torch.tensor([value, -0.0])}, {"n": 0.1, "extra": {"s": [1, "t"]}}
-    )
+def letter(sender: str = "a", round: int = 1, kind: str = "model", layout: str = LAYOUT, value: float = 1.0) -> Letter:
+    return Letter(kind, sender, round, layout, {"x": torch.tensor([value, -0.0])}, {"n": 0.1, "extra": {"s": [1, "t"]}})
 
 
 class Box:
@@ -24,7 +22,7 @@ class Box:
     def __init__(self, network: Network) -> None:
         self.network = network
         self.events: list[dict[str, Any]] = []
-        self.mailbox = Mailbox("b", LAYOUT, InMemory(network, "b"), lambda event, fields: self.events.append(fields))
+        self.mailbox = Mailbox("b", LAYOUT, NetworkEnd(network, "b"), lambda event, fields: self.events.append(fields))
 
     @property
     def dropped(self) -> list[str]:
@@ -45,8 +43,8 @@ def test_a_message_survives_the_wire() -> None:
         "wild": torch.tensor([float("nan"), float("inf"), -0.0]),
     }
     values = {"n": 0.1, "far": float("inf"), "task": None, "names": ["a", "ü"]}
-    sent = Message("signal", "peer 1", 3, LAYOUT, tensors, values)
-    got = Message.decode(sent.encoded)
+    sent = Letter("signal", "peer 1", 3, LAYOUT, tensors, values)
+    got = Letter.decode(sent.encoded)
     assert (got.kind, got.sender, got.round, got.layout, got.values) == ("signal", "peer 1", 3, LAYOUT, values)
     assert got.tensors.keys() == tensors.keys()
     for name, tensor in tensors.items():
@@ -58,7 +56,7 @@ def test_a_message_survives_the_wire() -> None:
 
 def test_the_receiver_has_memory_of_its_own(box: Box) -> None:
     x = torch.ones(2)
-    InMemory(box.network, "a").send("b", Message("model", "a", 1, LAYOUT, {"x": x}).encoded)
+    NetworkEnd(box.network, "a").send("b", Letter("model", "a", 1, LAYOUT, {"x": x}).encoded)
     (got,) = box.mailbox.receive(1, "model")
     got.tensors["x"].zero_()
     assert torch.equal(x, torch.ones(2))
@@ -66,7 +64,7 @@ def test_the_receiver_has_memory_of_its_own(box: Box) -> None:
 
 def test_messages_come_in_the_order_of_their_senders(box: Box) -> None:
     for sender in ("d", "a", "c"):
-        InMemory(box.network, sender).send("b", letter(sender).encoded)
+        NetworkEnd(box.network, sender).send("b", letter(sender).encoded)
     assert [m.sender for m in box.mailbox.receive(1, "model")] == ["a", "c", "d"]
     assert box.mailbox.receive(1, "model") == []
     assert box.dropped == []
@@ -76,25 +74,25 @@ def test_messages_come_in_the_order_of_their_senders(box: Box) -> None:
 def test_a_corrupted_message_is_dropped(box: Box, at: int) -> None:
     data = bytearray(letter().encoded)
     data[at] ^= 1
-    InMemory(box.network, "a").send("b", bytes(data))
-    InMemory(box.network, "c").send("b", letter("c").encoded)
+    NetworkEnd(box.network, "a").send("b", bytes(data))
+    NetworkEnd(box.network, "c").send("b", letter("c").encoded)
     assert [m.sender for m in box.mailbox.receive(1, "model")] == ["c"]
     assert box.dropped == ["corrupted"]
 
 
 @pytest.mark.parametrize("data", [b"", b"short", letter().encoded[:-1]], ids=["empty", "short", "cut"])
 def test_a_piece_of_a_message_is_dropped(box: Box, data: bytes) -> None:
-    InMemory(box.network, "a").send("b", data)
+    NetworkEnd(box.network, "a").send("b", data)
     assert box.mailbox.receive(1, "model") == []
     assert box.dropped == ["corrupted"]
 
 
 def test_late_doubled_and_foreign_messages_are_dropped(box: Box) -> None:
-    end = InMemory(box.network, "a")
+    end = NetworkEnd(box.network, "a")
     end.send("b", letter(round=1, value=5.0).encoded)
     for value in (1.0, 2.0):
         end.send("b", letter(round=2, value=value).encoded)
-    InMemory(box.network, "c").send("b", letter("c", 2, layout="another").encoded)
+    NetworkEnd(box.network, "c").send("b", letter("c", 2, layout="another").encoded)
     (got,) = box.mailbox.receive(2, "model")
     assert float(got.tensors["x"][0]) == 1.0  # the first of the two
     assert sorted(box.dropped) == ["doubled", "late", "wrong layout"]
@@ -104,8 +102,8 @@ def test_late_doubled_and_foreign_messages_are_dropped(box: Box) -> None:
 
 
 def test_a_peer_that_is_ahead_is_waited_for(box: Box) -> None:
-    InMemory(box.network, "a").send("b", letter(round=3).encoded)
-    InMemory(box.network, "a").send("b", letter(round=2, kind="signal").encoded)
+    NetworkEnd(box.network, "a").send("b", letter(round=3).encoded)
+    NetworkEnd(box.network, "a").send("b", letter(round=2, kind="signal").encoded)
     assert box.mailbox.receive(2, "model") == []
     assert [m.kind for m in box.mailbox.receive(2, "signal")] == ["signal"]
     assert [m.round for m in box.mailbox.receive(3, "model")] == [3]
@@ -123,7 +121,7 @@ def test_lost_messages_and_those_taken_back_never_come() -> None:
     box = Box(network)
     network.begin(4)
     for sender in ("a", "a", "c"):
-        InMemory(network, sender).send("b", letter(sender, 4).encoded)
+        NetworkEnd(network, sender).send("b", letter(sender, 4).encoded)
     assert asked == [(4, "a", "b", 0), (4, "a", "b", 1), (4, "c", "b", 0)]
     assert network.cancel("c", "b") == 1
     assert network.cancel("c", "b") == 0
@@ -132,7 +130,7 @@ def test_lost_messages_and_those_taken_back_never_come() -> None:
 
 def test_the_newest_of_each_sender_counts_whatever_waits_beside_it() -> None:
     network, events = Network(), []
-    ends = [InMemory(network, "b"), InMemory(Network(), "b")]
+    ends = [NetworkEnd(network, "b"), NetworkEnd(Network(), "b")]
     first = Newest("b", LAYOUT, ends[0], lambda event, fields: events.append(fields["what"]))
     for message in (letter("c"), letter("a", kind="signal"), letter("a", 2), letter("a", 1), letter("c", 3)):
         network.post(message.sender, "b", message.encoded)

@@ -14,8 +14,7 @@ import yaml
 from rich.console import Console
 
 from fedloom.errors import StateError
-from fedloom.study import delta_m
-from fedloom.study.tables import compare
+from fedloom.study import compare, delta_m
 from fedloom.study.tables.compare import Comparison, Estimate, delta_terms
 
 DIRECTIONS = {"semseg": "max", "depth": "min", "normals": "min", "edge": "max"}

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import fedloom
 from fedloom.engines.api import Result
 from fedloom.errors import StateError
+from fedloom.experiments.domain_runs import read
 from fedloom.experiments.features import (
     PARTS,
     effective_rank,
@@ -21,13 +22,12 @@ from fedloom.experiments.features import (
     features,
     grad_cam,
     part_accuracy,
-    read,
     singular_values,
 )
 from fedloom.models.multitask import MultiTask
 from fedloom.models.nets import Encoder
 from fedloom.runs.reader import Run
-from fedloom.study.papers.domains import domain_history
+from fedloom.study.tables.domains import domain_history
 from fedloom.tasks.classification import Classification
 from tests_support import load_recipe
 

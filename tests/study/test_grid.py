@@ -20,8 +20,8 @@ import yaml
 import fedloom
 from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.experiments import grid_run
-from fedloom.experiments.grid_progress import Bar, Lines, Silent, progress
-from fedloom.experiments.grid_run import Outcome, available_memory, default_jobs, prepare, run_prepared
+from fedloom.experiments.grid_progress import Bar, CellLines, progress
+from fedloom.experiments.grid_run import Outcome, Watch, available_memory, default_jobs, prepare, run_prepared
 from fedloom.recipes import dump
 from fedloom.rounds.build import build_method
 from fedloom.study.grid import Cell, Grid, load_grid, names, open_folder, recipes, safe, select, state_of, summary
@@ -32,7 +32,7 @@ AVG, DEA = Cell("Digits", "FedAvg", "-", 0), Cell("Digits", "FedAvg", "+DEA", 0)
 
 
 def run(grid: Grid, folder: Path, **options: Any) -> Outcome:
-    return run_prepared(prepare(grid, folder), Silent(), **options)
+    return run_prepared(prepare(grid, folder), Watch(), **options)
 
 
 @pytest.fixture(scope="module")
@@ -232,7 +232,7 @@ def test_cells_at_once_give_the_numbers_of_one_after_another(whole: Path, tmp_pa
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").rglob("*")}
     again = prepare(grid, tmp_path)
     assert (again.todo, set(again.states.values())) == ((), {"finished"})
-    assert run_prepared(again, Silent()).finished == []
+    assert run_prepared(again, Watch()).finished == []
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "cells").rglob("*")} == before
     # What was run is in the folder, also for other recipes of the same name.
     saved, folder = open_folder(tmp_path)
@@ -303,7 +303,7 @@ def test_refused_and_failing_cells_do_not_stop_the_others(tmp_path: Path) -> Non
     foreign = AVG.folder(tmp_path)
     foreign.mkdir(parents=True)
     (foreign / "notes.txt").write_text("mine")
-    outcome = run_prepared(replace(prepared, todo=prepared.todo[:2]), Silent(), jobs=2)
+    outcome = run_prepared(replace(prepared, todo=prepared.todo[:2]), Watch(), jobs=2)
     assert list(map(str, outcome.finished)) == ["Digits / Local s0"]
     assert outcome.failed == {AVG: f"{foreign} holds notes.txt, but no run"}
     assert json.loads((tmp_path / "refused.json").read_text()) == {"Digits / Local / +DEA": reason}
@@ -375,34 +375,34 @@ def prepared(tmp_path: Path, need: int, seeds: int = 4) -> grid_run.Prepared:
 @pytest.mark.parametrize(("jobs", "memory", "most"), [(3, 10_000, 3), (8, 350, 3), (8, 50, 1), (1, 10_000, 1)])
 def test_the_memory_budget_is_kept_but_one_cell_always_runs(fake, tmp_path, jobs, memory, most) -> None:
     fake(("round", 0, 0), ("done", "finished", 0))
-    outcome = run_prepared(prepared(tmp_path, 100), Silent(), jobs, memory)
+    outcome = run_prepared(prepared(tmp_path, 100), Watch(), jobs, memory)
     assert (len(outcome.finished), Fake.most) == (8, most)
 
 
 def test_a_cells_real_peak_corrects_the_estimate(fake, tmp_path) -> None:
     fake(("round", 0, 400), ("round", 1, 500), ("done", "finished", 500))
-    outcome = run_prepared(prepared(tmp_path, 100), Silent(), 2, 600)
+    outcome = run_prepared(prepared(tmp_path, 100), Watch(), 2, 600)
     assert outcome.peak == 500
     assert Fake.most == 2  # the first two: nothing was known yet
     Fake.now, Fake.most = 0, 0
-    run_prepared(prepared(tmp_path, 400), Silent(), 2, 600)
+    run_prepared(prepared(tmp_path, 400), Watch(), 2, 600)
     assert Fake.most == 1
 
 
 def test_a_child_that_dies_and_one_that_is_refused(fake, tmp_path) -> None:
     fake(("round", 0, 0))
-    outcome = run_prepared(prepared(tmp_path, 1, 1), Silent(), 2, 10)
+    outcome = run_prepared(prepared(tmp_path, 1, 1), Watch(), 2, 10)
     assert set(outcome.failed.values()) == {
         "its process ended with exit code -9; -9 often means that memory ran out: fewer --jobs, or a smaller --memory"
     }
     fake(("refused", "no", 0))
-    outcome = run_prepared(prepared(tmp_path, 1, 1), Silent(), 2, 10)
+    outcome = run_prepared(prepared(tmp_path, 1, 1), Watch(), 2, 10)
     assert (outcome.refused, outcome.failed) == ({"Digits / FedAvg": "no", "Digits / FedAvg / +DEA": "no"}, {})
     assert json.loads((tmp_path / "refused.json").read_text()) == outcome.refused
 
 
 def test_an_interrupt_stops_the_children(fake, tmp_path) -> None:
-    class Interrupted(Silent):
+    class Interrupted(Watch):
         def round(self, cell: Cell, rounds: int) -> None:
             raise KeyboardInterrupt
 
@@ -437,10 +437,10 @@ def test_progress(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
         watch.stop()
         return capsys.readouterr().err
 
-    assert isinstance(progress(quiet=True), Silent)
+    assert type(progress(quiet=True)) is Watch
     assert play(progress(quiet=True)) == ""
     lines = progress()
-    assert isinstance(lines, Lines)
+    assert isinstance(lines, CellLines)
     assert re.fullmatch(
         r"mind this \[x\]\n\[1/2\] Digits / FedAvg s0: finished  1:01 spent, 0:0\d left\n"
         r"\[2/2\] Digits / FedAvg / \+DEA s0: failed: no  0:05 spent, 0:00 left\n",

@@ -16,7 +16,7 @@ from fedloom.engines.api import Result
 from fedloom.errors import StateError, UserError
 from fedloom.study.figures import draw as draw_grid
 from fedloom.study.grid import load_grid, recipes
-from fedloom.study.papers.hyper import CSV, HyperWeights, draw, picture, table, used
+from fedloom.study.papers.hyper_weights import CSV, HyperWeights, draw, picture, table, used
 from grid_support import TINY
 
 Quick = Callable[..., Result]

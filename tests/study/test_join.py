@@ -13,8 +13,8 @@ import fedloom
 from fedloom.core.context import Ctx
 from fedloom.engines.api import Result
 from fedloom.errors import DataError, RecipeError, StateError
-from fedloom.experiments.join import NEW, Joined, Start, join, start_for
-from fedloom.experiments.relatedness import task_models
+from fedloom.experiments.join import NEW, LateJoin, Start, join, start_for
+from fedloom.experiments.task_models import task_models
 from fedloom.taskvectors import sign_similarity
 from fedloom.training.flat import FlatModel
 from fedloom.training.loop import train
@@ -67,9 +67,9 @@ def test_ties_go_by_name_and_zeros_count_half() -> None:
 
 def test_gain_is_positive_where_better() -> None:
     start = Start(torch.zeros(1), {"a": 0.75, "b": 0.25}, {"a": 1.0})
-    made = Joined("run", "t", "new", 7, start, "rmse", "min", (3.0, 2.0), (2.5, 2.25))
+    made = LateJoin("run", "t", "new", 7, start, "rmse", "min", (3.0, 2.0), (2.5, 2.25))
     assert made.gain == (0.5, -0.25)
-    assert Joined("run", "t", "new", 7, start, "acc", "max", (0.5, 0.5), (0.25, 1.0)).gain == (-0.25, 0.5)
+    assert LateJoin("run", "t", "new", 7, start, "acc", "max", (0.5, 0.5), (0.25, 1.0)).gain == (-0.25, 0.5)
     text = made.to_text()
     assert "run: t at new, 7 examples" in text
     assert "mean gain over the rounds: -0.2500" in text

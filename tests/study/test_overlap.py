@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from fedloom.cli.app import app
 from fedloom.engines.api import Result
 from fedloom.errors import StateError, UserError
-from fedloom.study.papers.overlap import CSV, Activated, Overlaps, _prefixes, _spread, draw, table
+from fedloom.study.papers.activated_dimensions import CSV, Activated, Overlaps, _prefixes, _spread, draw, table
 from fedloom.study.tables.sheet import Sheet
 from tests_support import loaded
 

@@ -16,7 +16,7 @@ from fedloom.errors import RecipeError, StateError
 from fedloom.study.grid import Cell, Grid, against, open_folder
 from fedloom.study.significance.contrasts import contrasts, grid_contrasts
 from fedloom.study.significance.ranks import grid_ranked, ranked
-from fedloom.study.tables import compare
+from fedloom.study.tables.compare import compare
 from fedloom.study.tables.table import tabulate
 from grid_support import paper_grid, write_grid
 

@@ -298,8 +298,8 @@ def test_figures(tmp_path):
 def test_reading_grids_does_not_import_torch(paper):
     code = f"""
 from fedloom.study.grid import open_folder
-from fedloom.study.table import tabulate
-from fedloom.study.table_formats import FORMATS
+from fedloom.study.tables.table import tabulate
+from fedloom.study.tables.formats import FORMATS
 for write in FORMATS.values():
     write(tabulate(*open_folder({str(paper)!r})))
 import fedloom.experiments.grid_run, fedloom.study.figures

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,14 +23,14 @@ from fedloom.cli import watch as cli_watch
 from fedloom.cli.data import data
 from fedloom.cli.flower import flower
 from fedloom.engines.cluster import torchrun
-from fedloom.errors import StateError, UserError, unknown
+from fedloom.errors import StateError, UserError, unknown, writing
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from fedloom.recipes import Recipe
     from fedloom.rounds.progress import Bars, Lines
-    from fedloom.settings.registry import Entry, Registry
+    from fedloom.settings.registry import Registered, Registry
 
 app = typer.Typer(
     name="fedloom",
@@ -51,13 +50,6 @@ Changes = Annotated[
     typer.Argument(metavar="KEY=VALUE...", help="Changes, for example training.rounds=5 method=fedprox."),
 ]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; only the result.")]
-
-
-class Split(StrEnum):
-    """Which examples the compared numbers were measured on."""
-
-    test = "test"
-    val = "val"
 
 
 def main() -> None:
@@ -195,7 +187,7 @@ def compare(
         str | None,
         typer.Option(help="Column or run folder that the change (Δm) is against; default: the first."),
     ] = None,
-    split: Annotated[Split, typer.Option(help="Which examples the numbers are measured on.")] = Split.test,
+    split: cli_grid.SplitOption = cli_grid.MeasuredSplit.test,
     metric: Annotated[str | None, typer.Option(help="Metric to judge by.", show_default="each task's own")] = None,
     tests: cli_grid.TestsOption = False,
     over: cli_grid.OverOption = cli_grid.Unit.seeds,
@@ -222,10 +214,8 @@ def compare(
         cli_grid.draw_ranks(made, plot)
     for file, text in ((csv, made.to_csv), (markdown, made.to_markdown), (latex, made.to_latex)):
         if file is not None:
-            try:
+            with writing(file):
                 file.write_text(text(), encoding="utf-8")
-            except OSError as error:
-                raise UserError(f"{file}: {error.strerror}") from None
 
 
 cli_doctor.register(app)
@@ -271,7 +261,7 @@ def _conclude(result: Any) -> None:
     typer.echo(f"{result.status}: {result.folder}")
 
 
-def _find(name: str, *registries: Registry) -> tuple[Registry, Entry]:
+def _find(name: str, *registries: Registry) -> tuple[Registry, Registered]:
     for registry in registries:
         if name in registry.entries:
             return registry, registry[name]
@@ -279,7 +269,7 @@ def _find(name: str, *registries: Registry) -> tuple[Registry, Entry]:
     raise UserError(unknown("method or add-on", name, known))
 
 
-def _describe(registry: Registry, entry: Entry) -> None:
+def _describe(registry: Registry, entry: Registered) -> None:
     import inspect
 
     from fedloom.settings.problems import expected, found

@@ -21,7 +21,7 @@ Parameters = Annotated[
 ]
 
 
-class Part(StrEnum):
+class DataSplit(StrEnum):
     """Which examples are shown."""
 
     train = "train"
@@ -34,7 +34,7 @@ def preview(
     out: Annotated[Path, typer.Argument(metavar="OUT.png", help="The picture to write.", dir_okay=False)],
     parameters: Parameters = None,
     count: Annotated[int, typer.Option(min=1, help="How many examples.")] = 6,
-    split: Annotated[Part, typer.Option(help="Which examples.")] = Part.train,
+    split: Annotated[DataSplit, typer.Option(help="Which examples.")] = DataSplit.train,
     seed: Annotated[int, typer.Option(min=0, help="The data set's seed.")] = 0,
     augmented: Annotated[bool, typer.Option("--augmented", help="As training sees them.")] = False,
 ) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedloom.errors import UserError
+from fedloom.errors import UserError, writing
 
 if TYPE_CHECKING:
     from fedloom.experiments.grid_run import Outcome, Prepared
@@ -30,7 +30,7 @@ Only = Annotated[
 ]
 
 
-class Format(StrEnum):
+class TableFormat(StrEnum):
     """How a table is written."""
 
     text = "text"
@@ -40,7 +40,7 @@ class Format(StrEnum):
     html = "html"
 
 
-class Part(StrEnum):
+class MeasuredSplit(StrEnum):
     """Which examples the numbers were measured on."""
 
     test = "test"
@@ -82,7 +82,7 @@ OverOption = Annotated[
 ]
 
 
-class Block(StrEnum):
+class RankedOver(StrEnum):
     """What methods are ranked on."""
 
     seeds = "seeds"
@@ -90,7 +90,7 @@ class Block(StrEnum):
 
 
 RanksOption = Annotated[
-    Block | None,
+    RankedOver | None,
     typer.Option(help="Instead: mean ranks over each task at each seed, or over each task's mean over seeds."),
 ]
 PlotOption = Annotated[
@@ -101,7 +101,7 @@ PlotOption = Annotated[
         dir_okay=False,
     ),
 ]
-SplitOption = Annotated[Part, typer.Option(help="Which examples the numbers are measured on.")]
+SplitOption = Annotated[MeasuredSplit, typer.Option(help="Which examples the numbers are measured on.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -164,9 +164,9 @@ def grid(
 
 def table(
     source: Source,
-    kind: Annotated[Format, typer.Option("--format", help="How to write it.")] = Format.text,
+    kind: Annotated[TableFormat, typer.Option("--format", help="How to write it.")] = TableFormat.text,
     out: Annotated[Path | None, typer.Option(help="Write to this file instead.", dir_okay=False)] = None,
-    split: SplitOption = Part.test,
+    split: SplitOption = MeasuredSplit.test,
     at: AtOption = None,
     base: Annotated[
         str | None,
@@ -198,25 +198,23 @@ def table(
         text = getattr(found, f"to_{kind.value}")()
     elif tests:
         text = getattr(grid_contrasts(opened, folder, split.value, over.value), f"to_{kind.value}")()
-    elif out is None and kind is Format.text and sys.stdout.isatty():
+    elif out is None and kind is TableFormat.text and sys.stdout.isatty():
         text = to_text(tabulate(opened, folder, split.value), color=True)
     else:
         text = FORMATS[kind.value](tabulate(opened, folder, split.value))
     if out is None:
         typer.echo(text, nl=False)
         return
-    try:
+    with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{out}: {error.strerror}") from None
     typer.echo(f"{out}")
 
 
 def figure(
     source: Source,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write: .png, .svg or .pdf.", dir_okay=False)],
-    split: SplitOption = Part.test,
+    split: SplitOption = MeasuredSplit.test,
     at: AtOption = None,
 ) -> None:
     """Draw the figure of a grid."""
@@ -239,7 +237,7 @@ def size(text: str) -> int:
     return int(value)
 
 
-def one_of(tests: bool, over: Unit, ranks: Block | None, plot: Path | None) -> None:
+def one_of(tests: bool, over: Unit, ranks: RankedOver | None, plot: Path | None) -> None:
     """Refuse to show both at once, and what belongs to one that is not asked for. Raises UserError."""
     if tests and ranks:
         raise UserError("--tests and --ranks are two tables: choose one")

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedloom.errors import UserError
+from fedloom.errors import writing
 
 Out = Annotated[
     Path | None,
@@ -22,7 +22,7 @@ Out = Annotated[
 ]
 
 
-class Scope(StrEnum):
+class DimensionScope(StrEnum):
     """Where the dimensions are chosen from."""
 
     encoder = "encoder"
@@ -42,11 +42,11 @@ def activated(
     ],
     out: Out = None,
     scope: Annotated[
-        Scope | None, typer.Option(help="Where the dimensions are chosen from.", show_default="encoder")
+        DimensionScope | None, typer.Option(help="Where the dimensions are chosen from.", show_default="encoder")
     ] = None,
 ) -> None:
     """Which dimensions each client's update activates, and how far the clients agree (FedDEA, Figure 2)."""
-    from fedloom.study.papers.overlap import draw, table
+    from fedloom.study.papers.activated_dimensions import draw, table
 
     _show(table(folder, scope.value if scope else None), out, draw)
 
@@ -56,7 +56,7 @@ def hyper(
     out: Out = None,
 ) -> None:
     """How much each client takes of what the others learned, over the rounds (FedHCA2's hyper weights)."""
-    from fedloom.study.papers.hyper import draw, table
+    from fedloom.study.papers.hyper_weights import draw, table
 
     _show(table(folder), out, draw)
 
@@ -69,7 +69,8 @@ def domains(
 ) -> None:
     """A task's metric on each domain over the rounds, with average and spread: last round and best on validation."""
     from fedloom.runs.reader import Run
-    from fedloom.study.papers.domains import domain_history, draw
+    from fedloom.study.papers.domains import draw
+    from fedloom.study.tables.domains import domain_history
 
     _show(domain_history(Run.read(folder), task, split=split), out, draw)
 
@@ -81,10 +82,8 @@ def _show(found: Any, out: Path | None, draw: Callable[[Any, Path], None]) -> No
         return
     writers = {".csv": found.to_csv, ".md": found.to_markdown}
     if out.suffix in writers:
-        try:
+        with writing(out):
             out.write_text(writers[out.suffix](), encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{out}: {error.strerror}") from None
     else:
         draw(found, out)
     typer.echo(f"{out}")

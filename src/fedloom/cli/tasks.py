@@ -18,7 +18,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; only th
 Advance = Callable[[int, int, str], None]
 
 
-class Format(StrEnum):
+class MatrixFormat(StrEnum):
     """How the matrices are printed."""
 
     text = "text"
@@ -49,7 +49,7 @@ def relatedness(
         ),
     ] = None,
     examples: Annotated[int, typer.Option(min=2, help="At most so many examples of each task.")] = 200,
-    kind: Annotated[Format, typer.Option("--format", help="What to print.")] = Format.text,
+    kind: Annotated[MatrixFormat, typer.Option("--format", help="What to print.")] = MatrixFormat.text,
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
@@ -65,7 +65,7 @@ def relatedness(
 
     with bar(quiet) as advance:
         found = relate(folder, named, examples, device, advance)
-    texts = {Format.text: found.to_text, Format.csv: found.to_csv, Format.json: found.to_json}
+    texts = {MatrixFormat.text: found.to_text, MatrixFormat.csv: found.to_csv, MatrixFormat.json: found.to_json}
     typer.echo(texts[kind](), nl=False)
     if out is not None:
         for file in found.write(out):

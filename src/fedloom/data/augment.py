@@ -4,38 +4,34 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
-Probability = Annotated[float, Field(ge=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
-Amount = Annotated[float, Field(ge=0, le=1)]
+from fedloom.settings.section import Count, Positive, Section, UnitInterval
 
 
-class Augment(BaseModel):
+class Augment(Section):
     """Random changes of images and their labels; the defaults are those of the field's dense multi-task work.
 
     Images smaller than about 128 x 128 lose their objects at half size: there, `scale: [0.75, 1.5]` is kinder.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     scale: tuple[Positive, Positive] = (0.5, 2.0)
     """Range of the factor of size, uniform. Depth is divided by it."""
-    flip: Probability = 0.5
+    flip: UnitInterval = 0.5
     """Probability of mirroring left and right."""
-    jitter: Probability = 0.5
+    jitter: UnitInterval = 0.5
     """Probability of each of the four changes of colour."""
-    brightness: Amount = 32 / 255
+    brightness: UnitInterval = 32 / 255
     """Largest value added to or taken from colours in 0..1."""
-    contrast: Amount = 0.5
+    contrast: UnitInterval = 0.5
     """Colours are multiplied by 1 +- this at most."""
-    saturation: Amount = 0.5
+    saturation: UnitInterval = 0.5
     """Distances from grey are multiplied by 1 +- this at most."""
     hue: Annotated[float, Field(ge=0, le=180)] = 36.0
     """Largest turn of the hue, in degrees (18 of OpenCV's 180 steps)."""
     crop_share: Annotated[float, Field(gt=0, le=1)] = 0.75
     """Where there is a segmentation: a crop of which one class fills this share is drawn again."""
-    crop_tries: Annotated[int, Field(ge=1)] = 10
+    crop_tries: Count = 10
     """How many crops are drawn at most; the last is taken as it is."""
 
     @field_validator("scale")

@@ -9,27 +9,28 @@ from typing import get_args
 import numpy as np
 
 from fedloom.data import hdf5, nyud, pascal_context
-from fedloom.data.folders import IGNORE, Split
+from fedloom.data.folders import FileSplit
 from fedloom.data.prepare import Array
 from fedloom.errors import DataError, RecipeError, nearest
+from fedloom.tasks.task import IGNORE
 
 PROBLEMS = 20
 
 
 @dataclass(frozen=True)
-class Layout:
+class Checkable:
     """How to check one data set: `open(root, split, tasks)`, the published counts, and the loader's default size."""
 
-    open: Callable[..., Split]
+    open: Callable[..., FileSplit]
     tasks: tuple[str, ...]
     expected: Mapping[str, int]
     size: tuple[int, int] | None
 
 
-LAYOUTS = {
-    "nyud": Layout(nyud.open_split, get_args(nyud.NyudTask), nyud.EXPECTED, (448, 576)),
-    "nyud-labeled": Layout(hdf5.open_split, get_args(hdf5.LabelledTask), hdf5.EXPECTED, None),
-    "pascal-context": Layout(
+CHECKABLE = {
+    "nyud": Checkable(nyud.open_split, get_args(nyud.NyudTask), nyud.EXPECTED, (448, 576)),
+    "nyud-labeled": Checkable(hdf5.open_split, get_args(hdf5.LabelledTask), hdf5.EXPECTED, None),
+    "pascal-context": Checkable(
         pascal_context.open_split, get_args(pascal_context.PascalTask), pascal_context.EXPECTED, (512, 512)
     ),
 }
@@ -63,24 +64,24 @@ def check(name: str, root: str, limit: int | None = None) -> Report:
     The images read are spread evenly. Deviations from the published counts, missing label files and large images are
     notes; what a run would stumble over is a problem. RecipeError for a name that is not in a folder of files.
     """
-    if name not in LAYOUTS:
+    if name not in CHECKABLE:
         raise RecipeError(
-            f"data set {name!r} is not kept in a folder that could be checked.{nearest(name, LAYOUTS)} "
-            f"Known: {', '.join(LAYOUTS)}"
+            f"data set {name!r} is not kept in a folder that could be checked.{nearest(name, CHECKABLE)} "
+            f"Known: {', '.join(CHECKABLE)}"
         )
-    layout, report = LAYOUTS[name], Report()
-    for split, expected in layout.expected.items():
+    known, report = CHECKABLE[name], Report()
+    for split, expected in known.expected.items():
         try:
-            part = layout.open(root, split, list(layout.tasks))
+            part = known.open(root, split, list(known.tasks))
         except DataError as error:
             if str(error) not in report.problems:
                 report.problems.append(str(error))
             continue
-        _check(report, layout, split, part, expected, limit)
+        _check(report, known, split, part, expected, limit)
     return report
 
 
-def _check(report: Report, layout: Layout, split: str, part: Split, expected: int, limit: int | None) -> None:
+def _check(report: Report, known: Checkable, split: str, part: FileSplit, expected: int, limit: int | None) -> None:
     total = len(part.names)
     report.rows.append((split, "images", f"{total:,}", f"{expected:,}"))
     if total != expected:
@@ -93,12 +94,12 @@ def _check(report: Report, layout: Layout, split: str, part: Split, expected: in
             report.notes.append(f"{split}: {int((~has).sum()):,} images have no label of {task!r}, first {first}")
     chosen = np.unique(np.linspace(0, total - 1, min(limit or total, total)).round().astype(int))
     report.rows.append((split, "images read", f"{len(chosen):,}", ""))
-    seen: dict[str, _Seen] = {task: _Seen(task) for task in layout.tasks}
+    seen: dict[str, _LabelSummary] = {task: _LabelSummary(task) for task in known.tasks}
     sizes = []
     failed = 0
     for i in chosen.tolist():
         try:
-            found = part.reader(i, layout.tasks)
+            found = part.reader(i, known.tasks)
         except DataError as error:
             failed += 1
             if failed <= PROBLEMS:
@@ -116,9 +117,9 @@ def _check(report: Report, layout: Layout, split: str, part: Split, expected: in
     if not sizes:
         return
     smallest, largest = np.min(sizes, 0), np.max(sizes, 0)
-    limits = "" if layout.size is None else f"at most {layout.size[0]} x {layout.size[1]}"
+    limits = "" if known.size is None else f"at most {known.size[0]} x {known.size[1]}"
     report.rows.append((split, "sizes", " to ".join(f"{h} x {w}" for h, w in (smallest, largest)), limits))
-    if layout.size is not None and (largest > layout.size).any():
+    if known.size is not None and (largest > known.size).any():
         report.notes.append(
             f"{split}: images of up to {largest[0]} x {largest[1]}; set `size` to multiples of 32 that hold them"
         )
@@ -127,7 +128,7 @@ def _check(report: Report, layout: Layout, split: str, part: Split, expected: in
         report.rows.append((split, task, f"{annotated}, {stats.text()}", ""))
 
 
-class _Seen:
+class _LabelSummary:
     """What the labels of one task hold, over the images that were read."""
 
     def __init__(self, task: str) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import numpy as np
-from pydantic import Field
 
-from fedloom.data.prepare import Array, channel_statistics, subset
+from fedloom.data.prepare import SPLITS, Array, channel_statistics, subset
 from fedloom.data.registry import DATASETS
 from fedloom.errors import DataError
 from fedloom.extras import need
+from fedloom.settings.section import Count
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset
@@ -22,7 +22,7 @@ URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 
 
 @DATASETS.register("cifar10", source="Krizhevsky (2009)")
-def cifar10(seed: int, *, root: str, limit: Annotated[int, Field(ge=1)] | None = None) -> Dataset:
+def cifar10(seed: int, *, root: str, limit: Count | None = None) -> Dataset:
     """CIFAR-10 (50,000 + 10,000 colour images of 32 x 32, task `label`) from a folder; nothing is downloaded.
 
     `root` holds `cifar-10-batches-bin` (the binary version) or `cifar-10-batches-py` (the Python version, which needs
@@ -46,7 +46,7 @@ def cifar10(seed: int, *, root: str, limit: Annotated[int, Field(ge=1)] | None =
             f"mkdir -p '{folder}' && curl -fL {URL} | tar xz -C '{folder}'"
         )
     ready = []
-    for split, (images, labels) in zip(("train", "test"), parts, strict=True):
+    for split, (images, labels) in zip(SPLITS, parts, strict=True):
         kept = subset(len(images), limit, seed, split)
         if kept is not None:
             images, labels = images[kept], labels[kept]

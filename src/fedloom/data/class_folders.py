@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import os
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
 from pydantic import Field
 
-from fedloom.data.download import SOURCES, SUFFIXES
+from fedloom.data.download import SOURCES
+from fedloom.data.images import SUFFIXES, Fit, read
 from fedloom.data.many import Columns, joined
-from fedloom.data.prepare import Array, subset
+from fedloom.data.prepare import SPLITS, Name, subset
 from fedloom.data.registry import DATASETS
 from fedloom.errors import DataError
-from fedloom.extras import need
+from fedloom.settings.section import Count, Positive
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedloom.data.dataset import Dataset
 
-Count = Annotated[int, Field(ge=1)]
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 Colour = tuple[float, float, float]
-Positive = Annotated[float, Field(gt=0)]
-Fit = Literal["stretch", "crop"]
 
 
 @DATASETS.register("class-folders", source="MaTU, section 4; Ilharco et al. (2023); EMR-Merging (Huang et al., 2024)")
@@ -68,7 +64,7 @@ def class_folders(
     for name in sets:
         kinds = _classes(base, name, "train")
         classes[name] = len(kinds)
-        for split in ("train", "test"):
+        for split in SPLITS:
             found = [
                 (file, kinds[kind])
                 for kind in _classes(base, name, split, kinds)
@@ -105,33 +101,7 @@ class Decoded:
         return f"{zlib.crc32(chr(10).join(self.files).encode()):08x}"
 
     def __call__(self, index: Tensor) -> Tensor:
-        import torch
-
-        out = np.empty((len(index), self.size, self.size, 3), np.uint8)
-
-        def one(row: int, position: int) -> None:
-            out[row] = self._read(Path(self.root, self.files[position]))
-
-        # Decoding and resizing leave the interpreter lock.
-        with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            list(pool.map(one, range(len(index)), index.tolist()))
-        return torch.from_numpy(out).permute(0, 3, 1, 2)
-
-    def _read(self, file: Path) -> Array:
-        """One image, size x size x 3."""
-        library = need("PIL.Image", "vision")
-        try:
-            with library.open(file) as opened:
-                image = opened.convert("RGB")
-        except (OSError, SyntaxError, ValueError) as error:
-            raise DataError(f"class-folders: {file} cannot be read as an image ({error})") from None
-        box: Any = None
-        if self.fit == "crop":
-            width, height = image.size
-            side = min(image.size)
-            left, top = (width - side) / 2, (height - side) / 2
-            box = (left, top, left + side, top + side)
-        return np.asarray(image.resize((self.size, self.size), library.Resampling.BILINEAR, box))
+        return read([Path(self.root, self.files[position]) for position in index.tolist()], self.size, self.fit)
 
 
 def _classes(base: Path, name: str, split: str, known: dict[str, int] | None = None) -> dict[str, int]:

@@ -9,10 +9,13 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from fedloom.errors import DataError
 from fedloom.tasks.task import Task
+
+Batch = tuple[Tensor, dict[str, Tensor]]
+"""Inputs (B x ...) and {task: labels (B x ...)}."""
 
 
 class Examples(Protocol):
@@ -45,13 +48,9 @@ class Examples(Protocol):
         ...
 
     def batch(
-        self,
-        index: Tensor,
-        device: torch.device,
-        rng: torch.Generator | None = None,
-        tasks: Collection[str] | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Inputs (B x ...) and {task: labels (B x ...)} for the given positions and tasks (all if None).
+        self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
+    ) -> Batch:
+        """Inputs and labels at the given positions, of the given tasks (all if None).
 
         `rng` is given in training: what augments draws from it and from nothing else. Without it nothing is random.
         """
@@ -64,10 +63,10 @@ class Examples(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class InMemory:
-    """What examples have in common that are tensors: inputs (N x ...) and labels per task (N x ..., -1 = none).
+class InMemoryExamples:
+    """Examples that are tensors: inputs (N x ...) and labels per task (N x ..., -1 = none).
 
-    DataError where a task has not one label for each input.
+    DataError where the number of a task's labels is not that of the inputs.
     """
 
     images: Tensor
@@ -81,10 +80,11 @@ class InMemory:
     def __len__(self) -> int:
         return len(self.images)
 
-    def rows(self, index: Tensor, tasks: Collection[str] | None) -> tuple[Tensor, dict[str, Tensor]]:
-        """Inputs and labels at `index` as they are stored, of the given tasks (all if None)."""
+    def rows(self, index: Tensor, device: torch.device, tasks: Collection[str] | None) -> Batch:
+        """Inputs and labels at `index` as they are stored, on `device`, of the given tasks (all if None)."""
         wanted = self.labels if tasks is None else tasks
-        return self.images.index_select(0, index), {task: self.labels[task].index_select(0, index) for task in wanted}
+        y = {task: self.labels[task].index_select(0, index).to(device, non_blocking=True) for task in wanted}
+        return self.images.index_select(0, index).to(device, non_blocking=True), y
 
     def labels_of(self, task: str) -> np.ndarray[Any, Any]:
         """Labels of one task as a numpy array."""
@@ -102,11 +102,16 @@ class InMemory:
 
     def fingerprint(self) -> bytes:
         """All labels, task by task."""
-        return b"".join(self.labels_of(task).tobytes() for task in sorted(self.labels))
+        return label_bytes(self.labels)
+
+
+def label_bytes(labels: Mapping[str, Tensor]) -> bytes:
+    """All labels, task by task."""
+    return b"".join(labels[task].numpy().tobytes() for task in sorted(labels))
 
 
 @dataclass(frozen=True, eq=False)
-class TensorExamples(InMemory):
+class TensorExamples(InMemoryExamples):
     """Images (N x C x H x W, float32, or uint8 which is scaled to 0..1 per batch) and labels per task (N x ...).
 
     `mean` and `std` (per channel) normalise each batch. `domain` (N, integers) says where an example comes from.
@@ -118,17 +123,10 @@ class TensorExamples(InMemory):
     prefetch: bool = False
 
     def batch(
-        self,
-        index: Tensor,
-        device: torch.device,
-        rng: torch.Generator | None = None,
-        tasks: Collection[str] | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
+    ) -> Batch:
         """Inputs and labels at `index`, on `device`, normalised; nothing is augmented."""
-        x, y = self.rows(index, tasks)
-        if device.type != "cpu":
-            x = x.to(device, non_blocking=True)
-            y = {task: labels.to(device, non_blocking=True) for task, labels in y.items()}
+        x, y = self.rows(index, device, tasks)
         if x.dtype == torch.uint8:
             x = x.float().div_(255)
         if self._normal is not None:

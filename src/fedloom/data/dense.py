@@ -3,32 +3,19 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from fedloom.data.augment import Augment
-from fedloom.data.transforms import Kind, augmented, plain, raw_ignore
+from fedloom.data.dataset import Batch
+from fedloom.data.dense_label import Kind, Reader
+from fedloom.data.prepare import Array
+from fedloom.data.transforms import augmented, plain, raw_ignore
 from fedloom.errors import DataError
-
-Array = np.ndarray[Any, Any]
-
-Reader = Callable[[int, Collection[str]], Mapping[str, Array | None]]
-"""Reads one example by its position, and its labels of some tasks: `"image"` (H x W x 3, uint8) and an array or None
-per task.
-
-Labels are raw, as `fedloom.data.transforms` describes, with the image's height and width: semseg and human_parts are
-H x W integers in 0..255 (255 = ignore), saliency and edge H x W of 0, 1 and 255 (or bool), depth H x W floating point
-(metres, 0 = no value), normals H x W x 3 (int8 or floating point, any common factor, zero = no value). None, or an
-absent key, means that the image is not annotated for the task: it is ignored there. Images may differ in size.
-
-A reader is called from several threads at once, and is pickled where a run has worker processes: it should hold paths,
-not open files. Its errors should be DataErrors that name the file.
-"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,12 +123,8 @@ class DenseExamples:
         return "\n".join(parts).encode() + b"".join(self.labels_of(task).tobytes() for task in sorted(self.kinds))
 
     def batch(
-        self,
-        index: Tensor,
-        device: torch.device,
-        rng: torch.Generator | None = None,
-        tasks: Collection[str] | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
+    ) -> Batch:
         """Inputs (B x 3 x h x w, float32, normalised) and labels per task as `fedloom.data.transforms` states them.
 
         With `rng`, and where there is an `augment`, a training batch: it depends on `index` and `rng` only. DataError
@@ -156,16 +139,14 @@ class DenseExamples:
         return torch.cat([x for x, _ in single]), {task: torch.cat([y[task] for _, y in single]) for task in wanted}
 
     def _transformed(
-        self, images: Tensor, labels: Mapping[str, Tensor], device: torch.device, rng: torch.Generator | None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self, images: Tensor, labels: Mapping[str, Tensor], device: torch.device, rng: Generator | None
+    ) -> Batch:
         kinds = {task: self.kinds[task] for task in labels}
         if rng is not None and self.augment is not None:
             return augmented(images, labels, kinds, self.crop or self.size, self.augment, rng, device)
         return plain(images, labels, kinds, self.size, device)
 
-    def _read(
-        self, position: int, device: torch.device, rng: torch.Generator | None, tasks: Collection[str]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def _read(self, position: int, device: torch.device, rng: Generator | None, tasks: Collection[str]) -> Batch:
         """One example as a batch of one."""
         assert isinstance(self.source, Files)
         found = self.source.reader(position, tasks)

@@ -8,14 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.data.arrays import ArrayPart
 from fedloom.data.augment import Augment
 from fedloom.data.dense import DenseExamples, Stored, annotated_in, checksum
 from fedloom.data.dense_label import DenseLabel
 from fedloom.data.prepare import Array
-from fedloom.data.transforms import IGNORE, padded
+from fedloom.data.transforms import padded
 from fedloom.errors import DataError
-from fedloom.tasks import dense as tasks
-from fedloom.tasks.task import Task
+from fedloom.tasks.dense import KINDS
+from fedloom.tasks.task import IGNORE, Task
 
 SHORT = 0.1  # a stored normal shorter than this says that there is none
 
@@ -117,60 +118,44 @@ def _normals(array: Array, label: DenseLabel, where: str) -> Array:
 def build(
     where: str,
     labels: Mapping[str, DenseLabel],
-    parts: Sequence[tuple[str, Array, Mapping[str, Array], Array | None]],
+    parts: Sequence[ArrayPart],
     augment: Augment | None,
     crop: tuple[int, int] | None,
     multiple: int,
 ) -> tuple[tuple[Task, ...], DenseExamples, DenseExamples]:
-    """Tasks and examples of a train and a test part, each given as (key, images, raw labels, domain)."""
+    """Tasks and examples of a train and a test part with raw labels."""
     heads = []
     for task, label in labels.items():
-        count = None
+        options = {}
         if label.kind in ("semseg", "human_parts"):
-            largest = max(
-                int(np.where(found[task] == IGNORE, -1, found[task].astype(np.int16)).max()) for _, _, found, _ in parts
-            )
+            arrays = [part.labels[task] for part in parts]
+            largest = max(int(np.where(array == IGNORE, -1, array.astype(np.int16)).max()) for array in arrays)
             if largest < 0:
                 raise DataError(f"{where}, task {task!r}: no pixel is labelled")
             count = label.classes or (max(7, largest + 1) if label.kind == "human_parts" else largest + 1)
             if largest >= count:
                 raise DataError(f"{where}, task {task!r}: expected labels below {count}, found {largest}")
-        heads.append(head(task, label.kind, count))
+            options = {"channels": count}
+        heads.append(KINDS[label.kind](task, **options))
     train, test = (_examples(where, labels, part, augment, crop, multiple) for part in parts)
     return tuple(heads), train, test
-
-
-def head(task: str, kind: str, classes: int | None) -> Task:
-    """The task of a kind."""
-    if kind == "semseg":
-        assert classes is not None
-        return tasks.Semseg(task, classes)
-    if kind == "human_parts":
-        return tasks.HumanParts(task, classes or 7)
-    others: dict[str, type[Task]] = {
-        "saliency": tasks.Saliency,
-        "normals": tasks.Normals,
-        "depth": tasks.Depth,
-        "edge": tasks.Edge,
-    }
-    return others[kind](task)  # type: ignore[call-arg]  # their channels have defaults
 
 
 def _examples(
     where: str,
     labels: Mapping[str, DenseLabel],
-    part: tuple[str, Array, Mapping[str, Array], Array | None],
+    part: ArrayPart,
     augment: Augment | None,
     crop: tuple[int, int] | None,
     multiple: int,
 ) -> DenseExamples:
-    key, images, raw, domain = part
-    pixels = pictures(images, f"{where}, {key!r}")
+    key, raw = part.key, part.labels
+    pixels = pictures(part.inputs, f"{where}, {key!r}")
     height, width = pixels.shape[2:]
     for task, array in raw.items():
-        if (len(array), *array.shape[-2:]) != (len(images), height, width):
+        if (len(array), *array.shape[-2:]) != (len(pixels), height, width):
             raise DataError(
-                f"{where}, task {task!r}: expected {len(images)} labels of {height} x {width}, as {key!r} has, found "
+                f"{where}, task {task!r}: expected {len(pixels)} labels of {height} x {width}, as {key!r} has, found "
                 f"{len(array)} of {array.shape[-2]} x {array.shape[-1]}"
             )
     source = Stored(pixels, {task: torch.from_numpy(array) for task, array in raw.items()})
@@ -181,6 +166,6 @@ def _examples(
         augment,
         crop or (height, width),
         {task: annotated_in(label.kind, raw[task]) for task, label in labels.items()},
-        None if domain is None else torch.from_numpy(domain),
+        None if part.domain is None else torch.from_numpy(part.domain),
         checksum(raw),
     )

@@ -9,9 +9,8 @@ import numpy as np
 from pydantic import Field
 
 from fedloom.core.context import derive_seed
-from fedloom.data.prepare import Array, channel_statistics, stratified
+from fedloom.data.prepare import Array, TestFraction, channel_statistics, no_repeats, stratified
 from fedloom.data.registry import DATASETS
-from fedloom.errors import RecipeError
 from fedloom.extras import need
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def digits(
     tasks: Annotated[list[DigitTask], Field(min_length=1)] = ["digit", "parity", "large", "holes"],  # noqa: B006
     domains: Annotated[list[DigitDomain], Field(min_length=1)] = ["plain"],  # noqa: B006
     size: Annotated[int, Field(ge=8, le=64)] = 16,
-    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+    test_fraction: TestFraction = 0.2,
 ) -> Dataset:
     """1,797 real handwritten digits (8 x 8, needs scikit-learn): up to four tasks and five domains.
 
@@ -52,10 +51,8 @@ def digits(
     deviation of the train part. The split is stratified by digit and domain. Raises RecipeError where a task or a
     domain is named twice and UserError where scikit-learn is absent.
     """
-    for what, names in (("task", tasks), ("domain", domains)):
-        twice = sorted({name for name in names if list(names).count(name) > 1})
-        if twice:
-            raise RecipeError(f"digits: {what} {twice[0]!r} is named twice")
+    no_repeats("digits", "task", tasks)
+    no_repeats("digits", "domain", domains)
     import torch
 
     from fedloom.data.dataset import Dataset, TensorExamples

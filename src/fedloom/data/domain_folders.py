@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import os
 import zlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -16,10 +14,10 @@ from pydantic import Field
 
 from fedloom.data.domains import Pad
 from fedloom.data.folders import matlab, split_list
-from fedloom.data.prepare import Array, stratified
+from fedloom.data.images import as_images, read
+from fedloom.data.prepare import SPLITS, Array, TestFraction, no_repeats, stratified
 from fedloom.data.registry import DATASETS
 from fedloom.errors import DataError, RecipeError, nearest
-from fedloom.extras import need
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,7 +27,6 @@ if TYPE_CHECKING:
 Size = Annotated[int, Field(ge=8)]
 DigitSet = Literal["mnist", "usps", "svhn", "syn"]
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm")
-SPLITS = ("train", "test")
 
 
 @DATASETS.register("domain-folders", source="PACS (Li et al., 2017), Office-Caltech (Gong et al., 2012); F2DC release")
@@ -39,7 +36,7 @@ def domain_folders(
     root: str,
     domains: Annotated[list[str], Field(min_length=1)] | None = None,
     size: Size = 128,
-    test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None,
+    test_fraction: TestFraction | None = None,
     lists: dict[Literal["train", "test"], str] | None = None,
     pad: Pad = 4,
     flip: bool = True,
@@ -68,8 +65,7 @@ def domain_folders(
     for name in names:
         if name not in known:
             raise DataError(f"domain-folders: no folder {name!r} in {base}.{nearest(name, known)} Found: {_few(known)}")
-        if list(names).count(name) > 1:
-            raise RecipeError(f"domain-folders: domain {name!r} is named twice")
+    no_repeats("domain-folders", "domain", names)
     classes = _folders(base / names[0], "class")
     parts: dict[str, tuple[list[Tensor], list[Array], list[Array]]] = {split: ([], [], []) for split in SPLITS}
     for number, name in enumerate(names):
@@ -84,7 +80,7 @@ def domain_folders(
             chosen = {"train": ~test, "test": test}
         else:
             chosen = _listed(base, name, [file for file, _ in files], lists)
-        images = _read([file for file, _ in files], size)
+        images = read([file for file, _ in files], size).contiguous()
         for split, mask in chosen.items():
             parts[split][0].append(images[np.flatnonzero(mask)])
             parts[split][1].append(labels[mask])
@@ -112,14 +108,12 @@ def digit_files(
     probability 1/2, as in F2DC's release; they are always normalised by ImageNet's mean and standard deviation. Raises
     DataError for what is absent or damaged.
     """
-    from fedloom.data.arrays import as_images
     from fedloom.data.pictures import dataset
 
+    no_repeats("digit-files", "domain", domains)
     base = Path(root).expanduser()
     parts: dict[str, tuple[list[Tensor], list[Array], list[Array]]] = {split: ([], [], []) for split in SPLITS}
     for number, name in enumerate(domains):
-        if list(domains).count(name) > 1:
-            raise RecipeError(f"digit-files: domain {name!r} is named twice")
         for split in SPLITS:
             images, labels = READERS[name](base, split == "train", size)
             if len(images) != len(labels) or not len(labels):
@@ -169,25 +163,6 @@ def _listed(
     if len(both):
         raise DataError(f"domain-folders: {files[both[0]]} is in both lists of domain {domain!r}")
     return chosen
-
-
-def _read(files: Sequence[Path], size: int) -> Tensor:
-    """Colour images resized to size x size (N x 3 x size x size, uint8)."""
-    import torch
-
-    image = need("PIL.Image", "vision")
-    out = np.empty((len(files), size, size, 3), np.uint8)
-
-    def one(i: int) -> None:
-        try:
-            with image.open(files[i]) as opened:
-                out[i] = np.asarray(opened.convert("RGB").resize((size, size), image.Resampling.BILINEAR))
-        except (OSError, SyntaxError, ValueError) as error:
-            raise DataError(f"{files[i]}: cannot be read as an image ({error})") from None
-
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        list(pool.map(one, range(len(files))))
-    return torch.from_numpy(out).permute(0, 3, 1, 2).contiguous()
 
 
 def _file(base: Path, domain: str, *names: str) -> Path:
@@ -249,7 +224,7 @@ def _syn(base: Path, train: bool, size: int) -> tuple[Array, Array]:
     folder = base / "syn" / ("train" if train else "val")
     classes = _folders(folder, "class")
     files = [(file, label) for label, name in enumerate(classes) for file in _pictures(folder / name)]
-    images = _read([file for file, _ in files], size).permute(0, 2, 3, 1)
+    images = read([file for file, _ in files], size).permute(0, 2, 3, 1)
     return images.numpy(), np.array([label for _, label in files], np.int64)
 
 

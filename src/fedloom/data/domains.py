@@ -74,9 +74,9 @@ def _images(where: str, examples: Examples, size: int) -> Tensor:
     """Images in memory as N x 3 x size x size, uint8."""
     import torch
 
-    from fedloom.data.dataset import InMemory
+    from fedloom.data.dataset import InMemoryExamples
 
-    if not isinstance(examples, InMemory) or len(examples.input_shape) != 3:
+    if not isinstance(examples, InMemoryExamples) or len(examples.input_shape) != 3:
         raise DataError(f"{where}: expected images in memory, found another kind of data set")
     x = examples.images
     if x.shape[1] not in (1, 3) or x.shape[2:] != (size, size):

@@ -16,19 +16,18 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from fedloom.data.prepare import stratified
+from fedloom.data.images import SUFFIXES, opened
+from fedloom.data.prepare import SPLITS, stratified
 from fedloom.errors import DataError, nearest
 from fedloom.extras import need
 
-SPLITS = ("train", "test")
-SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp")
 LOSSLESS = 64
 """Images with no side above this are written as PNG, others as JPEG of quality 95."""
 
 Arguments = Mapping[str, Any]
 
 
-class Labelled(Protocol):
+class TorchvisionImages(Protocol):
     """What torchvision's data sets are: pairs of a Pillow image and a class from 0."""
 
     def __len__(self) -> int: ...
@@ -37,7 +36,7 @@ class Labelled(Protocol):
 
 
 @dataclass(frozen=True)
-class Source:
+class TorchvisionSet:
     """A data set of torchvision: its class, the arguments of its parts, and the share to split off where it has none.
 
     Parts are read one after another; `test` empty means one pool, of which `test_fraction` of each class is the test
@@ -50,20 +49,20 @@ class Source:
     test_fraction: float | None = None
 
 
-def _splits(library: str, train: Sequence[str] = ("train",), test: str = "test") -> Source:
-    return Source(library, tuple({"split": split} for split in train), ({"split": test},))
+def _splits(library: str, train: Sequence[str] = ("train",), test: str = "test") -> TorchvisionSet:
+    return TorchvisionSet(library, tuple({"split": split} for split in train), ({"split": test},))
 
 
-def _flags(library: str, **more: str) -> Source:
-    return Source(library, ({"train": True, **more},), ({"train": False, **more},))
+def _flags(library: str, **more: str) -> TorchvisionSet:
+    return TorchvisionSet(library, ({"train": True, **more},), ({"train": False, **more},))
 
 
-SOURCES: dict[str, Source] = {
+SOURCES: dict[str, TorchvisionSet] = {
     # The eight tasks of model merging (Ilharco et al., 2023), RESISC45 aside: torchvision has it not. SUN397 has equal
     # parts, as its authors' ten splits; DTD trains on its train and val parts.
-    "sun397": Source("SUN397", test_fraction=0.5),
+    "sun397": TorchvisionSet("SUN397", test_fraction=0.5),
     "cars": _splits("StanfordCars"),
-    "eurosat": Source("EuroSAT", test_fraction=0.1),
+    "eurosat": TorchvisionSet("EuroSAT", test_fraction=0.1),
     "svhn": _splits("SVHN"),
     "gtsrb": _splits("GTSRB"),
     "mnist": _flags("MNIST"),
@@ -156,23 +155,23 @@ def _write(
     return written
 
 
-def _torchvision(name: str, entry: Source, cache: Path) -> tuple[dict[str, Iterable[tuple[Any, Any]]], Any]:
+def _torchvision(name: str, entry: TorchvisionSet, cache: Path) -> tuple[dict[str, Iterable[tuple[Any, Any]]], Any]:
     """The parts of a data set of torchvision, and the names of its classes where it has them."""
-    library: Callable[..., Labelled] = getattr(need("torchvision.datasets", "vision"), entry.library)
-    opened: dict[str, list[Labelled]] = {"train": [], "test": []}
+    library: Callable[..., TorchvisionImages] = getattr(need("torchvision.datasets", "vision"), entry.library)
+    found: dict[str, list[TorchvisionImages]] = {"train": [], "test": []}
     try:
         for split, several in (("train", entry.train), ("test", entry.test)):
-            opened[split] = [library(root=str(cache / name), download=True, **arguments) for arguments in several]
+            found[split] = [library(root=str(cache / name), download=True, **arguments) for arguments in several]
     except (OSError, RuntimeError, ValueError) as error:
         raise DataError(
             f"data set {name!r}: torchvision's {entry.library} cannot be had ({error}). Put its files into "
             f"{cache / name} as torchvision expects them, or give a folder of classes as --source"
         ) from error
-    classes = getattr(opened["train"][0], "classes", None)
-    return {split: _chained(sets) for split, sets in opened.items() if sets}, classes
+    classes = getattr(found["train"][0], "classes", None)
+    return {split: _chained(sets) for split, sets in found.items() if sets}, classes
 
 
-def _chained(sets: Sequence[Labelled]) -> Iterator[tuple[Any, Any]]:
+def _chained(sets: Sequence[TorchvisionImages]) -> Iterator[tuple[Any, Any]]:
     for part in sets:
         for index in range(len(part)):
             yield part[index]
@@ -194,12 +193,7 @@ def _folders(source: Path) -> tuple[dict[str, Iterable[tuple[Any, Any]]], list[s
 
 
 def _images(folder: Path, classes: Sequence[str]) -> Iterator[tuple[Any, int]]:
-    library = need("PIL.Image", "vision")
     for label, name in enumerate(classes):
         for file in sorted((folder / name).glob("*")):
             if file.suffix.lower() in SUFFIXES:
-                try:
-                    with library.open(file) as opened:
-                        yield opened.convert("RGB"), label
-                except (OSError, SyntaxError, ValueError) as error:
-                    raise DataError(f"{file}: cannot be read as an image ({error})") from None
+                yield opened(file), label

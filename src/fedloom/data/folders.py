@@ -10,41 +10,38 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedloom.data.prepare import Array, subset
-from fedloom.errors import DataError, RecipeError
+from fedloom.data.augment import Augment, resolve
+from fedloom.data.dense_label import Kind, Reader
+from fedloom.data.prepare import Array, no_repeats, subset
+from fedloom.errors import DataError
 from fedloom.extras import need
+from fedloom.tasks.task import IGNORE
 
 if TYPE_CHECKING:
-    from fedloom.data.augment import Augment
     from fedloom.data.dataset import Dataset
-    from fedloom.data.transforms import Kind
-    from fedloom.tasks.task import Task
-
-Read = Callable[[int, Collection[str]], Mapping[str, "Array | None"]]
-IGNORE = 255
 
 
 @dataclass(frozen=True, eq=False)
-class Split:
+class FileSplit:
     """One part of a data set, found but not read.
 
     names       how each example is called in messages
-    reader      reads one (see `fedloom.data.dense.Reader`)
+    reader      reads one
     annotated   task -> N, bool: which examples have a label
     version     changes when files are exchanged
     """
 
     names: tuple[str, ...]
-    reader: Read
+    reader: Reader
     annotated: Mapping[str, Array]
     version: str
 
 
 @dataclass(frozen=True)
-class Part:
+class SubsetReader:
     """A reader of some examples of another reader; can be pickled."""
 
-    reader: Read
+    reader: Reader
     positions: tuple[int, ...]
 
     def __call__(self, i: int, tasks: Collection[str]) -> Mapping[str, Array | None]:
@@ -52,44 +49,41 @@ class Part:
         return self.reader(self.positions[i], tasks)
 
 
-def no_repeats(name: str, tasks: Sequence[str]) -> None:
-    """RecipeError where a task is named twice."""
-    for task in tasks:
-        if list(tasks).count(task) > 1:
-            raise RecipeError(f"{name}: task {task!r} is named twice")
-
-
 def dataset(
     name: str,
-    tasks: tuple[Task, ...],
-    parts: Mapping[str, Split],
+    tasks: Sequence[Kind],
+    options: Mapping[str, Mapping[str, Any]],
+    open_split: Callable[[str], FileSplit],
     size: tuple[int, int],
-    augment: Augment | None,
+    augment: bool | Augment,
     limit: int | None,
     seed: int,
 ) -> Dataset:
-    """The parts `train` and `test` as a data set. A task's kind is its name.
+    """The lists `train` and `val` as a train and a test part. A task's kind is its name; `options` are by task.
 
-    DataError where no image of a part is annotated for a task.
+    RecipeError where a task is named twice, DataError where no image of a part is annotated for a task.
     """
     from fedloom.data.dataset import Dataset
     from fedloom.data.dense import DenseExamples, Files
+    from fedloom.tasks.dense import KINDS
 
-    kinds: dict[str, Kind] = {task.name: task.kind for task in tasks}  # type: ignore[misc]
+    no_repeats(name, "task", tasks)
+    kinds: dict[str, Kind] = {task: task for task in tasks}
     ready = {}
-    for which, part in parts.items():
+    for which, training in (("train", resolve(augment)), ("test", None)):
+        part = open_split("train" if which == "train" else "val")
+        total = len(part.names)
         for task, has in part.annotated.items():
             if not has.any():
-                raise DataError(f"{name}, {which}: none of {len(part.names)} images has a label of task {task!r}")
-        kept = subset(len(part.names), limit, seed, which)
-        reader, annotated, count = part.reader, part.annotated, len(part.names)
+                raise DataError(f"{name}, {which}: none of {total} images has a label of task {task!r}")
+        kept = subset(total, limit, seed, which)
+        source, annotated = Files(part.reader, total), part.annotated
         if kept is not None:
-            reader, count = Part(reader, tuple(kept.tolist())), len(kept)
+            source = Files(SubsetReader(part.reader, tuple(kept.tolist())), len(kept))
             annotated = {task: has[kept] for task, has in annotated.items()}
-        source = Files(reader, count)
-        training = augment if which == "train" else None
         ready[which] = DenseExamples(source, kinds, size, training, annotated=annotated, version=part.version)
-    return Dataset(name, tasks, ready["train"], ready["test"])
+    heads = tuple(KINDS[task](task, **options.get(task, {})) for task in tasks)
+    return Dataset(name, heads, ready["train"], ready["test"])
 
 
 def folder(name: str, root: str, wanted: str, advice: str) -> Path:

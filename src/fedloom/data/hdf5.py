@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from fedloom.data.augment import Augment, resolve
-from fedloom.data.folders import IGNORE, Split, dataset, folder, matlab, no_repeats
+from fedloom.data.augment import Augment
+from fedloom.data.folders import FileSplit, dataset, folder, matlab
 from fedloom.data.nyud import shifted
 from fedloom.data.prepare import Array
 from fedloom.data.registry import DATASETS
 from fedloom.errors import DataError
 from fedloom.extras import need
+from fedloom.settings.section import Count
+from fedloom.tasks.task import IGNORE
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset
-    from fedloom.tasks.task import Task
 
 LabelledTask = Literal["semseg", "normals", "depth"]
-Side = Annotated[int, Field(ge=1)]
 NormalsFrom = Literal["camera", "pixels"]
 
 FILE = "nyu_depth_v2_labeled.mat"
@@ -39,12 +39,12 @@ def nyud_labeled(
     *,
     root: str,
     tasks: Annotated[list[LabelledTask], Field(min_length=1)] = ["semseg", "normals", "depth"],  # noqa: B006
-    size: tuple[Side, Side] = (288, 384),
+    size: tuple[Count, Count] = (288, 384),
     classes: Literal[40, 13] = 13,
     first_ids: bool = False,
     normals_from: NormalsFrom = "camera",
     augment: bool | Augment = True,
-    limit: Annotated[int, Field(ge=1)] | None = None,
+    limit: Count | None = None,
 ) -> Dataset:
     """NYU Depth v2 (795 + 654 indoor images) from nyu_depth_v2_labeled.mat: `semseg`, `normals`, `depth`.
 
@@ -61,19 +61,12 @@ def nyud_labeled(
 
     DataError where a file is absent or an array is not as stated.
     """
-    from fedloom.tasks import Depth, Normals, Semseg
+    options = {"semseg": {"channels": classes}}
 
-    no_repeats("nyud-labeled", tasks)
-    parts = {
-        which: open_split(root, split, tasks, classes, first_ids, normals_from, size)
-        for which, split in (("train", "train"), ("test", "val"))
-    }
-    known: dict[str, Task] = {
-        "semseg": Semseg("semseg", classes),
-        "normals": Normals("normals"),
-        "depth": Depth("depth"),
-    }
-    return dataset("nyud-labeled", tuple(known[t] for t in tasks), parts, size, resolve(augment), limit, seed)
+    def opened(split: str) -> FileSplit:
+        return open_split(root, split, tasks, classes, first_ids, normals_from, size)
+
+    return dataset("nyud-labeled", tasks, options, opened, size, augment, limit, seed)
 
 
 def open_split(
@@ -84,7 +77,7 @@ def open_split(
     first_ids: bool = False,
     normals_from: NormalsFrom = "camera",
     size: tuple[int, int] | None = None,
-) -> Split:
+) -> FileSplit:
     """The images of `split` (train or val). DataError where the file is not as expected."""
     path = folder("nyud-labeled", root, FILE, ADVICE)
     file = path / FILE
@@ -96,7 +89,7 @@ def open_split(
     reader = LabelledReader(file, positions, table, normals_from, size)
     names = tuple(f"{FILE}, image {p + 1}" for p in positions)
     version = f"{file.stat().st_size} {table is None or table.tobytes().hex()}"
-    return Split(names, reader, {task: np.ones(len(names), bool) for task in tasks}, version)
+    return FileSplit(names, reader, {task: np.ones(len(names), bool) for task in tasks}, version)
 
 
 @dataclass(frozen=True, eq=False)

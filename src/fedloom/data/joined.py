@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from fedloom.data.dataset import Examples
+from fedloom.data.dataset import Batch, Examples
 from fedloom.errors import DataError
 from fedloom.tasks.task import Task
 
@@ -22,11 +22,11 @@ def renamed(task: Task, prefix: str) -> Task:
 
 
 @dataclass(frozen=True, eq=False)
-class Joined:
+class JoinedExamples:
     """The examples of `pieces` one after another; fulfils `Examples`.
 
-    `tasks` has each piece's own task names; outside they are PIECE-TASK. A batch must come from one piece, since sizes
-    and tasks differ.
+    `tasks` has each piece's own task names, which are called PIECE-TASK here. A batch must come from one piece, since
+    sizes and tasks differ.
     """
 
     pieces: Mapping[str, Examples]
@@ -66,12 +66,8 @@ class Joined:
         return b"".join(name.encode() + p.fingerprint() for name, p in self.pieces.items())
 
     def batch(
-        self,
-        index: Tensor,
-        device: torch.device,
-        rng: torch.Generator | None = None,
-        tasks: Collection[str] | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
+    ) -> Batch:
         """Inputs and labels of examples of one piece. Raises DataError for a batch of several."""
         name, piece, index = self.piece(index)
         own = None if tasks is None else [task.removeprefix(f"{name}-") for task in tasks]

@@ -13,18 +13,18 @@ import numpy as np
 from pydantic import Field
 
 from fedloom.data.digits import LABELS, DigitDomain, originals, render
-from fedloom.data.prepare import Array, channel_statistics, stratified, subset
+from fedloom.data.prepare import SPLITS, Array, TestFraction, channel_statistics, stratified, subset
 from fedloom.data.registry import DATASETS
 from fedloom.data.several import Sets, load
 from fedloom.errors import DataError, RecipeError, nearest
+from fedloom.settings.section import Count
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from fedloom.data.dataset import Dataset, Examples, TensorExamples
-    from fedloom.data.mixed import Source
+    from fedloom.data.mixed import Inputs
 
-Count = Annotated[int, Field(ge=1)]
 Group = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2)]
 Columns = dict[str, Array]
 """Task -> labels of a set's examples."""
@@ -67,7 +67,7 @@ def many(
     """
     import torch
 
-    from fedloom.data.mixed import Stored
+    from fedloom.data.mixed import TensorInputs
 
     for what, named in {"by_domain": by_domain, "classes": classes}.items():
         for name in named:
@@ -88,7 +88,7 @@ def many(
             images[split].append(part.images if kept.all() else part.images[torch.from_numpy(np.flatnonzero(kept))])
         statistics.append(channel_statistics(images["train"][-1]))
         counts |= _counts(name, dataset, name in by_domain, classes.get(name, {}))
-    sources = {split: Stored(torch.cat(parts)) for split, parts in images.items()}
+    sources = {split: TensorInputs(torch.cat(parts)) for split, parts in images.items()}
     return joined("many", columns, sources, tuple(sets), *_table(statistics), counts)
 
 
@@ -99,7 +99,7 @@ def digits_many(
     count: Annotated[int, Field(ge=1, le=len(RENDERINGS) * len(QUESTIONS))] = 8,
     size: Annotated[int, Field(ge=8, le=64)] = 16,
     limit: Count | None = None,
-    test_fraction: Annotated[float, Field(gt=0, lt=1)] = 0.2,
+    test_fraction: TestFraction = 0.2,
 ) -> Dataset:
     """Up to 30 tasks on scikit-learn's handwritten digits, in the form of `many`: one label per example.
 
@@ -113,7 +113,7 @@ def digits_many(
     """
     import torch
 
-    from fedloom.data.mixed import Stored
+    from fedloom.data.mixed import TensorInputs
 
     pictures, digit = originals(size)
     test = stratified(digit, test_fraction, seed)
@@ -138,7 +138,7 @@ def digits_many(
                 {f"{rendering}-{q}": np.where(asked == i, answers[i], -1) for i, q in enumerate(questions)}
             )
             images[split].append(rendered[torch.from_numpy(np.concatenate(drawn))])
-    sources = {split: Stored(torch.cat(parts)) for split, parts in images.items()}
+    sources = {split: TensorInputs(torch.cat(parts)) for split, parts in images.items()}
     counts = {f"{RENDERINGS[n]}-{q}": max(QUESTIONS[q]) + 1 for n, q in chosen}
     statistics = [channel_statistics(x) for x in images["train"]]
     return joined("digits-many", columns, sources, tuple(names), *_table(statistics), counts)
@@ -147,7 +147,7 @@ def digits_many(
 def joined(
     name: str,
     columns: Mapping[str, list[Columns]],
-    sources: Mapping[str, Source],
+    sources: Mapping[str, Inputs],
     domains: tuple[str, ...],
     mean: Tensor,
     std: Tensor,
@@ -159,21 +159,21 @@ def joined(
     part.
     """
     from fedloom.data.dataset import Dataset
-    from fedloom.data.mixed import Mixed, blocks
+    from fedloom.data.mixed import MixedExamples, blocks
     from fedloom.tasks.classification import Classification
 
     tasks: dict[str, Classification] = {}
     for number, domain in enumerate(domains):
-        both = [columns[split][number] for split in ("train", "test")]
+        both = [columns[split][number] for split in SPLITS]
         for task in both[0]:
             highest = [int(part[task].max(initial=-1)) for part in both]
-            for split, value in zip(("train", "test"), highest, strict=True):
+            for split, value in zip(SPLITS, highest, strict=True):
                 if value < 0:
                     raise DataError(f"{name}, set {domain!r}: no {split} example has a label of task {task!r}")
             if task in tasks:
                 raise DataError(f"{name}, set {domain!r}: there is another task called {task!r}")
             tasks[task] = Classification(task, classes.get(task, max(highest) + 1))
-    train, test = (Mixed(sources[s], *blocks(columns[s]), mean, std) for s in ("train", "test"))
+    train, test = (MixedExamples(sources[s], *blocks(columns[s]), mean, std) for s in SPLITS)
     return Dataset(name, tuple(tasks.values()), train, test, domains)
 
 

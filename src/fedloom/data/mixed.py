@@ -8,12 +8,13 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
+from fedloom.data.dataset import Batch, label_bytes
 from fedloom.data.prepare import Array
 
 
-class Source(Protocol):
+class Inputs(Protocol):
     """Where inputs come from: called with positions (B), it returns the raw inputs (B x ...)."""
 
     @property
@@ -40,7 +41,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Stored:
+class TensorInputs:
     """Inputs in memory (N x ...)."""
 
     inputs: Tensor
@@ -62,7 +63,7 @@ class Stored:
 
 
 @dataclass(frozen=True, eq=False)
-class Mixed:
+class MixedExamples:
     """Inputs of one shape, each with labels of some of the tasks; fulfils `Examples`.
 
     source      raw inputs: uint8 (scaled to 0..1 per batch) or float32
@@ -71,7 +72,7 @@ class Mixed:
     mean, std   sets x C: an example is normalised by its own set's statistics, whatever else is in the batch
     """
 
-    source: Source
+    source: Inputs
     labels: Mapping[str, Tensor]
     domain: Tensor
     mean: Tensor | None = None
@@ -97,15 +98,11 @@ class Mixed:
 
     def fingerprint(self) -> bytes:
         """The source's version and all labels, task by task."""
-        return self.source.version.encode() + b"".join(self.labels[t].numpy().tobytes() for t in sorted(self.labels))
+        return self.source.version.encode() + label_bytes(self.labels)
 
     def batch(
-        self,
-        index: Tensor,
-        device: torch.device,
-        rng: torch.Generator | None = None,
-        tasks: Collection[str] | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
+    ) -> Batch:
         """Inputs (B x ...) and labels (B: int64 or float32) at `index`; nothing is augmented."""
         x = self.source(index).to(device, non_blocking=True)
         if x.dtype == torch.uint8:

@@ -5,21 +5,19 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
-from fedloom.data.augment import Augment, resolve
+from fedloom.data.augment import Augment
 from fedloom.data.folders import (
-    IGNORE,
-    Split,
+    FileSplit,
     above_half,
     dataset,
     fits,
     folder,
     labelled,
-    no_repeats,
     normals_of,
     optional,
     picture,
@@ -30,13 +28,13 @@ from fedloom.data.folders import (
 from fedloom.data.prepare import Array
 from fedloom.data.registry import DATASETS
 from fedloom.errors import DataError
+from fedloom.settings.section import Count
+from fedloom.tasks.task import IGNORE
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset
-    from fedloom.tasks.task import Task
 
 NyudTask = Literal["semseg", "normals", "depth", "edge"]
-Side = Annotated[int, Field(ge=1)]
 
 EXPECTED = {"train": 795, "val": 654}
 FILES = {"semseg": "segmentation/{}.png", "normals": "normals/{}.png", "depth": "depth/{}.npy", "edge": "edge/{}.png"}
@@ -68,10 +66,10 @@ def nyud(
     *,
     root: str,
     tasks: Annotated[list[NyudTask], Field(min_length=1)] = ["semseg", "normals", "depth", "edge"],  # noqa: B006
-    size: tuple[Side, Side] = (448, 576),
+    size: tuple[Count, Count] = (448, 576),
     classes: Literal[40, 13] = 40,
     augment: bool | Augment = True,
-    limit: Annotated[int, Field(ge=1)] | None = None,
+    limit: Count | None = None,
 ) -> Dataset:
     """NYU Depth v2 (795 + 654 indoor images) from a folder: `semseg`, `normals`, `depth`, `edge`. Downloads nothing.
 
@@ -83,27 +81,22 @@ def nyud(
     multiple of the encoder's stride. `classes: 13` joins the 40 classes to 13. `limit` keeps that many random
     images of each part. DataError where lists or images are absent or a file is not as stated.
     """
-    from fedloom.tasks import Depth, Edge, Normals, Semseg
+    options: dict[str, dict[str, Any]] = {"semseg": {"channels": classes}, "edge": {"max_dist": 0.011}}
 
-    no_repeats("nyud", tasks)
-    parts = {which: open_split(root, split, tasks, classes) for which, split in (("train", "train"), ("test", "val"))}
-    known: dict[str, Task] = {
-        "semseg": Semseg("semseg", classes),
-        "normals": Normals("normals"),
-        "depth": Depth("depth"),
-        "edge": Edge("edge", max_dist=0.011),
-    }
-    return dataset("nyud", tuple(known[task] for task in tasks), parts, size, resolve(augment), limit, seed)
+    def opened(split: str) -> FileSplit:
+        return open_split(root, split, tasks, classes)
+
+    return dataset("nyud", tasks, options, opened, size, augment, limit, seed)
 
 
-def open_split(root: str, split: str, tasks: list[NyudTask], classes: int = 40) -> Split:
+def open_split(root: str, split: str, tasks: list[NyudTask], classes: int = 40) -> FileSplit:
     """The images that `split` (train or val) lists. DataError where the list or an image is absent."""
     path = folder("nyud", root, "gt_sets", ADVICE)
     listed = path / "gt_sets" / f"{split}.txt"
     names = split_list(listed)
     annotated: dict[str, Array] = {task: present(path / FILES[task].format(name) for name in names) for task in tasks}
     version = sizes((path / "images" / f"{name}.png" for name in names), listed)
-    return Split(names, NyudReader(path, names, tuple(tasks), classes), annotated, version)
+    return FileSplit(names, NyudReader(path, names, tuple(tasks), classes), annotated, version)
 
 
 @dataclass(frozen=True)

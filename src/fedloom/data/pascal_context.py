@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from fedloom.data.augment import Augment, resolve
+from fedloom.data.augment import Augment
 from fedloom.data.folders import (
-    IGNORE,
-    Split,
+    FileSplit,
     above_half,
     dataset,
     fits,
     folder,
     labelled,
     matlab,
-    no_repeats,
     normals_of,
     picture,
     present,
@@ -32,13 +30,13 @@ from fedloom.data.prepare import Array
 from fedloom.data.registry import DATASETS
 from fedloom.errors import DataError
 from fedloom.extras import need
+from fedloom.settings.section import Count
+from fedloom.tasks.task import IGNORE
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset
-    from fedloom.tasks.task import Task
 
 PascalTask = Literal["semseg", "human_parts", "saliency", "normals", "edge"]
-Side = Annotated[int, Field(ge=1)]
 
 EXPECTED = {"train": 4998, "val": 5105}
 PERSON = 15
@@ -72,10 +70,10 @@ def pascal_context(
         "normals",
         "edge",
     ],
-    size: tuple[Side, Side] = (512, 512),
+    size: tuple[Count, Count] = (512, 512),
     classes: Literal[21, 59] = 21,
     augment: bool | Augment = True,
-    limit: Annotated[int, Field(ge=1)] | None = None,
+    limit: Count | None = None,
 ) -> Dataset:
     """PASCAL-Context (4,998 + 5,105 images): `semseg`, `human_parts`, `saliency`, `normals`, `edge`. Downloads nothing.
 
@@ -99,21 +97,15 @@ def pascal_context(
     them in evaluation (they have at most 500 pixels a side) and be a multiple of the encoder's stride. `limit` keeps
     that many random images of each part. DataError where lists or images are absent or a file is not as stated.
     """
-    from fedloom.tasks import Edge, HumanParts, Normals, Saliency, Semseg
+    options = {"semseg": {"channels": classes}}
 
-    no_repeats("pascal-context", tasks)
-    parts = {which: open_split(root, split, tasks, classes) for which, split in (("train", "train"), ("test", "val"))}
-    known: dict[str, Task] = {
-        "semseg": Semseg("semseg", classes),
-        "human_parts": HumanParts("human_parts"),
-        "saliency": Saliency("saliency"),
-        "normals": Normals("normals"),
-        "edge": Edge("edge"),
-    }
-    return dataset("pascal-context", tuple(known[task] for task in tasks), parts, size, resolve(augment), limit, seed)
+    def opened(split: str) -> FileSplit:
+        return open_split(root, split, tasks, classes)
+
+    return dataset("pascal-context", tasks, options, opened, size, augment, limit, seed)
 
 
-def open_split(root: str, split: str, tasks: list[PascalTask], classes: int = 21) -> Split:
+def open_split(root: str, split: str, tasks: list[PascalTask], classes: int = 21) -> FileSplit:
     """The images that `split` (train or val) lists. DataError where the list or an image is absent."""
     path = folder("pascal-context", root, "ImageSets/Context", ADVICE)
     listed = path / "ImageSets" / "Context" / f"{split}.txt"
@@ -124,7 +116,7 @@ def open_split(root: str, split: str, tasks: list[PascalTask], classes: int = 21
     annotated = {task: reader.annotated(task) for task in tasks}
     if "human_parts" in tasks:
         annotated["human_parts"] &= _with_people(path / "ImageSets" / "Parts" / f"{split}.txt", names)
-    return Split(names, reader, {str(task): has for task, has in annotated.items()}, version)
+    return FileSplit(names, reader, {str(task): has for task, has in annotated.items()}, version)
 
 
 @dataclass(frozen=True)

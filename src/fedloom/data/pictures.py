@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from fedloom.data.dataset import Dataset, InMemory
+from fedloom.data.dataset import Batch, Dataset, InMemoryExamples
 from fedloom.data.prepare import Array
 from fedloom.data.transforms import normalise
 from fedloom.errors import DataError
@@ -19,7 +19,7 @@ TASK = "label"
 
 
 @dataclass(frozen=True, eq=False)
-class Pictures(InMemory):
+class Pictures(InMemoryExamples):
     """Images (N x 3 x H x W, uint8) with class labels per task (N, -1 = unlabelled); fulfils `Examples`.
 
     In training, an image gets `pad` black pixels on every side, is cropped to its size at a random place, and is
@@ -36,20 +36,15 @@ class Pictures(InMemory):
         return self.pad > 0 or self.flip
 
     def batch(
-        self,
-        index: Tensor,
-        device: torch.device,
-        rng: torch.Generator | None = None,
-        tasks: Collection[str] | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+        self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
+    ) -> Batch:
         """Inputs (B x 3 x H x W) and labels at `index`, on `device`; with `rng` as for training."""
-        x, y = self.rows(index, tasks)
-        x = x.to(device)
+        x, y = self.rows(index, device, tasks)
         if rng is not None and self.prefetch:
             places = torch.randint(2 * self.pad + 1, (2, len(index)), generator=rng)
             mirrored = torch.rand(len(index), generator=rng) < 0.5 if self.flip else torch.zeros(len(index)).bool()
             x = crop(x, self.pad, places[0].to(device), places[1].to(device), mirrored.to(device))
-        return normalise(x.float().div_(255)), {task: labels.to(device) for task, labels in y.items()}
+        return normalise(x.float().div_(255)), y
 
     def fingerprint(self) -> bytes:
         """All labels, task by task, and the domains."""

@@ -1,17 +1,30 @@
-"""What several data sets need: a stratified split, a subset, and the statistics that normalise."""
+"""What several data sets need: types of keys, a stratified split, a subset, the statistics that normalise."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
+from pydantic import Field
 
 from fedloom.core.context import derive_seed
+from fedloom.errors import RecipeError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Array = np.ndarray[Any, Any]
+SPLITS = ("train", "test")
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
+TestFraction = Annotated[float, Field(gt=0, lt=1)]
+
+
+def no_repeats(where: str, what: str, names: Sequence[str]) -> None:
+    """RecipeError where a task, a domain or the like (`what`) is named twice."""
+    for name in names:
+        if list(names).count(name) > 1:
+            raise RecipeError(f"{where}: {what} {name!r} is named twice")
 
 
 def stratified(strata: Array, fraction: float, seed: int) -> Array:

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor
 
 from fedloom.data.dataset import Dataset, Examples, TensorExamples
-from fedloom.data.joined import Joined
-from fedloom.data.mixed import Mixed
+from fedloom.data.joined import JoinedExamples
+from fedloom.data.mixed import MixedExamples
 from fedloom.data.prepare import Array
-from fedloom.data.transforms import IGNORE, MEAN, STD
+from fedloom.data.transforms import MEAN, STD
 from fedloom.errors import UserError
 from fedloom.extras import need
-from fedloom.tasks.task import Task
+from fedloom.tasks.task import IGNORE, Task
 
 CELL = 160  # about as wide, in pixels, as a cell is drawn
 GAP, HEADER = 4, 16
@@ -136,9 +136,9 @@ def normal(part: Examples, index: Tensor) -> tuple[Tensor, Tensor] | None:
 
     Each is 1 x channels where all examples have the same, else one row an example. They must be of one data set.
     """
-    if isinstance(part, Joined):
+    if isinstance(part, JoinedExamples):
         _, part, index = part.piece(index)
-    if isinstance(part, Mixed):
+    if isinstance(part, MixedExamples):
         if part.mean is None or part.std is None:
             return None
         origin = part.domain[index]

@@ -63,7 +63,7 @@ def several(seed: int, *, sets: Sets) -> Dataset:
     Raises DataError where the shapes of inputs have different numbers of channels or a set has domains of its own.
     """
     from fedloom.data.dataset import Dataset
-    from fedloom.data.joined import Joined, renamed
+    from fedloom.data.joined import JoinedExamples, renamed
 
     built = {name: load(seed, section) for name, section in sets.items()}
     for name, dataset in built.items():
@@ -74,6 +74,6 @@ def several(seed: int, *, sets: Sets) -> Dataset:
         raise DataError(f"several: inputs have different numbers of channels: {channels}")
     tasks = tuple(renamed(task, name) for name, d in built.items() for task in d.tasks)
     own = {name: tuple(t.name for t in d.tasks) for name, d in built.items()}
-    train = Joined({name: d.train for name, d in built.items()}, own)
-    test = Joined({name: d.test for name, d in built.items()}, own)
+    train = JoinedExamples({name: d.train for name, d in built.items()}, own)
+    test = JoinedExamples({name: d.test for name, d in built.items()}, own)
     return Dataset("several", tasks, train, test, tuple(built))

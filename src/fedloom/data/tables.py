@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-from pydantic import Field
 
-from fedloom.data.arrays import SPLITS, Store
-from fedloom.data.prepare import Array, stratified
+from fedloom.data.prepare import SPLITS, Array, Name, TestFraction, stratified
 from fedloom.data.registry import DATASETS
-from fedloom.errors import DataError, RecipeError
+from fedloom.data.store import Store, splits
+from fedloom.errors import DataError
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset
@@ -27,9 +27,9 @@ def tables(
     features: str = "x_{split}",
     targets: str = "y_{split}",
     task_by: str = "task_{split}",
-    prefix: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")] = "task",
+    prefix: Name = "task",
     target_names: str | None = None,
-    test_fraction: Annotated[float, Field(gt=0, lt=1)] | None = None,
+    test_fraction: TestFraction | None = None,
 ) -> Dataset:
     """Feature vectors with one task for each value of a column, from an .npz archive or a folder of .npy files.
 
@@ -48,19 +48,13 @@ def tables(
     import torch
 
     from fedloom.data.dataset import Dataset
-    from fedloom.data.mixed import Mixed, Stored
+    from fedloom.data.mixed import MixedExamples, TensorInputs
     from fedloom.tasks import Classification, Regression
 
-    pooled = ["{split}" not in key for key in (features, targets, task_by)]
-    if any(pooled) != all(pooled):
-        raise RecipeError(f"tables: expected {{split}} in all keys or in none: {features}, {targets}, {task_by}")
-    if pooled[0] != (test_fraction is not None):
-        need = "needs test_fraction" if pooled[0] else "has a test part, so test_fraction has no use"
-        raise RecipeError(f"tables: a data set with the key {features!r} {need}")
+    keys = (features, targets, task_by)
+    parts_named = splits("tables", keys, test_fraction)
     with Store(Path(path).expanduser()) as store:
-        parts = [
-            _read(store, split, features, targets, task_by, kind) for split in (("pool",) if pooled[0] else SPLITS)
-        ]
+        parts = [_read(store, split, keys, kind) for split in parts_named]
         names = list(store.names(target_names)) if target_names is not None else None
         where = f"tables, {store.path}"
         title = store.path.stem
@@ -95,8 +89,8 @@ def tables(
             else:
                 known.append(Regression(task, mean=float(mean_y[k]), std=float(std_y[k])))
     train, test_part = (
-        Mixed(
-            Stored(torch.from_numpy(((inputs - mean) / std).astype(np.float32))),
+        MixedExamples(
+            TensorInputs(torch.from_numpy(((inputs - mean) / std).astype(np.float32))),
             found,
             torch.from_numpy(np.searchsorted(values, group)),
         )
@@ -105,10 +99,10 @@ def tables(
     return Dataset(title, tuple(known), train, test_part, domains)
 
 
-def _read(store: Store, split: str, features: str, targets: str, task_by: str, kind: str) -> tuple[Array, Array, Array]:
+def _read(store: Store, split: str, keys: Sequence[str], kind: str) -> tuple[Array, Array, Array]:
     """Features (N x F, float64), targets (N x K) and the column of tasks (N) of one part."""
     where = f"tables, {store.path}"
-    features, targets, task_by = (key.replace("{split}", split) for key in (features, targets, task_by))
+    features, targets, task_by = (key.replace("{split}", split) for key in keys)
     x = store.read(features)
     if x.ndim < 2 or x.dtype.kind not in "fiu" or not x.size:
         raise DataError(f"{where}: {features!r} expected numbers N x F, found {x.dtype} of shape {x.shape}")

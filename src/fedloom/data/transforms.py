@@ -27,16 +27,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import grid_sample, pad
 
 from fedloom.data.augment import Augment
+from fedloom.data.dense_label import Kind
+from fedloom.tasks.task import IGNORE
 
-Kind = Literal["semseg", "human_parts", "saliency", "normals", "depth", "edge"]
-IGNORE = 255
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Per channel (red, green, blue) of ImageNet, for colours in 0..1."""
 LUMA = (0.299, 0.587, 0.114)

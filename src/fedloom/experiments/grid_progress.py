@@ -12,22 +12,11 @@ from fedloom.study.grid import Cell
 def progress(quiet: bool = False) -> Watch:
     """A bar where stderr is a terminal, lines where it is not, nothing where `quiet`."""
     if quiet:
-        return Silent()
-    return Bar() if sys.stderr.isatty() else Lines()
+        return Watch()
+    return Bar() if sys.stderr.isatty() else CellLines()
 
 
-class Silent:
-    """Says nothing."""
-
-    def start(self, cells: int, rounds: int) -> None: ...
-    def began(self, cell: Cell) -> None: ...
-    def round(self, cell: Cell, rounds: int) -> None: ...
-    def ended(self, cell: Cell, how: str, seconds: float, rounds: int) -> None: ...
-    def event(self, text: str) -> None: ...
-    def stop(self) -> None: ...
-
-
-class _Counting(Silent):
+class _Counting(Watch):
     """Counts cells and rounds, and extrapolates what is left from the rounds run so far."""
 
     def start(self, cells: int, rounds: int) -> None:
@@ -59,7 +48,7 @@ class _Counting(Silent):
         return (self.now() - self.began_at) / run * (self.rounds - self.done) if run > 0 else None
 
 
-class Lines(_Counting):
+class CellLines(_Counting):
     """A plain line on stderr for each cell that ends."""
 
     def ended(self, cell: Cell, how: str, seconds: float, rounds: int) -> None:

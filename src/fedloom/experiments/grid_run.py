@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.recipes.schema import Recipe, recipe_hash
@@ -39,8 +39,8 @@ TRAINING, EVALUATION = 150, 40
 _LEFT_BY_A_TORN_START = {".lock", "partition.json", "run.json", "partition.json.part", "run.json.part"}
 
 
-class Watch(Protocol):
-    """Is told how a grid goes on; fedloom.experiments.grid_progress has some."""
+class Watch:
+    """Is told how a grid goes on, and says nothing; those of fedloom.experiments.grid_progress speak."""
 
     def start(self, cells: int, rounds: int) -> None: ...
     def began(self, cell: Cell) -> None: ...
@@ -79,7 +79,6 @@ class _Running:
     cell: Cell
     process: Any
     began: float
-    rounds: int = 0
 
 
 def prepare(grid: Grid, folder: Path, only: Sequence[str] = ()) -> Prepared:
@@ -117,64 +116,80 @@ def run_prepared(prepared: Prepared, watch: Watch, jobs: int | None = None, memo
     if not prepared.todo:
         return outcome
     jobs = jobs or default_jobs([prepared.recipes[cell] for cell in prepared.todo])
-    budget = int(0.8 * available_memory()) if memory is None else memory
-    needs = dict(prepared.needs)
-    queue = deque(prepared.todo)
-    running: dict[Connection, _Running] = {}
-    watch.start(len(queue), sum(prepared.recipes[cell].training.rounds for cell in queue))
+    work = _Work(prepared, watch, jobs, int(0.8 * available_memory()) if memory is None else memory, outcome)
+    watch.start(len(work.queue), sum(prepared.recipes[cell].training.rounds for cell in work.queue))
     try:
-        while queue or running:
-            while queue and len(running) < jobs:
-                free = budget - sum(needs[r.cell] for r in running.values())
-                fitting = next((cell for cell in queue if needs[cell] <= free), None)
-                if fitting is None and running:
-                    break
-                cell = queue[0] if fitting is None else fitting
-                queue.remove(cell)
-                pipe, process = _spawn(_run_cell, prepared.recipes[cell], cell.folder(prepared.folder), prepared.folder)
-                running[pipe] = _Running(cell, process, time.monotonic())
-                watch.began(cell)
-            for ready in wait(list(running)):
+        while work.queue or work.running:
+            work.begin()
+            for ready in wait(list(work.running)):
                 assert isinstance(ready, Connection)
-                one = running[ready]
-                kind, value, peak = _hear(ready, one.process)
-                outcome.peak = max(outcome.peak, peak)
-                for other in needs:
-                    if _size(prepared.recipes[other]) == _size(prepared.recipes[one.cell]):
-                        needs[other] = max(needs[other], peak)
-                if kind == "round":
-                    one.rounds = value
-                    watch.round(one.cell, value)
-                elif kind == "event":
-                    watch.event(f"{one.cell}: {value}")
-                else:
-                    del running[ready]
-                    _end(one.process)
-                    if kind == "done":
-                        outcome.finished.append(one.cell)
-                    elif kind == "refused":
-                        outcome.refused[one.cell.combination] = value
-                    else:
-                        outcome.failed[one.cell] = value
-                    rounds = prepared.recipes[one.cell].training.rounds
-                    how = value if kind == "done" else f"{kind}: {value}"
-                    watch.ended(one.cell, how, time.monotonic() - one.began, rounds)
+                work.hear(ready)
     finally:
-        for one in running.values():
-            one.process.terminate()
-        for one in running.values():
-            _end(one.process)
-        watch.stop()
+        work.stop()
     if outcome.refused:
         save(prepared.grid, prepared.folder, {**prepared.refused, **outcome.refused})
     return outcome
 
 
+class _Work:
+    """The cells of a grid that wait and those that run, within a number of jobs and bytes of memory."""
+
+    def __init__(self, prepared: Prepared, watch: Watch, jobs: int, memory: int, outcome: Outcome) -> None:
+        self.prepared, self.watch, self.jobs, self.memory, self.outcome = prepared, watch, jobs, memory, outcome
+        self.needs = dict(prepared.needs)
+        self.queue = deque(prepared.todo)
+        self.running: dict[Connection, _Running] = {}
+
+    def begin(self) -> None:
+        """Start the cells that fit beside those that run; one where none runs, whatever it needs."""
+        while self.queue and len(self.running) < self.jobs:
+            free = self.memory - sum(self.needs[r.cell] for r in self.running.values())
+            fitting = next((cell for cell in self.queue if self.needs[cell] <= free), None)
+            if fitting is None and self.running:
+                break
+            cell = self.queue[0] if fitting is None else fitting
+            self.queue.remove(cell)
+            folder = self.prepared.folder
+            pipe, process = _spawn(_run_cell, self.prepared.recipes[cell], cell.folder(folder), folder)
+            self.running[pipe] = _Running(cell, process, time.monotonic())
+            self.watch.began(cell)
+
+    def hear(self, pipe: Connection) -> None:
+        """Take what a cell's process says: a round, an event, or how it ended."""
+        one, recipes = self.running[pipe], self.prepared.recipes
+        kind, value, peak = _hear(pipe, one.process)
+        self.outcome.peak = max(self.outcome.peak, peak)
+        for other in self.needs:
+            if _size(recipes[other]) == _size(recipes[one.cell]):
+                self.needs[other] = max(self.needs[other], peak)
+        if kind == "round":
+            self.watch.round(one.cell, value)
+        elif kind == "event":
+            self.watch.event(f"{one.cell}: {value}")
+        else:
+            del self.running[pipe]
+            _end(one.process)
+            if kind == "done":
+                self.outcome.finished.append(one.cell)
+            elif kind == "refused":
+                self.outcome.refused[one.cell.combination] = value
+            else:
+                self.outcome.failed[one.cell] = value
+            how = value if kind == "done" else f"{kind}: {value}"
+            self.watch.ended(one.cell, how, time.monotonic() - one.began, recipes[one.cell].training.rounds)
+
+    def stop(self) -> None:
+        """End the processes that are left."""
+        for one in self.running.values():
+            one.process.terminate()
+        for one in self.running.values():
+            _end(one.process)
+        self.watch.stop()
+
+
 def default_jobs(recipes: Sequence[Recipe]) -> int:
     """How many cells run at once: CPUs over what one cell keeps busy, and one where a cell uses a GPU."""
-    devices = {
-        d for r in recipes for d in ((r.runtime.device,) if isinstance(r.runtime.device, str) else r.runtime.device)
-    }
+    devices = {d for r in recipes for d in r.runtime.devices}
     if devices - {"cpu"}:
         return 1
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -21,7 +21,7 @@ from fedloom.core.layout import Layout
 from fedloom.data.dataset import Dataset
 from fedloom.data.partition import Indices, Partition, Share, labelled
 from fedloom.errors import DataError, RecipeError, StateError, nearest
-from fedloom.experiments.relatedness import TaskModels, task_models
+from fedloom.experiments.task_models import TaskModels, task_models
 from fedloom.models.multitask import build_model
 from fedloom.recipes.loader import load
 from fedloom.recipes.schema import Recipe
@@ -77,7 +77,7 @@ def start_for(tau_new: Tensor, vectors: Mapping[str, Tensor], kappa: int, epsilo
 
 
 @dataclass(frozen=True)
-class Joined:
+class LateJoin:
     """A newcomer's training from two starts."""
 
     label: str
@@ -134,7 +134,7 @@ def join(
     data: Sequence[str] = (),
     device: str | None = None,
     tell: Tell = lambda done, total: None,
-) -> Joined:
+) -> LateJoin:
     """Let a newcomer with one task join a finished run of a method with task vectors (matu), and say what it gains.
 
     It takes `steps` local steps from the initial model theta_p; `start_for`, with the run's kappa and epsilon, says
@@ -162,8 +162,7 @@ def join(
     me = Federation.build(alone, Partition((share,))).clients[share.client].only(task)
     if not len(me.test):
         raise DataError(f"{folder}: no test example has a label of task {task!r}")
-    own = built.recipe.runtime.device
-    newcomer = _Newcomer(found, alone, me, check_device(device or (own if isinstance(own, str) else own[0])))
+    newcomer = _Newcomer(found, alone, me, check_device(device or built.recipe.runtime.devices[0]))
     params = built.recipe.method.params
     start = start_for(newcomer.probe(steps), found.vectors(), params["kappa"], params["epsilon"])
     done = 0
@@ -177,7 +176,7 @@ def join(
     initial = newcomer.rounds(torch.zeros_like(start.vector), rounds, trained)
     similar = newcomer.rounds(start.vector, rounds, trained)
     (one,) = alone.tasks
-    return Joined(
+    return LateJoin(
         found.label, task, share.client, len(me.train), start, one.primary, one.metrics[one.primary],
         tuple(initial), tuple(similar), notes,
     )  # fmt: skip

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from fedloom.core.context import Ctx, State, derive_seed
-from fedloom.data.joined import Joined
-from fedloom.errors import DataError, RecipeError, StateError, UserError
+from fedloom.data.joined import JoinedExamples
+from fedloom.errors import DataError, RecipeError, StateError, UserError, writing
 from fedloom.models.multitask import build_model
 from fedloom.recipes.schema import Recipe
 from fedloom.rounds.build import load_data, with_options
@@ -63,10 +63,9 @@ def pretrain(
         raise UserError(f"{file}: expected a file that ends in .safetensors")
     if file.exists():
         raise StateError(f"{file} exists; name another file")
-    device = recipe.runtime.device if isinstance(recipe.runtime.device, str) else recipe.runtime.device[0]
-    check_device(device)
+    device = check_device(recipe.runtime.devices[0])
     dataset = with_options(load_data(recipe), recipe.tasks)
-    if isinstance(dataset.train, Joined):
+    if isinstance(dataset.train, JoinedExamples):
         raise DataError(
             f"data set {dataset.name!r}: batches of pretraining mix all examples, but those of "
             f"{', '.join(dataset.train.pieces)} have no common batches; pretrain on one of them, or use 'many'"
@@ -104,9 +103,7 @@ def _save(model: FlatModel, file: Path, labels: dict[str, str]) -> None:
     encoder = model.module.get_submodule("encoder")
     tensors = {name: t.to("cpu", copy=True).contiguous() for name, t in encoder.state_dict().items()}
     part = file.with_suffix(".safetensors.part")
-    try:
+    with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         save_file(tensors, part, metadata=labels)
         os.replace(part, file)
-    except OSError as error:
-        raise UserError(f"{file}: {error.strerror}") from None

@@ -1,7 +1,4 @@
-"""How related the tasks of a finished run are, by several metrics (MaTU, Figures 2 and 3): `fedloom relatedness`.
-
-`task_models` reads one model a task from a run folder; `relatedness` compares them.
-"""
+"""How related the tasks of a finished run are, by several metrics (MaTU, Figures 2 and 3): `fedloom relatedness`."""
 
 from __future__ import annotations
 
@@ -9,22 +6,20 @@ import copy
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedloom.core.context import derive_seed
-from fedloom.core.layout import Layout
-from fedloom.engines.api import model_file
-from fedloom.errors import StateError, UserError, unknown
-from fedloom.export.finished import Tell, reopen
-from fedloom.models.nets import PyramidEncoder
+from fedloom.errors import UserError, unknown, writing
+from fedloom.experiments.encoded import BATCH, encoded
+from fedloom.experiments.task_models import TaskModels, task_models
+from fedloom.export.finished import Steps, Tell
 from fedloom.relatedness import (
     Agreement,
     EtranScore,
@@ -53,117 +48,8 @@ METRICS = ("sign", "cosine", "logme", "etran", "fim", "wte")
 """In the order in which they are computed and shown."""
 PICTURE = "relatedness.png"
 _WIDE = 12  # tasks of which a terminal shows whole matrices
-_BATCH = 64
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
-
-
-@dataclass(frozen=True, eq=False)
-class TaskModels:
-    """One model for each task of a finished run."""
-
-    label: str
-    built: Built
-    models: Mapping[str, Tensor]
-    """Task -> the whole vector of its model (parameters and float buffers, in the order of `built.layout`)."""
-    clients: Mapping[str, tuple[str, ...]]
-    """Task -> the clients that hold it and count for it."""
-    notes: tuple[str, ...]
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        """Task names, in the order of the data set."""
-        return tuple(self.models)
-
-    @property
-    def common(self) -> Layout:
-        """The parameters that belong to no task: the columns of task vectors."""
-        return self.built.layout.parameters.common
-
-    @property
-    def origin(self) -> Tensor:
-        """The initial model's common parameters, theta_p (d)."""
-        return self.of(self.built.layout.flatten(self.built.module).detach())
-
-    def of(self, model: Tensor) -> Tensor:
-        """The common parameters of a model's whole vector (d)."""
-        return self.built.layout.take(model, self.common)
-
-    def vectors(self) -> dict[str, Tensor]:
-        """Task -> its task vector (d): the common parameters minus the initial ones."""
-        origin = self.origin
-        return {task: self.of(model) - origin for task, model in self.models.items()}
-
-
-def task_models(folder: str | Path) -> TaskModels:
-    """The tasks' models of a run.
-
-    Where each task has a model (matu), that one. Else the mean of the models of the clients that hold this task alone
-    (local): they began at the same initial model, so the task vector is the mean of theirs. Clients with one model for
-    several tasks do not count, and a note names them.
-
-    Raises StateError where the run has not finished, its model or method is not what the recipe says, a task has no
-    model of its own, or all tasks have the same encoder.
-    """
-    folder = Path(folder)
-    built, run = reopen(folder)
-    recipe = built.recipe
-    models: dict[str, Tensor] = {}
-    clients: dict[str, tuple[str, ...]] = {}
-    several: list[str] = []
-    holders = built.federation.clients.values()
-    with safe_open(model_file(folder), "pt") as saved:
-        owners = {key.rpartition("/")[0] for key in saved.keys()}  # noqa: SIM118
-
-        def read(owner: str) -> Tensor:
-            prefix = f"{owner}/" if owner else ""
-            return torch.cat([saved.get_tensor(prefix + name).reshape(-1) for name in built.layout.names])
-
-        for task in built.federation.tasks:
-            held = [client for client in holders if task.name in client.tasks]
-            if f"task/{task.name}" in owners:
-                found = {client.id: f"task/{task.name}" for client in held}
-            else:
-                found = {c.id: f"client/{c.id}/task/{task.name}" for c in held}
-                found = {c.id: owner for c in held if (owner := found[c.id]) in owners} or {
-                    c.id: f"client/{c.id}" for c in held if len(c.tasks) == 1 and f"client/{c.id}" in owners
-                }
-                several += [c.id for c in held if c.id not in found]
-            if found:
-                which = sorted(set(found.values()))
-                models[task.name] = torch.stack([read(owner) for owner in which]).mean(0)
-                clients[task.name] = tuple(sorted(found))
-    missing = [task.name for task in built.federation.tasks if task.name not in models]
-    if missing:
-        why = (
-            f"{run.label} leaves one model for all tasks"
-            if not any(owner.startswith("client/") for owner in owners)
-            else "no client holds it alone"
-        )
-        raise StateError(
-            f"{folder}: task {missing[0]!r} has no model of its own: {why}. Run the method matu, or local with clients "
-            "that hold one task each (partition=one-task)"
-        )
-    label = f"{recipe.name}, {run.label}, seed {recipe.seed}"
-    notes = [f"clients with several tasks are left out: {', '.join(sorted(set(several)))}"] if several else []
-    result = TaskModels(label, built, models, clients, tuple(notes))
-    return replace(result, notes=(*notes, *_alike(folder, run.label, result.vectors())))
-
-
-def _alike(folder: Path, method: str, vectors: Mapping[str, Tensor]) -> list[str]:
-    """Notes on encoders that cannot be told apart. Raises StateError where none can."""
-    groups: list[list[str]] = []
-    for task, vector in vectors.items():
-        group = next((g for g in groups if torch.equal(vectors[g[0]], vector)), None)
-        if group is None:
-            groups.append([task])
-        else:
-            group.append(task)
-    if len(groups) < 2:
-        what = "there is one task" if len(vectors) == 1 else f"with {method} all tasks have the same encoder"
-        raise StateError(f"{folder}: {what}, so there is nothing to compare")
-    notes = [f"the same encoder, which cannot be told apart: {', '.join(g)}" for g in groups if len(g) > 1]
-    return notes + [f"the encoder of {t} is still the initial one" for t, v in vectors.items() if not v.any()]
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,12 +142,10 @@ class Relatedness:
         ]  # fmt: skip
         files["agreement.csv"] = csv_text(("a", "b", "pearson", "spearman", "pairs"), rows)
         files[FILE] = self.to_json()
-        try:
+        with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             for name, text in files.items():
                 (folder / name).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{folder}: {error.strerror}") from None
         draw(self.scores, folder / PICTURE, self.tasks)
         return [folder / name for name in (*files, PICTURE)]
 
@@ -349,37 +233,33 @@ class _Scores:
 
     def __init__(self, found: TaskModels, examples: int, device: str | None, tell: Tell) -> None:
         built = found.built
-        own = built.recipe.runtime.device
-        self.device = check_device(device or (own if isinstance(own, str) else own[0]))
         self.found, self.tell, self.seed = found, tell, built.recipe.seed
         self.tasks = found.tasks
         self.vectors = torch.stack(list(found.vectors().values()))
-        self.model = FlatModel(copy.deepcopy(built.module), built.layout, self.device)
+        chosen = check_device(device or built.recipe.runtime.devices[0])
+        self.model = FlatModel(copy.deepcopy(built.module), built.layout, chosen)
         self.parts = {task: self._examples(task, examples) for task in self.tasks}
-        self.done = self.total = 0
 
     def compute(self, wanted: Sequence[str]) -> dict[str, Matrix]:
         """Metric -> T x T."""
-        features = [name for name in wanted if name in ("logme", "etran")]
-        steps = {"features": len(self.tasks) * bool(features), "fim": len(self.tasks), "wte": 1}
-        self.total = sum(count for name, count in steps.items() if name in wanted or name == "features")
+        by_features = [name for name in wanted if name in ("logme", "etran")]
+        step = Steps(len(self.tasks) * (bool(by_features) + ("fim" in wanted)) + ("wte" in wanted), self.tell)
         scores: dict[str, Matrix] = {}
         if "sign" in wanted:
             scores["sign"] = sign(self.vectors).numpy()
         if "cosine" in wanted:
             scores["cosine"] = cosine(self.vectors).numpy()
-        if features:
-            scores |= self._by_features(features)
+        if by_features:
+            scores |= self._by_features(by_features, step)
         if "fim" in wanted:
-            scores["fim"] = self._fim()
+            scores["fim"] = self._fim(step)
         if "wte" in wanted:
-            self._say("wte")
+            step("wte")
             self._load(self.model.initial)
             x, y = zip(*(self._features(task) for task in self.tasks), strict=True)
             # of equal sizes, transport is an assignment, which is much faster
             scores["wte"] = wte(x, y, reference=min(map(len, x)), seed=self.seed)
-            self.done += 1
-        self._say("")
+        step.finished()
         return {name: np.asarray(scores[name]) for name in wanted}
 
     def _examples(self, task: str, most: int) -> Part:
@@ -396,27 +276,16 @@ class _Scores:
         self.model.vector.copy_(vector)
         self.model.module.eval()
 
-    def _say(self, what: str) -> None:
-        self.tell(self.done, self.total, what)
-
-    @torch.no_grad()
     def _features(self, task: str) -> tuple[Matrix, Matrix]:
         """(features n x D that the loaded encoder computes for a task's examples, their labels n)."""
-        part, encoder = self.parts[task], self.model.module.get_submodule("encoder")
-        features, labels = [], []
-        for index in part.index.split(_BATCH):
-            x, y = part.examples.batch(index, self.model.device, tasks=(task,))
-            out = encoder(x)
-            features.append((out[-1].mean((2, 3)) if isinstance(encoder, PyramidEncoder) else out).float().cpu())
-            labels.append(y[task].cpu())
-        return torch.cat(features).numpy(), torch.cat(labels).numpy()
+        encoder = self.model.module.get_submodule("encoder")
+        features, labels = encoded(encoder, self.parts[task], task, self.model.device)
+        return features.numpy(), labels.numpy()
 
-    def _by_features(self, wanted: Sequence[str]) -> dict[str, Matrix]:
-        T = len(self.tasks)
-        evidence = np.full((T, T), math.nan)
-        energy, labels = np.full((T, T), math.nan), np.full((T, T), math.nan)
+    def _by_features(self, wanted: Sequence[str], step: Steps) -> dict[str, Matrix]:
+        evidence, energy, labels = np.full((3, len(self.tasks), len(self.tasks)), math.nan)
         for s, source in enumerate(self.tasks):
-            self._say(f"features by the encoder of {source}")
+            step(f"features by the encoder of {source}")
             self._load(self.found.models[source])
             for t, target in enumerate(self.tasks):
                 x, y = self._features(target)
@@ -425,19 +294,20 @@ class _Scores:
                 if "etran" in wanted:
                     score: EtranScore = etran(x, y)
                     energy[s, t], labels[s, t] = score.energy, score.labels
-            self.done += 1
-        totals = {"logme": lambda: evidence, "etran": lambda: etran_totals(energy, labels)}
-        return {name: np.asarray(totals[name]()) for name in wanted}
+        found = {"logme": evidence}
+        if "etran" in wanted:
+            found["etran"] = np.asarray(etran_totals(energy, labels))
+        return found
 
-    def _fim(self) -> Matrix:
+    def _fim(self, step: Steps) -> Matrix:
         kinds = {task.name: task.kind for task in self.found.built.federation.tasks}
         names = [f"model.{name}" for name in self.found.common.names]
         diagonals = []
         for task in self.tasks:
-            self._say(f"Fisher information of {task}")
+            step(f"Fisher information of {task}")
             self._load(self.found.models[task])
             part = self.parts[task]
-            loaded = (part.examples.batch(i, self.model.device, tasks=(task,)) for i in part.index.split(_BATCH))
+            loaded = (part.examples.batch(i, self.model.device, tasks=(task,)) for i in part.index.split(BATCH))
             likelihood: Any = "gaussian" if kinds[task] == "regression" else "categorical"
             with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no rule for samples side by side
                 diagonal = fisher_diagonal(
@@ -449,7 +319,6 @@ class _Scores:
                     seed=self.seed,
                 )
             diagonals.append(diagonal.cpu())
-            self.done += 1
         return fim(diagonals).numpy()
 
 

@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from fedloom import tasks as task_classes
 from fedloom._version import __version__
 from fedloom.data.dataset import Examples
-from fedloom.data.joined import Joined
+from fedloom.data.joined import JoinedExamples
 from fedloom.data.preview import Cell, grid, label, normal
 from fedloom.engines.api import trained_models
 from fedloom.errors import StateError, UserError, nearest
+from fedloom.export.finished import model_keys
 from fedloom.extras import need
 from fedloom.models.changes import changed
 from fedloom.models.multitask import MultiTask, build_model
@@ -89,8 +90,7 @@ def export(run: Path, out: Path, client: str | None = None, task: str | None = N
 
 def _key(run: Path, models: Mapping[str, Any], client: str | None, task: str | None) -> str:
     """Which of a run's models is meant, by its name in `trained_models`."""
-    asked = [f"{client}/task/{task}", f"{client}", f"task/{task}", ""] if client is not None else [f"task/{task}", ""]
-    found = next((key for key in asked if key in models), None)
+    found = next((key for key in model_keys(client, task) if key in models), None)
     if found is not None:
         return found
     if any(key.startswith("task/") or "/task/" in key for key in models) and task is None:
@@ -133,7 +133,7 @@ def _inputs(
     holders = [federation.holder(t.name) if client is None else federation.clients[client] for t in wanted]
     tests = [holder.test.of(task.name).index for holder, task in zip(holders, wanted, strict=True)]
     index = torch.cat(tests)
-    if isinstance(part, Joined):
+    if isinstance(part, JoinedExamples):
         _, part, index = part.piece(tests[0])
     found = normal(part, index)
     if found is None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fedloom.engines.api import model_file, trained_models
 from fedloom.errors import StateError
+from fedloom.models.multitask import MultiTask
 from fedloom.rounds.build import build
 from fedloom.rounds.built import Built
 from fedloom.runs.folder import RunFolder
@@ -19,15 +20,54 @@ Tell = Callable[[int, int, str], None]
 """Is told (steps done, of how many, what comes next)."""
 
 
+class Steps:
+    """Counts the steps of some work, and tells of each when it begins."""
+
+    def __init__(self, total: int, tell: Tell) -> None:
+        self._done, self._total, self._tell = -1, total, tell
+
+    def __call__(self, what: str) -> None:
+        """A step begins; those before it are done."""
+        self._done += 1
+        self._tell(self._done, self._total, what)
+
+    def finished(self) -> None:
+        """All steps are done."""
+        self._tell(self._total, self._total, "")
+
+
 @dataclass(frozen=True, eq=False)
 class Finished:
-    """A finished run. `models` are as `trained_models` has them, by owner: "" is the global one."""
+    """A finished run."""
 
+    folder: Path
     name: str
     round: int
     """The round that the models are of."""
     built: Built
+    """What the run was built from."""
     models: Mapping[str, Mapping[str, Tensor]]
+    """Owner -> state dictionary, as `trained_models` has them: "" is the global model."""
+
+    def owner(self, client: str, task: str) -> str:
+        """Which of the models the client uses for the task."""
+        return next(key for key in model_keys(client, task) if key in self.models)
+
+    def network(self, owner: str) -> MultiTask:
+        """The run's network with one of the models in it, in evaluation mode."""
+        own = self.built.module.state_dict()
+        for name, tensor in self.models[owner].items():  # load_state_dict wants a counter of every batch norm
+            own[name].copy_(tensor)
+        return self.built.module.eval()
+
+
+def model_keys(client: str | None, task: str | None) -> list[str]:
+    """Names in `trained_models` of the model that a client uses for a task: the first that the run has counts.
+
+    Without a client, of the model that is nobody's own.
+    """
+    own = [] if client is None else [f"{client}/task/{task}", client]
+    return [*own, f"task/{task}", ""]
 
 
 def reopen(folder: Path, like: Built | None = None) -> tuple[Built, Run]:
@@ -60,7 +100,7 @@ def open_runs(folders: Sequence[Path | str], tell: Tell = lambda *_: None) -> li
                 f"not comparable, for the data differ: {folders[0]} (seed {first.recipe.seed}) and {folder} "
                 f"(seed {built.recipe.seed})"
             )
-        found.append(Finished(built.method.name, int(run.info["final_round"]), built, trained_models(folder)))
+        found.append(Finished(folder, built.method.name, int(run.info["final_round"]), built, trained_models(folder)))
     names = [run.name for run in found]
     return [
         run if names.count(run.name) == 1 else replace(run, name=f"{run.name}, run {number}")

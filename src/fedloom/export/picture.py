@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,37 +11,10 @@ from torch import Tensor
 
 from fedloom.data.preview import BACKGROUND, Cell, grid, label
 from fedloom.errors import StateError
-from fedloom.export.finished import open_runs
+from fedloom.export.finished import Finished, open_runs
 from fedloom.extras import need
-from fedloom.rounds.built import Built
-from fedloom.rounds.federation import Client
 from fedloom.rounds.showing import some_examples
 from fedloom.tasks.dense import DenseTask, as_label
-
-
-@dataclass(frozen=True, eq=False)
-class Trained:
-    """A finished run: what it was built from, and its models ("" is the global one)."""
-
-    name: str
-    built: Built
-    models: Mapping[str, Mapping[str, Tensor]]
-
-    def holder(self, task: str) -> Client:
-        """The first client that holds the task."""
-        return self.built.federation.holder(task)
-
-    def answers(self, task: DenseTask, x: Tensor) -> tuple[list[Tensor], str]:
-        """(a prediction for each image, in the form of the label; whose model it is from)."""
-        client = self.holder(task.name).id
-        whose = client if client in self.models else ""
-        self.built.module.load_state_dict(self.models[whose])
-        self.built.module.eval()
-        mine = next(t for t in self.built.federation.tasks if t.name == task.name)
-        assert isinstance(mine, DenseTask)
-        with torch.inference_mode():
-            output = self.built.module(x, (task.name,))[task.name]
-        return [as_label(mine, answer) for answer in output], whose or "global model"
 
 
 def predictions(folders: Path | Sequence[Path], count: int = 4) -> Any:
@@ -54,46 +26,51 @@ def predictions(folders: Path | Sequence[Path], count: int = 4) -> Any:
 
     Raises StateError where a run has no dense task or no model yet, or where runs have different data.
     """
-    runs = _read([folders] if isinstance(folders, Path) else list(folders))
-    first = runs[0]
-    tasks = [task for task in first.built.federation.tasks if isinstance(task, DenseTask)]
+    runs = open_runs([folders] if isinstance(folders, Path) else folders)
+    for run in runs:
+        tasks = run.built.federation.tasks
+        if not any(isinstance(task, DenseTask) for task in tasks):
+            raise StateError(f"{run.folder}: none of its tasks ({', '.join(task.name for task in tasks)}) is dense")
+    first = runs[0].built.federation
+    dense = [task for task in first.tasks if isinstance(task, DenseTask)]
     by_part: dict[int, list[DenseTask]] = {}
-    for task in tasks:
+    for task in dense:
         by_part.setdefault(id(first.holder(task.name).test), []).append(task)
     if len(runs) == 1 and len(by_part) == 1:
-        return _one(first, tasks, count)
+        return _one(runs[0], dense, count)
     return _below_each_other([_several(runs, some, count) for some in by_part.values()])
 
 
-def _read(folders: Sequence[Path]) -> list[Trained]:
-    """The runs, each with a dense task."""
-    found = open_runs(folders)
-    for folder, run in zip(folders, found, strict=True):
-        tasks = run.built.federation.tasks
-        if not any(isinstance(task, DenseTask) for task in tasks):
-            raise StateError(f"{folder}: none of its tasks ({', '.join(task.name for task in tasks)}) is dense")
-    return [Trained(run.name, run.built, run.models) for run in found]
+def _answers(run: Finished, task: DenseTask, x: Tensor) -> tuple[list[Tensor], str]:
+    """(a prediction for each image, in the form of the label; whose model it is from)."""
+    client = run.built.federation.holder(task.name).id
+    owner = run.owner(client, task.name)
+    mine = next(t for t in run.built.federation.tasks if t.name == task.name)
+    assert isinstance(mine, DenseTask)
+    with torch.inference_mode():
+        output = run.network(owner)(x, (task.name,))[task.name]
+    return [as_label(mine, answer) for answer in output], owner or "global model"
 
 
-def _examples(run: Trained, tasks: Sequence[DenseTask], count: int) -> tuple[Tensor, Mapping[str, Tensor], Any]:
+def _examples(run: Finished, tasks: Sequence[DenseTask], count: int) -> tuple[Tensor, Mapping[str, Tensor], Any]:
     """(inputs, labels, inputs as pictures) of examples evenly spaced over the test part that the tasks share."""
-    return some_examples(run.holder(tasks[0].name), tasks, count)
+    return some_examples(run.built.federation.holder(tasks[0].name), tasks, count)
 
 
-def _one(run: Trained, tasks: Sequence[DenseTask], count: int) -> Any:
+def _one(run: Finished, tasks: Sequence[DenseTask], count: int) -> Any:
     x, truth, shown = _examples(run, tasks, count)
     columns = ["image"]
     cells: list[list[Cell]] = [[(picture, "")] for picture in shown]
     for task in tasks:
         columns += [task.name, f"{task.name}, predicted"]
-        for row, target, answer in zip(cells, truth[task.name], run.answers(task, x)[0], strict=True):
+        for row, target, answer in zip(cells, truth[task.name], _answers(run, task, x)[0], strict=True):
             row += [label(task, target), label(task, answer, target)]
     return grid(columns, cells)
 
 
-def _several(runs: Sequence[Trained], tasks: Sequence[DenseTask], count: int) -> Any:
+def _several(runs: Sequence[Finished], tasks: Sequence[DenseTask], count: int) -> Any:
     x, truth, shown = _examples(runs[0], tasks, count)
-    answers = {task.name: [run.answers(task, x) for run in runs] for task in tasks}
+    answers = {task.name: [_answers(run, task, x) for run in runs] for task in tasks}
     rows: list[list[Cell]] = []
     for number, picture in enumerate(shown):
         for task in tasks:

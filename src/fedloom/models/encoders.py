@@ -13,6 +13,7 @@ from pydantic import Field
 
 from fedloom.errors import RecipeError
 from fedloom.settings.registry import Registry
+from fedloom.settings.section import Count
 
 if TYPE_CHECKING:
     from fedloom.models.nets import Encoder, PyramidEncoder
@@ -20,11 +21,13 @@ if TYPE_CHECKING:
 ENCODERS = Registry("encoder")
 """Functions `f(input_shape, *, ...) -> Encoder`; their keyword-only arguments are the recipe's keys."""
 
-Width = Annotated[int, Field(ge=1)]
+Norm = Literal["batch", "group"]
+Decoding = Literal["pyramid", "thesis"]
+DropPath = Annotated[float, Field(ge=0, lt=1)]
 
 
 @ENCODERS.register("small-cnn")
-def small_cnn(input_shape: tuple[int, ...], *, width: Width = 16, hidden: Width = 64) -> Encoder:
+def small_cnn(input_shape: tuple[int, ...], *, width: Count = 16, hidden: Count = 64) -> Encoder:
     """Two 3 x 3 convolutions and one hidden layer, for images of 8 to 64 pixels; no norm layers, no dropout.
 
     The second pooling leaves at most 5 x 5 positions, so the size of the hidden layer hardly grows with the image.
@@ -32,26 +35,27 @@ def small_cnn(input_shape: tuple[int, ...], *, width: Width = 16, hidden: Width 
     """
     from fedloom.models.nets import SmallCNN
 
-    return SmallCNN(_image("small-cnn", input_shape, 8), width, hidden)
+    shape = _image("small-cnn", input_shape, 8)
+    return SmallCNN(shape, width, hidden, 3, (max(2, shape[1] // 8), max(2, shape[2] // 8)))
 
 
 @ENCODERS.register("cnn", source="McMahan et al. (2017), section 3")
-def cnn(input_shape: tuple[int, ...], *, width: Width = 32, hidden: Width = 512) -> Encoder:
+def cnn(input_shape: tuple[int, ...], *, width: Count = 32, hidden: Count = 512) -> Encoder:
     """The convolutional network of federated benchmarks: two 5 x 5 convolutions with pooling, one hidden layer.
 
     With the defaults, 28 x 28 grey images and 10 classes the whole model has the paper's 1,663,370 parameters;
     width 4 and hidden 48 give 20,266.
     """
-    from fedloom.models.nets import BenchmarkCNN
+    from fedloom.models.nets import SmallCNN
 
-    return BenchmarkCNN(_image("cnn", input_shape, 4), width, hidden)
+    return SmallCNN(_image("cnn", input_shape, 4), width, hidden, 5, (2, 2))
 
 
 @ENCODERS.register("mlp")
 def mlp(
     input_shape: tuple[int, ...],
     *,
-    hidden: Annotated[list[Width], Field(min_length=1)] = [128, 64],  # noqa: B006
+    hidden: Annotated[list[Count], Field(min_length=1)] = [128, 64],  # noqa: B006
 ) -> Encoder:
     """A multilayer perceptron with ReLU after each layer, for feature vectors and flattened images."""
     from fedloom.models.nets import MLP
@@ -60,7 +64,7 @@ def mlp(
 
 
 @ENCODERS.register("resnet10", source="He et al. (2016); the small-image form of the FedHEAL and F2DC releases")
-def resnet10(input_shape: tuple[int, ...], *, width: Width = 64, norm: Literal["batch", "group"] = "batch") -> Encoder:
+def resnet10(input_shape: tuple[int, ...], *, width: Count = 64, norm: Norm = "batch") -> Encoder:
     """ResNet with one basic block per stage: widths w, 2w, 4w, 8w, strides 1, 2, 2, 2, a 3 x 3 stem, no max-pooling.
 
     With width 64, colour images and 7 classes the whole model has 4,901,703 parameters. `norm: group` has no running
@@ -75,11 +79,11 @@ def resnet10(input_shape: tuple[int, ...], *, width: Width = 64, norm: Literal["
 def tiny_pyramid(
     input_shape: tuple[int, ...],
     *,
-    width: Width = 16,
-    norm: Literal["batch", "group"] = "group",
-    dim: Width = 32,
-    decoder: Literal["pyramid", "thesis"] = "pyramid",
-    decoder_norm: Literal["batch", "group"] = "batch",
+    width: Count = 16,
+    norm: Norm = "group",
+    dim: Count = 32,
+    decoder: Decoding = "pyramid",
+    decoder_norm: Norm = "batch",
 ) -> PyramidEncoder:
     """A small convolutional pyramid for dense tasks on a CPU: maps of w, 2w, 4w, 4w channels at strides 4 to 32.
 
@@ -98,10 +102,10 @@ def tiny_swin(
     *,
     width: Annotated[int, Field(ge=8, multiple_of=8)] = 24,
     window: Annotated[int, Field(ge=2)] = 4,
-    drop_path: Annotated[float, Field(ge=0, lt=1)] = 0.0,
-    dim: Width = 32,
-    decoder: Literal["pyramid", "thesis"] = "pyramid",
-    decoder_norm: Literal["batch", "group"] = "batch",
+    drop_path: DropPath = 0.0,
+    dim: Count = 32,
+    decoder: Decoding = "pyramid",
+    decoder_norm: Norm = "batch",
 ) -> PyramidEncoder:
     """A small Swin transformer for dense tasks on a CPU: 1, 1, 2, 1 blocks, maps of w to 8w channels. Needs timm.
 
@@ -127,10 +131,10 @@ def timm(
     *,
     architecture: str,
     pretrained: bool = False,
-    drop_path: Annotated[float, Field(ge=0, lt=1)] | None = None,
-    dim: Width | None = None,
-    decoder: Literal["pyramid", "thesis"] = "pyramid",
-    decoder_norm: Literal["batch", "group"] = "batch",
+    drop_path: DropPath | None = None,
+    dim: Count | None = None,
+    decoder: Decoding = "pyramid",
+    decoder_norm: Norm = "batch",
 ) -> PyramidEncoder:
     """Any hierarchical architecture of timm, for example swin_tiny_patch4_window7_224, resnet18 or convnext_tiny.
 
@@ -155,9 +159,9 @@ def timm(
 def tiny_vit(
     input_shape: tuple[int, ...],
     *,
-    width: Width = 64,
-    depth: Width = 4,
-    num_heads: Width = 4,
+    width: Count = 64,
+    depth: Count = 4,
+    num_heads: Count = 4,
     patch: Literal[4, 8] = 4,
 ) -> Encoder:
     """A small vision transformer for images of 8 to 64 pixels on a CPU; its features are the mean of the tokens.
@@ -210,9 +214,7 @@ def _pretrained(encoder: Encoder, architecture: str) -> None:
     load_weights(encoder, pretrained_file(architecture))
 
 
-def _decoded(
-    encoder: PyramidEncoder, dim: int, decoder: Literal["pyramid", "thesis"], norm: Literal["batch", "group"]
-) -> PyramidEncoder:
+def _decoded(encoder: PyramidEncoder, dim: int, decoder: Decoding, norm: Norm) -> PyramidEncoder:
     encoder.dim, encoder.decoder, encoder.decoder_norm = dim, decoder, norm
     return encoder
 

@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA; Hu et al., 2021) in an encoder, through peft, which is imported where they are used only.
+"""Low-rank adapters (LoRA; Hu et al., 2021) in an encoder, through peft, which is imported only where they are used.
 
 W x becomes W x + (alpha / rank) B A x, with A and B trained and W frozen. B is 0 at first, so nothing changes by it.
 """
@@ -12,16 +12,16 @@ from pydantic import Field, field_validator
 
 from fedloom.errors import RecipeError
 from fedloom.extras import need
-from fedloom.settings.section import Positive, Section
+from fedloom.settings.section import Count, Positive, Section
 
 if TYPE_CHECKING:
     from fedloom.models.nets import Encoder
 
 
 class Lora(Section):
-    """Train low-rank factors A (rank x inputs) and B (outputs x rank) beside the encoder's linear layers, not these."""
+    """Train low-rank factors A (rank x inputs) and B (outputs x rank) beside the encoder's frozen linear layers."""
 
-    rank: Annotated[int, Field(ge=1)] = 16
+    rank: Count = 16
     alpha: Positive | None = None
     """Scale: B A counts alpha / rank times. Null: alpha = rank."""
     targets: Annotated[tuple[str, ...], Field(min_length=1)] = ("qkv", "proj", "fc1", "fc2")
@@ -49,7 +49,7 @@ def add_lora(encoder: Encoder, lora: Lora) -> None:
     for target in lora.targets:
         found = {name for name in linear if f".{name}".endswith(f".{target}")}
         if not found:
-            # the same layer of many blocks is said once
+            # A layer that many blocks have is listed once.
             known = ", ".join(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in linear)) or "none"
             raise RecipeError(f"model.lora.targets: {target!r} names no linear layer of the encoder; it has: {known}")
         chosen |= found

@@ -55,7 +55,7 @@ class MultiTask(nn.Module):
                     f"task name {task.name!r} cannot be used: torch.nn.ModuleDict has an attribute of that name. "
                     f"Rename the task, for example {task.name + '_task'!r}"
                 )
-            if not getattr(task, "dense", False):
+            if not task.dense:
                 self.heads[task.name] = task.head(encoder.features)
                 continue
             if not isinstance(encoder, PyramidEncoder):

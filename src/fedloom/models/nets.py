@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from typing import Literal
 
 from torch import Tensor, nn, relu
 from torch.nn.functional import max_pool2d
+
+from fedloom.models.encoders import Decoding, Norm
 
 
 class Encoder(nn.Module):
@@ -19,10 +20,6 @@ class Encoder(nn.Module):
     def adopt(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """A checkpoint (name -> tensor) under this encoder's own names, which here it must have already."""
         return state
-
-
-Norm = Literal["batch", "group"]
-Decoding = Literal["pyramid", "thesis"]
 
 
 class PyramidEncoder(Encoder):
@@ -43,40 +40,23 @@ class PyramidEncoder(Encoder):
 
 
 class SmallCNN(Encoder):
-    """conv 3x3, pool, conv 3x3, pool to between 2 x 2 and 5 x 5 positions, linear."""
+    """Convolution, pool 2 x 2, convolution, pool, linear; the kernel's size and the second pool are given."""
 
-    def __init__(self, shape: tuple[int, int, int], width: int, hidden: int) -> None:
+    def __init__(
+        self, shape: tuple[int, int, int], width: int, hidden: int, kernel: int, pool: tuple[int, int]
+    ) -> None:
         super().__init__()
         channels, height, breadth = shape
         self.features = hidden
-        self.conv1 = nn.Conv2d(channels, width, 3, padding=1)
-        self.conv2 = nn.Conv2d(width, 2 * width, 3, padding=1)
-        self.pool = (max(2, height // 8), max(2, breadth // 8))
-        positions = (height // 2 // self.pool[0]) * (breadth // 2 // self.pool[1])
-        self.linear = nn.Linear(2 * width * positions, hidden)
+        self.conv1 = nn.Conv2d(channels, width, kernel, padding=kernel // 2)
+        self.conv2 = nn.Conv2d(width, 2 * width, kernel, padding=kernel // 2)
+        self.pool = pool
+        self.linear = nn.Linear(2 * width * (height // 2 // pool[0]) * (breadth // 2 // pool[1]), hidden)
 
     def forward(self, x: Tensor) -> Tensor:
         """B x C x H x W to B x hidden."""
         x = max_pool2d(relu(self.conv1(x)), 2)
         x = max_pool2d(relu(self.conv2(x)), self.pool)
-        return relu(self.linear(x.flatten(1)))
-
-
-class BenchmarkCNN(Encoder):
-    """conv 5x5, pool, conv 5x5, pool, linear."""
-
-    def __init__(self, shape: tuple[int, int, int], width: int, hidden: int) -> None:
-        super().__init__()
-        channels, height, breadth = shape
-        self.features = hidden
-        self.conv1 = nn.Conv2d(channels, width, 5, padding=2)
-        self.conv2 = nn.Conv2d(width, 2 * width, 5, padding=2)
-        self.linear = nn.Linear(2 * width * (height // 4) * (breadth // 4), hidden)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """B x C x H x W to B x hidden."""
-        x = max_pool2d(relu(self.conv1(x)), 2)
-        x = max_pool2d(relu(self.conv2(x)), 2)
         return relu(self.linear(x.flatten(1)))
 
 

@@ -107,14 +107,14 @@ class ConflictAverse(Section):
     safeguards: SafeguardsSection = SafeguardsSection()
 
 
-class Adaptive(Section):
+class AdaptiveScope(Section):
     """When the adaptive scope narrows to the encoder (alignment of at least `enter`) and widens (below `leave`)."""
 
     enter: Cosine = 0.6
     leave: Cosine = 0.3
 
     @model_validator(mode="after")
-    def _in_order(self) -> Adaptive:
+    def _in_order(self) -> AdaptiveScope:
         if self.leave > self.enter:
             raise ValueError(f"leave must not exceed enter, found {self.leave} and {self.enter}")
         return self
@@ -136,7 +136,7 @@ class PeersBase(Section):
     choose: Choose = Choose()
     weights: Weights = Weights()
     scope: Literal["encoder", "full", "adaptive"] = "full"
-    adaptive: Adaptive = Adaptive()
+    adaptive: AdaptiveScope = AdaptiveScope()
     conflict_averse: ConflictAverse | None = None
     """null: models are mixed by the method's own aggregation."""
     warmup: Warmup | None = None

@@ -42,6 +42,11 @@ class Runtime(Section):
     """Of the engine cluster. true: all updates go to one process, which adds them up as `process` does, bit for bit.
     false: processes share the work, and where a method lets them only sums travel; results differ by rounding."""
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """`device` as names; the first does what is not shared among workers."""
+        return (self.device,) if isinstance(self.device, str) else self.device
+
 
 class Evaluation(Section):
     """What is measured after a round."""

@@ -12,21 +12,14 @@ import json
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import (
-    Field,
-    ValidationError,
-    ValidationInfo,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_serializer, model_validator
 
 from fedloom.errors import nearest
 from fedloom.models.lora import Lora
 from fedloom.peers.config import PeersBase
 from fedloom.recipes.runtime import EarlyStopping, Evaluation, Runtime
 from fedloom.settings.problems import Problem, carry, explain, found, join
-from fedloom.settings.registry import Entry, Registry
+from fedloom.settings.registry import Registered, Registry
 from fedloom.settings.section import Section, strict
 from fedloom.training.config import Training
 
@@ -59,7 +52,7 @@ class Named(Section):
         return {k: f for k, f in cls.model_fields.items() if k != "params"}
 
     @property
-    def entry(self) -> Entry:
+    def entry(self) -> Registered:
         """The registered function that the section names."""
         return self.registry()[self.name]
 
@@ -195,19 +188,11 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _fits(self) -> Recipe:
         if self.early_stopping and "val" not in self.evaluation.splits:
-            raise carry(
-                [
-                    (
-                        "evaluation.splits",
-                        f"{list(self.evaluation.splits)} found, but early_stopping needs 'val': "
-                        "a model is never chosen on the test split",
-                    )
-                ]
-            )
+            needs = "early_stopping needs 'val': a model is never chosen on the test split"
+            raise carry([("evaluation.splits", f"{list(self.evaluation.splits)} found, but {needs}")])
         if self.peers and "personal" not in self.evaluation.models:
-            raise carry(
-                [("evaluation.models", f"{list(self.evaluation.models)} found, but peers have 'personal' ones")]
-            )
+            has = "peers have 'personal' ones"
+            raise carry([("evaluation.models", f"{list(self.evaluation.models)} found, but {has}")])
         return self
 
 
@@ -250,7 +235,9 @@ def _unknown(name: str, registry: Registry) -> str | None:
     return f"unknown {registry.kind} {name!r}.{nearest(name, registry.entries)} Allowed: {known}"
 
 
-def _resolve(entry: Entry, params: Mapping[str, Any], also: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+def _resolve(
+    entry: Registered, params: Mapping[str, Any], also: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[Problem]]:
     """All parameters of a registered function with defaults filled in, and what is wrong with those given."""
     try:
         return dict(strict(entry.params, params)), []

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.errors import UserError
-from fedloom.extras import need
+from fedloom.extras import figure, save_figure
 from fedloom.relatedness._arrays import Array, array
 
 DISTANCES = ("wte",)
@@ -86,11 +85,7 @@ def draw(
     distances: Collection[str] = DISTANCES,
 ) -> None:
     """Draw `picture` to a file; its ending (.png, .svg, .pdf) says the format."""
-    page = picture(matrices, tasks, distances)
-    try:
-        page.savefig(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: {error}") from None
+    save_figure(picture(matrices, tasks, distances), path)
 
 
 def picture(
@@ -108,9 +103,7 @@ def picture(
     width = min(4, panels)
     height = -(-panels // width)
     side = 2.6 + 0.16 * min(T, 40)
-    page = need("matplotlib.figure", "report").Figure(
-        figsize=(side * width * 1.15, side * height), layout="constrained", dpi=110
-    )
+    page = figure(side * width * 1.15, side * height, dpi=110)
     axes = list(page.subplots(height, width, squeeze=False).ravel())
     for name, M in shown.items():
         far = name in distances

@@ -13,9 +13,9 @@ from fedloom.core.layout import Layout
 from fedloom.data.dataset import Dataset
 from fedloom.data.partition import Partition, Pool
 from fedloom.errors import RecipeError, nearest
-from fedloom.methods.registry import ADDONS
 from fedloom.methods.at_peers import at_peers
 from fedloom.methods.method import Method
+from fedloom.methods.registry import ADDONS
 from fedloom.models.changes import changed
 from fedloom.models.multitask import build_model
 from fedloom.recipes.schema import Recipe

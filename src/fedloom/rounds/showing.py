@@ -14,7 +14,6 @@ from torch import Tensor
 from fedloom.core.context import State
 from fedloom.data.prepare import Array
 from fedloom.data.preview import label, pictures
-from fedloom.data.transforms import IGNORE
 from fedloom.errors import UserError
 from fedloom.extras import need
 from fedloom.rounds.built import Built
@@ -24,6 +23,7 @@ from fedloom.rounds.worker import Answers, Executor, LookJob
 from fedloom.runs import checkpoint
 from fedloom.runs.reader import CONFUSION, INDEX, PREDICTIONS
 from fedloom.tasks.dense import DenseTask, as_label
+from fedloom.tasks.task import IGNORE
 
 SPLIT = "test"
 EXAMPLES = 4

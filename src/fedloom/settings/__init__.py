@@ -1,0 +1,1 @@
+"""How recipes and other files of settings are read, checked and written, whatever they set."""

@@ -20,7 +20,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
-class Entry:
+class Registered:
     """One registered function: `params` is the pydantic model of its keyword-only arguments."""
 
     name: str
@@ -35,7 +35,7 @@ class Registry:
     """The named functions of one kind; `kind` is the word used in messages."""
 
     kind: str
-    entries: dict[str, Entry] = field(default_factory=dict)
+    entries: dict[str, Registered] = field(default_factory=dict)
 
     def register(self, name: str, source: str = "") -> Callable[[F], F]:
         """Register a function under `name`. Its keyword-only parameters become recipe keys."""
@@ -50,15 +50,15 @@ class Registry:
             fields: dict[str, Any] = {p.name: (hints[p.name], ... if p.default is p.empty else p.default) for p in keys}
             model = create_model(f"{self.kind}:{name}", __config__=ConfigDict(extra="forbid", strict=False), **fields)
             summary = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
-            self.entries[name] = Entry(name, function, model, summary, source)
+            self.entries[name] = Registered(name, function, model, summary, source)
             return function
 
         return add
 
-    def __getitem__(self, name: str) -> Entry:
+    def __getitem__(self, name: str) -> Registered:
         if name not in self.entries:
             raise RecipeError(unknown(self.kind, name, sorted(self.entries)))
         return self.entries[name]
 
-    def __iter__(self) -> Iterator[Entry]:
+    def __iter__(self) -> Iterator[Registered]:
         return iter(self.entries[name] for name in sorted(self.entries))

@@ -7,44 +7,28 @@ parameters are the keys of a grid's `figure` section. Free of torch; matplotlib 
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from fedloom.errors import RecipeError, StateError, UserError, nearest
-from fedloom.extras import need
+from fedloom.errors import RecipeError, StateError, nearest, writing
+from fedloom.extras import figure, save_figure
+from fedloom.runs.reader import Run
 from fedloom.settings.registry import Registry
 from fedloom.study.grid import Grid, together
-from fedloom.study.tables.compare import Estimate, value_at
-from fedloom.study.tables.table import (
-    OVERALL,
-    Column,
-    Result,
-    Values,
-    about_model,
-    change,
-    columns_of,
-    estimate,
-    over_rounds,
-    read,
-)
+from fedloom.study.keys import value_at
+from fedloom.study.panels import Panels, Point, line
+from fedloom.study.tables.compare import Estimate
+from fedloom.study.tables.results import Combination, CombinationRuns, Values, about_model, over_rounds, read
+from fedloom.study.tables.table import Column, columns_of, estimate
 
 FIGURES = Registry("figure")
 """Functions (grid, folder, split, *, parameters) -> matplotlib Figure."""
 
-Combination = tuple[str, str, str]
-"""Labels of data set, base and add-on."""
-Point = tuple[float, Estimate]
 STYLES = ("-", "--", ":", "-.")
 """Lines of the clients that hold the same task."""
-ALSO = tuple(name for name in OVERALL if name != "delta_m")
-WIDEST = 6
-"""Panels beside each other."""
-LETTERS = 13
-"""Of a title, per inch."""
 
 
 def draw(grid: Grid, folder: Path, out: Path, split: str = "test") -> None:
@@ -55,11 +39,9 @@ def draw(grid: Grid, folder: Path, out: Path, split: str = "test") -> None:
     if grid.figure is None:
         raise RecipeError(f"grid {grid.name} has no figure: 'figure' is one of {', '.join(sorted(FIGURES.entries))}")
     made = grid.figure.entry.function(grid, folder, split, **grid.figure.params)
-    try:
+    with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        made.savefig(out, dpi=150)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{out}: {error}") from None
+    save_figure(made, out, dpi=150)
 
 
 @FIGURES.register("sweep", source="FedDEA, Figure 4; F2DC, Figures 6 to 8")
@@ -78,8 +60,8 @@ def sweep(
     `parameter` is the key's path, such as method.add.feddea.rho, and `label` what the axis says; `log` makes the axis
     logarithmic. `tasks` are as in `convergence`.
     """
-    results = _results(grid, folder, split)
-    panels = _Panels(grid, results, tasks, ("delta_m", "average", "spread", "bits"))
+    results, _ = read(grid, folder, split)
+    panels = Panels(grid, results, tasks, ("delta_m", "average", "spread", "bits"))
     for data, column, axes in panels:
         for color, base in panels.colors(grid.bases):
             points: list[Point] = []
@@ -92,12 +74,12 @@ def sweep(
                 if isinstance(x, int | float):
                     points.append((float(x), found))
                 else:
-                    text = f"{base} alone" if addon == "-" else f"{base} {addon}"
+                    text = f"{base} alone" if addon == "-" else together(base, addon)
                     axes.axhline(found.mean, color=color, linestyle="--", linewidth=1, label=text)
             least = min((x for x, _ in points), default=1.0)
             if log and least <= 0:
                 raise RecipeError(f"figure.log: {parameter} is {least:g} in a cell of {base}, expected above 0")
-            _line(axes, points, base, color, as_bars=True)
+            line(axes, points, base, color, as_bars=True)
         axes.set_xlabel(label or parameter)
         if log:
             axes.set_xscale("log")
@@ -117,8 +99,8 @@ def convergence(grid: Grid, folder: Path, split: str, *, tasks: list[str] | None
     """
     if clients and grid.show == "domains":
         raise RecipeError(f"grid {grid.name}: figure.clients: true found, expected false where 'show' is 'domains'")
-    results = _results(grid, folder, split)
-    panels = _Panels(grid, results, tasks, ("average", "spread"))
+    results, _ = read(grid, folder, split)
+    panels = Panels(grid, results, tasks, ("average", "spread"))
 
     @cache
     def histories(where: Combination, client: str | None) -> dict[int, dict[int, Mapping[str, float]]]:
@@ -137,7 +119,7 @@ def convergence(grid: Grid, folder: Path, split: str, *, tasks: list[str] | None
             for number, client in enumerate(holders or [None]):
                 text = f"{label}, client {number + 1} of {len(holders)}" if len(holders) > 1 else label
                 points = _over_rounds(result, column, panels.columns[data], histories((data, base, addon), client))
-                _line(axes, points, text, color, as_bars=False, style=STYLES[number % len(STYLES)])
+                line(axes, points, text, color, as_bars=False, style=STYLES[number % len(STYLES)])
         axes.set_xlabel("round")
         axes.xaxis.get_major_locator().set_params(integer=True)
     return panels.finished(f"{split} split; bands: 95 % t-interval over seeds")
@@ -151,14 +133,10 @@ def activated_dimensions(
 
     The cells need the add-on activated-dimensions. Of each the first seed is drawn; `split` plays no part.
     """
-    from fedloom.study.papers.overlap import picture, table
+    from fedloom.study.papers.activated_dimensions import picture, table
 
-    found = []
-    for labels, result in _results(grid, folder, split).items():
-        seed = min(result.runs)
-        name = " / ".join(label for label in labels if label != "-")
-        found.append(replace(table(result.runs[seed], scope), label=f"{name}, seed {seed}"))
-    return picture(found)
+    runs = _first_seeds(grid, folder, split)
+    return picture([replace(table(run, scope), label=label) for label, run in runs])
 
 
 @FIGURES.register("hyper-weights", source="FedHCA2, Figures 6 and 7; 2 and 3 of its supplement")
@@ -167,28 +145,26 @@ def hyper_weights(grid: Grid, folder: Path, split: str) -> Any:
 
     The cells need the method fedhca2. Of each the first seed is drawn; `split` plays no part.
     """
-    from fedloom.study.papers.hyper import KIND, picture, table
+    from fedloom.study.papers.hyper_weights import KIND, picture, table
 
-    found = []
-    for labels, result in _results(grid, folder, split).items():
-        seed = min(result.runs)
-        run = result.runs[seed]
-        if any(record["kind"] == KIND for line in run.rounds for record in line.get("records", ())):
-            name = " / ".join(label for label in labels if label != "-")
-            found.append(replace(table(run), label=f"{name}, seed {seed}"))
+    found = [
+        replace(table(run), label=label)
+        for label, run in _first_seeds(grid, folder, split)
+        if any(record["kind"] == KIND for line in run.rounds for record in line.get("records", ()))
+    ]
     if not found:
         raise StateError(f"no cell of grid {grid.name} recorded hyper weights: none has the method fedhca2")
     return picture(found)
 
 
-def _results(grid: Grid, folder: Path, split: str) -> dict[Combination, Result]:
-    results, _ = read(grid, folder, split)
-    if not results:
-        raise StateError(f"no cell of grid {grid.name} has finished in {folder}")
-    return results
+def _first_seeds(grid: Grid, folder: Path, split: str) -> Iterator[tuple[str, Run]]:
+    """(what it is called, the run of the first seed) of each combination of the grid that has finished runs."""
+    for labels, result in read(grid, folder, split)[0].items():
+        seed = min(result.runs)
+        yield " / ".join(label for label in labels if label != "-") + f", seed {seed}", result.runs[seed]
 
 
-def _holders(results: Mapping[Combination, Result], data: str, task: str) -> list[str]:
+def _holders(results: Mapping[Combination, CombinationRuns], data: str, task: str) -> list[str]:
     """Clients that hold a task in all runs of a data set."""
     runs = [run for (name, *_), result in results.items() if name == data for run in result.runs.values()]
     held = [[client for client, info in run.info["clients"].items() if task in info["tasks"]] for run in runs]
@@ -196,7 +172,7 @@ def _holders(results: Mapping[Combination, Result], data: str, task: str) -> lis
 
 
 def _over_rounds(
-    result: Result,
+    result: CombinationRuns,
     column: Column,
     columns: Sequence[Column],
     histories: Mapping[int, Mapping[int, Mapping[str, float]]],
@@ -210,110 +186,6 @@ def _over_rounds(
     return [(float(number), e) for number, e in found.items() if e is not None and e.n == len(result.runs)]
 
 
-def _line(axes: Any, points: Sequence[Point], label: str, color: str, as_bars: bool, style: str = "-") -> None:
-    points = sorted((point for point in points if not math.isnan(point[1].mean)), key=lambda point: point[0])
-    if not points:
-        return
-    x = [point[0] for point in points]
-    means = [e.mean for _, e in points]
-    halves = [0.0 if math.isnan(e.half) else e.half for _, e in points]
-    marker = "o" if as_bars or len(x) == 1 else ""
-    axes.plot(x, means, color=color, label=label, linestyle=style, marker=marker, markersize=3)
-    if any(halves) and as_bars:
-        axes.errorbar(x, means, yerr=halves, color=color, fmt="none", capsize=2, linewidth=1)
-    elif any(halves):
-        low, high = ([m + sign * h for m, h in zip(means, halves, strict=True)] for sign in (-1, 1))
-        axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
-
-
-def _name(column: Column) -> str:
-    """What `tasks` calls a column."""
-    return column.task or column.metric
-
-
-class _Panels:
-    """A panel for each data set (in rows of its own) and column; gives (data set, column, axes).
-
-    Delta is first, then what else is of all tasks, then tasks (or domains). `overall` are the metrics of all tasks
-    that the figure can draw. Without a choice of `tasks` it draws those that the grid has in its table, and the
-    average over domains.
-    """
-
-    def __init__(
-        self,
-        grid: Grid,
-        results: Mapping[Combination, Result],
-        tasks: Sequence[str] | None,
-        overall: Sequence[str],
-    ) -> None:
-        asked = [*(["average"] if grid.show == "domains" else []), *(t for t in tasks or () if t in ALSO)]
-        wider = grid.model_copy(update={"also": tuple(dict.fromkeys([*asked, *grid.also]))})
-        self.grid, self.results = grid, results
-        self.values = {where: result.values() for where, result in results.items()}
-        found = {data: columns_of(wider, data, results) for data in grid.data}
-        self.columns = {data: [c for c in columns if c.metric] for data, columns in found.items()}
-        names = [_name(c) for columns in self.columns.values() for c in columns if c.task or c.metric in overall]
-        for task in tasks or ():
-            if task not in names:
-                raise RecipeError(f"figure.tasks: no task {task!r}.{nearest(task, names)}")
-        rows: list[tuple[str, list[Column]]] = []
-        for data, columns in self.columns.items():
-            drawn = [c for c in columns if c.task or c.metric in overall]
-            chosen = [c for c in drawn if tasks is None or _name(c) in tasks or c.metric == "delta_m"]
-            panels = sorted(chosen, key=lambda c: (c.metric != "delta_m", bool(c.task)))
-            if panels:
-                width = math.ceil(len(panels) / math.ceil(len(panels) / WIDEST))
-                rows += [(data, panels[at : at + width]) for at in range(0, len(panels), width)]
-        self.rows = rows
-        width = max(len(columns) for _, columns in rows)
-        self.figure = need("matplotlib.figure", "report").Figure(
-            figsize=(3.4 * width, 2.8 * len(rows) + 0.6), layout="constrained"
-        )
-        self.axes = self.figure.subplots(len(rows), width, squeeze=False)
-        self.several = len({data for data, _ in rows}) > 1
-        self.title = grid.title or grid.name
-
-    def __iter__(self) -> Iterator[tuple[str, Column, Any]]:
-        for row, (data, columns) in zip(self.axes, self.rows, strict=True):
-            for axes in row[len(columns) :]:
-                axes.set_visible(False)
-            for axes, column in zip(row, columns, strict=False):
-                axes.set_title(f"{data}: {column}" if self.several else str(column), fontsize=10)
-                axes.grid(alpha=0.3)
-                yield data, column, axes
-
-    def estimate(self, where: Combination, column: Column) -> Estimate | None:
-        """A cell's number in a column; a cell that Delta is against is at 0."""
-        data, base, addon = where
-        values = self.values[where]
-        if column.metric != "delta_m":
-            return estimate(column, self.columns[data], self.results[where].runs, values)
-        reference = self.grid.reference(base)
-        other = self.values.get((data, *reference)) if reference else None
-        if other is None:
-            return None
-        if reference == (base, addon):
-            return Estimate(0.0, math.nan, len(values))
-        return change(values, other, {c.task: c.direction for c in self.columns[data] if c.task})
-
-    @staticmethod
-    def colors(names: Any) -> list[tuple[str, Any]]:
-        """Names with matplotlib's cycle of ten colours."""
-        return [(f"C{number % 10}", name) for number, name in enumerate(names)]
-
-    def finished(self, about: str) -> Any:
-        """The figure with its title and one legend for all panels."""
-        by_label: dict[str, Any] = {}
-        for axes in self.axes.flat:
-            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-                by_label.setdefault(label, handle)
-        fits = int(LETTERS * self.figure.get_figwidth())
-        self.figure.suptitle("\n".join(textwrap.fill(text, fits) for text in (self.title, about)), fontsize=10)
-        if by_label:
-            self.figure.legend(by_label.values(), by_label.keys(), loc="outside lower center", ncols=4, fontsize=8)
-        return self.figure
-
-
 @FIGURES.register("radar", source="MaTU, Figure 4")
 def radar(grid: Grid, folder: Path, split: str, *, reference: str = "", tasks: list[str] | None = None) -> Any:
     """Each task's metric as a share of a reference cell's, a line a cell around a circle, for each data set.
@@ -321,13 +193,13 @@ def radar(grid: Grid, folder: Path, split: str, *, reference: str = "", tasks: l
     `reference` is a cell as BASE/ADDON, by default the one that the grid's Delta is against; its circle is at 100 %. A
     number is the mean over the seeds that both cells have; of a metric of which less is better, the inverse.
     """
-    results = _results(grid, folder, split)
+    results, _ = read(grid, folder, split)
     against = _reference(grid, reference)
     rows = [data for data in grid.data if (data, *against) in results]
     if not rows:
         raise StateError(f"grid {grid.name}: the reference {'/'.join(against)} of its figure has not finished")
-    figure = need("matplotlib.figure", "report").Figure(figsize=(6.4 * len(rows), 6.4), layout="constrained")
-    panels = figure.subplots(1, len(rows), squeeze=False, subplot_kw={"projection": "polar"})[0]
+    page = figure(6.4 * len(rows), 6.4)
+    panels = page.subplots(1, len(rows), squeeze=False, subplot_kw={"projection": "polar"})[0]
     for data, axes in zip(rows, panels, strict=True):
         columns = _chosen(columns_of(grid, data, results), tasks)
         angles = [2 * math.pi * i / len(columns) for i in range(len(columns))]
@@ -342,16 +214,15 @@ def radar(grid: Grid, folder: Path, split: str, *, reference: str = "", tasks: l
             known = [share for share in shares if not math.isnan(share)]
             if not known:
                 continue
-            name = where[1] if where[2] == "-" else f"{where[1]} {where[2]}"
-            label = f"{name}, mean {math.fsum(known) / len(known):.1f} %"
+            label = f"{together(*where[1:])}, mean {math.fsum(known) / len(known):.1f} %"
             color = f"C{number % 10}"
             axes.plot([*angles, angles[0]], [*shares, shares[0]], color=color, marker="o", markersize=3, label=label)
         axes.set_xticks(angles, [column.task for column in columns], fontsize=8)
         axes.set_ylim(bottom=0)
         axes.set_title(data, fontsize=10)
         axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2)
-    figure.suptitle(f"{grid.title or grid.name}\n{split} split; percent of {'/'.join(against)}", fontsize=10)
-    return figure
+    page.suptitle(f"{grid.title or grid.name}\n{split} split; percent of {'/'.join(against)}", fontsize=10)
+    return page
 
 
 @FIGURES.register("tasks-per-client", source="MaTU, Figure 5")
@@ -361,7 +232,7 @@ def tasks_per_client(grid: Grid, folder: Path, split: str, *, tasks: list[str] |
     A point is a data set of the grid whose recipe sets partition.tasks_per_client, a line a cell. The tasks must have
     one metric.
     """
-    results = _results(grid, folder, split)
+    results, _ = read(grid, folder, split)
     points: dict[tuple[str, str], dict[str, list[Point]]] = {}
     metrics: set[Column] = set()
     for (data, base, addon), result in results.items():
@@ -385,19 +256,19 @@ def tasks_per_client(grid: Grid, folder: Path, split: str, *, tasks: list[str] |
     if len(metrics) > 1:
         names = ", ".join(sorted(column.metric for column in metrics))
         raise RecipeError(f"grid {grid.name}: a mean over tasks needs one metric, found {names}")
-    figure = need("matplotlib.figure", "report").Figure(figsize=(9, 4.2), layout="constrained")
+    page = figure(9, 4.2)
     titles = {"bits": str(Column("", "", "bits", "min")), "mean": str(metrics.pop())}
-    for (name, title), axes in zip(titles.items(), figure.subplots(1, 2), strict=True):
+    for (name, title), axes in zip(titles.items(), page.subplots(1, 2), strict=True):
         for number, ((base, addon), lines) in enumerate(sorted(points.items(), key=_place(grid))):
             label = together(base, addon)
-            _line(axes, lines[name], label, f"C{number % 10}", as_bars=True)
+            line(axes, lines[name], label, f"C{number % 10}", as_bars=True)
         axes.set_title(title, fontsize=10)
         axes.set_xlabel("tasks per client")
         axes.grid(alpha=0.3)
         axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(fontsize=8)
-    figure.suptitle(f"{grid.title or grid.name}\n{split} split; ± 95 % t-interval over seeds", fontsize=10)
-    return figure
+    page.suptitle(f"{grid.title or grid.name}\n{split} split; ± 95 % t-interval over seeds", fontsize=10)
+    return page
 
 
 def _reference(grid: Grid, named: str) -> tuple[str, str]:

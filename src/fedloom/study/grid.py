@@ -23,7 +23,7 @@ from fedloom.recipes.schema import Named, Recipe, recipe_hash
 from fedloom.settings.problems import carry, explain, found
 from fedloom.settings.section import Section, strict
 from fedloom.settings.yaml import parse, to_yaml
-from fedloom.study.tables.compare import differs
+from fedloom.study.keys import differs
 
 HOME = files("fedloom.study") / "grids"
 """Where the packaged grids are."""

@@ -14,7 +14,7 @@ from fedloom.errors import DataError
 from fedloom.tasks.task import Direction, Metric, Task
 
 
-class Confusion(Metric):
+class ConfusionMetric(Metric):
     """Accuracy and macro-F1 from a confusion matrix (truth x prediction) that grows batch by batch."""
 
     def __init__(self, task: str, classes: int) -> None:
@@ -65,6 +65,6 @@ class Classification(Task):
         # A mean over no label would be 0/0; the sum over none is zero and keeps its gradient path.
         return total / (target >= 0).sum().clamp(min=1)
 
-    def metric(self) -> Confusion:
+    def metric(self) -> ConfusionMetric:
         """A new confusion matrix."""
-        return Confusion(self.name, self.channels)
+        return ConfusionMetric(self.name, self.channels)

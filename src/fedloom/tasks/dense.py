@@ -200,6 +200,10 @@ class Edge(DenseTask):
         return Measures(self.name, self.metrics, *measures)
 
 
+KINDS: dict[str, type[DenseTask]] = {task.kind: task for task in (Semseg, HumanParts, Saliency, Normals, Depth, Edge)}
+"""The tasks by the names of their kinds."""
+
+
 def as_label(task: DenseTask, output: Tensor) -> Tensor:
     """A prediction (C x H x W) in the form of the label."""
     if task.label == "classes":

@@ -1,6 +1,6 @@
 """How dense labels are laid out and which pixels count. Losses and metrics read labels only through this file.
 
-255 means "no label" everywhere, as in the public PASCAL and NYUD code and after the transforms.
+255 (`IGNORE`) means "no label" everywhere.
 """
 
 from __future__ import annotations
@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from fedloom.errors import DataError
-
-IGNORE = 255
+from fedloom.tasks.task import IGNORE
 
 
 def _flat(labels: Tensor, pred: Tensor) -> Tensor:
@@ -39,14 +38,14 @@ def classes(labels: Tensor, pred: Tensor, ignore: int = IGNORE) -> Tensor:
 
 def binary(labels: Tensor, pred: Tensor) -> tuple[Tensor, Tensor]:
     """(y in [0, 1], valid), both B x H x W. What is outside 0..1, so 255 and -1, is not valid; y is 0 there."""
-    found = _real(_flat(labels, pred))
+    found = real(_flat(labels, pred))
     valid = (found >= 0) & (found <= 1)
     return torch.where(valid, found, 0.0), valid
 
 
 def depth(labels: Tensor, pred: Tensor) -> tuple[Tensor, Tensor]:
     """(metres, valid), both B x H x W. Valid: finite, above 0 and not 255; the depth is 1 elsewhere."""
-    found = _real(_flat(labels, pred))
+    found = real(_flat(labels, pred))
     valid = found.isfinite() & (found > 0) & (found != IGNORE)
     return torch.where(valid, found, 1.0), valid
 
@@ -55,10 +54,11 @@ def normals(labels: Tensor, pred: Tensor) -> tuple[Tensor, Tensor]:
     """(vectors B x 3 x H x W as given, valid B x H x W). Valid: finite, no channel 255, not the zero vector; the
     vector is 0 elsewhere."""
     _same(labels, pred.shape)
-    found = _real(labels)
+    found = real(labels)
     valid = (found.isfinite() & (found != IGNORE)).all(1) & (found != 0).any(1)
     return torch.where(valid.unsqueeze(1), found, 0.0), valid
 
 
-def _real(x: Tensor) -> Tensor:
+def real(x: Tensor) -> Tensor:
+    """As float32, or float64 where it is."""
     return x if x.dtype == torch.float64 else x.float()

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from fedloom.errors import DataError
 from fedloom.tasks import labels as read
-from fedloom.tasks.labels import IGNORE
+from fedloom.tasks.task import IGNORE
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, ignore: int = IGNORE) -> Tensor:
@@ -23,7 +23,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, ignore: int = IGNORE) -> Tenso
     `logits` B x C x H x W; `labels` B x H x W or B x 1 x H x W, class numbers below C. `ignore` and -1 do not count.
     """
     target = read.classes(labels, logits, ignore)
-    total = functional.cross_entropy(_real(logits), target, ignore_index=ignore, reduction="sum")
+    total = functional.cross_entropy(read.real(logits), target, ignore_index=ignore, reduction="sum")
     return total / (target != ignore).sum().clamp(min=1)
 
 
@@ -59,7 +59,7 @@ def normals_l1(pred: Tensor, labels: Tensor) -> Tensor:
     `pred` and `labels` B x 3 x H x W; labels in -1..1. A pixel counts unless a channel is 255 or all are 0.
     """
     target, valid = read.normals(labels, pred)
-    distance = (unit(_real(pred)) - target).abs().sum(1)
+    distance = (unit(read.real(pred)) - target).abs().sum(1)
     return _mean(distance, valid)
 
 
@@ -72,12 +72,12 @@ def depth_l1(pred: Tensor, labels: Tensor, log: bool = False) -> Tensor:
     target, valid = read.depth(labels, pred)
     if log:
         target = target.log1p()
-    return _mean((_real(pred)[:, 0] - target).abs(), valid)
+    return _mean((read.real(pred)[:, 0] - target).abs(), valid)
 
 
 def logit(pred: Tensor) -> Tensor:
     """The logit of class 1, B x H x W, from one channel or from those of two classes (class 1 minus class 0)."""
-    real = _real(pred)
+    real = read.real(pred)
     if pred.shape[1] not in (1, 2):
         raise DataError(f"expected a prediction of 1 or 2 channels, found {pred.shape[1]}")
     return real[:, 0] if pred.shape[1] == 1 else real[:, 1] - real[:, 0]
@@ -98,7 +98,3 @@ def _weighted_bce(z: Tensor, y: Tensor, valid: Tensor, positive: Tensor | float,
 
 def _mean(values: Tensor, valid: Tensor) -> Tensor:
     return torch.where(valid, values, 0).sum() / valid.sum().clamp(min=1)
-
-
-def _real(x: Tensor) -> Tensor:
-    return x if x.dtype == torch.float64 else x.float()

@@ -18,23 +18,8 @@ from torch import Tensor
 
 from fedloom.errors import DataError
 from fedloom.tasks import labels as read
-from fedloom.tasks.delta import delta_m, delta_terms
-from fedloom.tasks.labels import IGNORE
 from fedloom.tasks.losses import logit, unit
-from fedloom.tasks.task import Metric
-
-__all__ = [
-    "DepthError",
-    "MaxF",
-    "MeanIoU",
-    "Measure",
-    "Measures",
-    "NormalError",
-    "PixelAccuracy",
-    "PlainEdgeF",
-    "delta_m",
-    "delta_terms",
-]
+from fedloom.tasks.task import IGNORE, Metric
 
 Absent = Literal["skip", "zero"]
 
@@ -80,10 +65,10 @@ class Measures(Metric):
     @property
     def confusion(self) -> Tensor | None:
         """The matrix of the first measure that has one."""
-        return next((measure.matrix for measure in self.measures if isinstance(measure, _Confusion)), None)
+        return next((measure.matrix for measure in self.measures if isinstance(measure, _ConfusionMeasure)), None)
 
 
-class _Confusion(Measure):
+class _ConfusionMeasure(Measure):
     """A confusion matrix, truth x prediction, of classes over valid pixels."""
 
     def __init__(self, classes: int, ignore: int = IGNORE, absent: Absent = "skip") -> None:
@@ -115,7 +100,7 @@ class _Confusion(Measure):
         return {"miou": float(counted.mean()), "pixel_accuracy": float(hits.sum()) / seen}
 
 
-class MeanIoU(_Confusion):
+class MeanIoU(_ConfusionMeasure):
     """Mean intersection over union of classes, pooled over the data set.
 
     `absent`: a class that is in neither truth nor prediction is left out of the mean ("skip") or counts as 0
@@ -125,7 +110,7 @@ class MeanIoU(_Confusion):
     kind = "miou"
 
 
-class PixelAccuracy(_Confusion):
+class PixelAccuracy(_ConfusionMeasure):
     """The share of valid pixels whose class is right."""
 
     kind = "pixel_accuracy"

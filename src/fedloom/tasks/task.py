@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Direction = Literal["max", "min"]
+IGNORE = 255
+"""No label, wherever a label is a map, as in the public PASCAL and NYUD code."""
 
 
 class Metric(ABC):

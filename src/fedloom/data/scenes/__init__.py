@@ -7,20 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from fedloom.data.augment import Augment, resolve
+from fedloom.data.dense_label import Kind
 from fedloom.data.registry import DATASETS
 from fedloom.errors import RecipeError
+from fedloom.settings.section import Count, UnitInterval
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset
     from fedloom.data.dense import DenseExamples
-    from fedloom.tasks.task import Task
 
-SceneTask = Literal["semseg", "human_parts", "saliency", "normals", "depth", "edge"]
-Share = Annotated[float, Field(ge=0, le=1)]
 Side = Annotated[int, Field(ge=16, le=512)]
-Count = Annotated[int, Field(ge=1)]
 
-SETTINGS: dict[str, tuple[SceneTask, ...]] = {
+SETTINGS: dict[str, tuple[Kind, ...]] = {
     "all": ("semseg", "human_parts", "saliency", "normals", "depth", "edge"),
     "strong": ("semseg", "normals", "depth"),
     "weak": ("semseg", "human_parts", "edge"),
@@ -40,9 +38,9 @@ def scenes(
     height: Side = 64,
     width: Side = 64,
     setting: Literal["all", "strong", "weak"] = "all",
-    tasks: Annotated[list[SceneTask], Field(min_length=1)] | None = None,
-    outdoor: Share = 0.35,
-    people: Share = 0.8,
+    tasks: Annotated[list[Kind], Field(min_length=1)] | None = None,
+    outdoor: UnitInterval = 0.35,
+    people: UnitInterval = 0.8,
     shadows: bool = True,
     noise: Annotated[float, Field(ge=0, le=0.5)] = 0.015,
     augment: bool | Augment = True,
@@ -75,20 +73,23 @@ def scenes(
     if len(set(names)) < len(names):
         raise RecipeError(f"scenes: a task is named twice in {', '.join(names)}")
     from fedloom.data.dataset import Dataset
+    from fedloom.data.scenes.world import CLASSES
+    from fedloom.tasks.dense import KINDS
 
     look = {"height": height, "width": width, "outdoor": outdoor, "people": people, "shadows": shadows, "noise": noise}
     change = resolve(augment)
     if augment is True and min(height, width) < SMALL:
         change = Augment(scale=(0.75, 1.5))
     domains = tuple(name for name, there in (("indoor", outdoor < 1), ("outdoor", outdoor > 0)) if there)
-    parts = [
+    train, test = (
         _examples({"seed": seed, "split": split, "count": n, **look}, names, change)
         for split, n in (("train", count), ("test", test_count))
-    ]
-    return Dataset("scenes", tuple(_task(name) for name in names), parts[0], parts[1], domains)
+    )
+    heads = tuple(KINDS[name](name, **({"channels": len(CLASSES)} if name == "semseg" else {})) for name in names)
+    return Dataset("scenes", heads, train, test, domains)
 
 
-def _examples(settings: dict[str, object], names: tuple[SceneTask, ...], augment: Augment | None) -> DenseExamples:
+def _examples(settings: dict[str, object], names: tuple[Kind, ...], augment: Augment | None) -> DenseExamples:
     import torch
 
     from fedloom.data.dense import DenseExamples, Stored
@@ -105,19 +106,3 @@ def _examples(settings: dict[str, object], names: tuple[SceneTask, ...], augment
         domain=torch.from_numpy((arrays["indoor"] == 0).astype("int64")) * (settings["outdoor"] != 1),
         version=store.key(settings),
     )
-
-
-def _task(name: SceneTask) -> Task:
-    from fedloom.data.scenes.world import CLASSES
-    from fedloom.tasks import dense
-
-    if name == "semseg":
-        return dense.Semseg(name, len(CLASSES))
-    kinds = {
-        "human_parts": dense.HumanParts,
-        "saliency": dense.Saliency,
-        "normals": dense.Normals,
-        "depth": dense.Depth,
-        "edge": dense.Edge,
-    }
-    return kinds[name](name)

@@ -1,27 +1,25 @@
-"""Peers in many processes: those of one process hear each other in memory, others by letters between processes."""
+"""Peers in many processes: those of one process hear each other in memory, those of others over the network."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedloom.core.context import State
 from fedloom.engines.cluster.comm import Comm
 from fedloom.engines.cluster.member import Member, meet, raise_first
 from fedloom.engines.peers.rounds import initial_peers, without_server
-from fedloom.engines.peers.transport import Network
+from fedloom.engines.peers.transport import Lost, Network
 from fedloom.errors import UserError
 from fedloom.rounds.built import Built
 from fedloom.rounds.rounds import Round
 from fedloom.rounds.worker import Executor, Job
 
-Lost = Callable[[int, str, str, int], bool] | None
-
 
 class Spanning(Network):
-    """The peers of this process, and a way to those of others: letters are brought there at the end of a phase.
+    """A network that also reaches the peers of other processes: their letters travel at the end of a phase.
 
-    What one peer tells several of another process travels there once.
+    What one peer tells several peers of another process travels there once.
     """
 
     def __init__(self, comm: Comm, owner: Mapping[str, int], lost: Lost = None) -> None:
@@ -35,11 +33,11 @@ class Spanning(Network):
         return self.owner[name] == self.comm.rank
 
     def known(self, values: Mapping[str, float]) -> Mapping[str, float]:
-        """Numbers of all peers."""
+        """One number a peer: given those of the peers in this process, returns those of all peers."""
         return {name: value for part in self.comm.all(dict(values)) for name, value in part.items()}
 
     def put(self, sender: str, receiver: str, data: bytes) -> None:
-        """Into the receiver's queue, or on the way to its process."""
+        """Put a letter into the receiver's queue, or keep it for the receiver's process."""
         if self.here(receiver):
             super().put(sender, receiver, data)
         else:
@@ -47,7 +45,7 @@ class Spanning(Network):
             letters.setdefault((sender, id(data)), (data, []))[1].append(receiver)
 
     def carry(self, sent: list[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
-        """Bring letters to other processes, and tell all who sent what."""
+        """Bring letters to other processes, and tell all processes which letters were sent."""
         out: dict[int, Any] = {q: {"sent": sent, "letters": []} for q in range(self.comm.size)}
         for rank, letters in self._out.items():
             about = [[sender, receivers, data] for (sender, _), (data, receivers) in letters.items()]

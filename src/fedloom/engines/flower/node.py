@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedloom.core.context import State
 from fedloom.engines.flower.nodes import NodeConfig, Told, about, as_task, build_at, own_data
-from fedloom.engines.flower.relay import counted, take_turn
+from fedloom.engines.flower.relay import TurnJob, counted, take_turn
 from fedloom.engines.flower.wire import RefusedError, expect
 from fedloom.engines.peers.peer import first
 from fedloom.methods.method import Method
@@ -106,21 +106,11 @@ class Node:
     def peer(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
         """One turn of a round of peers (see `relay`); after the last one the new state stays here."""
         built, worker = self._at(head)
-        round_, turn, marker = int(head["round"]), str(tree["turn"]), tree["state"]
+        round_, marker = int(head["round"]), tree["state"]
+        evaluated = bool(tree["evaluate_trained"])
+        job = TurnJob(self.client, round_, str(tree["turn"]), tree["names"], tree["letters"], evaluated)
         with self._folder(head) as folder:
-            before = self._peer_state(built, folder, marker)
-            left = take_turn(
-                built,
-                worker,
-                folder,
-                self.client,
-                tree["names"],
-                round_,
-                before,
-                turn,
-                tree["letters"],
-                bool(tree["evaluate_trained"]),
-            )
+            left = take_turn(built, worker, folder, self._peer_state(built, folder, marker), job)
             if left.state is not None:
                 self._keep(folder, left.state, round_, marker)
                 folder.cut(round_ - 1)

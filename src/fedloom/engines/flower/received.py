@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedloom.engines.flower.relay import as_counts
 from fedloom.engines.flower.wire import RefusedError, decode, expect, head_of, numbers_of
-from fedloom.engines.peers.transport import Message as Letter
+from fedloom.engines.peers.transport import Letter
 from fedloom.rounds.built import Built
 from fedloom.rounds.evaluation import Scores
 from fedloom.rounds.messages import Payload, blank, rows_of

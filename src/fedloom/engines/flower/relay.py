@@ -6,7 +6,7 @@ it trained and heard is in its folder, and a turn begins by doing again what the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedloom.codecs import ByteCount
 from fedloom.core.context import State
+from fedloom.engines.peers.community import Environment
 from fedloom.engines.peers.peer import Peer
 from fedloom.engines.peers.rounds import community_of
 from fedloom.engines.peers.transport import Mailbox
@@ -23,7 +24,7 @@ from fedloom.recipes.schema import Recipe
 from fedloom.rounds.built import Built
 from fedloom.rounds.measure import train_records
 from fedloom.rounds.messages import Payload
-from fedloom.rounds.worker import Job, TrainDone, Worker
+from fedloom.rounds.worker import Job, TrainDone, TrainJob, Worker
 from fedloom.runs import checkpoint
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.ledger import Ledger
@@ -33,7 +34,7 @@ _MEMORY = "turns"
 
 
 @dataclass
-class Line:
+class RelayEnd:
     """A peer's end of the relay: a Transport."""
 
     heard: list[bytes] = field(default_factory=list)
@@ -49,8 +50,20 @@ class Line:
         return heard
 
 
+@dataclass(frozen=True, eq=False)
+class TurnJob:
+    """One turn of a peer in a round; `names` are all peers of the run, `letters` (uint8) are what came for this turn."""
+
+    client: str
+    round: int
+    turn: str
+    names: Sequence[str]
+    letters: Sequence[Tensor]
+    evaluate_trained: bool = False
+
+
 @dataclass
-class Turn:
+class TurnDone:
     """What one turn of one peer left."""
 
     letters: list[tuple[str, Tensor]] = field(default_factory=list)
@@ -64,22 +77,9 @@ class Turn:
     train: list[dict[str, Any]] = field(default_factory=list)
 
 
-def take_turn(
-    built: Built,
-    worker: Worker,
-    folder: RunFolder,
-    me: str,
-    names: Sequence[str],
-    round: int,
-    before: State,
-    turn: str,
-    letters: Sequence[Tensor],
-    evaluate_trained: bool = False,
-) -> Turn:
-    """One turn of peer `me` in a round that it begins in the state `before`; `names` are all peers of the run."""
-    left, line = Turn(), Line()
-    community = community_of(built)
-    community.names = tuple(names)
+def take_turn(built: Built, worker: Worker, folder: RunFolder, before: State, job: TurnJob) -> TurnDone:
+    """One turn of a peer in a round that it begins in the state `before`."""
+    left, end, community = TurnDone(), RelayEnd(), community_of(built, names=job.names)
 
     def log(event: str, fields: dict[str, Any]) -> None:
         left.events.append((event, fields))
@@ -87,43 +87,38 @@ def take_turn(
     def record(kind: str, fields: dict[str, Any] | Callable[[], dict[str, Any]]) -> None:
         if not callable(fields):
             left.records.append((kind, fields))
-        elif turn == TURNS[-1] and built.recipe.runtime.diagnostics:
+        elif job.turn == TURNS[-1] and built.recipe.runtime.diagnostics:
             left.records.append((kind, fields()))
 
-    def evaluate(jobs: Sequence[Job]) -> list[Any]:
-        return [worker.run(job) for job in jobs]
+    def train(jobs: Iterable[TrainJob]) -> list[TrainDone]:
+        return [worker.train(each, job.evaluate_trained) for each in jobs]
 
-    peer = Peer(me, community, Mailbox(me, built.layout.hash, line, log), before)
-    job = peer.begin(round, left.ledger, log, record)
-    if turn == TURNS[0]:
-        left.done = worker.train(job, evaluate_trained)
-        payload, client = left.done.payload, left.done.state
-        left.train = train_records([left.done])
-        memory: State = {"payload": payload.tree(), "client": client, "heard": {}}
-        memory["train"] = left.train
+    def run(jobs: Iterable[Job]) -> list[Any]:
+        return [worker.run(each) for each in jobs]
+
+    env = Environment(train, run, left.ledger, log, record)
+    peer = Peer(community.terms.at(job.client), Mailbox(job.client, built.layout.hash, end, log), before, env)
+    begun = peer.begin(job.round)
+    if job.turn == TURNS[0]:
+        (left.done,) = env.train([begun])
+        trained: State = {"payload": left.done.payload.tree(), "client": left.done.state}
+        memory: State = {**trained, "heard": {}, "train": train_records([left.done])}
     else:
         memory = checkpoint.load(folder.path, _MEMORY, newest=lambda head: head["round"])[0]
-        memory["heard"][turn] = list(letters)
-        payload = Payload.of(me, memory["payload"])
-        client, left.train = memory["client"], memory["train"]
-    checkpoint.save(folder.path, _MEMORY, memory, round=round)
-    peer.trained(payload, client)
-    peer.publish(community.graph(round), community.features)
-    acts: dict[str, Callable[[], None]] = {
-        "choose": lambda: peer.choose(evaluate),
-        "answer": peer.answer,
-        "mix": peer.mix,
-    }
-    for name in TURNS[1 : TURNS.index(turn) + 1]:
-        line.heard = [t.numpy().tobytes() for t in memory["heard"].get(name, [])]
-        line.said, left.records, left.events = [], [], []
-        acts[name]()
+        memory["heard"][job.turn] = list(job.letters)
+    checkpoint.save(folder.path, _MEMORY, memory, round=job.round)
+    left.train = memory["train"]
+    turns = peer.turns(Payload.of(job.client, memory["payload"]), memory["client"], community.graph(job.round))
+    for name in TURNS[: TURNS.index(job.turn) + 1]:
+        end.heard = [t.numpy().tobytes() for t in memory["heard"].get(name, [])]
+        end.said, left.records, left.events = [], [], []
+        next(turns, None)
     same: dict[int, Tensor] = {}
-    for receiver, data in line.said:
+    for receiver, data in end.said:
         if id(data) not in same:
             same[id(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
         left.letters.append((receiver, same[id(data)]))
-    left.state = peer.state if turn == TURNS[-1] else None
+    left.state = peer.state if job.turn == TURNS[-1] else None
     return left
 
 

@@ -1,29 +1,31 @@
-"""The peers of a run, who may hear whom, and the network between them."""
+"""The peers of a run: what all of them go by, what a round of theirs is given, who may hear whom, and the network."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
-from fedloom import peers as blocks
 from fedloom.core.layout import Layout
-from fedloom.engines.peers.transport import Network
+from fedloom.engines.peers.probe import Probe
+from fedloom.engines.peers.transport import Log, Lost, Network
 from fedloom.methods.method import Method
-from fedloom.peers.graph import Graph
+from fedloom.peers.graph import Graph, candidates
 from fedloom.peers.scenario import Scenario
 from fedloom.recipes.schema import PeersSection
-from fedloom.rounds.federation import Federation
+from fedloom.rounds.federation import Client, Federation
+from fedloom.rounds.worker import Job, TrainDone, TrainJob
+from fedloom.runs.ledger import Ledger
 
 
-@dataclass(eq=False)
-class Community:
-    """The peers of a run that are in this process, and the network between all of them.
+@dataclass(frozen=True, eq=False)
+class Terms:
+    """What peers go by, and the clients whose data is in reach: a peer itself has its own alone (see `at`).
 
-    `initial` are the parameters (p) that all start from. `features` gives a peer's feature statistics (2 x C), where a
-    recipe wants them.
+    `initial` are the parameters (p) that all start from. `probe` is there where recipes compare what models give.
     """
 
     method: Method
@@ -33,24 +35,122 @@ class Community:
     seed: int
     rounds: int
     initial: Tensor
-    features: Callable[[Any], Tensor] | None = None
-    connect: Callable[[Callable[[int, str, str, int], bool] | None], Network] = Network
-    outputs: Callable[[Any, Tensor], Mapping[str, Tensor]] | None = None
+    probe: Probe | None = None
+
+    def at(self, name: str) -> Terms:
+        """The same at one peer, out of whose reach the data of all others is."""
+        whole = self.federation
+        return replace(self, federation=Federation(whole.tasks, {name: whole.clients[name]}, whole.unified))
+
+    @cached_property
+    def client(self) -> Client:
+        """The peer whose terms these are: the only client in reach."""
+        (client,) = self.federation.clients.values()
+        return client
+
+    @cached_property
+    def shared(self) -> Layout:
+        """The parameters (d) that are exchanged in full scope."""
+        return self.method.shared_part(self.layout)
+
+    @cached_property
+    def origin(self) -> Tensor:
+        """Shared parameters (d) of the initial model."""
+        return self.layout.parameters.take(self.initial, self.shared)
+
+    @cached_property
+    def by_task(self) -> bool:
+        """Whether a peer has a vector for each task in place of one model."""
+        return self.method.rows == "client-task"
+
+    @cached_property
+    def fine(self) -> float | None:
+        """The threshold on outputs within a group; None where all of the model is mixed within the whole group."""
+        groups = self.config.choose.groups
+        return None if groups is None else groups.fine
+
+    @cached_property
+    def tells_update(self) -> bool:
+        """Whether letters hold updates even to peers that started from another model.
+
+        Methods that keep a model for each client look at updates, as at a server; those that leave one model mix models.
+        """
+        apart = not self.method.stage.traits.reduces and self.method.start == "received"
+        return not self.by_task and (apart or self._reads_start)
+
+    @cached_property
+    def tells_start(self) -> bool:
+        """Whether letters also hold the model from which training started, where the receiver started elsewhere."""
+        return self.tells_update and (self._reads_start or self.config.penalty > 0 or self.fine is not None)
+
+    @property
+    def _reads_start(self) -> bool:
+        return "base" in self.method.stage.traits.reads
+
+    def warming_up(self, round: int) -> bool:
+        """Whether a round is before the end of the warm-up."""
+        return self.config.warmup is not None and round < self.config.warmup.until
+
+    def scope(self, round: int, adaptive: str) -> str:
+        """What is exchanged in a round, "encoder" or "full"; `adaptive` is what the alignment of updates last said."""
+        if self.config.warmup is not None and self.warming_up(round):
+            return self.config.warmup.scope
+        return adaptive if self.config.scope == "adaptive" else self.config.scope
+
+    def part(self, scope: str) -> Layout:
+        """The shared parameters in scope."""
+        return self.shared if scope == "full" else self.shared.select("encoder")
+
+    def buffers(self, scope: str) -> Layout:
+        """The shared buffers in scope."""
+        every = self.method.shared_buffers(self.layout)
+        return every if scope == "full" else every.select("encoder")
+
+
+@dataclass(frozen=True, eq=False)
+class Environment:
+    """What a round of peers is given.
+
+    train   trains clients, as they finish; losses and seconds go into the round's records
+    run     runs any jobs without a trace in the records
+    ledger  where bytes are counted
+    log     takes (event, fields) that a person should see
+    record  takes (kind, fields) for the run's records
+    """
+
+    train: Callable[[list[TrainJob]], Iterable[TrainDone]]
+    run: Callable[[Sequence[Job]], Iterable[Any]]
+    ledger: Ledger
+    log: Log
+    record: Callable[[str, Any], None]
+
+
+@dataclass(eq=False)
+class Community:
+    """The peers of a run and the network between them.
+
+    `terms` have in reach the peers of this process; `names` are all peers of the run, where others run elsewhere.
+    """
+
+    terms: Terms
+    connect: Callable[[Lost], Network] = Network
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        self.names = tuple(sorted(self.federation.clients))
-        self.scenario = self.config.scenario or Scenario()
+        self.names = self.names or tuple(sorted(self.terms.federation.clients))
+        config = self.terms.config
+        self.scenario = config.scenario or Scenario()
         self.scenario.check(self.names)
-        self.network = self.connect(None if self.config.scenario is None else self.scenario.lost)
+        self.network = self.connect(None if config.scenario is None else self.scenario.lost)
         self._drawn: tuple[int, Graph] | None = None
 
     def graph(self, round: int) -> Graph:
-        """Who may hear whom in a round: everybody can work it out."""
-        section = self.config.graph
+        """Who may hear whom in a round: every peer can work it out."""
+        section = self.terms.config.graph
         when = round if section.every else 1  # one graph for the whole run is drawn once
         if self._drawn is None or self._drawn[0] != when:
-            graph = blocks.candidates(
-                section.name, self.names, seed=self.seed, round=when, every=section.every, **section.params
+            graph = candidates(
+                section.name, self.names, seed=self.terms.seed, round=when, every=section.every, **section.params
             )
             self._drawn = when, graph
         return self._drawn[1]

@@ -1,65 +1,63 @@
-"""Peers that do not wait for each other: gossip driven by the arrival of messages, in simulated time.
+"""Peers that do not wait for each other: gossip driven by the arrival of letters, in simulated time.
 
 A peer trains for as long as its speed says. Then it tells others that it has a new version, mixes the models that have
-come by then with its own, chooses among those it has heard of since its last choice, asks them, and trains on. Whoever
-is asked answers at once with its latest version, also in the middle of training. A version is a peer's trained model
-before it mixes; a receiver mixes it once. All times come from a `Scenario`, so a run replays from its seed.
+come by then with its own, chooses among those it has heard of since its last choice, asks them, and trains on. A peer
+that is asked answers at once with its latest version, also in the middle of training. A version is a peer's trained
+model before it mixes; a receiver mixes it once. All times come from a `Scenario`, so a run replays from its seed.
 
-A recorded round, on which churn, graphs, records and checkpoints go by, ends when as many local rounds have ended as
-peers are there, or after `deadline` simulated seconds. A peer that is away in a round loses the local round it was in,
-and what is sent to it. Learning rates, warm-up and random numbers go by a peer's own local rounds.
+A recorded round, by which churn, graphs, records and checkpoints go, ends when as many local rounds have ended as there
+are peers, or after `deadline` simulated seconds. A peer that is away in a round loses the local round it was in, and
+what is sent to it. Learning rates, warm-up and random numbers go by a peer's own local rounds.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedloom.core.context import State
-from fedloom.engines.peers.community import Community
-from fedloom.engines.peers.peer import Peer, Trained
-from fedloom.engines.peers.transport import Message as Letter
-from fedloom.engines.peers.transport import Newest
+from fedloom.engines.peers.community import Community, Environment
+from fedloom.engines.peers.letters import write
+from fedloom.engines.peers.peer import Peer
+from fedloom.engines.peers.trained import Trained
+from fedloom.engines.peers.transport import Letter, Newest
 from fedloom.peers.clock import Events
 from fedloom.peers.graph import Graph
+from fedloom.peers.scenario import Scenario
 from fedloom.rounds.messages import Payload
-from fedloom.rounds.worker import Job, TrainJob
-from fedloom.runs.ledger import Ledger
-
-Train = Callable[[list[TrainJob]], Iterable[Trained]]
-Note = Callable[[str, dict[str, Any]], None]
+from fedloom.rounds.worker import TrainDone, TrainJob
 
 
 def at_rest() -> State:
     """A peer's pace before its first local round.
 
     done      simulated times at which its local rounds ended
-    running   which event ends the one it is in; None where it is in none
+    running   number of the event that ends its local round; None where it is in none
     asked     of whom a model is awaited -> whether it was chosen
     seen      newest round taken of each kind and sender
-    inbox     messages that have come and wait
-    version   the model that it tells others of, with when it was made
+    inbox     letters that have come and wait
+    version   the model that it tells others of, with the time when it was made
     """
     return {"done": [], "running": None, "asked": {}, "seen": {}, "inbox": [], "version": {}}
 
 
-class Wire:
-    """One peer's end of the network: a Transport whose messages are events."""
+class EventsEnd:
+    """One peer's end of the network: a Transport whose letters are events."""
 
-    def __init__(self, name: str, community: Community, events: Events, inbox: Iterable[Tensor]) -> None:
-        self.name, self.scenario, self.events = name, community.scenario, events
+    def __init__(self, name: str, scenario: Scenario, events: Events, inbox: Iterable[Tensor]) -> None:
+        self.name, self.scenario, self.events = name, scenario, events
         self.came = list(inbox)
-        self._sent: tuple[bytes, Tensor] = b"", _as_tensor(b"")
+        self._sent: tuple[bytes, Tensor] = b"", as_tensor(b"")
 
     def send(self, receiver: str, data: bytes) -> None:
-        if data is not self._sent[0]:  # one tensor for all receivers of a message
-            self._sent = data, _as_tensor(data)
+        if data is not self._sent[0]:  # one tensor for all receivers of a letter
+            self._sent = data, as_tensor(data)
         self.events.put(self.scenario.delay(Letter.size(data), self.name, receiver), self.name, receiver, self._sent[1])
 
     def receive(self) -> list[bytes]:
@@ -67,87 +65,78 @@ class Wire:
         return [tensor.numpy().tobytes() for tensor in came]
 
 
-def _as_tensor(data: bytes) -> Tensor:
-    """Bytes as a checkpoint can hold them."""
+def as_tensor(data: bytes) -> Tensor:
+    """Bytes as a checkpoint can hold them (uint8)."""
     return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.zeros(0, dtype=torch.uint8)
 
 
 class FreePeer(Peer):
-    """A peer at its own pace. `now` gives the simulated time."""
+    """A peer at its own pace. `events` gives the simulated time."""
 
     mailbox: Newest
 
-    def __init__(self, name: str, community: Community, events: Events, state: State) -> None:
-        pace = state["pace"]
-        self.wire = Wire(name, community, events, pace["inbox"])
-        decode = community.network.decode
-        mailbox = Newest(name, community.layout.hash, self.wire, lambda event, fields: None, decode, pace["seen"])
-        super().__init__(name, community, mailbox, {k: v for k, v in state.items() if k != "pace"})
+    def __init__(self, name: str, community: Community, events: Events, state: State, env: Environment) -> None:
+        terms, pace = community.terms.at(name), state["pace"]
+        self.end = EventsEnd(name, community.scenario, events, pace["inbox"])
+        mailbox = Newest(name, terms.layout.hash, self.end, env.log, community.network.decode, pace["seen"])
+        super().__init__(terms, mailbox, {k: v for k, v in state.items() if k != "pace"}, env)
         self.events = events
         self.done: list[float] = list(pace["done"])
         self.running: int | None = pace["running"]
-        self.asked = dict(pace["asked"])
-        self.made = 0.0
+        self.asked: dict[str, bool] = dict(pace["asked"])
         self.ages: list[tuple[int, float]] = []
+        self.latest: Trained | None = None
         if version := pace["version"]:
-            self.hold(Payload.of(name, version["payload"]), version["base"], version["round"])
-            self.made = version["made"]
+            payload = Payload.of(name, version["payload"])
+            self.latest = Trained.of(terms, payload, version["base"], version["round"], version["made"])
 
     def saved(self) -> State:
         """The state from which an equal peer can be made."""
         version: State = {}
-        if self.payload is not None:
-            payload = self.payload.tree()
-            version = {"payload": payload, "base": self.base, "round": self.version, "made": self.made}
+        if (latest := self.latest) is not None:
+            version = {"payload": latest.payload.tree(), "base": latest.start}
+            version |= {"round": latest.round, "made": latest.made}
         pace = {
             "done": self.done,
             "running": self.running,
             "asked": self.asked,
             "seen": self.mailbox.seen,
-            "inbox": [_as_tensor(data) for data in self.mailbox.kept()],
+            "inbox": [as_tensor(data) for data in self.mailbox.kept()],
             "version": version,
         }
         return {**self.state, "pace": pace}
 
-    def attend(self, ledger: Ledger, log: Note, record: Note) -> None:
-        """A recorded round begins."""
-        self.ledger, self.log, self.record = ledger, log, record
-        self.mailbox.log = log
-
     def start(self) -> TrainJob:
         """The local round after those that have ended."""
-        return self.begin(len(self.done) + 1, self.ledger, self.log, self.record)
+        return self.begin(len(self.done) + 1)
 
-    def end(self, payload: Payload, client: State, graph: Graph, features: Any, evaluate: Any) -> None:
+    def finish(self, payload: Payload, client: State, graph: Graph) -> None:
         """A local round ends."""
-        if self.trained(payload, client):
-            self.made = self.events.now
-            self.publish(graph, features)
-            self.mix()
-            self.choose(evaluate)
+        if (trained := self.trained(payload, client, self.events.now)) is not None:
+            self.latest = trained
+            published = self.publish(trained, graph)
+            awaited = self.mix(published, self.asked)
+            self.asked = {**awaited, **self.choose(published)}
         self.done.append(self.events.now)
         self.running = None
 
-    def hear(self, message: Tensor) -> None:
-        """A message has come; a request is answered at once."""
-        self.wire.came.append(message)
-        self.answer()
-
-    def _letter(self, kind: str, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> Letter:
-        return super()._letter(kind, tensors, {**values, "made": self.made})
+    def hear(self, data: Tensor) -> None:
+        """A letter has come; a request is answered at once."""
+        self.end.came.append(data)
+        self.answer(self.latest)
 
     def _remembered(self) -> dict[str, float]:
         return dict(self.state["similarity"])
 
-    def _ask(self, names: Sequence[str]) -> None:
-        """Ask for whole models, for whoever answers has started elsewhere, and only for what is new."""
-        have = self.mailbox.seen.get("model", {})
+    def _ask(self, trained: Trained, names: Sequence[str]) -> None:
+        """Ask for whole models, for the one who answers has started elsewhere, and only for what is new."""
+        have, scope = self.mailbox.seen.get("model", {}), self.terms.scope(self.round, self.state["scope"])
         for name in names:
-            about = {"base": None, "scope": self._scope(), "since": have.get(name, 0)}
-            self._send(name, self._letter("request", {}, about))
+            about = {"base": None, "scope": scope, "since": have.get(name, 0)}
+            self._send([name], write(self.terms, trained, "request", {}, about))
 
-    def _newer(self, request: Letter) -> bool:
-        return self.version > int(request.values["since"])
+    def _wanted(self, trained: Trained, request: Letter) -> bool:
+        return trained.round > int(request.values["since"])
 
     def _age(self, letter: Letter) -> tuple[int, float]:
         """(own local rounds that have ended, simulated seconds) since the sender's version was made."""
@@ -158,7 +147,7 @@ class FreePeer(Peer):
         behind, seconds = (0, 0.0) if letter is None else self._age(letter)
         about = {"staleness": float(behind), "age": seconds}
         rows = len(payload.tasks)
-        extra = {name: [v] * rows if rows else v for name, v in about.items() if name in self.method.extras}
+        extra = {name: [v] * rows if rows else v for name, v in about.items() if name in self.terms.method.extras}
         return replace(payload, extra={**payload.extra, **extra})
 
     def _also(self, letters: Mapping[str, Letter]) -> dict[str, Any]:
@@ -172,16 +161,16 @@ class FreePeer(Peer):
         }
 
 
-@dataclass(eq=False)
-class Gossip:
+class AsynchronousRounds:
     """All peers of an asynchronous run in one process.
 
     `running` is what local training that has not ended yet will leave. It is no part of the state: training is a pure
     function of a peer's state, and is done again after a resume.
     """
 
-    community: Community
-    running: dict[str, Trained] = field(default_factory=dict)
+    def __init__(self, community: Community) -> None:
+        self.community = community
+        self.running: dict[str, TrainDone] = {}
 
     def round(
         self,
@@ -189,31 +178,23 @@ class Gossip:
         before: Mapping[str, Any],
         round: int,
         members: Iterable[str],
-        train: Train,
-        again: Train,
-        evaluate: Callable[[Sequence[Job]], Iterable[Any]],
-        ledger: Ledger,
-        log: Note = lambda event, fields: None,
-        record: Note = lambda kind, fields: None,
+        env: Environment,
     ) -> tuple[dict[str, State], dict[str, Any], list[str]]:
         """One recorded round: (states of all peers, what has not happened yet, whose local rounds have ended).
 
-        `before` is the second of the round before. `again` trains without leaving a trace, for what had begun before
-        a resume.
+        `before` is what had not happened yet after the round before.
         """
         events = Events.of(before)
         community, start = self.community, events.now
         community.network.begin(round)
-        here = {name: FreePeer(name, community, events, states[name]) for name in sorted(members)}
-        for peer in here.values():
-            peer.attend(ledger, log, record)
-        self._catch_up(here, again)
-        graph, deadline = community.graph(round), community.config.deadline
+        here = {name: FreePeer(name, community, events, states[name], env) for name in sorted(members)}
+        self._catch_up(here.values(), env)
+        graph, deadline = community.graph(round), community.terms.config.deadline
         ended: list[str] = []
         idle = [peer for peer in here.values() if peer.running is None]
         while deadline is not None or len(ended) < len(here):
             if idle and events.next > events.now:  # all at once, for workers to share
-                self._begin(idle, train)
+                self._begin(idle, env)
                 idle = []
             if deadline is not None and events.next > start + deadline:
                 events.wait(start + deadline)
@@ -225,43 +206,40 @@ class Gossip:
             peer = here[name]
             if name == sender:
                 if arrival.number == peer.running:
-                    payload, client, _ = self.running.pop(name)
-                    peer.end(payload, client, graph, community.features, evaluate)
+                    done = self.running.pop(name)
+                    peer.finish(done.payload, done.state, graph)
                     ended.append(name)
                     idle.append(peer)
             elif not community.scenario.lost(0, sender, name, arrival.number):
                 peer.hear(arrival.item)
-        record("clock", {"start": start, "end": events.now, "local rounds": dict(sorted(Counter(ended).items()))})
+        env.record("clock", {"start": start, "end": events.now, "local rounds": dict(sorted(Counter(ended).items()))})
         ages = [age for peer in here.values() for age in peer.ages]
         if ages:
             behind, seconds = Counter(behind for behind, _ in ages), [s for _, s in ages]
             histogram = {str(rounds): behind[rounds] for rounds in sorted(behind)}
             about = {"mean": sum(seconds) / len(seconds), "largest": max(seconds)}
-            record("staleness", {"models": len(ages), "local rounds": histogram, "seconds": about})
-        away = {name: _interrupted(state) for name, state in states.items() if name not in here}
-        for name in away:
-            self.running.pop(name, None)
-        after = {**away, **{name: peer.saved() for name, peer in here.items()}}
-        return {name: after[name] for name in states}, events.state(), sorted(set(ended))
+            env.record("staleness", {"models": len(ages), "local rounds": histogram, "seconds": about})
+        after: dict[str, State] = {}
+        for name, state in states.items():
+            if name in here:
+                after[name] = here[name].saved()
+            else:  # what a peer that is away was training is lost
+                self.running.pop(name, None)
+                after[name] = {**state, "pace": {**state["pace"], "running": None}}
+        return after, events.state(), sorted(set(ended))
 
-    def _begin(self, peers: Iterable[FreePeer], train: Train) -> None:
+    def _begin(self, peers: Sequence[FreePeer], env: Environment) -> None:
         """Local rounds that begin now; how long they take is known once they are done."""
         by_name = {peer.name: peer for peer in peers}
-        for trained in train([peer.start() for peer in by_name.values()]):
-            payload, _, steps = trained
-            peer = by_name[payload.row[0]]
-            self.running[peer.name] = trained
+        for done in env.train([peer.start() for peer in peers]):
+            peer = by_name[done.client]
+            self.running[peer.name] = done
             # one that took no step lasts as long as one step, or time would stand still
-            seconds = self.community.scenario.training(max(steps, 1), peer.name, peer.round)
+            seconds = self.community.scenario.training(max(done.result.steps, 1), peer.name, peer.round)
             peer.running = peer.events.put(seconds, peer.name, peer.name).number
 
-    def _catch_up(self, peers: Mapping[str, FreePeer], again: Train) -> None:
-        """What was being trained when the state was saved."""
-        lost = [peer for peer in peers.values() if peer.running is not None]
-        jobs = [peer.start() for peer in lost]  # which also tells each the number of its local round
-        for trained in again([job for job in jobs if job.client not in self.running]):
-            self.running[trained[0].row[0]] = trained
-
-
-def _interrupted(state: State) -> State:
-    return {**state, "pace": {**state["pace"], "running": None}}
+    def _catch_up(self, peers: Iterable[FreePeer], env: Environment) -> None:
+        """Train again what was being trained when the state was saved."""
+        jobs = [peer.start() for peer in peers if peer.running is not None]  # each learns the number of its local round
+        for done in env.run([job for job in jobs if job.client not in self.running]):
+            self.running[done.client] = done

@@ -1,6 +1,6 @@
-"""How peers talk: messages of named tensors and plain values, a transport that carries bytes, and a mailbox.
+"""How peers talk: letters of named tensors and plain values, a transport that carries their bytes, and a mailbox.
 
-A mailbox takes no message on trust: one that is late, doubled, corrupted or of another model is dropped and logged.
+A mailbox takes no letter on trust: one that is late, doubled, corrupted or of another model is dropped and logged.
 """
 
 from __future__ import annotations
@@ -16,17 +16,21 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
+Log = Callable[[str, dict[str, Any]], None]
+"""Takes (event, fields)."""
+Lost = Callable[[int, str, str, int], bool] | None
+"""Whether a letter is lost, by (round, sender, receiver, attempt); None: none is. Attempts count from 0, by pair and round."""
 _DIGEST = 16
 
 
 @dataclass(frozen=True, eq=False)
-class Message:
+class Letter:
     """What one peer tells another.
 
-    kind    what it is about; a peer sends another one message of a kind in a round
-    layout  hash of the sender's model layout (`Layout.hash`): tensors mean the same only where it is the same
-    tensors what bytes are counted on
-    values  anything JSON can hold
+    kind     what it is about; in a round a peer sends another one at most one letter of a kind
+    layout   hash of the sender's model layout (`Layout.hash`): tensors mean the same only where it is the same
+    tensors  bytes are counted on these
+    values   anything JSON can hold
     """
 
     kind: str
@@ -51,11 +55,11 @@ class Message:
 
     @staticmethod
     def size(data: bytes) -> int:
-        """`nbytes` of an encoded message, without decoding it."""
+        """`nbytes` of an encoded letter, without decoding it."""
         return len(data) - _DIGEST - 8 - int.from_bytes(data[_DIGEST : _DIGEST + 8], "little")
 
     @staticmethod
-    def decode(data: bytes) -> Message:
+    def decode(data: bytes) -> Letter:
         """Inverse of `encoded`. Raises ValueError for bytes that are not exactly what was sent."""
         digest, body = data[:_DIGEST], data[_DIGEST:]
         if _digest(body) != digest:
@@ -64,7 +68,7 @@ class Message:
             size = int.from_bytes(body[:8], "little")
             head = json.loads(json.loads(body[8 : 8 + size])["__metadata__"]["message"])
             tensors = load(body)
-            return Message(head["kind"], head["sender"], head["round"], head["layout"], tensors, head["values"])
+            return Letter(head["kind"], head["sender"], head["round"], head["layout"], tensors, head["values"])
         except (SafetensorError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"it cannot be read ({error})") from None
 
@@ -86,23 +90,21 @@ class Transport(Protocol):
 
 
 class Network:
-    """Peers in one process. `lost(round, sender, receiver, attempt)` says which messages are lost.
+    """Queues of letters between the peers of one process, of which some may be lost.
 
-    Attempts count the messages of a pair in a round, from 0.
-
-    `decode` is `Message.decode` that reads what one sender tells many only once: equal bytes give one message, which
-    all its receivers share within a round and may not write to. What cannot be read is refused to each.
+    `decode` is `Letter.decode` that reads what one sender tells many only once: equal bytes give one letter, which all
+    its receivers share within a round and must not write to. What cannot be read is an error for each of them.
     """
 
-    def __init__(self, lost: Callable[[int, str, str, int], bool] | None = None) -> None:
+    def __init__(self, lost: Lost = None) -> None:
         self._lost = lost
         self._round = 0
         self._attempts: dict[tuple[str, str], int] = {}
         self._queues: dict[str, dict[str, tuple[bytes, ...]]] = {}
-        self.decode = lru_cache(maxsize=None)(Message.decode)
+        self.decode = lru_cache(maxsize=None)(Letter.decode)
 
     def begin(self, round: int) -> None:
-        """A new round, for `lost`."""
+        """A new round begins, from which attempts count."""
         self._round, self._attempts = round, {}
         self.decode.cache_clear()
 
@@ -111,22 +113,22 @@ class Network:
         return True
 
     def known(self, values: Mapping[str, float]) -> Mapping[str, float]:
-        """Numbers of the peers that are here, with those of all others."""
+        """One number a peer: given those of the peers in this process, returns those of all peers."""
         return values
 
     def carry(self, sent: list[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
-        """Bring to other processes what was posted for their peers; return `sent` (sender, receiver, bytes) by all.
+        """Bring to other processes what was posted for their peers, at the end of each phase of a round.
 
-        Called at the end of each phase of a round.
+        `sent` is what the peers of this process sent, as (sender, receiver, bytes); returned is what all peers sent.
         """
         return sent
 
     def cancel(self, sender: str, receiver: str) -> int:
-        """Take back what is on its way between two peers, for it would come too late. Returns how many messages."""
+        """Remove what one peer has sent another and would come too late. Returns the number of letters."""
         return len(self._queues.get(receiver, {}).pop(sender, ()))
 
     def post(self, sender: str, receiver: str, data: bytes) -> bool:
-        """Put a message into the receiver's queue, unless it is lost. Returns whether it was put there."""
+        """Put a letter into the receiver's queue, unless it is lost. Returns whether it was put there."""
         if self._lost is not None:
             attempt = self._attempts.get((sender, receiver), 0)
             self._attempts[sender, receiver] = attempt + 1
@@ -136,19 +138,19 @@ class Network:
         return True
 
     def put(self, sender: str, receiver: str, data: bytes) -> None:
-        """Put a message into the receiver's queue."""
+        """Put a letter into the receiver's queue."""
         # tuples of bytes, for a million lists would keep the garbage collector busy
         queue = self._queues.setdefault(receiver, {})
         queue[sender] = (*queue.get(sender, ()), data)
 
     def take(self, receiver: str) -> list[bytes]:
-        """The receiver's queue, which is empty then."""
+        """Empty the receiver's queue, and return what was in it."""
         queue = self._queues.pop(receiver, {})
         return [data for sender in sorted(queue) for data in queue[sender]]
 
 
 @dataclass(frozen=True)
-class InMemory:
+class NetworkEnd:
     """One peer's end of a Network: a Transport."""
 
     network: Network
@@ -162,10 +164,10 @@ class InMemory:
 
 
 class Mailbox:
-    """What a peer sends and accepts. `log` takes (event, fields) for every message that is dropped.
+    """What a peer sends and accepts. Every letter that is dropped is logged.
 
-    Messages of later rounds, from peers that are ahead, are kept until their round. `decode` is what reads a message;
-    a network within one process has one that reads it once for all (`Network.decode`).
+    Letters of later rounds, from peers that are ahead, are kept until their round. `decode` reads a letter; a network
+    within one process reads it once for all its receivers (`Network.decode`).
     """
 
     def __init__(
@@ -173,63 +175,63 @@ class Mailbox:
         name: str,
         layout: str,
         transport: Transport,
-        log: Callable[[str, dict[str, Any]], None],
-        decode: Callable[[bytes], Message] = Message.decode,
+        log: Log,
+        decode: Callable[[bytes], Letter] = Letter.decode,
     ) -> None:
         self.name, self.layout, self.transport, self.log = name, layout, transport, log
         self.decode = decode
-        self._early: list[Message] = []
+        self._early: list[Letter] = []
         self._seen: dict[str, set[str]] = {}
         self._round = 0
 
-    def send(self, receiver: str, message: Message) -> None:
-        """Send a message."""
-        self.transport.send(receiver, message.encoded)
+    def send(self, receiver: str, letter: Letter) -> None:
+        """Send a letter."""
+        self.transport.send(receiver, letter.encoded)
 
-    def receive(self, round: int, kind: str) -> list[Message]:
-        """Good messages of this kind and round, sorted by sender. Others of the round are kept for their own call."""
+    def receive(self, round: int, kind: str) -> list[Letter]:
+        """Good letters of this kind and round, sorted by sender. Those of other kinds are kept for their own call."""
         if round > self._round:
             self._round, self._seen = round, {}
         seen = self._seen.setdefault(kind, set())
-        good: list[Message] = []
-        rest: list[Message] = []
-        for message in self._waiting():
-            if message.round < round:
-                self._drop("late", message, {"of round": message.round})
-            elif message.round > round or message.kind != kind:
-                rest.append(message)
-            elif message.sender in seen:
-                self._drop("doubled", message, {})
+        good: list[Letter] = []
+        rest: list[Letter] = []
+        for letter in self._waiting():
+            if letter.round < round:
+                self._drop("late", letter, {"of round": letter.round})
+            elif letter.round > round or letter.kind != kind:
+                rest.append(letter)
+            elif letter.sender in seen:
+                self._drop("doubled", letter, {})
             else:
-                seen.add(message.sender)
-                good.append(message)
+                seen.add(letter.sender)
+                good.append(letter)
         self._early = rest
-        return sorted(good, key=lambda m: m.sender)
+        return sorted(good, key=lambda letter: letter.sender)
 
-    def _waiting(self) -> list[Message]:
-        """What was kept and what has come since, undamaged and of this model."""
+    def _waiting(self) -> list[Letter]:
+        """Letters that were kept and those that came since, undamaged and of this model."""
         for data in self.transport.receive():
             try:
-                message = self.decode(data)
+                letter = self.decode(data)
             except ValueError as error:
                 self._drop("corrupted", None, {"why": str(error)})
                 continue
-            if message.layout == self.layout:
-                self._early.append(message)
+            if letter.layout == self.layout:
+                self._early.append(letter)
             else:
-                self._drop("wrong layout", message, {"expected": self.layout, "found": message.layout})
+                self._drop("wrong layout", letter, {"expected": self.layout, "found": letter.layout})
         return self._early
 
-    def _drop(self, what: str, message: Message | None, fields: dict[str, Any]) -> None:
-        about = {} if message is None else {"sender": message.sender, "kind": message.kind}
+    def _drop(self, what: str, letter: Letter | None, fields: dict[str, Any]) -> None:
+        about = {} if letter is None else {"sender": letter.sender, "kind": letter.kind}
         self.log("message dropped", {"peer": self.name, "what": what, **about, **fields})
 
 
 class Newest(Mailbox):
-    """A mailbox for peers that do not wait for each other: a message's round is its sender's own.
+    """A mailbox for peers that do not wait for each other: a letter's round is its sender's own.
 
-    Of each sender the newest message of a kind counts; older ones, and one that came before, are dropped. `seen` are
-    the rounds of what was taken so far, kind -> sender -> round.
+    Of each sender the newest letter of a kind counts; an older one, or one that was taken before, is dropped. `seen`
+    are the rounds of what was taken so far, kind -> sender -> round.
     """
 
     def __init__(
@@ -237,34 +239,34 @@ class Newest(Mailbox):
         name: str,
         layout: str,
         transport: Transport,
-        log: Callable[[str, dict[str, Any]], None],
-        decode: Callable[[bytes], Message] = Message.decode,
+        log: Log,
+        decode: Callable[[bytes], Letter] = Letter.decode,
         seen: Mapping[str, Mapping[str, int]] | None = None,
     ) -> None:
         super().__init__(name, layout, transport, log, decode)
         self.seen: dict[str, dict[str, int]] = {kind: dict(rounds) for kind, rounds in (seen or {}).items()}
-        self._by_kind: dict[str, list[Message]] = {}
+        self._by_kind: dict[str, list[Letter]] = {}
 
-    def receive(self, round: int, kind: str) -> list[Message]:
-        """Good messages of this kind since the last call, one a sender, sorted. Others are kept for their own call."""
+    def receive(self, round: int, kind: str) -> list[Letter]:
+        """Good letters of this kind since the last call, one a sender, sorted. Others are kept for their own call."""
         seen = self.seen.setdefault(kind, {})
-        newest: dict[str, Message] = {}
-        for message in self._sorted().pop(kind, ()):
-            if message.round <= seen.get(message.sender, 0):
-                self._drop("doubled or overtaken", message, {"of round": message.round})
+        newest: dict[str, Letter] = {}
+        for letter in self._sorted().pop(kind, ()):
+            if letter.round <= seen.get(letter.sender, 0):
+                self._drop("doubled or overtaken", letter, {"of round": letter.round})
             else:  # one that nobody read before a newer one came is no fault
-                seen[message.sender] = message.round
-                newest[message.sender] = message
+                seen[letter.sender] = letter.round
+                newest[letter.sender] = letter
         return [newest[sender] for sender in sorted(newest)]
 
     def kept(self) -> list[bytes]:
-        """What has come and was not asked for yet, encoded; by kind, each in the order in which it came."""
+        """Encoded letters that nobody has received yet, by kind, and within a kind in the order in which they came."""
         waiting = self._sorted()
-        return [message.encoded for kind in sorted(waiting) for message in waiting[kind]]
+        return [letter.encoded for kind in sorted(waiting) for letter in waiting[kind]]
 
-    def _sorted(self) -> dict[str, list[Message]]:
-        """What has come, by kind, so that a look for one kind does not pass by all the others that wait."""
+    def _sorted(self) -> dict[str, list[Letter]]:
+        """Letters by kind, so that who looks for one kind need not go through all the others that wait."""
         came, self._early = self._waiting(), []
-        for message in came:
-            self._by_kind.setdefault(message.kind, []).append(message)
+        for letter in came:
+            self._by_kind.setdefault(letter.kind, []).append(letter)
         return self._by_kind

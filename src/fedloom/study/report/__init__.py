@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedloom.errors import StateError, UserError, nearest
+from fedloom.errors import StateError, UserError, nearest, writing
 from fedloom.runs.reader import Run
 from fedloom.study import grid
 from fedloom.study.report import images, page, plots, related
@@ -74,11 +74,9 @@ def write(
     found = collect(source, base)
     file = found.folder / NAME if out is None else Path(out)
     text = render(found)
-    try:
+    with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{file}: {error.strerror}") from None
     if also:
         figures = related.figures_of(found) if isinstance(found, RelatedReport) else plots.figures_of(found)
         images.save(figures, also)

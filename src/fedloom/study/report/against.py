@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fedloom.errors import StateError
 from fedloom.runs.reader import Final, Run, TaskMetric
-from fedloom.study.tables.compare import QUIET, differs, value_at
+from fedloom.study.keys import QUIET, differs, value_at
 from fedloom.tasks.delta import delta_m, delta_terms
 
 SPLITS = ("test", "val")

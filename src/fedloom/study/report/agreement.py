@@ -28,7 +28,7 @@ Cells = Mapping[int, Mapping[str, Mapping[str, float | None]]]
 
 
 @dataclass(frozen=True)
-class Agreement:
+class UpdateAgreement:
     """What a run's diagnostics say, by layer group ('encoder stem to layer1', 'decoder of depth')."""
 
     cosine: Mapping[str, Cells] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class _Look:
             yield a, b, value
 
 
-def collect(run: Run) -> Agreement | None:
+def collect(run: Run) -> UpdateAgreement | None:
     """What there is to show; None where nothing was noted. Raises StateError for a file that holds something else."""
     try:
         looks = [_look(line["round"], about) for line in run.log(FILE) for about in line["diagnostics"]]
@@ -88,7 +88,7 @@ def collect(run: Run) -> Agreement | None:
         for group, rows in _by_row(looks, "kept").items()
         if any(v < MASKED for series in rows.values() for v in series.values())
     }
-    return Agreement(
+    return UpdateAgreement(
         cosine,
         sign,
         _most(often),

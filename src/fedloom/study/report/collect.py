@@ -18,11 +18,11 @@ from fedloom.core.outline import Outline
 from fedloom.errors import StateError, UserError
 from fedloom.runs.reader import Run, TaskMetric, described, number_of
 from fedloom.study.grid import FILE, Grid, cells, together
-from fedloom.study.papers import hyper
+from fedloom.study.papers import hyper_weights
 from fedloom.study.papers.neighbours import quality
 from fedloom.study.report import agreement, predictions
 from fedloom.study.report.against import Against, against
-from fedloom.study.report.agreement import Agreement
+from fedloom.study.report.agreement import UpdateAgreement
 from fedloom.study.report.predictions import Predictions
 from fedloom.study.report.worst import Worst, worst, worst_of
 from fedloom.study.tables.table import Table, tabulate
@@ -133,12 +133,12 @@ class RunReport:
     """(role, task, bytes from clients, bytes to clients) over all rounds."""
     seconds: Mapping[str, Series]
     """Phase -> seconds of each round."""
-    weights: hyper.HyperWeights | None
+    weights: hyper_weights.HyperWeights | None
     matrices: tuple[Matrices, ...]
     happened: tuple[Happening, ...]
     clock: Mapping[str, Series] = field(default_factory=dict)
     """What a scenario simulates -> seconds of each round; empty where time was not simulated."""
-    agreement: Agreement | None = None
+    agreement: UpdateAgreement | None = None
     quality: Mapping[str, Series] = field(default_factory=dict)
     """How well peers found those with their own tasks -> share or index of each round."""
     peers: bool = False
@@ -205,7 +205,7 @@ def of_run(run: Run, base: Run | None = None) -> RunReport:
         _traffic(run),
         _totals(run),
         _timed(run),
-        hyper.table(run) if hyper.KIND in kinds else None,
+        hyper_weights.table(run) if hyper_weights.KIND in kinds else None,
         _matrices(run),
         _happened(run),
         _clock(run),

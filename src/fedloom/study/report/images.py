@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from unicodedata import east_asian_width
 
-from fedloom.errors import UserError
+from fedloom.errors import UserError, writing
 from fedloom.extras import need
 from fedloom.study.report.plots import Figure, Trace
 
@@ -94,11 +94,9 @@ async def _save(browser: Any, images: Mapping[str, Figure], folders: Mapping[str
             kind = file.suffix[1:]
             size = {"width": image["layout"]["width"], "height": image["layout"]["height"]}
             drawn = await browser.calc_fig(image, opts={"format": kind, "scale": DOTS[kind], **size})
-            try:
+            with writing(file):
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_bytes(drawn)
-            except OSError as error:
-                raise UserError(f"{file}: {error.strerror}") from None
     return [file for file, _ in todo]
 
 

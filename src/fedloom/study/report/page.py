@@ -34,7 +34,7 @@ _POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inl
 
 
 @dataclass(frozen=True)
-class Section:
+class PageSection:
     """A part of the page; without a body it is left out."""
 
     name: str
@@ -53,7 +53,7 @@ def render(report: RunReport | GridReport) -> str:
 def frame(
     kind: str,
     title: str,
-    sections: Sequence[Section],
+    sections: Sequence[PageSection],
     data: Mapping[str, Any],
     figures: Mapping[str, Figure],
     lead: str = "",
@@ -171,29 +171,29 @@ def _estimate(of: Estimate) -> dict[str, float | int | None]:
     return {"mean": plain(of.mean), "half": plain(of.half), "n": of.n}
 
 
-def _run(report: RunReport, figures: Mapping[str, Figure]) -> list[Section]:
+def _run(report: RunReport, figures: Mapping[str, Figure]) -> list[PageSection]:
     def plots(*names: str) -> str:
         return "\n".join(plot(name, figures[name]) for name in names if name in figures)
 
     tasks = list(dict.fromkeys(c.task for c in report.curves))
     curves = "\n".join(f"<h3>{escape(task)}</h3>\n{plots(f'curves-{i}')}" for i, task in enumerate(tasks))
-    matrices = {m.name: Section(m.name, m.title, _matrix(m, plots) + remark(m.legend)) for m in report.matrices}
+    matrices = {m.name: PageSection(m.name, m.title, _matrix(m, plots) + remark(m.legend)) for m in report.matrices}
     return [
-        Section("final", "Final numbers", _final(report)),
-        Section("base", "Against the base", _base(report.against, plots)),
-        Section("about", "The run", _about(report)),
-        Section("curves", "Over the rounds", curves),
-        Section("others", "Other metrics", _others(report)),
-        Section("federation", "Federation", _federation(report) + plots("examples") + _labels(plots("labels"))),
-        Section("bytes", "Bytes", _bytes(report) + plots("bytes")),
-        Section("seconds", "Time", plots("seconds")),
-        Section("hyper-weights", "Hyper weights", plots("alpha", "beta")),
+        PageSection("final", "Final numbers", _final(report)),
+        PageSection("base", "Against the base", _base(report.against, plots)),
+        PageSection("about", "The run", _about(report)),
+        PageSection("curves", "Over the rounds", curves),
+        PageSection("others", "Other metrics", _others(report)),
+        PageSection("federation", "Federation", _federation(report) + plots("examples") + _labels(plots("labels"))),
+        PageSection("bytes", "Bytes", _bytes(report) + plots("bytes")),
+        PageSection("seconds", "Time", plots("seconds")),
+        PageSection("hyper-weights", "Hyper weights", plots("alpha", "beta")),
         *matrices.values(),
-        Section("task-groups", "Do peers find those with their own tasks?", _task_groups(plots("task-groups"))),
-        Section("diagnostics", "How updates agree", _diagnostics(report, plots)),
-        Section("predictions", "Predictions", predictions.body(report.predictions)),
-        Section("confusion", "Confusion", _confusion(report, plots)),
-        Section("events", "Events and safeguards", _events(report)),
+        PageSection("task-groups", "Do peers find those with their own tasks?", _task_groups(plots("task-groups"))),
+        PageSection("diagnostics", "How updates agree", _diagnostics(report, plots)),
+        PageSection("predictions", "Predictions", predictions.body(report.predictions)),
+        PageSection("confusion", "Confusion", _confusion(report, plots)),
+        PageSection("events", "Events and safeguards", _events(report)),
     ]
 
 
@@ -211,7 +211,7 @@ def _task_groups(plot: str) -> str:
     return plot and plot + remark(about)
 
 
-def _grid(report: GridReport, figures: Mapping[str, Figure]) -> list[Section]:
+def _grid(report: GridReport, figures: Mapping[str, Figure]) -> list[PageSection]:
     table = fragment(report.table) if report.table else ""
     drawn = (figures[f"curves-{i}"] for i in range(len(report.curves)))
     curves = "\n".join(
@@ -225,13 +225,13 @@ def _grid(report: GridReport, figures: Mapping[str, Figure]) -> list[Section]:
         for c in report.cells
     ]
     return [
-        Section("about", "The grid", fact_sheet(report.facts) + _folded("Grid file", report.grid)),
-        Section("table", "Table", table or remark(report.problem)),
-        Section("worst", "Worst tasks and clients", _worst(report.worst)),
-        Section("curves", "Over the rounds", curves and remark(note) + curves),
-        Section("predictions", "Predictions", predictions.body(report.predictions)),
-        Section("confusion", "Confusion", _confusion(report, lambda name: plot(name, figures[name]))),
-        Section("cells", "Runs", sheet("cells-table", head, cells) if cells else ""),
+        PageSection("about", "The grid", fact_sheet(report.facts) + _folded("Grid file", report.grid)),
+        PageSection("table", "Table", table or remark(report.problem)),
+        PageSection("worst", "Worst tasks and clients", _worst(report.worst)),
+        PageSection("curves", "Over the rounds", curves and remark(note) + curves),
+        PageSection("predictions", "Predictions", predictions.body(report.predictions)),
+        PageSection("confusion", "Confusion", _confusion(report, lambda name: plot(name, figures[name]))),
+        PageSection("cells", "Runs", sheet("cells-table", head, cells) if cells else ""),
     ]
 
 

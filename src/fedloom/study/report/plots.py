@@ -18,13 +18,13 @@ from statistics import quantiles
 from typing import Any
 
 from fedloom.runs.reader import ARROWS
-from fedloom.study.papers.hyper import HyperWeights, used
+from fedloom.study.papers.hyper_weights import HyperWeights, used
 from fedloom.study.report.against import Against
-from fedloom.study.report.agreement import Agreement, Cells
+from fedloom.study.report.agreement import Cells, UpdateAgreement
 from fedloom.study.report.circle import circle
 from fedloom.study.report.collect import Curves, GridReport, Matrices, RunReport, Series
 from fedloom.study.report.looks import COLORS, DASHES, plain, thinned, thinned_names
-from fedloom.study.report.predictions import Confusion
+from fedloom.study.report.predictions import ConfusionViews
 
 POINTS = 400
 """Points of a curve, at most."""
@@ -95,7 +95,7 @@ def _of_run(report: RunReport) -> dict[str, Figure]:
     return made | (agreement(report.agreement) if report.agreement is not None else {})
 
 
-def agreement(a: Agreement) -> dict[str, Figure]:
+def agreement(a: UpdateAgreement) -> dict[str, Figure]:
     """Heat maps of each layer group, and lines over the rounds."""
     made: dict[str, Figure] = {}
     for name, title, sets, middle in (
@@ -316,7 +316,7 @@ def matrices(m: Matrices) -> Figure:
     return figure
 
 
-def confusions(several: Sequence[Confusion]) -> dict[str, Figure]:
+def confusions(several: Sequence[ConfusionViews]) -> dict[str, Figure]:
     """A heat map a task: shares of each true class, and the counts beside the pointer."""
     made = {}
     for number, c in enumerate(several):

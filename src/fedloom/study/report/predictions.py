@@ -29,40 +29,40 @@ File = Annotated[str, Field(pattern=r"^[\w-]{1,80}\.png$")]
 B = TypeVar("B", bound=BaseModel)
 
 
-class _Drawn(BaseModel):
+class _StoredPicture(BaseModel):
     file: File
     text: str
 
 
-class _Task(BaseModel):
+class _StoredTask(BaseModel):
     task: str
-    truth: list[_Drawn]
-    answer: list[_Drawn]
+    truth: list[_StoredPicture]
+    answer: list[_StoredPicture]
 
 
-class _Example(BaseModel):
+class _StoredExample(BaseModel):
     position: NonNegativeInt
     input: File
 
 
-class _Part(BaseModel):
+class _StoredPart(BaseModel):
     domain: str | None
-    examples: list[_Example]
-    tasks: list[_Task]
+    examples: list[_StoredExample]
+    tasks: list[_StoredTask]
 
     @model_validator(mode="after")
-    def _fits(self) -> _Part:
+    def _fits(self) -> _StoredPart:
         for task in self.tasks:
             if not len(task.truth) == len(task.answer) == len(self.examples):
                 raise ValueError(f"task {task.task!r}: expected {len(self.examples)} pictures each")
         return self
 
 
-class _Index(BaseModel):
-    parts: list[_Part]
+class _StoredIndex(BaseModel):
+    parts: list[_StoredPart]
 
 
-class _Model(BaseModel):
+class _StoredModel(BaseModel):
     clients: list[str]
     model: str
     data: str
@@ -71,21 +71,21 @@ class _Model(BaseModel):
     counts: list[list[NonNegativeInt]]
 
 
-class _Confusion(BaseModel):
+class _StoredConfusion(BaseModel):
     unit: Literal["examples", "pixels"]
     in_all: NonNegativeInt
-    models: list[_Model] = Field(min_length=1)
+    models: list[_StoredModel] = Field(min_length=1)
 
     @model_validator(mode="after")
-    def _square(self) -> _Confusion:
+    def _square(self) -> _StoredConfusion:
         classes = len(self.models[0].counts)
         if any(len(one.counts) != classes or {*map(len, one.counts)} - {classes} for one in self.models):
             raise ValueError("expected square matrices of one size")
         return self
 
 
-class _Confusions(BaseModel):
-    tasks: dict[str, _Confusion]
+class _StoredConfusions(BaseModel):
+    tasks: dict[str, _StoredConfusion]
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Example:
+class ShownExample:
     """A test image with its labels and what was answered; None where there is no picture."""
 
     title: str
@@ -108,7 +108,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Confusion:
+class ConfusionViews:
     """Confusion matrices of a task, by what they are of."""
 
     title: str
@@ -121,8 +121,8 @@ class Confusion:
 class Predictions:
     """All that there is to show."""
 
-    examples: tuple[Example, ...] = ()
-    confusions: tuple[Confusion, ...] = ()
+    examples: tuple[ShownExample, ...] = ()
+    confusions: tuple[ConfusionViews, ...] = ()
     notes: tuple[str, ...] = ()
     """What could not be read or is left out."""
 
@@ -165,7 +165,7 @@ class _Reader:
 def of_run(run: Run) -> Predictions:
     """What one run kept."""
     reader = _Reader()
-    index, counted = reader.read(run, INDEX, _Index), reader.read(run, CONFUSION, _Confusions)
+    index, counted = reader.read(run, INDEX, _StoredIndex), reader.read(run, CONFUSION, _StoredConfusions)
     examples = [] if index is None else list(_examples(reader, {"prediction": (run, index)}))
     tasks = {} if counted is None else counted.tasks
     confusions = tuple(_one(task, tasks[task]) for task in run.info["tasks"] if task in tasks)
@@ -180,8 +180,8 @@ def of_grid(runs: Mapping[Cell, Run]) -> Predictions:
         if (run.folder / PREDICTIONS).is_dir():
             label = together(cell.base, cell.addon)
             found[cell.data][cell.seed][label] = run
-    examples: list[Example] = []
-    confusions: list[Confusion] = []
+    examples: list[ShownExample] = []
+    confusions: list[ConfusionViews] = []
     for data, by_seed in found.items():
         seed, chosen = max(by_seed.items(), key=lambda pair: len(pair[1]))  # the first of equals
         about = ", ".join(part for part in (data if len(found) > 1 else "", f"seed {seed}") if part)
@@ -189,24 +189,24 @@ def of_grid(runs: Mapping[Cell, Run]) -> Predictions:
         if len(hashes) > 1:
             reader.notes.append(f"{about}: no pictures side by side, for the data of its runs differ.")
         else:
-            indices = {label: reader.read(run, INDEX, _Index) for label, run in chosen.items()}
+            indices = {label: reader.read(run, INDEX, _StoredIndex) for label, run in chosen.items()}
             there = {label: (chosen[label], index) for label, index in indices.items() if index is not None}
             examples += _examples(reader, there, about)
         confusions += _side_by_side(reader, about, chosen)
     return _made(reader, examples, tuple(confusions))
 
 
-def _made(reader: _Reader, examples: Sequence[Example], confusions: tuple[Confusion, ...]) -> Predictions:
+def _made(reader: _Reader, examples: Sequence[ShownExample], confusions: tuple[ConfusionViews, ...]) -> Predictions:
     if reader.absent:
         reader.notes.append(f"{reader.absent} pictures are absent, damaged or too large.")
     return Predictions(tuple(examples), confusions, tuple(reader.notes))
 
 
-def _examples(reader: _Reader, runs: Mapping[str, tuple[Run, _Index]], about: str = "") -> Iterator[Example]:
+def _examples(reader: _Reader, runs: Mapping[str, tuple[Run, _StoredIndex]], about: str = "") -> Iterator[ShownExample]:
     """Each example of the first run, with the answers of all runs to it."""
     if not runs:
         return
-    answers: dict[str, dict[tuple[str, int], _Drawn]] = {
+    answers: dict[str, dict[tuple[str, int], _StoredPicture]] = {
         label: {
             (task.task, example.position): drawn
             for part in index.parts
@@ -238,10 +238,10 @@ def _examples(reader: _Reader, runs: Mapping[str, tuple[Run, _Index]], about: st
                 rows.append((label, tuple(cells)))
             title = ", ".join(part for part in (about, part.domain, f"test example {example.position}") if part)
             tasks = tuple(task.task for task in part.tasks)
-            yield Example(title, reader.picture(first.folder, example.input), tasks, tuple(rows))
+            yield ShownExample(title, reader.picture(first.folder, example.input), tasks, tuple(rows))
 
 
-def _one(task: str, found: _Confusion) -> Confusion:
+def _one(task: str, found: _StoredConfusion) -> ConfusionViews:
     """The matrices of a run's models for a task: all together, where there are several, and each."""
     views: dict[str, Counts] = {}
     if len(found.models) > 1:
@@ -254,10 +254,10 @@ def _one(task: str, found: _Confusion) -> Confusion:
         if name in views:  # clients may be called alike once they are cut
             name += f" ({len(views)})"
         views[name] = tuple(map(tuple, one.counts))
-    return Confusion(task, found.unit, views, _about(found))
+    return ConfusionViews(task, found.unit, views, _about(found))
 
 
-def _about(found: _Confusion) -> str:
+def _about(found: _StoredConfusion) -> str:
     parts = []
     if found.in_all > len(found.models):
         parts.append(f"The first {len(found.models)} of {found.in_all} models.")
@@ -267,17 +267,17 @@ def _about(found: _Confusion) -> str:
     return " ".join(parts)
 
 
-def _together(found: _Confusion) -> Counts:
+def _together(found: _StoredConfusion) -> Counts:
     size = range(len(found.models[0].counts))
     return tuple(tuple(sum(one.counts[i][j] for one in found.models) for j in size) for i in size)
 
 
-def _side_by_side(reader: _Reader, about: str, runs: Mapping[str, Run]) -> Iterator[Confusion]:
+def _side_by_side(reader: _Reader, about: str, runs: Mapping[str, Run]) -> Iterator[ConfusionViews]:
     """For each task a view a run, of all its models together."""
     views: dict[str, dict[str, Counts]] = defaultdict(dict)
     units, notes = dict[str, str](), defaultdict[str, dict[str, None]](dict)
     for label, run in runs.items():
-        counted = reader.read(run, CONFUSION, _Confusions)
+        counted = reader.read(run, CONFUSION, _StoredConfusions)
         for task, found in ({} if counted is None else counted.tasks).items():
             matrix = _together(found)
             if any(len(other) != len(matrix) for other in views[task].values()):
@@ -288,7 +288,7 @@ def _side_by_side(reader: _Reader, about: str, runs: Mapping[str, Run]) -> Itera
             if note := _about(found):
                 notes[task][f"{label}: {note}"] = None
     for task, by_run in views.items():
-        yield Confusion(f"{task}, {about}", units[task], by_run, " ".join(notes[task]))
+        yield ConfusionViews(f"{task}, {about}", units[task], by_run, " ".join(notes[task]))
 
 
 def body(predictions: Predictions) -> str:
@@ -309,7 +309,7 @@ def body(predictions: Predictions) -> str:
     return "".join(parts) + notes
 
 
-def _table(example: Example) -> str:
+def _table(example: ShownExample) -> str:
     """The tasks' names and the truth stay in view above the answers, which may be many."""
     head = "".join(f'<th scope="col">{escape(task)}</th>' for task in example.tasks)
     rows: list[str] = []

@@ -16,8 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from fedloom.errors import StateError
 from fedloom.study.report.collect import Facts
 from fedloom.study.report.looks import COLORS, plain, thinned
-from fedloom.study.report.page import Section, fact_sheet, frame, number, plot, remark, sheet
+from fedloom.study.report.page import PageSection, fact_sheet, frame, number, plot, remark, sheet
 from fedloom.study.report.plots import SIDE, Figure, Trace, heat
+from fedloom.study.tables.markup import span
 
 FILE = "relatedness.json"
 ENDS = 5
@@ -33,7 +34,7 @@ _MEANS = {
 }
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
-Grid = list[list[float | None]]
+Numbers = list[list[float | None]]
 """Rows of numbers; None where one is not defined."""
 
 
@@ -60,8 +61,8 @@ class Correlations(_Strict):
     """How far the metrics agree, K x K each."""
 
     metrics: list[str]
-    pearson: Grid
-    spearman: Grid
+    pearson: Numbers
+    spearman: Numbers
     pairs: list[list[int]]
 
 
@@ -70,8 +71,8 @@ class Study(_Strict):
 
     run: str
     tasks: list[str] = Field(min_length=2)
-    scores: dict[str, Grid] = Field(min_length=1)
-    symmetrised: dict[str, Grid]
+    scores: dict[str, Numbers] = Field(min_length=1)
+    symmetrised: dict[str, Numbers]
     agreement: Correlations
     distances: list[str] = []
     notes: list[str] = []
@@ -121,8 +122,8 @@ class RelatedReport:
             "seed": "" if about.seed is None else str(about.seed),
             "tasks": str(len(s.tasks)),
             "pairs of tasks": str(len(self.pairs)),
-            "clients a task": _span(about.clients),
-            "examples a task": _span(about.examples),
+            "clients a task": span(about.clients.values()),
+            "examples a task": span(about.examples.values()),
             "metrics": ", ".join(s.scores),
             "order of tasks": f"alike tasks stand together, by {next(iter(s.scores))}",
         }
@@ -262,7 +263,7 @@ def _against(report: RelatedReport) -> Figure:
     return {"views": views, "shared": [trace], "columns": columns, "layout": layout, **how}
 
 
-def _sections(report: RelatedReport, figures: Mapping[str, Figure]) -> list[Section]:
+def _sections(report: RelatedReport, figures: Mapping[str, Figure]) -> list[PageSection]:
     study = report.study
     brighter = "Brighter is more related. The diagonal does not set the colours."
     if len(study.tasks) > SIDE:
@@ -274,12 +275,14 @@ def _sections(report: RelatedReport, figures: Mapping[str, Figure]) -> list[Sect
     if len(study.tasks) <= _WRITTEN:  # else each needs the whole width
         maps = f'<div class="pair">{maps}</div>'
     return [
-        Section("about", "The study", fact_sheet(report.facts) + "".join(remark(f"Note: {n}") for n in study.notes)),
-        Section("metrics", "Metrics", _metrics(report)),
-        Section("maps", "Which tasks are alike", remark(brighter) + maps),
-        Section("agreement", "Do the metrics agree?", _agreement(report, figures)),
-        Section("pairs", "One metric against another", _pairs(figures)),
-        Section("ends", "The most and the least related pairs", _ends(report)),
+        PageSection(
+            "about", "The study", fact_sheet(report.facts) + "".join(remark(f"Note: {n}") for n in study.notes)
+        ),
+        PageSection("metrics", "Metrics", _metrics(report)),
+        PageSection("maps", "Which tasks are alike", remark(brighter) + maps),
+        PageSection("agreement", "Do the metrics agree?", _agreement(report, figures)),
+        PageSection("pairs", "One metric against another", _pairs(figures)),
+        PageSection("ends", "The most and the least related pairs", _ends(report)),
     ]
 
 
@@ -353,9 +356,3 @@ def _data(report: RelatedReport) -> dict[str, Any]:
     }
     agreement = study.agreement.model_dump()
     return {"about": dict(report.facts), "distances": study.distances, "agreement": agreement, "ends": ends}
-
-
-def _span(counts: Mapping[str, int]) -> str:
-    """'4', or '3 to 5'."""
-    low, high = min(counts.values(), default=0), max(counts.values(), default=0)
-    return "" if not counts else str(low) if low == high else f"{low} to {high}"

@@ -10,8 +10,8 @@ from pathlib import Path
 from fedloom.runs.reader import TaskMetric
 from fedloom.study.grid import Grid, together
 from fedloom.study.tables.compare import Estimate
+from fedloom.study.tables.results import change
 from fedloom.study.tables.sides import Side, of_grid
-from fedloom.study.tables.table import change
 
 
 @dataclass(frozen=True)

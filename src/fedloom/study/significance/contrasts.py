@@ -6,24 +6,23 @@ clients, a pair is a client under both methods, with its means over the seeds.
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
 from fedloom.errors import StateError
-from fedloom.runs.reader import Run, TaskMetric
+from fedloom.runs.reader import TaskMetric
 from fedloom.study.grid import Grid
-from fedloom.study.significance.statistics import EXACT, LEVEL, NOISE, Paired, against_zero, holm, paired
+from fedloom.study.significance.pairs import Numbers, client_gains, holders, of_clients, refusal
+from fedloom.study.significance.statistics import EXACT, LEVEL, NOISE, Paired, against_zero, holm, p_text, paired
 from fedloom.study.tables.compare import Comparison
 from fedloom.study.tables.markup import csv_text, full
 from fedloom.study.tables.sheet import Sheet, Sheeted
-from fedloom.study.tables.sides import Side, of_comparison, of_grid, p_text
+from fedloom.study.tables.sides import Side, of_comparison, of_grid
 from fedloom.tasks.delta import delta_m, delta_terms
 
 CSV = (
@@ -74,9 +73,6 @@ NOT_INDEPENDENT = (
     "it should be. It speaks about these clients in these runs, not about other seeds: for those, test over seeds."
 )
 
-_Numbers = Mapping[Any, Mapping[str, float]]
-"""Seed, or client -> task -> number."""
-
 
 @dataclass(frozen=True)
 class Contrast:
@@ -87,9 +83,9 @@ class Contrast:
     base: str
     row: TaskMetric | None
     seeds: tuple[int, ...]
-    gains: Mapping[int, float] | Mapping[str, float]
+    gains: Mapping[Any, float] = field(default_factory=dict)
     """Seed, or client -> improvement, in the metric's units, or in percent over tasks."""
-    percent: float
+    percent: float = math.nan
     """Mean improvement in percent of the base; nan where the base is 0."""
     found: Paired | None = None
     state: Literal["tested", "refused", "too few", "undefined"] = "tested"
@@ -234,60 +230,50 @@ def _against(
     seeds = [seed for seed in one.values if seed in base.values]
     if not seeds:
         return []
-    reason = _refusal(one, base, seeds)
-    directions = {row.task: row.direction for row in rows}
-    values: _Numbers = {seed: one.values[seed] for seed in seeds}
-    others: _Numbers = base.values
+    reason = refusal(one, base, seeds)
+    values: Numbers = {seed: one.values[seed] for seed in seeds}
+    others: Numbers = base.values
     if over == "clients":
-        values, others = _of_clients(one, base, rows, seeds)
+        values, others = of_clients(one, base, rows, seeds)
+    directions = {row.task: row.direction for row in rows}
     both = {pair: {t: v for t, v in of.items() if t in directions and t in others[pair]} for pair, of in values.items()}
-    clients = _client_gains(one, base, rows, seeds) if by_client else {}
+    if not both:
+        return []
+    gains_of = client_gains(one, base, rows, seeds) if by_client else {}
     tests = []
     for row in rows:
         mine = {pair: of[row.task] for pair, of in both.items() if row.task in of}
-        if not mine:
-            continue
-        theirs = {pair: others[pair][row.task] for pair in mine}
-        sign = -1 if row.direction == "min" else 1
-        gains = {pair: sign * (mine[pair] - theirs[pair]) for pair in mine}
-        terms = [delta_terms({row.task: mine[p]}, {row.task: theirs[p]}, directions).get(row.task) for p in mine]
-        percent = math.nan if None in terms else fmean(term for term in terms if term is not None)
-        measured = tuple(s for s in seeds if row.task in one.values[s] and row.task in base.values[s])
-        test = Contrast(data, one.label, base.label, row, measured, gains, percent)
-        if by_client:
-            alike = all(_holders(one.runs[s], row.task) == _holders(base.runs[s], row.task) for s in measured)
-            test = replace(test, same_holders=alike)
-        per_seed = clients.get(row, [])
-        if per_seed:
-            better = fmean(sum(gain > 0 for gain in each) / len(each) for each in per_seed)
-            test = replace(test, better=better, worst=fmean(min(each) for each in per_seed))
-        signed = [sign * v for v in mine.values()], [sign * v for v in theirs.values()]
-        shared = over == "clients" and len(mine) > 1 and all(len(set(of)) == 1 for of in signed)
-        why = reason or ("one number stands for all clients" if shared else "")
-        tests.append(_state(test, over, why) or replace(test, found=paired(*signed)))
+        if mine:
+            theirs = {pair: others[pair][row.task] for pair in mine}
+            measured = tuple(s for s in seeds if row.task in one.values[s] and row.task in base.values[s])
+            test = _of_task(Contrast(data, one.label, base.label, row, measured), mine, theirs, over, reason)
+            if by_client:
+                alike = all(holders(one.runs[s], row.task) == holders(base.runs[s], row.task) for s in measured)
+                test = replace(test, same_holders=alike)
+            if each := gains_of.get(row):
+                better = fmean(sum(gain > 0 for gain in gains) / len(gains) for gains in each)
+                test = replace(test, better=better, worst=fmean(min(gains) for gains in each))
+            tests.append(test)
     deltas = {pair: delta_m(of, others[pair], directions) for pair, of in both.items()}
-    if not deltas:
-        return []
     test = Contrast(data, one.label, base.label, None, tuple(seeds), deltas, fmean(deltas.values()))
     # clients would differ only in which tasks they have
     reason = next((t.reason for t in tests if t.state == "refused"), "")
     # percentages, whose rounding is that of 100
-    found = _state(test, over, reason) or replace(test, found=against_zero(list(deltas.values()), NOISE * 100))
-    return [*tests, found]
+    return [*tests, _state(test, over, reason) or replace(test, found=against_zero(list(deltas.values()), NOISE * 100))]
 
 
-def _of_clients(one: Side, base: Side, rows: Sequence[TaskMetric], seeds: Sequence[int]) -> tuple[_Numbers, _Numbers]:
-    """Client -> task -> its mean over the seeds at which both methods have a number of it, with each of the two."""
-    found: tuple[dict[str, dict[str, list[float]]], ...] = (defaultdict(dict), defaultdict(dict))
-    for seed in seeds:
-        for client in one.clients[seed].keys() & base.clients[seed].keys():
-            for row in rows:
-                pair = [s.clients[seed][client].values.get(row.task, {}) for s in (one, base)]
-                if all(row.metric in numbers for numbers in pair):
-                    for of, numbers in zip(found, pair, strict=True):
-                        of[client].setdefault(row.task, []).append(numbers[row.metric])
-    mine, theirs = ({c: {t: fmean(v) for t, v in of[c].items()} for c in sorted(of)} for of in found)
-    return mine, theirs
+def _of_task(test: Contrast, mine: Mapping[Any, float], theirs: Mapping[Any, float], over: Over, why: str) -> Contrast:
+    """The line of a task from the numbers of its pairs; `why` says why they cannot be tested."""
+    assert test.row is not None
+    task, sign = test.row.task, -1 if test.row.direction == "min" else 1
+    values, others = [sign * v for v in mine.values()], [sign * v for v in theirs.values()]
+    gains = {pair: sign * (mine[pair] - theirs[pair]) for pair in mine}
+    terms = [delta_terms({task: mine[p]}, {task: theirs[p]}, {task: test.row.direction}).get(task) for p in mine]
+    percent = math.nan if None in terms else fmean(term for term in terms if term is not None)
+    test = replace(test, gains=gains, percent=percent)
+    if not why and over == "clients" and len(mine) > 1 and all(len(set(of)) == 1 for of in (values, others)):
+        why = "one number stands for all clients"
+    return _state(test, over, why) or replace(test, found=paired(values, others))
 
 
 def _state(test: Contrast, over: Over, reason: str) -> Contrast | None:
@@ -300,68 +286,6 @@ def _state(test: Contrast, over: Over, reason: str) -> Contrast | None:
     if len(test.gains) < 2:
         return replace(test, state="too few", reason=WORDS[over]["few"])
     return None
-
-
-def _refusal(one: Side, base: Side, seeds: Sequence[int]) -> str:
-    """Why the seeds of two methods are no pairs, or no replicates; '' where they are."""
-    for seed in seeds:
-        mine, theirs = one.runs[seed], base.runs[seed]
-        if mine.info.get("data_hash") != theirs.info.get("data_hash"):
-            return f"not the same data set at seed {seed}"
-        alike = mine.info.get("partition_hash") == theirs.info.get("partition_hash")
-        if not alike and (_shares(mine) is None or _shares(mine) != _shares(theirs)):
-            return f"not the same clients with the same examples at seed {seed}"
-    for side in (one, base):
-        for first, second in combinations(seeds, 2):
-            if _measured(side.runs[first]) == _measured(side.runs[second]):
-                return (
-                    f"{side.label} measured the same to the last digit at seeds {first} and {second}: "
-                    "one run counted twice"
-                )
-    return ""
-
-
-def _shares(run: Run) -> dict[str, tuple[list[int], list[int]]] | None:
-    """Client -> its examples for training and validation, whatever its tasks; None where that was not recorded."""
-    file = run.folder / "partition.json"
-    if not file.is_file():
-        return None
-    try:
-        return {c["client"]: (c["train"], c["val"]) for c in json.loads(file.read_text("utf-8"))["clients"]}
-    except (ValueError, KeyError, TypeError) as error:
-        raise StateError(f"{file}: not a partition: {error}") from None
-
-
-def _holders(run: Run, task: str) -> set[str]:
-    """The clients with the task."""
-    return {client for client, info in run.info["clients"].items() if task in info["tasks"]}
-
-
-def _measured(run: Run) -> list[object]:
-    return [line["metrics"] for line in run.rounds]
-
-
-def _client_gains(
-    one: Side, base: Side, rows: Sequence[TaskMetric], seeds: Sequence[int]
-) -> dict[TaskMetric, list[list[float]]]:
-    """Task -> for each seed, the gains of the clients that have a number of it with both.
-
-    Tasks for which no two clients of a seed differ are left out: one client has it, or one number stands for all.
-    """
-    found: dict[TaskMetric, list[list[float]]] = defaultdict(list)
-    for seed in seeds:
-        mine, theirs = one.clients[seed], base.clients[seed]
-        for row in rows:
-            sign = -1 if row.direction == "min" else 1
-            pairs = (
-                (mine[c].values.get(row.task, {}).get(row.metric), theirs[c].values.get(row.task, {}).get(row.metric))
-                for c in mine
-                if c in theirs
-            )
-            gains = [sign * (v - b) for v, b in pairs if v is not None and b is not None]
-            if gains and all(map(math.isfinite, gains)):
-                found[row].append(gains)
-    return {row: each for row, each in found.items() if any(len(set(gains)) > 1 for gains in each)}
 
 
 def _tests(
@@ -379,32 +303,38 @@ def _tests(
         ps = [math.nan if (found := lines[i].found) is None else found.p for i in at]
         for i, p in zip(at, holm(ps), strict=True):
             corrected[i] = replace(lines[i], holm=p)
-    more = []
+    return Contrasts(title, tuple(corrected), split, (*notes, *_notes(corrected, sides, over)), over)
+
+
+def _notes(tests: Sequence[Contrast], sides: Mapping[tuple[str, str], Side], over: Over) -> list[str]:
+    """What there is to know before the tests are believed."""
     reasons: dict[str, list[str]] = defaultdict(list)
-    for test in corrected:
+    for test in tests:
         if test.reason:
             where = " / ".join(part for part in (test.data, test.method) if part)
             task = "Δm" if test.row is None else test.row.task
             reasons[f"{test.state}: {test.reason}"].append(f"{where} ({task})" if test.state == "undefined" else where)
-    more += [f"{', '.join(dict.fromkeys(names))}: {reason}." for reason, names in reasons.items()]
-    if others := dict.fromkeys(f"{test.method} and {test.base}" for test in corrected if not test.same_holders):
-        more.append(f"Not the same clients have the task: {', '.join(others)}. {WORDS[over]['holders']}.")
-    if any(test.found is not None and test.found.is_constant for test in corrected):
-        more.append(f"p nan: {WORDS[over]['same']}, so nothing tells how much it varies; d_z is inf, or nan for 0.")
-    unpaired = sorted({len(test.seeds) for test in corrected})
-    if len(unpaired) > 1 or unpaired[0] < max(len(side.runs) for side in sides.values()):
-        more.append("Seeds that only one of two methods has are left out.")
-    if (few := max((t.found.least for t in corrected if t.found is not None), default=0)) > LEVEL:
-        more.append(f"The signed-rank test cannot reach p < {LEVEL} where n < 6: its least p is up to {few:g} here.")
-    for data in dict.fromkeys(data for data, _ in sides) if over == "seeds" else ():
-        hashes = {
-            (run.info.get("partition_hash"), run.info.get("data_hash"))
-            for (name, _), side in sides.items()
-            if name == data
-            for run in side.runs.values()
-        }
-        repeated = max(len(side.runs) for (name, _), side in sides.items() if name == data) > 1
-        if repeated and len(hashes) == 1 and (None, None) not in hashes:
+    notes = [f"{', '.join(dict.fromkeys(names))}: {reason}." for reason, names in reasons.items()]
+    if others := dict.fromkeys(f"{test.method} and {test.base}" for test in tests if not test.same_holders):
+        notes.append(f"Not the same clients have the task: {', '.join(others)}. {WORDS[over]['holders']}.")
+    if any(test.found is not None and test.found.is_constant for test in tests):
+        notes.append(f"p nan: {WORDS[over]['same']}, so nothing tells how much it varies; d_z is inf, or nan for 0.")
+    counts = {len(test.seeds) for test in tests}
+    if len(counts) > 1 or min(counts) < max(len(side.runs) for side in sides.values()):
+        notes.append("Seeds that only one of two methods has are left out.")
+    if (few := max((t.found.least for t in tests if t.found is not None), default=0)) > LEVEL:
+        notes.append(f"The signed-rank test cannot reach p < {LEVEL} where n < 6: its least p is up to {few:g} here.")
+    return notes + (_about_training(sides) if over == "seeds" else [])
+
+
+def _about_training(sides: Mapping[tuple[str, str], Side]) -> list[str]:
+    """Notes on data sets whose seeds all have the same clients and examples."""
+    notes = []
+    for data in dict.fromkeys(data for data, _ in sides):
+        mine = [side for (name, _), side in sides.items() if name == data]
+        runs = [run for side in mine for run in side.runs.values()]
+        hashes = {(run.info.get("partition_hash"), run.info.get("data_hash")) for run in runs}
+        if max(len(side.runs) for side in mine) > 1 and len(hashes) == 1 and (None, None) not in hashes:
             where = f"{data}: all" if data else "All"
-            more.append(f"{where} seeds have the same clients and examples: p speaks about training alone.")
-    return Contrasts(title, tuple(corrected), split, (*notes, *more), over)
+            notes.append(f"{where} seeds have the same clients and examples: p speaks about training alone.")
+    return notes

@@ -9,11 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedloom.errors import UserError
-from fedloom.extras import need
+from fedloom.errors import writing
+from fedloom.extras import figure, save_figure
 from fedloom.study.significance.ranks import Ranks
-from fedloom.study.significance.statistics import LEVEL
-from fedloom.study.tables.sides import p_text
+from fedloom.study.significance.statistics import LEVEL, p_text
 
 SPAN = 5.0
 """Inches of the axis, from rank 1 to the last."""
@@ -31,11 +30,9 @@ _ARM = 0.12  # of a method's line beyond the axis, before its name
 def save(ranks: Ranks, out: Path) -> None:
     """Draw ranks to a file; its ending (.svg, .png, .pdf) says the format. Raises UserError for a bad file."""
     made = plot(ranks)
-    try:
+    with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-        made.savefig(out, dpi=200, bbox_inches="tight")
-    except (OSError, ValueError) as error:
-        raise UserError(f"{out}: {error}") from None
+    save_figure(made, out, dpi=200, bbox_inches="tight")
 
 
 def plot(ranks: Ranks) -> Any:
@@ -57,8 +54,8 @@ def plot(ranks: Ranks) -> Any:
     first = _FIRST + _BAR * (1 + max((level for *_, level in bars), default=-1)) + 0.1  # from the axis to the names
     low = first + max(sum(_height(name) for name, _ in side) for side in (left, right))
 
-    figure = need("matplotlib.figure", "report").Figure(figsize=(SPAN + 3, low + 1))
-    axes = figure.add_axes((0, 0, 1, 1))
+    page = figure(SPAN + 3, low + 1, layout=None)
+    axes = page.add_axes((0, 0, 1, 1))
     axes.set_axis_off()
     axes.set_xlim(-1.5, SPAN + 1.5)
     axes.set_ylim(-low - 0.3, 0.7)
@@ -97,7 +94,7 @@ def plot(ranks: Ranks) -> Any:
         y = -_FIRST - _BAR * level
         line((start, end), (y, y), "group", linewidth=3, solid_capstyle="butt")
     text(SPAN / 2, -low - 0.2, _about(ranks), "about", ha="center", va="top", fontsize=8)
-    return figure
+    return page
 
 
 def _about(ranks: Ranks) -> str:

@@ -13,11 +13,11 @@ from typing import Literal
 from fedloom.errors import StateError
 from fedloom.runs.reader import TaskMetric
 from fedloom.study.grid import Grid
-from fedloom.study.significance.statistics import LEVEL, Ranking, ranking
+from fedloom.study.significance.statistics import LEVEL, Ranking, p_text, ranking
 from fedloom.study.tables.compare import Comparison
 from fedloom.study.tables.markup import csv_text, full
 from fedloom.study.tables.sheet import Sheet, Sheeted
-from fedloom.study.tables.sides import Side, of_comparison, of_grid, p_text
+from fedloom.study.tables.sides import Side, of_comparison, of_grid
 
 Blocks = Literal["seeds", "tasks"]
 """What methods are ranked on: each task at each seed, or each task's mean over seeds."""
@@ -82,17 +82,11 @@ def grid_ranked(grid: Grid, folder: Path, split: str = "test", blocks: Blocks = 
     return _ranks(f"{grid.title or grid.name}: mean ranks", by_label, rows, split, blocks, notes)
 
 
-def _ranks(
-    title: str,
-    sides: Mapping[tuple[str, str], Side],
-    rows: Mapping[str, Sequence[TaskMetric]],
-    split: str,
-    blocks: Blocks,
-    notes: Iterable[str],
-) -> Ranks:
-    """Ranks over the blocks that every method has."""
+def _blocks(
+    sides: Mapping[tuple[str, str], Side], rows: Mapping[str, Sequence[TaskMetric]], blocks: Blocks
+) -> dict[tuple[str, str, int | None], dict[str, float]]:
+    """(data set, task, seed or None) -> method -> its number there, of which larger is better."""
     found: dict[tuple[str, str, int | None], dict[str, float]] = defaultdict(dict)
-    names = list(dict.fromkeys(label for _, label in sides))
     for (data, label), side in sides.items():
         for row in rows[data]:
             sign = -1 if row.direction == "min" else 1
@@ -102,6 +96,20 @@ def _ranks(
             else:
                 for seed, number in numbers.items():
                     found[data, row.task, seed][label] = number
+    return found
+
+
+def _ranks(
+    title: str,
+    sides: Mapping[tuple[str, str], Side],
+    rows: Mapping[str, Sequence[TaskMetric]],
+    split: str,
+    blocks: Blocks,
+    notes: Iterable[str],
+) -> Ranks:
+    """Ranks over the blocks that every method has."""
+    found = _blocks(sides, rows, blocks)
+    names = list(dict.fromkeys(label for _, label in sides))
     complete = [b for b in found.values() if len(b) == len(names) and all(map(math.isfinite, b.values()))]
     if len(names) < 2:
         raise StateError(f"ranks need two methods, found {', '.join(names)}")

@@ -197,6 +197,11 @@ def ranking(blocks: Sequence[Mapping[str, float]]) -> Ranking:
     return Ranking(ordered, n, chi2, p, q * math.sqrt(k * (k + 1) / (6 * n)))
 
 
+def p_text(p: float) -> str:
+    """A p as people read it: '0.0067', '<0.0001', 'nan'."""
+    return f"{p:.4f}" if math.isnan(p) or p >= 0.0001 else "<0.0001"
+
+
 def _ratio(mean: float, spread: float, noise: float) -> float:
     """mean / spread, where a spread of 0 gives an infinite number of the mean's sign, or nan for a mean of 0."""
     if spread:

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from fedloom.errors import StateError, nearest
 from fedloom.extras import need
-from fedloom.recipes import schema
-from fedloom.recipes.runtime import FlowerSection
 from fedloom.runs.reader import Final, Run, TaskMetric, human_bytes
-from fedloom.study.tables.markup import csv_text, full, latex, tex
+from fedloom.study.keys import QUIET, differs, value_at
+from fedloom.study.tables.markup import csv_text, full, latex, span, tex
 from fedloom.tasks.delta import delta_m, delta_terms
 
 if TYPE_CHECKING:
@@ -26,9 +25,6 @@ CSV = (
     *("run", "task", "metric", "direction", "mean", "ci95_half", "seeds"),
     *("split", "model", "bytes_up", "bytes_down"),
 )
-# What a comparison does not mention: these keys do not change results.
-QUIET = {"name", "seed", *(f"runtime.{key}" for key in schema.QUIET)}
-QUIET |= {f"runtime.flower.{key}" for key in FlowerSection.model_fields}
 
 
 @dataclass(frozen=True)
@@ -58,7 +54,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Column:
+class RunSet:
     """Runs that differ only in the seed, in the order of their seeds."""
 
     label: str
@@ -82,7 +78,7 @@ class Column:
 class Comparison:
     """What `compare` found. `notes` say what to know before the numbers are believed."""
 
-    columns: tuple[Column, ...]
+    columns: tuple[RunSet, ...]
     rows: tuple[TaskMetric, ...]
     split: str
     base: str | None = None
@@ -163,8 +159,8 @@ class Comparison:
         for name, texts in {
             "model": [c.model for c in self.columns],
             "seeds": [_seeds(c.runs) for c in self.columns],
-            "round of the model": [_span(f.round for f in c.finals) for c in self.columns],
-            "rounds run": [_span(r.last_round for r in c.runs) for c in self.columns],
+            "round of the model": [span(f.round for f in c.finals) for c in self.columns],
+            "rounds run": [span(r.last_round for r in c.runs) for c in self.columns],
             "sent by clients": [human_bytes(c.total("up")) for c in self.columns],
             "sent to clients": [human_bytes(c.total("down")) for c in self.columns],
         }.items():
@@ -224,17 +220,17 @@ def _rows(runs: Sequence[Run], metric: str | None) -> tuple[TaskMetric, ...]:
     return rows
 
 
-def _column(label: str, runs: Sequence[Run], rows: Sequence[TaskMetric], split: str) -> Column:
+def _column(label: str, runs: Sequence[Run], rows: Sequence[TaskMetric], split: str) -> RunSet:
     finals = tuple(run.final(split) for run in runs)
     cells = {row: Estimate.of([_value(final, row) for final in finals]) for row in rows}
-    return Column(label, tuple(runs), finals, cells)
+    return RunSet(label, tuple(runs), finals, cells)
 
 
 def _value(final: Final, row: TaskMetric) -> float:
     return final.values.get(row.task, {}).get(row.metric, math.nan)
 
 
-def _with_delta(column: Column, base: Column, rows: Sequence[TaskMetric], notes: list[str]) -> Column:
+def _with_delta(column: RunSet, base: RunSet, rows: Sequence[TaskMetric], notes: list[str]) -> RunSet:
     """The column with Delta_m per seed; tasks that had to be left out go to the notes."""
     directions = {row.task: row.direction for row in rows}
     by_seed = {run.seed: final for run, final in zip(base.runs, base.finals, strict=True)}
@@ -258,7 +254,7 @@ def _with_delta(column: Column, base: Column, rows: Sequence[TaskMetric], notes:
     return replace(column, delta=Estimate.of(deltas), pairing=pairing)
 
 
-def _find(columns: Sequence[Column], base: str | Path) -> Column:
+def _find(columns: Sequence[RunSet], base: str | Path) -> RunSet:
     for column in columns:
         if column.label == str(base) or any(run.folder.resolve() == Path(base).resolve() for run in column.runs):
             return column
@@ -295,7 +291,7 @@ def _comparable(groups: Sequence[Sequence[Run]]) -> list[str]:
     return notes
 
 
-def _finals_notes(columns: Sequence[Column]) -> list[str]:
+def _finals_notes(columns: Sequence[RunSet]) -> list[str]:
     """What the numbers themselves differ in."""
     notes = []
     if len({final.model for c in columns for final in c.finals}) > 1:
@@ -317,28 +313,5 @@ def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
     return labels
 
 
-def differs(path: str, one: Any, two: Any) -> list[str]:
-    """Key paths of the leaves in which two plain values differ."""
-    if isinstance(one, Mapping) and isinstance(two, Mapping):
-        return [
-            key
-            for name in {*one, *two}
-            for key in differs(f"{path}.{name}" if path else name, one.get(name), two.get(name))
-        ]
-    return [] if one == two else [path]
-
-
-def value_at(value: Any, path: str) -> Any:
-    """The value at a key path of nested mappings, None where there is none."""
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value
-
-
 def _seeds(runs: Sequence[Run]) -> str:
     return ", ".join(str(run.seed) for run in runs)
-
-
-def _span(numbers: Any) -> str:
-    low, high = min(numbers := list(numbers)), max(numbers)
-    return str(low) if low == high else f"{low} to {high}"

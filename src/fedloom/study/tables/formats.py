@@ -8,7 +8,7 @@ from html import escape
 
 from fedloom.study.tables import markup
 from fedloom.study.tables.markup import csv_text, full, html, latex, md, tex
-from fedloom.study.tables.table import Column, Entry, Line, Table
+from fedloom.study.tables.table import Column, Table, TableEntry, TableLine
 
 CSV = (
     *("data", "base", "addon", "owner", "task", "metric", "direction", "mean", "ci95_half", "n"),
@@ -139,10 +139,10 @@ def _beside(table: Table) -> bool:
     return len(table.groups) > 1 and not table.layout[1][0][0]
 
 
-def _indent(line: Line) -> bool:
+def _indent(line: TableLine) -> bool:
     return line.label.startswith(" ")
 
 
-def _html(entry: Entry, column: Column) -> str:
+def _html(entry: TableEntry, column: Column) -> str:
     text = f"<b>{escape(entry.text)}</b>" if entry.best else escape(entry.text)
     return f'<td class="none">{text}</td>' if entry.kind != "value" else f"<td>{text}</td>"

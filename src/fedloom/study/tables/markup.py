@@ -105,6 +105,12 @@ def full(value: float) -> str:
     return "" if math.isnan(value) else repr(value)
 
 
+def span(numbers: Iterable[int]) -> str:
+    """'4', or '3 to 5': the least and the largest of some numbers; '' for none."""
+    low, high = min(numbers := list(numbers), default=0), max(numbers, default=0)
+    return "" if not numbers else str(low) if low == high else f"{low} to {high}"
+
+
 def csv_text(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
     """A CSV file of these lines."""
     out = io.StringIO()

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from fedloom.errors import StateError
 from fedloom.runs.reader import Final, Run, TaskMetric
 from fedloom.study.grid import Grid, together
 from fedloom.study.tables.compare import Comparison
-from fedloom.study.tables.table import about_model, columns_of, read
+from fedloom.study.tables.results import Combination, about_model, read
+from fedloom.study.tables.table import columns_of
 
 
 @dataclass(frozen=True)
@@ -47,11 +47,9 @@ def of_comparison(comparison: Comparison) -> list[Side]:
 
 def of_grid(
     grid: Grid, folder: Path, split: str
-) -> tuple[dict[tuple[str, str, str], Side], dict[str, tuple[TaskMetric, ...]], tuple[str, ...]]:
+) -> tuple[dict[Combination, Side], dict[str, tuple[TaskMetric, ...]], tuple[str, ...]]:
     """((data, base, add-on) -> its side, data -> its tasks, what there is to say)."""
     results, missing = read(grid, folder, split)
-    if not results:
-        raise StateError(f"no cell of grid {grid.name} has finished in {folder}")
     notes: tuple[str, ...] = (about_model(grid, results).capitalize() + ".",)
     sides = {}
     for (data, base, addon), result in results.items():
@@ -64,8 +62,3 @@ def of_grid(
     if missing:
         notes += (f"Runs of the grid that have not finished: {len(missing)}.",)
     return sides, rows, notes
-
-
-def p_text(p: float) -> str:
-    """A p as people read it: '0.0067', '<0.0001', 'nan'."""
-    return f"{p:.4f}" if math.isnan(p) or p >= 0.0001 else "<0.0001"

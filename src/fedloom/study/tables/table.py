@@ -1,6 +1,6 @@
 """The table of a grid: bases with their add-ons as lines, the tasks of each data set and Delta as columns.
 
-`tabulate` reads a grid's folder into one structure, which table_formats.py writes. Free of torch.
+`tabulate` reads a grid's folder into one structure, which formats.py writes. Free of torch.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 from fedloom.errors import RecipeError, StateError, nearest
-from fedloom.runs.reader import ARROWS, Final, Run
-from fedloom.study.grid import NO_VALIDATION, Cell, Grid, cells, is_over, refused_in, together
-from fedloom.study.papers.domains import best_round, domain_history
+from fedloom.runs.reader import ARROWS, Run
+from fedloom.study.grid import Cell, Grid, cells, refused_in, together
 from fedloom.study.tables.compare import Estimate
-from fedloom.tasks.delta import delta_m, delta_terms
+from fedloom.study.tables.domains import domain_history
+from fedloom.study.tables.results import Combination, CombinationRuns, Values, about_model, change, read
+from fedloom.tasks.delta import delta_terms
 
 DELTA = "Δ %"
 SPOKEN = {
@@ -41,9 +41,6 @@ OVERALL = {
 
 WIDEST = 10
 """Columns that fit beside each other."""
-
-Values = Mapping[int, Mapping[str, float]]
-"""Seed -> task -> the task's own metric."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +67,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TableEntry:
     """One number of the table, or why there is none."""
 
     kind: Literal["value", "base", "missing", "refused", "cannot"]
@@ -90,7 +87,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Line:
+class TableLine:
     """A line of the table: a base with an add-on, and the client whose model it is where that is not one for all."""
 
     base: str
@@ -98,7 +95,7 @@ class Line:
     first: bool
     """Whether the add-on is the grid's first."""
     owner: str = ""
-    entries: tuple[Entry, ...] = ()
+    entries: tuple[TableEntry, ...] = ()
     seeds: Mapping[str, tuple[int, ...]] | None = None
     """Data set -> the seeds that have been run."""
     rounds: Mapping[str, tuple[int, ...]] | None = None
@@ -121,7 +118,7 @@ class Table:
 
     title: str
     columns: tuple[Column, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[TableLine, ...]
     split: str
     at: str
     """Which model of a run counts, as the grid says."""
@@ -135,7 +132,7 @@ class Table:
         return {name: data.count(name) for name in dict.fromkeys(data)}
 
     @property
-    def layout(self) -> tuple[tuple[Column, ...], tuple[tuple[str, tuple[Line, ...]], ...]]:
+    def layout(self) -> tuple[tuple[Column, ...], tuple[tuple[str, tuple[TableLine, ...]], ...]]:
         """(columns, lines in groups): a group '' of all lines, its data sets beside each other, or a group a data set.
 
         The latter where they have the same tasks and would be too wide otherwise.
@@ -155,49 +152,12 @@ class Table:
         return tuple(self.columns[i] for i in found[0]), tuple(groups)
 
 
-@dataclass(frozen=True)
-class Result:
-    """The runs of one combination of labels, by seed, and what was measured of the models that count."""
-
-    runs: Mapping[int, Run]
-    finals: Mapping[int, Final]
-    by_domain: bool = False
-
-    def values(self, finals: Mapping[int, Final] | None = None) -> Values:
-        """Each task's own metric, of these models or of others of the same runs; or each domain's of the only task."""
-        if self.by_domain:
-            return self._of_domains
-        return {
-            seed: {t: v[self.runs[seed].info["tasks"][t]["primary"]] for t, v in final.values.items()}
-            for seed, final in (self.finals if finals is None else finals).items()
-        }
-
-    @cached_property
-    def _of_domains(self) -> Values:
-        return {s: over_rounds(self.runs[s], f.split, True)[f.round] for s, f in self.finals.items()}
-
-    def owned(self, split: str) -> dict[str, Values]:
-        """Client -> values of its personal model; empty where one model is meant for all.
-
-        A client is called by its tasks, or by its own name where another one has the same.
-        """
-        by_client: dict[str, dict[int, Final]] = {}
-        for seed, run in self.runs.items():
-            names = {client: "+".join(info["tasks"]) for client, info in run.info["clients"].items()}
-            for client, final in run.personal(split, self.finals[seed].round).items():
-                name = names[client] if list(names.values()).count(names[client]) == 1 else client
-                by_client.setdefault(name, {})[seed] = final
-        return {name: self.values(finals) for name, finals in by_client.items()}
-
-
 def tabulate(grid: Grid, folder: Path, split: str = "test") -> Table:
     """Read what has been run of a grid.
 
     Raises StateError where nothing has been, or where runs of one data set have different tasks.
     """
     results, missing = read(grid, folder, split)
-    if not results:
-        raise StateError(f"no cell of grid {grid.name} has finished in {folder}")
     refused = refused_in(folder)
     maker = _Maker(grid, split, results, refused, {data: columns_of(grid, data, results) for data in grid.data})
     columns = tuple(column for data in grid.data for column in maker.columns[data])
@@ -234,32 +194,6 @@ def tabulate(grid: Grid, folder: Path, split: str = "test") -> Table:
     )
 
 
-def read(grid: Grid, folder: Path, split: str) -> tuple[dict[tuple[str, str, str], Result], list[Cell]]:
-    """((data, base, add-on) -> its finished runs, the cells that have not finished); refused cells are in neither."""
-    runs: dict[tuple[str, str, str], dict[int, Run]] = {}
-    missing, refused = [], refused_in(folder)
-    for cell in cells(grid):
-        path = cell.folder(folder)
-        if is_over(path):
-            runs.setdefault((cell.data, cell.base, cell.addon), {})[cell.seed] = Run.read(path)
-        elif cell.combination not in refused:
-            missing.append(cell)
-    by_domain = grid.show == "domains"
-    found = {
-        k: Result(v, {seed: run.final(split, _round(grid, run, split)) for seed, run in v.items()}, by_domain)
-        for k, v in runs.items()
-    }
-    return found, missing
-
-
-def over_rounds(run: Run, split: str, by_domain: bool, client: str | None = None) -> dict[int, Mapping[str, float]]:
-    """Round -> each task's own metric (of this client, or the mean over clients), or each domain's of the only task."""
-    if by_domain:
-        return {scores.round: scores.values for scores in domain_history(run, split=split).rounds}
-    primary = {task: info["primary"] for task, info in run.info["tasks"].items()}
-    return {f.round: {t: v[primary[t]] for t, v in f.values.items()} for f in run.history(split, client)}
-
-
 def estimate(column: Column, columns: Sequence[Column], runs: Mapping[int, Run], values: Values) -> Estimate | None:
     """The number over seeds in a column other than Delta; None where no seed has one.
 
@@ -281,54 +215,13 @@ def _number(column: Column, columns: Sequence[Column], run: Run, by_task: Mappin
     return sum(shown) / len(shown) if shown else math.nan
 
 
-def about_model(grid: Grid, results: Mapping[tuple[str, str, str], Result]) -> str:
-    """Of which round the models are whose numbers are shown, and how it was chosen."""
-    rounds = _span([final.round for result in results.values() for final in result.finals.values()])
-    if grid.at == "last":
-        return f"model kept at the end (round {rounds})"
-    over = "domains" if grid.show == "domains" else "tasks"
-    return f"model of each run's best round by its mean over {over} on validation data (round {rounds})"
-
-
-def _round(grid: Grid, run: Run, split: str) -> int | None:
-    """The round whose model counts; None for the one that the run keeps. Never chosen by test data."""
-    if grid.at == "last":
-        return None
-    by_domain = grid.show == "domains"
-    metrics = {(info["primary"], info["metrics"][info["primary"]]) for info in run.info["tasks"].values()}
-    if len(metrics) > 1:
-        names = ", ".join(sorted(name for name, _ in metrics))
-        raise RecipeError(f"grid {grid.name}: at: a mean over tasks needs one metric, found {names}")
-    ((_, direction),) = metrics
-    if not any(entry["split"] == "val" for line in run.rounds for entry in line["metrics"]):
-        raise StateError(f"{run.folder}: {NO_VALIDATION}: nothing was measured on val")
-    measured = over_rounds(run, split, by_domain)
-    validated = over_rounds(run, "val", by_domain)
-    means = {number: statistics.fmean(scores.values()) for number, scores in validated.items() if number in measured}
-    best = best_round(means, direction)
-    if best is None:
-        raise StateError(
-            f"{run.folder}: {NO_VALIDATION}: expected a round with a number of every client on val and on {split}, "
-            "found none"
-        )
-    return best
-
-
-def change(values: Values, base: Values, directions: Mapping[str, str]) -> Estimate | None:
-    """Delta over the seeds that both have, and over the tasks of `directions` in `values`; None without such a seed."""
-    seeds = [seed for seed in values if seed in base]
-    shared = [{t: v for t, v in values[seed].items() if t in base[seed] and t in directions} for seed in seeds]
-    deltas = [delta_m(mine, base[seed], directions) for seed, mine in zip(seeds, shared, strict=True)]
-    return Estimate.of(deltas) if deltas else None
-
-
 @dataclass
 class _Maker:
     """Makes the lines of a table, and collects what has to be said about them."""
 
     grid: Grid
     split: str
-    results: Mapping[tuple[str, str, str], Result]
+    results: Mapping[Combination, CombinationRuns]
     refused: Mapping[str, str]
     columns: Mapping[str, tuple[Column, ...]]
 
@@ -355,7 +248,7 @@ class _Maker:
             return f"{next(iter(labels))} model"
         return ", ".join(f"{kind} model of {' / '.join(cells)}" for kind, cells in labels.items())
 
-    def lines(self, base: str, addon: str) -> list[Line]:
+    def lines(self, base: str, addon: str) -> list[TableLine]:
         """One line, or one for each client with a model of its own where the grid shows clients."""
         owners: dict[str, dict[str, Values]] = {}
         unified: dict[str, Values] = {}
@@ -372,8 +265,8 @@ class _Maker:
         lines = [self._line(base, addon, owner, owners[owner]) for owner in names]
         return lines if owners and not unified else [self._line(base, addon, "", unified), *lines]
 
-    def _line(self, base: str, addon: str, owner: str, by_data: Mapping[str, Values]) -> Line:
-        entries: list[Entry] = []
+    def _line(self, base: str, addon: str, owner: str, by_data: Mapping[str, Values]) -> TableLine:
+        entries: list[TableEntry] = []
         seeds, rounds, models = {}, {}, {}
         for data in self.grid.data:
             result = self.results.get((data, base, addon))
@@ -385,37 +278,39 @@ class _Maker:
             rounds[data] = tuple(result.finals[seed].round for seed in values)
             models[data] = " / ".join(dict.fromkeys(final.model for final in result.finals.values()))
             entries += [self._entry(column, values, base, addon, owner) for column in self.columns[data]]
-        return Line(base, addon, addon == next(iter(self.grid.addons)), owner, tuple(entries), seeds, rounds, models)
+        return TableLine(
+            base, addon, addon == next(iter(self.grid.addons)), owner, tuple(entries), seeds, rounds, models
+        )
 
-    def _entry(self, column: Column, values: Values, base: str, addon: str, owner: str) -> Entry:
+    def _entry(self, column: Column, values: Values, base: str, addon: str, owner: str) -> TableEntry:
         partial = len(values) < len(self.grid.seeds)
         if column.metric != "delta_m":
             runs = self.results[column.data, base, addon].runs
             found = estimate(column, self.columns[column.data], runs, values)
-            return Entry("value", found, partial=partial) if found else Entry("cannot")
+            return TableEntry("value", found, partial=partial) if found else TableEntry("cannot")
         reference = self.grid.reference(base)
         assert reference is not None  # else there is no such column
         if not values:
-            return Entry("cannot")
+            return TableEntry("cannot")
         if reference == (base, addon):
-            return Entry("base")
+            return TableEntry("base")
         result = self.results.get((column.data, *reference))
         if result is None:
             return self._none(column.data, *reference)
         against = (result.owned(self.split).get(owner) if owner else None) or result.values()
         changed = change(values, against, self._directions(column.data))
         if changed is None:
-            return Entry("missing")
-        return Entry("value", changed, partial=partial or changed.n < len(values), is_change=True)
+            return TableEntry("missing")
+        return TableEntry("value", changed, partial=partial or changed.n < len(values), is_change=True)
 
-    def _none(self, data: str, base: str, addon: str) -> Entry:
+    def _none(self, data: str, base: str, addon: str) -> TableEntry:
         """What stands where nothing has been run."""
-        return Entry("refused" if Cell(data, base, addon, 0).combination in self.refused else "missing")
+        return TableEntry("refused" if Cell(data, base, addon, 0).combination in self.refused else "missing")
 
     def _directions(self, data: str) -> dict[str, str]:
         return {column.task: column.direction for column in self.columns[data] if column.task}
 
-    def _left_out(self, data: str, base: str, addon: str, result: Result) -> None:
+    def _left_out(self, data: str, base: str, addon: str, result: CombinationRuns) -> None:
         """Note tasks that Delta has to leave out, for the reference is 0 or undefined there."""
         reference = self.grid.reference(base)
         other = self.results.get((data, *reference)) if reference and reference != (base, addon) else None
@@ -434,7 +329,7 @@ class _Maker:
             self.notes.append(f"{DELTA} of {name} leaves out {', '.join(sorted(out))}: 0 or undefined in the base.")
 
 
-def columns_of(grid: Grid, data: str, results: Mapping[tuple[str, str, str], Result]) -> tuple[Column, ...]:
+def columns_of(grid: Grid, data: str, results: Mapping[Combination, CombinationRuns]) -> tuple[Column, ...]:
     """The columns of a data set, as its runs say; one of '…' where there are none."""
     runs = [run for (name, *_), result in results.items() if name == data for run in result.runs.values()]
     if not runs:
@@ -472,7 +367,7 @@ def _of_domains(data: str, run: Run) -> tuple[Column, ...]:
     return tuple(Column(data, domain, history.metric, direction) for domain in history.last.values)
 
 
-def _with_best(lines: Sequence[Line], columns: Sequence[Column]) -> list[Line]:
+def _with_best(lines: Sequence[TableLine], columns: Sequence[Column]) -> list[TableLine]:
     """The lines with the best value of each column marked; none where there is nothing to choose from."""
     marked = [list(line.entries) for line in lines]
     for at, column in enumerate(columns):
@@ -500,8 +395,3 @@ def _missing(missing: Sequence[Cell], total: int, shown: int = 6) -> list[str]:
 def _unit(metric: str) -> str:
     name, unit = SPOKEN.get(metric, (metric, ""))
     return f"{name} in {unit}" if unit else ""
-
-
-def _span(numbers: Sequence[int]) -> str:
-    low, high = min(numbers), max(numbers)
-    return str(low) if low == high else f"{low} to {high}"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedloom.errors import StateError, UserError
-from fedloom.extras import need
+from fedloom.errors import StateError
+from fedloom.extras import figure, save_figure
 from fedloom.runs.reader import Run
 from fedloom.study.tables.markup import csv_text
 from fedloom.study.tables.sheet import Sheet
@@ -118,11 +118,7 @@ def table(run: str | Path | Run) -> HyperWeights:
 
 def draw(run: str | Path | Run | HyperWeights, path: str | Path) -> None:
     """Draw a run's picture (see `picture`) to a file; its ending (.png, .svg, .pdf) says the format."""
-    page = picture([run if isinstance(run, HyperWeights) else table(run)])
-    try:
-        page.savefig(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: {error}") from None
+    save_figure(picture([run if isinstance(run, HyperWeights) else table(run)]), path)
 
 
 def picture(several: Sequence[HyperWeights]) -> Any:
@@ -133,9 +129,7 @@ def picture(several: Sequence[HyperWeights]) -> Any:
     """
     heights = [5.0 + 0.15 * max(0, len(found.beta) - 12) for found in several]
     widths = [3 if found.alpha and found.beta else 2 if found.beta else 1 for found in several]
-    whole = need("matplotlib.figure", "report").Figure(
-        figsize=(max(8, 5.5 * max(widths)), sum(heights)), layout="constrained", dpi=110
-    )
+    whole = figure(max(8, 5.5 * max(widths)), sum(heights), dpi=110)
     pages = whole.subfigures(len(several), 1, squeeze=False, height_ratios=heights)[:, 0]
     for page, width, found in zip(pages, widths, several, strict=True):
         page.suptitle(found.label)

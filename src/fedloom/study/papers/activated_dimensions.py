@@ -12,8 +12,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedloom.errors import StateError, UserError
-from fedloom.extras import need
+from fedloom.errors import StateError
+from fedloom.extras import figure, save_figure
 from fedloom.runs.reader import Run
 from fedloom.study.tables.markup import csv_text
 from fedloom.study.tables.sheet import Sheet
@@ -169,11 +169,7 @@ def table(run: str | Path | Run, scope: str | None = None) -> Overlaps:
 
 def draw(run: str | Path | Run | Overlaps, path: str | Path, scope: str | None = None) -> None:
     """Draw a run's picture (see `picture`) to a file; its ending (.png, .svg, .pdf) says the format."""
-    page = picture([run if isinstance(run, Overlaps) else table(run, scope)])
-    try:
-        page.savefig(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path}: {error}") from None
+    save_figure(picture([run if isinstance(run, Overlaps) else table(run, scope)]), path)
 
 
 def picture(several: Sequence[Overlaps]) -> Any:
@@ -186,7 +182,7 @@ def picture(several: Sequence[Overlaps]) -> Any:
     for found in several:
         shown = _ends(found)
         heights.append(len(shown) * (1.3 + 0.32 * max(4, *(len(r.rows) for r in shown))) + 0.7)
-    whole = need("matplotlib.figure", "report").Figure(figsize=(15, sum(heights)), layout="constrained", dpi=110)
+    whole = figure(15, sum(heights), dpi=110)
     pages = whole.subfigures(len(several), 1, squeeze=False, height_ratios=heights)[:, 0]
     for page, found in zip(pages, several, strict=True):
         _page(page, found)

@@ -1,0 +1,200 @@
+"""Who holds what, as a table of clients, and what a partitioner may look at to make it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedloom.errors import DataError, unknown
+
+if TYPE_CHECKING:
+    from fedloom.data.dataset import Dataset
+
+Labels = np.ndarray[Any, Any]
+Indices = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True, eq=False)
+class Pool:
+    """What a partitioner may look at: labels and domains, never inputs. Index i is the i-th train example."""
+
+    labels: Mapping[str, Labels]
+    """Task name -> labels (N) of the train part; the order of the tasks is the data set's."""
+    domain: Labels | None = None
+    domains: tuple[str, ...] = ()
+    """Names of the values of `domain`."""
+
+    @staticmethod
+    def of(dataset: Dataset) -> Pool:
+        """The pool of a data set's train part."""
+        part = dataset.train
+        labels = {task.name: part.labels_of(task.name) for task in dataset.tasks}
+        return Pool(labels, None if part.domain is None else part.domain.numpy(), dataset.domains)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Task names."""
+        return tuple(self.labels)
+
+    def labelled(self, task: str) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Which examples (N) have a label of `task`: not -1; every example where labels are maps or real numbers."""
+        return labelled(self.labels[task])
+
+    def __len__(self) -> int:
+        return len(next(iter(self.labels.values())))
+
+
+def are_classes(labels: Labels) -> bool:
+    """Whether labels are one class per example (N integers), not maps or real numbers."""
+    return labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer)
+
+
+def labelled(labels: Labels) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which examples (N) have a label: not -1; every example where labels are maps or real numbers."""
+    return np.asarray(labels >= 0) if are_classes(labels) else np.ones(len(labels), bool)
+
+
+def class_counts(labels: Labels, classes: int) -> Indices:
+    """How many of the labels (N integers) are of each class (C); -1, no label, is not counted."""
+    return np.bincount(labels[labelled(labels)], minlength=classes)
+
+
+@dataclass(frozen=True, eq=False)
+class Share:
+    """One client's share: its tasks with loss weights, and its positions in the train part (sorted)."""
+
+    client: str
+    tasks: Mapping[str, float]
+    train: Indices
+    val: Indices
+    domain: str | None = None
+
+    @property
+    def index(self) -> Indices:
+        """All its positions."""
+        return np.concatenate([self.train, self.val])
+
+    def check(self, pool: Pool) -> None:
+        """Raise DataError unless the share has examples and tasks of the pool, and labels of each task."""
+        who = f"client {self.client!r}"
+        if not len(self.train):
+            raise DataError(f"{who} has no training example")
+        index = self.index
+        low, high = int(index.min()), int(index.max())
+        if low < 0 or high >= len(pool):
+            raise DataError(f"{who}: expected positions in 0..{len(pool) - 1}, found {low if low < 0 else high}")
+        if len(np.unique(index)) < len(index):
+            raise DataError(f"{who} holds an example twice, in its train or validation part or in both")
+        if not self.tasks:
+            raise DataError(f"{who} has no task")
+        for task, weight in self.tasks.items():
+            if task not in pool.labels:
+                raise DataError(f"{who}: {unknown('task', task, pool.tasks)}")
+            if not (math.isfinite(weight) and weight > 0):
+                raise DataError(f"{who}, task {task!r}: expected a weight above 0, found {weight}")
+            if not pool.labelled(task)[index].any():
+                raise DataError(f"{who} has no labelled example of its task {task!r}")
+        if self.domain is not None and self.domain not in pool.domains:
+            known = ", ".join(pool.domains) or "none"
+            raise DataError(f"{who}: unknown domain {self.domain!r}. Known: {known}")
+
+
+@dataclass(frozen=True, eq=False)
+class Partition:
+    """The table of all clients, sorted by client id."""
+
+    shares: tuple[Share, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON value: clients with tasks, domain and indices, and the hash of all that."""
+        clients = [
+            {
+                "client": s.client,
+                "tasks": dict(s.tasks),
+                "domain": s.domain,
+                "train": s.train.tolist(),
+                "val": s.val.tolist(),
+            }
+            for s in self.shares
+        ]
+        return {"hash": self.hash, "clients": clients}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> Partition:
+        """Rebuild a partition from `to_json`. DataError where a field is absent or the hash does not fit."""
+        try:
+            rows = [(c["client"], c["tasks"], c["train"], c["val"], c["domain"]) for c in value["clients"]]
+            stated = value["hash"]
+        except KeyError as error:
+            raise DataError(f"the saved partition has no field {error.args[0]!r}") from None
+        shares = (
+            Share(client, tasks, np.asarray(train, np.int64), np.asarray(val, np.int64), domain)
+            for client, tasks, train, val, domain in rows
+        )
+        partition = Partition(tuple(shares))
+        if partition.hash != stated:
+            raise DataError(f"the saved partition was changed: expected hash {stated}, found {partition.hash}")
+        return partition
+
+    @property
+    def hash(self) -> str:
+        """16 hexadecimal digits that change with any client, task, weight, domain or index."""
+        digest = hashlib.sha256()
+        for s in self.shares:
+            digest.update(json.dumps([s.client, sorted(s.tasks.items()), s.domain]).encode())
+            for part in (s.train, s.val):
+                digest.update(len(part).to_bytes(8, "little") + part.astype("<i8").tobytes())
+        return digest.hexdigest()[:16]
+
+    def table(self, pool: Pool) -> list[dict[str, Any]]:
+        """One row per client: client, tasks (with weights), domain, train and val (sizes), and labels.
+
+        `labels` maps each of the client's tasks to its counts per class (index = class) over train and validation, or
+        to the number of examples where the task's labels are not classes.
+        """
+        return [
+            {
+                "client": s.client,
+                "tasks": dict(s.tasks),
+                "domain": s.domain,
+                "train": len(s.train),
+                "val": len(s.val),
+                "labels": {task: _counts(pool.labels[task], s.index) for task in s.tasks},
+            }
+            for s in self.shares
+        ]
+
+    def check(self, pool: Pool, shared: bool = False) -> None:
+        """Raise DataError unless this partition fits the pool and obeys the rules that all partitioners share.
+
+        `shared` says that clients may hold the same example.
+        """
+        names = [s.client for s in self.shares]
+        if names != sorted(set(names)):
+            raise DataError(f"expected different client ids in sorted order, found {names}")
+        holder = np.full(len(pool), -1)
+        for number, s in enumerate(self.shares):
+            s.check(pool)
+            taken = s.index[holder[s.index] >= 0]
+            if len(taken) and not shared:
+                other = names[holder[taken[0]]]
+                raise DataError(
+                    f"clients {other!r} and {s.client!r} both hold example {taken[0]} ({len(taken)} in common); "
+                    "expected disjoint shares"
+                )
+            holder[s.index] = number
+        for task in pool.tasks:
+            if not any(task in s.tasks for s in self.shares):
+                raise DataError(f"task {task!r} is held by no client")
+
+
+def _counts(labels: Labels, index: Indices) -> list[int] | int:
+    if not are_classes(labels):
+        return len(index)
+    return class_counts(labels[index], int(labels.max(initial=0)) + 1).tolist()

@@ -1,0 +1,90 @@
+"""Named arrays on disk: an .npz archive or a folder of .npy files. Never reads pickled objects."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedloom.data.prepare import SPLITS, Array
+from fedloom.errors import DataError, RecipeError, nearest
+
+
+def splits(name: str, keys: Sequence[str], test_fraction: float | None) -> tuple[str, ...]:
+    """What `{split}` stands for in the keys: "train" and "test", or "pool" where no key has it.
+
+    RecipeError where some keys have it and some have not, or where `test_fraction` is not given for a pool alone.
+    """
+    pooled = ["{split}" not in key for key in keys]
+    if any(pooled) != all(pooled):
+        raise RecipeError(f"{name}: expected {{split}} in all keys or in none, found {', '.join(keys)}")
+    if pooled[0] != (test_fraction is not None):
+        problem = "needs test_fraction" if pooled[0] else "has a test part, so test_fraction has no use"
+        raise RecipeError(f"{name}: a data set with the key {keys[0]!r} {problem}")
+    return ("pool",) if pooled[0] else SPLITS
+
+
+class Store:
+    """Named arrays of an .npz archive or a folder; an array is read when it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.archive: Any = None
+        if path.is_dir():
+            self.keys = sorted(file.stem for file in path.glob("*.npy"))
+        elif path.is_file():
+            if not zipfile.is_zipfile(path):
+                raise DataError(f"arrays: {path} is neither an .npz archive nor a folder of .npy files")
+            self.archive = np.load(path, allow_pickle=False)
+            self.keys = sorted(self.archive.files)
+        else:
+            raise DataError(f"arrays: there is no file or folder {path}")
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.archive is not None:
+            self.archive.close()
+
+    def read(self, key: str) -> Array:
+        """The array of a key: in memory from an archive, mapped from a folder."""
+        if key not in self.keys:
+            known = ", ".join(self.keys) or "none"
+            raise DataError(f"arrays, {self.path}: no key {key!r}.{nearest(key, self.keys)} Found: {known}")
+        try:
+            if self.archive is not None:
+                array = self.archive[key]
+            else:
+                # Mapped copy-on-write: torch refuses read-only memory with a warning, and nothing is ever written.
+                array = np.load(self.path / f"{key}.npy", mmap_mode="c", allow_pickle=False)
+        except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise DataError(f"arrays, {self.path}: {key!r} cannot be read as a plain array: {error}") from error
+        return np.asarray(array)
+
+    def integers(self, key: str, expected: int, beside: str) -> Array:
+        """A column of `expected` integers, as int64 in memory."""
+        column = self.read(key)
+        if column.ndim != 1 or column.dtype.kind not in "biu":
+            raise DataError(
+                f"arrays, {self.path}: {key!r} expected one integer per example, found {column.dtype} of shape "
+                f"{column.shape}"
+            )
+        if len(column) != expected:
+            raise DataError(
+                f"arrays, {self.path}: expected as many {key!r} as {beside!r}, {expected}, found {len(column)}"
+            )
+        return column.astype(np.int64)
+
+    def names(self, key: str) -> tuple[str, ...]:
+        """A column of names."""
+        column = self.read(key)
+        if column.ndim != 1 or column.dtype.kind not in "US":
+            raise DataError(
+                f"arrays, {self.path}: {key!r} expected a list of names, found {column.dtype} of shape {column.shape}"
+            )
+        return tuple(column.astype(str).tolist())

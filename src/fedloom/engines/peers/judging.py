@@ -1,0 +1,150 @@
+"""How a peer judges others: the signals that it sends, the similarities that it finds, and whom it chooses by them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.codecs import Raw
+from fedloom.core.context import State, derive_seed
+from fedloom.engines.peers.community import Terms
+from fedloom.engines.peers.letters import filled
+from fedloom.engines.peers.trained import Trained
+from fedloom.engines.peers.transport import Letter
+from fedloom.peers.neighbours import coarse_clusters, fine_clusters, similar_enough, top_k
+from fedloom.peers.scope import alignment, next_scope
+from fedloom.peers.similarity import (
+    combined,
+    cross_loss,
+    features,
+    gradient,
+    overlap,
+    parameters,
+    per_task,
+    shared_columns,
+    task_weights,
+)
+from fedloom.peers.sketch import Sketch
+from fedloom.rounds.evaluation import Scores
+from fedloom.rounds.messages import Message, blank
+from fedloom.rounds.worker import EvalJob, Job
+
+Run = Callable[[Sequence[Job]], Iterable[Any]]
+_SIMILARITY: dict[str, Callable[..., Tensor]] = {
+    "gradient": gradient,
+    "parameters": parameters,
+    "features": features,
+    "overlap": overlap,
+}
+
+
+def due(terms: Terms, round: int) -> bool:
+    """Whether peers send signals and judge each other in a round."""
+    return terms.config.judges and (round - 1) % terms.config.similarity.every == 0
+
+
+def signals(terms: Terms, trained: Trained, state: State) -> dict[str, Tensor]:
+    """What others judge a peer by, beside its tasks."""
+    wanted, sketch = terms.config.similarity.signals, terms.config.similarity.sketch
+    part = shared_columns(terms.shared)
+    tensors: dict[str, Tensor] = {}
+    if "gradient" in wanted:
+        tensors["gradient"] = terms.shared.take(trained.update, part)
+    if "parameters" in wanted:
+        tensors["parameters"] = terms.shared.take(trained.model - terms.origin, part)
+    if sketch is not None:
+        short = Sketch(sketch.m, derive_seed(terms.seed, "sketch"), sketch.kind)
+        # rounding to 8 bits is far below what a sketch is wrong by; half the bytes
+        tensors = {n: short(vector).bfloat16() if len(vector) > sketch.m else vector for n, vector in tensors.items()}
+    if "features" in wanted:
+        assert terms.probe is not None
+        tensors["features"] = terms.probe.features(terms.client, state, trained.model)
+    if "cross-loss" in wanted:
+        like = blank(terms.shared, terms.federation, ((terms.client.id, None),), trained.model[None])
+        tensors["model"] = Raw().pack(like)["values"]
+    return tensors
+
+
+def judge(
+    terms: Terms, trained: Trained, state: State, own: Mapping[str, Tensor], letters: Mapping[str, Letter], run: Run
+) -> State:
+    """What follows from others' signals (sender -> letter, at least one) beside the `own` signals.
+
+    The new "similarity" (sender -> number) and, where the recipe has them, "group" and "scope" of the peer's state.
+    """
+    config, groups, me = terms.config.similarity, terms.config.choose.groups, terms.client
+    names = sorted(letters)
+    parts: dict[str, Tensor] = {}
+    for signal in config.signals:
+        if signal == "cross-loss":
+            parts[signal] = _cross_loss(terms, trained, state, letters, run)
+            continue
+        if signal == "overlap":
+            shares = {me.id: me.shares, **{name: letters[name].values["tasks"] for name in names}}
+            rows = dict(zip(sorted(shares), task_weights(shares), strict=True))
+            mine, others = rows[me.id], torch.stack([rows[name] for name in names])
+        else:
+            mine, others = own[signal], torch.stack([letters[name].tensors[signal] for name in names])
+        similarity = _SIMILARITY[signal]
+        parts[signal] = similarity(mine, others) if groups is None else similarity(torch.cat([mine[None], others]))
+    weights = {str(name): weight for name, weight in config.signals.items()}
+    S, new = combined(parts, weights, config.normalise), dict[str, Any]()
+    if groups is not None:
+        new["group"] = _group(terms, (me.id, *names), S)
+        S = S[0, 1:]
+    if terms.config.scope == "adaptive":
+        others = torch.stack([letters[name].tensors["gradient"] for name in names])
+        aligned = alignment(gradient(own["gradient"], others, "cosine").tolist())
+        thresholds = terms.config.adaptive
+        new["scope"] = next_scope(aligned, state["scope"], thresholds.enter, thresholds.leave)
+    return {**new, "similarity": dict(zip(names, S.tolist(), strict=True))}
+
+
+def chosen(terms: Terms, similarity: Mapping[str, float], group: Sequence[str]) -> tuple[str, ...]:
+    """Whom a peer mixes with, of those whose signals came; `group` is its own, where there are groups."""
+    choose, names = terms.config.choose, tuple(similarity)
+    if choose.groups is not None:
+        names = tuple(name for name in names if name in group)
+    if choose.threshold is not None:
+        names = similar_enough(similarity, choose.threshold)
+    if choose.top is not None:
+        names = top_k({name: similarity[name] for name in names}, choose.top)
+    return names
+
+
+def close(terms: Terms, state: State, models: Mapping[str, Tensor]) -> frozenset[str]:
+    """Whose model (d), of the peer's own and others', gives outputs like the own one on the peer's validation data."""
+    assert terms.probe is not None
+    assert terms.fine is not None
+    names, me = sorted(models), terms.client.id
+    each = [terms.probe.outputs(terms.client, state, models[name]) for name in names]
+    S = torch.stack([parameters(torch.stack([o[t] for o in each])) for t in each[0]]).mean(0)
+    found = fine_clusters(names, S, terms.fine)
+    return frozenset(next(group for group in found if me in group)) - {me}
+
+
+def _group(terms: Terms, names: Sequence[str], S: Tensor) -> list[str]:
+    """Who is in the group of the first peer, by similarities between all (N x N); who cannot be judged is in none."""
+    groups = terms.config.choose.groups
+    assert groups is not None
+    known = torch.isfinite(S[0]).nonzero().flatten().tolist()
+    seed = derive_seed(terms.seed, "groups") >> 32
+    found = coarse_clusters([names[i] for i in known], S[known][:, known], groups.low, groups.high, seed)
+    return list(next((group for group in found if names[0] in group), (names[0],)))
+
+
+def _cross_loss(terms: Terms, trained: Trained, state: State, letters: Mapping[str, Letter], run: Run) -> Tensor:
+    """How well others' models do on the peer's validation data, with its own heads where they have none."""
+    me, names, server = terms.client, sorted(letters), state["server"]
+    tasks = tuple(me.tasks)
+    jobs: list[Job] = []
+    for i, name in enumerate(names):
+        model = filled(terms, letters[name], letters[name].tensors["model"], terms.shared, trained.model)
+        message = Message(model, server["buffers"], server["integers"])
+        jobs.append(EvalJob(i, message, state["client"], me.id, "val", tasks, trained.round))
+    scores: dict[int, Scores] = dict(run(jobs))
+    losses = torch.tensor([[scores[i][task]["loss"] for task in tasks] for i in range(len(names))])
+    return cross_loss(per_task(losses, torch.tensor([weight for _, weight in me.tasks.values()])))

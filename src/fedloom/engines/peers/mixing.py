@@ -1,0 +1,134 @@
+"""How a peer mixes its own model with those that it heard: any method's aggregation, seen from the peer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.codecs import Raw
+from fedloom.core.context import Ctx, State
+from fedloom.engines.peers.community import Environment, Terms
+from fedloom.engines.peers.judging import close
+from fedloom.engines.peers.letters import Heard, as_row
+from fedloom.engines.peers.trained import Trained
+from fedloom.peers.graph import Graph
+from fedloom.peers.neighbours import soft_weights
+from fedloom.rounds.federation import Federation
+from fedloom.rounds.messages import rows_of
+from fedloom.rounds.server import server_step
+
+
+@dataclass(frozen=True, eq=False)
+class Mix:
+    """What one peer mixes in a round. Of the models that it `heard` those of `chosen` count; the penalty uses the rest.
+
+    `federation` is the peer itself with those that it heard.
+    """
+
+    terms: Terms
+    federation: Federation
+    graph: Graph
+    own: Trained
+    heard: Mapping[str, Heard]
+    chosen: Sequence[str]
+
+    def into(self, state: State, env: Environment) -> tuple[State, dict[str, Any]]:
+        """The peer's state after it has mixed, and what is recorded."""
+        terms, me = self.terms, self.terms.client.id
+        scope, shares = terms.scope(self.own.round, state["scope"]), self._shares(state["similarity"])
+        alike = frozenset[str]()
+        if terms.fine is not None and scope == "full":
+            models = {name: self._model(name) for name in self.chosen}
+            alike = close(terms, state, {me: self.own.model, **models})
+        server = self._server(state["server"], scope, shares, alike, env)
+        new = {**state, "server": server}
+        if terms.method.start == "own":
+            new["known"] = {**{name: self._model(name) for name in self.heard}, me: server["model"]}
+        if terms.config.penalty:
+            new["told"] = self._pull(scope)
+        total = math.fsum(shares.values())
+        return new, {
+            "neighbours": [*self.chosen],
+            "weights": {name: share / total for name, share in shares.items()} if total else shares,
+            "similarity": dict(state["similarity"]),
+            "scope": scope,
+            **({"close": sorted(alike)} if terms.fine is not None else {}),
+        }
+
+    def _shares(self, similarity: Mapping[str, float]) -> dict[str, float]:
+        """Weights of the own model and of those that were chosen."""
+        me, config, names = self.terms.client.id, self.terms.config.weights, sorted(self.chosen)
+        kind = config.kind
+        if kind == "metropolis":
+            degree = {name: len(self.graph.senders(name)) for name in (me, *names)}
+            shares = {name: 1 / (1 + max(degree[me], degree[name])) for name in names}
+            return {me: 1 - math.fsum(shares.values()), **shares}
+        if self.terms.warming_up(self.own.round):
+            kind = "uniform"
+        if kind == "soft":
+            known = {name: similarity.get(name, math.nan) for name in names}
+            return soft_weights(me, known, names, include_self=config.include_self, step=config.step)
+        sizes = {name: self.heard[name].payload.n if kind == "size" else 1.0 for name in names}
+        own = self.own.payload.n if kind == "size" else 1.0
+        return {me: own if config.include_self or not names else 0.0, **sizes}
+
+    def _server(
+        self, before: State, scope: str, shares: Mapping[str, float], alike: frozenset[str], env: Environment
+    ) -> State:
+        """The state of the peer's model after `server_step`, from the one before."""
+        terms, method, own = self.terms, self.terms.method, self.own.payload
+        me, by_task = terms.client.id, terms.by_task
+        inside = None if scope == "full" and terms.fine is None else frozenset(terms.part("encoder").names)
+        stage = method.stage.seen_from(me, None if by_task else shares, inside, alike)
+        row = own if by_task else as_row(terms, terms.federation, own, self.own.update)
+        ctx = Ctx(
+            self.own.round,
+            terms.seed,
+            rows_of(method, self.federation, sorted([me, *self.chosen])),
+            len(self.graph.peers),
+            terms.rounds,
+            log=env.log,
+            record=env.record,
+            peer=me,
+        )
+        server = server_step(
+            replace(method, stage=stage, codec=method.codec if by_task else Raw()),
+            terms.layout,
+            self.federation,
+            [row, *(self.heard[name].payload for name in self.chosen)],
+            before,
+            ctx,
+            {me: self.own.start, **{name: one.start for name, one in self.heard.items()}}
+            if terms.tells_start
+            else None,
+        )
+        if scope != "full" and own.buffers is not None:
+            # what is not exchanged is as local training left it
+            every, part = method.shared_buffers(terms.layout), terms.buffers(scope)
+            merged = every.take(server["buffers"], part)
+            server = {**server, "buffers": every.put(own.buffers.clone(), part, merged)}
+        return server
+
+    def _pull(self, scope: str) -> dict[str, Tensor]:
+        """What the penalty between groups asks of the next round: the mean of others' models, and mu where it acts."""
+        terms, like = self.terms, self.own.start
+        total, count, pull = torch.zeros_like(like), torch.zeros_like(like), torch.zeros_like(like)
+        inside = set(terms.part(scope).names)
+        for name in (name for name in self.heard if name not in self.chosen):
+            have = self.federation.present(self.federation.clients[name], terms.shared)
+            for i, (block, s) in enumerate(zip(terms.shared.blocks, terms.shared.slices, strict=True)):
+                if block.name in inside and (have is None or bool(have[0, i])):
+                    total[s] += self._model(name)[s]
+                    count[s] += 1
+        pull[count > 0] = terms.config.penalty
+        return {"others": torch.where(count > 0, total / count.clamp(min=1), total), "pull": pull}
+
+    def _model(self, name: str) -> Tensor:
+        model = self.heard[name].model
+        assert model is not None
+        return model
