@@ -19,4 +19,4 @@ if TYPE_CHECKING:
     from fedloom.engines.api import run as run
     from fedloom.methods.method import Method as Method
 
-__getattr__, __dir__, __all__ = lazy(__name__)
+__getattr__, __dir__ = lazy(__name__)

@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-import ast
 import importlib
-import pkgutil
+import sys
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 
-def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
-    """`__getattr__`, `__dir__` and `__all__` of a package, in whose file each name stands once.
+def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """`__getattr__` and `__dir__` of a package, in whose file each name stands once; they also make its `__all__`.
 
     A name is offered by a line `from MODULE import NAME as NAME`. It is imported on first use where the line is below
     `if TYPE_CHECKING:`, which type checkers read and Python does not.
     """
-    source = pkgutil.get_data(package, "__init__.py") or b""
-    lines = [line for top in ast.parse(source).body for line in (top.body if isinstance(top, ast.If) else [top])]
-    imports = [line for line in lines if isinstance(line, ast.ImportFrom)]
-    home = {name.name: str(line.module) for line in imports for name in line.names if name.name == name.asname}
+
+    @cache
+    def home() -> dict[str, str]:
+        """Name -> module."""
+        import ast
+
+        loader: Any = sys.modules[package].__loader__
+        lines = [line for top in ast.parse(loader.get_source(package)).body for line in getattr(top, "body", [top])]
+        imports = [line for line in lines if isinstance(line, ast.ImportFrom)]
+        return {name.name: str(line.module) for line in imports for name in line.names if name.name == name.asname}
 
     def getter(name: str) -> Any:
-        if name in home:
-            return getattr(importlib.import_module(home[name]), name)
+        if name == "__all__":
+            return sorted(home())
+        if name in home():
+            return getattr(importlib.import_module(home()[name]), name)
         try:
             return importlib.import_module(f"{package}.{name}")
         except ModuleNotFoundError as error:
@@ -30,4 +38,4 @@ def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], l
                 raise
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return getter, lambda: sorted(home), sorted(home)
+    return getter, lambda: sorted(home())

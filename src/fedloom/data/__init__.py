@@ -32,4 +32,4 @@ if TYPE_CHECKING:
     from fedloom.data.dataset import Examples as Examples
     from fedloom.data.dataset import TensorExamples as TensorExamples
 
-__getattr__, __dir__, __all__ = lazy(__name__)
+__getattr__, __dir__ = lazy(__name__)

@@ -62,4 +62,4 @@ from fedloom.methods.staleness import staleness as staleness
 if TYPE_CHECKING:
     from fedloom.methods.method import Method as Method
 
-__getattr__, __dir__, __all__ = lazy(__name__)
+__getattr__, __dir__ = lazy(__name__)

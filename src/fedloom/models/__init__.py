@@ -11,4 +11,4 @@ if TYPE_CHECKING:
     from fedloom.models.multitask import MultiTask as MultiTask
     from fedloom.models.multitask import build_model as build_model
 
-__getattr__, __dir__, __all__ = lazy(__name__)
+__getattr__, __dir__ = lazy(__name__)

@@ -100,4 +100,4 @@ if TYPE_CHECKING:
     )
     from fedloom.peers.sketch import Sketch as Sketch
 
-__getattr__, __dir__, __all__ = lazy(__name__)
+__getattr__, __dir__ = lazy(__name__)

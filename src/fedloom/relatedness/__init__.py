@@ -45,4 +45,4 @@ if TYPE_CHECKING:
     from fedloom.relatedness.wasserstein import wte as wte
     from fedloom.relatedness.wasserstein import wte_embeddings as wte_embeddings
 
-__getattr__, __dir__, __all__ = lazy(__name__)
+__getattr__, __dir__ = lazy(__name__)

@@ -84,4 +84,4 @@ if TYPE_CHECKING:
     from fedloom.stages.staleness import Staleness as Staleness
     from fedloom.stages.taskvectors import TaskVectors as TaskVectors
 
-__getattr__, __dir__, __all__ = lazy(__name__)
+__getattr__, __dir__ = lazy(__name__)

@@ -75,4 +75,4 @@ if TYPE_CHECKING:
     from fedloom.tasks.task import Metric as Metric
     from fedloom.tasks.task import Task as Task
 
-__getattr__, __dir__, __all__ = lazy(__name__)
+__getattr__, __dir__ = lazy(__name__)

@@ -97,4 +97,4 @@ if TYPE_CHECKING:
     from fedloom.training.rules import Proximal as Proximal
     from fedloom.training.rules import View as View
 
-__getattr__, __dir__, __all__ = lazy(__name__)
+__getattr__, __dir__ = lazy(__name__)

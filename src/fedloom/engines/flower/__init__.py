@@ -26,4 +26,4 @@ for _name, _value in (
 ):
     os.environ.setdefault(_name, _value)
 
-__getattr__, __dir__, __all__ = lazy(__name__)
+__getattr__, __dir__ = lazy(__name__)
