@@ -23,7 +23,7 @@ pytest.importorskip("flwr")
 
 from flwr.app import ConfigRecord
 
-from fedloom.engines.flower import Node, client_app, engine
+from fedloom.engines.flower import Node, client_app, roster
 from fedloom.engines.flower.engine import OverGrid
 from fedloom.engines.flower.local import LocalGrid
 
@@ -47,7 +47,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     def sleep(seconds: float) -> None:
         now[0] += seconds
 
-    monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(roster, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
 
 
 def recipe(*changes: str) -> Recipe:

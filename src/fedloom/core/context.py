@@ -33,6 +33,10 @@ def generator(seed: int, *purpose: object) -> torch.Generator:
     return torch.Generator().manual_seed(derive_seed(seed, *purpose))
 
 
+Log = Callable[[str, dict[str, Any]], None]
+"""Takes (event, what belongs to it)."""
+
+
 @dataclass(frozen=True)
 class Ctx:
     """The context of one round.
@@ -50,7 +54,7 @@ class Ctx:
     targets: tuple[Row, ...] | None = None
     population: int | None = None
     rounds: int | None = None
-    log: Callable[[str, dict[str, Any]], None] = field(default=lambda event, fields: None, repr=False)
+    log: Log = field(default=lambda event, fields: None, repr=False)
     record: Callable[[str, Any], None] = field(default=lambda kind, fields: None, repr=False)
     peer: str | None = None
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from pydantic import ValidationError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -21,15 +19,16 @@ from fedloom.engines.engine import Engine
 from fedloom.engines.flower.client import client_app
 from fedloom.engines.flower.local import LocalGrid
 from fedloom.engines.flower.node import identity, marker, message_tree
-from fedloom.engines.flower.nodes import Told, as_told, build_from
+from fedloom.engines.flower.nodes import NodeReport, as_plain, build_from
 from fedloom.engines.flower.received import letters_of, limit_of, open_reply, payload_of, result_of, scores_of
 from fedloom.engines.flower.relay import TURNS, refuse, stub
+from fedloom.engines.flower.roster import Roster
 from fedloom.engines.flower.wire import RefusedError, encode
 from fedloom.errors import DataError, RecipeError, StateError, UserError
 from fedloom.extras import need
 from fedloom.methods.method import Method
 from fedloom.recipes.runtime import FlowerSection
-from fedloom.recipes.schema import Recipe, recipe_hash
+from fedloom.recipes.schema import Recipe
 from fedloom.rounds.built import Built
 from fedloom.rounds.exports import labels, named, wanted
 from fedloom.rounds.messages import Payload
@@ -38,114 +37,23 @@ from fedloom.rounds.sampling import cohort
 from fedloom.rounds.worker import EvalJob, Executor, Job, TrainDone, TrainJob
 from fedloom.runs import checkpoint
 from fedloom.runs.folder import RunFolder
-from fedloom.runs.reader import described
 from fedloom.training.flat import FlatModel
 
-Log = Callable[[str, dict[str, Any]], None]
-_POLL = 0.05, 1.0
-"""Seconds between two looks for answers: at first, and at most."""
 _HELLO = 60.0
 """Seconds that a node which comes during a run has to say who it is."""
-
-
-class Nodes:
-    """Who is there, and how to ask them."""
-
-    def __init__(self, grid: Any, recipe: Recipe) -> None:
-        self.grid, self.hash = grid, recipe_hash(recipe)
-        self.ids: dict[str, int] = {}
-        """Client -> the id of its node, which Flower draws anew."""
-        self.told: dict[str, Told | None] = {}
-        self.log: Log = lambda event, fields: print(f"{event}{described(fields)}")
-        self._refused: set[int] = set()
-
-    def there(self) -> dict[str, int]:
-        """Clients whose nodes are connected, and the nodes' ids."""
-        now = set(self.grid.get_node_ids())
-        return {client: node for client, node in sorted(self.ids.items()) if node in now}
-
-    def meet(self, seconds: float, known: Iterable[str] | None = None) -> None:
-        """Ask nodes that are new who they are. A client counts once, and only if it is among those `known`."""
-        here = set(self.grid.get_node_ids())
-        new = here - set(self.ids.values()) - self._refused
-        if not new:
-            return
-        content = encode(None, {"recipe": self.hash})
-        for node, answer in self._exchange("query.hello", dict.fromkeys(sorted(new), content), seconds):
-            try:
-                if isinstance(answer, RefusedError):
-                    raise answer
-                tree, _ = open_reply(answer)
-                client = str(answer["meta"]["client"])
-                told = None if tree is None else Told.model_validate(tree)
-                if known is not None and client not in known:
-                    raise RefusedError(f"client {client!r} is not one of this run")
-                if self.ids.get(client) in here:
-                    raise RefusedError(f"client {client!r} is there already, at node {self.ids[client]}")
-                if told is not None and told.client != client:
-                    raise RefusedError(f"client: expected {client!r}, found {told.client!r}")
-                self.ids[client], self.told[client] = node, told
-            except (RefusedError, ValidationError) as error:
-                self.log("node refused", {"node": node, "why": str(error)})
-                self._refused.add(node)
-
-    def wait(self, count: int, seconds: float, known: Iterable[str] | None = None) -> int:
-        """Wait until so many clients are there, or time is over. Returns how many are."""
-        end = time.monotonic() + seconds
-        while True:
-            self.meet(max(end - time.monotonic(), 1.0), known)
-            found = len(self.there())
-            if found >= count or time.monotonic() >= end:
-                return found
-            time.sleep(_POLL[1])
-
-    def ask(self, kind: str, contents: Mapping[str, Any], seconds: float) -> Iterator[tuple[str, Any]]:
-        """(client, answer) as answers come; a RefusedError stands for one that does not."""
-        there = self.there()
-        for client in contents.keys() - there.keys():
-            yield client, RefusedError("its node is not connected")
-        clients = {there[client]: client for client in contents if client in there}
-        messages = {node: contents[client] for node, client in clients.items()}
-        for node, answer in self._exchange(kind, messages, seconds):
-            yield clients[node], answer
-
-    def _exchange(self, kind: str, contents: Mapping[int, Any], seconds: float) -> Iterator[tuple[int, Any]]:
-        flwr = need("flwr.app", "flower")
-        messages = [flwr.Message(content, node, kind, ttl=seconds) for node, content in contents.items()]
-        nodes = list(contents)
-        pushed = [str(each) if each else "" for each in self.grid.push_messages(messages)]
-        del messages
-        waiting = {node: each for node, each in zip(nodes, pushed, strict=True) if each}
-        for node in set(nodes) - waiting.keys():
-            yield node, RefusedError("the message could not be sent")
-        end, pause = time.monotonic() + seconds, _POLL[0]
-        while waiting and time.monotonic() < end:
-            came = [m for m in self.grid.pull_messages(list(waiting.values())) if m.metadata.src_node_id in waiting]
-            for message in came:
-                node = message.metadata.src_node_id
-                del waiting[node]
-                if message.has_error():
-                    yield node, RefusedError(f"Flower's error {message.error.code}: {message.error.reason}")
-                else:
-                    yield node, message.content
-            if not came:
-                time.sleep(pause)
-            pause = _POLL[0] if came else min(2 * pause, _POLL[1])
-        for node in waiting:
-            yield node, RefusedError(f"no answer within {seconds:g} s")
 
 
 class AtNodes:
     """Runs jobs at the nodes of their clients: an Executor. A client that fails leaves no result, and a log line."""
 
-    def __init__(self, built: Built, nodes: Nodes, run: str, deadline: float) -> None:
+    def __init__(self, built: Built, nodes: Roster, run: str, deadline: float) -> None:
         self.built, self.nodes, self.run_id, self.deadline = built, nodes, run, deadline
         self.config: FlowerSection = built.recipe.runtime.flower
         own_data = built.recipe.data.name == "nodes"
         self.head = {
             "run": run,
             "recipe": nodes.hash,
-            "tasks": json.dumps([as_told(t) for t in built.federation.tasks] if own_data else None),
+            "tasks": json.dumps([as_plain(t) for t in built.federation.tasks] if own_data else None),
             "codec": type(built.method.codec).__name__,
             **identity(built),
         }
@@ -313,7 +221,7 @@ class AtNodes:
 
 
 class Flower(Engine):
-    """Nodes in this process: every message is made, sent, checked and answered as in a deployment."""
+    """Roster in this process: every message is made, sent, checked and answered as in a deployment."""
 
     def build(self, recipe: Recipe, method: Method | None = None, partition: Partition | None = None) -> Built:
         """As in one process. Raises RecipeError for what nodes cannot do."""
@@ -339,7 +247,7 @@ class Flower(Engine):
         self._wait(built)
         yield self.at, self.at.advance
 
-    def _nodes(self, built: Built, folder: RunFolder) -> Nodes:
+    def _nodes(self, built: Built, folder: RunFolder) -> Roster:
         devices = built.recipe.runtime.device
         device = devices if isinstance(devices, str) else devices[0]
         self.homes = {client: folder.path / "nodes" / quote(client, safe=" ") for client in built.federation.clients}
@@ -347,7 +255,7 @@ class Flower(Engine):
             node: {"home": str(home), "client": client, "device": device}
             for node, (client, home) in enumerate(self.homes.items(), start=1)
         }
-        return Nodes(LocalGrid(client_app(built.recipe, self.method, built), configs), built.recipe)
+        return Roster(LocalGrid(client_app(built.recipe, self.method, built), configs), built.recipe)
 
     def _deadline(self, built: Built) -> float:
         return 1e9  # they work one after another, so none is late
@@ -377,24 +285,24 @@ class Flower(Engine):
 
 
 class OverGrid(Flower):
-    """Nodes that a Grid reaches: the engine of a ServerApp. `folder` is the run folder."""
+    """Roster that a Grid reaches: the engine of a ServerApp. `folder` is the run folder."""
 
     def __init__(self, grid: Any, folder: Path) -> None:
         self.grid, self.folder = grid, folder
 
     def _build(self, recipe: Recipe, method: Method | None, partition: Partition | None) -> Built:
         """With data at the nodes: wait for them, and make the federation of what they tell."""
-        self.nodes = Nodes(self.grid, recipe)
+        self.nodes = Roster(self.grid, recipe)
         if recipe.data.name != "nodes":
             return super()._build(recipe, method, partition)
         file = self.folder / "nodes.json"
         if partition is not None:
             try:
                 value = json.loads(file.read_text())
-                self.told = {client: Told.model_validate(told) for client, told in value.items()}
+                self.reports = {client: NodeReport.model_validate(report) for client, report in value.items()}
             except (OSError, ValueError) as error:
                 raise StateError(f"{file} cannot be read: {error}") from error
-            return build_from(recipe, method, self.told)
+            return build_from(recipe, method, self.reports)
         config = recipe.runtime.flower
         if config.nodes is None:
             raise RecipeError("runtime.flower.nodes: null found, expected how many nodes to wait for (data: nodes)")
@@ -404,16 +312,16 @@ class OverGrid(Flower):
                 f"{found} of {config.nodes} nodes reported within {config.wait:g} s (runtime.flower.wait). "
                 f"There: {', '.join(self.nodes.there()) or 'none'}"
             )
-        self.told = {}
-        for client, told in self.nodes.told.items():
-            if told is None:
+        self.reports = {}
+        for client, report in self.nodes.reports.items():
+            if report is None:
                 raise DataError(f"client {client!r} has no data of its own: its node.yaml has no section data")
-            self.told[client] = told
-        return build_from(recipe, method, self.told)
+            self.reports[client] = report
+        return build_from(recipe, method, self.reports)
 
-    def _nodes(self, built: Built, folder: RunFolder) -> Nodes:
+    def _nodes(self, built: Built, folder: RunFolder) -> Roster:
         if built.recipe.data.name == "nodes":
-            value = {client: told.model_dump(mode="json") for client, told in self.told.items()}
+            value = {client: report.model_dump(mode="json") for client, report in self.reports.items()}
             checkpoint.write_text(folder.path / "nodes.json", json.dumps(value, indent=1))
         return self.nodes
 

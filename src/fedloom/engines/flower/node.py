@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import State
-from fedloom.engines.flower.nodes import NodeConfig, Told, about, as_task, build_at, own_data
+from fedloom.engines.flower.nodes import NodeConfig, NodeReport, about, as_task, build_at, own_data
 from fedloom.engines.flower.relay import TurnJob, counted, take_turn
 from fedloom.engines.flower.wire import RefusedError, expect
 from fedloom.engines.peers.peer import first
@@ -79,7 +79,7 @@ class Node:
         """Its name in the federation."""
         return self.config.client
 
-    def hello(self) -> Told | None:
+    def hello(self) -> NodeReport | None:
         """What it holds; None where it takes its share of the recipe's data."""
         if self.config.data is None:
             return None

@@ -40,7 +40,7 @@ class Sizes(Section):
     test: Annotated[int, Field(ge=0, le=_MOST)]
 
 
-class Told(Section):
+class NodeReport(Section):
     """What a node with its own data tells about itself: nothing about single examples."""
 
     client: ClientId
@@ -133,11 +133,11 @@ def own_data(recipe: Recipe, config: NodeConfig) -> tuple[Dataset, Client]:
     return dataset, client
 
 
-def about(client: Client, input_shape: tuple[int, ...]) -> Told:
+def about(client: Client, input_shape: tuple[int, ...]) -> NodeReport:
     """What a node tells."""
-    return Told(
+    return NodeReport(
         client=client.id,
-        tasks=tuple(as_told(task) for task, _ in client.tasks.values()),
+        tasks=tuple(as_plain(task) for task, _ in client.tasks.values()),
         weights={name: weight for name, (_, weight) in client.tasks.items()},
         sizes=Sizes(train=len(client.train), val=len(client.val), test=len(client.test)),
         domain=client.domain,
@@ -145,41 +145,41 @@ def about(client: Client, input_shape: tuple[int, ...]) -> Told:
     )
 
 
-def as_told(task: Task) -> dict[str, Any]:
+def as_plain(task: Task) -> dict[str, Any]:
     """A task as plain values."""
     return {"kind": type(task).__name__, **asdict(task)}
 
 
-def as_task(told: Mapping[str, Any]) -> Task:
-    """Inverse of `as_told`. Raises DataError for what is no task."""
+def as_task(plain: Mapping[str, Any]) -> Task:
+    """Inverse of `as_plain`. Raises DataError for what is no task."""
     kinds = {kind.__name__: kind for kind in _kinds()}
-    values = dict(told)
+    values = dict(plain)
     kind = values.pop("kind", None)
     if kind not in kinds:
-        raise DataError(f"task {told.get('name')!r}: kind {kind!r} found, expected one of {', '.join(sorted(kinds))}")
+        raise DataError(f"task {plain.get('name')!r}: kind {kind!r} found, expected one of {', '.join(sorted(kinds))}")
     try:
         task: Task = TypeAdapter(kinds[kind]).validate_python(values)
         return task
     except ValidationError as error:
         wrong = error.errors()[0]
-        raise DataError(f"task {told.get('name')!r}: {wrong['loc']}: {wrong['msg']}") from None
+        raise DataError(f"task {plain.get('name')!r}: {wrong['loc']}: {wrong['msg']}") from None
 
 
 def _kinds(base: Any = Task) -> list[Any]:
     return [kind for sub in base.__subclasses__() for kind in (sub, *_kinds(sub))]
 
 
-def federation_of(told: Mapping[str, Told], unified: bool) -> tuple[Federation, Dataset, Partition]:
-    """A federation whose data are elsewhere, from what nodes told. Tasks are in the order of their names.
+def federation_of(reports: Mapping[str, NodeReport], unified: bool) -> tuple[Federation, Dataset, Partition]:
+    """A federation whose data are elsewhere, from what nodes report. Tasks are in the order of their names.
 
     Raises DataError, with the two clients, where they disagree about a task or the shape of inputs.
     """
-    if not told:
+    if not reports:
         raise DataError("no node has told what it holds")
     tasks: dict[str, tuple[str, Task]] = {}
-    first = min(told)
-    shape = told[first].input_shape
-    for name, node in sorted(told.items()):
+    first = min(reports)
+    shape = reports[first].input_shape
+    for name, node in sorted(reports.items()):
         if node.input_shape != shape:
             raise DataError(f"client {name!r}: inputs have shape {node.input_shape}, those of client {first!r} {shape}")
         for each in node.tasks:
@@ -188,11 +188,11 @@ def federation_of(told: Mapping[str, Told], unified: bool) -> tuple[Federation, 
             if before != task:
                 raise DataError(f"task {task.name!r}: client {name!r} has {task}, client {other!r} has {before}")
     known = {task: found for task, (_, found) in sorted(tasks.items())}
-    sizes = [node.sizes for node in told.values()]
+    sizes = [node.sizes for node in reports.values()]
     train_part = Elsewhere(sum(size.train + size.val for size in sizes), shape)
     dataset = Dataset("nodes", tuple(known.values()), train_part, Elsewhere(sum(s.test for s in sizes), shape))
     shares, clients, at, tested = [], {}, 0, 0
-    for name, node in sorted(told.items()):
+    for name, node in sorted(reports.items()):
         size = node.sizes
         train, val, test = (np.arange(n, dtype=np.int64) for n in (size.train, size.val, size.test))
         train, val = train + at, val + at + len(train)
@@ -209,9 +209,9 @@ def federation_of(told: Mapping[str, Told], unified: bool) -> tuple[Federation, 
     return Federation(dataset.tasks, clients, unified), dataset, Partition(tuple(shares))
 
 
-def build_from(recipe: Recipe, method: Method | None, told: Mapping[str, Told]) -> Built:
+def build_from(recipe: Recipe, method: Method | None, reports: Mapping[str, NodeReport]) -> Built:
     """A recipe made concrete at a server that has no data."""
-    federation, dataset, partition = federation_of(told, recipe.model.heads == "all")
+    federation, dataset, partition = federation_of(reports, recipe.model.heads == "all")
     pool = Pool.of(dataset)
     return assemble(recipe, method_of(recipe, method), dataset, pool, partition, federation)
 
