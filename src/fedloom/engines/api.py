@@ -22,7 +22,7 @@ from fedloom.recipes.loader import load
 from fedloom.recipes.schema import Recipe
 from fedloom.rounds.built import Built
 from fedloom.rounds.progress import Progress, Silent
-from fedloom.rounds.rounds import run_rounds
+from fedloom.rounds.rounds import run_rounds, status
 from fedloom.rounds.worker import check_device
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.reader import Run
@@ -79,8 +79,8 @@ def run(
         check_device(device)
     engine = engine or engine_of(recipe)
     path = Path(tempfile.mkdtemp(prefix="fedloom-")) if folder is None else Path(folder)
-    if (status := engine.takes_over(recipe, path, method, progress or Silent(), fresh=True)) is not None:
-        return Result(path, status)
+    if (ended := engine.takes_over(recipe, path, method, progress or Silent(), fresh=True)) is not None:
+        return Result(path, ended)
     built = engine.build(recipe, method)
     with RunFolder.create(path, recipe, built.dealt, built.about) as run_folder:
         return _go(engine, built, run_folder, engine.initial(built), progress or Silent())
@@ -100,20 +100,11 @@ def resume(
     progress = progress or Silent()
     recipe, partition = RunFolder.read(Path(folder))
     engine = engine or engine_of(recipe)
-    if (status := engine.takes_over(recipe, Path(folder), method, progress, fresh=False)) is not None:
-        return Result(Path(folder), status)
+    if (ended := engine.takes_over(recipe, Path(folder), method, progress, fresh=False)) is not None:
+        return Result(Path(folder), ended)
     built = engine.build(recipe, method, partition)
     with RunFolder(Path(folder)) as run_folder:
-        run_folder.check(built.about)
-        found = run_folder.load()
-        if found is None:  # stopped before anything was saved
-            state = engine.initial(built)
-            run_folder.cut(-1)
-        else:
-            state, problems = found
-            for problem in problems:
-                progress.event(f"checkpoint: {problem}; continuing from round {state['round']}")
-            run_folder.cut(state["round"] or -1)  # round 0 is measured anew
+        state = run_folder.continued(built.about, lambda: engine.initial(built), progress.event)
         return _go(engine, built, run_folder, state, progress)
 
 
@@ -124,16 +115,12 @@ def _go(engine: Engine, built: Built, folder: RunFolder, state: State, progress:
     try:
         with _threads(recipe.runtime.threads), engine.start(built, folder) as (executor, advance):
             state = run_rounds(built, executor, folder, state, progress, advance)
-            status, final = ("stopped early" if state["stopped"] else "finished"), state
-            if state["stopped"] and recipe.early_stopping and recipe.early_stopping.restore_best:
-                best = folder.load("best")
-                if best is None:
-                    raise StateError(f"{folder.path}: the best state is missing")
-                final = best[0]
+            early = recipe.early_stopping
+            final = folder.kept(state, best=early is not None and early.restore_best)
             folder.save_model(*engine.export(built, final))
             engine.show(built, executor, folder.path, final)
-        folder.describe(built.about, status, state["round"], final["round"])
-        return Result(folder.path, status)
+        folder.describe(built.about, status(state), state["round"], final["round"])
+        return Result(folder.path, status(state))
     finally:
         progress.stop()
 

@@ -30,6 +30,11 @@ def initial_state(built: Built) -> State:
     return {"round": 0, "server": server, "clients": {}, "early": None, "stopped": False}
 
 
+def status(state: State) -> str:
+    """How a run that is over ended."""
+    return "stopped early" if state["stopped"] else "finished"
+
+
 Advance = Callable[[Built, Executor, State, "Round"], tuple[State, Sequence[str]]]
 """One round's training and aggregation: (state after it, who took part)."""
 

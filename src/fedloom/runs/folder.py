@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
@@ -169,6 +169,31 @@ class RunFolder:
         if "peers" in tree:
             tree = {**tree, "peers": {peer: self._own(peer, name, tree["round"], problems) for peer in tree["peers"]}}
         return tree, problems
+
+    def continued(self, about: Mapping[str, Any], initial: Callable[[], State], tell: Callable[[str], None]) -> State:
+        """The state to go on from, `initial` where nothing was saved; lines of rounds after it are cut off.
+
+        `tell` hears of damaged checkpoints. Raises StateError where the run is not what it was (see `check`).
+        """
+        self.check(about)
+        found = self.load()
+        if found is None:
+            self.cut(-1)
+            return initial()
+        state, problems = found
+        for problem in problems:
+            tell(f"checkpoint: {problem}; continuing from round {state['round']}")
+        self.cut(state["round"] or -1)  # round 0 is measured anew
+        return state
+
+    def kept(self, state: State, best: bool) -> State:
+        """Of a run that ended in `state` the one to keep: the best where it stopped early and `best` is wanted."""
+        if not (state["stopped"] and best):
+            return state
+        found = self.load("best")
+        if found is None:
+            raise StateError(f"{self.path}: the best state is missing")
+        return found[0]
 
     def _own(self, peer: str, name: str, round_: int, problems: list[str]) -> State:
         """A peer's state of the round that all have; its newest may be a round ahead."""

@@ -18,14 +18,14 @@ from fedloom.engines.cluster.peering import Peering
 from fedloom.engines.cluster.sharing import Sharing
 from fedloom.engines.peers.rounds import initial_peers
 from fedloom.engines.pool import executor
-from fedloom.errors import StateError, UserError
+from fedloom.errors import UserError
 from fedloom.recipes.loader import load
 from fedloom.recipes.schema import Recipe
 from fedloom.rounds.build import build
 from fedloom.rounds.built import Built
 from fedloom.rounds.exports import export
-from fedloom.rounds.progress import Progress
-from fedloom.rounds.rounds import initial_state, run_rounds
+from fedloom.rounds.progress import Progress, Silent
+from fedloom.rounds.rounds import initial_state, run_rounds, status
 from fedloom.rounds.showing import keep
 from fedloom.rounds.worker import Executor, check_device
 from fedloom.runs.folder import RunFolder
@@ -53,7 +53,6 @@ def take_part(comm: Comm, path: Path, recipe: Recipe | None = None, progress: Pr
 
 
 def _run(comm: Comm, path: Path, recipe: Recipe | None, progress: Progress | None, stack: ExitStack) -> str:
-    from fedloom.rounds.progress import Silent
 
     first = comm.rank == 0
     progress = progress if progress is not None and first else Silent()
@@ -74,7 +73,7 @@ def _run(comm: Comm, path: Path, recipe: Recipe | None, progress: Progress | Non
         mine = run_rounds(built, member, SharedFolder(member, folder), mine, progress, member.advance)
         whole = member.gathered(mine)
         agreed(comm, lambda: _conclude(folder, built, whole, member.executor) if folder is not None else None)
-        return _status(mine)
+        return status(mine)
     finally:
         progress.stop()
         member.close()
@@ -140,23 +139,9 @@ def _opened(path: Path, built: Built, fresh: bool, progress: Progress, stack: Ex
     folder = stack.enter_context(
         RunFolder.create(path, built.recipe, built.dealt, built.about) if fresh else RunFolder(path)
     )
-    state = _initial(built) if fresh else _continued(folder, built, progress)
+    state = _initial(built) if fresh else folder.continued(built.about, lambda: _initial(built), progress.event)
     folder.tracker = tracker_of(built.recipe, path, state["round"], progress.event)
     return folder, state
-
-
-def _continued(folder: RunFolder, built: Built, progress: Progress) -> State:
-    """The state that a folder was left with; its files have what counts alone."""
-    folder.check(built.about)
-    found = folder.load()
-    if found is None:
-        folder.cut(-1)
-        return _initial(built)
-    state, problems = found
-    for problem in problems:
-        progress.event(f"checkpoint: {problem}; continuing from round {state['round']}")
-    folder.cut(state["round"] or -1)
-    return state
 
 
 def _initial(built: Built) -> State:
@@ -165,16 +150,8 @@ def _initial(built: Built) -> State:
 
 def _conclude(folder: RunFolder, built: Built, state: State, executor: Executor) -> None:
     """What is written once the last round is over."""
-    final = state
-    if state["stopped"] and built.recipe.early_stopping and built.recipe.early_stopping.restore_best:
-        best = folder.load("best")
-        if best is None:
-            raise StateError(f"{folder.path}: the best state is missing")
-        final = best[0]
+    early = built.recipe.early_stopping
+    final = folder.kept(state, best=early is not None and early.restore_best)
     folder.save_model(*export(built, final))
     keep(folder.path, built, executor, final)
-    folder.describe(built.about, _status(state), state["round"], final["round"])
-
-
-def _status(state: State) -> str:
-    return "stopped early" if state["stopped"] else "finished"
+    folder.describe(built.about, status(state), state["round"], final["round"])
