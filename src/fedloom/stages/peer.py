@@ -54,7 +54,7 @@ class AtPeer(Stage):
         return self.stage.init(layout)
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
-        """The stage's broadcast, and the peer's own."""
+        """The stage's broadcast."""
         return self.stage.broadcast(state, clients, models)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:

@@ -25,8 +25,8 @@ class Traits:
     """
 
     kind: Kind = "row"
-    """What it looks at: "row" each row alone (may run at the client), "mix" the rows' Gram matrix or extras (output = W
-    X), "matrix" the columns of all rows."""
+    """What it looks at: "row" each row alone (may run at the client), "mix" the rows' Gram matrix or extras
+    (output = W X), "matrix" the columns of all rows."""
     reads: Set[str] = frozenset({"X"})
     writes: Set[str] = frozenset({"X"})
     wants: Set[str] = frozenset()
@@ -38,8 +38,7 @@ class Traits:
     key ("*", task)."""
     by_task: bool = False
     separable: bool = False
-    """Treats every column alike, with Gram matrices and sums by `fedloom.core.spread`; so processes may share the
-    columns."""
+    """Treats every column alike, with Gram matrices and sums by `fedloom.core.spread`; so columns may lie apart."""
 
     def __post_init__(self) -> None:
         for name in ("reads", "writes", "wants", "broadcasts"):
