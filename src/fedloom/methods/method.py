@@ -40,8 +40,7 @@ class Method:
     tune     training of a personal model before it is measured or saved
     start    a client begins a round from the received model, or from its own model of its last round
     rows     one model a client, trained on all its tasks; or one a client and task, trained on that task alone from
-             its task vector. Then updates are task vectors: differences to the initial model, not to the round's
-             start
+             its task vector. Then updates are task vectors: differences to the initial model, not to the start
     weights  a row's weight before any stage: its number of examples, or 1
     buffers  float buffers such as batch norm statistics: weighted mean over the clients that trained them, kept
              local, or pooled (variance = mean of variances + variance of means)

@@ -158,8 +158,7 @@ class PrototypePull(LocalRule):
 
 @dataclass(frozen=True)
 class ClusterContrast(LocalRule):
-    """Adds the contrast with the broadcast clusters of all classes and the pull to the mean of the own class's
-    (FPL)."""
+    """Adds the contrast with the broadcast clusters of all classes and the pull to the own class's mean one (FPL)."""
 
     temperature: float = 0.02
     features = True

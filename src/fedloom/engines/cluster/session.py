@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 def join(path: Path, recipe: Recipe | None = None, progress: Progress | None = None) -> str:
-    """Take part in a run as one of the processes that torchrun started; how it ended, once it is over."""
+    """Take part in a run as one of the processes that torchrun started; returns how it ended."""
     comm = Comm.join()
     try:
         return take_part(comm, path, recipe, progress)
@@ -44,9 +44,9 @@ def join(path: Path, recipe: Recipe | None = None, progress: Progress | None = N
 
 
 def take_part(comm: Comm, path: Path, recipe: Recipe | None = None, progress: Progress | None = None) -> str:
-    """Take part in a run, a new one of `recipe`, else the one in the folder: finished, or stopped early.
+    """Take part in a new run of `recipe`, else in the one in the folder; returns finished, or stopped early.
 
-    Only rank 0 needs the folder. Raises UserError in all processes where one meets a mistake.
+    Only rank 0 needs the folder. Raises UserError in all processes if one of them meets a mistake.
     """
     with ExitStack() as stack:
         return _run(comm, path, recipe, progress, stack)
@@ -81,7 +81,7 @@ def _run(comm: Comm, path: Path, recipe: Recipe | None, progress: Progress | Non
 
 
 def agreed(comm: Comm, make: Callable[[], T]) -> T:
-    """What `make` gives; a UserError in one process is raised in all of them."""
+    """The result of `make`; a UserError in one process is raised in all of them."""
     value, error = None, None
     try:
         value = make()
@@ -112,7 +112,7 @@ def _built(recipe: Recipe, partition: Partition | None, device: str) -> Built:
 
 
 def membership(built: Built) -> type[Member]:
-    """How processes work together: sharing what the server does, where the recipe and the method let them."""
+    """How processes work together: they share the server's work if the recipe and the method allow it."""
     if built.recipe.peers is not None:
         return Peering
     method = built.method
@@ -121,7 +121,7 @@ def membership(built: Built) -> type[Member]:
 
 
 def _compared(comm: Comm, built: Built) -> None:
-    """Whether all processes have the same. Raises UserError that names what differs, and where."""
+    """Check that all processes have the same run. Raises UserError that names what differs, and where."""
     mine = {
         "model": built.layout.hash,
         "partition": built.partition.hash,
@@ -136,7 +136,7 @@ def _compared(comm: Comm, built: Built) -> None:
 
 
 def _opened(path: Path, built: Built, fresh: bool, progress: Progress, stack: ExitStack) -> tuple[RunFolder, State]:
-    """The run folder, held by rank 0 until the end, and the state to go on from."""
+    """The run folder, which rank 0 holds until the end, and the state to continue from."""
     folder = stack.enter_context(
         RunFolder.create(path, built.recipe, built.dealt, built.about) if fresh else RunFolder(path)
     )
@@ -146,7 +146,7 @@ def _opened(path: Path, built: Built, fresh: bool, progress: Progress, stack: Ex
 
 
 def _continued(folder: RunFolder, built: Built, progress: Progress) -> State:
-    """The state that a folder was left with; its files have what counts alone."""
+    """The last state in a folder, whose files are cut back to it."""
     folder.check(built.about)
     found = folder.load()
     if found is None:
@@ -164,7 +164,7 @@ def _initial(built: Built) -> State:
 
 
 def _conclude(folder: RunFolder, built: Built, state: State, executor: Executor) -> None:
-    """What is written once the last round is over."""
+    """Write the files that a run leaves after its last round."""
     final = state
     if state["stopped"] and built.recipe.early_stopping and built.recipe.early_stopping.restore_best:
         best = folder.load("best")
