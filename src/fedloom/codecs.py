@@ -24,7 +24,7 @@ ByteCount = dict[tuple[str, str | None], int]
 class Codec:
     """Packs the X of Updates into tensors and unpacks it. Everything else travels beside it.
 
-    `stays_packed` says that rows of several senders are kept as they came (see `gather`) and not written to a matrix.
+    `stays_packed` says that rows of several senders are kept as they arrived (see `gather`), not written to a matrix.
     """
 
     stays_packed: ClassVar[bool] = False
@@ -32,7 +32,7 @@ class Codec:
     """Whether the number of bytes depends on the values."""
 
     def gather(self, parts: Sequence[tuple[Packed, Updates]]) -> Rows:
-        """Rows of several senders (packed, like), in the order of their rows, as they came."""
+        """The rows of several senders (packed, like), as they arrived, in the order of the rows."""
         raise NotImplementedError
 
     def pack(self, updates: Updates) -> dict[str, Tensor]:
@@ -61,7 +61,7 @@ def _by_block(like: Updates, values: Tensor, itemsize: int) -> ByteCount:
 
 
 def _values(updates: Updates) -> Tensor:
-    """The columns that the rows have, as one vector."""
+    """The values in the columns that the rows have, as one vector."""
     if updates.present is None or bool(updates.present.all()):
         return updates.X.reshape(-1)
     rows = []
@@ -99,7 +99,7 @@ class Raw(Codec):
 
 @dataclass(frozen=True)
 class Sparse(Codec):
-    """Values that are not zero, and one bit a coordinate that says where they are. Lossless.
+    """The values that are not zero, and one bit per coordinate that says where they are. Lossless.
 
     An update that would not shrink is sent as it is.
     """
@@ -136,8 +136,8 @@ class Sparse(Codec):
 class Unified(Codec):
     """One vector for all rows of a sender, with a mask and a scale for each row (MaTU, eq. 2).
 
-    Columns that belong to a task travel as they are. A single row is kept exactly; several share their vector, so that
-    this is lossy. k rows over d common columns take 32 d + k (8 ceil(d / 8) + 32) bits; nothing else is added.
+    Columns that belong to a task travel as they are. A single row is kept exactly; several rows share one vector, which
+    is lossy. k rows over d common columns take 32 d + k (8 ceil(d / 8) + 32) bits; nothing else is added.
     """
 
     stays_packed = True
@@ -211,11 +211,11 @@ class Folded:
         return X
 
     def own(self) -> Tensor:
-        """The columns that belong to tasks (K x their number)."""
+        """The columns that belong to tasks (K x number of these columns)."""
         return torch.cat([_own(packed, like) for packed, like in self.parts])
 
     def uploads(self, counts: Tensor) -> list[Upload]:
-        """What each sender sent of the common columns; `counts` (K) are examples of each row."""
+        """The common columns as each sender sent them; `counts` (K) are the examples of each row."""
         found = []
         for (packed, like), (a, b) in zip(self.parts, pairwise(self._ends), strict=True):
             tasks = tuple(str(task) for _, task in like.rows)
@@ -254,12 +254,12 @@ def _by_owner(layout: Layout) -> tuple[Layout, Layout]:
 
 
 def _of(updates: Updates, part: Layout) -> Tensor | None:
-    """Presence of some blocks."""
+    """Which rows have the blocks of `part` (K x blocks), or None for all."""
     return None if updates.present is None else updates.present[:, updates.layout.positions(part)]
 
 
 def _own(packed: Packed, like: Updates) -> Tensor:
-    """The columns of tasks, of the rows of one sender; zero where they belong to another task than the row's."""
+    """One sender's rows in the columns of tasks; zero in columns of another task than the row's."""
     own = _by_owner(like.layout)[1]
     X = packed["vector"].new_zeros(len(like), own.d)
     return _fill(packed["own"], like.select(own).replace(X=X)) if own.blocks else X

@@ -1,4 +1,4 @@
-"""Errors that a user can mend. The command line prints them without a traceback and exits with code 2."""
+"""Errors that a user can correct. The command line prints them without a traceback and exits with code 2."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """What to say about the name of a task, a method or the like that is none of those known."""
+    """The message for the name of a task, a method or the like that is not among the known ones."""
     known = tuple(known)
     return f"unknown {kind} {name!r}.{nearest(name, known)} Known: {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""Optional dependencies: imported when needed, with the line that installs them in the error."""
+"""Optional dependencies: imported when needed; the error says how to install what is missing."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def save_figure(figure: Any, file: str | Path, **options: Any) -> None:
 def _mend_torchvision() -> None:
     """Make a torchvision built for CUDA importable beside a CPU build of torch.
 
-    Its extension then fails to load and two operators stay undeclared, which breaks not only torchvision but
-    also timm, peft and torchmetrics, because each imports torchvision where it finds it.
+    Its extension then fails to load and two operators stay undeclared. This breaks torchvision and also timm, peft and
+    torchmetrics, because each of them imports torchvision if it is there.
     """
     try:
         importlib.import_module("torchvision")

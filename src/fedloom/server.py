@@ -12,15 +12,15 @@ from fedloom.core.context import State
 
 
 class ServerRule:
-    """Works on one model vector (d) at a time, so alike for one global model and for personal ones.
+    """Works on one model vector (d) at a time, so it is the same for one global model and for personal models.
 
-    The vectors hold the shared parameters only: buffers and private parameters are never stepped. A round from which
-    no finite row arrives does not reach `apply`, so that momentum neither moves nor decays; an update that is zero
-    although clients took part does reach it, and counts as any other update.
+    The vectors hold the shared parameters only: buffers and private parameters are never stepped. A round in which no
+    finite row arrives does not reach `apply`, so momentum neither moves nor decays. An update that is zero although
+    clients took part does reach it, and counts as any other update.
     """
 
     looks_ahead: ClassVar[bool] = False
-    """Whether clients start from something else than the model, so that `dispatch` needs the state."""
+    """Whether clients start from something other than the model, so that `dispatch` needs the state."""
 
     def init(self, model: Tensor) -> State:
         """State of one recipient's model before its first update."""
@@ -59,7 +59,7 @@ class Momentum(ServerRule):
         _share("beta", self.beta)
 
     def init(self, model: Tensor) -> State:
-        """m = 0; nothing to remember without momentum."""
+        """m = 0; without momentum there is no state."""
         return {"m": torch.zeros_like(model)} if self.beta else {}
 
     def apply(self, model: Tensor, update: Tensor, state: State) -> tuple[Tensor, State]:
@@ -79,7 +79,7 @@ class Adaptive(ServerRule):
          v - (1 - b2) u^2 sign(v - u^2)      yogi
     model + step m / (sqrt(v) + eps)
 
-    v starts at v0, or eps^2 where none is given.
+    v starts at v0; by default v0 is eps^2.
     """
 
     kind: Literal["adam", "yogi", "adagrad"] = "adam"
@@ -100,7 +100,7 @@ class Adaptive(ServerRule):
             raise ValueError(f"v0: expected a number of at least 0, found {self.v0}")
 
     def init(self, model: Tensor) -> State:
-        """m = 0 (only where there is momentum) and v = v0."""
+        """m = 0 (only with momentum) and v = v0."""
         v = torch.full_like(model, self.eps**2 if self.v0 is None else self.v0)
         return {"m": torch.zeros_like(model), "v": v} if self.b1 else {"v": v}
 
@@ -126,8 +126,8 @@ class Lookahead(ServerRule):
     sent:   la = model + lam m
     then:   m <- lam m + u, model + m        with u measured from la, so that model + m = la + u
 
-    What is evaluated is the model, not la. lam = 0 is Plain(), bit for bit. In the long run a constant update is
-    multiplied by 1 / (1 - lam).
+    The model is evaluated, not la. lam = 0 is Plain(), bit for bit. In the long run a constant update is multiplied by
+    1 / (1 - lam).
     """
 
     lam: float = 0.85
@@ -137,11 +137,11 @@ class Lookahead(ServerRule):
         _share("lam", self.lam)
 
     def init(self, model: Tensor) -> State:
-        """m = 0; nothing to remember without lookahead."""
+        """m = 0; without lookahead there is no state."""
         return {"m": torch.zeros_like(model)} if self.lam else {}
 
     def dispatch(self, model: Tensor, state: State) -> Tensor:
-        """The lookahead."""
+        """The lookahead la."""
         return torch.add(model, state["m"], alpha=self.lam) if self.lam else model
 
     def apply(self, model: Tensor, update: Tensor, state: State) -> tuple[Tensor, State]:

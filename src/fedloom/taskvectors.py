@@ -1,10 +1,10 @@
 """Task vectors as MaTU uses them: one vector with masks and scales for several tasks; aggregation over clients.
 
 A task vector is what training on a task adds to the common starting point: tau (d). Everything here is a pure function
-of such vectors, and works on pieces of columns, so that temporaries stay small.
+of such vectors and works on pieces of columns, so that temporaries stay small.
 
 Equations are those of MaTU (Tsouvalas, Ozcelebi, Meratnia: Many-Task Federated Fine-Tuning via Unified Task Vectors).
-sgn(0) = 0 throughout. Sums over tasks or clients are taken in float64, or decided by it, so that their order does not
+sgn(0) = 0 throughout. Sums over tasks or clients are computed or decided in float64, so that their order does not
 matter. Masks are bool (k x d) or packed (k x ceil(d / 8), uint8); see `pack_mask`.
 """
 
@@ -65,8 +65,8 @@ def unify(vectors: Tensor | Sequence[Tensor], packed: bool = False) -> tuple[Ten
 
     Eq. 2: unified = sgn(sum_t tau_t) * max |tau_t| over the tasks whose sign is that of the sum; 0 where the sum is 0.
     mask_t = (tau_t * unified > 0), scale_t = sum |tau_t| / sum |mask_t * unified|, and 1 where a mask is empty.
-    Which sign a sum has is decided in float64 where float32 cannot tell, so that the order of tasks changes nothing.
-    A single task comes back as it is: its mask is where it is not zero, its scale is 1.
+    Where float32 cannot decide the sign of a sum, float64 does, so that the order of tasks changes nothing.
+    A single task comes back as it is: its mask marks the values that are not zero, its scale is 1.
     """
     rows, d = _rows(vectors)
     T, kind = len(rows), _kind(rows[0])
@@ -96,7 +96,7 @@ def unify(vectors: Tensor | Sequence[Tensor], packed: bool = False) -> tuple[Ten
                 masks[:, s.start // 8 : -(-s.stop // 8)] = np.packbits(mask, axis=1)
             else:
                 masks[:, s] = mask
-            # Both sums add in the same way, so that equal terms give equal sums and a scale of exactly 1.
+            # Both sums add in the same order, so that equal terms give equal sums and a scale of exactly 1.
             sums[i, 0] = _row_sums(np.abs(x, out=x))
             np.copyto(y, mask)
             sums[i, 1] = _row_sums(np.multiply(y, top, out=y))
@@ -125,8 +125,8 @@ def modulate(vector: Tensor, mask: Tensor, scale: Tensor | float) -> Tensor:
 def _elect(x: Array, y: Array) -> tuple[Array, Array]:
     """(sign of each column's sum, largest value of that sign in magnitude). y becomes x times the sign.
 
-    The float32 sum of T values is wrong by at most (T - 1) u A with A the sum of magnitudes, which is at most 2 T times
-    the largest of the elected sign unless the sign is wrong. Columns that this does not settle are looked at again.
+    The float32 sum of T values is wrong by at most (T - 1) u A. A, the sum of magnitudes, is at most 2 T times the
+    largest of the elected sign, unless that sign is wrong. Columns that this does not settle are computed again.
     """
     T = len(x)
     total = np.add.reduce(x, axis=0)
@@ -145,7 +145,7 @@ def _elect(x: Array, y: Array) -> tuple[Array, Array]:
 
 
 def _row_sums(x: Array) -> Array:
-    """Sums of rows in float64, of groups of eight columns that float32 has added up."""
+    """Sums of rows in float64, after float32 has summed groups of eight columns."""
     T, n = x.shape
     if n % 8:
         return np.asarray(x.sum(1, dtype=np.float64))
@@ -158,12 +158,12 @@ def _sgn(x: Array) -> Array:
 
 
 def _exact_sgn(x: Array) -> Array:
-    """Signs of the sums of columns, in float64 and an order that does not depend on that of the rows."""
+    """Signs of the column sums, in float64 and in an order that does not depend on the order of the rows."""
     return np.sign(np.add.reduce(np.sort(x, axis=0), axis=0, dtype=np.float64))
 
 
-# Work in pieces, on the CPU: numpy on small pieces, which go to as many threads as torch may use. Pieces of this size
-# are too small for torch's own threads, which wait for each other after every operation.
+# Work in pieces, on the CPU: numpy computes small pieces in as many threads as torch may use. The pieces are too small
+# for torch's own threads, which wait for each other after every operation.
 
 
 def _pieces(d: int, step: int) -> list[slice]:
@@ -171,7 +171,7 @@ def _pieces(d: int, step: int) -> list[slice]:
 
 
 def _spread(work: Callable[[range], None], count: int) -> None:
-    """Call work on ranges that together are range(count), in threads where there is enough to do."""
+    """Call work on ranges that together are range(count), in threads if there is enough to do."""
     threads = min(torch.get_num_threads(), count // 4)
 
     def quietly(numbers: range) -> None:
@@ -215,8 +215,8 @@ def _rows(vectors: Tensor | Sequence[Tensor]) -> tuple[Sequence[Tensor], int]:
 def sign_similarity(vectors: Tensor, zeros: Zeros = "half") -> Tensor:
     """S (T x T, float64) of task vectors (T x d): S(t, t') = (mean_j sgn(tau_t) sgn(tau_t') + 1) / 2, eq. 5; in [0, 1].
 
-    A coordinate that is zero in either vector counts as half an agreement, also on the diagonal, so that many zeros
-    pull S to 0.5. With zeros="out" a pair is compared on the coordinates where both are not zero; without any, 0.5.
+    A coordinate that is zero in either vector counts as half an agreement, also on the diagonal, so many zeros pull S
+    to 0.5. With zeros="out" a pair is compared on the coordinates where neither is zero; if there are none, S is 0.5.
     """
     _choose("zeros", zeros, Zeros)
     T, d = vectors.shape
@@ -236,10 +236,10 @@ def sign_similarity(vectors: Tensor, zeros: Zeros = "half") -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Upload:
-    """What one client sends: a unified vector (d), and for each of its k tasks a mask, a scale, a sample count.
+    """What one client sends: a unified vector (d), and a mask, a scale and a sample count for each of its k tasks.
 
-    Without masks and scales the vector is that of its one task as it is, which is how a row (client, task) of already
-    reconstructed updates enters. `client` is a name; it only fixes the order in which clients are added up.
+    Without masks and scales the vector is the task vector of its one task; rows (client, task) of updates that are
+    already reconstructed enter in this form. `client` is a name; it only fixes the order in which clients are summed.
     """
 
     vector: Tensor
@@ -269,7 +269,7 @@ class Upload:
 
 @dataclass(frozen=True, eq=False)
 class TaskAggregate:
-    """The task vectors of the next round, of the tasks that some upload has; others keep theirs."""
+    """The next round's vectors of the tasks that some upload has; other tasks keep theirs."""
 
     tasks: tuple[str, ...]
     """Names, sorted; the order of all rows and columns below."""
@@ -295,8 +295,8 @@ def aggregate_tasks(
 ) -> TaskAggregate:
     """MaTU's server step, eqs. 3 to 7: new task vectors from the clients' unified vectors, masks and scales.
 
-    Of a task t, over the clients n that hold it: gamma_n their share of its samples (equal shares if there are none),
-    lambda_n and m_n its scale and mask at n, tau_n the unified vector.
+    For a task t and the clients n that hold it: gamma_n is n's share of the task's samples (equal shares if there are
+    none), lambda_n and m_n are its scale and mask at n, tau_n is n's unified vector.
 
     - Eq. 3: a_j = |mean_n sgn(m_n tau_n)_j|; mhat_j = 1 where a_j >= rho, else a_j.
     - Eq. 4: that = mhat * sum_n gamma_n lambda_n x_n. `source` is x_n: "masked" m_n tau_n (default), "unified" tau_n,
@@ -309,9 +309,9 @@ def aggregate_tasks(
       "half": half of that; "normalized": (that + ttil) / (1 + the partners' weights), an average. A task without
       partners is that in all three.
 
-    Tasks that nobody here holds are not in the result: they keep their vectors, and give nothing to others.
-    Memory: the result (T x d), which goes to `out` where that is given (columns of a larger matrix will do), and
-    pieces of a few thousand columns; masks are unpacked piece by piece.
+    Tasks that no upload holds are not in the result: they keep their vectors and give nothing to others. Memory: the
+    result (T x d), written to `out` if given (columns of a larger matrix will do), and pieces of a few thousand
+    columns; masks are unpacked piece by piece.
     """
     _choose("combine", combine, Combine)
     _choose("cross", cross, Cross)
@@ -383,7 +383,7 @@ class _Round:
             self.weights.append(share[:, None])
 
     def mhat(self, s: slice, total: Array | None = None) -> Array:
-        """Eq. 3 of some columns (T x columns); on the way, sum_n gamma_n lambda_n x_n of eq. 4 is added to `total`."""
+        """mhat of eq. 3 in some columns (T x columns); adds eq. 4's sum_n gamma_n lambda_n x_n to `total`."""
         few = len(self.uploads) < 128
         count = np.zeros((len(self.tasks), s.stop - s.start), np.int8 if few else np.int32)
         for u, at, weight in zip(self.uploads, self.at, self.weights, strict=True):
@@ -406,7 +406,7 @@ def _some(masks: Tensor, s: slice) -> Array:
 
 
 def _enough(holders: int, rho: float) -> int:
-    """The smallest count c with c / holders >= rho; beyond `holders` where there is none."""
+    """The smallest count c with c / holders >= rho; `holders` + 1 if there is none."""
     return next((c for c in range(holders + 1) if c / holders >= rho), holders + 1)
 
 
@@ -424,7 +424,7 @@ def _partners(S: Tensor, kappa: int, epsilon: float, cross: Cross) -> Tensor:
 
 
 def _weights(partners: Tensor, combine: Combine, cross: Cross) -> tuple[Tensor, Tensor]:
-    """(weight of a task's own vector (T), of the others' (T x T)) in eq. 7."""
+    """(weights of the tasks' own vectors (T), of the others' (T x T)) in eq. 7."""
     total = partners.sum(1)
     some = total > 0
     if combine == "normalized":

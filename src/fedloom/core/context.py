@@ -1,4 +1,4 @@
-"""What a stage or a rule may know about the moment it is called: round, seed, who wants an answer."""
+"""The context of a call of a stage or a rule: the round, the seed, and the rows that need an output."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ State = dict[str, Any]
 Fields = frozenset[str]
 """Names of fields of Updates: X, n, weight, coef, base, extra:NAME or auxiliary:NAME."""
 Broadcast = dict[str, "torch.Tensor"]
-"""What a stage tells the local rules of one client."""
+"""What a stage broadcasts to the local rules of one client: name -> tensor."""
 
 
 def derive_seed(seed: int, *purpose: object) -> int:
@@ -42,11 +42,10 @@ class Ctx:
     """The context of one round.
 
     `round` counts from 1; round 0 is the initial model. `targets` are the rows for which an output is wanted: all
-    participants on a server, `[me]` on a peer; None means every row that is there. `population` is the number of all
-    clients, present or not; None means that all are present. `rounds` is how many the run will have, where that is
-    known. `log` takes (event, fields) that a person should see, `record` takes (kind, fields) for the run's records
-    only, or what makes the fields, which is called where they are wanted. `peer` is the one at which an aggregation
-    runs; None is a server.
+    participants on a server, `[me]` on a peer; None means all rows. `population` is the number of all clients, present
+    or absent; None means that all are present. `rounds` is the number of rounds in the whole run, if it is known. `log`
+    takes (event, fields) for a person to read. `record` takes (kind, fields) for the run's records only; in place of
+    the fields it takes a function that makes them if needed. `peer` is the peer that aggregates; None is a server.
     """
 
     round: int = 0

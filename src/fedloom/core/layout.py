@@ -46,7 +46,7 @@ class Block:
     task: str | None = None
     part: str | None = None
     kind: str | None = None
-    """Of a norm layer: batch-norm, layer-norm, group-norm or rms-norm."""
+    """The kind of a norm layer: batch-norm, layer-norm, group-norm or rms-norm."""
 
     def __post_init__(self) -> None:
         for value in (self.role, *([self.part] if self.part else [])):
@@ -64,7 +64,7 @@ class Block:
 class Select:
     """A choice of blocks: all given conditions must hold. `role` also matches a block's part, `name` is a glob.
 
-    `kind` is that of a norm layer. `exclude` takes blocks away again:
+    `kind` is the kind of a norm layer. `exclude` removes blocks from the choice:
     `Select(role="encoder", exclude=Select(role="norm"))`.
     """
 
@@ -130,13 +130,13 @@ class Layout:
         """Parameters in their own order, then floating-point buffers. Integer buffers travel outside the matrix.
 
         A frozen parameter (one that needs no gradient) is no block: it stays in the module as it is, the same for
-        everyone, so it is neither trained nor sent nor counted. Adapters are known by their layers, as peft makes them:
-        such a parameter has the role "adapter" and lies in the part that its rule names.
+        everyone, and is neither trained nor sent nor counted. Adapters are recognised by the layers that peft makes:
+        their parameters have the role "adapter" and lie in the part that their rule names.
 
         `roles` maps a glob on parameter names to a role, or to (role, task); the first match counts. It may be a
         function of the name, and defaults to `module.roles()`.
 
-        Raises ValueError for a parameter that no rule names (norm layers need no rule: they are known by type).
+        Raises ValueError for a parameter that no rule names (norm layers need no rule: their type is enough).
         """
         if roles is None:
             roles = module.roles()  # type: ignore[operator]
@@ -195,7 +195,7 @@ class Layout:
         return tuple(accumulate((b.size for b in self.blocks), initial=0))
 
     def run(self, first: int, end: int) -> Columns:
-        """Columns of consecutive blocks: from the one at position `first` to before the one at `end`."""
+        """Columns of consecutive blocks, from position `first` up to but not including `end`."""
         return Columns(self._ends[first], self._ends[end])
 
     @cached_property
@@ -225,7 +225,7 @@ class Layout:
 
     @cached_property
     def common(self) -> Layout:
-        """What belongs to no task."""
+        """The blocks that belong to no task."""
         return Layout(tuple(b for b in self.blocks if b.task is None))
 
     @cached_property

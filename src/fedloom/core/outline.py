@@ -8,17 +8,17 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Box:
-    """A leaf with its arguments, or a heading with what is inside it."""
+    """A leaf with its arguments, or a heading with boxes inside it."""
 
     title: str
     arguments: str | None = None
-    """Of a leaf that is an object: what its repr has between the brackets."""
+    """What the repr of an object has between the brackets; None for a leaf that is no object."""
     after: str = ""
-    """Of such a leaf: the words that follow it."""
+    """The words that follow the closing bracket."""
     facts: tuple[str, ...] = ()
     inside: tuple[Box, ...] = ()
     beside: bool = False
-    """Works on other columns, or in other rounds, than the box before it, and not after that one."""
+    """Whether this box works on other columns or in other rounds than the box before it, and so not after it."""
 
     @staticmethod
     def of(thing: object, *facts: str, after: str = "") -> Box:
@@ -38,7 +38,7 @@ def listed(boxes: Iterable[Box]) -> str:
 
 @dataclass(frozen=True)
 class Outline:
-    """The way of an update through a round, place by place."""
+    """The path of an update through a round, place by place."""
 
     local: tuple[Box, ...]
     """Local training: changes of the model, rules, phases. They have no order."""

@@ -1,9 +1,9 @@
-"""Columns of one matrix that lie in several processes, and what a rule then needs of the others.
+"""A matrix whose columns lie in several processes, and what a rule then needs from the other processes.
 
-Inside `spread` every process runs the same stage on all rows and its own columns: a layout with the same blocks, of
-which each has only the columns that are here. A rule that treats every column alike need not know. What is added up
-over columns goes through `total`; state holds whole vectors, which `cut` and `join` take apart and put together.
-Outside of it all columns are here, and each of these functions gives back what it was given.
+Inside `spread` every process runs the same stage on all rows, but only on its own columns: its layout has all blocks,
+each with only the columns that this process has. A rule that treats every column alike need not know this. Sums over
+columns go through `total`; state holds whole vectors, which `cut` takes apart and `join` puts together. Outside
+`spread` the process has all columns, and each of these functions returns its input.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fedloom.core.layout import Layout
 
 
 class Spread(Protocol):
-    """How the columns lie. All processes call its methods in the same order."""
+    """Which process has which columns. All processes call the methods in the same order."""
 
     def total(self, x: Tensor) -> Tensor: ...
     def cut(self, layout: Layout, vector: Tensor) -> Tensor: ...
@@ -33,7 +33,7 @@ _NOW: ContextVar[Spread | None] = ContextVar("spread", default=None)
 
 @contextmanager
 def spread(how: Spread) -> Iterator[None]:
-    """Stages called inside see only the columns that are here."""
+    """Stages called inside see only the columns of this process."""
     token = _NOW.set(how)
     try:
         yield
@@ -42,25 +42,25 @@ def spread(how: Spread) -> Iterator[None]:
 
 
 def total(x: Tensor) -> Tensor:
-    """The sum over all processes of what each has added up over its columns; the same bits in each."""
+    """The sum over all processes of x, which each has summed over its own columns; the same bits in each."""
     now = _NOW.get()
     return x if now is None else now.total(x)
 
 
 def cut(layout: Layout, vector: Tensor) -> Tensor:
-    """Of a vector over the whole of a layout's blocks the columns that are here."""
+    """The columns of this process, from a vector over all columns of the layout's blocks."""
     now = _NOW.get()
     return vector if now is None else now.cut(layout, vector)
 
 
 def at(layout: Layout, index: Tensor) -> Tensor:
-    """Of columns, by position in the whole of a layout's blocks, those that are here, by position here."""
+    """Those of the columns `index` (positions among all) that this process has, as positions among its own."""
     now = _NOW.get()
     return index if now is None else now.at(layout, index)
 
 
 def join(layout: Layout, part: Tensor) -> Tensor:
-    """The whole vector, from the columns of a layout that are here and those of the others."""
+    """The whole vector, from this process's columns and those of the others."""
     now = _NOW.get()
     return part if now is None else now.join(layout, part)
 

@@ -1,8 +1,8 @@
-"""The matrix of updates and its names: Block, Layout, Updates.
+"""The matrix of updates and what stands beside it: Updates.
 
-A federated round is a K x d matrix: one row per client (or client and task), one column per parameter. The Layout
-knows which columns belong to which part of the model and to which task; Updates carries the matrix with everything
-an aggregation rule may need beside it.
+A federated round is a K x d matrix: one row per client (or client and task), one column per parameter. The Layout says
+which columns belong to which part of the model and to which task; Updates holds the matrix and everything else that an
+aggregation rule may need.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from fedloom.core.context import Row
 from fedloom.core.layout import Block, Layout, dtype_name
 
 EVERYONE: Row = ("*", None)
-"""The key of a row that is meant for every client: the one row a mean returns. ("*", task): for all that hold it."""
+"""The key of a row for every client, such as the row of a mean; ("*", task) is for all that hold the task."""
 
 
 class Rows(Protocol):
-    """Rows (K x d) in a form of their own, which become a matrix only once somebody needs it."""
+    """Rows (K x d) in a form of their own, which become a matrix only when it is needed."""
 
     @property
     def shape(self) -> tuple[int, int]: ...
@@ -44,7 +44,7 @@ class Rows(Protocol):
 
 @runtime_checkable
 class Distributed(Rows, Protocol):
-    """Rows that lie in several processes, which may be added up without being brought together."""
+    """Rows that lie in several processes and can be summed without being brought together."""
 
     @property
     def dtype(self) -> torch.dtype: ...
@@ -58,13 +58,13 @@ class Distributed(Rows, Protocol):
         ...
 
     def take(self, index: Tensor) -> Tensor:
-        """All rows in a few columns, by position among all of them: those of the columns that are here."""
+        """All rows, in those of the columns `index` (positions among all) that this process has."""
         ...
 
 
 @dataclass(frozen=True, eq=False)
 class RowList:
-    """Rows that lie apart, each a vector (d); fulfils `Rows`."""
+    """Separate rows, each a vector (d); fulfils `Rows`."""
 
     vectors: tuple[Tensor, ...]
 
@@ -88,7 +88,7 @@ class RowList:
 
 @dataclass(frozen=True, eq=False)
 class Updates:
-    """The updates of one round, new minus old parameters, with what belongs beside them.
+    """The updates of one round (new minus old parameters) with their weights and other values.
 
     layout    which column is which (d columns)
     rows      K keys (client, task or None), always sorted
@@ -101,8 +101,8 @@ class Updates:
     present   K x blocks, bool, or None for all: which blocks a row has
     support   K x blocks, bool, or None where no stage wants it: which blocks a row's training changed
     extra     values beside a row: name -> K values (tensor or sequence)
-    mixing    K x K, float64, or None: a product that is not worked out until somebody needs X, so that rules that
-              only combine rows (projections, normalisation) cost no second K x d matrix
+    mixing    K x K, float64, or None: the product with `data` is computed when X is read, so that rules that only
+              combine rows (projections, normalisation) need no second K x d matrix
     base      K x d or None (zeros): the model that each row starts from
     auxiliary name -> K x d: values with one column per parameter, such as control variates
     """
@@ -167,7 +167,7 @@ class Updates:
         auxiliary: Mapping[str, Any] | None = None,
         **extra: Any,
     ) -> Updates:
-        """Build Updates from a plain K x d matrix; rows are sorted by key and everything beside them follows.
+        """Build Updates from a plain K x d matrix; rows, and all values beside them, are sorted by key.
 
         Without `n` every row counts the same; without `layout` there is one block called "x".
         """
@@ -212,7 +212,7 @@ class Updates:
         return replace(self, **changes)
 
     def zeros(self, rows: int) -> Tensor:
-        """A matrix of zeros (rows x d) like X, which is not worked out for it."""
+        """A matrix of zeros (rows x d), of X's dtype and device. X itself is not computed for it."""
         if isinstance(self.given, Distributed):
             return torch.zeros(rows, self.layout.d, dtype=self.given.dtype)
         return self.data.new_zeros(rows, self.layout.d)
@@ -220,7 +220,7 @@ class Updates:
     def summed(self, runs: Sequence[tuple[int, int, Tensor]]) -> Tensor:
         """sum_k p_k X_k (d) over runs of blocks (first, end, p of K numbers); 0 where there is no run.
 
-        p' (W D) = (p' W) D, so a mixing that is not worked out yet costs nothing here.
+        p' (W D) = (p' W) D, so a mixing that is not computed yet costs nothing here.
         """
         if self.mixing is not None:
             runs = [(first, end, p @ self.mixing) for first, end, p in runs]
@@ -233,7 +233,7 @@ class Updates:
         return out
 
     def mixed(self, W: Tensor) -> Updates:
-        """Every row a combination of the rows: X becomes W X (W is K x K). The product is put off until X is read."""
+        """Every row becomes a combination of the rows: W X (W is K x K). The product is computed when X is read."""
         W = W.double()
         return replace(self, mixing=W if self.mixing is None else W @ self.mixing)
 

@@ -1,4 +1,4 @@
-"""run, resume and plan: what the command line calls and a notebook may call."""
+"""run, resume and plan: the command line calls them, and a notebook may."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Result:
         return Run.read(self.folder)
 
     def table(self, split: str = "test") -> str:
-        """Tasks x metrics of the final model, as text, with which model, whose data, which split."""
+        """Tasks x metrics of the final model, as text, with the model, the data and the split that they belong to."""
         run = self.run
         final = run.final(split)
         width = max(map(len, final.values), default=0)
@@ -68,14 +68,14 @@ def run(
 ) -> Result:
     """Run a recipe (a packaged name, a file, a mapping or a Recipe) and return its result.
 
-    `folder` must be new or empty; without it a temporary one is made. `overrides` are "key.path=value" texts.
-    `method` replaces the recipe's method by a Method built in Python; `resume` then wants it again. `engine` is one
-    that is at hand already, in the place of the one that the recipe names.
+    `folder` must be new or empty; without it a temporary one is made. `overrides` are "key.path=value" texts. `method`
+    replaces the recipe's method by a Method built in Python; `resume` then needs it again. `engine` is an existing
+    engine, used in place of the one that the recipe names.
 
     Raises UserError (RecipeError, DataError, StateError) for bad input.
     """
     recipe = recipe if isinstance(recipe, Recipe) and not overrides else load(_plain(recipe), overrides)
-    for device in _devices(recipe):  # before the data is loaded, for this answers at once
+    for device in _devices(recipe):  # before the data is loaded, because this fails at once
         check_device(device)
     engine = engine or engine_of(recipe)
     path = Path(tempfile.mkdtemp(prefix="fedloom-")) if folder is None else Path(folder)
@@ -95,7 +95,7 @@ def resume(
 ) -> Result:
     """Continue a run after its last whole checkpoint, bit for bit as if it had never stopped.
 
-    Raises StateError where the folder is none, is damaged, or the data, model or method changed.
+    Raises StateError if the folder is no run folder or is damaged, or if the data, model or method changed.
     """
     progress = progress or Silent()
     recipe, partition = RunFolder.read(Path(folder))
@@ -127,7 +127,7 @@ def _go(engine: Engine, built: Built, folder: RunFolder, state: State, progress:
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """Torch's thread count for the time of a run: results may depend on it, so the recipe says it."""
+    """Torch's thread count during a run: results may depend on it, so the recipe states it."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
@@ -146,7 +146,7 @@ def _devices(recipe: Recipe) -> tuple[str, ...]:
 
 
 def model_file(folder: Path | str) -> Path:
-    """The file of a run's final models. Raises StateError where it has not saved them yet."""
+    """The file of a run's final models. Raises StateError if the run has not saved them yet."""
     path = Path(folder) / "model.safetensors"
     if not path.is_file():
         raise StateError(f"{folder} has no model.safetensors: the run is not finished")
@@ -154,10 +154,10 @@ def model_file(folder: Path | str) -> Path:
 
 
 def trained_models(folder: Path | str) -> dict[str, dict[str, Tensor]]:
-    """A finished run's models as state dictionaries: "" is the global one, others are called by their client, or
-    task/NAME where each task has one.
+    """A finished run's models as state dictionaries: "" is the global model, others have the name of their client, or
+    task/NAME if each task has a model.
 
-    Raises StateError where the run has not saved a model yet.
+    Raises StateError if the run has not saved a model yet.
     """
     models: dict[str, dict[str, Tensor]] = {}
     for key, tensor in load_file(model_file(folder)).items():

@@ -1,4 +1,4 @@
-"""Where the jobs of a run are done: engines by name. Rounds, their order and their results are the same in all."""
+"""Engines by name: where the jobs of a run are done. Rounds, their order and their results are the same in all."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ ENGINES = {
 
 
 class Engine:
-    """In this process or a pool of workers. Others say what differs; they have no state between two runs."""
+    """Runs jobs in this process or in a pool of workers. Subclasses differ; none has state between two runs."""
 
     def takes_over(
         self, recipe: Recipe, folder: Path, method: Method | None, progress: Progress, fresh: bool
     ) -> str | None:
-        """Do the whole run in other processes, a `fresh` one or the rest of the one in the folder: how it ended.
+        """Do the whole run, a `fresh` one or the rest of the folder's, in other processes; returns how it ended.
 
-        None: it is done here. Raises UserError as `fedloom.engines.api.run` does.
+        Returns None if this process shall do it. Raises UserError as `fedloom.engines.api.run` does.
         """
         return None
 
@@ -54,7 +54,7 @@ class Engine:
 
     @contextmanager
     def start(self, built: Built, folder: RunFolder) -> Iterator[tuple[Executor, Advance | None]]:
-        """What runs jobs, and how a round is made of them (None: with a server), for the time of a run."""
+        """The executor of jobs, and how it makes a round of them (None: with a server), during a run."""
         workers = executor(built.setup, built.recipe.runtime.device, built.recipe.runtime.workers)
         try:
             yield workers, without_server(built) if built.recipe.peers else None
@@ -62,7 +62,7 @@ class Engine:
             workers.close()
 
     def show(self, built: Built, executor: Executor, folder: Path, state: State) -> None:
-        """Keep what the final models say of test data; called before `start` ends."""
+        """Keep the final models' predictions on test data; called before `start` ends."""
         keep(folder, built, executor, state)
 
     def export(self, built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:

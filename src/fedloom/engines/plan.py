@@ -1,4 +1,4 @@
-"""What a run would do and cost, without doing it: the dry run behind `fedloom show`."""
+"""What a run would do and cost, found without doing it: the dry run behind `fedloom show`."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def plan(recipe: Recipe, method: Method | None = None) -> Plan:
 
 
 def _second_round(built: Built) -> State:
-    """The server's state at the beginning, with a vector for every task: there are none before the first round."""
+    """The server's state at the beginning, with a vector for every task, which it lacks before the first round."""
     state: State = initial_state(built)["server"]
     if built.method.rows == "client-task":
         vector = torch.zeros_like(state["model"])
@@ -48,7 +48,7 @@ def _second_round(built: Built) -> State:
 
 
 def plan_of(built: Built) -> Plan:
-    """The plan of what has been built."""
+    """The plan of a run that is already built."""
     recipe = built.recipe
     layout, federation = built.layout, built.federation
     shared = built.method.shared_part(layout)

@@ -64,7 +64,7 @@ class WorkerPool:
             self.pipes.append(here)
 
     def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
-        """Results in order of completion. Raises UserError where a worker fails or dies."""
+        """Results in order of completion. Raises UserError if a worker fails or dies."""
         todo = list(reversed(jobs))
         busy: set[Connection] = set()
         idle = list(self.pipes)
@@ -110,7 +110,7 @@ class WorkerPool:
             with contextlib.suppress(OSError):
                 pipe.close()
         for process in self.processes:
-            process.terminate()  # it holds nothing to save, and to unload torch would take it a second
+            process.terminate()  # it holds nothing to save, and unloading torch would take a second
         for process in self.processes:
             process.join(timeout=1)
             if process.is_alive():
@@ -120,7 +120,7 @@ class WorkerPool:
 
 
 class _Pickler(ForkingPickler):
-    """Small tensors travel as bytes: to share one's memory takes about a millisecond, whatever its size."""
+    """Small tensors travel as bytes: sharing one's memory takes about a millisecond, whatever its size."""
 
     def reducer_override(self, value: Any) -> Any:
         plain = type(value) is Tensor and value.device.type == "cpu" and value.layout == torch.strided
@@ -153,7 +153,7 @@ def _serve(pipe: Connection, setup: Setup, device: str) -> None:
 
 
 def _portable(error: Exception) -> Exception:
-    """The error itself where it survives the pipe, else one with its text and traceback."""
+    """The error itself if it survives the pipe, else one with its text and traceback."""
     if isinstance(error, UserError):
         return error
     text = "".join(traceback.format_exception(error))
@@ -165,7 +165,7 @@ def _portable(error: Exception) -> Exception:
 
 
 def executor(setup: Setup, devices: str | Sequence[str], workers: int) -> Executor:
-    """In this process for one worker, else a pool."""
+    """Runs jobs in this process for one worker, else in a pool."""
     devices = (devices,) if isinstance(devices, str) else tuple(devices)
     if setup.training.stacked:
         return Stacked(setup, devices)

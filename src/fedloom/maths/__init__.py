@@ -1,0 +1,1 @@
+"""Mathematics that several stages and rules share: Gram matrices, conflict-averse updates, class prototypes."""

@@ -21,9 +21,9 @@ def conflict_averse_weights(gram: Tensor, c: float) -> Tensor:
     """w = argmin over the simplex of <g_w, g_0> + c |g_0| |g_w|, from a Gram matrix: N x N to N, float64.
 
     g_w = sum_i w_i X_i and g_0 is the plain mean of the rows. Exact but for round-off at any scale of the rows, where
-    the release's solver stops at uniform weights once updates are shorter than about 0.01. Rows that are zero get 0
-    but count in g_0. Where every choice is as good as another, w is uniform: rows that are all equal or all zero. So it
-    is over the rows that are not zero where their mean vanishes or c = 0.
+    the release's solver stops at uniform weights once updates are shorter than about 0.01. Zero rows get w = 0 but
+    count in g_0. Where every choice is equally good, w is uniform: over all rows if they are all equal or all zero, and
+    over the rows that are not zero if their mean vanishes or c = 0.
 
     Raises ValueError unless gram is square and 0 <= c < 1.
     """

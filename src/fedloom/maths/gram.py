@@ -16,9 +16,9 @@ _EPS = 2.0**-52
 
 
 def gram(updates: Updates, columns: Sequence[slice] | None = None) -> Tensor:
-    """Inner products of the rows (K x K, float64, on the CPU), over all columns or some slices of them.
+    """Inner products of the rows (K x K, float64, on the CPU), over all columns or over some slices of them.
 
-    Works chunk by chunk, so no float64 copy of the matrix is made, and a mixing is applied to the result.
+    Works chunk by chunk, so no float64 copy of the matrix is made; a mixing is applied to the result.
     """
     return inner_products(updates, None, columns)[0]
 
@@ -46,7 +46,7 @@ def inner_products(
 
 
 def normalised(G: Tensor) -> tuple[Tensor, float]:
-    """(G divided by its mean diagonal, that mean): what is solved does not depend on the scale of the updates."""
+    """(G divided by its mean diagonal, that mean), so that a problem does not depend on the scale of the updates."""
     scale = float(G.diagonal().mean()) if len(G) else 0.0
     return (G / scale if scale > 0 else torch.zeros_like(G)), scale
 
@@ -60,7 +60,7 @@ def nonzero(G: Tensor) -> Tensor:
 def cancels(G: Tensor, w: Tensor) -> bool:
     """Whether sum_i w_i X_i (w >= 0) is zero within a millionth of sum_i w_i |X_i|.
 
-    Beyond that neither a Gram matrix nor float32 updates resolve its direction.
+    A Gram matrix or float32 updates cannot resolve the direction of a shorter sum.
     """
     parts = float(w @ G.diagonal().clamp(min=0).sqrt())
     return float(w @ G @ w) <= (1e-6 * parts) ** 2
@@ -117,7 +117,7 @@ def _face_minimum(Q: Tensor, b: Tensor, w: Tensor, j: int, ridge: float) -> Tens
             w[:] = 0.0
             w[index] = target
             return w / w.sum()
-        # As far as the face goes. What is at 0 and would fall leaves at once.
+        # Go as far as the face allows. A weight that is 0 and would fall leaves the face at once.
         ratio = torch.where(falling, now / (now - target).clamp(min=5e-324), math.inf)
         alpha = float(ratio.min().clamp(max=1.0))
         w[index] = torch.where(ratio <= alpha, 0.0, now + alpha * (target - now)).clamp(min=0.0)
@@ -127,7 +127,7 @@ def _face_minimum(Q: Tensor, b: Tensor, w: Tensor, j: int, ridge: float) -> Tens
 
 
 def _on_face(Q: Tensor, index: Tensor, right: Tensor, ridge: float = 0.0) -> tuple[Tensor, Tensor]:
-    """argmin of 1/2 w'Qw - right'w with sum w = 1 on the rows `index`, signs free: that for right = 0, and the rest."""
+    """argmin of 1/2 w'Qw - right'w on rows `index`, sum w = 1, signs free: (w for right = 0, what right adds)."""
     m = len(index)
     part = Q[index][:, index]
     scale = float(part.diagonal().max())
@@ -149,9 +149,9 @@ def _on_face(Q: Tensor, index: Tensor, right: Tensor, ridge: float = 0.0) -> tup
 def min_norm(G: Tensor, unit: bool = True) -> Tensor:
     """Coefficients q (K) of the shortest convex combination of the rows, from their Gram matrix.
 
-    With `unit` the rows are first made unit vectors and the combination is multiplied by the rows' mean norm (q is
-    still for the rows as they are). Rows that are zero are left out, and a combination that vanishes (see `cancels`)
-    is exactly zero: q = 0.
+    With `unit` the rows are first made unit vectors and the combination is multiplied by the rows' mean norm (q still
+    belongs to the rows as they are). Zero rows are left out. A combination that vanishes (see `cancels`) is exactly
+    zero: q = 0.
     """
     q = torch.zeros(len(G), dtype=torch.float64)
     some = nonzero(G)
@@ -170,12 +170,12 @@ def conflict_averse(G: Tensor, p: Tensor, c: float) -> tuple[Tensor, float]:
     """CAGrad in Gram space: (w, lam) so that its direction is sum_i (p_i + lam w_i) X_i.
 
     w = argmin over the simplex of <g_w, g_0> + phi |g_w| with g_0 = sum p_i X_i and phi = c |g_0|; lam = phi / |g_w|.
-    lam = 0 where g_w vanishes (see `cancels`), so that g_0 remains, and where c or g_0 is 0. Rows that are zero or do
+    lam = 0, so that g_0 remains, where g_w vanishes (see `cancels`) and where c or g_0 is 0. Rows that are zero or do
     not count (p = 0) get w = 0.
 
-    The norm is written as phi |g| = min over t of (|g|^2 / tau + phi^2 tau) / 2 with tau = t / phi, so that for each
-    tau a quadratic problem is left, and the tau sought is the one with |g_w(tau)| = phi tau. On a fixed set of active
-    rows w is affine in tau and that is a quadratic equation, so a few exact solves end at round-off.
+    The norm is written as phi |g| = min over t of (|g|^2 / tau + phi^2 tau) / 2 with tau = t / phi. So each tau leaves
+    a quadratic problem, and the tau sought is the one with |g_w(tau)| = phi tau. On a fixed set of active rows w is
+    affine in tau, which makes this a quadratic equation; so a few exact solves end at round-off.
     """
     w = torch.zeros(len(G), dtype=torch.float64)
     some = nonzero(G) & (p > 0)
@@ -202,7 +202,7 @@ def _conflict_averse(G: Tensor, slope: Tensor, phi: float) -> tuple[Tensor, bool
     """(argmin of slope'w + phi sqrt(w'Gw) over the simplex, whether sqrt(w'Gw) is not 0 there)."""
     norms = G.diagonal().sqrt()
     low, high = 0.0, 2 * float(norms.max()) / phi
-    least = 1e-7 * float(norms.min()) / phi  # shorter than this is a sum that cancels
+    least = 1e-7 * float(norms.min()) / phi  # a shorter sum cancels
     tau, w = high, None
     for _ in range(200):
         w = simplex_minimum(G, tau * slope, w)

@@ -1,8 +1,8 @@
 """Class prototypes and batch contrast: what FedProto, FPL, FedTGP, FedSA and FedRCL add to a loss or do on a server.
 
-Pure functions. Features are B x F, labels B int64 with -1 for unlabelled, classes numbered from 0. A loss is the
-mean over the examples that it can judge, and 0 where there is none: before the first prototypes, or of classes that
-nobody has.
+Pure functions. Features are B x F, labels B int64 with -1 for unlabelled, classes numbered from 0. A loss is the mean
+over the examples that it can judge. It is 0 where there are none: before the first prototypes, or for classes that no
+client has.
 
 Sources: FedProto (Tan et al., AAAI 2022), FPL (Huang et al., CVPR 2023), FINCH (Sarfraz et al., CVPR 2019), FedTGP
 (Zhang et al., AAAI 2024), FedSA (Zhou et al., AAAI 2025), FedRCL (Seo et al., CVPR 2024), and their releases.
@@ -27,7 +27,7 @@ SMALL = 1e-12  # keeps the slope of a square root at 0 finite
 
 @dataclass(frozen=True, eq=False)
 class Prototypes:
-    """One vector per class: `means` (C x F), and how many examples stand behind it (`counts`, C, float64).
+    """One vector per class: `means` (C x F), and the number of examples it averages (`counts`, C, float64).
 
     A class with count 0 has no prototype; its row is 0 and must not be used.
     """
@@ -51,10 +51,10 @@ def class_prototypes(features: Tensor, labels: Tensor, classes: int) -> Prototyp
 
 
 def aggregated(prototypes: Sequence[Prototypes], by: Literal["counts", "clients"] = "counts") -> Prototypes:
-    """The mean prototype of each class over those that have it (FedProto).
+    """The mean prototype of each class over the clients that have it (FedProto).
 
-    `counts`: weighted by the numbers of examples, as in the paper, which makes it the mean over all their examples;
-    `clients`: all alike, as in the release. Also sums up the batches of one client.
+    `counts`: weighted by the numbers of examples, as in the paper, so that it is the mean over all their examples;
+    `clients`: all alike, as in the release. It also sums up the batches of one client.
     """
     means = torch.stack([p.means for p in prototypes])
     counts = torch.stack([p.counts for p in prototypes])
@@ -73,7 +73,7 @@ def prototype_pull(
 ) -> Tensor:
     """Mean distance of features to the prototype of their class (FedProto; also in FPL, FedTGP and FedSA).
 
-    `mse`: squared and averaged over the dimensions, as in the releases; `norm`: the 2-norm that FedProto's paper has.
+    `mse`: squared and averaged over the dimensions, as in the releases; `norm`: the 2-norm, as in FedProto's paper.
     """
     z, mine, _ = _judged(features, labels, prototypes.known)
     if not len(z):
@@ -85,7 +85,7 @@ def prototype_pull(
 
 
 def _judged(features: Tensor, labels: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Features and labels of the examples whose class is known, and which they are (B, bool)."""
+    """Features and labels of the examples whose class has a prototype, and which examples these are (B, bool)."""
     which = (labels >= 0) & known[labels.clamp(min=0)]
     return features[which], labels[which], which
 
@@ -96,8 +96,8 @@ def _judged(features: Tensor, labels: Tensor, known: Tensor) -> tuple[Tensor, Te
 def first_neighbours(points: Tensor) -> Tensor:
     """FINCH's first partition (N cluster numbers from 0) of points (N x F), by cosine; it has no parameter.
 
-    Two points are linked where one is the other's nearest, or both have the same nearest; clusters are the connected
-    parts. They are numbered in the order of their first points; of equally near points the first counts.
+    Two points are linked if one is the other's nearest or both have the same nearest; clusters are the connected parts.
+    They are numbered in the order of their first points; among equally near points the first counts.
     """
     n = len(points)
     if n < 2:
@@ -116,9 +116,9 @@ def first_neighbours(points: Tensor) -> Tensor:
 
 
 def finch(points: Tensor) -> list[Tensor]:
-    """FINCH's partitions (each N cluster numbers) from the finest to the coarsest of more than one cluster.
+    """FINCH's partitions (N cluster numbers each), from the finest to the coarsest with more than one cluster.
 
-    Each partition clusters the means of the one before. Where the first has a single cluster, it is the only one.
+    Each partition clusters the means of the one before. If the first has a single cluster, it is the only one.
     """
     partitions = [first_neighbours(points)]
     # Two clusters are each other's nearest, so they would become one.
@@ -139,7 +139,7 @@ class ClusterPrototypes:
     labels: Tensor
 
     def unbiased(self, classes: int) -> Prototypes:
-        """The mean of each class's points, all alike."""
+        """The plain mean of each class's points."""
         return class_prototypes(self.points, self.labels, classes)
 
 
@@ -148,7 +148,7 @@ def cluster_prototypes(
 ) -> ClusterPrototypes:
     """Per class, the means of FINCH's clusters of the clients' prototypes (FPL).
 
-    `last` is the coarsest partition of more than one cluster, as in the release.
+    `last` is the coarsest partition with more than one cluster, as in the release.
     """
     points, labels = [], []
     for c in range(len(prototypes[0].counts)):
@@ -170,7 +170,7 @@ def cluster_prototypes(
 def cluster_contrast(
     features: Tensor, labels: Tensor, clusters: ClusterPrototypes, temperature: float = 0.02
 ) -> Tensor:
-    """-log of the share that the points of the own class have in sum_c exp(cos(z, c) / T) (FPL)."""
+    """-log of the share that the points of an example's own class have in sum_c exp(cos(z, c) / T) (FPL)."""
     mine = labels[:, None] == clusters.labels
     judged = mine.any(1)
     if not bool(judged.any()):
@@ -183,7 +183,7 @@ def cluster_contrast(
 def fpl_loss(
     features: Tensor, labels: Tensor, clusters: ClusterPrototypes, classes: int, temperature: float = 0.02
 ) -> Tensor:
-    """What FPL adds to cross entropy: `cluster_contrast` plus the pull to the class's mean of clusters."""
+    """What FPL adds to cross entropy: `cluster_contrast` plus the pull to the mean of the class's clusters."""
     pull = prototype_pull(features, labels, clusters.unbiased(classes))
     return cluster_contrast(features, labels, clusters, temperature) + pull
 
@@ -192,7 +192,7 @@ def fpl_loss(
 
 
 def nearest_gaps(prototypes: Prototypes) -> Tensor:
-    """Distance of each known prototype to the nearest other known one (as many as are known; none below two)."""
+    """Distance of each known prototype to the nearest other known one (one value each; empty below two)."""
     points = prototypes.means[prototypes.known]
     if len(points) < 2:
         return points.new_zeros(0)
@@ -267,7 +267,7 @@ def trained_generator(
 def random_anchors(classes: int, features: int, seed: int = 0) -> Tensor:
     """FedSA's first anchors (C x F): normal vectors through a random, frozen (linear, batch norm, ReLU) twice.
 
-    They are not negative. One seed gives the same anchors on every client.
+    They are not negative. The same seed gives the same anchors on every client.
     """
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(seed)
@@ -289,7 +289,7 @@ def moved_anchors(anchors: Tensor, prototypes: Sequence[Prototypes], momentum: f
 
 
 def anchor_margin(anchors: Tensor, own: Prototypes | None = None) -> float:
-    """FedSA's margin: the larger of the mean gaps between neighbouring anchors and own prototypes, if there are two."""
+    """FedSA's margin: the mean gap between neighbouring anchors or between own prototypes, whichever is larger."""
     every = Prototypes(anchors, torch.ones(len(anchors), dtype=torch.float64))
     gaps = [nearest_gaps(p) for p in ([every] if own is None else [every, own])]
     return max((float(g.mean()) for g in gaps if len(g)), default=0.0)
@@ -337,12 +337,12 @@ def relaxed_contrast(
 ) -> Tensor:
     """FedRCL's supervised contrast within a batch, with the penalty that keeps a class from collapsing.
 
-    With s the cosine similarities, an example is compared with the `positives` least similar of its class (itself
-    among them, so one that is alone has similarity 1) against the `negatives` most similar of other classes:
-    -log(e^(s_p/T) / (e^(s_p/T) + sum_n e^(s_n/T))). The penalty, times `weight`, is that of the pair with itself
-    against the `positives` least similar others of its class where they are at least `threshold` alike:
-    log(1 + sum e^((s - 1)/T)). The choice of pairs is the release's; the paper takes all. Apply it to the pooled
-    features of every stage, before their ReLU, and add the results.
+    With s the cosine similarities, an example is compared with the `positives` least similar examples of its class
+    (itself among them, so an example without another of its class has similarity 1) against the `negatives` most
+    similar examples of other classes: -log(e^(s_p/T) / (e^(s_p/T) + sum_n e^(s_n/T))). The penalty, times `weight`,
+    compares the pair of an example with itself against the `positives` least similar others of its class that are at
+    least `threshold` alike: log(1 + sum e^((s - 1)/T)). The choice of pairs is the release's; the paper takes all.
+    Apply it to the pooled features of every stage, before their ReLU, and add the results.
     """
     known = labels >= 0
     z, y = normalize(features[known], dim=1), labels[known]
@@ -353,7 +353,7 @@ def relaxed_contrast(
     itself = torch.eye(len(y), dtype=torch.bool, device=y.device)
 
     def chosen(mask: Tensor, count: int, largest: bool) -> Tensor:
-        """The most or least similar of each row within the mask (n x count); -inf where there are fewer."""
+        """Similarities of each row's most or least similar within the mask (n x count); -inf where there are fewer."""
         outside = -math.inf if largest else math.inf
         found = similar.masked_fill(~mask, outside).topk(min(count, len(y)), dim=1, largest=largest)[0]
         return found.masked_fill(found.isinf(), -math.inf)

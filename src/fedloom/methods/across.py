@@ -21,7 +21,7 @@ def across_tasks(method: m.Method) -> m.Method:
              within a task only, which helps these methods: compare under the name that you used
 
     For methods with one mean for all (fedavg, fedprox, fedopt, ditto, ...). Others are refused, and so are methods with
-    private parts and those whose server tells clients about all parameters (scaffold). Models without decoders get
+    private parts and those whose server broadcasts vectors over all parameters (scaffold). Models without decoders get
     personal heads.
     """
     from fedloom.core.layout import Select

@@ -14,9 +14,9 @@ from fedloom.training.inter_cluster import InterCluster
 
 
 def at_peers(method: Method, config: PeersBase) -> Method:
-    """The method as it runs at peers. Raises RecipeError for what needs a server."""
+    """The method as it runs at peers. Raises RecipeError if it needs a server."""
     if method.shares_nothing:
-        raise RecipeError(f"peers: {method.name} shares nothing, so peers would have nothing to tell")
+        raise RecipeError(f"peers: {method.name} shares nothing, so peers would have nothing to send")
     weighs = config.weights.kind in ("soft", "metropolis") and config.conflict_averse is None
     if weighs and "weight" not in method.stage.traits.reads:
         raise RecipeError(
@@ -34,7 +34,7 @@ def at_peers(method: Method, config: PeersBase) -> Method:
     ):
         if by_task and there:
             raise RecipeError(
-                f"peers: {method.name} has a vector for each task, with which {what} does not go together"
+                f"peers: {method.name} has a vector for each task, which does not go together with {what}"
             )
     try:
         if config.conflict_averse is not None:

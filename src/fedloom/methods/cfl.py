@@ -19,27 +19,27 @@ def cfl(
     relative: bool = True,
     share: Literal["everything", "encoder"] = "everything",
 ) -> m.Method:
-    """FedAvg in every cluster; a cluster that has come to rest although its members pull is split in two.
+    """FedAvg in every cluster; a cluster whose mean update is short, although its members' are long, is split in two.
 
     From round `start` + 1 on, for each cluster of more than two members:
     |sum_k p_k Delta_k| < eps1 r  and  max_k |Delta_k| > eps2 r  ->  two parts by complete linkage on -cos(Delta_i,
     Delta_j), which minimises the largest similarity across. r = 1, or with `relative` the mean norm of the first
-    round's updates. Parts go on from the cluster's model; the round's updates are averaged within the new parts.
+    round's updates. Parts continue from the cluster's model; the round's updates are averaged within the new parts.
 
     paper    thresholds as above, chosen from the first rounds; an optional test on the gap of the similarities
     release  eps1 0.4, eps2 1.6 (absolute), start 20, uniform weights; later splits return positions within the cluster
              as if they were client numbers, so they move the wrong clients
-    here     `relative`, for absolute norms mean nothing under another optimiser, architecture or FedDEA: eps1 0.2,
-             eps2 0.4 (ours) where none is given; with `relative: false` those of the release. No gap test. Clusters
-             hold client ids
+    here     `relative`, because absolute norms mean nothing under another optimiser, architecture or FedDEA: by default
+             eps1 0.2, eps2 0.4 (ours); with `relative: false` those of the release. No gap test. Clusters hold client
+             ids
 
     A cluster is split only in a round in which all its members are present (the first: all clients), so hardly ever
     under low participation. Members that are absent receive their cluster's model. A cluster of one is local training.
     Until a split this is FedAvg with uniform weights, bit for bit. Batch norm statistics stay with the client.
     `share: encoder` leaves decoders and heads out, as clients with different tasks need.
 
-    With FedDEA: similarity and norms are those of what the clients send, after selection. Add-ons at the server
-    (pcgrad, cagrad, min-norm, heal, ...) act inside each cluster; after a split both parts inherit their state.
+    With FedDEA: similarity and norms are computed on the sent updates, after selection. Add-ons at the server (pcgrad,
+    cagrad, min-norm, heal, ...) act inside each cluster; after a split both parts inherit their state.
     """
     from fedloom.core.layout import ALL_BUT_ENCODER
 

@@ -15,29 +15,28 @@ def pcgrad(method: m.Method, *, reduction: Literal["mean", "sum"] = "mean") -> m
     """Project each client's update against those it conflicts with, then combine as the method does.
 
     v = Delta_i;  for j != i in random order: if <v, Delta_j> < 0:  v <- v - <v, Delta_j> / |Delta_j|^2 Delta_j
-    with Delta_j as it came and v as it is by then; then the method's own combination, u = sum_i p_i v_i.
+    with the original Delta_j and the current v; then the method's own combination, u = sum_i p_i v_i.
 
     Acts at the server, over everything that the method shares, on updates as they arrive there; nothing more is sent.
     No state. The order is drawn per client and round from the run's seed. The method's weights, local training and
     server optimiser stay as they are.
 
     paper    on the gradients of each step; the projected gradients are summed: `reduction: sum`
-    release  the TensorFlow code shuffles a copy and projects in fixed order; a PyTorch port that is much used has a
-             switch for the mean that cannot be turned off
+    release  the TensorFlow code shuffles a copy and projects in fixed order; a widely used PyTorch port has a switch
+             for the mean that cannot be turned off
     here     on a round's updates; `reduction: mean` (ours): a mean with the method's weights, since a sum of updates
              goes K times as far as FedAvg, K being the participants. `sum` multiplies each row by K before the
              weighted mean, which with equal weights is the paper's sum
 
     The constants of FedDEA's comparison with PCGrad are not published, nor is its reduction; compare both.
 
-    Without conflict the result is the method's without PCGrad, bit for bit (reduction mean); so it is for one
-    participant. Of two rows in conflict each becomes orthogonal to the other. Zero rows are skipped. Where heads are a
-    client's own they count as part of its vector, but what is taken away lies in shared columns only.
+    Without conflict, and with one participant, the result is that of the method without PCGrad, bit for bit (reduction
+    mean). If two rows conflict, each becomes orthogonal to the other. Zero rows are skipped. Personal heads count as
+    part of a client's vector, but the projection changes shared columns only.
 
     With FedDEA: `feddea` acts at the client, so rows are compared after it (sparse rows conflict less). Listed after
-    heal: history and mask come from raw rows, and the mask is applied to the projected ones; listed before heal, all of
-    it sees projected rows. With cagrad and min-norm: first this, then they. Local training shares nothing and is
-    refused.
+    heal: history and mask come from raw rows, and the mask is applied to projected rows; listed before heal: heal sees
+    projected rows only. cagrad and min-norm come after this add-on. Local training shares nothing and is refused.
     """
     return method.plus(stages.PCGrad(reduction), at="server")
 
@@ -63,39 +62,39 @@ def cagrad(
     here     c 0.4; g_0 with the method's weights (`weights: uniform` for the paper's); no division; w exact but for
              round-off at any scale, from the Gram matrix in float64
 
-    c = 0 is the mean, bit for bit. Equal updates, and one participant, give (1+c)/s times the update. Where g_w*
-    vanishes (within a millionth of its parts) u = g_0 / s. Zero updates count in g_0 but not in w; no update at all is
-    no step. Where heads are a client's own, the columns that the same clients have are solved by themselves.
+    c = 0 is the mean, bit for bit. Equal updates, and one participant, give (1+c)/s times the update. If g_w* vanishes
+    (within a millionth of its parts), u = g_0 / s. Zero updates count in g_0 but not in w; without any update there is
+    no step. With personal heads, columns that the same clients have form a problem of their own.
 
-    With FedDEA: `feddea` acts at the client, so first. With pcgrad: after it. With heal, and with any other rule that
-    sets coordinates' weights, it is refused, for it would not read them; so it is with methods that have no plain mean
-    to replace (local training, a mean already replaced).
+    With FedDEA: `feddea` acts at the client, so first. With pcgrad: after it. Refused with heal and any other rule that
+    sets weights of coordinates, which it would not read, and with methods that have no plain mean to replace (local
+    training, a mean already replaced).
     """
     return method.combined_by(stages.CAGrad(c, rescale))
 
 
 @m.ADDONS.register("min-norm", source="MGDA: Désidéri 2012; on unit rows FDSE: Wang et al., CVPR 2025")
 def min_norm(method: m.Method, *, unit: bool = True) -> m.Method:
-    """Replace the mean by the shortest convex combination of the updates, on unit vectors rescaled.
+    """Replace the mean by the shortest convex combination of the updates, made unit vectors and rescaled.
 
     r_k = Delta_k / |Delta_k|;  w* = argmin |sum_k w_k r_k| over w >= 0, sum w = 1;
     u = m sum_k w*_k r_k with m the mean of |Delta_k| over the clients.
     With `unit: false` plain MGDA: r_k = Delta_k and m = 1.
 
-    u has a non-negative inner product with every update; it is short where updates pull apart. Acts at the server,
-    over everything that the method shares; nothing more is sent. No state. The method's weights play no part.
+    u has a non-negative inner product with every update; it is short if updates pull apart. Acts at the server, over
+    everything that the method shares; nothing more is sent. No state. The method's weights play no part.
 
     paper    FDSE: unit rows times the mean norm, per tensor and for its shared layers only; MGDA: rows as they are, on
              the gradients of each step
     release  FDSE: as its paper
     here     over the whole vector of shared parameters; exact but for round-off at any scale
 
-    Equal updates, and one participant, give the update. Opposite updates give no step. Zero updates are left
-    out, in the mean norm too; no update at all is no step. Where heads are a client's own, the columns that the same
-    clients have are solved by themselves.
+    Equal updates, and one participant, give the update. Opposite updates give no step. Zero updates are left out, in
+    the mean norm too; without any update there is no step. With personal heads, columns that the same clients have form
+    a problem of their own.
 
     With FedDEA: `feddea` acts at the client, so first; on unit rows its factor 1/rho is left in the mean norm only.
-    With pcgrad: after it. With rules that set weights (heal, fedga) it is refused, for it would not read them; so it is
-    with methods that have no plain mean to replace (local training, a mean already replaced).
+    With pcgrad: after it. Refused with rules that set weights (heal, fedga), which it would not read, and with methods
+    that have no plain mean to replace (local training, a mean already replaced).
     """
     return method.combined_by(stages.MinNorm(unit))

@@ -13,20 +13,20 @@ from fedloom.methods import registry as m
 
 @m.ADDONS.register("support-mean")
 def support_mean(method: m.Method) -> m.Method:
-    """Control: average each parameter over the clients that trained it only.
+    """Control: average each parameter over only those clients that trained it.
 
-    u_i = sum_k p_k Delta_ki / sum_{k trained i} p_k, and 0 where nobody did.
+    u_i = sum_k p_k Delta_ki / sum_{k trained i} p_k, and 0 if no client trained i.
 
-    Why: in a unified model every client holds the decoders of all tasks, but trains its own task's. FedAvg divides a
-    decoder's update by all clients, about 1/K of it is left with one task a client, and decoders learn K times more
-    slowly than alone. A rule that multiplies updates by a constant undoes part of that, FedDEA with 1/rho for one. If
-    FedAvg with this control does as well, that was the reason.
+    Why: in a unified model every client holds the decoders of all tasks, but trains only its own task's. FedAvg divides
+    a decoder's update by the number of all clients: with one task a client about 1/K of it is left, and decoders learn
+    K times more slowly than alone. A rule that multiplies updates by a constant undoes part of that, such as FedDEA
+    with 1/rho. If FedAvg with this control does as well, the constant was the reason.
 
-    A parameter was trained if its tensor received a gradient in the round, on which clients report. Parameters that
-    everybody trains get the plain mean. Clients with heads of their own are averaged like this anyway: nothing changes.
+    A parameter was trained if its tensor received a gradient in the round; clients report this. Parameters that
+    everybody trains get the plain mean. Clients with personal heads are averaged like this anyway, so nothing changes.
 
-    Replaces the mean, so methods without a plain mean are refused (local training, a mean already replaced by cagrad
-    or min-norm). Rules that set weights are read. No parameters, no state; one yes or no per tensor is sent.
+    Replaces the mean, so methods without a plain mean are refused (local training, a mean already replaced by cagrad or
+    min-norm). It reads the weights that other rules set. No parameters, no state; one yes or no per tensor is sent.
     """
     return method.combined_by(stages.SupportMean())
 

@@ -29,12 +29,12 @@ def dfmtl(
     paper    as above; similarities normalised by min-max or z-score; everybody mixes at one instant
     release  the own model is left out (every client is overwritten by its neighbours' mean), clients mix one after
              another in place, and the conflict-averse variants (B2, B3) scramble tensors
-    here     the text, with `include_self: false` for the first of the release's ways
+    here     the text; `include_self: false` is the first of the release's differences
 
-    This is what the thesis' peers do, worked out at one place, as clients and a server; here cosines are those of all
-    that is shared, and tasks count alike. Without a server it is `method: fedavg` with a `peers` section, which also
-    has its other signals, scopes, the conflict-averse mix and its safeguards: see the recipes thesis/... and dfmtl-....
-    `share: encoder` is its backbone-only scope. Batch norm statistics stay with the client.
+    This computes in one place, with clients and a server, what the thesis's peers do; cosines cover everything that is
+    shared, and tasks count alike. Without a server it is `method: fedavg` with a `peers` section, which also has the
+    thesis's other signals, scopes, the conflict-averse mix and its safeguards: see the recipes thesis/... and
+    dfmtl-.... `share: encoder` is its backbone-only scope. Batch norm statistics stay with the client.
     """
     from fedloom.core.layout import ALL_BUT_ENCODER
 

@@ -14,7 +14,7 @@ def ditto(*, lam: Annotated[float, Field(ge=0)] = 0.1) -> m.Method:
     """FedAvg, and beside it each client trains a model of its own that is held near the global one.
 
     Global stream: FedAvg. Personal stream: v <- v - lr (grad F_k(v) + lam (v - theta)), theta being the model received
-    in the round, for as many steps. v starts as the first model received, and never leaves the client.
+    in the round, for as many steps. v starts as the first received model and never leaves the client.
 
     paper    as above, any solver for the global stream
     release  lam 1 in its scripts, or chosen among 0.1, 1, 2 on validation data

@@ -28,9 +28,9 @@ def dpsgd(
     release  ring and random graphs on MPI, one step a round
     here     clients train as long as a recipe says, then mix (as DFedAvg, Sun et al., 2022)
 
-    The graph is over the clients that take part in a round. On the complete graph all get the plain mean of the models.
-    This is what peers do, worked out at one place. Without a server it is `method: fedavg` with
-    `peers: {graph: ring, weights: {kind: metropolis}}`. Batch norm statistics stay with the client.
+    The graph covers the clients that take part in a round. On the complete graph all get the plain mean of the models.
+    This computes in one place what peers do. Without a server it is `method: fedavg` with `peers: {graph: ring,
+    weights: {kind: metropolis}}`. Batch norm statistics stay with the client.
     """
     from fedloom.core.layout import ALL_BUT_ENCODER
 

@@ -1,4 +1,4 @@
-"""F2DC: features that are decoupled and calibrated, and weights that know of domains."""
+"""F2DC: decoupled and calibrated features, and aggregation weights that depend on domains."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ def feature_modules(
 ) -> m.Method:
     """F2DC's decoupler and corrector (DFD + DFC) on any method; its server stays as it is.
 
-    Behind the encoder's last map, or behind each of the encoder's modules in `layers`: M = mask(A_D(f)), f+ = M f,
-    f- = (1-M) f, f* = f- + (1-M) A_C(f-), and f~ = f+ + f* takes the place of f. To the loss comes
-    lambda1 (cos(l+, l-)/tau + CE(m(l+), y) + CE(m(l-), wrong)) + lambda2 CE(m(l*), y), where l are pooled features, m
-    is a linear head of its own and `wrong` the main classifier's most confident wrong class.
+    Behind the encoder's last map, or behind each of the encoder's modules in `layers`: M = mask(A_D(f)), f+ = M f, f- =
+    (1-M) f, f* = f- + (1-M) A_C(f-), and f~ = f+ + f* takes the place of f. The loss grows by lambda1 (cos(l+, l-)/tau
+    + CE(m(l+), y) + CE(m(l-), wrong)) + lambda2 CE(m(l*), y), where l are pooled features, m is a linear head of its
+    own and `wrong` the main classifier's most confident wrong class.
 
-    scope    aggregate: the modules are averaged like the encoder. identity: they never leave a client, and are left
-             out when a model is measured. local: they never leave a client, which is measured with its own
+    scope    aggregate: the modules are averaged like the encoder. identity: they never leave a client, and are left out
+             when a model is measured. local: they never leave a client, and the client is measured with them
     correct  false: no corrector (DFD alone), so that f~ = f. lambda1 = 0: DFC alone
 
-    paper    two convolutions of a width that is not given; logistic noise; modules "stay on the client", yet Table 7
-             measures a model with them
+    paper    two convolutions without a stated width; logistic noise; modules "stay on the client", yet Table 7 measures
+             a model with them
     release  `form: release` (three convolutions, 50 channels), Gumbel noise also in evaluation (`noisy_eval`), modules
              averaged
     here     64 channels (the first release's), Gumbel noise in training and none in evaluation; modules averaged by

@@ -38,10 +38,10 @@ def fdse(
              norm_e would take it away. A layer's weights at the start, also from a file, are those of its first half of
              channels. Weights of the minimum are exact but for round-off. Absent clients keep their erasers
 
-    The network is another one, with about half the parameters: give baselines the same budget, or say so. There is no
-    global model: each client is measured with its own eraser. For encoders of convolutions and linear layers;
-    transformers and LoRA are refused. lam = 0 has no term; a large tau gives all clients the mean eraser; one client
-    trains as if alone.
+    The network differs from the baselines' and has about half the parameters: give baselines the same budget, or say
+    so. There is no global model: each client is measured with its own eraser. For encoders of convolutions and linear
+    layers; transformers and LoRA are refused. lam = 0 has no term; a large tau gives all clients the mean eraser; one
+    client trains as if alone.
 
     FedDEA acts at the client on all that is sent, erasers too; pcgrad on all but erasers, before the minimum.
     feature-modules stand behind the last erased layer and are shared, unless their `scope` says otherwise. Rules that

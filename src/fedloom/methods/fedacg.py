@@ -20,14 +20,14 @@ def fedacg(
 
     la = theta + lam m is sent;  local loss + beta |y - la|^2;  u = mean_k Delta_k with Delta_k = y_k - la;
     m <- lam m + u;  theta <- theta + m, which is the mean of the clients' models. One vector is sent, as in FedAvg.
-    What is evaluated is theta, not la. m = 0 at first.
+    theta is evaluated, not la. m = 0 at first.
 
     paper    lam 0.85; the quadratic term keeps local models near the lookahead
     release  lam 0.85, beta 1e-3 without a factor 1/2, uniform mean; local SGD at 0.1, decayed by 0.998 a round, weight
              decay 1e-3, gradients clipped at 10, 5 epochs
     here     the release's lam, beta and uniform mean (`method.weights: size` for examples); the local optimiser is the
-             recipe's, as for every method. Buffers and private parameters take no part in the momentum. In a round from
-             which no update arrives, m neither moves nor decays
+             recipe's, as for every method. Buffers and private parameters take no part in the momentum. In a round
+             without any update m neither moves nor decays
 
     lam = 0 is FedProx with mu = 2 beta and uniform weights, bit for bit; lam = 0 and beta = 0 is FedAvg with uniform
     weights.

@@ -27,7 +27,7 @@ def fedamp(
     Only u_k travels down. Defaults lam = alpha = sigma = 1 follow the FedHCA2 supplement.
 
     paper    training starts from the client's own model
-    release  none by the authors; a much used port computes the term without a gradient, so it trains locally
+    release  none by the authors; a widely used port computes the term without a gradient, so it trains locally
     here     the term has its gradient. xi_kk < 0, which the defaults give for more than two nearly equal models, is
              avoided by scaling the others' weights to sum to 1. `start: mix` begins at u_k instead.
 

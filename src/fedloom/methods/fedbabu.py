@@ -13,8 +13,8 @@ from fedloom.methods import registry as m
 def fedbabu(*, tune: Annotated[int, Field(ge=0)] = 5) -> m.Method:
     """The heads stay at their common initialisation; the encoder is trained and averaged.
 
-    A client's model is measured after `tune` epochs of training all of it on the client's data; that is not kept for
-    the next round. tune = 0 measures the untrained heads.
+    A client's model is measured after `tune` epochs of training the whole model on the client's data; the tuned model
+    is not kept for the next round. tune = 0 measures the untrained heads.
 
     paper    as above; fine-tuning after federated training
     release  5 epochs of fine-tuning; heads get learning rate 0 (zeroing their gradient only would not freeze them under

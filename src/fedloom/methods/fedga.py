@@ -27,13 +27,13 @@ def fedga(
 
     paper    subtracts the mean gap before scaling (as known to us, not re-read): `centre: true`
     release  no centring; divides by the literal 3, its number of training domains; accuracies with the sign turned
-    here     no centring; divides by the number of clients; the gap is taken relative to the trained model's loss, for
-             losses of different tasks have different scales (`relative: false` for raw gaps)
+    here     no centring; divides by the number of clients; the gap is taken relative to the trained model's loss,
+             because losses of different tasks have different scales (`relative: false` for raw gaps)
 
-    Cutting at 0 can silence a client for good: `floor` keeps some weight. Only clients of two rounds running have a
-    gap. All gaps 0 change nothing. step = 0 is FedAvg with uniform weights.
-    With FedDEA the gap is that of the transformed aggregate, for that is what the clients receive. With HEAL, which
-    has weights of its own, use `heal: {weights: multiply}`.
+    Cutting at 0 can silence a client for good: `floor` keeps some weight. Only clients that took part in two
+    consecutive rounds have a gap. If all gaps are 0, nothing changes. step = 0 is FedAvg with uniform weights. With
+    FedDEA the gap is that of the transformed aggregate, which the clients receive. With HEAL, which has weights of its
+    own, use `heal: {weights: multiply}`.
     """
     return m.Method(
         name="fedga",

@@ -37,15 +37,15 @@ def fedhca2(
     Decoder k, a (client, task), layer l, tensor p:  theta_kp+ = theta_kp + Delta_kp + clamp(beta_kl, 0, 1) A_kp
     A_p = softmax(V_p V_p^T / sqrt(n_p)) V_p,  V_p: the K decoders' updates of p in rows of n_p values, self included
 
-    alpha (one a client) and beta (one a decoder and layer) are learned at the server, as SGD with momentum does it:
-    g = -1[0 <= alpha_i <= 1] <Delta_i of the next round, U> + weight_decay alpha_i, beta alike with the sum over the
-    layer's tensors; they are updated before they are used. So a client that goes on in the direction that was added to
-    its model gets more of it. Heads and buffers never leave a client. Weights play no part: every client counts alike.
+    alpha (one a client) and beta (one a decoder and layer) are learned at the server by SGD with momentum: g = -1[0 <=
+    alpha_i <= 1] <Delta_i of the next round, U> + weight_decay alpha_i, beta alike with the sum over the layer's
+    tensors. They are updated before they are used, so a client that continues in the direction that was added to its
+    model gets more of it. Heads and buffers never leave a client. Weights play no part: every client counts alike.
 
-    `alpha` and `beta` are the initial values; `lr`, `momentum`, `weight_decay` are of their learning, not of training.
+    `alpha` and `beta` are the initial values; `lr`, `momentum`, `weight_decay` are for learning them, not for training.
     `encoder` and `decoder` replace a half by the plain mean (of a task's decoders over the clients that have one) or by
-    nothing, as in the paper's ablation. The weights of every round are in metrics.jsonl, under "records";
-    `fedloom hyper RUN` prints and draws them.
+    nothing, as in the paper's ablation. The weights of every round are in metrics.jsonl, under "records"; `fedloom
+    hyper RUN` prints and draws them.
 
     paper    initial weights 0.01 in the text, but 0.1 is best in its tables; lr 0.01, momentum 0.9, weight decay 1e-4;
              c = 0.4 is best of 0.2 .. 0.8. Algorithm 1 has no division by s, does not say that w lies on the simplex,
@@ -53,7 +53,7 @@ def fedhca2(
     release  initial weights 0.1; s = 1 + c^2; w by SLSQP without scaling, which stops at uniform weights for updates
              shorter than about 0.01 (those of warm-up rounds); with 2 and 4 clients a task, the updates of neighbouring
              clients with the same data set and tasks are replaced by their mean, after U was made. The weights are
-             clamped in use only: one that leaves [0, 1] stops learning but for momentum and decay. Layers are matched
+             clamped in use only: outside [0, 1] only momentum and decay move them. Layers are matched
              by a part of their name. Clients start from decoders and heads of their own. The mean of decoders is over
              all of them, whatever their task
     here     the release's, with these differences. w is exact at any scale. Identical clients are averaged wherever
@@ -63,9 +63,9 @@ def fedhca2(
              the weights in [0, 1], so that none freezes. In a unified model (`model.heads: all`) only decoders that
              were trained attend and are moved
 
-    For parity with the release: optimiser and schedule that go on over the rounds (`training.keep_optimizer: true`), as
-    in the recipes fedhca2/*. The weights' gradients are not normalised: with long updates (norm 1 and more, as of large
-    models) one step can carry a weight across [0, 1].
+    For parity with the release: optimiser and schedule that continue over the rounds (`training.keep_optimizer: true`),
+    as in the recipes fedhca2/*. The weights' gradients are not normalised: with long updates (norm 1 and more, as of
+    large models) one step can carry a weight across [0, 1].
 
     alpha = beta = 0 with lr = 0 and average_identical false is local training of everything, bit for bit. Equal updates
     of all clients go 1 + alpha (1 + c) / s times as far. Models without decoders (classification) use the encoder's

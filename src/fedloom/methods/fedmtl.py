@@ -25,8 +25,8 @@ def fedmtl(
     from the server, which never sends a model back. No term in the first round.
 
     paper    convex losses, solved in the dual by SDCA, with stragglers; Sigma starts at I/N
-    release  as the paper; a much used port for networks builds the term from detached weights: no gradient at all
-    here     gradient steps on networks. `centre` (default) takes W as deviations from the clients' mean, for raw
+    release  as the paper; a widely used port for networks builds the term from detached weights: no gradient at all
+    here     gradient steps on networks. `centre` (default) takes W as deviations from the clients' mean, because raw
              weights that started alike have a Gram matrix of almost rank one. Eigenvalues below `floor` times the
              largest are raised. lam = 1e-3 is ours (1e-4 .. 1e-2 are in use).
 

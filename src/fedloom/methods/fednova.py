@@ -25,7 +25,7 @@ def fednova(*, mu: Annotated[float, Field(ge=0)] = 0.0, tau_eff: Literal["weight
     here     Adam has no exact a_k: each of its steps counts as one, scaled by the schedule. Momentum carried over from
              earlier rounds (training.keep_optimizer) is not counted. Weight decay counts as part of the loss.
 
-    Equal a_k give FedAvg bit for bit. With FedDEA: the same before or after the division, for the selection is
+    Equal a_k give FedAvg bit for bit. With FedDEA: the same before or after the division, because the selection is
     homogeneous; 1/rho does not enter a_k. Buffers are never divided. A client that took no step is dropped.
     """
     rules = (training.CountedSteps(mu),)

@@ -37,15 +37,15 @@ def fedopt(
              and 2 eps is about FedAvg
 
     Only shared parameters are stepped: never buffers (running variances must stay positive) nor private ones. A round
-    from which no update arrives changes nothing. optimizer momentum with b1 = 0, step = 1 is FedAvg, bit for bit.
+    without any update changes nothing. optimizer momentum with b1 = 0, step = 1 is FedAvg, bit for bit.
 
-    A coordinate that was never updated keeps v = eps^2, so the decoder of a task that is seldom there takes a large
-    first step when it comes: keep eps about as large as a typical |u|. Coordinates without an update, because FedDEA
-    left them out or because their task is absent, still move by what is left in m.
+    A coordinate that was never updated keeps v = eps^2, so the decoder of a rarely present task takes a large step at
+    its first update: keep eps about as large as a typical |u|. Coordinates without an update, because FedDEA left them
+    out or because their task is absent, still move by what is left in m.
 
-    Adam, Yogi and Adagrad nearly cancel a constant factor on u, so of FedDEA only the selection remains and 1/rho has
-    no lasting effect (nor has `server-step`): report runs with and without `rescale`. With momentum the factor stays,
-    and 1/(1 - b1) comes on top.
+    Adam, Yogi and Adagrad nearly cancel a constant factor on u, so only FedDEA's selection remains and 1/rho has no
+    lasting effect (nor has `server-step`): report runs with and without `rescale`. With momentum the factor stays, and
+    1/(1 - b1) comes on top.
     """
     from fedloom.server import Adaptive, Momentum, ServerRule
 

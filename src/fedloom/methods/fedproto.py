@@ -23,8 +23,8 @@ def fedproto(
     Client: loss + lam mean over the batch of d(z, P_y), z = encoder features; it sends the mean z of each class over
     its last local epoch, as seen in training. Server: P_c = the mean of the prototypes of the clients that have c.
 
-    paper    d is the 2-norm (`distance: norm`), prototypes weigh by the numbers of their examples (`by: counts`); only
-             prototypes travel, so that models may differ (`share: nothing`); lam tuned
+    paper    d is the 2-norm (`distance: norm`), prototypes are weighted by their numbers of examples (`by: counts`);
+             only prototypes travel, so that models may differ (`share: nothing`); lam tuned
     release  d is the squared distance, averaged over the dimensions; all clients alike; lam = 1
     here     the release's, but parameters are averaged too (FedAvg), as in comparisons of global models; with `share:
              nothing` they stay with their clients. Clients are measured with their heads, not by the nearest prototype

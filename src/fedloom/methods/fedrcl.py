@@ -21,7 +21,7 @@ def fedrcl(
     negatives: Annotated[int, Field(ge=1)] = 2,
     levels: tuple[str, ...] | None = None,
 ) -> m.Method:
-    """Features of a class are drawn together, of others apart, and pairs of a class that are too alike pushed apart.
+    """Features of a class are drawn together, away from other classes'; pairs that are too alike are pushed apart.
 
     loss + lam sum over levels of mean over the batch of -log( e^(s_p/T) / (e^(s_p/T) + sum_n e^(s_n/T)) ) + penalty
     log(1 + sum_q e^((s_q - 1)/T)); s = cosine similarities within the batch, p = the `positives` least similar of the
@@ -32,9 +32,9 @@ def fedrcl(
     release  p and n as above, 1 and 2 of them; T = 0.05, threshold 0.7, stem and four stages before their last ReLU;
              clients weigh the same
     here     the release's pairs; the encoder's features and its stages' outputs (resnet10: stages.0 to stages.2), after
-             their ReLU. `levels` names other modules with maps, [] is none but the features. Clients weigh by size
+             their ReLU. `levels` names other modules with maps; [] means the features only. Clients weigh by size
 
-    Large batches matter: an example that is alone in its class has only negatives. For tasks with one class per
+    Large batches matter: an example without another of its class has only negatives. For tasks with one class per
     example; others are trained as in FedAvg. lam = 0 is FedAvg, bit for bit.
     """
     rule = training.RelaxedContrast(lam, penalty, temperature, threshold, positives, negatives)

@@ -21,14 +21,14 @@ def fedsa(
     """Features are drawn to one anchor a class, apart from the others by a margin; heads must classify the anchors.
 
     loss + lam |z - A_y|^2 + margin CE(-(|z - A_c| + g [c = y]), y) + calibration CE(head(A), 1..C), z = encoder
-    features, |.|^2 averaged over the dimensions, g = the larger of the mean distances to the nearest other among the
-    anchors and among the client's own prototypes of its last round. Server: A_c <- momentum A_c + (1 - momentum) P_c,
-    P_c = the mean of the prototypes (mean z of a class over the local round) of the clients that have c.
+    features, |.|^2 averaged over the dimensions; g = the mean distance to the nearest other among the anchors or among
+    the client's own prototypes of its last round, the larger one. Server: A_c <- momentum A_c + (1 - momentum) P_c, P_c
+    = the mean of the prototypes (mean z of a class over the local round) of the clients that have c.
 
     paper    A_0 from a random network; only prototypes and anchors travel
     release  A_0 is normal noise through a random, frozen (linear, batch norm, ReLU) twice; weights 1, momentum 0.9999
-    here     the same. Anchors are drawn from the run's seed once the first prototypes say how wide they are, so there
-             is no term in the first round. Parameters are averaged too (FedAvg), as in comparisons of global models
+    here     the same. Anchors are drawn from the run's seed once the first prototypes show their width, so there is no
+             term in the first round. Parameters are averaged too (FedAvg), as in comparisons of global models
 
     A class that no client of a round has keeps its anchor. For tasks with one class per example, each with its own
     anchors; others are trained as in FedAvg. lam = margin = calibration = 0 is FedAvg, bit for bit. Add-ons act on

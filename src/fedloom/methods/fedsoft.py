@@ -21,7 +21,7 @@ def fedsoft(
     noise: Annotated[float, Field(ge=0)] = 1.0,
     share: Literal["everything", "encoder"] = "everything",
 ) -> m.Method:
-    """Each client keeps its own model and is drawn to C cluster models, to each by how much of its data fits it best.
+    """Each client keeps its own model and is drawn to C cluster models, to each by the share of data that it fits best.
 
     u_ks = share of client k's training examples for which c_s has the smallest loss of all, at least `floor`;
     client: loss + lam/2 sum_s u_ks |w - c_s|^2, from its own model of the last round;
@@ -29,13 +29,13 @@ def fedsoft(
 
     paper    as above; shares estimated every 2 rounds; lam 0.01 to 1 by data set
     release  for each cluster 15 of 100 clients are drawn with probability v_ks and their plain mean is taken; its
-             estimator is called with an argument too many
-    here     the weighted mean over all participants. Shares are found in every `every`-th round in which a client takes
-             part; of a dense task an image's mean loss counts. lam = 0.1 and floor = 1e-4 are ours. The first models
-             are made from round 1, see ifca; there is no term in that round. A model of which no participant has more
-             than the floor stays as it is
+             estimator is called with one argument too many
+    here     the weighted mean over all participants. Shares are computed in every `every`-th round in which a client
+             takes part; for a dense task by an image's mean loss. lam = 0.1 and floor = 1e-4 are ours. The first models
+             are made from round 1, see ifca; there is no term in that round. A model whose shares at the participants
+             are all at most the floor stays as it is
 
-    Shares sum to 1 but for the floor. lam = 0 is local training; clusters = 1 draws to the mean of all. Some texts
+    Shares sum to 1 except for the floor. lam = 0 is local training; clusters = 1 draws to the mean of all. Some texts
     describe FedSoft as a loss-weighted mean of cluster models that is sent to the client: that is another method.
     Clients are measured with w_k. C models are sent. Batch norm statistics stay with the client. `share: encoder`
     leaves decoders and heads out, as clients with different tasks need.

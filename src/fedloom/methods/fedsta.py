@@ -23,10 +23,10 @@ def fedsta(*, every: Annotated[int, Field(ge=1)] | None = None) -> m.Method:
     here     as FedHCA2's supplement adapts it: the encoder is the body and is averaged, uniformly; there is no first
              part. `every: null` (default) is that adaptation. Heads go with their decoders
 
-    With `every: null` this is FedPer with uniform weights, and FedBABU but for its frozen heads: say so in tables.
-    Clients with tasks of their own are never averaged, whatever `every` is. A client that is absent when decoders are
-    averaged keeps its own. Encoder buffers (batch norm) are averaged. With `every` set, decoders travel in each round,
-    and FedDEA's rho counts them; add-ons at the server (pcgrad, cagrad, heal, ...) act on the encoder only.
+    With `every: null` this is FedPer with uniform weights, and FedBABU except for its frozen heads: say so in tables.
+    Decoders of a task that only one client has are never averaged, whatever `every` is. A client that is absent when
+    decoders are averaged keeps its own. Encoder buffers (batch norm) are averaged. With `every` set, decoders travel in
+    each round, and FedDEA's rho counts them; add-ons at the server (pcgrad, cagrad, heal, ...) act on the encoder only.
     """
     from fedloom.core.layout import ALL_BUT_ENCODER
 

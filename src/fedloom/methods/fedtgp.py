@@ -31,7 +31,7 @@ def fedtgp(
     here     100 epochs; the client's prototypes are its mean z of a class over its last local epoch, as seen in
              training. Parameters are averaged too (FedAvg), as in comparisons of global models: FedTGP alone has none
 
-    The generator is drawn from the run's seed and goes on learning from round to round; 1000 epochs with tens of
+    The generator is drawn from the run's seed and continues to learn from round to round; 1000 epochs with tens of
     clients and classes cost the server seconds to minutes a round. No term in the first round, nor for examples of
     classes that no client had so far. For tasks with one class per example, each with its own generator; others are
     trained as in FedAvg. lam = 0 is FedAvg, bit for bit. Add-ons act on parameters only.

@@ -20,8 +20,8 @@ def fpl(*, temperature: Annotated[float, Field(gt=0)] = 0.02, partition: Literal
     seen in training. Parameters are averaged as in FedAvg.
 
     paper    T = 0.02; FINCH on cosine similarity, without a parameter
-    release  the coarsest partition of more than one cluster; the port that F2DC's comparison builds on has T = 0.2
-    here     the same partition; `partition: first` is the finest. Logarithms of sums are taken stably, for e^50 occurs
+    release  the coarsest partition with more than one cluster; the port that F2DC's comparison builds on has T = 0.2
+    here     the same partition; `partition: first` is the finest. Logarithms of sums are stable, because e^50 occurs
 
     No term in the first round, nor for examples of classes without prototypes. A class that no client of a round has
     keeps its clusters. For tasks with one class per example, each with its own prototypes; others are trained as in

@@ -40,14 +40,14 @@ def heal(
     perfectly consistent, so every client counts there and a decoder's update is divided by all; with `zeros: none` only
     clients that trained it count.
 
-    w is never normalised in the recursion and grows by about 1 in all each round, so late rounds change the weights
+    w is never normalised in the recursion and its sum grows by about 1 each round, so late rounds change the weights
     less and less. tau >= 0.5 asks for a majority; tau = 0 still masks a sign that was never seen before; tau = -1 masks
     nothing (only the weights are left), and with beta = 0 in addition the result is the uniform mean. One participant
-    gets its masked row back. If all rows are zero, no state changes; an absent client's never does.
+    gets its masked row back. If all rows are zero, no state changes; an absent client's state never does.
 
     With FedDEA: `feddea` acts at the client, so the history is one of transformed rows. Coordinates that were not
-    chosen arrive as zeros: in paper mode they count as negative, and positive updates are masked the more, the smaller
-    rho; `zeros: none` avoids that, but then divides by the clients that chose the coordinate. For a history of raw
+    chosen arrive as zeros: in paper mode they count as negative, and the smaller rho, the more positive updates are
+    masked; `zeros: none` avoids that, but then divides by the clients that chose the coordinate. For a history of raw
     updates use `feddea: {at: server}` listed after `heal`: history and distances come from raw rows, then rows are
     transformed, then the mask is applied. Listed before `heal` it is the same as at the client.
 

@@ -1,4 +1,4 @@
-"""IFCA: several models, of which each client takes the one that fits its data best."""
+"""IFCA: several models; each client takes the one that fits its data best."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ifca(
     """The server keeps C models and sends all; a client trains the one with the smallest loss on its training data.
 
     j_k = argmin_j F_k(theta_j), ties by index;  theta_j <- theta_j + sum_{k: j_k = j} p_k Delta_k, p_k by data size
-    within the cluster. A model that nobody chose stays as it is.
+    within the cluster. A model that no client chose stays as it is.
 
     paper    models start at random, so it needs several restarts or a good start; averaging of models or of gradients;
              optionally shared first layers
@@ -31,18 +31,17 @@ def ifca(
              distance: `first: groups`), or its result plus noise of `noise` times the update's root mean square,
              drawn from the run's seed (`first: noise`). The choice is made without augmentation or dropout
 
-    A client's own model, by which it is measured, is its cluster's, also while it is absent; a client that never took
-    part is measured with the first round's model. Different tasks are no obstacle: a client compares its own loss. All
-    C models and the client's last one are sent; C passes over the training data come before each round of training.
-    Where one model is the best for all, all choose it and this is FedAvg; clients with different tasks on the same
-    images may do so: look at who chose what.
-    clusters = 1 is FedAvg. Batch norm statistics stay with the client. `share: encoder` leaves decoders and heads out,
-    as clients with different tasks need.
+    A client is measured with its cluster's model, also while it is absent; a client that never took part is measured
+    with the first round's model. Different tasks are no obstacle: a client compares only its own losses. All C models
+    and the client's last one are sent; C passes over the training data come before each round of training. If one model
+    is the best for all, all choose it and this is FedAvg; clients with different tasks on the same images may do so:
+    look at the choices. clusters = 1 is FedAvg. Batch norm statistics stay with the client. `share: encoder` leaves
+    decoders and heads out, as clients with different tasks need.
 
-    Add-ons at the server (pcgrad, cagrad, min-norm, heal, ...) act inside each cluster, on rows as seen from its model.
-    With FedDEA: an update is measured from the model the client had, so when it changes cluster, and in round 2, the
-    selection also concerns the way from one model to the other. A server step other than 1 moves the clients' copies
-    and not the C models: leave it at 1.
+    Add-ons at the server (pcgrad, cagrad, min-norm, heal, ...) act inside each cluster, on rows relative to its model.
+    With FedDEA: an update is measured from the model that the client had. So when the client changes cluster, and in
+    round 2, the selection also covers the displacement from one model to the other. A server step other than 1 moves
+    the clients' copies and not the C models: leave it at 1.
     """
     from fedloom.core.layout import ALL_BUT_ENCODER
 

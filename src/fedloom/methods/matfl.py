@@ -31,16 +31,16 @@ def matfl(
     here     own linkage, ties go to the client that comes first by name; batch norm statistics stay with the client.
              threshold = 0 is ours. `source: update` compares the round's updates instead of r_k
 
-    r_k is a position, not an update: once groups have moved apart, grouping is sticky. Updates tell groups apart
-    while they move; at rest what differs within a group is left, and it is broken up. With two participants r_1 =
-    -r_2 always, whatever they do, and among K the mean cosine is about -1/(K-1): for `soft` mind the threshold.
+    r_k is a position, not an update: once groups have moved apart, grouping is sticky. Updates separate groups while
+    they move; at rest only differences within a group are left, and they break it up. With two participants r_1 = -r_2
+    always, whatever they do, and among K the mean cosine is about -1/(K-1): for `soft` mind the threshold.
 
     groups of at least K: local training, bit for bit. groups = 1: the encoder's mean for all (FedPer with uniform
-    weights when all take part, but for rounding). Absent clients keep their encoder, and are not compared.
+    weights when all take part, except for rounding). Absent clients keep their encoder, and are not compared.
 
-    With FedDEA: groups are found from what the clients send, so after selection, and the group's mean is that of
-    base_k + T(Delta_k). pcgrad acts on the updates before models are compared. cagrad and min-norm are refused, for
-    there is no mean to replace; so is heal, whose weights of coordinates would not be read.
+    With FedDEA: groups are made from the sent updates, so after selection, and the group's mean is that of base_k +
+    T(Delta_k). pcgrad acts on the updates before models are compared. cagrad and min-norm are refused, because there is
+    no mean to replace; so is heal, whose weights of coordinates would not be read.
     """
     from fedloom.core.layout import ALL_BUT_ENCODER
 

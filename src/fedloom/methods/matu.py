@@ -47,17 +47,17 @@ def matu(
              tasks are related; `half` divides it by two. `source: masked` applies lambda once (`reconstructed`: twice;
              `unified`: without the mask). `cross: none` and `uniform` are the ablations of Figure 6. The server keeps
              one vector a task, so that clients may be absent: a task that nobody sent keeps its vector and gives
-             nothing to others, and a client that returns gets the vectors of now. sgn(0) = 0, and 0/0 in lambda is 1
+             nothing to others, and a client that returns gets the current vectors. sgn(0) = 0, and 0/0 in lambda is 1
 
     Heads (and decoders) belong to their task and are no part of tau: `shared` among the clients that hold the task
-    (weighted mean), `local`, or `frozen` at what they were at the beginning. For the paper's setting let the model have
-    `lora`; without, task vectors are of all parameters of the encoder. Models with running statistics are refused.
+    (weighted mean), `local`, or `frozen` at their initial values. For the paper's setting let the model have `lora`;
+    without it, task vectors cover all parameters of the encoder. Models with running statistics are refused.
 
     On the wire: 32 d bits, and d + 32 for each task (d rounded up to whole bytes), each way; heads beside it.
     `method.codec: raw` sends every task vector by itself.
 
     With FedDEA: each task vector is sparsified before they are unified. pcgrad acts on the clients' task vectors at the
-    server, heal on their values. Where there is a server step, a stream or a model of the client's own it is refused.
+    server, heal on their values. Refused with a server step, a stream or a model of the client's own.
     """
     from fedloom.codecs import Unified
     from fedloom.core.layout import ALL_BUT_ENCODER

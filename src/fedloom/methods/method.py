@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedloom.models.changes import ModelChange
 
 AGES: Fields = frozenset({"extra:staleness", "extra:age"})
-"""Of peers that do not wait for each other: own local rounds, and simulated seconds, since a row was made."""
+"""A row's age among peers that do not wait: the peer's own local rounds, and simulated seconds, since it was made."""
 PROVIDED: Fields = frozenset({"extra:steps", "extra:domain", "extra:tasks", "extra:classes"}) | AGES
 """Extras that a round can provide."""
 
@@ -31,17 +31,16 @@ class Method:
     model    changes of the model before the first round
     local    rules of local training
     edge     stage at the client, before the codec; sees one row at a time
-    codec    how an update travels; where rows are (client, task), also how a client's task vectors come back to it
+    codec    how an update travels; with rows (client, task), also how a client's task vectors come back to it
     stage    aggregation, at the server or at the peer
     server   what the server does with the result
     private  selector of blocks that never leave a client, or None
-    phases   parts of the model that local training trains one after another; all of it at once where there are none
+    phases   parts of the model that local training trains one after another; without phases all of it at once
     stream   a model of the client's own that is trained beside the shared one
     tune     training of a personal model before it is measured or saved
-    start    a client begins a round from the model it receives, or from its own of its last round
-    rows     one model a client, trained on all its tasks; or one a client and task, each trained on that task alone
-             from its task's vector, where the updates are task vectors: differences to the initial model, not to
-             where the round began
+    start    a client begins a round from the received model, or from its own model of its last round
+    rows     one model a client, trained on all its tasks; or one a client and task, trained on that task alone from
+             its task vector. Then updates are task vectors: differences to the initial model, not to the start
     weights  a row's weight before any stage: its number of examples, or 1
     buffers  float buffers such as batch norm statistics: weighted mean over the clients that trained them, kept
              local, or pooled (variance = mean of variances + variance of means)
@@ -64,7 +63,7 @@ class Method:
     buffers: Literal["mean", "local", "pooled"] = "mean"
 
     def __post_init__(self) -> None:
-        """Refuse, with ValueError, what could not work or would silently do nothing."""
+        """Raise ValueError for a method that could not work or would silently do nothing."""
         if self.edge.traits.kind != "row" or self.edge.traits.reduces:
             raise ValueError(f"{self.name}: {self.edge!r} compares rows, so it cannot sit at the client (edge)")
         if not isinstance(self.edge, Identity) and self.shares_nothing:
@@ -108,7 +107,7 @@ class Method:
                 )
 
     def _check_by_task(self) -> None:
-        """Refuse what is about one model a client."""
+        """Refuse parts that assume one model a client."""
         reasons = {
             "a server rule": self.server != Plain(),
             "a stream": self.stream is not None,
@@ -125,8 +124,8 @@ class Method:
     def plus(self, stage: Stage, at: Literal["edge", "server"] = "edge") -> Method:
         """The method with one more stage.
 
-        At the client after those already there, or at the server just before the rows are combined, so after what the
-        method itself does to the rows and after stages added earlier.
+        At the client it comes after the stages there. At the server it comes just before the rows are combined, so
+        after the method's own changes to the rows and after stages added earlier.
         """
         if at == "edge":
             return replace(self, edge=stage if isinstance(self.edge, Identity) else self.edge >> stage)
@@ -135,7 +134,7 @@ class Method:
         return replace(self, stage=self.stage.preceded_by(stage))
 
     def combined_by(self, stage: Stage) -> Method:
-        """The method with another rule in place of its mean. Raises ValueError where it has none."""
+        """The method with another rule in place of its mean. Raises ValueError if it has none."""
         try:
             combined = self.stage.combined_by(stage)
         except ValueError as error:
@@ -170,7 +169,7 @@ class Method:
 
     @property
     def wants_support(self) -> bool:
-        """Whether some stage uses which blocks each row's training changed."""
+        """Whether some stage uses the support: which blocks each row's training changed."""
         return "support" in self._used
 
     @property

@@ -11,8 +11,8 @@ from fedloom.methods import registry as m
 def ntk_fedavg() -> m.Method:
     """FedAvg on the encoder's first-order expansion f(x; theta_0) + J(x) (theta - theta_0) at the initial parameters.
 
-    Features are linear in theta, so averaging the clients' encoders averages their features: models of different
-    tasks do not get in each other's way as those of a network do. theta <- theta + sum_k p_k Delta_k.
+    Features are linear in theta, so averaging the clients' encoders averages their features: models of different tasks
+    interfere less than those of a network. theta <- theta + sum_k p_k Delta_k.
 
     paper    task vectors of linearised models are averaged, then one adapter a task where a client has several
     release  none

@@ -1,4 +1,4 @@
-"""FedDEA's Figure 2 as an add-on that only looks."""
+"""FedDEA's Figure 2 as an add-on that only records."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ def activated_dimensions(
              `bins` pieces along the flat vector. `fedloom activated RUN` prints tables and draws the picture; the grids
              feddea/activated-dimensions and feddea/activated-dimensions-scenes run the experiment
 
-    Sees the rows as they are at its place: `feddea` at the client comes before it, and with the same or a larger rho
-    leaves the choice as it is, for the largest stay the largest. To look at raw rows, list it before
-    `feddea: {at: server}`. Costs one look at every row and a bool per row and parameter; models are the same, bit for
-    bit. With `local` there would be no rows, so updates are sent and every client gets its own back: the same models,
-    bit for bit, but bytes are counted.
+    It sees the rows at its place in the list: `feddea` at the client comes before it, and with the same or a larger rho
+    does not change the choice, because the largest stay the largest. To look at raw rows, list it before `feddea: {at:
+    server}`. Costs one look at every row and a bool per row and parameter; models are the same, bit for bit. With
+    `local` there would be no rows, so updates are sent and every client gets its own back: the same models, bit for
+    bit, but bytes are counted.
     """
     if method.shares_nothing:
         method = replace(method, private=None, stage=stages.Identity(), buffers="local")

@@ -19,9 +19,9 @@ def pfedme(
 ) -> m.Method:
     """The shared model w follows personal models theta_k = argmin F_k(theta) + (lam/2) |theta - w|^2.
 
-    For each batch: `inner` optimiser steps on F(theta) + (lam/2) |theta - w|^2, theta starting where it was; then
-    w <- w - outer lam (w - theta). Server: w+ = (1 - beta) w + beta mean_S w_k. Measured are w (global) and theta_k
-    (personal).
+    For each batch: `inner` optimiser steps on F(theta) + (lam/2) |theta - w|^2, theta starting where it was; then w <-
+    w - outer lam (w - theta). Server: w+ = (1 - beta) w + beta mean_S w_k. w (global) and theta_k (personal) are
+    measured.
 
     paper    as above
     release  lam 15, 5 inner steps at 0.09 with weight decay 0.001, outer rate 0.005, beta 1, 20 batches a round

@@ -1,4 +1,4 @@
-"""The tables of methods and add-ons that recipes and the command line name, and `Method` for those who fill them."""
+"""The tables of methods and add-ons that recipes and the command line name, and `Method` for modules that fill them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ADDONS = Registry("add-on")
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        """`Method` on first use, for it brings torch, and modules that register must not."""
+        """`Method` on first use, because it imports torch, and modules that register must not."""
         if name != "Method":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from fedloom.methods.method import Method

@@ -17,7 +17,7 @@ def scaffold() -> m.Method:
     paper    option I: full gradient at theta; option II: c_k - c + (theta - theta_k) / (tau lr), derived for plain SGD
     release  no official one; public ports divide by |S| instead of N, or apply option II under momentum
     here     the mean raw gradient, which is option II for plain SGD and also right under momentum, Adam, clipping and
-             schedules. The correction is limited to what a client trains: c is not zero on other tasks' heads.
+             schedules. The correction covers only parameters that a client trains: c is not zero on other tasks' heads.
 
     With FedDEA: c_k comes from raw gradients, the selection acts on Delta_k only. Batch norm statistics are never
     corrected.

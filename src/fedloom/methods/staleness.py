@@ -14,12 +14,12 @@ from fedloom.methods import registry as m
 def staleness(method: m.Method, *, a: Annotated[float, Field(ge=0)] = 0.5) -> m.Method:
     """Old models count less: every weight is multiplied by (1 + s)^-a.
 
-    s is how many of its own local rounds a peer has ended since a neighbour's model was made; 0 for its own. Then the
-    method divides weights by their sum.
+    s is the number of own local rounds that a peer has ended since a neighbour's model was made; 0 for its own model.
+    Then the method divides weights by their sum.
 
     paper    a server mixes one model at a time: alpha (1 + s)^-a of it, the rest of its own; also constant and hinge
              discounts
-    here     at every peer, over its own model and those that have come, so alpha is what the peers' weights say
+    here     at every peer, over its own model and the received ones, so the peers' weights take the place of alpha
 
     For `peers: {mode: asynchronous}` only: elsewhere all models are of one instant, and it is refused. A method that
     reads no weights is refused too. a = 0 changes nothing.

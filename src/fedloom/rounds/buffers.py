@@ -21,7 +21,7 @@ def merge_buffers(
 ) -> Tensor:
     """Weighted mean, or pooled statistics, of float buffers over the clients that trained the block's task.
 
-    A block that nobody trained keeps its value. pooled: variance = mean of variances + variance of means.
+    A block that no client trained keeps its value. pooled: variance = mean of variances + variance of means.
     """
     merged = before.clone()
     means: dict[str, tuple[Tensor, Tensor, Tensor]] = {}

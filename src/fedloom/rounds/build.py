@@ -45,7 +45,7 @@ def build_method(recipe: Recipe) -> Method:
 
 
 def with_options(dataset: Dataset, options: Mapping[str, Mapping[str, Any]]) -> Dataset:
-    """The data set with some options of its tasks changed. Raises RecipeError for a task or an option it has not."""
+    """The data set with some options of its tasks changed. Raises RecipeError for an unknown task or option."""
     tasks = {task.name: task for task in dataset.tasks}
     for name, changes in options.items():
         if name not in tasks:
@@ -66,13 +66,13 @@ def with_options(dataset: Dataset, options: Mapping[str, Mapping[str, Any]]) -> 
 
 
 def load_data(recipe: Recipe) -> Dataset:
-    """The recipe's data set, its tasks as they come with it. Equal for recipes with equal data sections and seeds."""
+    """The recipe's data set, with unchanged tasks. Equal for recipes with equal data sections and seeds."""
     dataset: Dataset = recipe.data.entry.function(recipe.seed, **recipe.data.params)
     return dataset
 
 
 def method_of(recipe: Recipe, method: Method | None) -> Method:
-    """The recipe's method, or the one given in its place, as it runs at a server or at peers."""
+    """The recipe's method, or `method` in its place, as it runs at a server or at peers."""
     method = method or build_method(recipe)
     if recipe.peers is not None:
         method = at_peers(method, recipe.peers)
@@ -86,9 +86,9 @@ def build(
     partition: Partition | None = None,
     dataset: Dataset | None = None,
 ) -> Built:
-    """Load the data, deal it out, build the model and the method.
+    """Load the data, partition it, build the model and the method.
 
-    `partition` is a saved one, when resuming; `dataset` is what `load_data` gave, where several are built from one.
+    `partition` is a saved one, when resuming; `dataset` is the result of `load_data`, if several runs share it.
     """
     method = method_of(recipe, method)
     dataset = with_options(dataset or load_data(recipe), recipe.tasks)
@@ -106,7 +106,7 @@ def build(
 def assemble(
     recipe: Recipe, method: Method, dataset: Dataset, pool: Pool, partition: Partition, federation: Federation
 ) -> Built:
-    """Build the model for clients that are there already, and refuse what does not go together."""
+    """Build the model for the clients of a federation, and refuse combinations that do not work."""
     model = recipe.model
     module = build_model(
         model.name, model.params, dataset.input_shape, dataset.tasks, recipe.seed, model.weights, model.lora

@@ -1,4 +1,4 @@
-"""A recipe made concrete: what a run works with."""
+"""A recipe made concrete: everything that a run works with."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Built:
 
     @cached_property
     def about(self) -> dict[str, Any]:
-        """What run.json says of the run: the method, its tasks and clients, and what may not change at a resume."""
+        """The contents of run.json: the method, its tasks and clients, and what may not change at a resume."""
         return {
             "method": self.method.name,
             "recipe_text": str(self.method),
@@ -63,7 +63,7 @@ class Built:
 
     @property
     def dealt(self) -> dict[str, Any]:
-        """What partition.json says of the run: who holds which examples, and how many of each class."""
+        """The contents of partition.json: who holds which examples, and how many of each class."""
         labels = {row["client"]: row["labels"] for row in self.partition.table(self.pool)}
         return {**self.partition.to_json(), "labels": labels}
 
@@ -75,7 +75,7 @@ class Built:
 
     @property
     def frozen(self) -> dict[str, Tensor]:
-        """Parameters that nobody trains or sends: all that needs no gradient, such as the weights beside LoRA's."""
+        """Parameters that no client trains or sends: all that need no gradient, such as the weights beside LoRA's."""
         return {name: p.detach() for name, p in self.module.named_parameters() if not p.requires_grad}
 
     @property

@@ -36,8 +36,8 @@ def client_step(
 ) -> tuple[Payload, LocalResult, State]:
     """One client's part of a round: load, train, subtract, transform, pack.
 
-    `model` is scratch space: everything in it is overwritten. `state` is the client's from its last participation
-    ({} at first) and is not changed. If the update is not finite, the state stays as it was.
+    `model` is scratch space: everything in it is overwritten. `state` is what the client kept from its last
+    participation ({} at first); it is not changed. If the update is not finite, the state stays as it was.
     """
     training = training.of(client.domain)
     if method.rows == "client-task":
@@ -70,7 +70,7 @@ def _train(
     training: Training,
     who: str,
 ) -> tuple[LocalResult, Tensor]:
-    """Load what was received and train; (result, parameters at the start). The trained model is left in `model`."""
+    """Load the received message and train; (result, parameters at the start). `model` then holds the trained model."""
     load(method, model, received, state)
     base = model.params.clone()
     layout, shared = model.layout.parameters, method.shared_part(model.layout)
@@ -112,7 +112,7 @@ def _local(
     if "rules" in kept:
         kept["rules"] = map_tensors(kept["rules"], lambda t: t.to(model.device))
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
-        torch.manual_seed(derive_seed(ctx.seed, ctx.round, "model", who))  # dropout and the like
+        torch.manual_seed(derive_seed(ctx.seed, ctx.round, "model", who))  # for dropout and other random layers
         added = replace(added, shared=shared, validate=validate, losses=losses)
         return train(model, client.work(who), training, ctx, added, kept)
 
@@ -127,7 +127,7 @@ def _by_task(
     ctx: Ctx,
     training: Training,
 ) -> tuple[Payload, LocalResult, State]:
-    """A client's part of a round where each of its tasks is trained alone, from the task's own vector."""
+    """A client's part of a round if each of its tasks is trained alone, from the task's own vector."""
     layout, shared = model.layout.parameters, method.shared_part(model.layout)
     initial = model.initial[: layout.d]
     starts = task_messages(method, model, federation, client.id, received)
@@ -178,7 +178,7 @@ def _by_task(
 
 
 def tune(method: Method, model: FlatModel, client: Client, training: Training, ctx: Ctx) -> None:
-    """Train the loaded model, at the full learning rate, as the method does before a personal model is measured."""
+    """Tune the loaded model before a personal model is measured, as the method says, at the full learning rate."""
     if method.tune is None:
         return
     ctx = replace(ctx, round=max(ctx.round, 1))  # the initial model is measured too
@@ -220,9 +220,9 @@ def finish(
     if edge:
         new["edge"] = edge
     if method.start == "own":
-        # with what the server receives, so that both have the same model
+        # with the values that the server receives, so that both have the same model
         new["own"] = (params.take(base, shared) + sent[0]).to(torch.device("cpu"))
-    # where they stay with the client, `_kept` has copied them
+    # buffers that stay with the client were copied by `_kept`
     buffers, integers = _state_buffers(method, model) if method.buffers != "local" else (None, {})
     payload = replace(
         payload,
@@ -236,7 +236,7 @@ def finish(
 
 
 def _finite(model: FlatModel, base: Tensor) -> bool:
-    """Whether what was trained is finite."""
+    """Whether the trained parameters and the buffers are finite."""
     return bool(torch.isfinite(model.params - base).all() & torch.isfinite(model.buffers).all())
 
 
@@ -249,12 +249,12 @@ def _state_buffers(method: Method, model: FlatModel) -> tuple[Tensor | None, dic
 
 
 def _kept(method: Method, model: FlatModel, base: Tensor, state: State, result: LocalResult) -> State:
-    """What a client keeps of a round for the next one in which it takes part; stages at the client add theirs."""
+    """What a client keeps of a round for its next one; stages at the client add their own state."""
     params, private = model.layout.parameters, method.private_part(model.layout)
     cpu = torch.device("cpu")
     new: State = {}
     if private.blocks:
-        # start + update, as every server computes it: so local training is exactly mixing with the identity
+        # start + update, as every server computes it, so that local training is exactly mixing with the identity
         delta = model.params - base
         new["private"] = (params.take(base, private) + params.take(delta, private)).to(cpu, copy=True)
     if result.optimizer:
@@ -287,7 +287,7 @@ def _about(method: Method, client: Client, result: LocalResult) -> dict[str, Any
 
 
 def _support(model: FlatModel, shared: Layout, tasks: tuple[str, ...]) -> Tensor:
-    """Which blocks got a gradient in training these tasks."""
+    """Which blocks received a gradient in training these tasks."""
     trained = set(model.trained(tasks).names)
     return torch.tensor([b.name in trained for b in shared.blocks])
 
@@ -303,7 +303,7 @@ def _payload(
     edge: State | None,
     ctx: Ctx,
 ) -> tuple[Payload, State, Tensor]:
-    """A client's rows through the stages at the client and the codec: (payload, the stages' state, rows before it)."""
+    """A client's rows after its stages and the codec: (payload, the stages' state, the rows before the codec)."""
     n = torch.tensor([float(size) for size in sizes], dtype=torch.float64)
     updates = Updates(shared, rows, X, n, n.clone(), present=present, extra=extra)
     updates, state = method.edge(updates, edge or method.edge.init(shared), ctx)

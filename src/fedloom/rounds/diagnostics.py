@@ -1,8 +1,8 @@
-"""What the updates of a round have in common: cosine and sign agreement between rows, layer group by layer group.
+"""What the updates of a round have in common: cosine and sign agreement between rows, by groups of layers.
 
-Reads the very matrix that a method was given and what the method made of it, and changes neither. Where the matrix is
-large, columns are drawn once for a run, evenly over each group: a cosine from c of them is wrong by about 1 / sqrt(c).
-Everything else is exact.
+Reads the matrix that a method was given and the method's result, and changes neither. If the matrix is large, columns
+are drawn once for a run, evenly over each group: a cosine from c of them is wrong by about 1 / sqrt(c). Everything else
+is exact.
 """
 
 from __future__ import annotations
@@ -23,23 +23,22 @@ from fedloom.core.spread import at, total, whole
 from fedloom.core.updates import Distributed, Updates
 from fedloom.runs.reader import DIAGNOSTICS
 
-"""What the record is called, and the file of a run folder that has it."""
 VALUES = 1 << 20
-"""Numbers of the matrix looked at, about."""
+"""About how many values of the matrix are read."""
 AT_PEER = 1 << 16
-"""The same where every peer looks at a matrix of its own."""
+"""The same at peers, where each reads a matrix of its own."""
 PEERS = 64
-"""Peers that look, about, where there are more."""
+"""About how many peers look, if there are more."""
 EVERY = 4
-"""Rounds from one look of a peer to its next, from the first on: for a peer, a look is no small part of a round."""
+"""A peer looks every so many rounds, from the first on: a look takes a large part of a peer's round."""
 ROWS = 32
-"""Rows in a matrix of cosines, at most; of more an even choice."""
+"""At most so many rows in a matrix of cosines; among more rows an even choice."""
 SOLVED = 128
-"""Rows among which weights are sought, at most."""
+"""At most so many rows for which weights are computed."""
 LAYERS = 4
-"""Groups into which the layers of one part of the model are put, at most."""
+"""At most so many groups for the layers of one part of the model."""
 GROUPS = 12
-"""Groups in all, at most: the first ones."""
+"""At most so many groups in all: the first ones."""
 
 _RANK = 1e-8  # eigenvalues of the matrix of cosines below this share of the largest are rounding
 
@@ -51,21 +50,21 @@ class LayerGroup:
     part: str
     task: str | None
     layers: str
-    """The first and the last layer."""
+    """Names of the first and the last layer."""
     blocks: tuple[int, ...]
-    """Positions in the layout."""
+    """Positions of its blocks in the layout."""
     size: int
-    """Number of all its columns."""
+    """The number of all its columns."""
     columns: Tensor
-    """Those that are looked at, ascending."""
+    """The columns that are looked at, ascending."""
 
 
 @lru_cache(maxsize=32)
 def groups_of(layout: Layout, columns: int) -> tuple[tuple[LayerGroup, ...], int]:
-    """(the groups of a layout, how many are left out), with about so many columns to look at in all.
+    """(the groups of a layout, how many are left out), with about `columns` columns to look at in all.
 
-    A group is what lies in one part of the model and belongs to one task; the layers of a part that all tasks share are
-    put into at most LAYERS groups of about equal size.
+    A group is the blocks of one part of the model that belong to one task. The layers of a part that all tasks share
+    are put into at most LAYERS groups of about equal size.
     """
     parts: dict[tuple[str, str | None], list[int]] = {}
     for i, block in enumerate(layout.blocks):
@@ -86,7 +85,7 @@ def groups_of(layout: Layout, columns: int) -> tuple[tuple[LayerGroup, ...], int
             # one column from each of `share` equal pieces
             rng = np.random.default_rng(derive_seed(0, DIAGNOSTICS, part, task, layers))
             where = ((where + rng.random(share)) * (size / share)).astype(np.int64).clip(max=size - 1)
-        # from places in the group to columns of the layout
+        # from positions in the group to columns of the layout
         starts = np.array([layout.slices[i].start for i in blocks])
         before = np.cumsum([0, *(layout.blocks[i].size for i in blocks)])
         within = np.searchsorted(before, where, side="right") - 1
@@ -96,7 +95,7 @@ def groups_of(layout: Layout, columns: int) -> tuple[tuple[LayerGroup, ...], int
 
 
 def _layer(name: str) -> str:
-    """The layer that a tensor is of: its name up to the first number, else all but its last word."""
+    """The layer of a tensor: its name up to the first number, else all but its last word."""
     numbered = re.match(r"(?:[^.]*?\.)*?[^.\d]*\d+(?=\.|$)", name)
     return numbered[0] if numbered else name.rpartition(".")[0] or name
 
@@ -118,22 +117,22 @@ def _layers(blocks: Sequence[Block], part: Sequence[int]) -> list[list[int]]:
 
 
 def look(updates: Updates, out: Updates, peer: str | None = None) -> dict[str, Any]:
-    """What there is to say about a round's updates and what a method made of them, as a JSON value.
+    """The diagnostics of a round's updates and of a method's result, as a JSON value.
 
-    rows, out       keys of the rows that came and of those that were made: [client, task or null]
-    shown           positions of the rows in the matrices; the first one is the peer's own where a peer looks
-    groups          of each: part, task, layers, size (columns), looked (columns that were looked at), and
-      rows          positions of the rows that have it, where not all do
-      cosine, sign  of each pair of shown rows (0-1, 0-2, .. 1-2, ..; at a peer 0-1, 0-2, ..): the cosine, and the share
-                    of columns in which both are not zero that have the same sign
-      kept          of each row: the share of columns that are not zero, 1 where nothing was masked
-      weights       of each row made: the numbers w (of each row) with which sum_k w_k X_k is nearest to it
-      explained     of each row made: 1 - |what is left|^2 / |row|^2
+    rows, out       keys of the received rows and of the result's rows: [client, task or null]
+    shown           positions of the rows in the matrices of cosines; at a peer its own row comes first
+    groups          for each: part, task, layers, size (columns), looked (columns that were looked at), and
+      rows          positions of the rows that have the group, if some lack it
+      cosine, sign  for each pair of shown rows (0-1, 0-2, .. 1-2, ..; at a peer 0-1, 0-2, ..): the cosine, and the
+                    share of equal signs among the columns in which neither is zero
+      kept          for each row: the share of columns that are not zero, 1 if nothing was masked
+      weights       for each row of the result: the w (one number per row) with which sum_k w_k X_k is nearest to it
+      explained     for each row of the result: 1 - |residual|^2 / |row|^2
 
-    A number is null where it is not defined: rows of zeros, rows without the group, weights among fewer columns than
-    rows. Weights are left out where there are more than SOLVED rows. `left_out` counts groups that are not looked at.
+    A number is null if it is not defined: for rows of zeros, rows without the group, weights with fewer columns than
+    rows. Weights are left out for more than SOLVED rows. `left_out` counts groups that are not looked at.
 
-    Where columns lie in several processes each adds up over its own, and all of them get the same value.
+    If columns lie in several processes, each sums over its own columns, and all of them get the same value.
     """
     k = len(updates)
     budget = VALUES if peer is None else AT_PEER
@@ -154,7 +153,7 @@ def look(updates: Updates, out: Updates, peer: str | None = None) -> dict[str, A
     sizes = [len(at(updates.layout, group.columns)) for group in groups]
     sums = _together(_sums(X, made, sizes, shown, peer))
     have = torch.ones(k, len(updates.layout.blocks)).bool() if updates.present is None else updates.present.cpu()
-    # a task's own parts: only rows of the task
+    # in a task's own parts only the task's rows count
     own = [[group.task is None or task in (None, group.task) for _, task in updates.rows] for group in groups]
     members = torch.stack([have[:, list(group.blocks)].any(1) for group in groups])
     value["groups"] = _about(groups, sums, members & torch.tensor(own).view(members.shape), shown, peer, out.rows)
@@ -162,12 +161,12 @@ def look(updates: Updates, out: Updates, peer: str | None = None) -> dict[str, A
 
 
 def _take(updates: Updates, columns: Tensor) -> Tensor:
-    """Those of some columns of X that are here; X is not worked out for it (K x c, on the CPU)."""
+    """The columns `columns` of X that this process has; X itself is not computed (K x c, on the CPU)."""
     if isinstance(updates.given, Distributed):
         data = updates.given.take(columns).cpu()
     elif isinstance(updates.given, Tensor) or "data" in vars(updates):
         data = updates.data.index_select(1, at(updates.layout, columns).to(updates.data.device)).cpu()
-    else:  # rows that are no matrix, one at a time
+    else:  # rows that form no matrix yet, one at a time
         given = updates.given
         rows = [given.keep([i]).dense().index_select(1, columns) for i in range(len(updates))]
         data = torch.cat(rows) if rows else torch.zeros(0, len(columns))
@@ -185,14 +184,14 @@ def _shown(names: Sequence[str], peer: str | None) -> list[int]:
 
 @dataclass(frozen=True, eq=False)
 class _Sums:
-    """What is added up over the columns of each of g groups, in float64; of counts exactly. Shown are some rows or all.
+    """Sums over the columns of each of g groups, in float64; counts are exact. Shown are some rows or all.
 
     rows       g x K: columns that are not zero
     gram       of the shown rows among themselves
-    alike      of the first shown row(s) with the shown: columns of the same sign less columns of the other one
-    both       the same: columns in which neither is zero
-    made       of the rows made with all rows, where weights are sought among them
-    square     of the rows made with themselves
+    alike      of the first shown row(s) with the shown: columns of equal sign minus columns of opposite sign
+    both       for the same pairs: columns in which neither is zero
+    made       of the result's rows with all rows, if weights are computed
+    square     of the result's rows with themselves
     """
 
     rows: Tensor
@@ -204,7 +203,7 @@ class _Sums:
 
 
 def _sums(X: Tensor, made: Tensor, sizes: Sequence[int], shown: Sequence[int], peer: str | None) -> _Sums:
-    """The sums of groups that lie one after another, of so many columns each."""
+    """The sums of groups that lie one after another and have `sizes` columns."""
     solved = len(X) <= SOLVED
     looked, seen = (X, list(shown)) if solved else (X[list(shown)], list(range(len(shown))))
     own = seen[:1] if peer is not None else seen
@@ -226,7 +225,7 @@ def _sums(X: Tensor, made: Tensor, sizes: Sequence[int], shown: Sequence[int], p
 
 
 def _together(sums: _Sums) -> _Sums:
-    """The sums over all processes, which are told each other all at once."""
+    """The sums over all processes, exchanged in one message."""
     parts = vars(sums)
     summed = total(torch.cat([part.flatten() for part in parts.values()])).split([p.numel() for p in parts.values()])
     return _Sums(**{name: flat.view_as(part) for flat, (name, part) in zip(summed, parts.items(), strict=True)})
@@ -240,7 +239,7 @@ def _about(
     peer: str | None,
     out: Sequence[Row],
 ) -> list[dict[str, Any]]:
-    """What is said of each group; `members` (g x K) are the rows that have it."""
+    """The diagnostics of each group; `members` (g x K) are the rows that have it."""
     k = members.shape[1]
     solved = k <= SOLVED
     seen = list(shown) if solved else list(range(len(shown)))
@@ -268,7 +267,7 @@ def _about(
         value |= {"cosine": _numbers(cosine[i]), "sign": _numbers(alike[i]), "kept": _numbers(kept[i])}
         found.append(value)
     if solved:
-        # of a row made for one task, another task's parts are nobody's
+        # in a result's row for one task, other tasks' parts have no owner
         theirs = [[group.task is None or task in (None, group.task) for _, task in out] for group in groups]
         enough = (looked >= members.sum(1))[:, None] & torch.tensor(theirs).view(len(groups), len(out))
         weights, explained = _weights(sums.gram, sums.made, sums.square, members)
@@ -281,10 +280,10 @@ def _about(
 
 
 def _weights(G: Tensor, H: Tensor, square: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
-    """(W, explained): the least-squares W (rows made x K) of made = W X; shortest, for unit rows, where several are.
+    """(W, explained): the least-squares W (rows of the result x K) of made = W X; on unit rows the shortest such W.
 
-    Of each group (first dimension), from inner products: G of the rows (K x K), H of the rows made with them, `square`
-    of the rows made with themselves. Only `members` (K) get a weight.
+    For each group (first dimension), from inner products: G of the rows (K x K), H of the result's rows with them,
+    `square` of the result's rows with themselves. Only `members` (K) get a weight.
     """
     norms = G.diagonal(dim1=1, dim2=2).clamp(min=0).sqrt()
     there = members & (norms > 0)
@@ -298,12 +297,12 @@ def _weights(G: Tensor, H: Tensor, square: Tensor, members: Tensor) -> tuple[Ten
 
 
 def looks(peer: str, population: int | None, round: int) -> bool:
-    """Whether a peer looks in a round: all do where there are few, else about PEERS of them, always the same."""
+    """Whether a peer looks in a round: all peers if there are few, else about PEERS of them, always the same."""
     if (round - 1) % EVERY:
         return False
     return population is None or population <= PEERS or derive_seed(0, DIAGNOSTICS, peer) % population < PEERS
 
 
 def _numbers(values: Tensor) -> list[float | None]:
-    """Four digits are enough to see by; nan as None."""
+    """Four digits are enough to read; nan becomes None."""
     return [None if v != v else float(f"{v:.4g}") for v in values.tolist()]

@@ -26,5 +26,5 @@ class Patience:
 
     @property
     def stop(self) -> bool:
-        """Whether patience is at its end."""
+        """Whether patience has run out."""
         return self.waited >= self.patience

@@ -19,7 +19,7 @@ Scores = dict[str, dict[str, float]]
 def evaluate(
     model: FlatModel, part: Part, tasks: Mapping[str, Task], batch_size: int, innermost: bool = True
 ) -> Scores:
-    """Metrics of every task, accumulated over the examples that have a label of it; nan where there is none.
+    """Metrics of every task, accumulated over the examples that have a label of it; nan if there are none.
 
     `innermost`: images are given to the model with the channels last in memory, as in training.
     """
@@ -64,7 +64,7 @@ Answers = tuple[int, dict[str, Tensor], dict[str, Tensor]]
 def answers(
     model: FlatModel, part: Part, names: Sequence[str], batch_size: int, innermost: bool = True
 ) -> Iterator[Answers]:
-    """(examples, task -> output, task -> label) of each batch; to be gone through where nothing is trained.
+    """(examples, task -> output, task -> label) of each batch; iterate while no model is trained.
 
     `innermost`: as in `evaluate`.
     """
@@ -79,7 +79,7 @@ def answers(
 def example_losses(
     model: FlatModel, part: Part, tasks: Mapping[str, tuple[Task, float]], batch_size: int, innermost: bool = True
 ) -> Tensor:
-    """The loss of each example (n), summed over the tasks with their weights; 0 where it has no label.
+    """The loss of each example (n), summed over the tasks with their weights; 0 for a missing label.
 
     `innermost`: as in `evaluate`.
     """

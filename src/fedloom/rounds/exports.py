@@ -13,8 +13,8 @@ from fedloom.training.flat import FlatModel
 
 
 def export(built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Named tensors: the global model under its own names, a task's under task/NAME/, a personal one under client/NAME/
-    (and a client's own of a task under client/NAME/task/NAME/); and labels."""
+    """Named tensors, and labels. The global model keeps its own names; a task's is under task/NAME/, a personal one
+    under client/NAME/, and a client's own model of a task under client/NAME/task/NAME/."""
     model = FlatModel(built.module, built.layout)
     tensors: dict[str, Tensor] = {}
     for prefix, (client, one) in wanted(built, state).items():
@@ -30,7 +30,7 @@ def wanted(built: Built, state: State) -> dict[str, tuple[str, Model]]:
         shared = {m.task for m in models if m.name == "global"} if built.method.rows == "client-task" else set()
         for one in models:
             if one.name == "personal" and one.task in shared:
-                continue  # what the task's model becomes on its way to the client
+                continue  # this is the task's model after the codec
             prefix = "" if one.name == "global" else f"client/{client}/"
             found.setdefault(prefix + (f"task/{one.task}/" if one.task else ""), (client, one))
     return found
@@ -49,7 +49,7 @@ def named(built: Built, model: FlatModel, client: str, one: Model, round: int, p
 
 
 def labels(built: Built, state: State) -> dict[str, str]:
-    """What the file says about itself."""
+    """The labels of the file."""
     return {
         "method": built.method.name,
         "recipe": built.recipe.name,

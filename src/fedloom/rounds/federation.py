@@ -20,7 +20,7 @@ from fedloom.training.loop import Work
 
 @dataclass(frozen=True, eq=False)
 class Part:
-    """Some of the examples: positions in train or test. `name` says whose: "own" or "shared"."""
+    """Some of the examples: positions in train or test. `name` says whose they are: "own" or "shared"."""
 
     examples: Examples
     positions: Indices
@@ -30,7 +30,7 @@ class Part:
         return len(self.positions)
 
     def by_labels(self, tasks: Iterable[str]) -> list[tuple[Part, tuple[str, ...]]]:
-        """The tasks in groups that are labelled on the same examples, each with those examples; none is left out."""
+        """The tasks, grouped by the examples that have their labels, with these examples; none is left out."""
         groups: dict[bytes, tuple[Part, list[str]]] = {}
         for task in tasks:
             part = self.of(task)
@@ -49,7 +49,7 @@ class Part:
         return {}
 
     def partial(self, tasks: Iterable[str]) -> dict[str, Tensor]:
-        """Task -> positions of the examples that have a label of it, for tasks where some examples have none."""
+        """Task -> positions of the examples that have a label of it, for tasks that lack some labels."""
         return {task: self.of(task).index for task in tasks if self.of(task) is not self}
 
     def spread(self, count: int) -> Part:
@@ -81,12 +81,12 @@ class Client:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Task -> its weight for this client, without the one that the task has for all."""
+        """Task -> the client's own weight for it, without the task's weight for all clients."""
         return {name: weight / task.weight if task.weight else 0.0 for name, (task, weight) in self.tasks.items()}
 
     @property
     def class_counts(self) -> Tensor:
-        """Train examples of each class (C, float64) of the first classification task; empty where there is none."""
+        """Train examples of each class (C, float64) of the first classification task; empty without such a task."""
         for task, _ in self.tasks.values():
             if task.kind == "classification":
                 labels = self.train.examples.labels_of(task.name)[self.train.positions]
@@ -105,7 +105,7 @@ class Client:
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """All clients. In a unified federation every client holds the heads of all tasks, else only its own."""
+    """All clients. In a unified federation every client holds the heads of all tasks, otherwise only its own."""
 
     tasks: tuple[Task, ...]
     clients: Mapping[str, Client]

@@ -1,4 +1,4 @@
-"""Putting what was received, and what a client keeps, into its model."""
+"""Loading a received message, and what a client keeps, into the client's model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedloom.training.flat import FlatModel
 def task_messages(
     method: Method, model: FlatModel, federation: Federation, client: str, received: Message
 ) -> dict[str, Message]:
-    """What a client received, as a message with a whole vector for each of its tasks."""
+    """A received message as one message per task, each with a whole vector."""
     params, shared = model.layout.parameters, method.shared_part(model.layout)
     origin = params.take(model.initial[: params.d], shared).to("cpu")
     start = dict.fromkeys(federation.clients[client].tasks, origin)
@@ -35,7 +35,7 @@ def task_messages(
 def for_task(
     method: Method, model: FlatModel, federation: Federation, client: str, received: Message, task: str | None
 ) -> Message:
-    """A message with the whole vector of one task; as it is where tasks have no models of their own."""
+    """A message with the whole vector of one task; unchanged if tasks have no models of their own."""
     return received if task is None else task_messages(method, model, federation, client, received)[task]
 
 
@@ -47,14 +47,14 @@ def personal_state(model: FlatModel, params: Tensor, more: State | None = None) 
 
 
 def load_personal(model: FlatModel, personal: State) -> None:
-    """Put a client's own model, where there is one, in the place of what is loaded."""
+    """Load a client's own model, if there is one, over the loaded one."""
     if personal:
         model.vector.copy_(personal["vector"])
         model.load_integers(personal["integers"])
 
 
 def load(method: Method, model: FlatModel, received: Message, state: State) -> None:
-    """Put what the server sent, and what the client keeps for itself, into the model."""
+    """Load what the server sent, and what the client keeps for itself, into the model."""
     layout = model.layout
     model.vector.copy_(model.initial)
     model.load_integers(model.initial_integers)
@@ -74,7 +74,7 @@ def load(method: Method, model: FlatModel, received: Message, state: State) -> N
 def pack_tasks(
     method: Method, layout: Layout, federation: Federation, state: State, client: str, tasks: Iterable[str]
 ) -> Message:
-    """The vectors of some tasks, packed as the client's own will be; nothing of tasks that have none yet."""
+    """The vectors of some tasks, packed as the client will pack its own; tasks without a vector are left out."""
     tasks = tuple(task for task in sorted(tasks) if task in state["tasks"])
     packed: Mapping[str, Tensor] = {}
     if tasks:

@@ -21,15 +21,15 @@ Record = dict[str, Any]
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """A model that a client may use for some of its tasks: what to load it from."""
+    """A model that a client may use for some of its tasks, and what it is loaded from."""
 
     name: str
-    """"global": one complete model that is meant for all, or for all that hold the task; "personal": the client's."""
+    """"global": one complete model for all clients, or for all that hold the task; "personal": the client's."""
     tasks: tuple[str, ...]
     message: Message
     state: State
     task: str | None = None
-    """The task that the model is for, where each has one."""
+    """The task that the model is for, if each task has a model."""
 
 
 @dataclass
@@ -43,11 +43,11 @@ class MeasuredGroup:
 
     @property
     def tasks(self) -> tuple[str, ...]:
-        """The tasks that a member uses the model for."""
+        """The tasks for which some member uses the model."""
         return tuple(dict.fromkeys(name for _, model in self.members for name in model.tasks))
 
     def job(self, key: int, round: int) -> EvalJob:
-        """What to do to measure it."""
+        """The job that measures it."""
         m = self.model
         return EvalJob(
             key, m.message, m.state, self.client, self.split, self.tasks, round, m.name == "personal", m.task
@@ -55,7 +55,7 @@ class MeasuredGroup:
 
 
 def models_for(built: Built, state: State, client: str) -> list[Model]:
-    """The models that a client may use; of those for a task the last one is the one to use."""
+    """The models that a client may use; among those for one task the last is the one to use."""
     method = built.method
     peers = "peers" in state
     if peers:
@@ -69,7 +69,7 @@ def models_for(built: Built, state: State, client: str) -> list[Model]:
     if method.rows == "client-task":
         received = pack_tasks(method, built.layout, built.federation, server, client, tasks)
         for task in tasks:
-            if not own_parts and not peers:  # alone in its message, a task's vector is what the server has
+            if not own_parts and not peers:  # alone in its message, a task's vector is exactly the server's
                 alone = pack_tasks(method, built.layout, built.federation, server, client, (task,))
                 models.append(Model("global", (task,), alone, {}, task))
             models.append(Model("personal", (task,), received, mine.get("tasks", {}).get(task, {}), task))
@@ -85,14 +85,14 @@ def models_for(built: Built, state: State, client: str) -> list[Model]:
 def measure(built: Built, executor: Executor, state: State) -> list[Record]:
     """Records of all clients' global and personal models on all wanted splits.
 
-    A model that several clients share, on data that they share, is measured once.
+    A model that several clients share is measured once on data that they share.
     """
     entries = groups(built, state, built.recipe.evaluation.splits)
     jobs = [g.job(number, state["round"]) for number, g in enumerate(entries)]
     results: dict[int, Scores] = dict(executor.run(jobs))
     records: list[Record] = []
     for number, g in enumerate(entries):
-        for client, model in g.members if number in results else ():  # a client far away may not have answered
+        for client, model in g.members if number in results else ():  # a remote client may not have answered
             records += _records(client, model.name, g.split, results[number], model.tasks)
     return sorted(records, key=lambda r: (r["client"], r["model"], r["split"], r["task"], r["metric"]))
 
@@ -100,7 +100,7 @@ def measure(built: Built, executor: Executor, state: State) -> list[Record]:
 def groups(built: Built, state: State, splits: Sequence[str], used: bool = False) -> list[MeasuredGroup]:
     """The wanted models of all clients on the data of these splits.
 
-    `used`: of the models for a task only the one that a client would use, as in a run's final numbers.
+    `used`: for each task only the model that a client would use, as in a run's final numbers.
     """
     found: dict[tuple[str | None, str | None, int], MeasuredGroup] = {}
     for client in built.federation.clients.values():
@@ -118,7 +118,7 @@ def groups(built: Built, state: State, splits: Sequence[str], used: bool = False
 
 
 def trained_records(built: Built, done: Iterable[TrainDone]) -> list[Record]:
-    """Records of the models straight after local training, where they were measured."""
+    """Records of the models right after local training, if they were measured."""
     clients = built.federation.clients
     return [
         record
@@ -183,7 +183,7 @@ def validation_loss(built: Built, records: Sequence[Mapping[str, Any]]) -> float
 def headline(built: Built, line: Mapping[str, Any]) -> tuple[float | None, float | None]:
     """(mean training loss, mean primary metric on validation, else test data), for a progress bar.
 
-    The second is None where tasks are judged by different metrics, whose mean says nothing.
+    The second is None if tasks have different primary metrics, whose mean has no meaning.
     """
     losses = [r["loss"] for r in line["train"]]
     primary = {t.name: t.primary for t in built.federation.tasks}

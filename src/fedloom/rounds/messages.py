@@ -1,4 +1,4 @@
-"""What travels in a round: Message to a client, Payload from it."""
+"""What is sent in a round: a Message to a client, a Payload from it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ ALL = EVERYONE[0]
 
 @dataclass(frozen=True, eq=False)
 class Message:
-    """From the server to one client: the shared parameters, the buffers unless they are local, and what stages
-    broadcast.
+    """From the server to one client: the shared parameters, the buffers unless they are local, and the broadcast of
+    stages.
 
-    `vector` is None where the client goes on from its own model, which it has, and where rows are (client, task):
-    then `packed` has the vectors of `tasks`; a task that is not among them starts from the initial model.
+    `vector` is None if the client continues from its own model, which it has, and if rows are (client, task). Then
+    `packed` has the vectors of `tasks`; any other task starts from the initial model.
     """
 
     vector: Tensor | None
@@ -39,8 +39,8 @@ class Message:
 class Payload:
     """From one client to the server: packed updates, number of examples, extras, auxiliary vectors, buffers.
 
-    `finite` is False where local training produced nan or inf; the payload is then empty. Where rows are (client,
-    task), `tasks` are the number of examples of each row, an extra is a list and support a matrix of as many rows.
+    `finite` is False if local training produced nan or inf; the payload is then empty. If rows are (client, task),
+    `tasks` are the numbers of examples of the rows, an extra is a list, and support is a matrix of as many rows.
     """
 
     row: Row
@@ -55,9 +55,9 @@ class Payload:
     tasks: Mapping[str, float] = field(default_factory=dict)
 
     def tree(self) -> dict[str, Any]:
-        """All but whose it is, as letters and checkpoints hold it. `of` is the inverse."""
+        """All fields but the client, as plain values for messages and checkpoints. `of` is the inverse."""
         tree = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("row", "finite")}
-        tree["side"] = tree.pop("auxiliary")  # the word that files have
+        tree["side"] = tree.pop("auxiliary")  # the key in files
         return tree if self.finite else {**tree, "finite": False}
 
     @staticmethod
@@ -68,7 +68,7 @@ class Payload:
 
     @property
     def rows(self) -> tuple[Row, ...]:
-        """The keys of the rows in it."""
+        """The keys of its rows."""
         return tuple((self.row[0], task) for task in self.tasks) or (self.row,)
 
     @property
@@ -85,7 +85,7 @@ def rows_of(method: Method, federation: Federation, clients: Iterable[str]) -> t
 
 
 def blank(shared: Layout, federation: Federation, rows: tuple[Row, ...], X: Tensor | Rows) -> Updates:
-    """Rows X of one client with its presence: what a codec fills, from zeros, or packs."""
+    """Rows X of one client with its presence: a codec packs them, or fills them from zeros."""
     ones = torch.ones(len(rows), dtype=torch.float64)
     tasks = tuple(task for _, task in rows if task is not None)
     present = federation.present(federation.clients[rows[0][0]], shared, tasks)

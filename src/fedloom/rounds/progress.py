@@ -1,7 +1,4 @@
-"""How a run reports on itself while it goes on: bars on a terminal, a line now and then elsewhere.
-
-Both are a `Progress` as runtime/process.py wants it.
-"""
+"""How a run reports on itself: bars on a terminal, a line now and then elsewhere; both are a `Progress`."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Protocol
 
 
 def progress(quiet: bool = False) -> Bars | Lines | None:
-    """Bars where stderr is a terminal, lines where it is not, None (no reports at all) where `quiet`."""
+    """Bars if stderr is a terminal, lines if it is not, None (no reports at all) if `quiet`."""
     if quiet:
         return None
     return Bars() if sys.stderr.isatty() else Lines()
@@ -95,7 +92,7 @@ def clock(seconds: float) -> str:
 
 
 class Progress(Protocol):
-    """Is told what happens; fedloom.rounds.progress has one that draws bars."""
+    """Receives what happens in a run; `Bars` draws it."""
 
     def start(self, rounds: int, done: int) -> None: ...
     def round(self, round: int, loss: float | None, score: float | None) -> None: ...

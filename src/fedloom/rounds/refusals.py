@@ -1,4 +1,4 @@
-"""What does not go together in a recipe, refused before a run begins: one idea a function.
+"""Combinations in a recipe that do not work, refused before a run begins: one idea a function.
 
 Each raises RecipeError with the key to change.
 """
@@ -16,7 +16,7 @@ from fedloom.training import stacked
 
 
 def pace(recipe: Recipe, method: Method) -> None:
-    """Ages of models without asynchronous peers, and shares of participation with them."""
+    """Ages of models without asynchronous peers, and partial participation with them."""
     free = recipe.peers is not None and recipe.peers.mode == "asynchronous"
     ages = sorted(f.removeprefix("extra:") for f in method.stage.traits.reads & AGES)
     if ages and not free:
@@ -32,7 +32,7 @@ def pace(recipe: Recipe, method: Method) -> None:
 
 
 def judges_without_validation(recipe: Recipe, built: Built) -> None:
-    """Peers that judge each other's models, and rules that measure models, where a client has no validation data."""
+    """Peers that judge each other's models, and rules that measure models, if a client has no validation data."""
     without = _without_validation(built.federation)
     if recipe.peers is not None and without:
         groups = recipe.peers.choose.groups
@@ -58,7 +58,7 @@ def _without_validation(federation: Federation) -> list[Client]:
 
 
 def rows_by_task(recipe: Recipe, built: Built) -> None:
-    """One model a task, with what only one model for all tasks has."""
+    """One model a task, together with something that needs one model for all tasks."""
     method, buffers = built.method, built.layout.buffers
     if method.rows != "client-task":
         return
@@ -75,7 +75,7 @@ def rows_by_task(recipe: Recipe, built: Built) -> None:
 
 
 def epochs_by_domain(recipe: Recipe, built: Built) -> None:
-    """Epochs for domains that are not those of the clients."""
+    """Epochs by domain that do not fit the clients' domains."""
     epochs, clients = recipe.training.epochs, built.federation.clients.values()
     if not isinstance(epochs, dict):
         return
@@ -95,7 +95,7 @@ def epochs_by_domain(recipe: Recipe, built: Built) -> None:
 
 
 def stacks(recipe: Recipe, built: Built) -> None:
-    """Stacked training of what cannot be stacked."""
+    """Stacked training together with something that cannot be stacked."""
     if not recipe.training.stacked:
         return
     method = built.method

@@ -36,7 +36,7 @@ def status(state: State) -> str:
 
 
 Advance = Callable[[Built, Executor, State, "Round"], tuple[State, Sequence[str]]]
-"""One round's training and aggregation: (state after it, who took part)."""
+"""Training and aggregation of one round: (state after it, who took part)."""
 
 
 def run_rounds(
@@ -47,9 +47,9 @@ def run_rounds(
     progress: Progress,
     advance: Advance | None = None,
 ) -> State:
-    """Run from the round after `state` to the last one, saving as it goes. Returns the last state.
+    """Run from the round after `state` to the last one, with checkpoints. Returns the last state.
 
-    Without `advance` there is a server.
+    Without `advance` the run has a server.
     """
     recipe = built.recipe
     training, evaluation = recipe.training, recipe.evaluation
@@ -99,7 +99,7 @@ def with_server(built: Built, executor: Executor, state: State, now: Round) -> t
 
 @dataclass
 class Round:
-    """What one round leaves behind beside the state of the server, or of peers."""
+    """What one round leaves behind beside the state of the server or of the peers."""
 
     built: Built
     number: int
@@ -111,7 +111,7 @@ class Round:
     clients: State = field(default_factory=dict)
 
     def ctx(self, members: Sequence[str]) -> Ctx:
-        """What stages of the server are told, where these clients take part."""
+        """The context of the server's stages, with these clients as participants."""
         recipe, federation = self.built.recipe, self.built.federation
         return Ctx(
             self.number,
@@ -124,12 +124,12 @@ class Round:
         )
 
     def log(self, event: str, fields: dict[str, Any]) -> None:
-        """Note something that a person should see."""
+        """Log something that a person should see."""
         self.events.append({"event": event, **fields})
         self.progress.event(f"round {self.number}: {event}{described(fields)}")
 
     def record(self, kind: str, fields: dict[str, Any] | Callable[[], dict[str, Any]]) -> None:
-        """Keep something that a stage measured, or that is measured now where it is wanted."""
+        """Keep a stage's record; a function in place of its fields is called here if the record is wanted."""
         if callable(fields):
             if not self.built.recipe.runtime.diagnostics:
                 return
@@ -139,7 +139,7 @@ class Round:
 
     @property
     def recorded(self) -> dict[str, list[dict[str, Any]]]:
-        """The records, those of a file of their own apart; what is empty is left out."""
+        """The records, without those that have a file of their own; empty ones are left out."""
         parts: dict[str, list[dict[str, Any]]] = {"records": [], DIAGNOSTICS: []}
         for record in self.records:
             if record["kind"] == DIAGNOSTICS:
@@ -149,7 +149,7 @@ class Round:
         return {name: records for name, records in parts.items() if records}
 
     def payloads(self, executor: Executor, jobs: list[TrainJob], messages: Mapping[str, Message]) -> Iterator[Payload]:
-        """What clients send to the server as they finish, one at a time, so that no more than one is held."""
+        """The clients' payloads as they finish, one at a time, so that only one is held."""
         method, layout, federation = self.built.method, self.built.layout, self.built.federation
         for payload in self.trained(executor, jobs):
             client = payload.row[0]
@@ -160,12 +160,12 @@ class Round:
             yield payload
 
     def trained(self, executor: Executor, jobs: list[TrainJob]) -> Iterator[Payload]:
-        """What clients made of their models, as they finish; their new states are in `clients`."""
+        """The results of local training as they finish; the clients' new states are in `clients`."""
         federation = self.built.federation
-        # the longest first, so that no worker is left alone with it
+        # the longest first, so that no worker is left alone with it at the end
         jobs = sorted(jobs, key=lambda j: -len(federation.clients[j.client].train))
         for d in executor.run(jobs, evaluate_trained="trained" in self.built.recipe.evaluation.models):
-            # memory shared between processes is a scarce good: keep a copy
+            # shared memory between processes is scarce: keep a copy
             self.clients[d.client] = map_tensors(d.state, lambda t: t.clone() if t.is_shared() else t)
             why = "local training gave nan or inf"
             if not d.payload.finite:
@@ -182,7 +182,7 @@ class Round:
 
 
 def _watch(built: Built, folder: RunFolder, state: State, records: list[dict[str, Any]], now: Round) -> State:
-    """Early stopping: keep the best state, and say when to stop."""
+    """Early stopping: keep the best state, and stop when patience has run out."""
     config = built.recipe.early_stopping
     score = validation_loss(built, records) if config else None
     if config is None or score is None:

@@ -1,4 +1,4 @@
-"""The three pure functions that every runner uses: client_step, server_step, dispatch."""
+"""The server's part of a round as pure functions: dispatch, collect, server_step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from fedloom.runs.reader import DIAGNOSTICS
 def server_init(method: Method, layout: Layout, initial: Tensor, integers: Mapping[str, Tensor]) -> State:
     """The server's state before the first round; `initial` is the whole model vector (parameters, buffers).
 
-    "tasks" are vectors by task, where rows are (client, task): differences to the initial model.
+    With rows (client, task) "tasks" are vectors by task: differences to the initial model.
     """
     params = layout.parameters
     shared = method.shared_part(layout)
@@ -43,7 +43,7 @@ def server_init(method: Method, layout: Layout, initial: Tensor, integers: Mappi
 
 
 def model_of(state: State, client: str) -> Tensor:
-    """The server's model for a client: its personal one where there is one, else the global one."""
+    """The server's model for a client: its personal one if there is one, else the global one."""
     personal: Tensor = state["personal"].get(client, state["model"])
     return personal
 
@@ -78,9 +78,9 @@ def collect(
     rows: Sequence[Row],
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Updates, list[Payload]]:
-    """The matrix of the round from payloads in any order; a payload is forgotten once its row is written.
+    """The matrix of the round from payloads in any order; each payload is dropped once its row is written.
 
-    `rows` are the expected keys; a client that fails or is not finite leaves no row.
+    `rows` are the expected keys; a client that fails or whose update is not finite leaves no row.
     """
     shared = method.shared_part(layout)
     expected = {row: i for i, row in enumerate(sorted(rows, key=lambda r: (r[0], r[1] or "")))}
@@ -99,13 +99,13 @@ def collect(
         elif payload.rows == tuple(expected)[i : i + k]:
             like = blank(shared, federation, payload.rows, X[i : i + k])
             X[i : i + k] = method.codec.unpack(payload.packed, like)
-        else:  # some of its rows did not come
+        else:  # some of its rows are missing
             like = blank(shared, federation, payload.rows, X.new_zeros(k, shared.d))
             X[[expected[row] for row in payload.rows]] = method.codec.unpack(payload.packed, like)
         for name, matrix in beside.items():
             matrix[i] = payload.auxiliary[name]
         came[i] = Payload(**{**vars(payload), "packed": {}, "auxiliary": {}})
-        del payload  # before the next one is made
+        del payload  # before the next one arrives
     ordered = [came[i] for i in sorted(came)]
     here = [expected[row] for payload in ordered for row in payload.rows]
     given = method.codec.gather([parts[i] for i in sorted(parts)]) if parts else None
@@ -122,7 +122,7 @@ def assembled(
     X: Tensor | Rows,
     auxiliary: Mapping[str, Tensor],
 ) -> Updates:
-    """Rows X with what came beside them in the payloads, which are in their order."""
+    """Rows X with the other values of the payloads, which are in the order of the rows."""
     n = torch.tensor([size for payload in payloads for size in payload.sizes], dtype=torch.float64)
     return Updates(
         shared,
@@ -152,7 +152,7 @@ def _support(shared: Layout, payloads: Sequence[Payload]) -> Tensor:
 
 
 def _extras(payloads: Sequence[Payload]) -> dict[str, Any]:
-    """What came beside the rows: name -> K values."""
+    """The extras of the rows: name -> K values."""
     extra: dict[str, Any] = {}
     for name in payloads[0].extra if payloads else ():
         extra[name] = [v for p in payloads for v in (p.extra[name] if p.tasks else [p.extra[name]])]
@@ -170,8 +170,8 @@ def server_step(
 ) -> State:
     """The server's (or a peer's) part of a round. `ctx.targets` are the participants.
 
-    `starts` are the vectors from which clients started, where it is not the state that says so. Rows with nan or inf
-    are dropped and logged; if none is left the state stays as it was.
+    `starts` are the vectors from which clients started, if they are not in the state. Rows with nan or inf are dropped
+    and logged; if none is left, the state stays as it was.
     """
     updates, came = collect(method, layout, federation, payloads, ctx.targets or (), state["model"].dtype)
     updates = finite_rows(updates, ctx)
@@ -185,13 +185,13 @@ def server_step(
     out, stage = method.stage(updates, state["stage"], ctx)
     if ctx.peer is None or diagnostics.looks(ctx.peer, ctx.population, ctx.round):
         ctx.record(DIAGNOSTICS, partial(diagnostics.look, updates, out, ctx.peer))
-    del updates  # the matrix is not needed any more, and there may be a model for each row below
+    del updates  # the matrix is no longer needed, and below there may be a model for each row
     came = [p for p in came if p.row[0] in alive]
     return settled(method, layout, federation, {**state, "stage": stage}, zip(out.rows, out.X, strict=True), came)
 
 
 def finite_rows(updates: Updates, ctx: Ctx) -> Updates:
-    """Without rows that have nan or inf, which are logged."""
+    """The updates without rows that have nan or inf; these are logged."""
     updates, dropped = updates.finite()
     for client, task in dropped:
         about = {"client": client} if task is None else {"client": client, "task": task}
@@ -207,16 +207,16 @@ def settled(
     rows: Iterable[tuple[Row, Tensor]],
     came: Sequence[Payload],
 ) -> State:
-    """The server's state with models moved by what the stages left (rows and their keys), and with new buffers."""
+    """The server's state after the models have moved by the stages' result (rows and keys), with new buffers."""
     new = {**state, "personal": dict(state["personal"]), "rule": dict(state["rule"])}
     if method.rows == "client-task":
         rows = list(rows)
-        # views keep the whole matrix alive, so they are only good where they replace every vector
+        # views keep the whole matrix alive, so they are only used if they replace every vector
         every = len(rows) == len(federation.tasks)
         vectors = {str(task): x if every else x.clone() for (_, task), x in rows}
         return {**new, "tasks": {**state["tasks"], **vectors}}
     for key, update in rows:
-        # what is meant for everyone also moves the personal models
+        # a row for everyone also moves the personal models
         for name in (ALL, *state["personal"]) if key == EVERYONE else (key[0],):
             before = state["model"] if name == ALL else model_of(state, name)
             memory = state["rule"].get(name) or method.server.init(before)
@@ -228,13 +228,13 @@ def settled(
     if state["buffers"] is not None and len(state["buffers"]):
         new["buffers"] = merge_buffers(method, method.shared_buffers(layout), federation, came, state["buffers"])
     if state["integers"]:
-        # counters: the largest, for a mean of integers means nothing
+        # counters: the largest, because a mean of integers means nothing
         new["integers"] = {k: torch.stack([p.integers[k] for p in came]).amax(0) for k in state["integers"]}
     return new
 
 
 def _compact(matrix: Tensor, rows: Sequence[int]) -> Tensor:
-    """Some rows, in ascending order, moved to the top in place: a copy would need the memory of the matrix again."""
+    """Some rows, in ascending order, moved to the top in place: a copy would need the matrix's memory again."""
     for to, row in enumerate(rows):
         if to != row:
             matrix[to] = matrix[row]
@@ -242,7 +242,7 @@ def _compact(matrix: Tensor, rows: Sequence[int]) -> Tensor:
 
 
 def bases(method: Method, state: State, clients: Sequence[str]) -> Tensor:
-    """The vectors from which clients started (K x d); no copy where it is the same one for all."""
+    """The vectors from which clients started (K x d); not copied if all started from the same one."""
     if not state["personal"]:
         return method.server.dispatch(state["model"], state["rule"][ALL]).expand(len(clients), -1)
     keys = [client if client in state["personal"] else ALL for client in clients]

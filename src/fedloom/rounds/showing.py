@@ -1,4 +1,4 @@
-"""What the final models of a run say of test data, for people to look at: confusion matrices, and answers to a few
+"""Predictions of a run's final models on test data, for people to look at: confusion matrices, and answers to a few
 images. Kept in the folder `predictions` of the run, as JSON and small PNGs."""
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from fedloom.tasks.task import IGNORE
 
 SPLIT = "test"
 EXAMPLES = 4
-"""Images to answer."""
+"""Images whose predictions are kept."""
 SIDE = 160
-"""Pixels of the longer side of a picture, at most."""
+"""At most so many pixels on the longer side of a picture."""
 CLASSES = 100
-"""A task with more has no confusion matrix."""
+"""A task with more classes has no confusion matrix."""
 MODELS = 30
-"""Confusion matrices of a task, at most: those of the first clients."""
+"""At most so many confusion matrices of a task: those of the first clients."""
 CELLS = 150_000
-"""Numbers in all matrices of a task, at most."""
+"""At most so many numbers in all matrices of a task."""
 IMAGES = 200
-"""Images on which the confusions of pixels are counted, at most."""
-_FAR = 1e6  # answers are drawn as if they went no further
+"""At most so many images on which confusions of pixels are counted."""
+_FAR = 1e6  # larger answers are drawn as this
 
 
 def keep(folder: Path, built: Built, executor: Executor, state: State) -> None:
-    """Write the folder `predictions` of a run from its final state: of each task the models that its final numbers are
-    of. Nothing is written where the recipe does not want it, or does not measure on test data.
+    """Write the folder `predictions` of a run from its final state, with the models that a task's final numbers belong
+    to. Nothing is written if the recipe does not want it or does not measure on test data.
 
     Pictures need Pillow; without it there are none.
     """
@@ -80,7 +80,7 @@ def some_examples(client: Client, tasks: Sequence[DenseTask], count: int) -> tup
 
 
 def _counted(built: Built, used: Sequence[MeasuredGroup]) -> list[tuple[str, ...]]:
-    """For each group the tasks to count confusions of."""
+    """For each group, the tasks whose confusions are counted."""
     room = {
         task.name: min(MODELS, CELLS // task.channels**2)
         for task in built.federation.tasks
@@ -96,7 +96,7 @@ def _counted(built: Built, used: Sequence[MeasuredGroup]) -> list[tuple[str, ...
 
 
 def _shown(built: Built, used: Sequence[MeasuredGroup]) -> list[tuple[str, ...]]:
-    """For each group the dense tasks whose pictures are of its model: that of the first client with the task."""
+    """For each group, the dense tasks whose pictures show its model: that of the first client with the task."""
     shape = built.dataset.input_shape
     try:
         need("PIL.Image", "vision")
@@ -114,7 +114,7 @@ def _shown(built: Built, used: Sequence[MeasuredGroup]) -> list[tuple[str, ...]]
 def _confusions(
     built: Built, used: Sequence[MeasuredGroup], counted: Sequence[tuple[str, ...]], seen: Mapping[int, Answers]
 ) -> dict[str, Any]:
-    """Task -> what is counted, how many models there are, and of some of them whose they are and the counts."""
+    """Task -> what is counted, the number of models, and for some of them the owner and the counts."""
     clients = built.federation.clients
     found: dict[str, Any] = {}
     for task in built.federation.tasks:
@@ -146,7 +146,7 @@ def _pictures(
     seen: Mapping[int, Answers],
     home: Path,
 ) -> list[dict[str, Any]]:
-    """Write the pictures; what they are of, for each part of the test data: its examples, and its tasks."""
+    """Write the pictures, and return what they show: for each part of the test data, its examples and its tasks."""
     of = {task: number for number, tasks in enumerate(shown) for task in tasks}
     by_part: dict[int, list[DenseTask]] = {}
     for task in built.federation.tasks:
@@ -179,14 +179,14 @@ def _pictures(
 
 
 def _drawable(answer: Tensor) -> Tensor:
-    """Black where a model that went astray says nan; no number too large to be drawn."""
+    """Predictions that can be drawn: nan of a diverged model becomes black, and no number is too large."""
     if not answer.is_floating_point():
         return answer
     return answer.nan_to_num(IGNORE, _FAR, -_FAR).clamp(-_FAR, _FAR)
 
 
 def _save(home: Path, name: str, picture: Array, smooth: bool = False) -> str:
-    """Write a picture (H x W x 3), shrunk where it is large; its name."""
+    """Write a picture (H x W x 3), shrunk if it is large; returns its name."""
     library = need("PIL.Image", "vision")
     image = library.fromarray(picture)
     how = library.Resampling.BOX if smooth else library.Resampling.NEAREST

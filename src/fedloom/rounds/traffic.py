@@ -22,7 +22,7 @@ def count_up(method: Method, layout: Layout, federation: Federation, payload: Pa
     shared = method.shared_part(layout)
     rows = payload.rows
     bytes_ = method.codec.count(payload.packed, blank(shared, federation, rows, torch.zeros(len(rows), shared.d)))
-    if shared.blocks or payload.extra:  # of each row the number of examples and extras; a bit a block for support
+    if shared.blocks or payload.extra:  # per row the number of examples, and extras; for support one bit a block
         bits = 0 if payload.support is None else payload.support.numel()
         vectors = sum(v.nbytes for v in payload.auxiliary.values())
         numbers = 8 * len(rows) + sum(map(_size, payload.extra.values()))
@@ -38,7 +38,7 @@ def _size(value: Any) -> int:
 
 
 def count_down(method: Method, layout: Layout, federation: Federation, client: Client, message: Message) -> ByteCount:
-    """Bytes of what one client receives, by (role, task)."""
+    """Bytes of the message to one client, by (role, task)."""
     shared = method.shared_part(layout)
     have = federation.present(client, shared)
     bytes_: ByteCount = {}

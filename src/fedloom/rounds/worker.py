@@ -1,4 +1,4 @@
-"""One place where clients train and models are measured: a model, the federation's data, and no memory."""
+"""A worker, which trains clients and measures models: a model and the federation's data, but no memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fedloom.training.stacked import Stackable, group, train_stacked
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """Everything that stays the same during a run and that a worker needs."""
+    """Everything that a worker needs and that stays the same during a run."""
 
     method: Method
     module: nn.Module
@@ -52,10 +52,10 @@ class TrainJob:
 
 @dataclass(frozen=True, eq=False)
 class EvalJob:
-    """Measure one model on one client's split. `tasks` may be more than the client's: the split may be shared.
+    """Measure one model on one client's split. `tasks` may be more than the client's, because splits may be shared.
 
-    `personal` asks for the client's own model, tuned as the method says; `task` for the model of that task, where each
-    has one.
+    `personal` asks for the client's own model, tuned as the method says; `task` for the model of that task, if each
+    task has one.
     """
 
     key: int
@@ -71,10 +71,10 @@ class EvalJob:
 
 @dataclass(frozen=True, eq=False)
 class LookJob(EvalJob):
-    """See what one model says on one client's split.
+    """Predictions of one model on one client's split.
 
-    Confusions are counted for `tasks`, those with an answer a pixel on `images` examples; `shown` are dense tasks whose
-    answers to `examples` examples are wanted. Both are evenly spaced over the split.
+    Confusions are counted for `tasks`; tasks with one label per pixel use only `images` examples. `shown` are dense
+    tasks whose outputs on `examples` examples are wanted. Both are evenly spaced over the split.
     """
 
     images: int = 0
@@ -89,7 +89,7 @@ class Answers:
     confusions: Mapping[str, Tensor]
     """Task -> counts, truth x prediction (C x C, int64)."""
     answers: Mapping[str, Tensor]
-    """Task -> what its head says (examples x channels x H x W)."""
+    """Task -> the output of its head (examples x channels x H x W)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +113,7 @@ class Worker:
         self.tasks = {task.name: task for task in setup.federation.tasks}
 
     def train(self, job: TrainJob, evaluate_trained: bool = False) -> TrainDone:
-        """client_step, and the scores of the trained model where they are wanted."""
+        """client_step, and the scores of the trained model if they are wanted."""
         s = self.setup
         start = time.perf_counter()
         client = s.federation.clients[job.client]
@@ -152,7 +152,7 @@ class Worker:
                 yield TrainDone(client.id, payload, result, state, seconds, trained)
 
     def _scores(self, client: Client) -> dict[str, Scores]:
-        """Scores of the model as it is, on a client's splits."""
+        """Scores of the current model on a client's splits."""
         s = self.setup
         mine = {name: self.tasks[name] for name in client.tasks}
         return {
@@ -183,7 +183,7 @@ class Worker:
 
     @contextmanager
     def _loaded(self, job: EvalJob) -> Iterator[Part]:
-        """The model of a job is loaded, and chance is the job's own: the examples to measure it on."""
+        """Inside, the job's model is loaded and randomness is the job's own; gives the examples to measure it on."""
         s = self.setup
         client = s.federation.clients[job.client]
         message = for_task(s.method, self.model, s.federation, job.client, job.message, job.task)
@@ -191,12 +191,12 @@ class Worker:
         if job.personal:
             load_personal(self.model, job.state.get("personal", {}))
             tune(s.method, self.model, client, s.training, Ctx(job.round, s.seed))
-        with torch.random.fork_rng(devices=[]):  # for models that draw even here
+        with torch.random.fork_rng(devices=[]):  # for models that draw random numbers even here
             torch.default_generator.manual_seed(derive_seed(s.seed, job.round, "evaluate", job.key))
             yield client.part(job.split)
 
     def run(self, job: TrainJob | EvalJob, **options: Any) -> TrainDone | tuple[int, Scores] | tuple[int, Answers]:
-        """Whichever it is."""
+        """The result of any job."""
         if isinstance(job, LookJob):
             return self.look(job)
         return self.train(job, **options) if isinstance(job, TrainJob) else self.evaluate(job)
@@ -228,5 +228,5 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None:
-        """Give everything back."""
+        """Free all resources."""
         ...

@@ -25,7 +25,7 @@ _NAMES = ("{}.next", "{}", "{}.prev")
 
 
 def split_tree(tree: Any) -> tuple[Any, dict[str, Tensor]]:
-    """A JSON value and the tensors that were in it. Dictionaries need string keys; tuples come back as lists.
+    """A JSON value and the tensors of a tree. Dictionaries need string keys; tuples come back as lists.
 
     Raises TypeError, with the path, for a value that a checkpoint cannot hold.
     """
@@ -100,9 +100,9 @@ def save(folder: Path, name: str, tree: Any, **labels: Any) -> None:
 
 
 def load(folder: Path, name: str, newest: Callable[[Mapping[str, Any]], Any]) -> tuple[Any, dict[str, Any], list[str]]:
-    """The newest whole checkpoint (by `newest` of its labels): (tree, labels, problems met on the way).
+    """The newest whole checkpoint: (tree, labels, problems met on the way). `newest` maps labels to what is compared.
 
-    A damaged file is passed over in favour of the checkpoint before it. Raises StateError where none is whole.
+    A damaged file is passed over in favour of the checkpoint before it. Raises StateError if none is whole.
     """
     problems: list[str] = []
     heads = []
@@ -122,7 +122,7 @@ def load(folder: Path, name: str, newest: Callable[[Mapping[str, Any]], Any]) ->
             if digests[candidate] != digest:
                 continue
             try:
-                # a copy, for the file may be replaced while the tensors are in use
+                # a copy, because the file may be replaced while the tensors are in use
                 tensors = {k: t.clone() for k, t in load_file(candidate).items()}
                 labels = {k: v for k, v in head.items() if k not in ("format", "sha256", "tree")}
                 return join_tree(tree, tensors), labels, problems
@@ -144,7 +144,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors, copied where two share memory or one is only a part of its storage: safetensors wants neither."""
+    """The tensors, copied if two share memory or one is only a part of its storage: safetensors refuses both."""
     apart: dict[str, Tensor] = {}
     seen: set[int] = set()
     for name, t in tensors.items():

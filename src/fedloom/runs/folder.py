@@ -32,21 +32,21 @@ _SAME = {
     "data_hash": "data set",
     "frozen_hash": "frozen part of the model",
 }
-"""What must not have changed when a run is resumed: key of run.json -> the word for it."""
+"""What must be unchanged when a run is resumed: key of run.json -> the word for it."""
 
 
 class RunFolder:
     """Reads and writes one run folder.
 
-    A round's lines are appended (and synced) before its checkpoint, so a crash between the two leaves lines too
-    many, never too few; `resume` cuts them off.
+    A round's lines are appended (and synced) before its checkpoint. So a crash between the two leaves too many lines,
+    never too few, and `resume` cuts off the extra ones.
     """
 
     def __init__(self, path: Path) -> None:
         """Opens an existing directory for this process alone. Raises StateError if another process is at work there."""
         self.path = path
         self.tracker: Tracker | None = None
-        """Who else is told of each round."""
+        """The tracker that is sent each round, if any."""
         self._lock: IO[str] | None = None
         try:
             import fcntl
@@ -67,7 +67,7 @@ class RunFolder:
         self.close(ok=error[0] is None)
 
     def close(self, ok: bool = True) -> None:
-        """Let other processes open it. `ok` is False where an error ended the run."""
+        """Let other processes open the folder. `ok` is False if an error ended the run."""
         if self.tracker is not None:
             self.tracker.close(ok)
         if self._lock is not None:
@@ -75,20 +75,20 @@ class RunFolder:
 
     @staticmethod
     def create(path: Path, recipe: Recipe, partition: Mapping[str, Any], about: Mapping[str, Any]) -> RunFolder:
-        """A new folder with what partition.json and run.json say. Raises StateError if something is in it already."""
+        """A new folder with partition.json and run.json. Raises StateError if the folder is not empty."""
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise StateError(f"{path} exists and is not empty; continue it with resume, or choose another folder")
         path.mkdir(parents=True, exist_ok=True)
         folder = RunFolder(path)
         checkpoint.write_text(path / "partition.json", json.dumps(partition))
         folder.describe(about, "running", 0)
-        # last, for a folder with a recipe is one that can be resumed
+        # last, because a folder with a recipe is one that can be resumed
         checkpoint.write_text(path / "recipe.yaml", dump(recipe))
         return folder
 
     @staticmethod
     def read(path: Path) -> tuple[Recipe, Partition]:
-        """The recipe and the partition of a folder. Raises StateError where it is none or is damaged."""
+        """The recipe and the partition in a folder. Raises StateError if it is no run folder or is damaged."""
         if not (path / "recipe.yaml").is_file():
             raise StateError(f"{path} is not a run folder: it has no recipe.yaml")
         try:
@@ -104,7 +104,7 @@ class RunFolder:
         checkpoint.write_text(self.path / "run.json", json.dumps(value, indent=1))
 
     def check(self, about: Mapping[str, Any]) -> None:
-        """Whether a resumed run is still the same. Raises StateError that names what changed."""
+        """Check that a resumed run is still the same. Raises StateError that names what changed."""
         try:
             before = json.loads((self.path / "run.json").read_text())
         except (OSError, ValueError) as error:
@@ -117,7 +117,7 @@ class RunFolder:
                 )
 
     def write_round(self, line: Mapping[str, Any], ledger: Ledger) -> None:
-        """Append one round to metrics.jsonl and bytes.jsonl, and its diagnostics, where it has some, to their file."""
+        """Append one round to metrics.jsonl and bytes.jsonl, and its diagnostics, if there are any, to their file."""
         looked = {k: v for k, v in line.items() if k in ("round", DIAGNOSTICS)}
         line = {k: v for k, v in line.items() if k != DIAGNOSTICS}
         bytes_ = {"round": line["round"], "up": ledger.entries("up"), "down": ledger.entries("down")}
@@ -149,7 +149,7 @@ class RunFolder:
             checkpoint.write_text(path, "".join(kept))
 
     def save(self, state: State, name: str = "state") -> None:
-        """Checkpoint a state. Each peer's is in a folder of its own, peers/NAME, written before the rest."""
+        """Checkpoint a state. Each peer's state is in a folder of its own, peers/NAME, written before the rest."""
         for peer, own in state.get("peers", {}).items():
             home = self.peer(peer)
             home.mkdir(parents=True, exist_ok=True)
@@ -162,7 +162,7 @@ class RunFolder:
         return self.path / "peers" / quote(name, safe=" ")
 
     def load(self, name: str = "state") -> tuple[State, list[str]] | None:
-        """The newest whole checkpoint and the problems met, or None where none was ever written."""
+        """The newest whole checkpoint and the problems met, or None if none was ever written."""
         if not any(self.path.glob(f"{name}*.json")):
             return None
         tree, _, problems = checkpoint.load(self.path, name, newest=lambda head: int(head["round"]))
@@ -196,7 +196,7 @@ class RunFolder:
         return found[0]
 
     def _own(self, peer: str, name: str, round_: int, problems: list[str]) -> State:
-        """A peer's state of the round that all have; its newest may be a round ahead."""
+        """A peer's state in the round that all peers have; its newest may be one round ahead."""
         own, labels, more = checkpoint.load(self.peer(peer), name, newest=lambda head: head["round"] == round_)
         problems += [f"peer {peer!r}: {problem}" for problem in more]
         if labels["round"] != round_:
@@ -214,7 +214,7 @@ class RunFolder:
 
 
 def _finite(value: Any) -> Any:
-    """nan and inf as null, which JSON has no word for."""
+    """nan and inf as null, because JSON cannot hold them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

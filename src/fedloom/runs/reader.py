@@ -16,35 +16,35 @@ from fedloom.recipes.schema import recipe_hash
 from fedloom.settings.yaml import parse
 
 PREDICTIONS, CONFUSION, INDEX = "predictions", "confusion.json", "index.json"
-"""What the final models said of test data, in a run's folder: where, the counts, and what the pictures are of."""
+"""A run's folder of the final models' predictions on test data, its file of counts, its index of pictures."""
 DIAGNOSTICS = "diagnostics"
-"""How updates agreed: the kind of such records, and the name of their file."""
+"""Diagnostics of the updates' agreement: the kind of these records, and the name of their file."""
 ARROWS = {"max": "↑", "min": "↓"}
-"""Which way a metric is better."""
+"""The direction in which a metric is better."""
 
 
 def number_of(value: float | None) -> float:
-    """A number as a run's files have it: null is nan."""
+    """A number from a run's files: null becomes nan."""
     return math.nan if value is None else float(value)
 
 
 @dataclass(frozen=True)
 class Final:
-    """The numbers of a run's kept model, with all that a number must say about itself."""
+    """The numbers of a run's kept model, with the model, the data and the round that they belong to."""
 
     values: Mapping[str, Mapping[str, float]]
-    """Task -> metric -> mean over the clients that hold the task; nan where a client's value is nan."""
+    """Task -> metric -> mean over the clients that hold the task; nan if a client's value is nan."""
     split: str
     round: int
     model: str
-    """'personal', 'global', or 'personal and global' where only some clients have a personal model."""
+    """'personal', 'global', or 'personal and global' if only some clients have a personal model."""
     data: tuple[str, ...]
     """Whose data was used, as the run recorded it."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run folder. `recipe` is resolved, `info` is run.json; the others are metrics.jsonl and bytes.jsonl."""
+    """One run folder: the resolved recipe, run.json (`info`), metrics.jsonl (`rounds`), bytes.jsonl (`traffic`)."""
 
     folder: Path
     recipe: Mapping[str, Any]
@@ -75,7 +75,7 @@ class Run:
         return Run(folder, recipe, info, rounds, traffic)
 
     def log(self, name: str) -> tuple[Mapping[str, Any], ...]:
-        """Another file of the folder with a line a round, by its name; empty where there is none."""
+        """Another file of the folder, by its name, with one line a round; empty if there is no such file."""
         return _lines(self.folder / name)
 
     @property
@@ -89,7 +89,7 @@ class Run:
 
     @property
     def group(self) -> str:
-        """Equal for runs that differ only in the seed. A method made in Python is known by its text alone."""
+        """Equal for runs that differ only in the seed. A method made in Python is identified by its text alone."""
         return f"{recipe_hash({**self.recipe, 'seed': 0})} {self.info.get('recipe_text', '')}"
 
     @property
@@ -102,11 +102,11 @@ class Run:
         return self.info["status"] != "running"
 
     def final(self, split: str = "test", at: int | None = None) -> Final:
-        """The kept model's metrics on a split: a client's personal model where one was measured, else the global one.
+        """The kept model's metrics on a split: a client's personal model if one was measured, else the global one.
 
-        The round is that of the kept model, or `at`; where that was not evaluated, the last evaluated one before it.
+        The round is that of the kept model, or `at`; if it was not evaluated, the last evaluated round before it.
         """
-        # run.json tells the kept round only when the run is over.
+        # run.json has the kept round only after the run is over.
         kept = at if at is not None else int(self.info["final_round"]) if self.is_finished else self.last_round
         for number in sorted(self._measured, reverse=True):
             if number <= kept and (values := self._values(self._measured[number], split)):
@@ -117,9 +117,9 @@ class Run:
         )
 
     def history(self, split: str = "test", client: str | None = None) -> tuple[Final, ...]:
-        """What `final` would say of each measured round, in order; empty where nothing was measured on the split.
+        """`final` at each measured round, in order; empty if nothing was measured on the split.
 
-        With `client`, of this client alone: its tasks, by its personal model where it has one, else by the global one.
+        With `client`, this client's tasks alone, under its personal model if it has one, else under the global one.
         """
         lines = [(v, number) for number, found in self._measured.items() if (v := self._values(found, split, client))]
         return tuple(self._final(values, split, round) for values, round in lines)
@@ -129,13 +129,13 @@ class Run:
         return self._by_client(split, at, ("personal",))
 
     def by_client(self, split: str = "test", at: int | None = None) -> dict[str, Final]:
-        """`final` of each client, by its name: its personal model where it has one, else the global one."""
+        """`final` of each client, by its name: its personal model if it has one, else the global one."""
         return self._by_client(split, at, ("personal", "global"))
 
     def scores(self, task: str, metric: str, split: str = "test") -> dict[int, dict[str, float]]:
         """Round -> client -> a metric of a task, for the rounds and clients where it was measured.
 
-        Of a client's personal model where it has one, else of the global one; nan where it is not defined.
+        The model is the client's personal one if it has one, else the global one; nan where a metric is undefined.
         """
         found: dict[int, dict[str, float]] = {}
         for number, measured in self._measured.items():
@@ -182,9 +182,9 @@ class Run:
 
     @cached_property
     def _measured(self) -> dict[int, dict[str, dict[str | None, list[Mapping[str, Any]]]]]:
-        """Round -> split -> client, or None for all -> its entries, of the models that a user may keep.
+        """Round -> split -> client (or None for all) -> its entries, for the models that a user may keep.
 
-        So that the history of each of many clients does not read all entries.
+        With it the history of many clients does not read all entries for each client.
         """
         found: dict[int, dict[str, dict[str | None, list[Mapping[str, Any]]]]] = {}
         for line in self.rounds:
@@ -197,7 +197,7 @@ class Run:
     def _values(
         self, found: Mapping[str, Mapping[str | None, Sequence[Mapping[str, Any]]]], split: str, only: str | None = None
     ) -> dict[tuple[Any, str, str], Mapping[str, Any]]:
-        """(client, task, metric) -> the entry that counts, for clients (or this one) that hold the task."""
+        """(client, task, metric) -> the entry that counts, for the clients (or this one) that hold the task."""
         best: dict[tuple[Any, str, str], Mapping[str, Any]] = {}
         by_client = found.get(split, {})
         owners = by_client if only is None else (None, only)
@@ -226,7 +226,7 @@ def human_bytes(count: float) -> str:
 
 
 def _lines(file: Path) -> tuple[Mapping[str, Any], ...]:
-    """The rounds of a JSON-lines file. A round that was repeated after a crash counts once."""
+    """The rounds in a JSON-lines file. A round that was repeated after a crash counts once."""
     result: dict[int, Mapping[str, Any]] = {}
     if not file.is_file():
         return ()
@@ -254,7 +254,7 @@ class TaskMetric:
 
 
 def described(about: Mapping[str, Any]) -> str:
-    """What an event says of itself: ': client c, local training gave nan'; '' where it says nothing."""
+    """An event's fields as text: ': client c, local training gave nan'; '' if it has none."""
     known = {key: value for key, value in about.items() if value is not None}
     texts = [f"{value}" if key == "why" else f"{key} {value}" for key, value in known.items()]
     return f": {', '.join(texts)}" if texts else ""

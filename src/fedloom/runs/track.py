@@ -1,4 +1,4 @@
-"""Who else is told what a round brought: trackers, beside the files of the run folder, which have it all."""
+"""Trackers, which are sent each round's numbers; the files of the run folder hold all of them anyway."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from fedloom.runs.checkpoint import write_text
 from fedloom.runs.reader import Run, number_of
 
 MEMORY = "track.json"
-"""Of a run folder: tracker -> the id of the run there."""
+"""The file of a run folder that maps a tracker to the id of the run there."""
 
-_PARAMS, _METRICS, _LONGEST = 100, 1000, 6000  # MLflow's limits: of a request, and the characters of a parameter
+_PARAMS, _METRICS, _LONGEST = 100, 1000, 6000  # MLflow's limits: two of a request, and the length of a parameter
 
 
 class Tracker(Protocol):
-    """Is told each round's line of metrics.jsonl and of bytes.jsonl, once they are written."""
+    """Is sent each round's line of metrics.jsonl and of bytes.jsonl, once they are written."""
 
     def round(self, line: Mapping[str, Any], traffic: Mapping[str, Any]) -> None: ...
     def close(self, ok: bool = True) -> None: ...
@@ -36,12 +36,12 @@ class Tracker(Protocol):
 class TensorBoard:
     """Writes events to the folder `tensorboard` of a run: means over clients, bytes, seconds.
 
-    `done` is the last round that counts: what an interrupted run wrote of later ones is not shown.
+    `done` is the last round that counts: later rounds of an interrupted run are not shown.
     """
 
     def __init__(self, recipe: Recipe, folder: Path, done: int) -> None:
         writer = need("torch.utils.tensorboard", "track").SummaryWriter
-        # nothing counts, not even round 0, until a round is done: it is measured anew
+        # without a finished round nothing counts, not even round 0: it is measured anew
         self._writer = writer(str(folder / "tensorboard"), purge_step=done + 1 if done else 0)
 
     def round(self, line: Mapping[str, Any], traffic: Mapping[str, Any]) -> None:
@@ -54,15 +54,15 @@ class TensorBoard:
 
 
 class _Remembered:
-    """A tracked run of a library that knows it by an id, which the run folder keeps: a resumed run goes on with it.
+    """A tracker that knows a run by an id. The run folder keeps the id, so that a resumed run continues under it.
 
-    MLflow keeps both values of a step that is told twice, and wandb may lose what was told just before a process was
-    killed. So the library is asked what is the last round that it has; it is then told those that it lacks,
-    from the files of the run folder, and no round a second time.
+    MLflow keeps both values of a step that is sent twice, and wandb may lose what was sent just before a process was
+    killed. So the tracker is asked for the last round that it has, and is then sent the rounds that it lacks, from the
+    files of the run folder, and no round twice.
     """
 
     name: str
-    """What the recipe calls it."""
+    """The tracker's name in a recipe."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -71,7 +71,7 @@ class _Remembered:
         self._id: str | None = memory.get(self.name)
 
     def _start(self, name: str, last: int) -> None:
-        """Keep the id, and tell rounds after `last` that are over already."""
+        """Keep the id, and send the finished rounds after `last`."""
         if name != self._id:
             write_text(self._folder / MEMORY, json.dumps({self.name: name}))
         self._id, self._last = name, last
@@ -89,16 +89,16 @@ class _Remembered:
 
 
 class MLflow(_Remembered):
-    """Tells an MLflow server (MLFLOW_TRACKING_URI), else a database `mlflow.db` in the run folder.
+    """Sends to an MLflow server (MLFLOW_TRACKING_URI), else to a database `mlflow.db` in the run folder.
 
-    The experiment is MLFLOW_EXPERIMENT_NAME, else fedloom. Names have no characters that MLflow refuses.
+    The experiment is MLFLOW_EXPERIMENT_NAME, else fedloom. Characters that MLflow refuses in names are replaced.
     """
 
     name = "mlflow"
 
     def __init__(self, recipe: Recipe, folder: Path, done: int) -> None:
         super().__init__(folder)
-        # with MLflow's own seven attempts a server that is not there would hold a run up for minutes
+        # with MLflow's default of seven attempts, a missing server would delay a run by minutes
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         self._mlflow = need("mlflow", "mlflow")
         logging.getLogger("mlflow").setLevel(logging.WARNING)
@@ -135,10 +135,10 @@ class MLflow(_Remembered):
 
 
 class Wandb(_Remembered):
-    """Tells Weights & Biases as its own variables say (WANDB_MODE, WANDB_PROJECT, ...); its files are in `wandb`.
+    """Sends to Weights & Biases, as its own variables say (WANDB_MODE, WANDB_PROJECT, ...); its files are in `wandb`.
 
-    The project is fedloom where none is named. Where a run is offline, each start leaves a folder with all rounds so
-    far: the newest is the one to hand to `wandb sync`.
+    The project is fedloom if none is named. An offline run leaves a folder with all rounds so far at each start: the
+    newest folder is the one for `wandb sync`.
     """
 
     name = "wandb"
@@ -174,7 +174,7 @@ TRACKERS: Mapping[str, Callable[[Recipe, Path, int], Tracker]] = {
 
 
 class _Forgiving:
-    """A tracker whose errors (the network, a full disk) end the tracking and not the run; they are told once."""
+    """A tracker whose errors (the network, a full disk) end the tracking, not the run; they are reported once."""
 
     def __init__(self, make: Callable[[], Tracker], tell: Callable[[str], None]) -> None:
         self._tell, self._tracker = tell, None
@@ -183,9 +183,9 @@ class _Forgiving:
     def _do(self, work: Callable[[], Any]) -> Any:
         try:
             return work()
-        except UserError:  # what is not installed
+        except UserError:  # a missing package
             raise
-        except Exception as error:  # whatever a library of others, or its server, may raise
+        except Exception as error:  # whatever the tracker's library or its server may raise
             self._tracker = None
             self._tell(f"tracking stopped, the run goes on: {type(error).__name__}: {error}")
             return None
@@ -202,7 +202,7 @@ class _Forgiving:
 def scalars(line: Mapping[str, Any], traffic: Mapping[str, Any]) -> dict[str, float]:
     """Tag -> number of one round: 'TASK/METRIC, SPLIT, MODEL', 'TASK/training loss', 'bytes/up', 'seconds/PHASE'.
 
-    What is measured of clients is their mean; a mean that is not finite is left out.
+    Metrics of clients become their mean; a mean that is not finite is left out.
     """
     each: dict[str, list[float]] = defaultdict(list)
     for e in line["metrics"]:
@@ -225,9 +225,9 @@ def flat(value: Any, key: str = "") -> dict[str, str]:
 
 
 def tracker_of(recipe: Recipe, folder: Path, done: int, tell: Callable[[str], None]) -> Tracker | None:
-    """The tracker that a recipe asks for; `done` rounds are over. `tell` hears why tracking stopped, if it does.
+    """The tracker that a recipe asks for; `done` rounds are over. `tell` receives the reason if tracking stops.
 
-    UserError where what it needs is not installed.
+    Raises UserError if a package that it needs is not installed.
     """
     if (name := recipe.runtime.track) is None:
         return None
@@ -235,5 +235,5 @@ def tracker_of(recipe: Recipe, folder: Path, done: int, tell: Callable[[str], No
 
 
 def _allowed(name: str) -> str:
-    """A name with what MLflow takes: commas are left out, other characters are written as their number."""
+    """A name that MLflow accepts: commas are left out, other refused characters are written as their number."""
     return re.sub(r"[^\w./ -]", lambda c: f":{ord(c[0]):x}:", name.replace(", ", " "))

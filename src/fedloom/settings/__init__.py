@@ -1,1 +1,1 @@
-"""How recipes and other files of settings are read, checked and written, whatever they set."""
+"""How settings are read: strict sections, named functions with parameters, YAML, and messages about mistakes."""

@@ -1,7 +1,7 @@
 """Named, typed functions that a recipe may call: methods, add-ons, data sets, partitioners, encoders.
 
-A registered function's signature is the schema of its recipe section: names, types, ranges and defaults stand in
-one place. The modules that register must not import torch at module level, so that a recipe can be checked without it.
+A registered function's signature is the schema of its recipe section: names, types, ranges and defaults stand in one
+place. Modules that register must not import torch at module level, so that a recipe can be checked without it.
 """
 
 from __future__ import annotations

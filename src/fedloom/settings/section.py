@@ -1,4 +1,4 @@
-"""What sections of recipes are made of, and how strictly they are read. Free of torch."""
+"""The base class of recipe sections, and how strictly values are read. Free of torch."""
 
 from __future__ import annotations
 

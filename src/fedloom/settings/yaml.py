@@ -1,4 +1,4 @@
-"""YAML as recipes and other files of settings are written."""
+"""YAML as it is written in recipes and other settings files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedloom.errors import RecipeError
 
 
 def to_yaml(value: Any) -> str:
-    """Plain values as YAML that `parse` reads back to equal ones."""
+    """Plain values as YAML; `parse` reads equal values back."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
 
 
@@ -29,7 +29,7 @@ def parse(text: str, where: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    # A date in a recipe is a text.
+    # A date in a recipe stays text.
     yaml_implicit_resolvers = {  # noqa: RUF012
         first: [(tag, pattern) for tag, pattern in rules if tag != "tag:yaml.org,2002:timestamp"]
         for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -49,7 +49,7 @@ class _Dumper(yaml.SafeDumper):
         return super().represent_sequence(tag, sequence, flow_style=True)
 
 
-# PyYAML follows YAML 1.1, where 1e-3 is a text. The dumper must know too, or it would not quote such texts.
+# PyYAML follows YAML 1.1, where 1e-3 is text. The dumper must know as well, or it would not quote such text.
 _FLOAT = re.compile(r"^[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$")
 for _class in (_Loader, _Dumper):
     _class.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789"))

@@ -1,4 +1,4 @@
-"""Several models at the server of which clients use one (IFCA) or a mix (FedSoft)."""
+"""Several models at the server; each client uses one of them (IFCA) or a mix (FedSoft)."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def first_models(updates: Updates, update: Tensor, count: int, first: First, noi
     """`count` different models (d) after a round in which all rows started from the same one.
 
     `update` is the round's aggregate. "groups": the means of groups of rows (average linkage on cosine distance).
-    "noise", and models for which there are no rows: the start + update + noise rms(update) N(0, 1). Nothing else
-    could tell the models apart later.
+    "noise", and models for which no rows are left: the start + update + noise rms(update) N(0, 1). Without this the
+    models would stay identical.
     """
     start = torch.zeros_like(update) if updates.base is None else updates.base[0]
     models = []
     if first == "groups":
         for part in agglomerate(1 - cosines(gram(updates)), count, "average"):
             rows = updates.keep(part)
-            # a block that no row of the group has moves as everybody's does
+            # a block that no row of the group has moves as it does for everybody
             rest = weighted_mean(rows.replace(X=rows.X - update, coef=None))
             models.append(start + update + rest)
     size = noise * update.square().mean().sqrt() if len(update) else 0.0
@@ -64,11 +64,11 @@ def _to_all(models: Sequence[Tensor], clients: Sequence[str]) -> dict[str, Broad
 
 @dataclass(frozen=True)
 class ChosenClusters(Aggregation):
-    """Keeps `count` models, tells all of them, and moves each with the rows of the clients that chose it (IFCA).
+    """Keeps `count` models, broadcasts all, and moves each with the rows of the clients that chose it (IFCA).
 
-    The choice is the extra "cluster". The first round is one for all, with `stage`; then the models part (see
-    `first_models`). From then on `stage` gets rows as seen from the chosen model. Members get their model, absent
-    ones too; a model that nobody chose stays as it is.
+    The choice is the extra "cluster". The first round has one model for all, with `stage`; then the models part (see
+    `first_models`). From then on `stage` gets each row relative to its chosen model. All members of a cluster get its
+    model, absent ones too; a model that no client chose stays as it is.
     """
 
     count: int = 2
@@ -128,11 +128,11 @@ class ChosenClusters(Aggregation):
 
 @dataclass(frozen=True)
 class SoftClusters(Identity):
-    """Keeps `count` models c_s, each a mean of the clients' own models, and tells all of them (FedSoft).
+    """Keeps `count` models c_s, each a mean of the clients' own models, and broadcasts all of them (FedSoft).
 
     c_s = sum_k v_ks w_k over the participants, v_ks proportional to u_ks `weight`_k, with the client's share u_ks of
-    model s in the extra "shareS". A model of which every share is at most `floor` stays as it is. The models part
-    after the first round (see `first_models`).
+    model s in the extra "shareS". A model whose shares are all at most `floor` stays as it is. The models part after
+    the first round (see `first_models`).
     """
 
     count: int = 2

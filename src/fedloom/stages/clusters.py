@@ -1,4 +1,4 @@
-"""Clients in groups that their updates tell apart: groups of similar models (MaT-FL), clusters that split (CFL)."""
+"""Clients grouped by their updates: groups of similar models (MaT-FL), clusters that split (CFL)."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def cosines(G: Tensor) -> Tensor:
 
 
 def agglomerate(D: Tensor, groups: int, linkage: Literal["average", "complete"]) -> list[list[int]]:
-    """Positions in groups: of all groups the two with the smallest distance are merged until `groups` are left.
+    """Positions in groups: the two groups with the smallest distance are merged until `groups` are left.
 
-    The distance between groups is the mean over their pairs, or the largest. Of equal distances the first counts, in
-    the order of the rows. Groups are in the order of their first members.
+    The distance between groups is the mean or the largest distance over their pairs. Among equal distances the first in
+    the order of the rows counts. Groups are in the order of their first members.
     """
     parts = [[i] for i in range(len(D))]
     D = D.double().clone()
@@ -53,10 +53,10 @@ def agglomerate(D: Tensor, groups: int, linkage: Literal["average", "complete"])
 
 
 def mixed_models(updates: Updates, M: Tensor) -> Tensor:
-    """Updates (K x d) that lead each row from its own start to a mix of the trained models w = base + X.
+    """Updates (K x d) that move each row from its own start to a mix of the trained models w = base + X.
 
     X_k + sum_j M_kj (w_j - w_k), where the rows of M (K x K, not negative) sum to 1; so M = I is X bit for bit. A block
-    that only some rows have is mixed among those.
+    that only some rows have is mixed among those rows.
     """
     X, base = updates.X, updates.base
     out = X.clone()
@@ -70,14 +70,14 @@ def mixed_models(updates: Updates, M: Tensor) -> Tensor:
             continue
         for a in range(columns.start, columns.stop, _CHUNK):
             s = slice(a, min(a + _CHUNK, columns.stop))
-            # models as seen from the first start: the rows of `change` sum to 0
+            # models relative to the first start: the rows of `change` sum to 0
             w = X[rows, s] if base is None else X[rows, s] + (base[rows, s] - base[0, s])
             out[rows, s] += change @ w
     return out
 
 
 def for_members(updates: Updates, moves: Mapping[str, Tensor]) -> Updates:
-    """A result with a row (d) for each of these clients, absent ones too."""
+    """A result with one row (d) for each of these clients, absent ones too."""
     n = dict(zip((client for client, _ in updates.rows), updates.n.tolist(), strict=True))
     sizes = torch.tensor([n.get(client, 0.0) for client in sorted(moves)], dtype=torch.float64)
     rows = tuple((client, None) for client in sorted(moves))
@@ -88,9 +88,9 @@ def for_members(updates: Updates, moves: Mapping[str, Tensor]) -> Updates:
 class SimilarGroups(Stage):
     """Each row gets the mean of the trained models in its group, grouped anew every round (MaT-FL).
 
-    Groups come from average linkage on the cosine distance of the models minus their mean ("centred-weights") or of
-    the updates ("update"). `soft` instead weighs all models by relu(cosine + threshold). The mean is weighted by
-    `weight`. Rows as many as groups: every client alone, bit for bit. One group: the mean of all models.
+    Groups come from average linkage on the cosine distance of the models minus their mean ("centred-weights") or of the
+    updates ("update"). `soft` instead weighs all models by relu(cosine + threshold). The mean is weighted by `weight`.
+    With as many groups as rows every client stays alone, bit for bit; one group is the mean of all models.
     """
 
     groups: int = 2
@@ -109,7 +109,7 @@ class SimilarGroups(Stage):
         return updates.replace(X=mixed_models(updates, self.matrix(updates))), state
 
     def matrix(self, updates: Updates) -> Tensor:
-        """Who counts how much for whom (K x K, rows sum to 1)."""
+        """The weight of each row (column) for each row (K x K, rows sum to 1)."""
         k = len(updates)
         if self.soft:
             M = (self._cosines(updates) + self.threshold).clamp(min=0)
@@ -158,7 +158,7 @@ class SplittingClusters(Aggregation):
         return replace(inner, kind="matrix", reads=inner.reads | {"weight"})
 
     def init(self, layout: Layout) -> State:
-        """One cluster, of which no member is known yet; children of cluster "0" will be "00" and "01"."""
+        """One cluster, whose members are not known yet; children of cluster "0" will be "00" and "01"."""
         return {"clusters": {"0": []}, "reference": 0.0, "stages": {"0": self.stage.init(layout)}}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:

@@ -1,4 +1,4 @@
-"""Stages made of stages: other columns, other rows, other rounds."""
+"""Stages made of stages: for some columns, for some rows, for some rounds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fedloom.stages.stage import Stage, Traits, check_closed
 
 
 class Inner(Stage):
-    """A stage around other stages. What they write beside X stays inside, so it must be read inside."""
+    """A stage around other stages. Fields other than X that they write stay inside, so they must be read inside."""
 
     @property
     def inner(self) -> Sequence[Stage]:
@@ -43,7 +43,7 @@ class Around(Inner):
 
 
 class Aggregation(Around):
-    """A stage around the one that combines the rows: stages added to the method go inside."""
+    """A stage around the one that combines the rows: stages that are added to the method go inside."""
 
     def preceded_by(self, stage: Stage) -> Stage:
         """With the other stage inside."""
@@ -87,8 +87,8 @@ class Scope(Around):
 class Split(Inner):
     """Different stages for different columns: {selector: stage}; "*" takes what no other selector takes.
 
-    Every block must be taken exactly once. Where some parts leave one row and others keep all, each row gets the
-    single one beside its own, and a row for everyone (zero in the other columns) comes first, for absent clients.
+    Every block must be taken exactly once. If some parts leave one row and others keep all, each row gets the single
+    row beside its own, and a row for everyone (zero in the other columns) comes first, for absent clients.
     """
 
     parts: Mapping[Selector, Stage]
@@ -148,7 +148,7 @@ class Split(Inner):
             if out.rows == (EVERYONE,):
                 updates.layout.put(X, part, out.X.expand(len(X), -1))
             elif out.mixing is not None and len(spans) == 1:
-                # straight to its place: worked out first, it would be one more matrix
+                # straight to its place: computed separately, it would be one more matrix
                 torch.mm(out.mixing.to(X), out.data, out=X[mixed:, spans[0]])
             else:
                 updates.layout.put(X[mixed:], part, out.X)
@@ -156,7 +156,7 @@ class Split(Inner):
             return updates.reduced(X), new
         if not mixed:
             return updates.replace(X=X), new
-        # what is meant for everyone must reach absent clients too, or they would drift apart from the others
+        # what is for everyone must reach absent clients too, or they would drift apart from the others
         common = updates.reduced(X[:1])
         n, weight = torch.cat([common.n, updates.n]), torch.cat([common.weight, updates.weight])
         return Updates(updates.layout, (EVERYONE, *rows), X, n, weight), new
@@ -171,8 +171,8 @@ class Split(Inner):
 class PerTask(Around):
     """Apply a stage to the columns of each task, over the rows that hold the task.
 
-    A row holds a task if it trained the task's blocks (`support`), where the round says so, or else if it has
-    them. Rows that do not hold it keep what they have; a task that nobody holds gets a zero update.
+    A row holds a task if it trained the task's blocks (`support`); without `support`, if it has them. Rows that do not
+    hold the task keep their values; a task that no row holds gets a zero update.
     """
 
     stage: Stage
@@ -284,13 +284,14 @@ class Switch(Stage):
 
     @property
     def traits(self) -> Traits:
-        """It reads extras that either reads; other fields only if both do: none may be lost in some rounds."""
+        """It reads extras that either stage reads, but other fields only if both do: none may be lost in some
+        rounds."""
         a, b = self.before.traits, self.after.traits
         reads = (a.reads & b.reads) | {f for f in a.reads | b.reads if f.startswith("extra:")}
         return replace(Traits.around((self.before, self.after), a.reduces and b.reduces), reads=reads)
 
     def init(self, layout: Layout) -> State:
-        """States of both; each is only touched while its stage is at work."""
+        """The states of both stages; each is only touched while its stage is at work."""
         return {"before": self.before.init(layout), "after": self.after.init(layout)}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:

@@ -18,10 +18,10 @@ from fedloom.stages.stage import Stage, Traits
 
 
 def pcgrad_coefficients(G: Tensor, orders: Sequence[Sequence[int]]) -> Tensor:
-    """PCGrad in Gram space: W (K x K), so that row i of W X is row i projected against the others in `orders[i]`.
+    """PCGrad in Gram space: W (K x K), such that row i of W X is row i projected against the rows in `orders[i]`.
 
-    v starts as X_i; for each j in the order, j not i: if <v, X_j> < 0 then v -= <v, X_j> / |X_j|^2 X_j, with X_j as
-    it came and v as it is by then. Rows that are zero are skipped.
+    v starts as X_i; for each j in the order, j not i: if <v, X_j> < 0 then v -= <v, X_j> / |X_j|^2 X_j, with the
+    original X_j and the current v. Zero rows are skipped.
     """
     W = torch.eye(len(G), dtype=torch.float64)
     some = nonzero(G).tolist()
@@ -36,10 +36,10 @@ def pcgrad_coefficients(G: Tensor, orders: Sequence[Sequence[int]]) -> Tensor:
 class PCGrad(Stage):
     """Project each row against the rows it conflicts with, in a random order (Yu et al., NeurIPS 2020). Rows stay K.
 
-    Conflict is a negative inner product over all columns. The mean that follows is the method's own. `reduction`
-    "sum" multiplies every row by K, the number of rows, so that a mean with equal weights becomes the paper's sum; a
-    block that only some rows have then gets K times the mean of those. Each row's order is drawn anew every round.
-    Rows without conflict come back bit for bit (for "mean").
+    Conflict is a negative inner product over all columns. The mean that follows is the method's own. `reduction` "sum"
+    multiplies every row by K, the number of rows, so that a mean with equal weights becomes the paper's sum; a block
+    that only some rows have then gets K times the mean of those rows. Each row's order is drawn anew every round. Rows
+    without conflict come back bit for bit (for "mean").
     """
 
     reduction: Literal["mean", "sum"] = "mean"
@@ -71,9 +71,9 @@ class CAGrad(Stage):
     u = g_0 + c |g_0| g_w / |g_w|, divided by 1, 1+c^2 or 1+c (`rescale`); g_0 is the mean by `weight`, g_w the convex
     combination of the rows that minimises <g_w, g_0> + c |g_0| |g_w|. c = 0 is the mean, bit for bit.
 
-    Where g_w vanishes (within a millionth of its parts) u is g_0. Zero rows count in g_0 but not in g_w. Where some
-    clients lack blocks, the columns that the same rows have are a problem of their own, solved among those rows: so
-    nothing is diluted, and |u - g_0| <= c |g_0| holds in each.
+    If g_w vanishes (within a millionth of its parts), u is g_0. Zero rows count in g_0 but not in g_w. If some clients
+    lack blocks, columns that the same rows have form a problem of their own, solved among those rows: so nothing is
+    diluted, and |u - g_0| <= c |g_0| holds in each problem.
     """
 
     c: float = 0.4
@@ -104,9 +104,9 @@ class CAGrad(Stage):
 class MinNorm(Stage):
     """The shortest convex combination of the rows (MGDA: Désidéri 2012; on unit rows: FDSE, CVPR 2025).
 
-    With `unit` the rows are first made unit vectors and the result is multiplied by their mean norm. Zero rows are
-    left out; a combination that vanishes (within a millionth of its parts) is exactly zero. Weights play no part. Where
-    some clients lack blocks, the columns that the same rows have are a problem of their own, solved among those rows.
+    With `unit` the rows are first made unit vectors and the result is multiplied by their mean norm. Zero rows are left
+    out; a combination that vanishes (within a millionth of its parts) is exactly zero. Weights play no part. If some
+    clients lack blocks, columns that the same rows have form a problem of their own, solved among those rows.
     """
 
     unit: bool = True
@@ -117,7 +117,7 @@ class MinNorm(Stage):
 
 
 def _combined(updates: Updates, coefficients: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """One vector (d). `coefficients` turns a Gram matrix of some rows and their positions into how much of each."""
+    """One vector (d). `coefficients` maps (Gram matrix of some rows, their positions) to the rows' coefficients."""
     X = updates.data
     out = X.new_zeros(updates.layout.d)
     k = len(updates)
@@ -135,7 +135,7 @@ def _combined(updates: Updates, coefficients: Callable[[Tensor, Tensor], Tensor]
 
 
 def _problems(updates: Updates) -> list[tuple[list[slice], Tensor]]:
-    """Columns that the same rows have, with the positions of these rows."""
+    """Groups of columns that the same rows have, with the positions of these rows."""
     k = len(updates)
     if updates.present is None:
         return [([slice(0, updates.layout.d)], torch.arange(k))]

@@ -1,4 +1,4 @@
-"""Models that become a mean of all models, by how much they resemble each other (FDSE's erasers)."""
+"""Each model becomes a mean of all models, weighted by cosine similarity (FDSE's erasers)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedloom.stages.stage import Stage, Traits
 
 
 def cosine_mixing(G: Tensor, tau: float) -> Tensor:
-    """W (K x K, rows sum to 1): softmax over j of the cosines of rows k and j over tau, from their Gram matrix."""
+    """W (K x K, rows sum to 1): row k is the softmax over j of cos(k, j) / tau, from the rows' Gram matrix."""
     return torch.softmax(cosines(G) / tau, 1)
 
 
@@ -23,9 +23,9 @@ def cosine_mixing(G: Tensor, tau: float) -> Tensor:
 class CosineMix(Stage):
     """Every trained model w = base + X becomes sum_j W_kj w_j, W_k = softmax over j of cos(w_k, w_j) / tau.
 
-    Similarity is that of the models, not of the updates (FDSE, CVPR 2025, tensor by tensor). A small tau mixes only
-    what is alike; a large one makes all the same. A model that is zero has cosine 0 with all others. Participants only
-    are mixed, and weights play no part.
+    Similarity compares the models, not the updates (FDSE, CVPR 2025, tensor by tensor). A small tau mixes only similar
+    models; a large one makes all equal. A zero model has cosine 0 with all others. Only participants are mixed, and
+    weights play no part.
     """
 
     tau: float = 0.5

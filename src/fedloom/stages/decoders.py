@@ -1,4 +1,4 @@
-"""Decoders of different tasks side by side: which (client, task) has one, and which of their tensors correspond."""
+"""Decoders of different tasks side by side: which (client, task) has one, and which tensors correspond."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedloom.stages.stage import Stage, Traits
 
 @dataclass(frozen=True)
 class TaskColumns:
-    """The columns of one task: its blocks, where they lie in the matrix, and where in the task's own vector (d)."""
+    """One task's columns: its blocks, their places in the matrix, and their places in the task's own vector (d)."""
 
     blocks: tuple[Block, ...]
     at: tuple[slice, ...]
@@ -74,7 +74,7 @@ def together(held: list[Decoder], parts: dict[str | None, TaskColumns]) -> list[
 
 
 def _local_name(name: str, task: str | None) -> str:
-    """What follows the task in a tensor's name; all of it where the task is not in it."""
+    """The part of a tensor's name after the task; the whole name if the task is not in it."""
     words = name.split(".")
     return ".".join(words[words.index(task) + 1 :]) if task in words[:-1] else name
 
@@ -86,10 +86,10 @@ def _layer(name: str) -> str:
 
 @dataclass(frozen=True)
 class AcrossTasks(Stage):
-    """Gives every decoder the plain mean of all decoders, whatever their task: of the models, not of the updates.
+    """Gives every decoder the plain mean of all decoders' models (not updates), whatever their task.
 
-    As the supplement of FedHCA2 adapts FedAvg to clients with different tasks. Decoders and corresponding tensors are
-    those of `HyperCrossAttention`; absent clients keep theirs. Rows stay K.
+    This is how the supplement of FedHCA2 adapts FedAvg to clients with different tasks. Decoders and corresponding
+    tensors are those of `HyperCrossAttention`; absent clients keep theirs. Rows stay K.
     """
 
     traits = Traits("matrix", reads={"X", "base"}, wants={"support"})

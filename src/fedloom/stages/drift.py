@@ -1,4 +1,4 @@
-"""Server parts of the methods against client drift: SCAFFOLD, FedDyn, FedNova."""
+"""The server's part of methods against client drift: SCAFFOLD, FedDyn, FedNova."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fedloom.stages.stage import Stage, Traits
 
 @dataclass(frozen=True)
 class ControlVariates(Stage):
-    """Keeps c, the mean over all N clients of their control variates, and tells it to them (SCAFFOLD).
+    """Keeps c, the mean of all N clients' control variates, and broadcasts it to them (SCAFFOLD).
 
     c grows by sum_k (change of c_k) / N over the participants; N counts absent clients too.
     """
@@ -47,8 +47,8 @@ class DualShift(Aggregation):
     """Adds to a stage's result the mean over all N clients of the sum of their updates so far (FedDyn).
 
     h grows by sum_k X_k / N over the participants, as the rows come in, then theta+ = theta + stage(X) + h. Stages
-    added to the method go inside, so that h is made of the rows as they arrive. Where a client lacks a block, N
-    counts the share of clients that have it.
+    added to the method go inside, so that h is made of the rows as they arrive. For a block that only a share of the
+    participants has, N is multiplied by this share.
     """
 
     stage: Stage
@@ -90,8 +90,8 @@ class DualShift(Aggregation):
 class NormaliseSteps(Stage):
     """Divides each row by a_k and multiplies it by tau_eff (FedNova, eq. 6 and section 4).
 
-    tau_eff is the weighted mean of the a_k ("weights") or, as in the release with a proximal term, of the step
-    counts ("steps"). Equal a_k change nothing. A client that took no step is dropped.
+    tau_eff is the weighted mean of the a_k ("weights") or, as in the release with a proximal term, of the step counts
+    ("steps"). Equal a_k change nothing. A client that took no step is dropped.
     """
 
     tau_eff: Literal["weights", "steps"] = "weights"

@@ -1,4 +1,4 @@
-"""Weights learned from how much aggregation costs each client (FedGA)."""
+"""Weights learned from what aggregation costs each client (FedGA)."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def adjusted(
 ) -> dict[str, float]:
     """Weights after one adjustment: a_k + step gap_k / max_j |gap_j|, cut to [floor, 1], made to sum to 1 (FedGA).
 
-    `gaps` may be of some of the clients only; a positive one means that aggregation hurts the client. The golden rule:
-    a client that suffers gains weight.
+    `gaps` may cover only some of the clients; a positive gap means that aggregation hurts the client. So a client that
+    suffers gains weight.
     """
     largest = max((abs(g) for g in gaps.values()), default=0.0)
     if not largest > 0:
@@ -33,12 +33,12 @@ def adjusted(
 class GapWeights(Stage):
     """Writes weights that follow the generalisation gap (FedGA, Zhang et al., CVPR 2023).
 
-    The gap of a round is a client's loss under the aggregated model minus that of its own trained model, both on its
-    validation data. The client measures the first when it receives the next model, so the weights of a round stem
-    from the gaps of the round before; only clients that took part in both have one. The step falls linearly to 0 over
-    the run's rounds, where their number is known.
+    The gap of a round is a client's loss under the aggregated model minus its loss under its own trained model, both on
+    its validation data. The client measures the first when it receives the next model, so the weights of a round stem
+    from the gaps of the round before; only clients that took part in both rounds have one. The step falls linearly to 0
+    over the run's rounds, if their number is known.
 
-    relative  the gap as a share of the trained model's loss: losses of different tasks have different scales
+    relative  divide the gap by the trained model's loss, because losses of different tasks have different scales
     centre    subtract the mean gap first
     floor     smallest weight before normalising; 0 can silence a client for good
     """

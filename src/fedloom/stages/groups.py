@@ -16,11 +16,11 @@ from fedloom.stages.stage import Stage, Traits
 
 @dataclass(frozen=True)
 class TaskLeaders(Stage):
-    """Clients with equal tasks get one model; their leaders exchange updates of groups (ColNet, Feng et al., 2025).
+    """Clients with equal tasks get one model; the leaders of groups exchange updates (ColNet, Feng et al., 2025).
 
-    With v_g and Delta_g the uniform means of a group's models before the round and of its updates, all in g end at
-    v_g + Delta_g + alpha U(Delta_1 .. Delta_G), U being the conflict-averse update of `conflict_averse_mix`, which is
-    left out where there is one group. `safeguards` are those of `fedloom.peers`.
+    With v_g and Delta_g the uniform means of a group's models before the round and of its updates, all clients in g end
+    at v_g + Delta_g + alpha U(Delta_1 .. Delta_G). U is the conflict-averse update of `conflict_averse_mix`; it is left
+    out if there is only one group. `safeguards` are those of `fedloom.peers`.
     """
 
     c: float = 0.4
@@ -47,7 +47,7 @@ class TaskLeaders(Stage):
         out = torch.empty_like(updates.X)
         for task, rows in members.items():
             for i in rows:
-                # from the row's own start to that of its group, and on
+                # from the row's own start to the group's start, and then along the group's update
                 apart = 0.0 if updates.base is None else updates.base[rows].sub(updates.base[i]).mean(0)
                 out[i] = ends[task] + apart
         return updates.replace(X=out), state

@@ -1,4 +1,4 @@
-"""FedHEAL: average a parameter over the clients whose updates of it are consistent, and weigh clients by distance."""
+"""FedHEAL: average a parameter over the clients with consistent updates of it, and weigh clients by distance."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class Heal(Stage):
     u_i  = sum_k w_k M_ki X_ki / sum_k w_k M_ki                                     (0 where everything is masked)
 
     X passes as it is; M is written as `coef` (bool) and w as `weight`: in place of the weights so far or, with
-    `weights` "multiply", times them. w starts at 1 / (number of clients), dw at 0; the Mean normalises w over the
-    participants.
+    `weights` "multiply", multiplied with them. w starts at 1 / (number of clients), dw at 0; the Mean normalises w over
+    the participants.
 
-    `zeros` says what an exact zero is. "paper": it counts together with negative updates, so a decoder that a client
-    never trains is perfectly consistent and still dilutes the mean. "none": no evidence; it is masked out, does not
+    `zeros` says how an exact zero counts. "paper": together with negative updates, so a decoder that a client never
+    trains is perfectly consistent and still dilutes the mean. "none": as no evidence; it is masked out and does not
     enter the history, and q is a share of the rounds in which the coordinate was not zero (1 if there were none).
 
-    The history counts a client's own rounds; an absent client's is untouched. If all rows are zero, no state changes.
-    State: per client one or two int16 vectors (d) and three numbers.
+    The history counts a client's own rounds; that of an absent client does not change. If all rows are zero, no state
+    changes. State: per client one or two int16 vectors (d) and three numbers.
     """
 
     tau: float = 0.3
@@ -116,7 +116,7 @@ def _key(row: Row) -> str:
 
 
 def _needed(rounds: int, tau: float) -> int:
-    """The smallest count whose share of the rounds is above tau (strictly); 0 where there are no rounds."""
+    """The smallest count whose share of the rounds is above tau (strictly); 0 for no rounds."""
     if not rounds:
         return 0
     count = max(0, int(tau * rounds) - 1)

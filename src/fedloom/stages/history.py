@@ -41,7 +41,7 @@ def agreement(updates: Updates, direction: Tensor) -> Tensor:
 class HistoryAttention(Aggregation):
     """Multiplies row k by K a_k, a = softmax(cos(X_k, H) / temperature), before `stage`; H is the mean of past results.
 
-    H <- beta H + (1 - beta) u, an exponential mean of what `stage` returned. Before there is one rows pass bit for bit.
+    H <- beta H + (1 - beta) u, an exponential mean of `stage`'s results u. In the first round rows pass bit for bit.
     """
 
     beta: float = 0.9

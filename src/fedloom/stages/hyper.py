@@ -1,7 +1,7 @@
-"""FedHCA2's personalised aggregation: every client keeps its own update and adds a share, which is learned, of others'.
+"""FedHCA2's personalised aggregation: every client keeps its own update and adds a learned share of others' updates.
 
-How much is added is learned from what clients do next: a weight grows where a client's next update goes on in the
-direction that was added to its model, and shrinks where it goes back.
+The share is learned from what clients do next: a weight grows if a client's next update continues in the direction that
+was added to its model, and shrinks if it turns back.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ KIND = "hyper-weights"
 class _Learner(Stage):
     """What both stages share: weights that are learned as torch.optim.SGD would, in closed form.
 
-    Their initial value is called `init` where a stage is made and printed, and `start` as a field, for `init` is what
-    every stage calls its first state.
+    Their initial value is called `init` in the constructor and the repr, but `start` as a field, because `init` is the
+    method of every stage that makes its first state.
     """
 
     start: float
@@ -78,18 +78,18 @@ class HyperConflictAverse(_Learner):
     row i <- Delta_i + clamp(alpha_i, 0, 1) U,   U = (g_0 + c |g_0| g_w / |g_w|) / s
     with g_0 the plain mean, g_w from `conflict_averse_weights`, s = 1 + c^2, 1 + c or 1 (`rescale`).
 
-    alpha_i begins at `init` and is learned by SGD with momentum from the client's next update, before its next use:
-    g = -1[0 <= alpha_i <= 1] <next Delta_i, U> + weight_decay alpha_i;  v <- momentum v + g (v = g at first);
-    alpha_i <- alpha_i - lr v. Outside [0, 1] only momentum and weight decay move it, so there it stays for long;
-    `project` clamps the weight itself after each step. A client learns only if it took part in the round that U is
-    from. Absent clients keep their state; if all rows are zero no state changes.
+    alpha_i begins at `init` and is learned by SGD with momentum from the client's next update, before its next use: g =
+    -1[0 <= alpha_i <= 1] <next Delta_i, U> + weight_decay alpha_i;  v <- momentum v + g (v = g at first); alpha_i <-
+    alpha_i - lr v. Outside [0, 1] only momentum and weight decay move it, so it stays there for long; `project` clamps
+    the weight itself after each step. A client learns only if it took part in the round that made U. Absent clients
+    keep their state; if all rows are zero, no state changes.
 
     `average_identical`: rows with the same data set and the same tasks (extras "domain" and "tasks") have Delta_i
-    replaced by their mean, while U and the gradients are of the rows as they came. Where a round has no such extras
-    nothing is averaged. A row counts as zero in blocks that it lacks, and nothing is added there.
+    replaced by their mean, while U and the gradients use the original rows. Without these extras nothing is averaged. A
+    row counts as zero in blocks that it lacks, and nothing is added there.
 
-    With all alpha 0, and nobody identical, every row comes back bit for bit. Two passes over the matrix; the product
-    with it is put off until X is read. State: two numbers a client, and U (d). Records the round's alphas, not clamped.
+    With all alpha 0, and no identical rows, every row comes back bit for bit. Two passes over the matrix; the product
+    with it is computed when X is read. State: two numbers a client, and U (d). Records the round's alphas, not clamped.
     """
 
     c: float
@@ -125,7 +125,7 @@ class HyperConflictAverse(_Learner):
         return Traits("mix", wants=identical, separable=True)
 
     def init(self, layout: Layout) -> State:
-        """No client is known, and nothing was added."""
+        """No known client; nothing was added."""
         return {"clients": {}, "direction": None, "received": []}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
@@ -155,7 +155,7 @@ class HyperConflictAverse(_Learner):
         return _without_absent(out), new
 
     def _averaging(self, updates: Updates) -> Tensor:
-        """K x K: the identity, or for identical clients their mean."""
+        """K x K: the identity, except that identical clients get their mean."""
         k = len(updates)
         if not self.average_identical or not {"domain", "tasks"} <= updates.extra.keys():
             return torch.eye(k, dtype=torch.float64)
@@ -171,15 +171,15 @@ class HyperCrossAttention(_Learner):
     decoder k, tensor p:  Delta_kp <- Delta_kp + clamp(beta_kl, 0, 1) A_kp,
     A_p = softmax(V V^T / sqrt(n)) V, rows of V (K x n) being the decoders' updates of that tensor, its own among them
 
-    A decoder is a (client, task): those that a client has, or in a unified model, where everybody has all, those that
-    were trained (`support`). Tensors of different tasks belong together if they have the same shape and the same
-    name after the task's: decoders.TASK.fuse.weight is fuse.weight. There is a beta for each decoder and layer; a layer
-    is a tensor's name without .weight or .bias. Columns that belong to no task count as a decoder of their own.
+    A decoder is a (client, task): each that a client has; in a unified model, where every client has all, each that was
+    trained (`support`). Tensors of different tasks correspond if they have the same shape and the same name after the
+    task's: decoders.TASK.fuse.weight is fuse.weight. There is a beta for each decoder and layer; a layer is a tensor's
+    name without .weight or .bias. Columns that belong to no task count as a decoder of their own.
 
     beta is learned as alpha in `HyperConflictAverse`, with the sum over a layer's tensors of <next Delta_kp, A_kp>.
 
     softmax is not homogeneous: short updates, as after a short warm-up, get nearly their mean, long ones nearly
-    themselves. A decoder alone gets its own update again, times beta. With beta 0 every row comes back bit for bit.
+    themselves. A single decoder gets its own update again, times beta. With beta 0 every row comes back bit for bit.
     State: two numbers for each decoder and layer, and A of the last round. Records the round's betas, not clamped.
     """
 
@@ -201,7 +201,7 @@ class HyperCrossAttention(_Learner):
         self._set(start=init, lr=lr, momentum=momentum, weight_decay=weight_decay, project=project)
 
     def init(self, layout: Layout) -> State:
-        """No decoder is known, and nothing was added."""
+        """No known decoder; nothing was added."""
         return {"decoders": {}, "added": {}}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:

@@ -19,10 +19,10 @@ _INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def top_mask(x: Tensor, k: int, largest: bool = True) -> Tensor:
-    """True for the k values of x (d) that are largest (or smallest) in magnitude; ties go to the lowest index.
+    """True for the k values of x (d) with the largest (or smallest) magnitude; ties go to the lowest index.
 
-    Exactly k of them (none for k < 1, all for k > d). A radix search over the bits of |x|, 16 at a time, which beside
-    the result needs no memory of size d and reads x three times (five times for 64 bits), whatever its values.
+    Exactly k values (none for k < 1, all for k > d). A radix search over the bits of |x|, 16 at a time: it needs no
+    memory of size d beside the result, and reads x three times (five times for 64 bits), whatever its values.
     """
     d = x.numel()
     if k <= 0 or k >= d:
@@ -44,7 +44,7 @@ def top_mask(x: Tensor, k: int, largest: bool = True) -> Tensor:
 
 
 def _keys(x: Tensor, largest: bool) -> Tensor:
-    """Integers in the order of |x|: without its sign, a float is ordered like its bits."""
+    """Integers in the order of |x|: without its sign bit, a float has the order of its bits."""
     integer = _INTEGERS[x.element_size()]
     low = torch.iinfo(integer).max
     bits = x.view(integer) & low
@@ -52,7 +52,7 @@ def _keys(x: Tensor, largest: bool) -> Tensor:
 
 
 def _edge(x: Tensor, k: int, largest: bool) -> tuple[int, int]:
-    """The k-th largest key, and how many of the values that have it are among the k largest."""
+    """The k-th largest key, and how many values with this key are among the k largest."""
     bits = 8 * x.element_size()
     edge, left = 0, k
     for shift in range(bits - 16, -1, -16):
@@ -98,7 +98,7 @@ class TopMagnitude(Stage):
         for k, row in enumerate(updates.rows):
             rng = ctx.rng("top-magnitude", *row) if self.keep == "random" else None
             for columns in self._pieces(updates, k):
-                # several slices are one choice: the blocks that a row has need not be neighbours
+                # one choice over several slices: the blocks that a row has need not be neighbours
                 x = torch.cat([X[k, s] for s in columns]) if len(columns) > 1 else X[k, columns[0]]
                 mask, at = self._mask(x, rng), 0
                 for s in columns:

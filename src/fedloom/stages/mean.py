@@ -1,4 +1,4 @@
-"""Weighted means: the plain one and the one over the clients that trained a parameter."""
+"""Weighted means: the plain one, and the one over the clients that trained a parameter."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _normalised(weight: Tensor) -> Tensor:
 def block_groups(
     layout: Layout, present: Tensor | None, support: Tensor | None
 ) -> list[tuple[int, int, Tensor | None]]:
-    """Runs of blocks that the same rows have: (first, end, K x bool or None for all rows)."""
+    """Runs of blocks that the same rows have: (first, end, K x bool, or None for all rows)."""
     if present is None and support is None:
         return [(0, len(layout.blocks), None)]
     have = support if present is None else present if support is None else present & support
@@ -65,12 +65,12 @@ def block_groups(
 
 
 def column_groups(layout: Layout, present: Tensor | None, support: Tensor | None) -> list[tuple[slice, Tensor | None]]:
-    """Runs of columns that the same rows have: (columns, K x bool or None for all rows)."""
+    """Runs of columns that the same rows have: (columns, K x bool, or None for all rows)."""
     return [(layout.run(first, end), members) for first, end, members in block_groups(layout, present, support)]
 
 
 def _columns(updates: Updates, support: Tensor | None) -> Tensor | None:
-    """Presence per column (K x d, a broadcast where possible), or None where every row has everything."""
+    """Presence per column (K x d, a broadcast if possible), or None if every row has all blocks."""
     groups = column_groups(updates.layout, updates.present, support)
     if groups == [] or groups[0][1] is None:
         return None
@@ -96,7 +96,7 @@ class Mean(Stage):
         return updates.reduced(weighted_mean(updates)), state
 
     def combined_by(self, stage: Stage) -> Stage:
-        """The other rule."""
+        """The other rule itself."""
         return stage
 
 
@@ -104,9 +104,9 @@ class Mean(Stage):
 class SupportMean(Stage):
     """Per coordinate, the mean over the clients that trained it: u_i = sum_k p_k X_ki / sum_{k: i in support_k} p_k.
 
-    A control for unified models: plain averaging divides a decoder's update by the number of all clients, although
-    only the clients of its task changed it. Support is that of the updates (K x blocks: blocks that received a
-    gradient) where the round provides it, otherwise the coordinates that are not exactly zero.
+    A control for unified models: plain averaging divides a decoder's update by the number of all clients, although only
+    the clients of its task changed it. Support is `updates.support` (K x blocks: which blocks received a gradient) if
+    the round provides it, otherwise the coordinates that are not exactly zero.
     """
 
     traits = Traits("matrix", reads={"X", "coef", "weight"}, wants={"support"}, reduces=True, separable=True)

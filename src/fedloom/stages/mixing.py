@@ -1,6 +1,6 @@
-"""Peers in one matrix: every row is a peer's, and its model becomes a mix of its neighbours' models and its own.
+"""Peers in one matrix: each row is one peer, whose model becomes a mix of its own and its neighbours' models.
 
-What peers do among themselves, done at one place: for comparison with methods that have a server.
+This does in one place what peers do among themselves, for comparison with methods that have a server.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from fedloom.stages.stage import Stage, Traits
 class Gossip(Stage):
     """Every trained model becomes a mean of itself and its neighbours (gossip; D-PSGD, Lian et al., NeurIPS 2017).
 
-    w_k <- sum_j W_kj w_j with Metropolis weights on an undirected graph over the rows that are there, drawn from the
-    run's seed; for `topology`, `params` and `every` see `fedloom.peers.candidates`. W is doubly stochastic, so the mean
-    of the models stays. D-PSGD proper takes the gradient at the model before mixing; here peers train, then mix. On the
-    complete graph all get the plain mean.
+    w_k <- sum_j W_kj w_j with Metropolis weights on an undirected graph over the present rows, drawn from the run's
+    seed; for `topology`, `params` and `every` see `fedloom.peers.candidates`. W is doubly stochastic, so the mean of
+    the models stays. The original D-PSGD takes the gradient at the model before mixing; here peers train, then mix. On
+    the complete graph all get the plain mean.
 
-    Raises RecipeError for an unknown topology, and when it runs for one that is impossible for so many rows; ValueError
-    for a directed graph.
+    Raises RecipeError for an unknown topology and, when called, for one that is impossible with so many rows;
+    ValueError for a directed graph.
     """
 
     topology: str = "ring"
@@ -55,9 +55,9 @@ class Gossip(Stage):
 class SimilarityMix(Stage):
     """Every trained model becomes a mean of itself and the `top` most similar, by similarity (DFMTL thesis, 4.2-4.3).
 
-    Similarity is `alpha` times the overlap of tasks (equal weights of the tasks in the extra "tasks") plus 1 - `alpha`
-    times (cos + 1) / 2 of the updates over the columns that the stage sees; weights are those of
-    `fedloom.peers.soft_weights`. Without the extra only updates count. All peers mix what was there at one instant.
+    Similarity is `alpha` times the overlap of tasks (with equal weights, from the extra "tasks") plus 1 - `alpha` times
+    (cos + 1) / 2 of the updates over the columns that the stage sees; weights are those of
+    `fedloom.peers.soft_weights`. Without the extra only updates count. All peers mix the models of the same instant.
     """
 
     top: int = 3

@@ -23,19 +23,19 @@ _CHUNK = 1 << 18  # columns at a time; counts up to 2^24 are exact in float32
 class ActivatedDimensions(Stage):
     """Record which dimensions each row activates: its floor(rho d) largest in magnitude. Every row passes as it is.
 
-    Two records a round, one for each choice of the d columns: "encoder", all blocks of the encoder, and "all". The
-    second is what FedDEA selects from, but there every row is exactly zero on the decoders and heads of the other
-    tasks, so that those parts are disjoint whatever the tasks have in common; the encoder is the fair comparison.
-    A coordinate that is exactly zero is never activated, nor one that a row does not have. Without an encoder (one
-    unnamed block, say) there is only "all"; where the encoder is everything, there is only "encoder".
+    Two records a round, for two choices of the d columns: "encoder", all blocks of the encoder, and "all". The second
+    is what FedDEA selects from, but every row is exactly zero on other tasks' decoders and heads, so those parts are
+    disjoint whatever the tasks have in common; the encoder is the fair comparison. A coordinate that is exactly zero or
+    that a row lacks is never activated. Without an encoder (for example with one unnamed block) there is only "all"; if
+    the encoder is everything, there is only "encoder".
 
     Fields of a record: scope, rho, columns (d), rows (names); for blocks, in order: blocks (names), parts, sizes
     (columns), active (rows x blocks: how many activated dimensions lie in the block); for pairs of rows, in order
-    (0,1), (0,2), ..: shared (pairs x blocks: how many are activated by both); bins (rows x `bins`: activated
-    dimensions along the flat vector, in equal pieces); and for each group of blocks, the whole scope first, then its
-    parts, what follows from these counts: overlap = 2 |A & B| / (|A| + |B|), which is |A & B| / k where both have k;
-    expected, its expectation if the two sets were drawn independently (about rho for the whole scope); jaccard =
-    |A & B| / |A or B|.
+    (0,1), (0,2), ..: shared (pairs x blocks: how many are activated by both); bins (rows x `bins`: activated dimensions
+    along the flat vector, in equal pieces). For each group of blocks (the whole scope first, then its parts) three
+    values follow from these counts: overlap = 2 |A & B| / (|A| + |B|), which is |A & B| / k if both have k; expected,
+    its expectation if the two sets were drawn independently (about rho for the whole scope); jaccard = |A & B| / |A or
+    B|.
     """
 
     rho: float = 0.1

@@ -1,4 +1,4 @@
-"""What runs at a peer: any aggregation, seen from one peer, and the conflict-averse mix of the DFMTL thesis."""
+"""What runs at a peer: any aggregation, from the view of one peer, and the thesis's conflict-averse mix."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from fedloom.stages.stage import Stage, Traits
 class AtPeer(Stage):
     """The aggregation `stage` at one peer: over its own row and its neighbours', for itself alone.
 
-    Rows are the ways from the peer's own start to the trained models, or updates where peers tell those. They count by
-    `shares` (client -> weight; None: with the weights they come with). Rows of others have only the blocks of `scope`
-    (names; None: all). Of a stage that leaves a row for each client the peer's own is taken. Blocks that no row with a
-    weight has are the peer's own row's. The state is that of `stage`.
+    Rows are the displacements of the trained models from the peer's own start, or updates if peers send updates. They
+    count by `shares` (client -> weight; None: by the weights they come with). Rows of others have only the blocks of
+    `scope` (names; None: all). If a stage leaves a row for each client, the peer's own row is taken. Blocks that no row
+    with a weight has are taken from the peer's own row. The state is that of `stage`.
     """
 
     stage: Stage
@@ -34,9 +34,9 @@ class AtPeer(Stage):
     shares: Mapping[str, float] | None = None
     scope: Set[str] | None = None
     whole: Set[str] = frozenset()
-    """Clients whose rows count out of scope too."""
+    """Clients whose rows also count outside `scope`."""
     also: Fields = frozenset()
-    """What the peer itself tells its local rules."""
+    """What the peer itself adds to the broadcast for its local rules."""
 
     @property
     def traits(self) -> Traits:
@@ -54,7 +54,7 @@ class AtPeer(Stage):
         return self.stage.init(layout)
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
-        """What the stage tells."""
+        """The stage's broadcast."""
         return self.stage.broadcast(state, clients, models)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
@@ -65,11 +65,11 @@ class AtPeer(Stage):
         if self.scope is not None:
             seen = seen.replace(present=self._within(updates))
         out, state = self.stage(seen, state, replace(ctx, targets=((self.own, None),)))
-        # as at a server, a row of its own counts before one for everyone
+        # as at a server, the peer's own row counts before one for everyone
         row = next((out.rows.index(key) for key in ((self.own, None), EVERYONE) if key in out.rows), None)
         x = torch.zeros_like(updates.X[0]) if row is None else out.X[row].clone()
         if mine:
-            # where the others have nothing, the peer's own training must not be lost
+            # if the others lack a block, the peer's own training must not be lost
             some = seen.weight > 0
             some[mine[0]] = False
             have = torch.ones(len(seen), len(seen.layout.blocks)).bool() if seen.present is None else seen.present
@@ -84,7 +84,7 @@ class AtPeer(Stage):
         return torch.tensor([self.shares[client] for client, _ in updates.rows], dtype=torch.float64)
 
     def _within(self, updates: Updates) -> Tensor:
-        """Presence (K x blocks): of others' rows only what is in scope."""
+        """Presence (K x blocks): others' rows only have what is in scope."""
         names = updates.layout.names
         have = torch.ones(len(updates), len(names)).bool() if updates.present is None else updates.present.clone()
         inside = torch.tensor([name in (self.scope or ()) for name in names])
@@ -102,8 +102,8 @@ class AtPeer(Stage):
 class ConflictAverseMix(Stage):
     """One peer's conflict-averse update with safeguards (DFMTL thesis; see `fedloom.peers.conflict_averse_mix`).
 
-    Over the blocks that all rows have; the others get the weighted mean. `ctx.targets` is the peer. What the
-    safeguards did is recorded; the solver's weights are remembered for smoothing.
+    It works on the blocks that all rows have; the other blocks get the weighted mean. `ctx.targets` is the peer. The
+    actions of the safeguards are recorded; the solver's weights are remembered for smoothing.
     """
 
     c: float = 0.4
@@ -146,6 +146,6 @@ class ConflictAverseMix(Stage):
         updates.layout.put(out, part, mixed.update)
         about: dict[str, Any] = {"peer": own, "weights": mixed.weights, "acted": mixed.acted}
         ctx.record("conflict-averse", about)
-        if "nonfinite" in mixed.acted:  # the others act in most rounds
+        if "nonfinite" in mixed.acted:  # the other safeguards act in most rounds
             ctx.log("safeguard", {"peer": own, "what": "nonfinite", "why": str(mixed.acted["nonfinite"])})
         return updates.reduced(out), {"before": {**state["before"], **mixed.weights}}

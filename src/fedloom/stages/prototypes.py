@@ -1,8 +1,8 @@
 """Global class prototypes at the server, from those that clients send beside their updates; X passes as it is.
 
-They arrive as the extras `prototypes` (M_k x F) and `prototype_labels` (M_k x 3: task, class, examples) and are told as
-the same names, with (task, class) as labels, to every client alike. A class that no client has in a round keeps what it
-had. Tasks are kept apart; see `fedloom.training.prototype_rules` for the clients' side.
+They arrive as the extras `prototypes` (M_k x F) and `prototype_labels` (M_k x 3: task, class, examples). Under the same
+names, with (task, class) as labels, they are broadcast to every client alike. A class that no client has in a round
+keeps its prototypes. Tasks are kept apart; `fedloom.training.prototype_rules` is the clients' part.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def by_task(updates: Updates) -> dict[str, list[Prototypes]]:
 
 
 class KeepsPrototypes(Identity):
-    """What these stages have in common. State: by task, whatever `update` makes; `points` is what is told of it."""
+    """What these stages have in common. State: task -> the result of `update`; `points` is what is broadcast of it."""
 
     traits = Traits(
         "mix",
@@ -85,7 +85,7 @@ class KeepsPrototypes(Identity):
 
 
 def _latest(before: State | None, now: Prototypes) -> Prototypes:
-    """New prototypes where there are some, else those of before."""
+    """The new prototype of each class that has one, else the previous one."""
     if before is None:
         return now
     means = torch.where(now.known[:, None], now.means, before["means"])
@@ -108,7 +108,7 @@ class MeanPrototypes(KeepsPrototypes):
         return {"means": new.means, "counts": new.counts}
 
     def points(self, state: State) -> tuple[Tensor, Tensor]:
-        """Of the classes that somebody had."""
+        """Prototypes of the classes that some client had."""
         known = state["counts"] > 0
         return state["means"][known], known.nonzero()[:, 0]
 
@@ -141,7 +141,7 @@ class ClusteredPrototypes(KeepsPrototypes):
 class TrainedPrototypes(KeepsPrototypes):
     """One prototype a class from a generator that is trained on the clients' (FedTGP, `trained_generator`).
 
-    The generator and its batches are drawn from the run's seed. Told are the classes that some client had so far.
+    The generator and its batches are drawn from the run's seed. Only classes that some client had so far are broadcast.
     """
 
     epochs: int = 100
@@ -184,8 +184,8 @@ class TrainedPrototypes(KeepsPrototypes):
 class MovingAnchors(KeepsPrototypes):
     """One anchor a class, random at first, that slowly follows the clients' prototypes (FedSA, `moved_anchors`).
 
-    The first anchors are drawn from the run's seed when the first prototypes say how many and how wide they are.
-    Told are those of all classes.
+    The first anchors are drawn from the run's seed, once the first prototypes show their number and width. The anchors
+    of all classes are broadcast.
     """
 
     momentum: float = 0.9999

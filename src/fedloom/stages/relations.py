@@ -1,6 +1,6 @@
 """Personal models that are drawn to each other by a matrix of relations: FedAMP and MOCHA.
 
-Rows pass as they are, for every client keeps its own model; the relations are worked out from the models when the
+Rows pass as they are, because every client keeps its own model; the relations are computed from the models when the
 next round is sent.
 """
 
@@ -34,9 +34,9 @@ def distances(W: Tensor) -> Tensor:
 def attention(W: Tensor, alpha: float, sigma: float, scale: Literal["absolute", "median"] = "absolute") -> Tensor:
     """FedAMP's message weights xi (K x K, rows sum to 1) for models W (K x d).
 
-    xi_kj = alpha A'(|w_k - w_j|^2) with A'(x) = exp(-x/sigma)/sigma; xi_kk takes the rest. Where the others' weights
-    sum to more than 1 they are scaled to 1, so that the result stays a convex combination. With "median" distances
-    are divided by their median, for in millions of parameters they dwarf any sigma.
+    xi_kj = alpha A'(|w_k - w_j|^2) with A'(x) = exp(-x/sigma)/sigma; xi_kk takes the rest. If the others' weights sum
+    to more than 1, they are scaled to 1, so that the result stays a convex combination. With "median" distances are
+    divided by their median, because in millions of parameters they dwarf any sigma.
     """
     D = distances(W)
     k = len(W)
@@ -96,12 +96,12 @@ class Attention(Identity):
 
 @dataclass(frozen=True)
 class TaskCovariance(Identity):
-    """Broadcasts to each client what the regulariser tr(W Omega W') asks of it (MOCHA, Smith et al., NeurIPS 2017).
+    """Broadcasts each client's part of the regulariser tr(W Omega W') (MOCHA, Smith et al., NeurIPS 2017).
 
-    Half its gradient at w_k, with the others frozen, is Omega_kk w_k + v_k; sent are relation = Omega_kk and
-    peers = v_k. With `centre`, W are deviations from the clients' mean: raw weights of deep networks that started
-    from the same point are almost equal, and the regulariser would mostly be weight decay. The direction in which
-    centred models cannot differ is left out of Omega.
+    Half its gradient at w_k, with the others frozen, is Omega_kk w_k + v_k; relation = Omega_kk and peers = v_k are
+    sent. With `centre`, W are deviations from the clients' mean: raw weights of deep networks that started from the
+    same point are almost equal, and the regulariser would mostly be weight decay. The direction in which centred models
+    cannot differ is left out of Omega.
     """
 
     centre: bool = True
@@ -129,6 +129,6 @@ class TaskCovariance(Identity):
             return covariance(gram(Updates.of(W)), self.floor)[1]
         k = len(W)
         centring = torch.eye(k, dtype=torch.float64) - 1 / k
-        # from distances, for models are alike and their own Gram matrix would lose what tells them apart
+        # from distances: models are so alike that their own Gram matrix would lose the differences
         G = -0.5 * centring @ distances(W) @ centring
         return centring @ covariance(G, self.floor)[1] @ centring

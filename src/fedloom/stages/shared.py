@@ -1,4 +1,4 @@
-"""Some columns are one model for everybody while others are each client's own; stages that act in some rounds only."""
+"""Some columns are one model for everybody, others are each client's own; stages that act in some rounds only."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from fedloom.stages.stage import Stage, Traits
 
 @dataclass(frozen=True)
 class PartlyShared(Inner):
-    """`shared` makes one update of the selected columns, for all clients; `own` keeps a row for each in the others.
+    """`shared` makes one update of the selected columns, for all clients; `own` keeps a row per client in the others.
 
-    Unlike in a Split the one update also reaches clients that are absent, so that they keep the same model in these
-    columns. Stages added to the method go into `shared`.
+    Unlike in a Split, the one update also reaches absent clients, so that they keep the same model in these columns.
+    Stages added to the method go into `shared`.
     """
 
     selector: Selector
@@ -54,7 +54,7 @@ class PartlyShared(Inner):
         return part, layout.without(part)
 
     def init(self, layout: Layout) -> State:
-        """Both stages' states. Raises ValueError where the selector matches nothing."""
+        """Both stages' states. Raises ValueError if the selector matches nothing."""
         part, rest = self._parts(layout)
         return {"shared": self.shared.init(part), "own": self.own.init(rest)}
 
@@ -84,7 +84,7 @@ class PartlyShared(Inner):
 
 @dataclass(frozen=True)
 class Every(Around):
-    """Apply a stage that keeps the rows in every so many rounds only; rows pass as they are in the others."""
+    """Apply a stage that keeps the rows in every `rounds`-th round only; in other rounds rows pass as they are."""
 
     rounds: int
     stage: Stage
@@ -98,7 +98,7 @@ class Every(Around):
 
     @property
     def traits(self) -> Traits:
-        """It reads no weights and the like, for a field must not be lost in some rounds."""
+        """It reads no weights and the like, because no field may be lost in some rounds."""
         inner = Traits.around(self.inner)
         reads = {f for f in inner.reads if f in ("X", "base") or f.startswith(("extra:", "auxiliary:"))}
         return replace(inner, reads=reads)

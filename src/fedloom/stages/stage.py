@@ -19,26 +19,26 @@ _KINDS: tuple[Kind, ...] = ("row", "mix", "matrix")
 
 @dataclass(frozen=True)
 class Traits:
-    """What a stage is like, for those who place it and provide what it needs.
+    """What a stage is like, for code that places it and provides what it needs.
 
     `reads` and `writes` name fields of Updates: X, n, weight, coef, base, support, extra:NAME or auxiliary:NAME.
     """
 
     kind: Kind = "row"
-    """What it looks at: "row" each row alone (may sit at the client), "mix" the rows' Gram matrix or extras
+    """What it looks at: "row" each row alone (may run at the client), "mix" the rows' Gram matrix or extras
     (output = W X), "matrix" the columns of all rows."""
     reads: Set[str] = frozenset({"X"})
     writes: Set[str] = frozenset({"X"})
     wants: Set[str] = frozenset()
-    """Fields that it uses where they exist."""
+    """Fields that it uses if they exist."""
     broadcasts: Set[str] = frozenset()
-    """What it has for clients beside the model, as "broadcast:NAME" (see `Stage.broadcast`)."""
+    """What it broadcasts to clients beside the model, as "broadcast:NAME" (see `Stage.broadcast`)."""
     reduces: bool = False
-    """K rows become one, or one a task where `by_task`: then rows are (client, task) and the results are new task
-    vectors, keyed ("*", task)."""
+    """K rows become one; with `by_task`, rows are (client, task) and become new task vectors, one per task, with the
+    key ("*", task)."""
     by_task: bool = False
     separable: bool = False
-    """Treats every column alike, given Gram matrices and sums by `fedloom.core.spread`, so columns may lie apart."""
+    """Treats every column alike, with Gram matrices and sums by `fedloom.core.spread`; so columns may lie apart."""
 
     def __post_init__(self) -> None:
         for name in ("reads", "writes", "wants", "broadcasts"):
@@ -46,7 +46,7 @@ class Traits:
 
     @staticmethod
     def around(stages: Iterable[Stage], reduces: bool = False) -> Traits:
-        """Of a stage that calls others on all it gets. What they write beside X stays inside."""
+        """Traits of a stage that calls others on all its input. Fields other than X that they write stay inside."""
         each = [stage.traits for stage in stages]
         return Traits(
             kind=max((t.kind for t in each), key=_KINDS.index),
@@ -62,7 +62,7 @@ class Stage:
 
     @property
     def traits(self) -> Traits:
-        """What it is like. A class with the same traits for all its stages says `traits = Traits(...)`."""
+        """The stage's traits. A class with the same traits for all its stages says `traits = Traits(...)`."""
         return Traits()
 
     def init(self, layout: Layout) -> State:
@@ -81,7 +81,7 @@ class Stage:
         return stage >> self
 
     def combined_by(self, stage: Stage) -> Stage:
-        """This aggregation with another rule in place of its plain mean. Raises ValueError where there is none."""
+        """This aggregation with another rule in place of its plain mean. Raises ValueError if it has none."""
         raise ValueError(f"{stage!r} takes the place of a mean, but {self!r} has none")
 
     def seen_from(self, own: str, shares: Mapping[str, float] | None, scope: Set[str] | None, whole: Set[str]) -> Stage:
@@ -139,7 +139,7 @@ class Chain(Stage):
 
     @property
     def traits(self) -> Traits:
-        """It reads what a member reads that no earlier member wrote."""
+        """It reads every field that a member reads and no earlier member wrote."""
         each = [stage.traits for stage in self.stages]
         reads: set[str] = set()
         written: set[str] = set()
@@ -155,13 +155,13 @@ class Chain(Stage):
         )
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
-        """What all members have."""
+        """What all members broadcast."""
         each = [s.broadcast(state[str(i)], clients, models) for i, s in enumerate(self.stages)]
         return {client: {k: v for one in each for k, v in one[client].items()} for client in clients}
 
     @property
     def _combiner(self) -> int:
-        """Position of the member that combines the rows: the first that leaves one, else the last."""
+        """Position of the member that combines the rows: the first that leaves one row, else the last member."""
         return next((i for i, s in enumerate(self.stages) if s.traits.reduces), len(self.stages) - 1)
 
     def _with(self, i: int, stage: Stage) -> Chain:
@@ -200,8 +200,8 @@ def _flat(stage: Stage) -> Iterator[Stage]:
 def check_closed(stages: Sequence[Stage], where: str) -> None:
     """Refuse a sequence of stages that would silently do nothing.
 
-    A field that is written must be read before it is written again and before the end (X is always read at the
-    end). After a stage that leaves one row, a rule that compares rows has nothing to compare.
+    A written field must be read before it is written again and before the end (X is always read at the end). After a
+    stage that leaves one row, a rule that compares rows has nothing to compare.
 
     Raises ValueError that names the two stages.
     """

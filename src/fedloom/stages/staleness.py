@@ -15,8 +15,8 @@ from fedloom.stages.stage import Stage, Traits
 class Staleness(Stage):
     """Multiplies each weight by (1 + s)^-a (the polynomial discount of FedAsync: Xie, Koyejo, Gupta, 2019).
 
-    s is the row's extra "staleness": how many local rounds of the receiver have ended since the row was made. a = 0
-    changes nothing.
+    s is the row's extra "staleness": the receiver's local rounds that have ended since the row was made. a = 0 changes
+    nothing.
     """
 
     a: float = 0.5

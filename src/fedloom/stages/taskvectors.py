@@ -1,4 +1,4 @@
-"""MaTU's server: task vectors of the next round from the clients' unified ones."""
+"""MaTU's server: the next round's task vectors from the clients' unified vectors."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from fedloom.taskvectors import Combine, Cross, Source, Upload, aggregate_tasks
 class TaskVectors(Stage):
     """New task vectors (T x d, rows ("*", task)) from rows (client, task): MaTU, eqs. 3 to 7.
 
-    Columns that belong to no task go through `aggregate_tasks`, which explains the parameters; rows that still are as
-    the codec `Unified` packed them are taken piece by piece, never as a K x d matrix. Columns of a task, such as its
-    head, become the weighted mean over the clients that hold it. Tasks that nobody sent have no row.
+    Columns that belong to no task go through `aggregate_tasks`, which explains the parameters. Rows that are still
+    packed by the codec `Unified` are read piece by piece, never as a K x d matrix. Columns of a task, such as its head,
+    become the weighted mean over the clients that hold it. Tasks that no client sent have no row.
 
-    Records the similarity of tasks (eq. 5) and who was whose partner (eq. 6) in every round.
+    Records the similarity of tasks (eq. 5) and each task's partners (eq. 6) in every round.
     """
 
     rho: float = 0.4

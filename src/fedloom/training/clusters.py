@@ -1,4 +1,4 @@
-"""Local rules of clients that are told several models: take the best (IFCA), be drawn to all of them (FedSoft)."""
+"""Local rules of clients that receive several models: take the best (IFCA), be drawn to all of them (FedSoft)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedloom.training.rules import LocalRule, View
 
 
 def cluster_losses(view: View, count: int) -> Tensor:
-    """Loss of each training example under each told model (count x n); `view.params` are as before afterwards."""
+    """Loss of each training example under each broadcast model (count x n); `view.params` stays as it was."""
     assert view.losses is not None
     own = view.params.clone()
     losses = []
@@ -25,16 +25,16 @@ def cluster_losses(view: View, count: int) -> Tensor:
 
 
 def take(view: View, j: int) -> None:
-    """Put told model `j` in the place of the shared parameters."""
+    """Put broadcast model `j` in the place of the shared parameters."""
     for s in view.shared:
         view.params[s] = view.broadcast[f"cluster{j}"][s]
 
 
 @dataclass(frozen=True)
 class BestCluster(LocalRule):
-    """Starts from the told model with the smallest loss on the client's training data, and says which (IFCA).
+    """Starts from the broadcast model with the smallest loss on the client's training data; sends its number (IFCA).
 
-    Of equal losses the first counts. Blocks that are not shared stay the client's. -1 where nothing was told.
+    Among equal losses the first counts. Blocks that are not shared stay the client's. Sends -1 if there were no models.
     """
 
     count: int = 2
@@ -45,7 +45,7 @@ class BestCluster(LocalRule):
         return frozenset(f"broadcast:cluster{j}" for j in range(self.count))
 
     def begin(self, view: View, state: State) -> State:
-        """Choose and move there."""
+        """Choose a model and start from it."""
         if "cluster0" not in view.broadcast:
             return {"cluster": -1}
         j = int(cluster_losses(view, self.count).mean(dim=1).argmin())
@@ -59,10 +59,10 @@ class BestCluster(LocalRule):
 
 @dataclass(frozen=True)
 class SoftAnchors(LocalRule):
-    """Adds (lam/2) sum_s u_s |y - c_s|^2 to the loss, c_s being the told models, and says the shares u_s (FedSoft).
+    """Adds (lam/2) sum_s u_s |y - c_s|^2 to the loss, c_s being the broadcast models; sends the shares u_s (FedSoft).
 
     u_s is the share of the client's training examples for which c_s has the smallest loss, at least `floor`. It is
-    found anew in every `every`-th round in which the client takes part and is told models.
+    computed anew in every `every`-th round in which the client takes part and receives models.
     """
 
     count: int = 2
@@ -83,7 +83,7 @@ class SoftAnchors(LocalRule):
         return {"shares": [1 / self.count] * self.count, "rounds": 0}
 
     def begin(self, view: View, state: State) -> State:
-        """The shares where it is time, and what draws."""
+        """The shares, computed anew if they are due, and the pull of the models."""
         if "cluster0" not in view.broadcast:
             return state
         shares = state["shares"]

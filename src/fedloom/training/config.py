@@ -33,9 +33,9 @@ class Optimizer(Section):
 class Schedule(Section):
     """The learning rate as a pure function of the local epoch, counted over all rounds from 0.
 
-    Linear warm-up from `warmup_start` x lr over `warmup` epochs, then constant, cosine towards `floor` x lr at the
-    end of the run, or a factor `gamma` every `step_every` epochs. Where local training is given in steps, a round
-    counts as one epoch.
+    Linear warm-up from `warmup_start` x lr over `warmup` epochs, then constant, cosine towards `floor` x lr at the end
+    of the run, or a factor `gamma` every `step_every` epochs. If local training is given in steps, a round counts as
+    one epoch.
     """
 
     name: Literal["constant", "cosine", "step"] = "constant"
@@ -49,7 +49,7 @@ class Schedule(Section):
 class Training(Section):
     """What every client does in a round: `epochs` passes over its data, or `steps` optimiser steps.
 
-    `epochs` may be a mapping from a client's domain to its number.
+    `epochs` may be a mapping from a client's domain to its number of epochs.
     """
 
     rounds: Count = 10
@@ -60,7 +60,7 @@ class Training(Section):
     schedule: Schedule = Schedule()
     clip_norm: Positive | None = None
     keep_optimizer: bool = False
-    """Whether optimiser state (momentum, Adam moments) lives on from round to round."""
+    """Whether optimiser state (momentum, Adam moments) is kept from round to round."""
     participation: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Share of the clients that train in a round."""
     precision: Literal["fp32", "bf16"] = "fp32"
@@ -76,7 +76,7 @@ class Training(Section):
 
     @property
     def local_epochs(self) -> int:
-        """Epochs per round where `steps` is not given (default 1). Settings of a domain must have been chosen."""
+        """Epochs per round, by default 1. Settings by domain must have been chosen before (see `of`)."""
         assert not isinstance(self.epochs, dict)
         return self.epochs or 1
 

@@ -1,4 +1,4 @@
-"""A local rule that compares a model's features with those of other models (MOON)."""
+"""A local rule that compares a model's features with the features of other models (MOON)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from fedloom.training.rules import LocalRule, View
 class ModelContrast(LocalRule):
     """Adds mu * mean of -log(e^(s_g/T) / (e^(s_g/T) + e^(s_p/T))) to the loss (MOON, eq. 3).
 
-    s_g and s_p are cosine similarities of the batch's encoder features with those of the received model and of the
-    client's own model of its last round. Both are evaluated in eval mode without gradient, with their own buffers. In
-    a client's first round there is no such model and no term. State: the last model, parameters and buffers.
+    s_g and s_p are cosine similarities of the batch's encoder features with the features of the received model and of
+    the client's own model of its last round. Both models run in eval mode without gradient, with their own buffers. A
+    client's first round has no own model and so no term. State: the last model, parameters and buffers.
     """
 
     mu: float = 1.0

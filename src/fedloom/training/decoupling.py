@@ -1,11 +1,11 @@
-"""Features split by a mask into domain-robust and domain-related ones, and the latter corrected (F2DC).
+"""Features split by a mask into domain-robust and domain-related ones, the latter then corrected (F2DC).
 
 Source: Wang et al., Domain-Skewed Federated Learning with Feature Decoupling and Calibration (F2DC), equations 3-9.
 With f the encoder's last map (B x C x H x W), S = A_D(f) the score, M the mask and A_C the corrector:
 
     f+ = M f      f- = (1 - M) f      f* = f- + (1 - M) A_C(f-)      f~ = f+ + f* = f + (1 - M) A_C((1 - M) f)
 
-The classifier reads the mean of f~ over its area; a linear auxiliary head m reads those of f+, f- and f*. Where M is 1
+The classifier reads the mean of f~ over its area; a linear auxiliary head m reads the means of f+, f- and f*. If M is 1
 everywhere, or A_C gives 0, f~ is f.
 """
 
@@ -45,9 +45,9 @@ def gumbel_mask(
 ) -> Tensor:
     """The mask M in 0..1 (like `score`): sigmoid((score + g_keep - g_drop) / sigma) (F2DC, eq. 3).
 
-    This is the paper's two-way softmax over log sigmoid(score) and log(1 - sigmoid(score)), whose difference is the
+    This is the paper's two-way softmax over log sigmoid(score) and log(1 - sigmoid(score)). Their difference is the
     score itself, so no logarithm can overflow. `u_keep` and `u_drop` are uniform draws in the shape of `score`; without
-    them there is no noise, as at test. The smaller `sigma`, the nearer M is to 0 or 1. Raises ValueError where sigma is
+    them there is no noise, as in tests. The smaller `sigma`, the nearer M is to 0 or 1. Raises ValueError if sigma is
     not above 0 or only one of the draws is given.
     """
     if not sigma > 0:
@@ -60,7 +60,7 @@ def gumbel_mask(
 
 
 class _Norm(nn.BatchNorm2d):
-    """Batch norm that does not count its batches: with a fixed momentum nobody reads the counter, and integers would
+    """Batch norm that does not count its batches: with a fixed momentum the counter is never read, and integers would
     travel outside the matrix of updates."""
 
     def __init__(self, channels: int) -> None:
@@ -94,7 +94,7 @@ class Decoupler(_Convolutions):
 
 
 class Corrector(_Convolutions):
-    """A_C: what is added to domain-related features, B x C x H x W to B x C x H x W. Same forms as `Decoupler`."""
+    """A_C: the correction of domain-related features, B x C x H x W to B x C x H x W. Same forms as `Decoupler`."""
 
 
 class AuxiliaryHead(nn.Linear):
@@ -125,7 +125,7 @@ def decouple(f: Tensor, mask: Tensor, corrector: Callable[[Tensor], Tensor]) -> 
 def wrong_labels(logits: Tensor, labels: Tensor) -> Tensor:
     """The most confident wrong class of each example (B, int64), from the main classifier's logits (B x classes).
 
-    The paper does not say which logits; these are the release's. ValueError where there is only one class.
+    The paper does not say which logits; these are the release's. Raises ValueError if there is only one class.
     """
     if logits.shape[1] < 2:
         raise ValueError("F2DC: a wrong label needs at least two classes")
@@ -153,7 +153,7 @@ class FeatureLosses:
 
     @property
     def penalty(self) -> Tensor:
-        """What is added to the classifier's own loss: lambda1 L_DFD + lambda2 L_DFC."""
+        """The terms beside the classifier's own loss: lambda1 L_DFD + lambda2 L_DFC."""
         return self.lambda1 * (self.separability + self.robust + self.related) + self.lambda2 * self.corrected
 
     @property
@@ -173,9 +173,9 @@ def feature_losses(
 ) -> FeatureLosses:
     """The losses of F2DC, eqs. 5-9, as means over the labelled examples of the batch; 0 where none is labelled.
 
-    `logits` (B x classes) are the main classifier's on the pooled f~, `labels` (B, int64; -1 = unlabelled),
-    `auxiliary` maps pooled features (B x C) to logits. No gradient is stopped, and m learns from three terms, as in
-    the release. log(exp(s / tau)) in eq. 5 is s / tau. Raises ValueError where tau is not above 0.
+    `logits` (B x classes) are the main classifier's on the pooled f~, `labels` (B, int64; -1 = unlabelled), `auxiliary`
+    maps pooled features (B x C) to logits. No gradient is stopped, and m learns from three terms, as in the release.
+    log(exp(s / tau)) in eq. 5 is s / tau. Raises ValueError if tau is not above 0.
     """
     if not tau > 0:
         raise ValueError(f"feature_losses: expected tau > 0, found {tau}")

@@ -23,9 +23,9 @@ def common(a: tuple[Columns, ...], b: tuple[Columns, ...]) -> tuple[Columns, ...
 class ControlVariate(LocalRule):
     """Adds c - c_k to every gradient; afterwards c_k is the mean of the round's raw gradients (SCAFFOLD).
 
-    For plain SGD that mean is option II of the paper, c_k - c + (theta - theta_k) / (tau lr); unlike option II it
-    also holds under momentum, Adam, clipping and schedules. Only what the client trains and shares is corrected: for
-    another task's head c is not zero, but this client has no gradient there.
+    For plain SGD that mean is option II of the paper, c_k - c + (theta - theta_k) / (tau lr); unlike option II it also
+    holds under momentum, Adam, clipping and schedules. Only parameters that the client trains and shares are corrected:
+    for another task's head c is not zero, but this client has no gradient there.
     """
 
     provides = frozenset({"auxiliary:control"})
@@ -85,12 +85,12 @@ class Dual(LocalRule):
 
 @dataclass(frozen=True)
 class CountedSteps(LocalRule):
-    """Provides a_k, by how much each local gradient counts in the update, summed over the round (FedNova).
+    """Provides a_k: the factors with which local gradients count in the update, summed over the round (FedNova).
 
-    Found by running the optimiser on unit gradients, in units of the round's first learning rate: tau for plain SGD,
-    the accumulated momentum series with momentum, sum of (1 - lr mu)^t with a proximal term, all of it with both and
-    with a schedule. Adam's steps have bounded size, so they count as one each, scaled by the schedule. Momentum that
-    lives on from the round before is not counted.
+    Computed by running the optimiser on unit gradients, in units of the round's first learning rate: tau for plain SGD,
+    the accumulated momentum series with momentum, sum of (1 - lr mu)^t with a proximal term, and all of these together
+    with both or with a schedule. Adam's steps have bounded size, so each counts as one, scaled by the schedule.
+    Momentum kept from the round before is not counted.
     """
 
     mu: float = 0.0

@@ -1,7 +1,7 @@
-"""FDSE's consistency: what erasers give has the statistics that all clients have together.
+"""FDSE's consistency: the output of erasers should have the statistics of all clients together.
 
-Source: Wang et al., Federated Learning with Domain Shift Eraser, CVPR 2025, and its release, whose term is another one
-than the divergence of its paper (`released_consistency`).
+Source: Wang et al., Federated Learning with Domain Shift Eraser, CVPR 2025, and its release, whose term differs from
+the divergence of the paper (`released_consistency`).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from fedloom.training.rules import LocalRule, View
 Moments = Sequence[tuple[Tensor, Tensor]]
 """Mean and variance (C and C) of each layer."""
 MOMENTUM = 0.1
-"""Of the moments over a round's steps; that of norm layers."""
+"""The momentum of the moments over a round's steps; norm layers have the same."""
 _LEAST = 1e-8
 
 
 def gaussian_divergence(mean: Tensor, variance: Tensor, other_mean: Tensor, other_variance: Tensor) -> Tensor:
-    """KL(N(mean, variance) || N(other)) of each channel (C), averaged: 0 where all agree."""
+    """KL(N(mean, variance) || N(other)) of each channel (C), averaged: 0 if all channels agree."""
     variance, other_variance = variance.clamp(min=_LEAST), other_variance.clamp(min=_LEAST)
     ratio = variance / other_variance
     return (((mean - other_mean).square() / other_variance + ratio - 1 - ratio.log()) / 2).mean()
@@ -37,7 +37,7 @@ def layer_weights(layers: int, beta: float) -> Tensor:
 
 
 def averaged(before: Moments | None, now: Moments) -> Moments:
-    """Moments over a round's steps, averaged as a norm layer does it."""
+    """Moments over a round's steps, averaged as a norm layer averages them."""
     if before is None:
         return now
     return [(_moved(a, m), _moved(b, v)) for (a, b), (m, v) in zip(before, now, strict=True)]
@@ -50,8 +50,8 @@ def _moved(before: Tensor, now: Tensor) -> Tensor:
 def consistency(received: Moments, batch: Moments, beta: float = 0.1) -> Tensor:
     """FDSE's term, to be multiplied by lambda: sum over layers l of w_l KL(received_l || batch_l).
 
-    `received` holds the running statistics of each layer's `norm` in the model as received, `batch` the moments of
-    what enters it, `averaged` over the steps of the round.
+    `received` holds the running statistics of each layer's `norm` in the received model, `batch` the moments of that
+    norm's input, `averaged` over the steps of the round.
     """
     terms = torch.stack([gaussian_divergence(*a, *b) for a, b in zip(received, batch, strict=True)])
     return terms @ layer_weights(len(terms), beta).to(terms)
@@ -63,9 +63,9 @@ def released_consistency(
     """(the term as FDSE's release computes it, its running mean and variance): `means` are a batch's, by layer.
 
     One running mean m and variance v (two numbers) go from layer to layer and from step to step; each layer adds the
-    mean and variance of its channels' means. The term is sum_l w_l mean over channels of
-    (mu^2 - m^2) / 2v + (log(v / sigma^2) + sigma^2 / v) / 2, with mu and sigma^2 as received: a difference of squares,
-    where a divergence has the square of a difference, so it may be negative.
+    mean and variance of its channels' means. The term is sum_l w_l mean over channels of (mu^2 - m^2) / 2v + (log(v /
+    sigma^2) + sigma^2 / v) / 2, with mu and sigma^2 as received. It has a difference of squares where a divergence has
+    the square of a difference, so it may be negative.
     """
     terms = []
     for (mu, variance), channels in zip(received, means, strict=True):
@@ -83,8 +83,8 @@ def released_consistency(
 class Consistency(LocalRule):
     """Adds lam times FDSE's term to the loss, `consistency` or, with `form` "release", `released_consistency`.
 
-    The model must have been given its layers by `Erase`. The term starts once the statistics received have counted a
-    batch, that is in round 2; where they never leave a client (buffers local), in the client's second round.
+    `Erase` must have given the model its layers. The term starts once the received statistics have counted a batch,
+    that is in round 2; if they never leave a client (buffers local), in the client's second round.
     """
 
     lam: float = 0.01
@@ -92,7 +92,7 @@ class Consistency(LocalRule):
     form: Literal["paper", "release"] = "paper"
 
     def begin(self, view: View, state: State) -> State:
-        """The statistics as received, where there are any."""
+        """The received statistics, if there are any."""
         assert view.module is not None
         norms = [layer.norm for layer in erased_layers(view.module)]
         if self.lam == 0 or not all(norm.num_batches_tracked for norm in norms):

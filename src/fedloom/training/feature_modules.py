@@ -30,10 +30,10 @@ Scope = Literal["aggregate", "identity", "local"]
 
 
 class FeatureModule(nn.Module):
-    """What stands behind one stage of an encoder: f (B x C x H x W) becomes f~ (the same shape).
+    """A module behind one stage of an encoder: f (B x C x H x W) becomes f~ (the same shape).
 
     In training the mask is drawn with noise and `parts` keeps f+, f-, f* and f~ of the batch. In evaluation there is no
-    noise unless `noisy_eval`; with `bypass` f passes as it is. Without a corrector f~ is f, always.
+    noise unless `noisy_eval`; with `bypass` f passes unchanged. Without a corrector f~ is always f.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class _Behind:
 
 @dataclass(frozen=True)
 class AttachFeatureModules:
-    """Puts a `FeatureModule` behind each of the encoder's modules that `layers` names; by default behind its last map.
+    """Puts a `FeatureModule` behind each of the encoder's modules in `layers`; by default behind its last map.
 
-    They become the encoder's module `attached`, with the role "adapter": part of the encoder, or private (role
-    "private") unless `scope` is "aggregate". "identity" leaves them out in evaluation.
+    They become the encoder's module `attached`. With `scope` "aggregate" they have the role "adapter" and are part of
+    the encoder; otherwise they are private (role "private"). "identity" leaves them out in evaluation.
 
-    Raises RecipeError where the encoder has no such module or no maps, or where no task is a classification.
+    Raises RecipeError if the encoder has no such module or no maps, or if no task is a classification.
     """
 
     layers: tuple[str, ...] = ()
@@ -139,7 +139,7 @@ class AttachFeatureModules:
 
 
 def map_channels(encoder: nn.Module, shape: tuple[int, ...]) -> dict[str, int]:
-    """Modules of an encoder that give a map (B x C x H x W), with its channels, in the order in which they finish."""
+    """The encoder's modules that give a map (B x C x H x W), with its channels, in the order in which they finish."""
     found: dict[str, int] = {}
 
     def note(name: str) -> Any:
@@ -159,8 +159,8 @@ def map_channels(encoder: nn.Module, shape: tuple[int, ...]) -> dict[str, int]:
 class FeatureModules(LocalRule):
     """Adds lambda1 L_DFD + lambda2 L_DFC of every attached feature module to the loss (F2DC, eqs. 5 to 9).
 
-    The model must have been given them by `AttachFeatureModules`. The wrong label is the most confident wrong class of
-    the main classifier. Clients without a classification task train as if there were none.
+    `AttachFeatureModules` must have given the model these modules. The wrong label is the most confident wrong class of
+    the main classifier. Clients without a classification task train as if there were no modules.
     """
 
     tau: float = 0.06

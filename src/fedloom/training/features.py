@@ -16,7 +16,7 @@ from fedloom.training.flat import FlatModel
 class FeatureRecorder:
     """Features of the last batch that went through `model.module.encoder`: B x F.
 
-    Maps become the mean of the last one over its area, so dense tasks have features too.
+    Maps become the mean of the last map over its area, so dense tasks have features too.
     """
 
     def __init__(self, model: FlatModel) -> None:
@@ -40,13 +40,13 @@ class FeatureRecorder:
 
     @property
     def now(self) -> Tensor:
-        """Under the model in training, with a gradient."""
+        """Features under the model in training, with a gradient."""
         return pooled(self._outputs)
 
     def under(self, vector: Tensor) -> Tensor:
-        """Under another model, given by its parameters and buffers (one vector): eval mode, no gradient.
+        """Features under another model, given as one vector of parameters and buffers: eval mode, no gradient.
 
-        The model in training is not touched, nor are its buffers.
+        The model in training and its buffers are not touched.
         """
         layout = self.model.layout
         tensors = {
@@ -65,6 +65,6 @@ class FeatureRecorder:
 
 
 def pooled(outputs: Tensor | list[Tensor]) -> Tensor:
-    """B x F from an encoder's output: features, a map, or a list of maps of which the last counts."""
+    """B x F from an encoder's output: features, a map, or a list of maps, whose last one counts."""
     last = outputs if isinstance(outputs, Tensor) else outputs[-1]
     return last.mean((2, 3)) if last.ndim == 4 else last

@@ -11,7 +11,7 @@ from fedloom.core.layout import Columns, Layout
 class FlatModel:
     """A module bound to one vector, so that loading, deltas and optimiser steps do not loop over tensors.
 
-    Frozen parameters are not in it: they are in the module only, and stay as they are.
+    The vector leaves out frozen parameters: they are only in the module and never change.
 
     vector   parameters, then float buffers (layout.d); writing to it changes the model
     params   the first p values of `vector`

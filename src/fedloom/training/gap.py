@@ -1,4 +1,4 @@
-"""What a client measures about the models before and after its training (FedGA)."""
+"""Losses that a client measures before and after its training (FedGA)."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ from fedloom.training.rules import LocalRule, View
 class InterCluster(LocalRule):
     """Adds mu/2 |y - o|^2 to the loss, o being the mean of models of other groups (`peers.inter_cluster_penalty`).
 
-    Told are `others` = o and `pull`, which is mu where there are such models and 0 elsewhere. It does nothing
-    before anything is told.
+    The broadcast has `others` = o and `pull`, which is mu if there are such models and 0 otherwise. Without a broadcast
+    the rule does nothing.
     """
 
     mu: float

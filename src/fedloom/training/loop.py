@@ -26,19 +26,19 @@ from fedloom.training.rules import LocalRule, View
 
 @dataclass
 class LocalResult:
-    """What a client's local training left behind."""
+    """The result of a client's local training."""
 
     steps: int = 0
     examples: int = 0
     losses: dict[str, float] = field(default_factory=dict)
-    """Mean unweighted loss per task over the examples seen that have a label of it; 0 where none has."""
+    """Mean unweighted loss per task over the examples seen that have a label of the task; 0 if none has."""
     optimizer: State = field(default_factory=dict)
     rules: State = field(default_factory=dict)
     extra: dict[str, Any] = field(default_factory=dict)
     waiting: float = 0.0
     """Seconds spent waiting for batches."""
     by_task: dict[str, LocalResult] = field(default_factory=dict)
-    """The parts of this result, where each task was trained alone."""
+    """The parts of this result if each task was trained alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,12 +46,12 @@ class Work:
     """What one client trains on: the examples at `index`, for tasks (name -> task and loss weight)."""
 
     who: str
-    """Names its streams of random numbers."""
+    """The name of its streams of random numbers."""
     examples: Examples
     index: Tensor
     tasks: Mapping[str, tuple[Task, float]]
     labelled: Mapping[str, Tensor] = field(default_factory=dict)
-    """Task -> those at `index` that have a label of it, for tasks where some have none."""
+    """Task -> the labelled ones of the examples at `index`, for tasks that lack labels for some."""
 
     def labels_in(self, batch: Tensor, task: str) -> int:
         """How many examples of a batch (positions) have a label of the task."""
@@ -60,9 +60,9 @@ class Work:
 
 @dataclass(frozen=True, eq=False)
 class Additions:
-    """What a method adds to plain local training: its rules, the parts it trains one after another, what rules see.
+    """What a method adds to plain local training: rules, phases that train parts one after another, the rules' view.
 
-    `shared` are the columns that are aggregated; the other fields but `rules` and `phases` are as in `View`.
+    `shared` are the columns that are aggregated; all fields except `rules` and `phases` are as in `View`.
     """
 
     shared: tuple[Columns, ...] = ()
@@ -126,9 +126,9 @@ def train(
     added: Additions = Additions(),
     memory: Mapping[str, State] = MappingProxyType({}),
 ) -> LocalResult:
-    """Train `model` in place. Heads of tasks that are not the client's get no gradient, weight decay or momentum.
+    """Train `model` in place. Heads of other clients' tasks get no gradient, weight decay or momentum.
 
-    `memory` is what the client kept of its last round: "rules" and "optimizer", as a LocalResult has them.
+    `memory` is what the client kept from its last round: "rules" and "optimizer", as in a LocalResult.
     """
     names, rules = tuple(work.tasks), added.rules
     size = training.steps or training.local_epochs * passes(len(work.index), training, model.has_batch_norm)
@@ -211,7 +211,7 @@ def train(
 def _turns(
     model: FlatModel, names: tuple[str, ...], training: Training, phases: tuple[Phase, ...], size: int, memory: State
 ) -> list[_Turn]:
-    """One for each phase, or one for all that these tasks train; each goes on with its optimiser of the last round."""
+    """One turn per phase, or one for all that these tasks train; each continues with its last optimiser state."""
     trained = model.trained(names)
     parts = [
         (trained.select(as_select(phase.select)), until)
@@ -229,7 +229,7 @@ def _turns(
 
 @dataclass
 class _Turn:
-    """What is trained together, with one optimiser, until so many batches are done."""
+    """Parameters that one optimiser trains together, for a given number of batches."""
 
     layout: Layout
     optimizer: torch.optim.Optimizer | Sgd
@@ -237,7 +237,7 @@ class _Turn:
     until: int
 
     def freeze_others(self, model: FlatModel) -> None:
-        """Modules of which nothing is trained go into eval mode, so that norm layers keep their statistics."""
+        """Put modules without trained parameters into eval mode, so that norm layers keep their statistics."""
         mine = set(self.layout.names)
         for prefix, module in model.module.named_modules():
             own = {f"{prefix}.{name}" for name, _ in module.named_parameters(recurse=False)}
@@ -248,7 +248,7 @@ class _Turn:
 def channels_last(x: Tensor) -> Tensor:
     """Images (B x C x H x W) with the channels innermost in memory.
 
-    With one channel both orders are the same memory; torch then takes the usual one, unless the strides say otherwise.
+    With one channel both orders are the same memory; torch then takes the usual one, unless the strides differ.
     """
     if x.shape[1] != 1:
         return x.contiguous(memory_format=torch.channels_last)

@@ -27,7 +27,7 @@ def rate(schedule: Schedule, epoch: int, epochs: int) -> float:
 
 
 def learning_rate(training: Training, round: int, epoch: int) -> float:
-    """The learning rate in epoch `epoch` (from 0) of round `round` (from 1). Steps instead of epochs count as one."""
+    """The learning rate in epoch `epoch` (from 0) of round `round` (from 1). A round given in steps is one epoch."""
     epochs = training.local_epochs
     now = (round - 1) * epochs + min(epoch, epochs - 1)
     return training.optimizer.lr * rate(training.schedule, now, training.rounds * epochs)
@@ -62,7 +62,7 @@ class Sgd:
 def build(config: Optimizer, params: Tensor, grad: Tensor, spans: tuple[Columns, ...]) -> torch.optim.Optimizer | Sgd:
     """An optimiser over slices (last dimension) of a flat vector, or of K stacked ones.
 
-    Only these slices are touched: what a client does not train is neither decayed nor moved by momentum.
+    Only these slices are touched: parameters that a client does not train neither decay nor move by momentum.
     """
     pieces = []
     for s in spans:
@@ -79,7 +79,7 @@ def build(config: Optimizer, params: Tensor, grad: Tensor, spans: tuple[Columns,
 
 
 def export_state(optimizer: torch.optim.Optimizer | Sgd) -> State:
-    """Moments and step counts by position of the slice: what a checkpoint needs."""
+    """Moments and step counts by position of the slice, for a checkpoint."""
     pieces = optimizer.param_groups[0]["params"]
     return {
         str(i): {k: v for k, v in optimizer.state[piece].items() if v is not None}

@@ -1,5 +1,5 @@
-"""Local rules of clients that keep a model of their own: an anchor (FedAMP, Ditto), coupled tasks (MOCHA), an
-envelope (pFedMe)."""
+"""Local rules of clients that keep a model of their own: an anchor (FedAMP, Ditto), coupled tasks (MOCHA), an envelope
+(pFedMe)."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fedloom.training.rules import LocalRule, View
 
 @dataclass(frozen=True)
 class Anchor(LocalRule):
-    """Adds (mu/2) |y - u_k|^2 to the loss, u_k being the anchor: the mix of models that the server tells (FedAMP), or
-    the model received, for a model beside it (Ditto).
+    """Adds (mu/2) |y - u_k|^2 to the loss, u_k being the anchor: the broadcast mix of models (FedAMP), or the received
+    model, for a model beside it (Ditto).
 
     `start` "mix" begins the round at u_k instead of the client's own model.
     """
@@ -25,7 +25,7 @@ class Anchor(LocalRule):
     needs = frozenset({"broadcast:anchor"})
 
     def begin(self, view: View, state: State) -> State:
-        """Move to the mix, where that is wanted."""
+        """Move to the mix, with `start` "mix"."""
         if self.start == "mix" and "anchor" in view.broadcast:
             for s in view.shared:
                 view.params[s] = view.broadcast["anchor"][s]
@@ -71,7 +71,7 @@ class Envelope(LocalRule):
         return self.inner
 
     def begin(self, view: View, state: State) -> State:
-        """w as received, theta as it was. Raises ValueError where the steps cannot be stable."""
+        """w as received, theta as it was. Raises ValueError if the steps cannot be stable."""
         rate = view.optimizer.lr * self.lam
         if view.optimizer.name == "sgd" and rate >= 2:
             raise ValueError(

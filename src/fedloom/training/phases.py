@@ -1,4 +1,4 @@
-"""Local training in parts: what is trained when, models beside the shared one, and tuning before a measurement."""
+"""Local training in parts: phases, models beside the shared one, and tuning before a measurement."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Phase:
 class Stream:
     """A model of the client's own, trained beside the shared one in every round and never sent.
 
-    It starts as the first model received. Its rules are told "anchor", the model received in the round.
+    It starts as the first received model. Its rules get the broadcast "anchor", the model received in the round.
     """
 
     rules: tuple[LocalRule, ...] = ()
@@ -38,7 +38,7 @@ class Tune:
 
 
 def ends(phases: tuple[Phase, ...], batches: int) -> list[int]:
-    """After how many batches each phase ends; every phase has at least one where there are enough."""
+    """The number of batches after which each phase ends; every phase has at least one if there are enough."""
     total = sum(p.share for p in phases)
     marks = [round(batches * share / total) for share in accumulate(p.share for p in phases)]
     for i in range(len(marks)):

@@ -16,7 +16,7 @@ _END: Any = object()
 def ahead(items: Iterator[T], depth: int = 2) -> Iterator[T]:
     """The same items, made by a thread that works up to `depth` items ahead.
 
-    Decoding, resizing and tensor operations leave the interpreter lock, so they run beside training. An error in the
+    Decoding, resizing and tensor operations release the interpreter lock, so they run beside training. An error in the
     thread is raised here; leaving the iteration early ends the thread.
     """
     ready: queue.Queue[tuple[T, BaseException | None]] = queue.Queue(maxsize=depth)

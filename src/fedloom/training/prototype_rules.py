@@ -1,9 +1,9 @@
 """Local rules on class prototypes (FedProto, FPL, FedTGP, FedSA) and on features within a batch (FedRCL).
 
-Prototypes of all tasks travel as the rows of one tensor, `prototypes` (M x F), with a row of whole numbers each in
-`prototype_labels`: (task, class, examples) to the server, (task, class) from it. A task is numbered by the position of
-its head in the model, which all clients share. Only tasks with one class per example take part; a client without any
-trains as if there were no rule. Features are those that the heads read, the mean of the last map where there are maps.
+Prototypes of all tasks travel as the rows of one tensor, `prototypes` (M x F). Each has a row of whole numbers in
+`prototype_labels`: (task, class, examples) to the server, (task, class) from it. A task's number is the position of its
+head in the model, which all clients share. Only tasks with one class per example take part; a client without any trains
+as if there were no rule. Features are what the heads read; of maps it is the mean of the last one.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def features_now(view: View) -> Tensor:
 
 
 def told_points(view: View, number: int) -> ClusterPrototypes:
-    """What the server told of one task: no points where it knows none."""
+    """The broadcast points of one task: none if the server has none."""
     labels = view.broadcast["prototype_labels"]
     mine = labels[:, 0] == number
     return ClusterPrototypes(view.broadcast["prototypes"][mine].to(view.params.dtype), labels[mine, 1])
@@ -77,11 +77,11 @@ def told_points(view: View, number: int) -> ClusterPrototypes:
 
 @dataclass(frozen=True)
 class CollectPrototypes(LocalRule):
-    """Provides the mean features of each class as seen in training, and how many examples stand behind them.
+    """Provides the mean features of each class as seen in training, and the number of examples behind them.
 
-    They are of the last pass over the training data: of the round's last batches with, together, at most as many
-    examples as the client has. Without `last_epoch` they are of the whole round. State: the number of examples, which
-    is counted once.
+    They cover the last pass over the training data: the round's last batches with, together, at most as many examples
+    as the client has. Without `last_epoch` they cover the whole round. State: the number of examples, which is counted
+    once.
     """
 
     last_epoch: bool = True
@@ -104,7 +104,7 @@ class CollectPrototypes(LocalRule):
             keep_last(state["batches"], state["examples"])
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
-        """The prototypes; of the state only the number of examples is kept."""
+        """The prototypes; the state keeps only the number of examples."""
         batches = state.pop("batches")
         if self.last_epoch and batches and "examples" not in state:
             assert view.losses is not None
@@ -128,7 +128,7 @@ class CollectPrototypes(LocalRule):
 
 
 def keep_last(batches: deque[tuple[int, Any]], examples: int) -> None:
-    """Drop the first batches (examples in it, anything) until those left have at most so many examples."""
+    """Drop the first batches (examples in it, anything) until the others have at most `examples` examples."""
     total = sum(size for size, _ in batches)
     while total > examples:
         total -= batches.popleft()[0]
@@ -136,7 +136,7 @@ def keep_last(batches: deque[tuple[int, Any]], examples: int) -> None:
 
 @dataclass(frozen=True)
 class PrototypePull(LocalRule):
-    """Adds lam times the distance of features to the told prototype of their class (FedProto, FedTGP).
+    """Adds lam times the distance of features to the broadcast prototype of their class (FedProto, FedTGP).
 
     `distance` as in `prototype_pull`. Examples of classes without a prototype do not count.
     """
@@ -158,7 +158,7 @@ class PrototypePull(LocalRule):
 
 @dataclass(frozen=True)
 class ClusterContrast(LocalRule):
-    """Adds the contrast with the told clusters of all classes, and the pull to the mean of the own class's (FPL)."""
+    """Adds the contrast with the broadcast clusters of all classes and the pull to the own class's mean one (FPL)."""
 
     temperature: float = 0.02
     features = True
@@ -176,10 +176,10 @@ class ClusterContrast(LocalRule):
 
 @dataclass(frozen=True)
 class SemanticAnchors(CollectPrototypes):
-    """Adds FedSA's three terms on the told anchors (`anchor_losses`), and provides prototypes of the whole round.
+    """Adds FedSA's three terms on the broadcast anchors (`anchor_losses`); provides prototypes of the whole round.
 
-    The margin is the larger of the mean gaps between neighbouring anchors and the client's own prototypes of its last
-    round. State: these prototypes. A task of which not every class has an anchor is left alone.
+    The margin is the mean gap between neighbouring anchors or between the client's own prototypes of its last round,
+    whichever is larger. State: these prototypes. A task that lacks an anchor for some class is left alone.
     """
 
     last_epoch: bool = False
@@ -189,7 +189,7 @@ class SemanticAnchors(CollectPrototypes):
     needs = TOLD
 
     def begin(self, view: View, state: State) -> State:
-        """The margins are those of the round."""
+        """The margins of the round."""
         return {**super().begin(view, state), "margins": {}}
 
     def penalty(self, view: View, state: State) -> Tensor | None:
@@ -229,10 +229,10 @@ class _Tap:
 
 @dataclass(frozen=True)
 class TapLevels:
-    """Keeps what the encoder's modules named in `levels` give in training, for `RelaxedContrast`.
+    """Keeps the outputs of the encoder's modules in `levels` in training, for `RelaxedContrast`.
 
-    None means the encoder's stages but for the last, which the features stem from; none where it has no stages.
-    Raises RecipeError for a name that is no map of the encoder, and where the encoder is linearised.
+    None means the encoder's stages except the last, which gives the features; an encoder without stages has no levels.
+    Raises RecipeError for a name that is no map of the encoder, and for a linearised encoder.
     """
 
     levels: tuple[str, ...] | None = None
@@ -258,7 +258,7 @@ class TapLevels:
 class RelaxedContrast(LocalRule):
     """Adds lam times the relaxed contrast of the features and of every tapped level (FedRCL, `relaxed_contrast`).
 
-    The model must have been given its levels by `TapLevels`.
+    `TapLevels` must have given the model its levels.
     """
 
     lam: float = 1.0

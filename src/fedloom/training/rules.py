@@ -16,8 +16,8 @@ from fedloom.training.features import FeatureRecorder
 
 @dataclass
 class View:
-    """What a rule sees at a local step. Vectors run over the model's parameters (p), or are K x p when clients
-    are trained stacked: write rules for the last dimension.
+    """What a rule sees at a local step. Vectors run over the model's parameters (p); when clients are trained stacked
+    they are K x p, so write rules for the last dimension.
 
     params    parameters now (writing to it changes the model)
     grad      gradient of the loss at `params`; rules edit it in place
@@ -28,16 +28,16 @@ class View:
     step      local steps taken before this one
     optimizer settings of the local optimiser
 
-    Not where clients are stacked:
+    Absent if clients are stacked:
     outputs, targets   of the batch, by task
-    broadcast what the server sent beside the model: vectors (p, zero outside the shared columns), scalars, or tensors
-              of more dimensions as they are
+    broadcast what the server sent beside the model: vectors (p, zero outside the shared columns), scalars, or
+              unchanged tensors of more dimensions
     module    the model
     buffers   float buffers of the model now
     received  parameters and buffers at the start of the round, as one vector
     features  for rules that ask for them: the batch's encoder features (B x F), now and under other models
-    validate  task -> mean loss of the model as it is on the client's validation data
-    losses    the loss of each of the client's training examples (n) under the model as it is
+    validate  task -> mean loss of the current model on the client's validation data
+    losses    the loss of each of the client's training examples (n) under the current model
     """
 
     params: Tensor
@@ -64,15 +64,15 @@ class LocalRule:
 
     `provides` names what `finish` returns for the server: "extra:NAME" a number, a text or a tensor, "auxiliary:NAME" a
     vector (p). `needs` names what some stage must broadcast. `features` and `validation` ask for those parts of the
-    view. `repeat` is how many optimiser steps are taken on each batch. `stackable` says that the rule consists of
-    `grad` alone, without state, so that it also works on stacked clients.
+    view. `repeat` is the number of optimiser steps on each batch. `stackable` says that the rule has only `grad` and no
+    state, so that it also works on stacked clients.
     """
 
     features: bool = False
     validation: bool = False
     stackable: bool = False
     keeps_model: bool = False
-    """Whether there is a `personal` model in its state."""
+    """Whether its state holds a `personal` model."""
 
     @property
     def provides(self) -> Fields:
@@ -104,12 +104,12 @@ class LocalRule:
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
         """The client's state after the round, and what it provides (name -> value of this client).
 
-        What `view.params` holds afterwards is the client's model.
+        Afterwards `view.params` holds the client's model.
         """
         return state, {}
 
     def personal(self, state: State) -> Tensor | None:
-        """Parameters (p) of a model of the client's own that the rule keeps in its state, where it `keeps_model`."""
+        """Parameters (p) of the client's own model, if the rule keeps one in its state (`keeps_model`)."""
         return None
 
 
@@ -117,7 +117,7 @@ class LocalRule:
 class Proximal(LocalRule):
     """Adds (mu/2) |y - base|^2 over the shared parameters to the loss (FedProx, Li et al., MLSys 2020, eq. 2).
 
-    Its gradient mu (y - base) is added directly, so an adaptive optimiser preconditions it as any other loss.
+    Its gradient mu (y - base) is added directly, so an adaptive optimiser preconditions it like any other loss.
     """
 
     mu: float

@@ -1,7 +1,7 @@
 """Training clients of equal shape together: their parameters are the rows of one K x p matrix (torch.func.vmap).
 
-Pays where the cost of a step is Python and not arithmetic, that is for tiny models; convolutions lose by it on a CPU.
-Results equal those of one client at a time up to rounding.
+This pays if Python and not arithmetic dominates the cost of a step, that is for tiny models; convolutions become slower
+on a CPU. Results equal those of one client at a time up to rounding.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Stackable:
 
 
 def refuse(module: nn.Module, training: Training, rules: Sequence[LocalRule]) -> None:
-    """Raise UserError, with the reason, where clients cannot be trained stacked."""
+    """Raise UserError, with the reason, if clients cannot be trained stacked."""
     reasons = [f"{rule!r} works on batches or keeps state" for rule in rules if not rule.stackable]
     if any(True for _ in module.buffers()):
         reasons.append(f"the model has buffers ({next(iter(dict(module.named_buffers())))})")
@@ -69,7 +69,7 @@ def train_stacked(
 ) -> list[tuple[Tensor, LocalResult]]:
     """Train one group (see `group`): (parameters afterwards (p), result) of each client, in their order.
 
-    Raises UserError where the model does something that cannot be stacked.
+    Raises UserError if the model does something that cannot be stacked.
     """
     tasks, names = clients[0].work.tasks, tuple(clients[0].work.tasks)
     layout = model.layout.parameters
@@ -97,7 +97,7 @@ def train_stacked(
         x, y = clients[0].work.examples.batch(torch.cat([index for _, index in drawn]), model.device, tasks=names)
         shape = (len(clients), len(drawn[0][1]))
         view.grad.zero_()
-        # one split, whose gradient is one concatenation: slices would each add a whole K x p
+        # one split, whose gradient is one concatenation: each slice would add a whole K x p
         pieces = leaf.split([block.size for block in layout.blocks], dim=1)
         weights = {b.name: w.view(-1, *b.shape) for b, w in zip(layout.blocks, pieces, strict=True)}
         try:

@@ -1,4 +1,4 @@
-"""One process of a run whose folder is there: `torchrun ... -m fedloom.engines.cluster RUN_FOLDER`."""
+"""One process of a run whose folder exists: `torchrun ... -m fedloom.engines.cluster RUN_FOLDER`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fedloom.rounds.progress import Silent
 
 
 class Log(Silent):
-    """Says what a person should see, for the log."""
+    """Prints events that a person should see, for the log."""
 
     def event(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
 
 def main() -> None:
-    """Join; a mistake that the user can mend is no reason to start again, so it is left to who started this."""
+    """Join a run. A UserError is no reason for torchrun to start again, so it is reported to the starting process."""
     try:
         join(Path(sys.argv[1]), progress=Log())
     except UserError as error:

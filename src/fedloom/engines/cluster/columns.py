@@ -1,4 +1,4 @@
-"""The matrix of a round, spread over processes: rows where clients are trained, columns where they are combined."""
+"""The matrix of a round over processes: as rows where clients are trained, as columns where they are combined."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from fedloom.core.layout import Layout
 from fedloom.core.updates import Updates
 from fedloom.engines.cluster.comm import Comm, offsets, shares
 
-_VALUES = 1 << 23  # of the matrix in one message
+_VALUES = 1 << 23  # values of the matrix in one message
 _GRID = 1 << 16  # columns that share a grid
 
 
 class Columns:
-    """Which process has which columns: an equal share of consecutive ones each (see `fedloom.core.spread.Spread`)."""
+    """Which process has which columns: equal shares of consecutive ones (see `fedloom.core.spread.Spread`)."""
 
     def __init__(self, comm: Comm, layout: Layout) -> None:
         self.comm, self.layout = comm, layout
@@ -38,7 +38,7 @@ class Columns:
 
     @cached_property
     def here(self) -> Layout:
-        """All blocks, each with the columns that are in this process."""
+        """All blocks, each with the columns that this process has."""
         mine = self._sizes[self.comm.rank]
         return Layout(
             tuple(b if mine[b.name] == b.size else replace(b, shape=(mine[b.name],)) for b in self.layout.blocks)
@@ -57,16 +57,16 @@ class Columns:
         return self.comm.total(x)
 
     def cut(self, layout: Layout, vector: Tensor) -> Tensor:
-        """The columns that are here."""
+        """The columns of this process."""
         return vector.split(self.sizes(layout), dim=-1)[self.comm.rank]
 
     def at(self, layout: Layout, index: Tensor) -> Tensor:
-        """Of columns, by position in the whole, those that are here, by position here."""
+        """Those of the columns `index` (positions among all) that this process has, as positions among its own."""
         rank = self.comm.rank
         return self.split(layout, index)[rank] - offsets(self.sizes(layout))[rank]
 
     def split(self, layout: Layout, index: Tensor) -> list[Tensor]:
-        """Columns, by position in the whole: of each process those that it has."""
+        """For each process, those of the columns `index` (positions among all) that it has."""
         return [index[(index >= a) & (index < b)] for a, b in pairwise(offsets(self.sizes(layout)))]
 
     def join(self, layout: Layout, part: Tensor) -> Tensor:
@@ -74,7 +74,7 @@ class Columns:
         return self.comm.concat(part, self.sizes(layout))
 
     def back(self, out: Updates, owner: Mapping[str, int], everywhere: bool) -> list[tuple[Row, Tensor]]:
-        """Rows of a result, whole: those for everyone in all processes, a client's where it is (or `everywhere`)."""
+        """Whole rows of a result: those for everyone in all processes, a client's in its process (or `everywhere`)."""
         rank, size = self.comm.rank, self.comm.size
         if isinstance(out.given, DistributedRows) and out.mixing is None and not everywhere:
             mine = [row for row, place in zip(out.rows, out.given.places, strict=True) if place == rank]
@@ -99,10 +99,10 @@ class Columns:
 
 @dataclass(eq=False)
 class DistributedRows:
-    """Rows that lie whole where their clients are, of which everybody may get some columns; fulfils `Apart`.
+    """Rows that lie whole where their clients are; any process may get some of their columns. Fulfils `Distributed`.
 
-    own     the rows that are here (their number x all columns of the blocks)
-    places  of every row of the round the process that has it; `own` are those of this one, in this order
+    own     the rows of this process (their number x all columns of the blocks)
+    places  the process of every row of the round; `own` has this process's rows in the same order
     """
 
     columns: Columns
@@ -113,12 +113,12 @@ class DistributedRows:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """K, and the columns that are here once they are given out."""
+        """K, and the number of columns that this process gets once the columns are exchanged."""
         return len(self.places), self.columns.sizes(self.layout)[self._rank]
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the values."""
+        """The dtype of the values."""
         return self.own.dtype
 
     @property
@@ -129,7 +129,7 @@ class DistributedRows:
         return [i for i, place in enumerate(self.places) if place == rank]
 
     def dense(self) -> Tensor:
-        """All rows, in the columns that are here. Each process sends every other its share of the rows it has."""
+        """All rows, in the columns of this process. Each process sends every other its share of the rows it has."""
         if self._dense is None:
             comm = self.columns.comm
             widths = self.columns.sizes(self.layout)
@@ -166,7 +166,7 @@ class DistributedRows:
         return DistributedRows(self.columns, self.columns.whole(part), own, self.places, dense)
 
     def take(self, index: Tensor) -> Tensor:
-        """All rows in a few columns, by position among all of them: those of the columns that are here."""
+        """All rows, in those of the columns `index` (positions among all) that this process has."""
         if self._dense is not None:
             return self._dense[:, self.columns.at(self.layout, index)]
         comm = self.columns.comm
@@ -180,7 +180,7 @@ class DistributedRows:
 
     def bad(self) -> set[int]:
         """Positions of the rows with nan or inf."""
-        # a sum is finite only if all its terms are, and quickly made; only a suspect row is looked at value by value
+        # a sum is finite only if all its terms are, and quick to compute; only a suspect row is read value by value
         mine = [
             i
             for i, x in zip(self._of(self._rank), self.own, strict=True)
@@ -189,11 +189,11 @@ class DistributedRows:
         return {i for found in self.columns.comm.all(mine) for i in found}
 
     def summed(self, runs: Sequence[tuple[int, int, Tensor]]) -> Tensor:
-        """sum_k p_k X_k over runs of blocks (first, end, p), in the columns that are here.
+        """sum_k p_k X_k over runs of blocks (first, end, p), in the columns of this process.
 
-        As long as nobody needed the columns, every process adds up the rows it has, and only sums travel. They are
-        exact sums of values on a grid, so they depend neither on who has which rows nor on how many processes there
-        are: p_k X_ki is rounded to a multiple of 2^(e-51), where 2^e is at least K max |p_k X_ki| over 65,536 columns.
+        Until the columns are needed, every process sums the rows it has, and only sums travel. They are exact sums of
+        values on a grid, so they depend neither on which process has which rows nor on the number of processes: p_k
+        X_ki is rounded to a multiple of 2^(e-51), where 2^e is at least K max |p_k X_ki| over 65,536 columns.
         """
         columns = self.columns
         if self._dense is not None:

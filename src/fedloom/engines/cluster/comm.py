@@ -1,4 +1,4 @@
-"""What the processes of a cluster tell each other: vectors in parts, and trees of tensors and plain values.
+"""Messages between the processes of a cluster: vectors in parts, and trees of tensors and plain values.
 
 Everything goes point to point, so that the bytes a process sends are known (`Comm.sent`) and sums have one order.
 Nothing is pickled.
@@ -21,13 +21,13 @@ from torch import Tensor, distributed
 dist: Any = distributed  # its type stubs leave out part of what is used here
 
 _PATIENCE = timedelta(hours=24)
-"""How long a process waits for another: as long as a client may train. One that dies is noticed at once."""
+"""How long a process waits for another: as long as a client may train. A process that dies is noticed at once."""
 
 
 class Comm:
     """This process among `size` others; `rank` counts from 0. All of them call the same methods in the same order.
 
-    `device` is where vectors lie while they travel: the CPU (gloo), or this process' own GPU (NCCL).
+    `device` is where vectors lie while they travel: the CPU (gloo), or this process's own GPU (NCCL).
     """
 
     def __init__(self, rank: int, size: int, device: str = "cpu") -> None:
@@ -50,9 +50,9 @@ class Comm:
         return Comm(rank, size)
 
     def use(self, devices: Sequence[str]) -> str:
-        """This process' device: they are given to the processes of a machine in turn.
+        """This process's device: the processes of a machine get its devices in turn.
 
-        Where every process has a GPU of its own, vectors travel between GPUs (NCCL).
+        If every process has a GPU of its own, vectors travel between GPUs (NCCL).
         """
         local = int(os.environ.get("LOCAL_RANK", "0"))
         here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
@@ -64,18 +64,18 @@ class Comm:
         return mine
 
     def leave(self) -> None:
-        """Part from the others."""
+        """Leave the other processes."""
         dist.destroy_process_group()
 
     @property
     def others(self) -> list[int]:
-        """The other ranks, the next one first, so that not all begin with the same."""
+        """The other ranks, the next one first, so that processes do not all begin with the same rank."""
         return [(self.rank + i) % self.size for i in range(1, self.size)]
 
     def exchange(self, out: Mapping[int, Sequence[Tensor]], into: Mapping[int, Sequence[Tensor]]) -> None:
         """Send tensors to ranks and fill tensors from ranks, all at once. Empty tensors do not travel.
 
-        What is for this process itself is copied. Each pair must agree on shapes, dtypes and order.
+        Tensors for this process itself are copied. Each pair must agree on shapes, dtypes and order.
         """
         for given, kept in zip(out.get(self.rank, ()), into.get(self.rank, ()), strict=True):
             kept.copy_(given)
@@ -98,9 +98,9 @@ class Comm:
             tensor.copy_(here)
 
     def reduce(self, x: Tensor, sizes: Sequence[int]) -> Tensor:
-        """The sum over all processes of x (its last dimension in parts of `sizes`): this process' part of it.
+        """The sum over all processes of x, whose last dimension has parts of `sizes`: this process's part of it.
 
-        Added up in the order of the ranks.
+        Summed in the order of the ranks.
         """
         parts = x.split(list(sizes), dim=-1)
         mine = torch.empty((self.size, *parts[self.rank].shape), dtype=x.dtype, device=x.device)
@@ -131,7 +131,7 @@ class Comm:
         return every.amax(dim=0)
 
     def swap(self, out: Mapping[int, Any]) -> dict[int, Any]:
-        """Trees for other ranks against trees from them: rank -> tree, of those that sent one. Its own comes back."""
+        """Exchange trees: `out` has those for other ranks; returns rank -> tree of those that sent one, and its own."""
         letters: dict[int, tuple[Tensor, list[Tensor]]] = {}
         made: dict[int, tuple[Tensor, list[Tensor]]] = {}
         for rank, tree in out.items():
@@ -171,14 +171,14 @@ class Comm:
         return _join(about["tree"], tensors)
 
     def to_first(self, tree: Any) -> list[Any]:
-        """At rank 0 the trees of all processes, by rank; nothing elsewhere."""
+        """The trees of all processes, by rank, at rank 0; an empty list elsewhere."""
         if self.rank:
             self.send(0, tree)
             return []
         return [tree, *(self.receive(q) for q in range(1, self.size))]
 
     def from_first(self, trees: Sequence[Any]) -> Any:
-        """What rank 0 has for each rank; what others give is not looked at."""
+        """The tree that rank 0 has for this rank; `trees` of other ranks is ignored."""
         if self.rank:
             return self.receive(0)
         for q in range(1, self.size):
@@ -187,10 +187,10 @@ class Comm:
 
 
 def meeting(store: Any, rank: int, size: int) -> str:
-    """A name that only these processes know, under which they tell each other their addresses.
+    """A name that only these processes know; they exchange their addresses under it.
 
-    torchrun keeps its store when it starts processes again, with the addresses of those that are gone. So rank 0
-    makes up a name, and tells it to each process that says a word made up just now.
+    torchrun keeps its store when it restarts processes, with the addresses of the old ones. So rank 0 makes up a name
+    and sends it to each process that shows a word made up just now.
     """
     word = uuid.uuid4().hex
     if rank:
@@ -205,29 +205,29 @@ def meeting(store: Any, rank: int, size: int) -> str:
             if store.check([f"{word}/met/{other}"]):
                 waiting.discard(other)
             elif store.check([f"hello/{other}"]) and (said := store.get(f"hello/{other}")) != told.get(other):
-                told[other] = said  # perhaps by one that is gone, who will not answer
+                told[other] = said  # perhaps the word of an old process, which will not answer
                 store.set(f"welcome/{other}/{said.decode()}", word)
         time.sleep(0.01)
     return word
 
 
 def shares(count: int, parts: int) -> list[int]:
-    """`count` things in so many consecutive parts, as equal as possible."""
+    """The sizes of `parts` consecutive parts of `count` things, as equal as possible."""
     return [b - a for a, b in pairwise(count * i // parts for i in range(parts + 1))]
 
 
 def offsets(sizes: Sequence[int]) -> list[int]:
-    """Where each part begins, and the end."""
+    """The start of each part, and the end of the last."""
     return [0, *accumulate(sizes)]
 
 
 def _raw(tensor: Tensor) -> Tensor:
-    """The same memory as bytes, for not every backend knows every dtype."""
+    """The same memory as bytes, because not every backend knows every dtype."""
     return tensor.view(-1).view(torch.uint8)
 
 
 def _letter(tree: Any) -> tuple[Tensor, list[Tensor]]:
-    """(head as bytes, tensors): a tensor that is in the tree several times travels once."""
+    """(head as bytes, tensors); a tensor that is several times in the tree is sent once."""
     places: dict[int, int] = {}
     tensors: list[Tensor] = []
 

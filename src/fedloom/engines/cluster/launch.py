@@ -29,12 +29,12 @@ _TAIL = 30
 
 
 class Cluster(Engine):
-    """One process a rank under torchrun; `runtime.workers` of them are started where torchrun has not done so."""
+    """One process a rank, in torchrun's processes; without torchrun it starts `runtime.workers` of them."""
 
     def takes_over(
         self, recipe: Recipe, folder: Path, method: Method | None, progress: Progress, fresh: bool
     ) -> str | None:
-        """Do the whole run in the processes of a cluster, and say how it ended."""
+        """Do the whole run in the processes of a cluster, and return how it ended."""
         if method is not None:
             raise RecipeError(
                 "runtime.engine: a method made in Python does not travel to other processes; "
@@ -58,14 +58,14 @@ class Cluster(Engine):
 
 
 class _Watched:
-    """torchrun on this machine; the lines of metrics.jsonl tell how far it is."""
+    """torchrun on this machine; the lines of metrics.jsonl show its progress."""
 
     def __init__(self, built: Built, folder: Path, progress: Progress) -> None:
         self.built, self.folder, self.progress = built, folder, progress
         self.done, self.offset = -1, 0
 
     def run(self) -> None:
-        """Start, watch, and end. Raises UserError where a process says what is wrong, or all of them are lost."""
+        """Start, watch, and end. Raises UserError if a process reports a mistake, or if all of them are lost."""
         runtime = self.built.recipe.runtime
         command = [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
@@ -98,7 +98,7 @@ class _Watched:
                 )
 
     def _read(self, silent: bool = False) -> None:
-        """Report rounds that were written since the last look. Rounds that are done again are not reported again."""
+        """Report the rounds written since the last look, but no round twice."""
         path = self.folder / "metrics.jsonl"
         size = path.stat().st_size if path.exists() else 0
         if size < self.offset:  # lines after the last checkpoint were cut
@@ -124,7 +124,7 @@ class _Watched:
 
 
 def _numbers(line: dict[str, object]) -> dict[str, object]:
-    """A line as it was before nan and inf became null."""
+    """A line with nan where its file has null."""
     metrics = [{**r, "value": float("nan") if r["value"] is None else r["value"]} for r in line["metrics"]]  # type: ignore[attr-defined]
     train = [{**r, "loss": float("nan") if r["loss"] is None else r["loss"]} for r in line["train"]]  # type: ignore[attr-defined]
     return {**line, "metrics": metrics, "train": train}

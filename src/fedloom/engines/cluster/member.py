@@ -1,7 +1,7 @@
-"""One process of a cluster: the clients it has, what it does in a round, and what it tells the others.
+"""One process of a cluster: its clients, its part of a round, and what it sends to the others.
 
 All processes run the same rounds with the same recipe. Each trains its own clients and holds their states and personal
-models; what decides anything (numbers of a round, scores) all of them know. Rank 0 owns the run folder.
+models; all of them know the numbers that decide something (of a round, scores). Rank 0 owns the run folder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Member:
         self.owner = deal(self.costs.of(built.federation.clients), comm.size)
 
     def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
-        """Results of evaluations, all of them in every process: a personal model is measured where it lies."""
+        """Results of evaluations, all of them in every process; a personal model is measured in its process."""
         measured = [job for job in jobs if isinstance(job, EvalJob)]
         places = self._places(measured)
         mine = [job for job, rank in zip(measured, places, strict=True) if rank == self.comm.rank]
@@ -81,7 +81,7 @@ class Member:
         return {**state, "round": now.number, "server": server, "clients": clients}, members
 
     def _trained(self, now: Round, jobs: list[TrainJob], messages: Mapping[str, Message]) -> Iterator[Payload]:
-        """Payloads of this process' clients; after the last all processes know how everybody's training went."""
+        """Payloads of this process's clients; after the last one all processes know all results of training."""
         error = None
         try:
             yield from now.payloads(self.executor, jobs, messages)
@@ -92,7 +92,7 @@ class Member:
         self.costs.see(now.done)
 
     def _step(self, server: State, payloads: Iterator[Payload], ctx: Ctx, members: Sequence[str]) -> State:
-        """All payloads go to rank 0, which does what the server of one process does, and tells the others."""
+        """All payloads go to rank 0, which does what the server of one process does, and sends the others its state."""
         built, comm = self.built, self.comm
         if comm.rank:
             for payload in list(payloads):
@@ -118,7 +118,7 @@ class Member:
         return self.comm.rank == 0 or bool(self.built.method.stage.traits.broadcasts)
 
     def _view(self, server: State, rank: int) -> State:
-        """The part of a server's state that another process needs: for its clients, and for what they are told."""
+        """The part of a server's state that another process needs for its clients and for their broadcasts."""
         tells = bool(self.built.method.stage.traits.broadcasts)
         mine = {c for c, owner in self.owner.items() if owner == rank}
         names = {ALL, *mine}
@@ -131,7 +131,7 @@ class Member:
         }
 
     def _balanced(self, state: State, members: Sequence[str]) -> State:
-        """Clients move to other processes, with what belongs to them, where the round will be over sooner so."""
+        """Move clients, with their states, to other processes if the round will then end sooner."""
         comm = self.comm
         cost = self.costs.of(members)
         before = {m: self.owner[m] for m in members}
@@ -161,12 +161,12 @@ class Member:
 
     @staticmethod
     def _of(state: State, client: str) -> State:
-        """What belongs to a client."""
+        """A client's own part of a state."""
         kinds = {"client": state["clients"], "personal": state["server"]["personal"], "rule": state["server"]["rule"]}
         return {kind: held[client] for kind, held in kinds.items() if client in held}
 
     def scattered(self, state: State | None) -> State:
-        """This process' part of a whole state, which rank 0 has."""
+        """This process's part of a whole state, which rank 0 has."""
         comm = self.comm
         views = []
         if state is not None:
@@ -179,18 +179,18 @@ class Member:
         return mine
 
     def gathered(self, state: State) -> State:
-        """At rank 0 the whole state, as one process would have it; elsewhere nothing of use."""
+        """The whole state at rank 0, as one process would have it; elsewhere nothing of use."""
         return {**state, "clients": self._together(state["clients"])}
 
     def _together(self, held: State) -> State:
-        """At rank 0 what all processes hold of their clients, in the order of the clients."""
+        """At rank 0 all processes' states of their clients, in the order of the clients."""
         mine = {c: x for c, x in held.items() if self.owner.get(c, 0) == self.comm.rank}
         every = {c: x for part in self.comm.to_first(mine) for c, x in part.items()}
         return {c: every[c] for c in (ALL, *self.built.federation.clients) if c in every}
 
 
 class Costs:
-    """What a round of each client takes: guessed from examples and tasks until it was measured."""
+    """The cost of each client's round: guessed from examples and tasks until it is measured."""
 
     def __init__(self, built: Built) -> None:
         epochs = built.recipe.training.steps is None
@@ -202,7 +202,7 @@ class Costs:
         self.seconds: dict[str, float] = {}
 
     def see(self, done: Sequence[TrainDone]) -> None:
-        """Take measured seconds, which all processes must know."""
+        """Record measured seconds, which all processes must know."""
         self.seconds |= {d.client: d.seconds for d in done}
 
     def of(self, clients: Sequence[str] | Mapping[str, Any]) -> dict[str, float]:
@@ -213,7 +213,7 @@ class Costs:
 
 
 def deal(cost: Mapping[str, float], size: int) -> dict[str, int]:
-    """Client -> rank: the most costly first, each to the process with the least to do; ties go to the lowest rank."""
+    """Client -> rank: the most costly first, each to the process with the least work; ties go to the lowest rank."""
     load = [0.0] * size
     owner = {}
     for client in sorted(cost, key=lambda c: (-cost[c], c)):
@@ -223,7 +223,7 @@ def deal(cost: Mapping[str, float], size: int) -> dict[str, int]:
 
 
 def longest(cost: Mapping[str, float], owner: Mapping[str, int]) -> float:
-    """What the process with the most to do has to do."""
+    """The cost of the process with the most work."""
     load: dict[int, float] = {}
     for client, rank in owner.items():
         load[rank] = load.get(rank, 0.0) + cost[client]
@@ -243,12 +243,12 @@ def meet(comm: Comm, now: Round) -> None:
     heads = comm.all(head)
     clients = now.built.federation.clients
     done = [_done_of(d) for head in heads for d in head["done"]]
-    # as one process would have trained them: the longest first
+    # in the order of one process: the longest first
     now.done[:] = sorted(done, key=lambda d: (-len(clients[d.client].train), d.client))
     place = {d.client: i for i, d in enumerate(now.done)}
     events = [event for head in heads for event in head["events"]]
     now.events[:] = sorted(events, key=lambda e: place.get(e.get("client", ""), -1))
-    # what peers note comes from each, sorted; the rest all processes note alike
+    # records of peers come from their processes, sorted; all others are equal in all processes
     of_peers = [record for head in heads for record in head["records"] if "peer" in record]
     others = [record for record in now.records if "peer" not in record]
     now.records[:] = [*sorted(of_peers, key=lambda r: str(r["peer"])), *others]
@@ -267,7 +267,7 @@ def _add(ledger: Ledger, head: Mapping[str, Any]) -> None:
 
 
 def raise_first(heads: Sequence[Mapping[str, Any]]) -> None:
-    """Raise the first error that some process met, in all of them."""
+    """Raise, in all processes, the first error that one of them met."""
     if errors := [head["error"] for head in heads if head["error"]]:
         raise UserError(errors[0])
 

@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 def join(path: Path, recipe: Recipe | None = None, progress: Progress | None = None) -> str:
-    """Take part in a run as one of the processes that torchrun started; how it ended, once it is over."""
+    """Take part in a run as one of the processes that torchrun started; returns how it ended."""
     comm = Comm.join()
     try:
         return take_part(comm, path, recipe, progress)
@@ -44,9 +44,9 @@ def join(path: Path, recipe: Recipe | None = None, progress: Progress | None = N
 
 
 def take_part(comm: Comm, path: Path, recipe: Recipe | None = None, progress: Progress | None = None) -> str:
-    """Take part in a run, a new one of `recipe`, else the one in the folder: finished, or stopped early.
+    """Take part in a new run of `recipe`, else in the one in the folder; returns finished, or stopped early.
 
-    Only rank 0 needs the folder. Raises UserError in all processes where one meets a mistake.
+    Only rank 0 needs the folder. Raises UserError in all processes if one of them meets a mistake.
     """
     with ExitStack() as stack:
         return _run(comm, path, recipe, progress, stack)
@@ -80,7 +80,7 @@ def _run(comm: Comm, path: Path, recipe: Recipe | None, progress: Progress | Non
 
 
 def agreed(comm: Comm, make: Callable[[], T]) -> T:
-    """What `make` gives; a UserError in one process is raised in all of them."""
+    """The result of `make`; a UserError in one process is raised in all of them."""
     value, error = None, None
     try:
         value = make()
@@ -111,7 +111,7 @@ def _built(recipe: Recipe, partition: Partition | None, device: str) -> Built:
 
 
 def membership(built: Built) -> type[Member]:
-    """How processes work together: sharing what the server does, where the recipe and the method let them."""
+    """How processes work together: they share the server's work if the recipe and the method allow it."""
     if built.recipe.peers is not None:
         return Peering
     method = built.method
@@ -120,7 +120,7 @@ def membership(built: Built) -> type[Member]:
 
 
 def _compared(comm: Comm, built: Built) -> None:
-    """Whether all processes have the same. Raises UserError that names what differs, and where."""
+    """Check that all processes have the same run. Raises UserError that names what differs, and where."""
     mine = {
         "model": built.layout.hash,
         "partition": built.partition.hash,
@@ -135,7 +135,7 @@ def _compared(comm: Comm, built: Built) -> None:
 
 
 def _opened(path: Path, built: Built, fresh: bool, progress: Progress, stack: ExitStack) -> tuple[RunFolder, State]:
-    """The run folder, held by rank 0 until the end, and the state to go on from."""
+    """The run folder, which rank 0 holds until the end, and the state to continue from."""
     folder = stack.enter_context(
         RunFolder.create(path, built.recipe, built.dealt, built.about) if fresh else RunFolder(path)
     )

@@ -1,4 +1,4 @@
-"""Processes that share what a server does: updates stay where clients were trained, and each combines some columns."""
+"""Processes that share the server's work: updates stay with their clients' processes; each combines some columns."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from fedloom.runs.reader import DIAGNOSTICS
 
 
 class Sharing(Member):
-    """This process in a run in which no process sees the whole matrix.
+    """This process in a run where no process sees the whole matrix.
 
-    Every process has the server's state but for personal models, of which it has those of its own clients (all, where
-    stages tell clients something that is made of them).
+    Every process has the server's state, but only its own clients' personal models (all clients' models if stages make
+    broadcasts from them).
     """
 
     def __init__(self, built: Built, comm: Comm, executor: Executor) -> None:
@@ -46,12 +46,12 @@ class Sharing(Member):
         }
 
     def scattered(self, state: State | None) -> State:
-        """This process' part of a whole state, which rank 0 has."""
+        """This process's part of a whole state, which rank 0 has."""
         mine = super().scattered(state)
         return {**mine, "server": self._view(mine["server"], self.comm.rank)}
 
     def gathered(self, state: State) -> State:
-        """At rank 0 the whole state, as one process would have it; elsewhere nothing of use."""
+        """The whole state at rank 0, as one process would have it; elsewhere nothing of use."""
         state = super().gathered(state)
         server = state["server"]
         if not self._knows_all:

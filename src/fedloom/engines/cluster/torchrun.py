@@ -1,4 +1,4 @@
-"""What torchrun tells the processes that it starts. Free of torch."""
+"""The variables that torchrun sets for its processes. Free of torch."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 
 
 def rank() -> int | None:
-    """This process among all of a run, from 0; None where torchrun did not start it."""
+    """This process's rank in the run, from 0; None if torchrun did not start it."""
     return int(os.environ["RANK"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
 
 
 def restarted() -> bool:
-    """Whether it was started again, after a failure."""
+    """Whether it was started again after a failure."""
     return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0

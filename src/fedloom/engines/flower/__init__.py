@@ -1,7 +1,7 @@
-"""Runs whose clients are nodes of Flower: rounds, methods and files are the same, jobs travel as its messages.
+"""Runs whose clients are nodes of Flower: rounds, methods and files stay the same, and jobs are Flower's messages.
 
 Only `flwr.app`, `flwr.clientapp` and `flwr.serverapp` are imported, where they are needed, so that fedloom works
-without flwr. Flower reports to its makers unless it is told not to: it is told not to here, before it is imported.
+without flwr. Flower reports to its makers by default; this is switched off here, before Flower is imported.
 """
 
 from __future__ import annotations

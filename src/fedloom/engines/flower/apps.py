@@ -12,7 +12,7 @@ from fedloom.recipes.schema import Recipe
 
 
 def server_app(recipe: Recipe | Path | str, method: Method | None = None) -> Any:
-    """A ServerApp that runs a recipe over the nodes, or resumes its run where the run folder is there already.
+    """A ServerApp that runs a recipe over the nodes, or resumes its run if the run folder exists already.
 
     `folder` in the run config is the run folder.
     """

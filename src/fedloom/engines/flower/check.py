@@ -1,4 +1,4 @@
-"""What can be known about a deployment before round 0: versions, sizes, keys, certificates, clocks, ports."""
+"""Checks of a deployment before round 0: versions, sizes, keys, certificates, clocks, ports."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from fedloom.recipes.loader import load
 
 Finding = tuple[str, bool, str]
 SUPPORTED = (1, 30), (2, 0)
-"""Versions of flwr: from the first, below the second."""
+"""Supported versions of flwr: from the first, below the second."""
 _FAB = 10_000_000
-"""Bytes that an app may have on its way to the nodes."""
+"""Most bytes of an app that Flower sends to the nodes."""
 _MESSAGE = 2_000_000_000
-"""Bytes of one message, below the 2 GiB of protobuf."""
+"""Most bytes of one message, below the 2 GiB of protobuf."""
 _SKEW = 60.0
-"""Seconds by which clocks may differ: node authentication signs times."""
+"""Most seconds by which clocks may differ: node authentication signs times."""
 _PATIENCE = 10.0
 _SUFFIXES = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
 
@@ -36,7 +36,7 @@ _SUFFIXES = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
 def findings(
     app: Path, superlink: str | None, root_certificates: Path | None, key: Path | None, home: Path | None
 ) -> Iterator[Finding]:
-    """(what was looked at, whether it is good, what was found); nothing is sent but a request for the start page."""
+    """(what was checked, whether it is good, what was found); nothing is sent but a request for the start page."""
     yield _guard("versions", _versions)
     yield _guard("app", lambda: _app(app))
     yield _guard("sizes", lambda: _sizes(app))
@@ -68,7 +68,7 @@ def _versions() -> str:
 
 
 def _read(app: Path) -> tuple[dict[str, Any], Path]:
-    """(pyproject's part about Flower, the recipe's path)."""
+    """(Flower's section of pyproject.toml, the recipe's path)."""
     file = app / "pyproject.toml"
     try:
         flwr: dict[str, Any] = tomllib.loads(file.read_text("utf-8"))["tool"]["flwr"]["app"]
@@ -95,7 +95,7 @@ def _sizes(app: Path) -> str:
 
     recipe = load(_read(app)[1])
     if recipe.data.name == "nodes":
-        return "known once nodes have told what they hold"
+        return "known once nodes have reported what they hold"
     planned = plan(recipe)
     most = max(planned.bytes_up, planned.bytes_down) // max(len(planned.clients), 1)
     if most > _MESSAGE:
@@ -164,7 +164,7 @@ def _certificate(host: str, port: int, root: Path) -> str:
 
 
 def _clock(host: str, port: int, root: Path) -> str:
-    """By the Date of an HTTP answer; servers of Flower before 1.40 speak gRPC, which has none."""
+    """Uses the Date header of an HTTP answer; Flower's servers before 1.40 speak gRPC, which has none."""
     link = http.client.HTTPSConnection(
         host, port, timeout=_PATIENCE, context=ssl.create_default_context(cafile=str(root))
     )
@@ -176,7 +176,7 @@ def _clock(host: str, port: int, root: Path) -> str:
     finally:
         link.close()
     if stated is None:
-        return "the server does not tell its time"
+        return "the server does not state its time"
     skew = (datetime.now(UTC) - parsedate_to_datetime(stated)).total_seconds()
     if abs(skew) > _SKEW:
         raise UserError(f"this clock is {skew:+.0f} s from the server's, expected at most {_SKEW:.0f} s")

@@ -35,8 +35,8 @@ def _plain(recipe: Recipe | Path | str) -> Any:
 def client_app(recipe: Recipe | Path | str, method: Method | None = None, built: Built | None = None) -> Any:
     """A ClientApp whose nodes train as a recipe (a file, a packaged name, a Recipe) says.
 
-    `home` in the node's config is the folder for its files, which may hold node.yaml; `client` there is its name, where
-    node.yaml does not say it. `method` replaces the recipe's method; `built` is what the recipe is built into already.
+    `home` in the node's config is the folder for its files, which may hold node.yaml; `client` there is its name, if
+    node.yaml does not give it. `method` replaces the recipe's method; `built` is the recipe already made concrete.
     """
     app = need("flwr.clientapp", "flower").ClientApp()
     benches: dict[str, Bench] = {}
@@ -86,7 +86,7 @@ def _versions() -> dict[str, str]:
 
 
 def node_of(config: Mapping[str, Any], bench: Bench) -> Node:
-    """The node that a node config describes. Raises UserError where it names no home or no client."""
+    """The node that a node config describes. Raises UserError if it names no home or no client."""
     if not config.get("home"):
         raise RecipeError("node config: home is missing, expected the folder for this node's files")
     home = Path(str(config["home"])).expanduser()

@@ -1,4 +1,4 @@
-"""The engine: jobs go to nodes as messages, over any Grid of Flower, or over one in this process."""
+"""The engine `flower`: jobs go to nodes as messages, over any Grid of Flower, or over one in this process."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from fedloom.runs.folder import RunFolder
 from fedloom.training.flat import FlatModel
 
 _HELLO = 60.0
-"""Seconds that a node which comes during a run has to say who it is."""
+"""Seconds within which a node that joins during a run must say who it is."""
 
 
 class AtNodes:
@@ -61,7 +61,7 @@ class AtNodes:
         self.failed = "none"
 
     def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
-        """Results as they come. Raises StateError where too few clients of a round of training answer."""
+        """Results as they arrive. Raises StateError if too few clients of a round of training answer."""
         self.nodes.meet(_HELLO, self.built.federation.clients)
         yield from self._train([job for job in jobs if isinstance(job, TrainJob)], **options)
         yield from self._evaluate([job for job in jobs if isinstance(job, EvalJob)])
@@ -80,7 +80,7 @@ class AtNodes:
         limits: Mapping[str, float] | None = None,
         read: Callable[[Built, str, Any], Any] = lambda built, client, tree: tree,
     ) -> Iterator[tuple[str, Any, dict[str, float]]]:
-        """(client, what `read` makes of its tree, numbers) of good answers; the others are logged."""
+        """(client, result of `read` on its tree, numbers) of good answers; the others are logged."""
         expected = {"run": self.run_id, "round": round, "layout": self.head["layout"]}
         for client, answer in self.nodes.ask(kind, contents, self.deadline):
             try:
@@ -158,10 +158,10 @@ class AtNodes:
         return {**state, "round": now.number, "peers": peers}, members
 
     def _peers(self, states: State, names: list[str], members: Sequence[str], now: Round) -> State:
-        """Carry letters between peers, turn by turn; one that does not answer is out for the rest of the round."""
+        """Carry letters between peers, turn by turn; a peer that does not answer is out for the rest of the round."""
         federation, round_ = self.built.federation, now.number
         there, letters = list(members), dict[str, list[Tensor]]()
-        # a peer sends a few letters, each of at most its start and its model, to some of which all others listen
+        # a peer sends a few letters, each of at most its start and its model; to some of them all others listen
         limits = {name: 8.0 * limit_of(self.built, name) + 64.0 * len(names) for name in names}
         trained = "trained" in self.built.recipe.evaluation.models
         splits = self.built.recipe.evaluation.splits if trained else ()
@@ -205,7 +205,7 @@ class AtNodes:
         return {**states, **{name: stub(marker(round_, federation.clients[name].tasks)) for name in there}}
 
     def export(self, state: State) -> dict[str, Tensor]:
-        """The global models. Personal ones, which may have private parts, are written by the nodes."""
+        """The global models. The nodes write personal ones, which may have private parts."""
         built = self.built
         model, tensors = FlatModel(built.module, built.layout), dict[str, Tensor]()
         own: dict[str, list[State]] = {}
@@ -221,10 +221,10 @@ class AtNodes:
 
 
 class Flower(Engine):
-    """Roster in this process: every message is made, sent, checked and answered as in a deployment."""
+    """Nodes in this process: every message is made, sent, checked and answered as in a deployment."""
 
     def build(self, recipe: Recipe, method: Method | None = None, partition: Partition | None = None) -> Built:
-        """As in one process. Raises RecipeError for what nodes cannot do."""
+        """As in one process. Raises RecipeError for settings that nodes cannot follow."""
         need("flwr.app", "flower")
         self.method = method
         if recipe.training.stacked:
@@ -233,7 +233,7 @@ class Flower(Engine):
         return self._build(recipe, method, partition)
 
     def initial(self, built: Built) -> State:
-        """The state before the first round; that of clients and peers is theirs."""
+        """The server's state before the first round; clients and peers have their own."""
         state = super().initial(built)
         return state if "peers" not in state else {**state, "peers": {name: stub({}) for name in state["peers"]}}
 
@@ -258,7 +258,7 @@ class Flower(Engine):
         return Roster(LocalGrid(client_app(built.recipe, self.method, built), configs), built.recipe)
 
     def _deadline(self, built: Built) -> float:
-        return 1e9  # they work one after another, so none is late
+        return 1e9  # nodes work one after another, so none is late
 
     def _wait(self, built: Built) -> None:
         config, nodes = built.recipe.runtime.flower, self.at.nodes
@@ -272,10 +272,10 @@ class Flower(Engine):
             )
 
     def show(self, built: Built, executor: Executor, folder: Path, state: State) -> None:
-        """Nothing: test examples, and answers to them, stay at the nodes."""
+        """Does nothing: test examples and their predictions stay at the nodes."""
 
     def export(self, built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """All models: those that the nodes wrote are here too."""
+        """All models: the nodes' files are on this machine too."""
         tensors = self.at.export(state)
         for home in self.homes.values():
             file = home / "runs" / self.at.run_id / "model.safetensors"
@@ -285,13 +285,13 @@ class Flower(Engine):
 
 
 class OverGrid(Flower):
-    """Roster that a Grid reaches: the engine of a ServerApp. `folder` is the run folder."""
+    """Nodes that a Grid reaches: the engine of a ServerApp. `folder` is the run folder."""
 
     def __init__(self, grid: Any, folder: Path) -> None:
         self.grid, self.folder = grid, folder
 
     def _build(self, recipe: Recipe, method: Method | None, partition: Partition | None) -> Built:
-        """With data at the nodes: wait for them, and make the federation of what they tell."""
+        """With data at the nodes: wait for the nodes, and make the federation from their reports."""
         self.nodes = Roster(self.grid, recipe)
         if recipe.data.name != "nodes":
             return super()._build(recipe, method, partition)
@@ -329,12 +329,12 @@ class OverGrid(Flower):
         return built.recipe.runtime.flower.deadline
 
     def export(self, built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
-        """The global models; each node has its client's own ones."""
+        """The global models; each node has its client's own models."""
         return self.at.export(state), labels(built, state)
 
 
 def _run_id(folder: Path) -> str:
-    """What a run is called in the nodes' folders: drawn once, kept in the run folder."""
+    """The name of a run in the nodes' folders: drawn once, kept in the run folder."""
     file = folder / "flower.json"
     if not file.is_file():
         checkpoint.write_text(file, json.dumps({"run": secrets.token_hex(8)}))

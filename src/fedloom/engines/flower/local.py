@@ -1,4 +1,4 @@
-"""Nodes in this process, without a SuperLink: what `fedloom run runtime.engine=flower` uses, and tests."""
+"""Nodes in this process, without a SuperLink, for `fedloom run runtime.engine=flower` and for tests."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from fedloom.extras import need
 
 
 class LocalGrid:
-    """A Grid whose nodes are calls of a ClientApp, one at a time, when an answer is asked for.
+    """A Grid whose nodes are calls of a ClientApp, made one at a time when an answer is pulled.
 
-    `node_configs` are the nodes' configs by node id. A node that is in `silent` never answers.
+    `node_configs` are the nodes' configs by node id. A node in `silent` never answers.
     """
 
     def __init__(
@@ -30,11 +30,11 @@ class LocalGrid:
         self._number = 0
 
     def get_node_ids(self) -> list[int]:
-        """Who is there."""
+        """The ids of the nodes."""
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Any]) -> list[str]:
-        """Take messages; they are worked on when answers are pulled."""
+        """Take messages; nodes work on them when answers are pulled."""
         ids = []
         for message in messages:
             self._number += 1
@@ -53,10 +53,10 @@ class LocalGrid:
 
 
 def _identify() -> None:
-    """From 1.41 on Flower makes no message outside one of its own processes unless told which task this is."""
+    """From 1.41 on, Flower makes messages outside its own processes only if the id of a task is set."""
     try:
         identity: Any = importlib.import_module("flwr.supercore.task_identity").TaskIdentity
-    except ImportError:  # an older one
+    except ImportError:  # an older version
         return
     try:
         _ = identity.task_id

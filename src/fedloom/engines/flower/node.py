@@ -43,7 +43,7 @@ _RUN = re.compile(r"[0-9a-f]{16}")
 
 @dataclass(frozen=True, eq=False)
 class Bench:
-    """What the nodes of one process share: the recipe, and what is built from it, once."""
+    """What the nodes of one process share: the recipe, and the objects built from it, built only once."""
 
     recipe: Recipe
     method: Method | None = None
@@ -51,7 +51,7 @@ class Bench:
     workers: dict[Any, tuple[Built, Worker]] = field(default_factory=dict)
 
     def at(self, config: NodeConfig, tasks: str) -> tuple[Built, Worker]:
-        """A recipe made concrete for a node. `tasks` are those of the federation, where nodes have their own data."""
+        """The recipe made concrete for a node. `tasks` are those of the federation, if nodes have their own data."""
         own = config.client if config.data is not None else None
         key = own, config.device, tasks
         if key not in self.workers:
@@ -66,8 +66,8 @@ class Bench:
 
 @dataclass(frozen=True, eq=False)
 class Node:
-    """One client. `home` is its folder; `kept` are checksums of its state files by run and round, where the engine
-    has them."""
+    """One client. `home` is its folder; `kept` are checksums of its state files by run and round, if the engine has
+    them."""
 
     home: Path
     config: NodeConfig
@@ -76,18 +76,18 @@ class Node:
 
     @property
     def client(self) -> str:
-        """Its name in the federation."""
+        """The client's name in the federation."""
         return self.config.client
 
     def hello(self) -> NodeReport | None:
-        """What it holds; None where it takes its share of the recipe's data."""
+        """What the node holds; None if it takes its share of the recipe's data."""
         if self.config.data is None:
             return None
         dataset, client = own_data(self.bench.recipe, self.config)
         return about(client, dataset.input_shape)
 
     def train(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
-        """client_step; the new state stays here."""
+        """client_step; the new state stays at the node."""
         built, worker = self._at(head)
         round_, client = int(head["round"]), built.federation.clients[self.client]
         message = as_message(tree["message"])
@@ -104,7 +104,7 @@ class Node:
         return done.payload.tree(), numbers_of(done)
 
     def peer(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
-        """One turn of a round of peers (see `relay`); after the last one the new state stays here."""
+        """One turn of a round of peers (see `relay`); after the last turn the new state stays at the node."""
         built, worker = self._at(head)
         round_, marker = int(head["round"]), tree["state"]
         evaluated = bool(tree["evaluate_trained"])
@@ -157,7 +157,7 @@ class Node:
         return built, worker
 
     def run_folder(self, run: str) -> Path:
-        """Where the files of one run are."""
+        """The folder with the files of one run."""
         if not _RUN.fullmatch(run):
             raise RefusedError(f"run: expected 16 hexadecimal digits, found {run!r}")
         return self.home / "runs" / run
@@ -168,7 +168,7 @@ class Node:
         return RunFolder(path)
 
     def _model(self, built: Built, folder: RunFolder, one: Mapping[str, Any], name: str) -> tuple[Message, State]:
-        """From what a model is loaded: what came and this client's state, or, at a peer, what it has itself."""
+        """What a model is loaded from: the received message and this client's state; at a peer, its own state."""
         if built.recipe.peers is None:
             return as_message(one["message"]), self._state(folder, one["state"])
         state = self._peer_state(built, folder, one["state"])
@@ -184,7 +184,7 @@ class Node:
         return first(built.method, built.layout, initial, integer_buffers(built.module))
 
     def _state(self, folder: RunFolder, marker: Mapping[str, Any]) -> State:
-        """The state that a marker stands for: of a round, or a task's part of it."""
+        """The state that a marker stands for: the state of a round, or a task's part of it."""
         if not marker:
             return {}
         name = f"round-{int(marker['node'])}"
@@ -202,7 +202,7 @@ class Node:
         return str(json.loads(path.read_text())["sha256"])
 
     def _keep(self, folder: RunFolder, state: State, round_: int, marker: Mapping[str, Any]) -> None:
-        """Save the state of a round; those that the server may still come back to stay."""
+        """Save the state of a round; states to which the server may still return are kept."""
         name = f"round-{round_}"
         checkpoint.save(folder.path, name, state, round=round_)
         run = folder.path.name
@@ -221,9 +221,9 @@ class Node:
 
 
 def identity(built: Built) -> dict[str, str]:
-    """By what server and node see that they speak of the same method and model."""
+    """Values by which server and node check that they have the same method and model."""
     digest = hashlib.sha256(built.frozen_hash.encode())
-    if built.method.rows == "client-task":  # vectors are differences to the initial model
+    if built.method.rows == "client-task":  # vectors are differences from the initial model
         digest.update(built.layout.flatten(built.module).detach().numpy().tobytes())
     return {
         "method": hashlib.sha256(str(built.method).encode()).hexdigest()[:16],
@@ -233,7 +233,7 @@ def identity(built: Built) -> dict[str, str]:
 
 
 def marker(round_: int, tasks: Mapping[str, Any]) -> State:
-    """What the server has instead of a client's state: which round's it is. Task by task, as a state may be."""
+    """What the server holds in place of a client's state: its round, or one for each task if states are by task."""
     return {"node": round_, "tasks": {task: {"node": round_, "task": task} for task in tasks}}
 
 
@@ -248,7 +248,7 @@ def as_message(tree: Mapping[str, Any]) -> Message:
 
 
 def numbers_of(done: TrainDone) -> Numbers:
-    """What training left beside the payload."""
+    """The numbers of training that stand beside the payload."""
     result = done.result
     numbers: Numbers = {
         "seconds": done.seconds,

@@ -1,4 +1,4 @@
-"""Clients that keep their data: what a node says of itself, and a federation made of what nodes say."""
+"""Clients that keep their data: what a node reports about itself, and a federation made from such reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 import fedloom.tasks.classification
 import fedloom.tasks.dense
-import fedloom.tasks.regression  # noqa: F401  (all kinds of tasks are known then)
+import fedloom.tasks.regression  # noqa: F401  (makes all kinds of tasks known)
 from fedloom.data.dataset import Dataset
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share, ValFraction
 from fedloom.errors import DataError, RecipeError, nearest
@@ -29,7 +29,7 @@ from fedloom.settings.section import Section, strict
 from fedloom.tasks.task import Task
 
 ClientId = Annotated[str, Field(pattern=r"^\w[\w .-]*$", max_length=200)]
-_MOST = 50_000_000  # examples of one client
+_MOST = 50_000_000  # most examples of one client
 
 
 class Sizes(Section):
@@ -41,7 +41,7 @@ class Sizes(Section):
 
 
 class NodeReport(Section):
-    """What a node with its own data tells about itself: nothing about single examples."""
+    """What a node with its own data reports about itself: nothing about single examples."""
 
     client: ClientId
     tasks: tuple[dict[str, Any], ...]
@@ -52,12 +52,12 @@ class NodeReport(Section):
 
 
 class NodeConfig(Section):
-    """node.yaml: who a node is and what it holds. Without `data` it takes its client's share of the recipe's data."""
+    """node.yaml: a node's client and data. Without `data` it takes its client's share of the recipe's data."""
 
     client: ClientId
     data: DataSection | None = None
     tasks: dict[str, Annotated[float, Field(gt=0)]] | None = None
-    """Tasks with loss weights; null: all of the data set's, each with weight 1."""
+    """Tasks with loss weights; null: all tasks of the data set, each with weight 1."""
     val_fraction: ValFraction = 0.1
     domain: str | None = None
     device: str = "cpu"
@@ -75,7 +75,7 @@ class NodeConfig(Section):
 
 @dataclass(frozen=True, eq=False)
 class Elsewhere:
-    """Examples that are not here: their number and shape. Fulfils `Examples`, but for batches."""
+    """Examples that are elsewhere: their number and shape. Fulfils `Examples`, except for batches."""
 
     count: int
     input_shape: tuple[int, ...]
@@ -87,7 +87,7 @@ class Elsewhere:
         return self.count
 
     def fingerprint(self) -> bytes:
-        """How many there are."""
+        """Their number."""
         return self.count.to_bytes(8, "little")
 
     def batch(
@@ -97,16 +97,16 @@ class Elsewhere:
         rng: torch.Generator | None = None,
         tasks: Collection[str] | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """There are none."""
+        """Raises DataError: the examples are at a node."""
         raise DataError("these examples lie at a node")
 
     def labels_of(self, task: str) -> np.ndarray[Any, Any]:
-        """-1 for each: labels stay where they are."""
+        """-1 for each: labels stay at the node."""
         return np.full(self.count, -1)
 
 
 def own_data(recipe: Recipe, config: NodeConfig) -> tuple[Dataset, Client]:
-    """A node's data set and the client that holds all of it. Raises DataError for a task that it has not."""
+    """A node's data set and the client that holds all of it. Raises DataError for a task that the data set lacks."""
     assert config.data is not None
     dataset: Dataset = config.data.entry.function(recipe.seed, **config.data.params)
     known = {task.name: task for task in dataset.tasks}
@@ -134,7 +134,7 @@ def own_data(recipe: Recipe, config: NodeConfig) -> tuple[Dataset, Client]:
 
 
 def about(client: Client, input_shape: tuple[int, ...]) -> NodeReport:
-    """What a node tells."""
+    """A node's report about itself."""
     return NodeReport(
         client=client.id,
         tasks=tuple(as_plain(task) for task, _ in client.tasks.values()),
@@ -151,7 +151,7 @@ def as_plain(task: Task) -> dict[str, Any]:
 
 
 def as_task(plain: Mapping[str, Any]) -> Task:
-    """Inverse of `as_plain`. Raises DataError for what is no task."""
+    """Inverse of `as_plain`. Raises DataError for values that are no task."""
     kinds = {kind.__name__: kind for kind in _kinds()}
     values = dict(plain)
     kind = values.pop("kind", None)
@@ -170,12 +170,12 @@ def _kinds(base: Any = Task) -> list[Any]:
 
 
 def federation_of(reports: Mapping[str, NodeReport], unified: bool) -> tuple[Federation, Dataset, Partition]:
-    """A federation whose data are elsewhere, from what nodes report. Tasks are in the order of their names.
+    """A federation whose data are elsewhere, from the nodes' reports. Tasks are in the order of their names.
 
-    Raises DataError, with the two clients, where they disagree about a task or the shape of inputs.
+    Raises DataError that names two clients which disagree about a task or the shape of inputs.
     """
     if not reports:
-        raise DataError("no node has told what it holds")
+        raise DataError("no node has reported what it holds")
     tasks: dict[str, tuple[str, Task]] = {}
     first = min(reports)
     shape = reports[first].input_shape

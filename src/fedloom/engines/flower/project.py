@@ -1,4 +1,4 @@
-"""A whole Flower app in a folder, from a recipe: nothing is downloaded, and nothing else need be written."""
+"""A whole Flower app in a folder, from a recipe: nothing is downloaded, and the app is complete."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ the SuperLink was started. Set FLWR_TELEMETRY_ENABLED=0 for every Flower command
 
 
 def new(folder: Path, recipe: str, changes: Sequence[str] = (), publisher: str = "fedloom") -> list[Path]:
-    """Write the app of a recipe into a new folder; returns its files. Raises UserError where there is something."""
+    """Write the app of a recipe into a new folder; returns its files. Raises UserError if the folder is not empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists and is not empty; choose another folder")
     checked = load(recipe, [*changes, "runtime.engine=flower"])

@@ -1,4 +1,4 @@
-"""What comes from a node is believed only where it can be what an honest node would send."""
+"""Checks of what nodes send: it is accepted only if an honest node could send it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from fedloom.training.flat import integer_buffers
 from fedloom.training.loop import LocalResult
 
 _BESIDE = 1 << 20
-"""Bytes that one extra of one row may have."""
+"""Most bytes of one extra of one row."""
 _FIELDS = {"n", "packed", "extra", "side", "support", "buffers", "integers", "tasks"}
 
 
 def open_reply(content: Any, limit: float = math.inf, **expected: Any) -> tuple[Any, dict[str, float]]:
-    """(tree, numbers) of an answer. Raises RefusedError with the node's own words where it failed."""
+    """(tree, numbers) of an answer. Raises RefusedError with the node's own words if the node failed."""
     head = head_of(content)
     if "error" in head:
         raise RefusedError(str(head["error"])[:4000])
@@ -34,7 +34,7 @@ def open_reply(content: Any, limit: float = math.inf, **expected: Any) -> tuple[
 
 
 def limit_of(built: Built, client: str) -> int:
-    """Bytes that a client's payload cannot exceed: what the codec at most makes of its rows, and what goes beside."""
+    """Most bytes of a client's payload: the largest result of the codec, and all that travels beside it."""
     method, shared = built.method, built.method.shared_part(built.layout)
     rows = len(rows_of(method, built.federation, [client]))
     vector = 4 * shared.d
@@ -45,7 +45,7 @@ def limit_of(built: Built, client: str) -> int:
 
 
 def payload_of(built: Built, client: str, tree: Any) -> Payload:
-    """A client's payload. Raises RefusedError, with the field, where it does not fit the method and the model."""
+    """A client's payload. Raises RefusedError, with the field, if it does not fit the method and the model."""
     held = built.federation.clients[client]
     _check(
         isinstance(tree, dict) and set(tree) - {"finite"} == _FIELDS,
@@ -67,7 +67,7 @@ def payload_of(built: Built, client: str, tree: Any) -> Payload:
 
 
 def letters_of(built: Built, client: str, tree: Any) -> dict[str, Any]:
-    """What a peer's turn left: letters (receiver, bytes), which must be its own, records, events and byte counts."""
+    """The result of a peer's turn: letters (receiver, bytes), all its own, records, events and byte counts."""
     try:
         for receiver, data in tree["letters"]:
             _check(receiver in built.federation.clients, "letters", "a client of this run", receiver)
@@ -147,7 +147,7 @@ def _check(good: bool, field: str, expected: str, found: Any = None) -> None:
 
 
 def result_of(numbers: Mapping[str, float], tasks: Mapping[str, Any]) -> LocalResult:
-    """What training says of itself: steps, examples, losses by task."""
+    """The numbers of a training: steps, examples, losses by task."""
     by_task = {
         task: LocalResult(_count(numbers, f"steps/{task}"), _count(numbers, f"examples/{task}"))
         for task in tasks
@@ -168,7 +168,7 @@ def _count(numbers: Mapping[str, float], name: str) -> int:
 
 
 def scores_of(prefix: str, numbers: Mapping[str, float], tasks: Mapping[str, Task]) -> Scores:
-    """Scores that came as PREFIX/TASK/METRIC: of these tasks, and the metrics that they have."""
+    """Scores that arrived as PREFIX/TASK/METRIC: only these tasks, and only metrics that they have."""
     return {
         name: {
             metric: float(numbers[f"{prefix}/{name}/{metric}"])

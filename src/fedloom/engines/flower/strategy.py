@@ -1,7 +1,7 @@
-"""Our stages inside a Flower app that exists already: a Strategy, for apps whose clients all have the same model.
+"""fedloom's stages inside an existing Flower app: a Strategy, for apps whose clients all have the same model.
 
-What Flower's strategies cannot carry stays out: clients with different heads or tasks, private parts, rows of several
-tasks, stages at the client, codecs, server rules with what they dispatch. For these there is `server_app`.
+Flower's strategies cannot carry clients with different heads or tasks, private parts, rows of several tasks, stages at
+the client, codecs, or server rules with a broadcast. For these there is `server_app`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from fedloom.stages.stage import Stage
 def as_strategy(stage: Stage, seed: int = 0, client_key: str = "client-id", **options: Any) -> Any:
     """A Flower FedAvg whose mean is replaced by a stage, such as `TopMagnitude(0.3) >> PCGrad() >> Mean()`.
 
-    `options` are FedAvg's own, and clients answer as they do to FedAvg. Rows are called, and sorted, by what an
-    answer has under `client_key` in a ConfigRecord; without it by node ids, which Flower draws anew for every run, so
-    that stages with random draws do not repeat. Of integer arrays (counters) the largest values are kept.
+    `options` are FedAvg's own, and clients answer as they do to FedAvg. Rows are named, and sorted, by the value under
+    `client_key` in an answer's ConfigRecord. Without it they are named by node ids, which Flower draws anew for every
+    run, so that stages with random draws do not repeat. For integer arrays (counters) the largest values are kept.
 
-    Raises RecipeError for a stage that leaves a model for each client, or that reads what such clients do not send.
+    Raises RecipeError for a stage that leaves a model for each client, or reads values that such clients do not send.
     """
     strategy = need("flwr.serverapp.strategy", "flower")
     app = need("flwr.app", "flower")
@@ -50,7 +50,7 @@ def as_strategy(stage: Stage, seed: int = 0, client_key: str = "client-id", **op
 
         def aggregate_train(self, server_round: int, replies: Iterable[Any]) -> tuple[Any, Any]:
             replies = list(replies)
-            mean, metrics = super().aggregate_train(server_round, replies)  # checks them, too
+            mean, metrics = super().aggregate_train(server_round, replies)  # also checks them
             if mean is None:
                 return None, metrics
             rows = {_name(reply, client_key): reply.content for reply in replies if not reply.has_error()}

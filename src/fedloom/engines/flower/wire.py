@@ -1,7 +1,7 @@
-"""What travels: a tree of tensors and plain values as Flower's records, and back. What came is not trusted.
+"""Messages: a tree of tensors and plain values as Flower's records, and back. A received message is not trusted.
 
-One RecordDict each way: `payload` (ArrayRecord) has the tensors, `meta` (ConfigRecord) what they are and whose, and
-`metrics` (MetricRecord) numbers. Arrays are read without pickle, and only once their sizes are known to be right.
+One RecordDict each way: `payload` (ArrayRecord) has the tensors, `meta` (ConfigRecord) their names and owner, and
+`metrics` (MetricRecord) numbers. Arrays are read without pickle, and only after their sizes are checked.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class RefusedError(ValueError):
 
 
 def encode(tree: Any, head: Mapping[str, Any], numbers: Mapping[str, float] | None = None) -> Any:
-    """A RecordDict. `head` are texts, numbers and lists of either; a tensor that is in the tree twice travels once.
+    """A RecordDict. `head` has texts, numbers and lists of either; a tensor that is twice in the tree is sent once.
 
-    bfloat16, which numpy does not know, travels as its bits.
+    bfloat16, which numpy lacks, is sent as its bits.
     """
     flwr = need("flwr.app", "flower")
     skeleton, tensors = split_tree(tree)
@@ -64,7 +64,7 @@ def head_of(content: Any) -> dict[str, Any]:
 
 
 def expect(head: Mapping[str, Any], **fields: Any) -> None:
-    """Raises RefusedError where a field of a message is not what it should be."""
+    """Raises RefusedError if a field of a message differs from what is expected."""
     for name, value in fields.items():
         if head.get(name) != value:
             raise RefusedError(f"{name}: expected {value!r}, found {_short(head.get(name))}")
@@ -76,7 +76,7 @@ def numbers_of(content: Any) -> dict[str, float]:
 
 
 def decode(content: Any, limit: float = math.inf) -> Any:
-    """The tree of a message. Raises RefusedError where it is damaged, or larger than `limit` bytes."""
+    """The tree of a message. Raises RefusedError if it is damaged, or larger than `limit` bytes."""
     head = head_of(content)
     record = content["payload"]
     size = sum(len(array.data) for array in record.values()) + len(str(head.get("tree")))
@@ -93,7 +93,7 @@ def decode(content: Any, limit: float = math.inf) -> Any:
 
 
 def _tensor(name: str, array: Any) -> Tensor:
-    """One array; nothing is allocated before its header agrees with the bytes that are there."""
+    """One array; nothing is allocated before its header agrees with the bytes in the message."""
     if array.stype != _STYPE:
         raise RefusedError(f"array {_short(name)}: expected {_STYPE}, found {_short(array.stype)}")
     file = io.BytesIO(array.data)
