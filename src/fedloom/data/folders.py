@@ -148,11 +148,6 @@ def picture(file: Path, field: str, colour: bool) -> Array:
     return found.astype(np.uint8) if found.dtype == bool else found
 
 
-def optional(file: Path, read: Callable[[Path], Array]) -> Array | None:
-    """What `read` makes of a file, or None where it does not exist."""
-    return read(file) if file.is_file() else None
-
-
 def matlab(file: Path, key: str, simple: bool = False) -> Any:
     """One variable of a MATLAB file (up to version 7.2). DataError where it cannot be read or is absent."""
     try:

@@ -19,7 +19,6 @@ from fedloom.data.folders import (
     folder,
     labelled,
     normals_of,
-    optional,
     picture,
     present,
     sizes,
@@ -114,11 +113,7 @@ class NyudReader:
         found: dict[str, Array | None] = {"image": image}
         for task in (t for t in self.tasks if t in tasks):
             file = self.root / FILES[task].format(self.names[i])
-
-            def read(file: Path, task: NyudTask = task) -> Array:
-                return fits(file, task, self._label(file, task), image.shape[:2])
-
-            found[task] = optional(file, read)
+            found[task] = fits(file, task, self._label(file, task), image.shape[:2]) if file.is_file() else None
         return found
 
     def _label(self, file: Path, task: NyudTask) -> Array:
