@@ -223,7 +223,7 @@ def _measured(run: Run, about: Mapping[str, Any], tasks: set[str], client: str |
     except (StateError, KeyError):
         return ["The run did not measure this model on test data."]
     rows = [["task", "value"]] + [
-        [str(TaskMetric(task, metric, dict(run.info["tasks"][task]["metrics"]).get(metric, "min"))), f"{value:.4f}"]
+        [str(TaskMetric(task, metric, run.direction(task, metric))), f"{value:.4f}"]
         for task, values in final.values.items()
         if task in tasks
         for metric, value in values.items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -77,6 +77,20 @@ class Run:
     def log(self, name: str) -> tuple[Mapping[str, Any], ...]:
         """Another file of the folder with a line a round, by its name; empty where there is none."""
         return _lines(self.folder / name)
+
+    def records(self, kind: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """(round, record) of what stages or peers recorded of a kind, in order."""
+        for line in self.rounds:
+            yield from ((int(line["round"]), r) for r in line.get("records", ()) if r["kind"] == kind)
+
+    @property
+    def judged(self) -> tuple[TaskMetric, ...]:
+        """Each task with its primary metric."""
+        return tuple(TaskMetric(t, i["primary"], i["metrics"][i["primary"]]) for t, i in self.info["tasks"].items())
+
+    def direction(self, task: str, metric: str) -> str:
+        """'max' where more of a metric is better, else 'min'; losses, which run.json does not list, are 'min'."""
+        return str(self.info["tasks"][task]["metrics"].get(metric, "min"))
 
     @property
     def seed(self) -> int:

@@ -97,7 +97,7 @@ def age(folder: Path) -> float:
 
 def _task(run: Run, name: str, about: Mapping[str, Any]) -> TaskNow:
     metric = about["primary"]
-    direction = about["metrics"].get(metric, "min")
+    direction = run.direction(name, metric)
     trained = [line["train"] for line in run.rounds if line.get("train")]
     losses = [e["loss"] for e in trained[-1] if e["task"] == name] if trained else []
     split = next((s for s in ("val", "test") if run.history(s)), "test")
