@@ -73,7 +73,7 @@ class Terms:
     def tells_update(self) -> bool:
         """Whether letters hold updates even to peers that started from another model.
 
-        Methods that keep a model for each client look at updates, as at a server; those that leave one model mix models.
+        Methods that keep a model for each client look at updates, as at a server. Others mix models.
         """
         apart = not self.method.stage.traits.reduces and self.method.start == "received"
         return not self.by_task and (apart or self._reads_start)

@@ -15,7 +15,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from fedloom.core.context import State
 from fedloom.engines.peers.community import Community, Environment
-from fedloom.engines.peers.letters import write
+from fedloom.engines.peers.letters import Age, Heard, write
 from fedloom.engines.peers.peer import Peer
 from fedloom.engines.peers.trained import Trained
 from fedloom.engines.peers.transport import Letter, Newest
@@ -84,7 +83,7 @@ class FreePeer(Peer):
         self.done: list[float] = list(pace["done"])
         self.running: int | None = pace["running"]
         self.asked: dict[str, bool] = dict(pace["asked"])
-        self.ages: list[tuple[int, float]] = []
+        self.ages: list[Age] = []
         self.latest: Trained | None = None
         if version := pace["version"]:
             payload = Payload.of(name, version["payload"])
@@ -125,9 +124,6 @@ class FreePeer(Peer):
         self.end.came.append(data)
         self.answer(self.latest)
 
-    def _remembered(self) -> dict[str, float]:
-        return dict(self.state["similarity"])
-
     def _ask(self, trained: Trained, names: Sequence[str]) -> None:
         """Ask for whole models, for the one who answers has started elsewhere, and only for what is new."""
         have, scope = self.mailbox.seen.get("model", {}), self.terms.scope(self.round, self.state["scope"])
@@ -138,26 +134,17 @@ class FreePeer(Peer):
     def _wanted(self, trained: Trained, request: Letter) -> bool:
         return trained.round > int(request.values["since"])
 
-    def _age(self, letter: Letter) -> tuple[int, float]:
-        """(own local rounds that have ended, simulated seconds) since the sender's version was made."""
+    def _age(self, letter: Letter) -> Age:
         made = float(letter.values["made"])
         return len(self.done) - bisect_left(self.done, made), self.events.now - made
 
-    def _aged(self, payload: Payload, letter: Letter | None = None) -> Payload:
-        behind, seconds = (0, 0.0) if letter is None else self._age(letter)
-        about = {"staleness": float(behind), "age": seconds}
-        rows = len(payload.tasks)
-        extra = {name: [v] * rows if rows else v for name, v in about.items() if name in self.terms.method.extras}
-        return replace(payload, extra={**payload.extra, **extra})
-
-    def _also(self, letters: Mapping[str, Letter]) -> dict[str, Any]:
-        ages = {name: self._age(letter) for name, letter in letters.items()}
-        self.ages += ages.values()
+    def _also(self, heard: Mapping[str, Heard]) -> dict[str, Any]:
+        self.ages += [one.age for one in heard.values()]
         return {
             "local round": self.round,
             "time": self.events.now,
-            "staleness": {name: behind for name, (behind, _) in ages.items()},
-            "age": {name: seconds for name, (_, seconds) in ages.items()},
+            "staleness": {name: one.age[0] for name, one in heard.items()},
+            "age": {name: one.age[1] for name, one in heard.items()},
         }
 
 

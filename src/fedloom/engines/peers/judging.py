@@ -11,7 +11,7 @@ from torch import Tensor
 from fedloom.codecs import Raw
 from fedloom.core.context import State, derive_seed
 from fedloom.engines.peers.community import Terms
-from fedloom.engines.peers.letters import acquainted, filled
+from fedloom.engines.peers.letters import filled
 from fedloom.engines.peers.trained import Trained
 from fedloom.engines.peers.transport import Letter
 from fedloom.peers.neighbours import coarse_clusters, fine_clusters, similar_enough, top_k
@@ -57,7 +57,7 @@ def signals(terms: Terms, trained: Trained, state: State) -> dict[str, Tensor]:
         tensors["parameters"] = terms.shared.take(trained.model - terms.origin, part)
     if sketch is not None:
         short = Sketch(sketch.m, derive_seed(terms.seed, "sketch"), sketch.kind)
-        # rounding to 8 bits is far below what a sketch is wrong by; half the bytes
+        # bfloat16 halves the bytes, and its rounding is far below the error of a sketch
         tensors = {n: short(vector).bfloat16() if len(vector) > sketch.m else vector for n, vector in tensors.items()}
     if "features" in wanted:
         assert terms.probe is not None

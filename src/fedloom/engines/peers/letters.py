@@ -23,18 +23,23 @@ from fedloom.rounds.federation import Client, Federation, Part
 from fedloom.rounds.messages import Payload, blank
 from fedloom.runs.checkpoint import join_tree, split_tree
 
+Age = tuple[int, float]
+NEW: Age = (0, 0.0)
+
 
 @dataclass(frozen=True, eq=False)
 class Heard:
     """A neighbour's model, as a peer reads it from a letter.
 
-    payload  its packed row is the displacement from `start` to the model (d), 0 out of scope, unless rows are (client, task)
+    payload  its row is the displacement from `start` to the model (d; 0 out of scope), unless rows are (client, task)
     start    where the neighbour's training started (d), if letters tell that; else where this peer's did
+    age      (own local rounds that have ended, simulated seconds) since the neighbour's model was made
     model    the neighbour's model (d), out of scope `start`; None where nothing looks at it
     """
 
     payload: Payload
     start: Tensor
+    age: Age
     model: Tensor | None = None
 
 
@@ -83,13 +88,13 @@ def acquainted(terms: Terms, letters: Iterable[Letter]) -> Federation:
     return replace(terms.federation, clients=dict(sorted(clients.items())))
 
 
-def read(terms: Terms, letter: Letter, own: Trained) -> Heard:
+def read(terms: Terms, letter: Letter, own: Trained, age: Age = NEW) -> Heard:
     """A neighbour's model from its letter, at a peer that has trained itself."""
     about = join_tree(letter.values["payload"], letter.tensors)
     start, theirs = about.pop("start", None), own.start
-    payload = Payload.of(letter.sender, about)
+    payload = aged(terms, Payload.of(letter.sender, about), age)
     if terms.by_task:
-        return Heard(payload, theirs)
+        return Heard(payload, theirs, age)
     federation, scope = acquainted(terms, [letter]), str(letter.values["scope"])
     part = terms.part(scope)
     if start is not None:
@@ -109,7 +114,14 @@ def read(terms: Terms, letter: Letter, own: Trained) -> Heard:
         every = terms.method.shared_buffers(terms.layout)
         buffers = every.put(own.payload.buffers.clone(), terms.buffers(scope), payload.buffers)
         payload = replace(payload, buffers=buffers)
-    return Heard(as_row(terms, federation, payload, displacement), theirs, model)
+    return Heard(as_row(terms, federation, payload, displacement), theirs, age, model)
+
+
+def aged(terms: Terms, payload: Payload, age: Age) -> Payload:
+    """A payload with its age, where stages read that."""
+    about, rows = dict(zip(("staleness", "age"), map(float, age), strict=True)), len(payload.tasks)
+    extra = {name: [v] * rows if rows else v for name, v in about.items() if name in terms.method.extras}
+    return replace(payload, extra={**payload.extra, **extra})
 
 
 def as_row(terms: Terms, federation: Federation, payload: Payload, displacement: Tensor) -> Payload:
