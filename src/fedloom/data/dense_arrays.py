@@ -18,7 +18,7 @@ from fedloom.errors import DataError
 from fedloom.tasks.dense import KINDS
 from fedloom.tasks.task import IGNORE, Task
 
-SHORT = 0.1  # a stored normal shorter than this says that there is none
+SHORT = 0.1  # a stored normal shorter than this means that there is no normal
 
 
 def pictures(images: Array, where: str) -> Tensor:

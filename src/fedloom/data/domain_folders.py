@@ -48,7 +48,7 @@ def domain_folders(
     By default the last two of every ten images of a domain, sorted by class and name, are the test part, as in F2DC's
     release. `test_fraction` draws that share of each class and domain instead, from the recipe's seed. `lists` names
     files instead, for example {train: "splits/{domain}_train_kfold.txt", test: "splits/{domain}_crossval_kfold.txt"},
-    one image a line relative to `root`, of which only the first word counts.
+    one image a line: its path relative to `root`, up to the first blank.
 
     In training, images are padded by `pad` black pixels, cropped at a random place and, with `flip`, mirrored with
     probability 1/2; they are always normalised by ImageNet's mean and standard deviation. Raises DataError for what is

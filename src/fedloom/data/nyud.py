@@ -139,7 +139,7 @@ def shifted(stored: Array, classes: int) -> Array:
 
 
 def metres(file: Path) -> Array:
-    """A depth map (H x W, float32), 0 where there is no value. DataError where it is no map of metres."""
+    """A depth map (H x W, float32), 0 where there is no value. DataError where the file holds anything else."""
     try:
         depth: Array = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:

@@ -11,7 +11,7 @@ class Flower(Section):
     """How a run goes on where clients are nodes of Flower, which come, go and fail."""
 
     nodes: Count | None = None
-    """Begin when so many clients have reported; null: all clients of the partition."""
+    """Begin when this many clients have reported; null: all clients of the partition."""
     wait: Positive = 600.0
     """Seconds to wait for them."""
     min_clients: Count = 1
@@ -52,7 +52,7 @@ class Evaluation(Section):
     """What is measured after a round."""
 
     every: Count = 1
-    """Evaluate after every so many rounds, and after the last."""
+    """Evaluate after every `every` rounds, and after the last."""
     splits: tuple[Literal["val", "test"], ...] = ("val", "test")
     models: tuple[Literal["global", "personal", "trained"], ...] = ("global", "personal")
     """global: the server's model. personal: what a client would use after the round, where that differs.

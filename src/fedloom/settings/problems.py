@@ -135,7 +135,7 @@ def _walk(model: type[BaseModel], loc: Sequence[str | int]) -> tuple[str, Any, F
             if part not in inner.model_fields:
                 break
             field = inner.model_fields[str(part)]
-            # Parameters that a section holds in a field of their own stand beside its other keys in a recipe.
+            # A section may hold parameters in a field of their own (`inline`); in a recipe they are keys like others.
             if part != getattr(inner, "inline", None):
                 path = join(path, str(part))
             hint = field.annotation

@@ -46,7 +46,7 @@ def class_dirichlet(
 
     The whole split is drawn again, at most `max_tries` times, until every client has `min_examples`. `balanced` is
     NIID-Bench's trick: a client that holds its equal share gets nothing of the classes that follow. Examples without a
-    label of `task` are split evenly. Raises RecipeError where no draw will do or `task` has no classes.
+    label of `task` are split evenly. Raises RecipeError where no draw succeeds or `task` has no classes.
     """
     name = pool.tasks[0] if task is None else task
     if name not in pool.labels:

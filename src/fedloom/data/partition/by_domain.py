@@ -77,7 +77,7 @@ def domains(
 
     `clients` per domain: one number, or {domain: number} in which an absent domain has none. `allocation: random` keeps
     the total and draws each client's domain, again until every one of these domains has a client and none runs out.
-    `fraction` of the domain's examples per client, rounded down, drawn without replacement; the rest goes to nobody. By
+    `fraction` of the domain's examples per client, rounded down, drawn without replacement; the rest is not used. By
     default the clients of a domain share all of it evenly. `cover_classes` gives every client at least one example of
     each class of the first task.
 
@@ -109,7 +109,7 @@ def domains(
 
 
 def _members(pool: Pool, names: Iterable[str], partitioner: str) -> dict[str, Indices]:
-    """Domain -> its examples, labelled or not. DataError where there are no domains, or not these."""
+    """Domain -> its examples, labelled or not. DataError where the data set has no domains or lacks one of these."""
     if pool.domain is None or not pool.domains:
         raise DataError(f"{partitioner}: the data set has no domains")
     for name in names:
@@ -125,7 +125,7 @@ def _allocated(
     tries: int,
     rng: np.random.Generator,
 ) -> list[str]:
-    """The domain of each client: as many of each as `counts` says, shuffled, or only their sum is kept (`drawn`)."""
+    """The domain of each client: `counts` of each domain, shuffled; if `drawn`, only their total is kept."""
     order = [name for name, count in counts.items() for _ in range(count)]
     if not drawn:
         if problem := _excess(counts, fractions):
@@ -146,7 +146,7 @@ def _allocated(
 
 
 def _excess(counts: Mapping[str, int], fractions: Mapping[str, float | None]) -> str:
-    """The first domain of which its clients would take more than all, in words, or an empty string."""
+    """What to say of the first domain whose clients would together take more than all of it; else an empty string."""
     for name, count in counts.items():
         part = fractions[name]
         if part is not None and part * count > 1 + 1e-9:

@@ -123,13 +123,13 @@ def task_dirichlet(
     """Clients hold different groups of tasks, drawn by Dirichlet(alpha_tasks); 0 gives each client exactly one task.
 
     A client draws proportions over the T tasks and holds those of at least 1 / (2 T), and always the largest. With
-    `alpha_tasks` 0, tasks go round and are then shuffled. A task that nobody drew goes to the client with the fewest
-    tasks, among those to the one that drew most of it.
+    `alpha_tasks` 0, tasks go round and are then shuffled. A task that no client drew goes to the client with the
+    fewest tasks; among several, to the one that drew most of it.
 
     Then the examples of each task are split over the clients that hold it: by Dirichlet(alpha_classes) per class,
     redrawn until each has `min_examples` of it, or evenly where `alpha_classes` is None. An example that has labels of
-    several tasks counts, for this, as an example of one of them, in equal parts. Raises RecipeError where no draw will
-    do.
+    several tasks counts, for this, as an example of one of them, in equal parts. Raises RecipeError where no draw
+    succeeds.
     """
     rng = stream(seed, "task-dirichlet")
     total = len(pool.tasks)
@@ -175,7 +175,7 @@ def task_groups(
     The examples of each task are split over the clients that hold it as `task-dirichlet` does: by
     Dirichlet(alpha_classes) per class, redrawn until each has `min_examples` of it, or evenly where `alpha_classes` is
     None. Raises RecipeError for both or neither of the two, too few clients, a task that is unknown, named twice in a
-    group or held by nobody, and where no draw will do.
+    group or held by no client, and where no draw succeeds.
     """
     rng = stream(seed, "task-groups")
     if groups is not None and tasks_per_client is None:
