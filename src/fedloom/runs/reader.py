@@ -267,6 +267,13 @@ class TaskMetric:
         return f"{self.task} ({self.metric}) {ARROWS[self.direction]}"
 
 
+def best_round(means: Mapping[int, float], direction: str) -> int | None:
+    """The round with the best mean ('max' or 'min'), of equally good ones the first; None where all are nan."""
+    known = {number: mean for number, mean in means.items() if not math.isnan(mean)}
+    sign = 1 if direction == "max" else -1
+    return max(known, key=lambda r: (sign * known[r], -r)) if known else None
+
+
 def described(about: Mapping[str, Any]) -> str:
     """What an event says of itself: ': client c, local training gave nan'; '' where it says nothing."""
     known = {key: value for key, value in about.items() if value is not None}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedloom.errors import StateError
-from fedloom.runs.reader import Run, TaskMetric, number_of
+from fedloom.runs.reader import Run, TaskMetric, best_round, number_of
 from fedloom.study.report.records import Series
 from fedloom.study.report.worst import worst
 
@@ -108,11 +108,9 @@ def _judged(
     direction = run.direction(task, metric)
     made = Curves(task, metric, direction, split, model, measured[key])
     on = "val" if (task, metric, "val", model) in measured else split
-    judge = Curves(task, metric, direction, on, model, measured[task, metric, on, model])
-    sign = 1 if direction == "max" else -1
-    known = {round: sign * v for round, v in judge.mean.items() if not math.isnan(v) and round in made.mean}
-    best = max(known, key=lambda round: (known[round], -round)) if len(known) > 1 else None
-    return Curves(task, metric, direction, split, model, measured[key], best, on)
+    judge = replace(made, clients=measured[task, metric, on, model]).mean
+    known = {round: mean for round, mean in judge.items() if not math.isnan(mean) and round in made.mean}
+    return replace(made, best=best_round(known, direction) if len(known) > 1 else None, judged=on)
 
 
 def scores(run: Run) -> tuple[Score, ...]:
