@@ -7,7 +7,7 @@ from typing import Literal
 from fedloom.settings.section import Count, NonNegative, Positive, Section
 
 
-class Flower(Section):
+class FlowerSettings(Section):
     """How a run goes on where clients are nodes of Flower, which come, go and fail."""
 
     nodes: Count | None = None
@@ -25,7 +25,7 @@ class Runtime(Section):
 
     engine: Literal["process", "cluster", "flower"] = "process"
     """process: on this machine. cluster: torch.distributed under torchrun. flower: messages to Flower's nodes."""
-    flower: Flower = Flower()
+    flower: FlowerSettings = FlowerSettings()
     workers: Count = 1
     """Worker processes; 1 trains in this process."""
     threads: Count = 1
