@@ -106,7 +106,7 @@ class FreePeer(Peer):
         return {**self.state, "pace": pace}
 
     def start(self) -> TrainJob:
-        """The local round after those that have ended."""
+        """Begin the next local round."""
         return self.begin(len(self.done) + 1)
 
     def finish(self, payload: Payload, client: State, graph: Graph) -> None:
@@ -125,7 +125,7 @@ class FreePeer(Peer):
         self.answer(self.latest)
 
     def _ask(self, trained: Trained, names: Sequence[str]) -> None:
-        """Ask for whole models, for the one who answers has started elsewhere, and only for what is new."""
+        """Ask for whole models, for other peers started elsewhere, and only for versions that have not come yet."""
         have, scope = self.mailbox.seen.get("model", {}), self.terms.scope(self.round, self.state["scope"])
         for name in names:
             about = {"base": None, "scope": scope, "since": have.get(name, 0)}
@@ -160,16 +160,11 @@ class AsynchronousRounds:
         self.running: dict[str, TrainDone] = {}
 
     def round(
-        self,
-        states: Mapping[str, State],
-        before: Mapping[str, Any],
-        round: int,
-        members: Iterable[str],
-        env: Environment,
-    ) -> tuple[dict[str, State], dict[str, Any], list[str]]:
-        """One recorded round: (states of all peers, what has not happened yet, whose local rounds have ended).
+        self, states: State, before: State, round: int, members: Iterable[str], env: Environment
+    ) -> tuple[State, State, list[str]]:
+        """One recorded round: (states of all peers, events still to come, peers that ended a local round).
 
-        `before` is what had not happened yet after the round before.
+        `before` are the events that were still to come after the round before.
         """
         events = Events.of(before)
         community, start = self.community, events.now
@@ -206,7 +201,7 @@ class AsynchronousRounds:
             histogram = {str(rounds): behind[rounds] for rounds in sorted(behind)}
             about = {"mean": sum(seconds) / len(seconds), "largest": max(seconds)}
             env.record("staleness", {"models": len(ages), "local rounds": histogram, "seconds": about})
-        after: dict[str, State] = {}
+        after: State = {}
         for name, state in states.items():
             if name in here:
                 after[name] = here[name].saved()

@@ -25,9 +25,9 @@ from fedloom.rounds.server import server_step
 
 @dataclass(frozen=True, eq=False)
 class Mix:
-    """What one peer mixes in a round. Of the models that it `heard` those of `chosen` count; the penalty uses the rest.
+    """What one peer mixes in a round: its own model and, of the models that it `heard`, those of `chosen` peers.
 
-    `federation` is the peer itself with those that it heard.
+    The others serve the penalty. `federation` is the peer itself with those that it heard.
     """
 
     terms: Terms
@@ -68,7 +68,7 @@ class Mix:
             degree = {name: len(self.graph.senders(name)) for name in (me, *names)}
             shares = {name: 1 / (1 + max(degree[me], degree[name])) for name in names}
             return {me: 1 - math.fsum(shares.values()), **shares}
-        if self.terms.warming_up(self.own.round):
+        if self.terms.warmup(self.own.round) is not None:
             kind = "uniform"
         if kind == "soft":
             known = {name: similarity.get(name, math.nan) for name in names}

@@ -38,7 +38,7 @@ def first(method: Method, layout: Layout, initial: Tensor, integers: Mapping[str
 
 @dataclass(frozen=True, eq=False)
 class Published:
-    """What a peer has told others in a round: nothing where its training failed, and `trained` is None."""
+    """What a peer has told others in a round: nothing if its training failed, for which `trained` is None."""
 
     trained: Trained | None
     graph: Graph
@@ -48,7 +48,7 @@ class Published:
 class Peer:
     """One peer: its state, its own data, its mailbox. Nobody else's data or state is ever in its reach.
 
-    Each step of a round takes what the step before it returned. A peer whose training failed sits the round out.
+    Each step of a round takes what the steps before it returned. A peer whose training failed sits the round out.
     """
 
     def __init__(self, terms: Terms, mailbox: Mailbox, state: State, env: Environment) -> None:
@@ -68,9 +68,9 @@ class Peer:
         return TrainJob(self.name, round, message, self.state["client"])
 
     def turns(self, payload: Payload, client: State, graph: Graph) -> Iterator[None]:
-        """A synchronous round after local training, whose `payload` and new client state it takes.
+        """A synchronous round after local training, which left `payload` and the new client state.
 
-        Letters are carried wherever it stops: signals, requests, models.
+        It stops wherever letters are to be carried: signals, then requests, then models.
         """
         published = self.publish(self.trained(payload, client), graph)
         yield
@@ -99,7 +99,7 @@ class Peer:
         return Published(trained, graph, tensors)
 
     def choose(self, published: Published) -> dict[str, bool]:
-        """Judge those whose signals came, and ask for models: of whom one is awaited -> whether it was chosen."""
+        """Judge the peers whose signals came, and ask some for models. Returns peers asked -> whether it chose them."""
         candidates, trained = frozenset(published.graph.senders(self.name)), published.trained
         letters = {letter.sender: letter for letter in self._receive("signal") if letter.sender in candidates}
         if trained is None:
@@ -131,7 +131,7 @@ class Peer:
             self._send([request.sender], letters[same, scope])
 
     def mix(self, published: Published, asked: Mapping[str, bool]) -> dict[str, bool]:
-        """Mix the own model and those that came of the ones `asked` for. Returns what is still awaited."""
+        """Mix the own model and those that came, of all `asked` for. Returns those of `asked` that did not come."""
         letters = {letter.sender: letter for letter in self._receive("model") if letter.sender in asked}
         if published.trained is None:
             return dict(asked)

@@ -47,13 +47,8 @@ def initial_peers(built: Built) -> State:
 
 
 def synchronous_round(
-    community: Community,
-    states: Mapping[str, State],
-    clock: float,
-    round: int,
-    members: Iterable[str],
-    env: Environment,
-) -> tuple[dict[str, State], float]:
+    community: Community, states: State, clock: float, round: int, members: Iterable[str], env: Environment
+) -> tuple[State, float]:
     """One synchronous round: (states of all peers, the clock) after it. Absent peers do nothing."""
     network, scenario = community.network, community.scenario
     network.begin(round)
