@@ -19,7 +19,8 @@ from fedloom.cli.app import app
 from fedloom.data.preview import pictures
 from fedloom.engines.api import Result, trained_models
 from fedloom.errors import StateError, UserError
-from fedloom.export.bundle import Bundle, _plain, export
+from fedloom.export.bundle import Bundle, export
+from fedloom.export.card import _plain
 from fedloom.rounds.build import load_data
 from fedloom.runs.reader import human_bytes
 from tests_support import load_recipe

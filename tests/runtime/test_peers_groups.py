@@ -83,7 +83,7 @@ def test_heads_are_mixed_among_those_with_like_outputs_only(quick: Quick) -> Non
     [
         ({"choose": {"groups": {}}, "similarity": {"signals": {"cross-loss": 1}}}, "between others"),
         ({"choose": {"groups": {}}, "similarity": {"normalise": "z-score"}}, "at least 0"),
-        ({"choose": {"groups": {}}, "scope": "encoder"}, "no encoder"),
+        ({"choose": {"groups": {}}, "scope": "encoder"}, "outside the encoder"),
         ({"choose": {"groups": {"low": 5}}}, "must not exceed"),
         ({"choose": {"groups": {}}, "mode": "asynchronous", "scenario": {"speed": 1}}, "at once"),
     ],

@@ -21,7 +21,8 @@ import fedloom
 from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.experiments import grid_run
 from fedloom.experiments.grid_progress import Bar, CellLines, progress
-from fedloom.experiments.grid_run import Outcome, Watch, available_memory, default_jobs, prepare, run_prepared
+from fedloom.experiments.grid_run import Outcome, Watch, default_jobs, prepare, run_prepared
+from fedloom.experiments.memory import available_memory
 from fedloom.recipes import dump
 from fedloom.rounds.build import build_method
 from fedloom.study.grid import Cell, Grid, load_grid, names, open_folder, recipes, safe, select, state_of, summary

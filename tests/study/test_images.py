@@ -13,9 +13,10 @@ import pytest
 from fedloom.errors import UserError
 from fedloom.study.grid import Cell
 from fedloom.study.report import collect
-from fedloom.study.report.collect import Curves, Matrices
 from fedloom.study.report.images import LONG, WIDTH, images_of, save
 from fedloom.study.report.plots import curves, figures_of, matrices
+from fedloom.study.report.records import Matrices
+from fedloom.study.report.scores import Curves
 from grid_support import write_run
 
 HOSTILE = ["../../x", "/etc/passwd", "a\x00b", "C:\\x", "..", "", "$x$ <b>\n", "\ud800", "長" * 300, "nul", "A", "a"]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedloom.runs.reader import Run
 from fedloom.study.papers.neighbours import purity, quality
 
 TASKS = {"a": ["x"], "b": ["x"], "c": ["y"], "d": ["y"]}
@@ -16,9 +17,9 @@ def record(peer: str, similarity: dict[str, float], neighbours: list[str]) -> di
     return {"kind": "peer", "peer": peer, "neighbours": neighbours, "similarity": similarity}
 
 
-def run(*rounds: list[dict[str, Any]], tasks: dict[str, list[str]] = TASKS) -> Any:
-    lines = [{"round": number, "records": records} for number, records in enumerate(rounds, start=1)]
-    return SimpleNamespace(rounds=lines, info={"clients": {name: {"tasks": held} for name, held in tasks.items()}})
+def run(*rounds: list[dict[str, Any]], tasks: dict[str, list[str]] = TASKS) -> Run:
+    lines = tuple({"round": number, "records": records} for number, records in enumerate(rounds, start=1))
+    return Run(Path(), {}, {"clients": {name: {"tasks": held} for name, held in tasks.items()}}, lines, ())
 
 
 def found(high: set[frozenset[str]]) -> list[dict[str, Any]]:

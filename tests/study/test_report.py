@@ -18,14 +18,15 @@ from fedloom.core.outline import Box, Outline
 from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.methods import METHODS
 from fedloom.runs.reader import Run
-from fedloom.settings.registry import Entry
+from fedloom.settings.registry import Registered
 from fedloom.study.grid import Cell
 from fedloom.study.report import collect, write
-from fedloom.study.report.collect import Curves, RunReport, worst_tasks
+from fedloom.study.report.collect import RunReport
 from fedloom.study.report.flow import diagram
 from fedloom.study.report.looks import thinned, thinned_names
 from fedloom.study.report.page import in_script
 from fedloom.study.report.plots import BUDGET, LINES, curves, figures_of, matrices
+from fedloom.study.report.scores import Curves, worst_tasks
 from fedloom.study.report.worst import worst
 from fedloom.study.tables.compare import compare
 from grid_support import DEA, FEDAVG, paper_grid, write_grid, write_run
@@ -433,7 +434,7 @@ def test_a_large_run_gives_a_small_page() -> None:
 
 
 def test_matrices_of_many_clients_are_thinned() -> None:
-    from fedloom.study.report.collect import Matrices
+    from fedloom.study.report.records import Matrices
 
     names = tuple(f"c{i}" for i in range(150))
     whole = {name: dict.fromkeys(names, i / 150) for i, name in enumerate(names)}
@@ -709,7 +710,7 @@ def test_the_outline_of_a_run_is_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("entry", list(METHODS), ids=lambda entry: entry.name)
-def test_every_stage_of_a_method_is_in_its_diagram(entry: Entry) -> None:
+def test_every_stage_of_a_method_is_in_its_diagram(entry: Registered) -> None:
     method = entry.function()
     text = str(method)
     drawn = tree(diagram(method.outline, peers=False))

@@ -11,23 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedloom._version import __version__
-from fedloom.cli import doctor as cli_doctor
-from fedloom.cli import export as cli_export
-from fedloom.cli import features as cli_features
-from fedloom.cli import grid as cli_grid
-from fedloom.cli import pretrain as cli_pretrain
-from fedloom.cli import records as cli_records
-from fedloom.cli import report as cli_report
-from fedloom.cli import tasks as cli_tasks
-from fedloom.cli import watch as cli_watch
+from fedloom.cli import doctor, export, features, grid, pretrain, records, report, shared, tasks, watch
 from fedloom.cli.data import data
 from fedloom.cli.flower import flower
 from fedloom.engines.cluster import torchrun
 from fedloom.errors import StateError, UserError, unknown, writing
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from fedloom.recipes import Recipe
     from fedloom.rounds.progress import Bars, Lines
     from fedloom.settings.registry import Registered, Registry
@@ -42,14 +32,10 @@ app = typer.Typer(
 app.add_typer(data, name="data")
 app.add_typer(flower, name="flower")
 
-RecipeArgument = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="A packaged recipe (see `fedloom recipes`) or a YAML file.")
-]
 Changes = Annotated[
     list[str] | None,
     typer.Argument(metavar="KEY=VALUE...", help="Changes, for example training.rounds=5 method=fedprox."),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; only the result.")]
 
 
 def main() -> None:
@@ -78,12 +64,12 @@ def _options(
 
 @app.command()
 def run(
-    recipe: RecipeArgument,
+    recipe: shared.RecipeArgument,
     changes: Changes = None,
     out: Annotated[
         Path | None, typer.Option(help="Run folder.", show_default="runs/NAME-METHOD-sSEED", file_okay=False)
     ] = None,
-    quiet: Quiet = False,
+    quiet: shared.Quiet = False,
 ) -> None:
     """Train as a recipe says and write a run folder."""
     from fedloom.recipes import load
@@ -95,10 +81,10 @@ def run(
     if rank is None and folder.is_dir() and any(folder.iterdir()):
         resume = f"continue it with `fedloom resume {folder}`, or " if (folder / "run.json").is_file() else ""
         raise StateError(f"{folder} is not empty: {resume}name another folder with --out")
-    with _watched(folder, quiet or bool(rank)) as watch:
+    with _watched(folder, quiet or bool(rank)) as progress:
         from fedloom.engines import api
 
-        result = api.run(checked, folder, progress=watch)
+        result = api.run(checked, folder, progress=progress)
     if not rank:
         _conclude(result)
 
@@ -106,20 +92,20 @@ def run(
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of an interrupted run.")],
-    quiet: Quiet = False,
+    quiet: shared.Quiet = False,
 ) -> None:
     """Continue an interrupted run; the result is the same, bit for bit, as without the interruption."""
     if not (folder / "recipe.yaml").is_file():
         raise StateError(f"{folder} is not a run folder: recipe.yaml is absent")
-    with _watched(folder, quiet) as watch:
+    with _watched(folder, quiet) as progress:
         from fedloom.engines import api
 
-        result = api.resume(folder, progress=watch)
+        result = api.resume(folder, progress=progress)
     _conclude(result)
 
 
 @app.command()
-def show(recipe: RecipeArgument, changes: Changes = None) -> None:
+def show(recipe: shared.RecipeArgument, changes: Changes = None) -> None:
     """Print what a run would do, and what it would cost, without training."""
     from fedloom.recipes import dump, load
 
@@ -131,12 +117,12 @@ def show(recipe: RecipeArgument, changes: Changes = None) -> None:
     typer.echo(dump(checked))
     typer.echo(plan.method.rstrip() + "\n")
     columns = [key for key in plan.clients[0] if any(row[key] is not None for row in plan.clients)]
-    _print(_table(columns, [[_text(row[key]) for key in columns] for row in plan.clients]))
+    shared.print_table(columns, [[_text(row[key]) for key in columns] for row in plan.clients])
     facts = [("parameters", role, f"{count:,}") for role, count in plan.parameters.items()]
     facts += [("memory", part, human_bytes(count)) for part, count in plan.memory.items()]
     facts += [("bytes a round", "sent by clients", human_bytes(plan.bytes_up))]
     facts += [("bytes a round", "sent to clients", human_bytes(plan.bytes_down))]
-    _print(_table(["", "", ""], facts))
+    shared.print_table(["", "", ""], facts)
     for note in plan.notes:
         typer.echo(f"note: {note}")
 
@@ -164,7 +150,9 @@ def methods(
 
     if name is None:
         for registry in (METHODS, ADDONS):
-            _print(_table([registry.kind, "what it does", "source"], [(e.name, e.summary, e.source) for e in registry]))
+            shared.print_table(
+                [registry.kind, "what it does", "source"], [(e.name, e.summary, e.source) for e in registry]
+            )
         typer.echo("Details: fedloom methods NAME")
     else:
         _describe(*_find(name, METHODS, ADDONS))
@@ -175,7 +163,7 @@ def recipes() -> None:
     """List the packaged recipes."""
     from fedloom.recipes.loader import names, summary
 
-    _print(_table(["recipe", "what it trains"], [(name, summary(name)) for name in names()]))
+    shared.print_table(["recipe", "what it trains"], [(name, summary(name)) for name in names()])
 
 
 @app.command()
@@ -187,12 +175,12 @@ def compare(
         str | None,
         typer.Option(help="Column or run folder that the change (Δm) is against; default: the first."),
     ] = None,
-    split: cli_grid.SplitOption = cli_grid.MeasuredSplit.test,
+    split: shared.SplitOption = "test",
     metric: Annotated[str | None, typer.Option(help="Metric to judge by.", show_default="each task's own")] = None,
-    tests: cli_grid.TestsOption = False,
-    over: cli_grid.OverOption = cli_grid.Unit.seeds,
-    ranks: cli_grid.RanksOption = None,
-    plot: cli_grid.PlotOption = None,
+    tests: shared.TestsOption = False,
+    over: shared.OverOption = "seeds",
+    ranks: shared.RanksOption = None,
+    plot: shared.PlotOption = None,
     csv: Annotated[Path | None, typer.Option(help="Write the numbers to this file too.", dir_okay=False)] = None,
     markdown: Annotated[Path | None, typer.Option(help="Write the table to this file too.", dir_okay=False)] = None,
     latex: Annotated[Path | None, typer.Option(help="Write the table to this file too.", dir_okay=False)] = None,
@@ -203,30 +191,27 @@ def compare(
     from fedloom.study.significance.contrasts import contrasts
     from fedloom.study.significance.ranks import Ranks, ranked
 
-    cli_grid.one_of(tests, over, ranks, plot)
-    comparison = put_side_by_side(runs, base, split.value, metric)
-    made = contrasts(comparison, over.value) if tests else ranked(comparison, ranks.value) if ranks else comparison
+    shared.one_of(tests, over, ranks, plot)
+    comparison = put_side_by_side(runs, base, split, metric)
+    made = contrasts(comparison, over) if tests else ranked(comparison, ranks) if ranks else comparison
     if isinstance(made, Comparison):
-        _print(made.table())
+        shared.print_wide(made.table())
     else:
         typer.echo(made.to_text(), nl=False)
     if isinstance(made, Ranks):
-        cli_grid.draw_ranks(made, plot)
+        shared.draw_ranks(made, plot)
     for file, text in ((csv, made.to_csv), (markdown, made.to_markdown), (latex, made.to_latex)):
         if file is not None:
             with writing(file):
                 file.write_text(text(), encoding="utf-8")
 
 
-cli_doctor.register(app)
-cli_export.register(app)
-cli_features.register(app)
-cli_grid.register(app)
-cli_pretrain.register(app)
-cli_records.register(app)
-cli_report.register(app)
-cli_tasks.register(app)
-cli_watch.register(app)
+for command in (
+    *(doctor.doctor, export.export, export.predict, features.features, grid.grid, grid.table, grid.figure),
+    *(pretrain.pretrain, records.activated, records.hyper, records.domains, report.report),
+    *(tasks.relatedness, tasks.join, watch.watch),
+):
+    app.command()(command)
 
 
 def _default_folder(recipe: Recipe) -> Path:
@@ -281,20 +266,9 @@ def _describe(registry: Registry, entry: Registered) -> None:
         rows = [
             (key, "required" if f.is_required() else found(f.default), expected(f.annotation, [f])) for key, f in fields
         ]
-        _print(_table(["parameter", "default", "allowed"], rows))
+        shared.print_table(["parameter", "default", "allowed"], rows)
     use = f"method.add.{entry.name}={{}}" if registry.kind == "add-on" else f"method={entry.name}"
     typer.echo(f"Use it: fedloom run RECIPE {use}")
-
-
-def _table(columns: list[str], rows: Any) -> RenderableType:
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(*columns, box=SIMPLE_HEAD, show_header=any(columns))
-    for row in rows:
-        table.add_row(*map(Text, row))
-    return table
 
 
 def _text(value: Any) -> str:
@@ -304,11 +278,3 @@ def _text(value: Any) -> str:
     if isinstance(value, list):
         return "/".join(map(str, value))
     return "" if value is None else str(value)
-
-
-def _print(what: RenderableType) -> None:
-    """Print for people; wide where the output goes to a file, so that no cell is broken."""
-    from rich.console import Console
-
-    console = Console()
-    Console(width=None if console.is_terminal else max(console.width, 200)).print(what)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -21,20 +20,13 @@ Parameters = Annotated[
 ]
 
 
-class DataSplit(StrEnum):
-    """Which examples are shown."""
-
-    train = "train"
-    test = "test"
-
-
 @data.command()
 def preview(
     name: NameArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT.png", help="The picture to write.", dir_okay=False)],
     parameters: Parameters = None,
     count: Annotated[int, typer.Option(min=1, help="How many examples.")] = 6,
-    split: Annotated[DataSplit, typer.Option(help="Which examples.")] = DataSplit.train,
+    split: Annotated[Literal["train", "test"], typer.Option(help="Which examples.")] = "train",
     seed: Annotated[int, typer.Option(min=0, help="The data set's seed.")] = 0,
     augmented: Annotated[bool, typer.Option("--augmented", help="As training sees them.")] = False,
 ) -> None:
@@ -42,7 +34,7 @@ def preview(
     dataset = build(name, parameters or (), seed)
     from fedloom.data.preview import save, sheet
 
-    save(sheet(dataset, count, split.value, seed if augmented else None), out)
+    save(sheet(dataset, count, split, seed if augmented else None), out)
     typer.echo(f"{dataset.name}: {len(dataset.train)} train, {len(dataset.test)} test; {out}")
 
 

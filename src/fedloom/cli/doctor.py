@@ -16,15 +16,12 @@ from typing import Any
 
 import typer
 
+from fedloom.experiments.memory import free_memory
+
 Finding = tuple[str, str, str]
 """(what, state, details); the state is ok, absent or a problem."""
 
 _PATIENCE = 10.0  # seconds for two threads to find each other
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands of this module to the command line."""
-    app.command()(doctor)
 
 
 def doctor() -> None:
@@ -68,25 +65,6 @@ def machine() -> Iterator[Finding]:
     if (free := free_memory()) is not None:
         yield "free memory", "ok" if free > 1 << 30 else "below 1 GiB", f"{free / 2**30:.1f} GiB"
     yield "free disk", "ok", f"{shutil.disk_usage('.').free / 2**30:.1f} GiB in this folder"
-
-
-def free_memory() -> int | None:
-    """Bytes that may still be used: of the machine, or less where a container has a limit; None if nobody says."""
-    found = []
-    try:
-        about = Path("/proc/meminfo").read_text(encoding="ascii")
-        if match := re.search(r"MemAvailable:\s+(\d+) kB", about):
-            found.append(int(match[1]) * 1024)
-    except OSError:
-        pass
-    try:
-        group = Path("/sys/fs/cgroup")
-        limit = (group / "memory.max").read_text(encoding="ascii").strip()
-        if limit != "max":
-            found.append(int(limit) - int((group / "memory.current").read_text(encoding="ascii")))
-    except (OSError, ValueError):
-        pass
-    return min(found, default=None)
 
 
 def torch_here() -> Iterator[Finding]:

@@ -8,12 +8,6 @@ from typing import Annotated
 import typer
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands of this module to the command line."""
-    app.command()(export)
-    app.command()(predict)
-
-
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
     out: Annotated[

@@ -7,12 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedloom.cli.tasks import Device, Quiet, bar, threads_of
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command of this module to the command line."""
-    app.command()(features)
+from fedloom.cli.shared import Device, Quiet, bar, threads_of
 
 
 def features(

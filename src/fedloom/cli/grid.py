@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import re
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from fedloom.cli import shared
 from fedloom.errors import UserError, writing
 
 if TYPE_CHECKING:
     from fedloom.experiments.grid_run import Outcome, Prepared
     from fedloom.study.grid import Grid
-    from fedloom.study.significance.ranks import Ranks
 
 GridArgument = Annotated[
     str | None,
@@ -28,86 +27,13 @@ Only = Annotated[
     list[str] | None,
     typer.Option(metavar="LABEL", help="Only cells with this data set, base or add-on; may be given several times."),
 ]
-
-
-class TableFormat(StrEnum):
-    """How a table is written."""
-
-    text = "text"
-    markdown = "markdown"
-    csv = "csv"
-    latex = "latex"
-    html = "html"
-
-
-class MeasuredSplit(StrEnum):
-    """Which examples the numbers were measured on."""
-
-    test = "test"
-    val = "val"
-
-
-class At(StrEnum):
-    """Which model of a run counts."""
-
-    last = "last"
-    best = "best-validation"
-
-
 AtOption = Annotated[
-    At | None,
+    Literal["last", "best-validation"] | None,
     typer.Option(
         help="Which model of a run counts: the one kept at the end, or the best on validation data.",
         show_default="as the grid says",
     ),
 ]
-TestsOption = Annotated[
-    bool,
-    typer.Option("--tests", help="Instead: paired tests against the base, with intervals and effect sizes."),
-]
-
-
-class Unit(StrEnum):
-    """What tests pair."""
-
-    seeds = "seeds"
-    clients = "clients"
-
-
-OverOption = Annotated[
-    Unit,
-    typer.Option(
-        help="What --tests pairs: runs of the same seed, or clients, which train together and are not independent."
-    ),
-]
-
-
-class RankedOver(StrEnum):
-    """What methods are ranked on."""
-
-    seeds = "seeds"
-    tasks = "tasks"
-
-
-RanksOption = Annotated[
-    RankedOver | None,
-    typer.Option(help="Instead: mean ranks over each task at each seed, or over each task's mean over seeds."),
-]
-PlotOption = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Draw the ranks to this file too, as a critical-difference plot: .svg, .png or .pdf.",
-        dir_okay=False,
-    ),
-]
-SplitOption = Annotated[MeasuredSplit, typer.Option(help="Which examples the numbers are measured on.")]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands of this module to the command line."""
-    for command in (grid, table, figure):
-        app.command()(command)
 
 
 def grid(
@@ -132,7 +58,7 @@ def grid(
     ] = None,
     only: Only = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check every cell and say what would run.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; only the result.")] = False,
+    quiet: shared.Quiet = False,
 ) -> None:
     """Run every cell and seed of a grid that has not been run yet; interrupted cells are resumed."""
     from fedloom.study.grid import FILE, default_folder, load_grid
@@ -164,9 +90,11 @@ def grid(
 
 def table(
     source: Source,
-    kind: Annotated[TableFormat, typer.Option("--format", help="How to write it.")] = TableFormat.text,
+    kind: Annotated[
+        Literal["text", "markdown", "csv", "latex", "html"], typer.Option("--format", help="How to write it.")
+    ] = "text",
     out: Annotated[Path | None, typer.Option(help="Write to this file instead.", dir_okay=False)] = None,
-    split: SplitOption = MeasuredSplit.test,
+    split: shared.SplitOption = "test",
     at: AtOption = None,
     base: Annotated[
         str | None,
@@ -176,10 +104,10 @@ def table(
             show_default="as the grid says",
         ),
     ] = None,
-    tests: TestsOption = False,
-    over: OverOption = Unit.seeds,
-    ranks: RanksOption = None,
-    plot: PlotOption = None,
+    tests: shared.TestsOption = False,
+    over: shared.OverOption = "seeds",
+    ranks: shared.RanksOption = None,
+    plot: shared.PlotOption = None,
 ) -> None:
     """Print the table of a grid: tasks as columns, mean and interval over seeds, and the change in percent."""
     from fedloom.study.grid import against
@@ -188,20 +116,20 @@ def table(
     from fedloom.study.tables.formats import FORMATS, to_text
     from fedloom.study.tables.table import tabulate
 
-    one_of(tests, over, ranks, plot)
+    shared.one_of(tests, over, ranks, plot)
     opened, folder = _opened(source, at)
     if base is not None:
         opened = against(opened, base)
     if ranks:
-        found = grid_ranked(opened, folder, split.value, ranks.value)
-        draw_ranks(found, plot)
-        text = getattr(found, f"to_{kind.value}")()
+        found = grid_ranked(opened, folder, split, ranks)
+        shared.draw_ranks(found, plot)
+        text = getattr(found, f"to_{kind}")()
     elif tests:
-        text = getattr(grid_contrasts(opened, folder, split.value, over.value), f"to_{kind.value}")()
-    elif out is None and kind is TableFormat.text and sys.stdout.isatty():
-        text = to_text(tabulate(opened, folder, split.value), color=True)
+        text = getattr(grid_contrasts(opened, folder, split, over), f"to_{kind}")()
+    elif out is None and kind == "text" and sys.stdout.isatty():
+        text = to_text(tabulate(opened, folder, split), color=True)
     else:
-        text = FORMATS[kind.value](tabulate(opened, folder, split.value))
+        text = FORMATS[kind](tabulate(opened, folder, split))
     if out is None:
         typer.echo(text, nl=False)
         return
@@ -214,14 +142,14 @@ def table(
 def figure(
     source: Source,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write: .png, .svg or .pdf.", dir_okay=False)],
-    split: SplitOption = MeasuredSplit.test,
+    split: shared.SplitOption = "test",
     at: AtOption = None,
 ) -> None:
     """Draw the figure of a grid."""
     from fedloom.study.figures import draw
 
     opened, folder = _opened(source, at)
-    draw(opened, folder, out, split.value)
+    draw(opened, folder, out, split)
     typer.echo(f"{out}")
 
 
@@ -237,36 +165,18 @@ def size(text: str) -> int:
     return int(value)
 
 
-def one_of(tests: bool, over: Unit, ranks: RankedOver | None, plot: Path | None) -> None:
-    """Refuse to show both at once, and what belongs to one that is not asked for. Raises UserError."""
-    if tests and ranks:
-        raise UserError("--tests and --ranks are two tables: choose one")
-    if over is Unit.clients and not tests:
-        raise UserError("--over says what tests pair: it needs --tests")
-    if plot is not None and not ranks:
-        raise UserError("--plot draws ranks: it needs --ranks seeds or --ranks tasks")
-
-
-def draw_ranks(ranks: Ranks, plot: Path | None) -> None:
-    """Draw ranks where a file is named. Raises UserError for a bad one."""
-    if plot is not None:
-        from fedloom.study.significance.rank_plot import save
-
-        save(ranks, plot)
-
-
-def _opened(source: str, at: At | None) -> tuple[Grid, Path]:
+def _opened(source: str, at: str | None) -> tuple[Grid, Path]:
     from fedloom.study.grid import open_folder
 
     opened, folder = open_folder(source)
-    return (opened if at is None else opened.model_copy(update={"at": at.value})), folder
+    return (opened if at is None else opened.model_copy(update={"at": at})), folder
 
 
 def _list() -> None:
     from fedloom.study.grid import load_grid, names, summary
 
     rows = [(name, summary(name), str(_runs(load_grid(name)))) for name in names()]
-    _print(["grid", "what it compares", "runs"], rows)
+    shared.print_table(["grid", "what it compares", "runs"], rows)
     typer.echo("Run one: fedloom grid NAME, with --dry-run to see its cells")
 
 
@@ -294,7 +204,7 @@ def _plan(prepared: Prepared) -> None:
         count = {state: states.count(state) for state in ("new", "interrupted", "finished") if state in states}
         text = "refused" if name in prepared.refused else ", ".join(f"{n} {state}" for state, n in count.items())
         rows.append((name, text, human_bytes(need) if need else ""))
-    _print(["cell", "runs", "memory a run"], rows)
+    shared.print_table(["cell", "runs", "memory a run"], rows)
     typer.echo(f"{len(prepared.todo)} runs would start, in {prepared.folder}")
 
 
@@ -313,16 +223,3 @@ def _after(prepared: Prepared, outcome: Outcome) -> None:
         typer.echo(f"its figure: fedloom figure {prepared.folder} OUT.png")
     if outcome.failed:
         raise typer.Exit(1)
-
-
-def _print(columns: list[str], rows: list[tuple[str, str, str]]) -> None:
-    from rich.box import SIMPLE_HEAD
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    made = Table(*columns, box=SIMPLE_HEAD)
-    for row in rows:
-        made.add_row(*map(Text, row))
-    console = Console()
-    Console(width=None if console.is_terminal else max(console.width, 200)).print(made)

@@ -7,23 +7,18 @@ from typing import Annotated
 
 import typer
 
-
-def register(app: typer.Typer) -> None:
-    """Add the command of this module to the command line."""
-    app.command()(pretrain)
+from fedloom.cli.shared import Quiet, RecipeArgument
 
 
 def pretrain(
-    recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="A packaged recipe (see `fedloom recipes`) or a YAML file.")
-    ],
+    recipe: RecipeArgument,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over all train examples.")],
     out: Annotated[Path, typer.Option(metavar="FILE.safetensors", help="The file to write.", dir_okay=False)],
     changes: Annotated[
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE...", help="Changes, for example training.optimizer.lr=0.01 model=tiny-vit."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; only the result.")] = False,
+    quiet: Quiet = False,
 ) -> None:
     """Train a recipe's model on all of its data in one place, and write the encoder for `model.weights` to load."""
     from fedloom.recipes import load

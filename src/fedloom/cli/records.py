@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -22,33 +21,20 @@ Out = Annotated[
 ]
 
 
-class DimensionScope(StrEnum):
-    """Where the dimensions are chosen from."""
-
-    encoder = "encoder"
-    all = "all"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands of this module to the command line."""
-    app.command()(activated)
-    app.command()(hyper)
-    app.command()(domains)
-
-
 def activated(
     folder: Annotated[
         Path, typer.Argument(metavar="RUN", help="The folder of a run with the add-on activated-dimensions.")
     ],
     out: Out = None,
     scope: Annotated[
-        DimensionScope | None, typer.Option(help="Where the dimensions are chosen from.", show_default="encoder")
+        Literal["encoder", "all"] | None,
+        typer.Option(help="Where the dimensions are chosen from.", show_default="encoder"),
     ] = None,
 ) -> None:
     """Which dimensions each client's update activates, and how far the clients agree (FedDEA, Figure 2)."""
     from fedloom.study.papers.activated_dimensions import draw, table
 
-    _show(table(folder, scope.value if scope else None), out, draw)
+    _show(table(folder, scope), out, draw)
 
 
 def hyper(

@@ -8,11 +8,6 @@ from typing import Annotated
 import typer
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands of this module to the command line."""
-    app.command()(report)
-
-
 def report(
     source: Annotated[
         str,

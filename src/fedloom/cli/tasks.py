@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from fedloom.errors import StateError, UserError
+from fedloom.cli.shared import Device, Quiet, bar, threads_of
+from fedloom.errors import UserError
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
-Device = Annotated[str | None, typer.Option(help="cpu, or cuda.", show_default="the run's")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; only the result.")]
-Advance = Callable[[int, int, str], None]
-
-
-class MatrixFormat(StrEnum):
-    """How the matrices are printed."""
-
-    text = "text"
-    csv = "csv"
-    json = "json"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands of this module to the command line."""
-    app.command()(relatedness)
-    app.command()(join)
 
 
 def relatedness(
@@ -49,7 +30,7 @@ def relatedness(
         ),
     ] = None,
     examples: Annotated[int, typer.Option(min=2, help="At most so many examples of each task.")] = 200,
-    kind: Annotated[MatrixFormat, typer.Option("--format", help="What to print.")] = MatrixFormat.text,
+    kind: Annotated[Literal["text", "csv", "json"], typer.Option("--format", help="What to print.")] = "text",
     device: Device = None,
     quiet: Quiet = False,
 ) -> None:
@@ -65,8 +46,7 @@ def relatedness(
 
     with bar(quiet) as advance:
         found = relate(folder, named, examples, device, advance)
-    texts = {MatrixFormat.text: found.to_text, MatrixFormat.csv: found.to_csv, MatrixFormat.json: found.to_json}
-    typer.echo(texts[kind](), nl=False)
+    typer.echo(getattr(found, f"to_{kind}")(), nl=False)
     if out is not None:
         for file in found.write(out):
             typer.echo(f"{file}", err=True)
@@ -97,33 +77,3 @@ def join(
             folder, task, client, steps, rounds, data or (), device, lambda done, of: advance(done, of, "training")
         )
     typer.echo(found.to_text(), nl=False)
-
-
-def threads_of(folder: Path) -> None:
-    """Torch with as many threads as the run had, for results may depend on it."""
-    if not (folder / "recipe.yaml").is_file():
-        raise StateError(f"{folder} is not a run folder: recipe.yaml is absent")
-    from fedloom.recipes import load
-
-    threads = load(folder / "recipe.yaml").runtime.threads
-    import torch
-
-    torch.set_num_threads(threads)
-
-
-@contextmanager
-def bar(quiet: bool) -> Iterator[Advance]:
-    """A bar on a terminal; elsewhere a line for each thing that is begun."""
-    from rich.console import Console
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    with Progress(console=console, disable=quiet or not console.is_terminal) as bars:
-        item = bars.add_task("loading", total=None)
-
-        def advance(done: int, total: int, what: str) -> None:
-            bars.update(item, completed=done, total=total, description=what or "done")
-            if what and not quiet and not console.is_terminal:
-                typer.echo(f"{done}/{total}  {what}", err=True)
-
-        yield advance

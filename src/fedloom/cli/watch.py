@@ -9,17 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fedloom.cli.shared import print_wide
 from fedloom.rounds.progress import clock
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from fedloom.study.watch import Now
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command of this module to the command line."""
-    app.command()(watch)
 
 
 def watch(
@@ -36,8 +32,7 @@ def watch(
     console = Console()
     found = now(run)
     if once or not console.is_terminal:
-        # wide where the output goes to a file, so that no line is broken
-        Console(width=None if console.is_terminal else max(console.width, 200)).print(shown(found))
+        print_wide(shown(found))
         return
     seen = _size(run)
     try:

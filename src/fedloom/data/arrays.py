@@ -46,9 +46,9 @@ def arrays(
     .npy files.
 
     `images`, `labels` (task -> key; default: task `label`, key `y_{split}`) and `domain` are keys, in which `{split}`
-    stands for `train` and `test`. Keys without `{split}` name one pool, of which `test_fraction` (stratified by the
-    first task and the domain) becomes the test part. `domain_names` is the key of an array of names; without it,
-    domains are named by their numbers.
+    stands for `train` and `test`. Keys without `{split}` name one pool, and the share `test_fraction` of it (stratified
+    by the first task and the domain) becomes the test part. `domain_names` is the key of an array of names; without
+    it, domains are named by their numbers.
 
     Inputs: uint8 or floating point; N x H x W, N x H x W x C, N x C x H x W (C = 1 or 3) or N x F. Images become
     N x C x H x W. Uint8 is scaled to 0..1 per batch, floating point becomes float32. Both are normalised per channel

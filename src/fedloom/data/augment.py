@@ -16,7 +16,7 @@ class Augment(Section):
     """
 
     scale: tuple[Positive, Positive] = (0.5, 2.0)
-    """Range of the factor of size, uniform. Depth is divided by it."""
+    """Range of the factor by which images are scaled, drawn uniformly. Depth is divided by it."""
     flip: UnitInterval = 0.5
     """Probability of mirroring left and right."""
     jitter: UnitInterval = 0.5
@@ -30,9 +30,9 @@ class Augment(Section):
     hue: Annotated[float, Field(ge=0, le=180)] = 36.0
     """Largest turn of the hue, in degrees (18 of OpenCV's 180 steps)."""
     crop_share: Annotated[float, Field(gt=0, le=1)] = 0.75
-    """Where there is a segmentation: a crop of which one class fills this share is drawn again."""
+    """Where there is a segmentation: a crop in which one class fills this share is drawn again."""
     crop_tries: Count = 10
-    """How many crops are drawn at most; the last is taken as it is."""
+    """How many crops are drawn at most; the last is taken in any case."""
 
     @field_validator("scale")
     @classmethod
@@ -43,7 +43,7 @@ class Augment(Section):
 
 
 def resolve(augment: bool | Augment) -> Augment | None:
-    """A recipe's `augment`: true is the default, false is none."""
+    """A recipe's `augment`: true stands for the defaults, false for None."""
     if isinstance(augment, bool):
         return Augment() if augment else None
     return augment

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -92,28 +92,13 @@ def _check(report: Report, known: Checkable, split: str, part: FileSplit, expect
         elif not has.all():
             first = part.names[int(np.flatnonzero(~has)[0])]
             report.notes.append(f"{split}: {int((~has).sum()):,} images have no label of {task!r}, first {first}")
-    chosen = np.unique(np.linspace(0, total - 1, min(limit or total, total)).round().astype(int))
+    chosen = np.unique(np.linspace(0, total - 1, min(limit or total, total)).round().astype(int)).tolist()
     report.rows.append((split, "images read", f"{len(chosen):,}", ""))
-    seen: dict[str, _LabelSummary] = {task: _LabelSummary(task) for task in known.tasks}
-    sizes = []
-    failed = 0
-    for i in chosen.tolist():
-        try:
-            found = part.reader(i, known.tasks)
-        except DataError as error:
-            failed += 1
-            if failed <= PROBLEMS:
-                report.problems.append(f"{split}: {error}")
-            continue
-        image = found["image"]
-        assert image is not None
-        sizes.append(image.shape[:2])
-        for task, stats in seen.items():
-            label = found.get(task)
-            if label is not None:
-                stats.add(label)
-    if failed > PROBLEMS:
-        report.problems.append(f"{split}: {failed - PROBLEMS} more images cannot be used")
+    labels = {task: _LabelSummary(task) for task in known.tasks}
+    sizes, failures = _read(part, chosen, labels)
+    report.problems += [f"{split}: {failure}" for failure in failures[:PROBLEMS]]
+    if len(failures) > PROBLEMS:
+        report.problems.append(f"{split}: {len(failures) - PROBLEMS} more images cannot be used")
     if not sizes:
         return
     smallest, largest = np.min(sizes, 0), np.max(sizes, 0)
@@ -123,9 +108,29 @@ def _check(report: Report, known: Checkable, split: str, part: FileSplit, expect
         report.notes.append(
             f"{split}: images of up to {largest[0]} x {largest[1]}; set `size` to multiples of 32 that hold them"
         )
-    for task, stats in seen.items():
+    for task, summary in labels.items():
         annotated = f"{int(part.annotated[task].sum()):,} of {total:,} images"
-        report.rows.append((split, task, f"{annotated}, {stats.text()}", ""))
+        report.rows.append((split, task, f"{annotated}, {summary.text()}", ""))
+
+
+def _read(
+    part: FileSplit, positions: Sequence[int], labels: Mapping[str, _LabelSummary]
+) -> tuple[list[tuple[int, ...]], list[str]]:
+    """Add the examples' labels to the summaries; returns the images' sizes, and what is wrong with the others."""
+    sizes, failures = [], []
+    for i in positions:
+        try:
+            found = part.reader(i, list(labels))
+        except DataError as error:
+            failures.append(str(error))
+            continue
+        image = found["image"]
+        assert image is not None
+        sizes.append(image.shape[:2])
+        for task, summary in labels.items():
+            if (label := found.get(task)) is not None:
+                summary.add(label)
+    return sizes, failures
 
 
 class _LabelSummary:

@@ -18,7 +18,7 @@ from fedloom.errors import DataError
 from fedloom.tasks.dense import KINDS
 from fedloom.tasks.task import IGNORE, Task
 
-SHORT = 0.1  # a stored normal shorter than this says that there is none
+SHORT = 0.1  # a stored normal shorter than this means that there is no normal
 
 
 def pictures(images: Array, where: str) -> Tensor:
@@ -54,13 +54,16 @@ def decode(array: Array, label: DenseLabel, where: str) -> Array:
             raise DataError(f"{where}: expected shares as uint8 or floating point, found {array.dtype}")
         whole = 1 if array.dtype.kind == "f" else np.iinfo(array.dtype).max
         return (array >= label.threshold * whole).astype(np.uint8)
+    return _classes(array, label, where)
+
+
+def _classes(array: Array, label: DenseLabel, where: str) -> Array:
     if array.dtype.kind not in "biu":
         raise DataError(f"{where}: expected integers, found {array.dtype}")
     low, high = int(array.min()), int(array.max())
     if low < -1 or high > IGNORE:
         raise DataError(f"{where}: expected labels in 0..254, or 255 or -1 to ignore, found {low}..{high}")
-    # -1 becomes 255
-    array = array.astype(np.uint8)
+    array = array.astype(np.uint8)  # -1 becomes 255
     if label.boundaries:
         return boundaries(array)
     if label.kind in ("saliency", "edge"):

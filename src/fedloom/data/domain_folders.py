@@ -20,9 +20,8 @@ from fedloom.data.registry import DATASETS
 from fedloom.errors import DataError, RecipeError, nearest
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from fedloom.data.dataset import Dataset
+    from fedloom.data.pictures import Piece
 
 Size = Annotated[int, Field(ge=8)]
 DigitSet = Literal["mnist", "usps", "svhn", "syn"]
@@ -49,7 +48,7 @@ def domain_folders(
     By default the last two of every ten images of a domain, sorted by class and name, are the test part, as in F2DC's
     release. `test_fraction` draws that share of each class and domain instead, from the recipe's seed. `lists` names
     files instead, for example {train: "splits/{domain}_train_kfold.txt", test: "splits/{domain}_crossval_kfold.txt"},
-    one image a line relative to `root`, of which only the first word counts.
+    one image a line: its path relative to `root`, up to the first blank.
 
     In training, images are padded by `pad` black pixels, cropped at a random place and, with `flip`, mirrored with
     probability 1/2; they are always normalised by ImageNet's mean and standard deviation. Raises DataError for what is
@@ -67,7 +66,7 @@ def domain_folders(
             raise DataError(f"domain-folders: no folder {name!r} in {base}.{nearest(name, known)} Found: {_few(known)}")
     no_repeats("domain-folders", "domain", names)
     classes = _folders(base / names[0], "class")
-    parts: dict[str, tuple[list[Tensor], list[Array], list[Array]]] = {split: ([], [], []) for split in SPLITS}
+    parts: dict[str, list[Piece]] = {split: [] for split in SPLITS}
     for number, name in enumerate(names):
         if (found := _folders(base / name, "class")) != classes:
             other = sorted(set(found) ^ set(classes))
@@ -82,9 +81,7 @@ def domain_folders(
             chosen = _listed(base, name, [file for file, _ in files], lists)
         images = read([file for file, _ in files], size).contiguous()
         for split, mask in chosen.items():
-            parts[split][0].append(images[np.flatnonzero(mask)])
-            parts[split][1].append(labels[mask])
-            parts[split][2].append(np.full(int(mask.sum()), number))
+            parts[split].append((images[np.flatnonzero(mask)], labels[mask], np.full(int(mask.sum()), number)))
     return dataset("domain-folders", parts, tuple(names), len(classes), pad, flip)
 
 
@@ -112,18 +109,17 @@ def digit_files(
 
     no_repeats("digit-files", "domain", domains)
     base = Path(root).expanduser()
-    parts: dict[str, tuple[list[Tensor], list[Array], list[Array]]] = {split: ([], [], []) for split in SPLITS}
+    parts: dict[str, list[Piece]] = {split: [] for split in SPLITS}
     for number, name in enumerate(domains):
         for split in SPLITS:
+            where = f"digit-files, {name}, {split}"
             images, labels = READERS[name](base, split == "train", size)
             if len(images) != len(labels) or not len(labels):
-                raise DataError(f"digit-files, {name}, {split}: {len(images)} images and {len(labels)} labels found")
+                raise DataError(f"{where}: {len(images)} images and {len(labels)} labels found")
             if labels.min() < 0 or labels.max() > 9:
-                raise DataError(f"digit-files, {name}, {split}: expected labels in 0..9, found others")
-            where = f"digit-files, {name}, {split}"
-            parts[split][0].append(as_images(np.array(images, order="C"), size, 3, where))
-            parts[split][1].append(labels)
-            parts[split][2].append(np.full(len(labels), number))
+                raise DataError(f"{where}: expected labels in 0..9, found others")
+            colour = as_images(np.array(images, order="C"), size, 3, where)
+            parts[split].append((colour, labels, np.full(len(labels), number)))
     return dataset("digit-files", parts, tuple(domains), 10, pad, flip)
 
 

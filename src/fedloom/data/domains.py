@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from pydantic import Field
 
-from fedloom.data.prepare import Array
+from fedloom.data.prepare import SPLITS
 from fedloom.data.registry import DATASETS
 from fedloom.data.several import Sets, load
 from fedloom.errors import DataError
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from fedloom.data.dataset import Dataset, Examples
+    from fedloom.data.pictures import Piece
 
 Pad = Annotated[int, Field(ge=0, le=32)]
 
@@ -43,7 +44,7 @@ def joined_domains(
     """
     from fedloom.data.pictures import dataset
 
-    parts: dict[str, tuple[list[Tensor], list[Array], list[Array]]] = {s: ([], [], []) for s in ("train", "test")}
+    parts: dict[str, list[Piece]] = {split: [] for split in SPLITS}
     domains: list[str] = []
     classes: dict[str, int] = {}
     for name, section in sets.items():
@@ -58,12 +59,10 @@ def joined_domains(
             if domain in domains:
                 raise DataError(f"{where}: there is another domain called {domain!r}")
         for split, examples in (("train", built.train), ("test", built.test)):
-            images, labels, numbers = parts[split]
-            images.append(_images(where, examples, size))
-            labels.append(examples.labels_of(task.name))
-            several = len(own) > 1 and examples.domain is not None
-            local = examples.domain.numpy() if several else np.zeros(len(examples), np.int64)  # type: ignore[union-attr]
-            numbers.append(local + len(domains))
+            numbers = np.full(len(examples), len(domains))
+            if len(own) > 1 and examples.domain is not None:
+                numbers += examples.domain.numpy()
+            parts[split].append((_images(where, examples, size), examples.labels_of(task.name), numbers))
         domains += own
     if len(set(classes.values())) > 1:
         raise DataError(f"joined-domains: sets have different numbers of classes: {classes}")

@@ -39,8 +39,8 @@ class TorchvisionImages(Protocol):
 class TorchvisionSet:
     """A data set of torchvision: its class, the arguments of its parts, and the share to split off where it has none.
 
-    Parts are read one after another; `test` empty means one pool, of which `test_fraction` of each class is the test
-    part.
+    The sets of a part are read one after another. Where `test` is empty, the share `test_fraction` of each class of
+    `train` becomes the test part.
     """
 
     library: str
@@ -58,8 +58,8 @@ def _flags(library: str, **more: str) -> TorchvisionSet:
 
 
 SOURCES: dict[str, TorchvisionSet] = {
-    # The eight tasks of model merging (Ilharco et al., 2023), RESISC45 aside: torchvision has it not. SUN397 has equal
-    # parts, as its authors' ten splits; DTD trains on its train and val parts.
+    # The eight tasks of model merging (Ilharco et al., 2023) without RESISC45, which torchvision lacks. SUN397 has
+    # equal parts, as its authors' ten splits; DTD trains on its train and val parts.
     "sun397": TorchvisionSet("SUN397", test_fraction=0.5),
     "cars": _splits("StanfordCars"),
     "eurosat": TorchvisionSet("EuroSAT", test_fraction=0.1),
@@ -89,9 +89,9 @@ def prepare(
 
     Without `source`, `name` is one of `SOURCES` and torchvision downloads it to ROOT/downloads. `source` is a folder
     that holds CLASS/IMAGE, or `train` and `test` with such folders. `test_fraction` (of each class) makes a test part
-    where there is none: 0.2 unless the source says otherwise; it is always the same one. `size` shrinks images whose
-    shorter side is longer. DataError where the folder exists, the source is unknown or not as expected, or a download
-    fails.
+    where there is none: 0.2 unless the source says otherwise, and the same images every time. `size` shrinks images
+    whose shorter side is longer. DataError where the folder exists, the source is unknown or not as expected, or a
+    download fails.
     """
     target = Path(root).expanduser() / name
     if target.exists():

@@ -86,7 +86,7 @@ def dataset(
     return Dataset(name, heads, ready["train"], ready["test"])
 
 
-def folder(name: str, root: str, wanted: str, advice: str) -> Path:
+def find(name: str, root: str, wanted: str, advice: str) -> Path:
     """`root` as a folder; DataError where `wanted` is not in it."""
     path = Path(root).expanduser()
     if not (path / wanted).exists():
@@ -148,11 +148,6 @@ def picture(file: Path, field: str, colour: bool) -> Array:
     return found.astype(np.uint8) if found.dtype == bool else found
 
 
-def optional(file: Path, read: Callable[[Path], Array]) -> Array | None:
-    """What `read` makes of a file, or None where it does not exist."""
-    return read(file) if file.is_file() else None
-
-
 def matlab(file: Path, key: str, simple: bool = False) -> Any:
     """One variable of a MATLAB file (up to version 7.2). DataError where it cannot be read or is absent."""
     try:
@@ -172,7 +167,7 @@ def fits(file: Path, field: str, found: Array, size: tuple[int, ...]) -> Array:
     return found
 
 
-def labelled(file: Path, field: str, found: Array, highest: int) -> Array:
+def class_map(file: Path, field: str, found: Array, highest: int) -> Array:
     """Whole numbers in 0..`highest`, or 255, as uint8; DataError names the others."""
     if found.dtype.kind not in "bui":
         raise DataError(f"{file}, {field}: expected whole numbers, found {found.dtype}")

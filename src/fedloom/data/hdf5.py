@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from fedloom.data import folders
 from fedloom.data.augment import Augment
-from fedloom.data.folders import FileSplit, dataset, folder, matlab
+from fedloom.data.folders import FileSplit
 from fedloom.data.nyud import shifted
 from fedloom.data.prepare import Array
 from fedloom.data.registry import DATASETS
@@ -66,7 +67,7 @@ def nyud_labeled(
     def opened(split: str) -> FileSplit:
         return open_split(root, split, tasks, classes, first_ids, normals_from, size)
 
-    return dataset("nyud-labeled", tasks, options, opened, size, augment, limit, seed)
+    return folders.dataset("nyud-labeled", tasks, options, opened, size, augment, limit, seed)
 
 
 def open_split(
@@ -79,7 +80,7 @@ def open_split(
     size: tuple[int, int] | None = None,
 ) -> FileSplit:
     """The images of `split` (train or val). DataError where the file is not as expected."""
-    path = folder("nyud-labeled", root, FILE, ADVICE)
+    path = folders.find("nyud-labeled", root, FILE, ADVICE)
     file = path / FILE
     total = _shape(file, tasks)
     positions = _positions(path / "splits.mat", split, total)
@@ -209,7 +210,7 @@ def _positions(file: Path, split: str, total: int) -> tuple[int, ...]:
         positions = tuple(range(min(cut, total)) if split == "train" else range(cut, total))
     else:
         key = "trainNdxs" if split == "train" else "testNdxs"
-        numbers = np.asarray(matlab(file, key)).reshape(-1).astype(int)
+        numbers = np.asarray(folders.matlab(file, key)).reshape(-1).astype(int)
         if numbers.size and not (numbers.min() >= 1 and numbers.max() <= total):
             raise DataError(f"{file}, {key}: expected 1..{total}, found {numbers.min()}..{numbers.max()}")
         positions = tuple((numbers - 1).tolist())
@@ -232,7 +233,7 @@ def _mapping(file: Path, classes: int) -> Array:
             f"{file}: absent. It maps the 894 names to 40 classes (variable mapClass, published with the data set's "
             "toolbox). Put it there, or set first_ids: true for the thesis' reading of the names"
         )
-    found = np.asarray(matlab(file, "mapClass")).reshape(-1)
+    found = np.asarray(folders.matlab(file, "mapClass")).reshape(-1)
     if not len(found) or found.dtype.kind not in "uif" or found.min() < 0 or found.max() > 40:
         raise DataError(f"{file}, mapClass: expected classes 0..40, one per name, found {found.dtype}")
     return shifted(np.concatenate([[0], found]).astype(np.uint8), classes)

@@ -57,10 +57,10 @@ def many(
     {set: {group: [classes]}}, becomes one task per group of classes, NAME-GROUP, with the classes numbered from 0 as
     listed. Groups of a set are disjoint, and examples of no group are left out.
 
-    All images come in one shape, uint8, `channels` x size x size. `size`, `channels` and `limit` (so many random
-    examples of each part of each set) go to every set that takes such a parameter and does not state it itself; a
-    relative `path` starts from `root`. A batch may mix sets: each example is normalised per channel by the mean and
-    standard deviation of its own set's train part.
+    All images come in one shape, uint8, `channels` x size x size. `size`, `channels` and `limit` (the number of
+    random examples kept of each part of each set) go to every set that takes such a parameter and does not state it
+    itself; a relative `path` starts from `root`. A batch may mix sets: each example is normalised per channel by the
+    mean and standard deviation of its own set's train part.
 
     The sets are the domains and lie one after another. Raises DataError where a set holds no such images in memory or a
     task has no example in a part, and RecipeError where `by_domain` or `classes` do not fit the sets.

@@ -10,21 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from fedloom.data import folders
 from fedloom.data.augment import Augment
-from fedloom.data.folders import (
-    FileSplit,
-    above_half,
-    dataset,
-    fits,
-    folder,
-    labelled,
-    normals_of,
-    optional,
-    picture,
-    present,
-    sizes,
-    split_list,
-)
+from fedloom.data.folders import FileSplit
 from fedloom.data.prepare import Array
 from fedloom.data.registry import DATASETS
 from fedloom.errors import DataError
@@ -86,16 +74,16 @@ def nyud(
     def opened(split: str) -> FileSplit:
         return open_split(root, split, tasks, classes)
 
-    return dataset("nyud", tasks, options, opened, size, augment, limit, seed)
+    return folders.dataset("nyud", tasks, options, opened, size, augment, limit, seed)
 
 
 def open_split(root: str, split: str, tasks: list[NyudTask], classes: int = 40) -> FileSplit:
     """The images that `split` (train or val) lists. DataError where the list or an image is absent."""
-    path = folder("nyud", root, "gt_sets", ADVICE)
+    path = folders.find("nyud", root, "gt_sets", ADVICE)
     listed = path / "gt_sets" / f"{split}.txt"
-    names = split_list(listed)
-    annotated: dict[str, Array] = {task: present(path / FILES[task].format(name) for name in names) for task in tasks}
-    version = sizes((path / "images" / f"{name}.png" for name in names), listed)
+    names = folders.split_list(listed)
+    annotated = {str(task): folders.present(path / FILES[task].format(name) for name in names) for task in tasks}
+    version = folders.sizes((path / "images" / f"{name}.png" for name in names), listed)
     return FileSplit(names, NyudReader(path, names, tuple(tasks), classes), annotated, version)
 
 
@@ -110,24 +98,20 @@ class NyudReader:
 
     def __call__(self, i: int, tasks: Collection[str]) -> dict[str, Array | None]:
         """Image (H x W x 3, uint8) and raw labels of `tasks`, None where a file is absent."""
-        image = picture(self.root / "images" / f"{self.names[i]}.png", "image", colour=True)
+        image = folders.picture(self.root / "images" / f"{self.names[i]}.png", "image", colour=True)
         found: dict[str, Array | None] = {"image": image}
         for task in (t for t in self.tasks if t in tasks):
             file = self.root / FILES[task].format(self.names[i])
-
-            def read(file: Path, task: NyudTask = task) -> Array:
-                return fits(file, task, self._label(file, task), image.shape[:2])
-
-            found[task] = optional(file, read)
+            found[task] = folders.fits(file, task, self._label(file, task), image.shape[:2]) if file.is_file() else None
         return found
 
     def _label(self, file: Path, task: NyudTask) -> Array:
         if task == "semseg":
-            return shifted(labelled(file, task, picture(file, task, colour=False), 40), self.classes)
+            return shifted(folders.class_map(file, task, folders.picture(file, task, colour=False), 40), self.classes)
         if task == "normals":
-            return normals_of(picture(file, task, colour=True))
+            return folders.normals_of(folders.picture(file, task, colour=True))
         if task == "edge":
-            return above_half(picture(file, task, colour=False))
+            return folders.above_half(folders.picture(file, task, colour=False))
         return metres(file)
 
 
@@ -144,7 +128,7 @@ def shifted(stored: Array, classes: int) -> Array:
 
 
 def metres(file: Path) -> Array:
-    """A depth map (H x W, float32), 0 where there is no value. DataError where it is no map of metres."""
+    """A depth map (H x W, float32), 0 where there is no value. DataError where the file holds anything else."""
     try:
         depth: Array = np.load(file, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:

@@ -11,21 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from fedloom.data import folders
 from fedloom.data.augment import Augment
-from fedloom.data.folders import (
-    FileSplit,
-    above_half,
-    dataset,
-    fits,
-    folder,
-    labelled,
-    matlab,
-    normals_of,
-    picture,
-    present,
-    sizes,
-    split_list,
-)
+from fedloom.data.folders import FileSplit
 from fedloom.data.prepare import Array
 from fedloom.data.registry import DATASETS
 from fedloom.errors import DataError
@@ -102,15 +90,15 @@ def pascal_context(
     def opened(split: str) -> FileSplit:
         return open_split(root, split, tasks, classes)
 
-    return dataset("pascal-context", tasks, options, opened, size, augment, limit, seed)
+    return folders.dataset("pascal-context", tasks, options, opened, size, augment, limit, seed)
 
 
 def open_split(root: str, split: str, tasks: list[PascalTask], classes: int = 21) -> FileSplit:
     """The images that `split` (train or val) lists. DataError where the list or an image is absent."""
-    path = folder("pascal-context", root, "ImageSets/Context", ADVICE)
+    path = folders.find("pascal-context", root, "ImageSets/Context", ADVICE)
     listed = path / "ImageSets" / "Context" / f"{split}.txt"
-    names = split_list(listed)
-    version = sizes((path / "JPEGImages" / f"{name}.jpg" for name in names), listed)
+    names = folders.split_list(listed)
+    version = folders.sizes((path / "JPEGImages" / f"{name}.jpg" for name in names), listed)
     valid = _normal_classes(path) if "normals" in tasks else None
     reader = PascalReader(path, names, tuple(tasks), classes, valid)
     annotated = {task: reader.annotated(task) for task in tasks}
@@ -147,33 +135,33 @@ class PascalReader:
 
     def annotated(self, task: PascalTask) -> Array:
         """Which images (N, bool) have the files of a task."""
-        return np.array([present(self.files(task, name)).all() for name in self.names], bool)
+        return np.array([folders.present(self.files(task, name)).all() for name in self.names], bool)
 
     def __call__(self, i: int, tasks: Collection[str]) -> dict[str, Array | None]:
         """Image (H x W x 3, uint8) and raw labels of `tasks`, None where a file is absent."""
         name = self.names[i]
-        image = picture(self.root / "JPEGImages" / f"{name}.jpg", "image", colour=True)
+        image = folders.picture(self.root / "JPEGImages" / f"{name}.jpg", "image", colour=True)
         found: dict[str, Array | None] = {"image": image}
         for task in (t for t in self.tasks if t in tasks):
             files = self.files(task, name)
-            found[task] = self._label(task, files, image.shape[:2]) if present(files).all() else None
+            found[task] = self._label(task, files, image.shape[:2]) if folders.present(files).all() else None
         return found
 
     def _label(self, task: PascalTask, files: tuple[Path, ...], size: tuple[int, ...]) -> Array:
         file = files[0]
         if task == "semseg":
-            stored = fits(file, task, picture(file, task, colour=False), size)
+            stored = folders.fits(file, task, folders.picture(file, task, colour=False), size)
             if self.classes == 21:
-                return labelled(file, task, stored, 20)
-            label = labelled(file, task, stored, IGNORE)
+                return folders.class_map(file, task, stored, 20)
+            label = folders.class_map(file, task, stored, IGNORE)
             return np.where(label < self.classes, label, np.uint8(IGNORE))
         if task == "human_parts":
             return parts_of(file, size)
         if task == "saliency":
-            return above_half(fits(file, task, picture(file, task, colour=False), size))
+            return folders.above_half(folders.fits(file, task, folders.picture(file, task, colour=False), size))
         if task == "edge":
             return edges_of(_label_map(file, size))
-        normals = normals_of(fits(file, task, picture(file, task, colour=True), size))
+        normals = folders.normals_of(folders.fits(file, task, folders.picture(file, task, colour=True), size))
         if self.valid is not None:
             normals[~np.isin(_label_map(files[1], size), self.valid)] = 0
         return normals
@@ -182,7 +170,7 @@ class PascalReader:
 def parts_of(file: Path, size: tuple[int, ...]) -> Array:
     """Classes 0..6 (H x W, uint8) of a PASCAL-Part annotation; DataError where it is not as expected."""
     label = np.zeros(size, np.uint8)
-    anno = matlab(file, "anno", simple=True)
+    anno = folders.matlab(file, "anno", simple=True)
     for thing in _structs(file, "anno", anno):
         for obj in _structs(file, "objects", thing.get("objects", ())):
             if _number(file, "class_ind", obj.get("class_ind")) != PERSON:
@@ -193,7 +181,7 @@ def parts_of(file: Path, size: tuple[int, ...]) -> Array:
                     raise DataError(f"{file}, part_name: expected a part of a person of PASCAL-Part, found {name!r}")
                 if not isinstance(mask, np.ndarray) or mask.ndim != 2:
                     raise DataError(f"{file}, mask of part {name!r}: expected H x W, found {type(mask).__name__}")
-                label[fits(file, f"mask of part {name!r}", mask, size) != 0] = CLASS_OF_PART[name]
+                label[folders.fits(file, f"mask of part {name!r}", mask, size) != 0] = CLASS_OF_PART[name]
     return label
 
 
@@ -205,10 +193,10 @@ def edges_of(labels: Array) -> Array:
 
 
 def _label_map(file: Path, size: tuple[int, ...]) -> Array:
-    found = np.asarray(matlab(file, "LabelMap"))
+    found = np.asarray(folders.matlab(file, "LabelMap"))
     if found.ndim != 2 or found.dtype.kind not in "buif" or (found.size and not (found == np.floor(found)).all()):
         raise DataError(f"{file}, LabelMap: expected H x W whole numbers, found {found.dtype} of shape {found.shape}")
-    return fits(file, "LabelMap", found, size)
+    return folders.fits(file, "LabelMap", found, size)
 
 
 def _structs(file: Path, field: str, value: Any) -> Iterator[Mapping[str, Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,8 @@ from fedloom.errors import DataError
 from fedloom.tasks.classification import Classification
 
 TASK = "label"
+Piece = tuple[Tensor, Array, Array]
+"""Some images (n x 3 x H x W, uint8), their labels (n) and the numbers of their domains (n)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,18 +70,19 @@ def crop(x: Tensor, pad: int, top: Tensor, left: Tensor, mirrored: Tensor) -> Te
 
 def dataset(
     name: str,
-    parts: Mapping[str, tuple[list[Tensor], list[Array], list[Array]]],
+    parts: Mapping[str, Sequence[Piece]],
     domains: tuple[str, ...],
     classes: int,
     pad: int,
     flip: bool,
 ) -> Dataset:
-    """A data set of one task, `label`, from {"train" and "test": images, labels and domain numbers in pieces}.
+    """A data set of one task, `label`, from the pieces of the parts "train" and "test".
 
     DataError where a domain has no example in a part.
     """
     ready = {}
-    for split, (images, labels, numbers) in parts.items():
+    for split, pieces in parts.items():
+        images, labels, numbers = zip(*pieces, strict=True)
         domain = np.concatenate(numbers).astype(np.int64)
         for number, missing in enumerate(np.bincount(domain, minlength=len(domains)) == 0):
             if missing:

@@ -54,7 +54,7 @@ def channel_statistics(images: Tensor, rows: int = 256) -> tuple[tuple[float, ..
     """Mean and standard deviation per channel (axis 1) in the units of a batch: uint8 counts as 0..1.
 
     Reads `rows` examples at a time, for images that lie on disk. A constant channel has standard deviation 1, so that
-    it can be divided by. NaN or infinity in a channel shows as such in its mean or standard deviation.
+    it can be divided by. NaN or infinity in a channel makes its mean or standard deviation NaN or infinite.
     """
     import torch
 

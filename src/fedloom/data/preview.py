@@ -23,7 +23,7 @@ from fedloom.tasks.task import IGNORE, Task
 CELL = 160  # about as wide, in pixels, as a cell is drawn
 GAP, HEADER = 4, 16
 BACKGROUND, INK = (24, 24, 28), (235, 235, 235)
-NOTHING, BACKDROP = (0, 0, 0), (40, 40, 40)  # where a label is ignored; what is no part of anybody
+NOTHING, BACKDROP = (0, 0, 0), (40, 40, 40)  # pixels without a label; background of human parts
 # Anchors of the colours of depth, near to far, evenly spaced: viridis from its light end.
 NEAR_TO_FAR = ((253, 231, 37), (94, 201, 98), (33, 145, 140), (59, 82, 139), (68, 1, 84))
 

@@ -17,7 +17,7 @@ from fedloom.errors import DataError, RecipeError, nearest
 def splits(name: str, keys: Sequence[str], test_fraction: float | None) -> tuple[str, ...]:
     """What `{split}` stands for in the keys: "train" and "test", or "pool" where no key has it.
 
-    RecipeError where some keys have it and some have not, or where `test_fraction` is not given for a pool alone.
+    RecipeError where only some keys have it, a pool comes without `test_fraction`, or `test_fraction` without a pool.
     """
     pooled = ["{split}" not in key for key in keys]
     if any(pooled) != all(pooled):

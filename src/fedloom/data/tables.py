@@ -34,9 +34,9 @@ def tables(
     """Feature vectors with one task for each value of a column, from an .npz archive or a folder of .npy files.
 
     `features` (N x F, or N x ... which is flattened), `targets` and `task_by` (N integers) are keys, in which `{split}`
-    stands for `train` and `test`; without it they name one pool, of which `test_fraction`, stratified by task, becomes
-    the test part. A value v becomes the task and the domain PREFIX-v, with leading zeros, so that `partition: {name:
-    domains, clients: 1}` makes a client of each and tests it on its own examples.
+    stands for `train` and `test`; without it they name one pool, and the share `test_fraction` of it, stratified by
+    task, becomes the test part. A value v becomes the task and the domain PREFIX-v, with leading zeros, so that
+    `partition: {name: domains, clients: 1}` makes a client of each and tests it on its own examples.
 
     Classification: N integers from 0, -1 = unlabelled; all tasks have as many classes as the largest label says.
     Regression: N or N x K real numbers, NaN = none. K > 1 targets become K tasks PREFIX-v-NAME, named by the key

@@ -117,7 +117,7 @@ def draw_warp(
 
 
 def _choose(rows: Tensor, cols: Tensor, semseg: Tensor, share: float) -> Tensor:
-    """The first crop of each image (B) of which no class fills `share`; the last, if there is none."""
+    """The number of each image's first crop (B) in which no class fills `share`, or of its last crop."""
     tries, count = rows.shape[:2]
     source = (semseg.shape[1], semseg.shape[2])
     flat = semseg.flatten(1)

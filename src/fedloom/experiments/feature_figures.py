@@ -11,6 +11,7 @@ import numpy as np
 from fedloom.experiments.domain_runs import DomainModel
 from fedloom.extras import figure, need
 
+SPECTRUM, EMBEDDING, MAPS = "singular-values.png", "tsne.png", "grad-cam.png"
 RANK = "effective rank: exp of the entropy of the singular values, divided by their sum"
 _DECADES = 8  # singular values further below the largest are rounding
 _MARKERS = "os^Dvp<>hX"
@@ -61,7 +62,13 @@ def _panels(rows: int, columns: int, width: float, height: float, **options: Any
     return page, page.subplots(rows, columns, squeeze=False, **options)
 
 
-def draw_spectra(spectra: Sequence[Spectrum]) -> Any:
+def draw(spectra: Sequence[Spectrum], embedded: Sequence[Embedded], heat: Sequence[HeatMaps]) -> dict[str, Any]:
+    """File name -> matplotlib Figure."""
+    figures = {SPECTRUM: _spectra(spectra), EMBEDDING: _embedded(embedded)}
+    return figures | ({MAPS: _heat(heat)} if heat else {})
+
+
+def _spectra(spectra: Sequence[Spectrum]) -> Any:
     """A panel a run, a line a view, a colour a domain."""
     runs = list(dict.fromkeys(s.run for s in spectra))
     colors = {domain: f"C{i % 10}" for i, domain in enumerate(dict.fromkeys(s.view.domain for s in spectra))}
@@ -84,7 +91,7 @@ def draw_spectra(spectra: Sequence[Spectrum]) -> Any:
     return page
 
 
-def draw_embedded(embedded: Sequence[Embedded]) -> Any:
+def _embedded(embedded: Sequence[Embedded]) -> Any:
     """A panel a run: a colour a class, a marker a domain, and a star at the mean of each class."""
     page, axes = _panels(1, len(embedded), 4.2, 4.2)
     palette = need("matplotlib", "report").colormaps["tab20"]
@@ -110,7 +117,7 @@ def draw_embedded(embedded: Sequence[Embedded]) -> Any:
     return page
 
 
-def draw_heat(heat: Sequence[HeatMaps]) -> Any:
+def _heat(heat: Sequence[HeatMaps]) -> Any:
     """A row a test image; columns are the image and each run's map over it, with the class that it answers."""
     runs = list(heat[0].maps)
     page, axes = _panels(sum(len(h.images) for h in heat), 1 + len(runs), 1.7, 1.9)

@@ -21,16 +21,7 @@ from fedloom.data.preview import pictures
 from fedloom.errors import StateError, writing
 from fedloom.experiments.domain_runs import DomainModel, DomainRun, read
 from fedloom.experiments.encoded import BATCH
-from fedloom.experiments.feature_figures import (
-    RANK,
-    Array,
-    Embedded,
-    HeatMaps,
-    Spectrum,
-    draw_embedded,
-    draw_heat,
-    draw_spectra,
-)
+from fedloom.experiments.feature_figures import RANK, Array, Embedded, HeatMaps, Spectrum, draw
 from fedloom.export.finished import Steps, Tell
 from fedloom.extras import need, save_figure
 from fedloom.models.multitask import MultiTask
@@ -42,7 +33,6 @@ from fedloom.training.feature_modules import FeatureModule
 
 PARTS = ("f+", "f-", "f*", "f~")
 """Domain-robust, domain-related, corrected and fused features, as in Table 7."""
-SPECTRUM, EMBEDDING, MAPS = "singular-values.png", "tsne.png", "grad-cam.png"
 
 
 def singular_values(features: Tensor) -> Array:
@@ -157,9 +147,7 @@ class FeatureStudy:
     def write(self, folder: Path) -> list[Path]:
         """singular-values.csv, parts.csv (with feature modules), and the figures singular-values.png, tsne.png and
         grad-cam.png. Raises UserError where the folder cannot be written."""
-        figures = {SPECTRUM: draw_spectra(self.spectra), EMBEDDING: draw_embedded(self.embedded)}
-        if self.heat:
-            figures[MAPS] = draw_heat(self.heat)
+        figures = draw(self.spectra, self.embedded, self.heat)
         tables = {"singular-values.csv": csv_text(*self._values())}
         if self.parts:
             lines = [

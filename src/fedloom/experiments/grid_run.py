@@ -6,7 +6,6 @@ however it ends.
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
 import shutil
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom.errors import RecipeError, StateError, UserError
+from fedloom.experiments.memory import available_memory
 from fedloom.recipes.schema import Recipe, recipe_hash
 from fedloom.study.grid import Cell, Grid, recipes, refused_in, save, select, state_of
 
@@ -194,20 +194,6 @@ def default_jobs(recipes: Sequence[Recipe]) -> int:
         return 1
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cpus // max(r.runtime.workers * r.runtime.threads for r in recipes))
-
-
-def available_memory() -> int:
-    """Bytes that a process could take now, as the system and a container's limit say."""
-    found = []
-    with contextlib.suppress(OSError, StopIteration, ValueError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        found.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")))
-    with contextlib.suppress(OSError, ValueError):
-        limit, used = (int(Path("/sys/fs/cgroup", f"memory.{x}").read_text()) for x in ("max", "current"))
-        found.append(limit - used)
-    if not found and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    return min(found, default=8 * 10**9)
 
 
 def _size(recipe: Recipe) -> str:

@@ -39,6 +39,7 @@ from fedloom.relatedness.compare import DISTANCES
 from fedloom.rounds.built import Built
 from fedloom.rounds.federation import Part
 from fedloom.rounds.worker import check_device
+from fedloom.study.report.looks import plain
 from fedloom.study.report.related import FILE
 from fedloom.study.tables.markup import csv_text
 from fedloom.study.tables.sheet import Sheet
@@ -351,4 +352,4 @@ def _sheet(title: str, names: Sequence[str], M: Matrix) -> Sheet:
 
 
 def _plain(M: Matrix) -> list[list[float | None]]:
-    return [[float(v) if math.isfinite(v) else None for v in row] for row in M]
+    return [[plain(float(v)) for v in row] for row in M]

@@ -7,17 +7,16 @@ loads them with timm and torch alone. Nothing is pickled.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedloom import tasks as task_classes
 from fedloom._version import __version__
@@ -26,23 +25,23 @@ from fedloom.data.joined import JoinedExamples
 from fedloom.data.preview import Cell, grid, label, normal
 from fedloom.engines.api import trained_models
 from fedloom.errors import StateError, UserError, nearest
+from fedloom.export.card import RECIPE, card, is_image
 from fedloom.export.finished import model_keys
+from fedloom.export.loader import LOADER, WEIGHTS, loader, loader_fits
 from fedloom.extras import need
 from fedloom.models.changes import changed
 from fedloom.models.multitask import MultiTask, build_model
-from fedloom.models.nets import PyramidEncoder
 from fedloom.recipes.loader import dump, load
 from fedloom.recipes.schema import Recipe
 from fedloom.rounds.build import build, method_of
 from fedloom.rounds.built import Built
-from fedloom.rounds.federation import Client
 from fedloom.runs.folder import RunFolder
-from fedloom.runs.reader import Run, TaskMetric, human_bytes
+from fedloom.runs.reader import Run
 from fedloom.tasks.dense import DenseTask, as_label
 from fedloom.tasks.regression import Regression
 from fedloom.tasks.task import Task
 
-ABOUT, WEIGHTS, CARD, LOADER, RECIPE = "export.json", "model.safetensors", "README.md", "load.py", "recipe.yaml"
+ABOUT, CARD = "export.json", "README.md"
 
 
 def export(run: Path, out: Path, client: str | None = None, task: str | None = None, licence: str = "unknown") -> Path:
@@ -78,11 +77,10 @@ def export(run: Path, out: Path, client: str | None = None, task: str | None = N
     files = {
         ABOUT: json.dumps(about, indent=1),
         RECIPE: dump(recipe),
-        CARD: _card(built, Run.read(run), about, wanted, client),
+        CARD: card(built, Run.read(run), about, wanted, client),
     }
-    loader = _loader(built.module, about, wanted)
-    if loader is not None:
-        files[LOADER] = loader
+    if loader_fits(built.module, wanted):
+        files[LOADER] = loader(built.module, about, wanted)
     for name, text in files.items():
         (out / name).write_text(text, encoding="utf-8")
     return out
@@ -149,197 +147,6 @@ def _inputs(
     return part, mean.tolist(), std.tolist()
 
 
-def _card(built: Built, run: Run, about: Mapping[str, Any], wanted: Sequence[Task], client: str | None) -> str:
-    """The model card: which model, of what, with which data, measured how, at what cost."""
-    owner = " and ".join(f"{what} {_plain(about[what])}" for what in ("client", "task") if about[what] is not None)
-    shape = " x ".join(map(str, about["input_shape"]))
-    mean, std = (None if about[k] is None else ", ".join(f"{v:.4g}" for v in about[k]) for k in ("mean", "std"))
-    normalised = "as they are" if mean is None else f"normalised (mean {mean}; standard deviation {std})"
-    sent = run.bytes_total()
-    data = _plain(run.recipe["data"]["name"])
-    return "\n".join(
-        [
-            "---",
-            f"license: {about['licence']}",
-            "library_name: fedloom",
-            "tags: [federated-learning, multi-task-learning]",
-            "---",
-            "",
-            f"# {_plain(about['recipe'])}: {_plain(about['method'])}",
-            "",
-            f"This is {f'the model of {owner}' if owner else 'the global model'} of a federated run of "
-            f"{len(run.info['clients'])} clients and {run.last_round} rounds.",
-            "",
-            f"- Tasks: {', '.join(f'{t.name} ({t.kind}, {t.channels})' for t in wanted)}",
-            f"- Input: {shape}, {'values of 0 to 1, ' if len(about['input_shape']) == 3 else ''}{normalised}",
-            f"- Data: {data}; partition: {_plain(run.recipe['partition']['name'])}",
-            f"- Method: {_plain(about['method'])}; seed {about['seed']}; fedloom {about['fedloom']}; {RECIPE} says all",
-            f"- Sent over the run: {human_bytes(sent['up'])} by clients, {human_bytes(sent['down'])} to clients",
-            f"- Licence: {about['licence']}. Weights inherit what the licence of the data asks for, and that of "
-            "pretrained weights where training began from some.",
-            "",
-            "## Splits",
-            "",
-            *_splits(built.federation.clients, client),
-            "",
-            "## Measured",
-            "",
-            *_measured(run, about, {t.name for t in wanted}, client),
-            "",
-            "## Use",
-            "",
-            *_used(built.module, about, wanted),
-            "",
-            "No statement is made about other data than that, nor about what can be told from the weights about the "
-            "clients' data.",
-            "",
-        ]
-    )
-
-
-def _splits(clients: Mapping[str, Client], client: str | None) -> list[str]:
-    """A table of how many examples the clients have; a part that several share counts once."""
-    rows = [["part", "examples", "of each client"]]
-    for split in ("train", "val", "test"):
-        parts = [c.part(split) for c in clients.values()]
-        shared = any(part.name == "shared" for part in parts)
-        total = sum(len(part) for part in ({id(part): part for part in parts}.values()))
-        sizes = sorted({len(part) for part in parts})
-        each = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
-        rows.append([split + (" (shared)" if shared else ""), f"{total:,}", each])
-        if client is not None:
-            rows[-1].append(f"{len(clients[client].part(split)):,}")
-    if client is not None:
-        rows[0].append(f"of client {_plain(client)}")
-    return _table(rows)
-
-
-def _measured(run: Run, about: Mapping[str, Any], tasks: set[str], client: str | None) -> list[str]:
-    """What the run measured of the very model, not of the personal ones of clients beside it."""
-    if about["client"] is None and about["task"] is None:
-        only = [{**line, "metrics": [m for m in line["metrics"] if m["model"] == "global"]} for line in run.rounds]
-        run = replace(run, rounds=tuple(only))
-    try:
-        final = run.by_client()[client] if client is not None else run.final()
-    except (StateError, KeyError):
-        return ["The run did not measure this model on test data."]
-    rows = [["task", "value"]] + [
-        [str(TaskMetric(task, metric, dict(run.info["tasks"][task]["metrics"]).get(metric, "min"))), f"{value:.4f}"]
-        for task, values in final.values.items()
-        if task in tasks
-        for metric, value in values.items()
-        if not math.isnan(value)
-    ]
-    whose = ":" if client is not None else ", mean over the clients with the task:"
-    return [f"In round {final.round}, on {', '.join(final.data)} data{whose}", "", *_table(rows)]
-
-
-def _used(module: MultiTask, about: Mapping[str, Any], wanted: Sequence[Task]) -> list[str]:
-    """How to use the model."""
-    if not _is_image(about["input_shape"]):
-        return ["`fedloom.export.bundle.Bundle.read(FOLDER).module` is the model; its inputs are no images."]
-    loads = f"`{LOADER}` loads it without fedloom, with torch and timm."
-    fits = _loader_fits(module, wanted)
-    return ["```console", "fedloom predict . image.png", "```", *(["", loads] if fits else [])]
-
-
-def _is_image(shape: Sequence[int]) -> bool:
-    return len(shape) == 3 and shape[0] in (1, 3)
-
-
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a Markdown table; the first row is its head."""
-    head, *body = (f"| {' | '.join(row)} |" for row in rows)
-    return [head, "|---" * len(rows[0]) + "|", *body]
-
-
-def _plain(text: str) -> str:
-    """A name in Markdown, in one line, that cannot be anything but text."""
-    return re.sub(r"([\\`*\[\]<>|])", r"\\\1", " ".join(str(text).split()))
-
-
-def _loader_fits(module: MultiTask, wanted: Sequence[Task]) -> bool:
-    """Whether the model is a network as timm makes it, pruned to its maps or not, with linear heads."""
-    encoder = module.encoder
-    made = getattr(encoder, "made", None)
-    if made is None or not all(type(module.heads[task.name]) is nn.Linear for task in wanted):
-        return False
-    plain = need("timm", "vision").create_model(**made, pretrained=False, num_classes=0)
-    if isinstance(encoder, PyramidEncoder):
-        plain.prune_intermediate_layers(encoder.levels, prune_norm=True, prune_head=True)
-    # with adapters, modules of a method, or norms of its own it is more than that
-    mine = {key for key in module.state_dict() if not key.startswith("heads.")}
-    return mine == {f"encoder.net.{key}" for key in plain.state_dict()}
-
-
-def _loader(module: MultiTask, about: Mapping[str, Any], wanted: Sequence[Task]) -> str | None:
-    """A script that loads the model without fedloom, or None where that takes more than timm and linear layers."""
-    if not _loader_fits(module, wanted):
-        return None
-    made: Mapping[str, Any] = module.encoder.made  # type: ignore[assignment]
-    levels = module.encoder.levels if isinstance(module.encoder, PyramidEncoder) else None
-    heads = {t.name: (module.heads[t.name].in_features, module.heads[t.name].out_features) for t in wanted}
-    return f'''"""The model of this folder with torch and timm alone. `python {LOADER} IMAGE...` prints its outputs."""
-
-import sys
-from pathlib import Path
-
-import timm
-import torch
-from safetensors.torch import load_file
-
-SHAPE = {tuple(about["input_shape"])!r}  # channels, height, width
-MEAN, STD = {about["mean"]!r}, {about["std"]!r}
-HEADS = {heads!r}  # task: features, outputs
-LEVELS = {levels!r}  # maps that the network was trained with, the last of which is read; None: its own features
-
-
-def load(file=Path(__file__).with_name({WEIGHTS!r})):
-    """(encoder, {{task: head}})."""
-    state = load_file(file)
-
-    def below(prefix):
-        return {{k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}}
-
-    encoder = timm.create_model(**{dict(made)!r}, pretrained=False, num_classes=0)
-    if LEVELS is not None:
-        encoder.prune_intermediate_layers(LEVELS, prune_norm=True, prune_head=True)
-    encoder.load_state_dict(below("encoder.net."))
-    heads = torch.nn.ModuleDict({{task: torch.nn.Linear(*size) for task, size in HEADS.items()}})
-    heads.load_state_dict(below("heads."))
-    return encoder.eval(), heads.eval()
-
-
-def features(encoder, x):
-    """What the heads read (N x F), of images N x C x H x W."""
-    if LEVELS is None:
-        return encoder(x)
-    maps = encoder.forward_intermediates(x, indices=LEVELS, output_fmt="NCHW", intermediates_only=True)
-    return maps[-1].mean((2, 3))
-
-
-def read(path):
-    """An image as the model takes it (1 x C x H x W)."""
-    import numpy as np
-    from PIL import Image
-
-    image = Image.open(path).convert("L" if SHAPE[0] == 1 else "RGB").resize(SHAPE[:0:-1], Image.Resampling.BILINEAR)
-    x = torch.from_numpy(np.array(image)).float().div(255).reshape(*SHAPE[1:], SHAPE[0]).permute(2, 0, 1)[None]
-    if MEAN is None:
-        return x
-    return (x - torch.tensor(MEAN).view(1, -1, 1, 1)) / torch.tensor(STD).view(1, -1, 1, 1)
-
-
-if __name__ == "__main__":
-    encoder, heads = load()
-    for path in sys.argv[1:]:
-        with torch.inference_mode():
-            found = features(encoder, read(path))
-            for task, head in heads.items():
-                print(path, task, head(found)[0].tolist())
-'''
-
-
 @dataclass(frozen=True, eq=False)
 class Bundle:
     """An exported model, ready for use."""
@@ -375,7 +182,7 @@ class Bundle:
         It is resized to the size that the model was trained on. Raises UserError where it cannot be read.
         """
         library = need("PIL.Image", "vision")
-        if not _is_image(self.input_shape):
+        if not is_image(self.input_shape):
             raise UserError(f"{file}: the model takes inputs of shape {self.input_shape}, which are no images")
         channels, height, width = self.input_shape
         try:

@@ -50,14 +50,12 @@ class ThesisDecoder(Decoder):
     """The coarsest map through as many (3x3 convolution, norm, ReLU, twice as large) as reach the input's size.
 
     Source: the release of the decentralised thesis, which takes 2048 channels at stride 32 to 64 in five steps that
-    halve the channels. Smaller encoders halve down to `smallest` channels.
+    halve the channels. Smaller encoders halve down to 16 channels.
     """
 
-    def __init__(
-        self, channels: Sequence[int], strides: Sequence[int], norm: Norm = "batch", smallest: int = 16
-    ) -> None:
+    def __init__(self, channels: Sequence[int], strides: Sequence[int], norm: Norm = "batch") -> None:
         super().__init__()
-        widths = [channels[-1], *(max(smallest, channels[-1] >> step) for step in range(1, strides[-1].bit_length()))]
+        widths = [channels[-1], *(max(16, channels[-1] >> step) for step in range(1, strides[-1].bit_length()))]
         self.width = widths[-1]
         self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in pairwise(widths))
         self.norms = nn.ModuleList(norm_layer(norm, b) for b in widths[1:])

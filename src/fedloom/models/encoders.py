@@ -144,8 +144,8 @@ def timm(
 
     `pretrained: true` takes ARCHITECTURE.safetensors from the folder that the environment variable FEDLOOM_WEIGHTS
     names (default ~/.cache/fedloom/weights); no download. That file, or the one that the key `weights` names, may hold
-    a classifier, which is left out, or a segmentation network whose backbone has the original Swin names, of which the
-    backbone is taken. UserError where the file is absent, or lacks or adds tensors.
+    a classifier, which is left out, or a segmentation network whose backbone has the original Swin names and is then
+    taken alone. UserError where the file is absent, or lacks or adds tensors.
     """
     from fedloom.models.timm_encoder import TimmPyramid
 

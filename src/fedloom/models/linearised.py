@@ -63,5 +63,5 @@ class Linearised(Encoder):
         return features
 
     def train(self, mode: bool = True) -> Linearised:
-        """Stays in evaluation: what is expanded is the network as it is used."""
+        """Stays in evaluation mode, since the network is expanded as it is used."""
         return super().train(False)

@@ -1,6 +1,6 @@
 """Low-rank adapters (LoRA; Hu et al., 2021) in an encoder, through peft, which is imported only where they are used.
 
-W x becomes W x + (alpha / rank) B A x, with A and B trained and W frozen. B is 0 at first, so nothing changes by it.
+W x becomes W x + (alpha / rank) B A x, with A and B trained and W frozen. B begins as 0, so the output as it was.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from torch.utils.hooks import RemovableHandle
 
 
 def pass_zeros(encoder: nn.Module, shape: tuple[int, ...], hooks: Sequence[RemovableHandle]) -> None:
-    """One example of zeros in evaluation mode, for hooks that look; they are removed afterwards, come what may."""
+    """One example of zeros in evaluation mode, for hooks that look; they are removed afterwards in any case."""
     mode = encoder.training
     try:
         with torch.no_grad():

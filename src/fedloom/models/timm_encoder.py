@@ -100,7 +100,7 @@ class TimmPyramid(PyramidEncoder):
 
 
 def network(architecture: str, channels: int, **overrides: Any) -> Any:
-    """A network of timm for images of so many channels, without classifier. RecipeError where timm has it not."""
+    """A network of timm for images of `channels` channels, without classifier. RecipeError where timm lacks it."""
     if not timm.is_model(architecture):
         hint = nearest(architecture.split(".")[0], timm.list_models())
         raise RecipeError(f"timm: unknown architecture {architecture!r}.{hint}")
@@ -111,7 +111,7 @@ def network(architecture: str, channels: int, **overrides: Any) -> Any:
 
 
 def own(encoder: nn.Module, state: Collection[str]) -> bool:
-    """Whether a state has the encoder's own names: some of them will do, for the rest is then named as missing."""
+    """Whether a state has any of the encoder's own names; those that it lacks are reported as missing later."""
     return any(key in state for key in encoder.state_dict())
 
 

@@ -43,7 +43,7 @@ def synchronous(
 
     Links work side by side: one message does not wait for another. The round ends when all training and all messages
     are done, or `deadline` seconds after its start if that is earlier. On time means at the deadline or before.
-    An infinite time never arrives, which without a deadline is an error.
+    What takes infinitely long never arrives, which is an error without a deadline.
 
     Raises ValueError for a negative time or a sender that does not train.
     """
@@ -70,7 +70,7 @@ def synchronous(
 
 @dataclass(frozen=True)
 class Arrival:
-    """Something that happens at a peer: a message of a sender (or of itself: its training is done) is there."""
+    """An event at a peer: a message has come or, where it is the sender itself, its training has ended."""
 
     time: float
     receiver: str
@@ -81,10 +81,10 @@ class Arrival:
 
 
 class Events:
-    """Asynchronous events in the order of their times: a priority queue and the time of what was last taken.
+    """Asynchronous events in the order of their times: a priority queue, and the time of the event last taken.
 
-    What arrives at the same time is ordered by (receiver, sender, number), never by who was put in first, unless that
-    is the same pair. So the order depends on the times alone.
+    Events of the same time are ordered by (receiver, sender, number), so that it does not matter which pair's event was
+    put in first.
     """
 
     def __init__(self, now: float = 0.0) -> None:
@@ -96,7 +96,7 @@ class Events:
         return len(self._heap)
 
     def put(self, after: float, sender: str, receiver: str, item: Any = None) -> Arrival:
-        """Something of `sender` is at `receiver` in `after` seconds. Raises ValueError unless they are finite, >= 0."""
+        """An event of `sender` at `receiver` in `after` seconds. Raises ValueError unless they are finite and >= 0."""
         if not 0 <= after < math.inf:
             raise ValueError(f"{sender!r} to {receiver!r}: expected finite seconds >= 0, found {after}")
         number = self._count.get((sender, receiver), 0)
@@ -107,17 +107,17 @@ class Events:
 
     @property
     def next(self) -> float:
-        """When the next event is; infinite where there is none."""
+        """Time of the next event; infinite where there is none."""
         return self._heap[0][0] if self._heap else math.inf
 
     def wait(self, until: float) -> None:
-        """Let the clock move on to `until`. Raises ValueError where an event is earlier."""
+        """Move the clock on to `until`. Raises ValueError where an event is earlier."""
         if until > self.next:
             raise ValueError(f"an event at {self.next} comes before {until}")
         self.now = max(self.now, until)
 
     def take(self) -> Arrival:
-        """The next event, to whose time the clock moves. Raises IndexError where there is none."""
+        """Take the next event, and move the clock to its time. Raises IndexError where there is none."""
         if not self._heap:
             raise IndexError("no event is left")
         arrival = heapq.heappop(self._heap)[-1]

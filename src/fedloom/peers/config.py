@@ -33,17 +33,17 @@ class Similarity(Section):
     """Signal -> weight (eq. 4.7): gradient, overlap, parameters, features or cross-loss."""
     normalise: Literal["none", "min-max", "z-score"] = "none"
     every: Count = 1
-    """Judge anew every so many rounds; whom a peer has not judged it does not choose."""
+    """Peers judge each other every so many rounds; a peer that has not been judged is not chosen."""
     sketch: SketchSection | None = None
 
 
-class Groups(Section):
+class GroupsSection(Section):
     """Groups of alike peers, which each peer works out from what it heard (DFMTL thesis, C2: hierarchical).
 
-    Spectral clustering makes `low` to `high` groups, as many as have the best silhouette; a peer mixes with its own.
-    `fine`: only what is encoder is mixed within such a group, and the rest among those in it whose outputs on the
-    peer's validation data are alike: average linkage while the mean of 1 - (cos + 1) / 2 is at most this. null: all
-    within the group.
+    Spectral clustering makes `low` to `high` groups, the number with the best silhouette. A peer mixes with its own
+    group. With `fine` it mixes the encoder with all of the group, and all else only with members whose outputs on its
+    validation data are like its own: average linkage, up to a mean distance 1 - (cos + 1) / 2 of `fine`. With null it
+    mixes everything with all of the group.
     """
 
     low: Annotated[int, Field(ge=2)] = 2
@@ -51,18 +51,18 @@ class Groups(Section):
     fine: Annotated[float, Field(ge=0, le=1)] | None = 0.4
 
     @model_validator(mode="after")
-    def _in_order(self) -> Groups:
+    def _in_order(self) -> GroupsSection:
         if self.low > self.high:
             raise ValueError(f"low must not exceed high, found {self.low} and {self.high}")
         return self
 
 
 class Choose(Section):
-    """Whom of its candidates a peer asks: its group, those of at least `threshold`, the `top` most similar, or all."""
+    """Which candidates a peer asks: its group, those at least `threshold` similar, the `top` most similar, or all."""
 
     top: Annotated[int, Field(ge=0)] | None = None
     threshold: float | None = None
-    groups: Groups | None = None
+    groups: GroupsSection | None = None
 
 
 class Weights(Section):
@@ -145,9 +145,9 @@ class PeersBase(Section):
     scenario: Scenario | None = None
     """A network and its peers, or a YAML file with them; null: everybody is there, and nothing takes time."""
     deadline: Positive | None = None
-    """Simulated seconds after which a round ends; what comes later is late, or asynchronously comes in a later round.
+    """Simulated seconds after which a round ends. What comes later is dropped; asynchronously, it comes in a later one.
 
-    null: when all is done; asynchronously, when as many local rounds have ended as there are peers."""
+    null: a round ends when all is done; asynchronously, when as many local rounds have ended as there are peers."""
 
     @field_validator("scenario", mode="before")
     @classmethod
@@ -163,7 +163,7 @@ class PeersBase(Section):
     @property
     def judges(self) -> bool:
         """Whether similarities are needed at all."""
-        choosing = any(way is not None for way in (self.choose.top, self.choose.threshold, self.choose.groups))
+        choosing = any(rule is not None for rule in (self.choose.top, self.choose.threshold, self.choose.groups))
         return choosing or self.weights.kind == "soft" or self.scope == "adaptive"
 
     @model_validator(mode="after")
@@ -177,7 +177,9 @@ class PeersBase(Section):
             if self.similarity.normalise == "z-score":
                 raise ValueError("choose.groups needs similarities of at least 0, but similarity.normalise is z-score")
             if groups.fine is not None and self.scope != "full":
-                raise ValueError(f"choose.groups.fine is about what is no encoder, but scope is {self.scope!r}")
+                raise ValueError(
+                    f"choose.groups.fine is about what is outside the encoder, but scope is {self.scope!r}"
+                )
             if self.mode == "asynchronous":
                 raise ValueError(
                     "choose.groups looks at all candidates at once, but in mode 'asynchronous' they are judged one by "
@@ -185,7 +187,7 @@ class PeersBase(Section):
                 )
         if self.mode == "asynchronous":
             if self.scenario is None or self.scenario.speed is None:
-                raise ValueError("mode 'asynchronous' needs scenario.speed, or nothing says who is done first")
+                raise ValueError("mode 'asynchronous' needs scenario.speed, else nothing says who is done first")
             if self.similarity.normalise != "none":
                 raise ValueError(
                     f"similarity.normalise {self.similarity.normalise!r} compares all candidates, but in mode "

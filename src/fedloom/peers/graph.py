@@ -21,9 +21,9 @@ from fedloom.core.context import derive_seed
 from fedloom.errors import DataError, RecipeError, nearest
 from fedloom.extras import need
 from fedloom.settings.registry import Registry
+from fedloom.settings.section import Count
 
 TOPOLOGIES = Registry("topology")
-Count = Annotated[int, Field(ge=1)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Matrix = np.ndarray[Any, np.dtype[np.float64]]
 Names = tuple[str, ...]

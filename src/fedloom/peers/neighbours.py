@@ -86,7 +86,7 @@ def _positive(similarity: float) -> float:
 def inter_cluster_penalty(model: Tensor, others: Tensor, weights: Tensor | None = None, mu: float = 0.01) -> Tensor:
     """mu / 2 sum_j v_j |w - w_j|^2 over the models w_j (n x d) of peers in other groups: what draws groups together.
 
-    v (n) are their weights, divided by their sum; all alike without. The gradient at w (d) is mu (w - sum_j v_j w_j),
+    v (n) are their weights, divided by their sum; all 1 by default. The gradient at w (d) is mu (w - sum_j v_j w_j),
     so mu is the pull towards their mean per unit of learning rate. 0 for n = 0.
 
     The thesis asks for a regularisation between clusters (section 1.1) that keeps knowledge shared across tasks, and
@@ -108,11 +108,12 @@ def inter_cluster_penalty(model: Tensor, others: Tensor, weights: Tensor | None 
 def coarse_clusters(names: Sequence[str], similarity: Tensor, low: int = 2, high: int = 4, seed: int = 0) -> Groups:
     """Groups of similar peers by spectral clustering of a similarity matrix (N x N, at least 0): C2's first level.
 
-    Of `low` to `high` groups the number with the best silhouette, on distances 1 - s / max s; of equals the smallest.
-    Peers are sorted first. No more than `low` peers are one group, and so are peers without any similarity.
+    The number of groups, `low` to `high`, is the one with the best silhouette on distances 1 - s / max s, and the
+    smallest of equally good ones. Peers are sorted first. `low` peers or fewer are one group, and so are peers without
+    any similarity.
 
-    The release gives the silhouette similarities for distances, whose diagonal of 1 is refused, and so always takes
-    `low`.
+    The release gives the silhouette similarities in place of distances. Their diagonal of 1 is refused, so that it
+    always takes `low`.
     """
     if not 2 <= low <= high:
         raise ValueError(f"expected 2 <= low <= high, found {low} and {high}")

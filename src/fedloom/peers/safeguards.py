@@ -24,7 +24,7 @@ class Safeguards:
     """The policy. None switches a part off; they act in this order.
 
     nonfinite   "leave-out" (layer 4): rows with nan or inf are left out, and where the solver has no finite answer all
-                rows count alike. Nothing is left of the own row: the neighbours' mean; of no row: zero.
+                rows count alike. Without the own row the neighbours' are mixed; without any row the update is zero.
     normalise   "own-norm": every row gets the norm of the peer's own update (the median of the others' if that is
                 zero), so that no task counts more for the unit of its loss. The thesis normalises to norm 1; this keeps
                 the length of a step. It was what dense tasks needed beside the layers.

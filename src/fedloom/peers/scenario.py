@@ -79,9 +79,9 @@ class Scenario(Section):
     bandwidth: Positive | None = None
     """bit/s of every link; null: no limit."""
     latency: NonNegative = 0.0
-    """Seconds that a message takes beside its bytes."""
+    """Seconds that a message takes in addition to those of its bytes."""
     links: tuple[Link, ...] = ()
-    """Links that differ; of several that fit, the last that says something counts."""
+    """Links that differ from the rest; where several fit, the last one that sets a value counts."""
     speed: Positive | None = None
     """Local steps a second; null: training takes no time."""
     speeds: dict[str, Positive] = Field(default_factory=dict)
@@ -116,7 +116,7 @@ class Scenario(Section):
         return to_yaml(self.model_dump(mode="json"))
 
     def check(self, peers: Sequence[str]) -> None:
-        """Raises RecipeError for a peer that is named here but does not exist."""
+        """Raise RecipeError for a peer that is named here but does not exist."""
         ends = [name for link in self.links for name in (link.sender, link.receiver) if name != "*"]
         for where, names in (("churn", self.churn), ("speeds", self.speeds), ("links", ends)):
             for name in names:
@@ -124,7 +124,7 @@ class Scenario(Section):
                     raise RecipeError(f"scenario.{where}: no peer {name!r}.{nearest(name, peers)}")
 
     def alive(self, peers: Sequence[str], round: int) -> tuple[str, ...]:
-        """Those of the peers that are there in a round, sorted."""
+        """The peers that are there in a round, sorted."""
         return tuple(
             peer
             for peer in sorted(peers)

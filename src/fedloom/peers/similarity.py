@@ -1,8 +1,8 @@
 """How alike other peers are, worked out at one peer from what it received (DFMTL thesis, section 4.2).
 
 Signals are rows. A similarity of a peer's own signal (m) and others' (n x m) is a vector (n); of a matrix alone
-(N x m), a matrix (N x N) with 1 on the diagonal, the thesis' s_ii. Results are float64 on the CPU. What cannot be
-judged is nan: a signal that is not finite. A nan passes through every function here and is never chosen.
+(N x m), a matrix (N x N) with 1 on the diagonal, the thesis' s_ii. Results are float64 on the CPU. A signal that is not
+finite cannot be judged: its similarity is nan, which passes through every function here and is never chosen.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def read(
     """(what to call the source in messages, its plain content, not checked).
 
     `source` is the name of a YAML file packaged below `home` (the recipes' by default), a file or a mapping; `kind` is
-    the word for it in messages. Raises RecipeError where there is none or it is no YAML.
+    the word for it in messages. Raises RecipeError where the source is not found or is not YAML.
     """
     if isinstance(source, Mapping):
         return "the mapping", deepcopy(dict(source))

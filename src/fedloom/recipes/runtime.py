@@ -7,11 +7,11 @@ from typing import Literal
 from fedloom.settings.section import Count, NonNegative, Positive, Section
 
 
-class FlowerSection(Section):
+class FlowerSettings(Section):
     """How a run goes on where clients are nodes of Flower, which come, go and fail."""
 
     nodes: Count | None = None
-    """Begin when so many clients have reported; null: all clients of the partition."""
+    """Begin when this many clients have reported; null: all clients of the partition."""
     wait: Positive = 600.0
     """Seconds to wait for them."""
     min_clients: Count = 1
@@ -25,7 +25,7 @@ class Runtime(Section):
 
     engine: Literal["process", "cluster", "flower"] = "process"
     """process: on this machine. cluster: torch.distributed under torchrun. flower: messages to Flower's nodes."""
-    flower: FlowerSection = FlowerSection()
+    flower: FlowerSettings = FlowerSettings()
     workers: Count = 1
     """Worker processes; 1 trains in this process."""
     threads: Count = 1
@@ -52,7 +52,7 @@ class Evaluation(Section):
     """What is measured after a round."""
 
     every: Count = 1
-    """Evaluate after every so many rounds, and after the last."""
+    """Evaluate after every `every` rounds, and after the last."""
     splits: tuple[Literal["val", "test"], ...] = ("val", "test")
     models: tuple[Literal["global", "personal", "trained"], ...] = ("global", "personal")
     """global: the server's model. personal: what a client would use after the round, where that differs.

@@ -19,21 +19,11 @@ from typing import TYPE_CHECKING
 from fedloom._lazy import lazy
 
 if TYPE_CHECKING:
-    from fedloom.relatedness.compare import (
-        Agreement as Agreement,
-    )
-    from fedloom.relatedness.compare import (
-        agreement as agreement,
-    )
-    from fedloom.relatedness.compare import (
-        draw as draw,
-    )
-    from fedloom.relatedness.compare import (
-        picture as picture,
-    )
-    from fedloom.relatedness.compare import (
-        symmetrised as symmetrised,
-    )
+    from fedloom.relatedness.compare import Agreement as Agreement
+    from fedloom.relatedness.compare import agreement as agreement
+    from fedloom.relatedness.compare import draw as draw
+    from fedloom.relatedness.compare import picture as picture
+    from fedloom.relatedness.compare import symmetrised as symmetrised
     from fedloom.relatedness.evidence import logme as logme
     from fedloom.relatedness.fisher import fim as fim
     from fedloom.relatedness.fisher import fisher_diagonal as fisher_diagonal

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -77,6 +77,20 @@ class Run:
     def log(self, name: str) -> tuple[Mapping[str, Any], ...]:
         """Another file of the folder, by its name, with one line a round; empty if there is no such file."""
         return _lines(self.folder / name)
+
+    def records(self, kind: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """(round, record) of what stages or peers recorded of a kind, in order."""
+        for line in self.rounds:
+            yield from ((int(line["round"]), r) for r in line.get("records", ()) if r["kind"] == kind)
+
+    @property
+    def judged(self) -> tuple[TaskMetric, ...]:
+        """Each task with its primary metric."""
+        return tuple(TaskMetric(t, i["primary"], i["metrics"][i["primary"]]) for t, i in self.info["tasks"].items())
+
+    def direction(self, task: str, metric: str) -> str:
+        """'max' where more of a metric is better, else 'min'; losses, which run.json does not list, are 'min'."""
+        return str(self.info["tasks"][task]["metrics"].get(metric, "min"))
 
     @property
     def seed(self) -> int:
@@ -251,6 +265,13 @@ class TaskMetric:
 
     def __str__(self) -> str:
         return f"{self.task} ({self.metric}) {ARROWS[self.direction]}"
+
+
+def best_round(means: Mapping[int, float], direction: str) -> int | None:
+    """The round with the best mean ('max' or 'min'), of equally good ones the first; None where all are nan."""
+    known = {number: mean for number, mean in means.items() if not math.isnan(mean)}
+    sign = 1 if direction == "max" else -1
+    return max(known, key=lambda r: (sign * known[r], -r)) if known else None
 
 
 def described(about: Mapping[str, Any]) -> str:

@@ -78,7 +78,7 @@ def expected(hint: Any, metadata: Sequence[Any] = ()) -> str:
 
 
 def carry(problems: Sequence[Problem]) -> PydanticCustomError:
-    """An error for a validator to raise: finished problems, with paths relative to the field that it validates."""
+    """An error for a validator to raise: finished problems, their paths relative to the field it validates."""
     text = "; ".join(f"{path}: {message}" if path else message for path, message in problems)
     return PydanticCustomError("carried", "{text}", {"text": text, "problems": tuple(problems)})
 
@@ -109,7 +109,7 @@ def explain(error: ValidationError, model: type[BaseModel], also: Mapping[str, A
         else:
             message = f"{found(value)} found. {one['msg']}"
         result.setdefault(path, message)
-    # A union reports what is wrong for each member: keep only what concerns the member that nearly fits.
+    # A union reports what is wrong for each of its members: keep what was said about the member that nearly fits.
     inside = {path for path in result if any(other.startswith((f"{path}.", f"{path}[")) for other in result)}
     return [(path, message) for path, message in result.items() if path not in inside]
 
@@ -122,7 +122,7 @@ def join(path: str, key: str) -> str:
 def _walk(model: type[BaseModel], loc: Sequence[str | int]) -> tuple[str, Any, FieldInfo | None]:
     """(key path, type, field) at pydantic's `loc`, as far as the types can be followed.
 
-    Parts of `loc` that cannot be followed are pydantic's own: the tag of a union's member, or the unknown key itself.
+    What cannot be followed is pydantic's own: the tag of a union's member, or the unknown key itself.
     """
     path: str = ""
     hint: Any = model
@@ -135,7 +135,7 @@ def _walk(model: type[BaseModel], loc: Sequence[str | int]) -> tuple[str, Any, F
             if part not in inner.model_fields:
                 break
             field = inner.model_fields[str(part)]
-            # In a recipe, parameters that a section holds in a field of their own stand beside its other keys.
+            # A section may hold parameters in a field of their own (`inline`); in a recipe they are keys like others.
             if part != getattr(inner, "inline", None):
                 path = join(path, str(part))
             hint = field.annotation
@@ -152,7 +152,7 @@ def _walk(model: type[BaseModel], loc: Sequence[str | int]) -> tuple[str, Any, F
 
 
 def _member(members: Sequence[Any], tag: str) -> Any:
-    """The container or model in a union that pydantic's tag, such as 'dict[str,int]', stands for."""
+    """The member of a union that pydantic's tag, such as 'dict[str,int]', stands for, if it is a container or model."""
     for member in members:
         origin = get_origin(member)
         if origin in (dict, list, tuple) and tag.startswith(origin.__name__):
@@ -163,7 +163,7 @@ def _member(members: Sequence[Any], tag: str) -> Any:
 
 
 def _unwrapped(hint: Any) -> Any:
-    """The type inside Annotated, or beside None in a union of two."""
+    """The type behind Annotated, and behind `| None` where one other member is left."""
     while True:
         if get_origin(hint) is Annotated:
             hint = get_args(hint)[0]

@@ -148,9 +148,7 @@ def hyper_weights(grid: Grid, folder: Path, split: str) -> Any:
     from fedloom.study.papers.hyper_weights import KIND, picture, table
 
     found = [
-        replace(table(run), label=label)
-        for label, run in _first_seeds(grid, folder, split)
-        if any(record["kind"] == KIND for line in run.rounds for record in line.get("records", ()))
+        replace(table(run), label=label) for label, run in _first_seeds(grid, folder, split) if any(run.records(KIND))
     ]
     if not found:
         raise StateError(f"no cell of grid {grid.name} recorded hyper weights: none has the method fedhca2")

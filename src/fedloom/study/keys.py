@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedloom.recipes import schema
-from fedloom.recipes.runtime import FlowerSection
+from fedloom.recipes.runtime import FlowerSettings
 
 QUIET = {"name", "seed", *(f"runtime.{key}" for key in schema.QUIET)}
-QUIET |= {f"runtime.flower.{key}" for key in FlowerSection.model_fields}
+QUIET |= {f"runtime.flower.{key}" for key in FlowerSettings.model_fields}
 """Keys that no comparison mentions, for they do not change results."""
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from fedloom.runs.reader import Run, TaskMetric, described, number_of
+from fedloom.runs.reader import Run, TaskMetric, best_round, described, number_of
 
 _RECENT = 10  # rounds that tell how long one takes
 _EVENTS = 5  # the last ones that are shown
@@ -97,21 +97,20 @@ def age(folder: Path) -> float:
 
 def _task(run: Run, name: str, about: Mapping[str, Any]) -> TaskNow:
     metric = about["primary"]
-    direction = about["metrics"].get(metric, "min")
+    direction = run.direction(name, metric)
     trained = [line["train"] for line in run.rounds if line.get("train")]
     losses = [e["loss"] for e in trained[-1] if e["task"] == name] if trained else []
     split = next((s for s in ("val", "test") if run.history(s)), "test")
     series = {
         final.round: final.values[name][metric] for final in run.history(split) if metric in final.values.get(name, {})
     }
-    known = {round: v for round, v in series.items() if not math.isnan(v)}
-    best = (max if direction == "max" else min)(known.items(), key=lambda item: item[1], default=None)
+    best = best_round(series, direction)
     return TaskNow(
         str(TaskMetric(name, metric, direction)),
         fmean(map(number_of, losses)) if losses else None,
         list(series.values())[-1] if series else None,
-        None if best is None else best[1],
-        None if best is None else best[0],
+        None if best is None else series[best],
+        best,
         split,
     )
 

@@ -48,7 +48,7 @@ class OdsF(Measure):
         self.seen = False
 
     def update(self, pred: Tensor, target: Tensor) -> None:
-        """Take logits B x 1 x H x W and labels, of which those from 0.5 up are edges."""
+        """Take logits B x 1 x H x W and labels; those from 0.5 up are edges."""
         y, valid = read.binary(target.cpu(), pred)
         for one, truth, known in zip(probability(pred).numpy(), (y >= 0.5).numpy(), valid.numpy(), strict=True):
             if known.any():

@@ -31,7 +31,7 @@ def _same(labels: Tensor, expected: Sequence[int]) -> None:
 
 
 def classes(labels: Tensor, pred: Tensor, ignore: int = IGNORE) -> Tensor:
-    """Class numbers, B x H x W int64, with `ignore` where there is none (-1 counts as none, too)."""
+    """Class numbers, B x H x W int64, with `ignore` (also for -1) where there is no label."""
     found = _flat(labels, pred).long()
     return torch.where(found == -1, ignore, found)
 

@@ -66,8 +66,8 @@ def normals_l1(pred: Tensor, labels: Tensor) -> Tensor:
 def depth_l1(pred: Tensor, labels: Tensor, log: bool = False) -> Tensor:
     """L1 distance in metres.
 
-    `pred` B x 1 x H x W; `labels` B x 1 x H x W or B x H x W in metres; 255, 0, less, and what is not finite do not
-    count. With `log`, predictions are log(1 + metres), and so is the distance.
+    `pred` B x 1 x H x W; `labels` B x 1 x H x W or B x H x W in metres; 255, values of 0 or less and those that
+    are not finite do not count. With `log`, predictions are log(1 + metres), and so is the distance.
     """
     target, valid = read.depth(labels, pred)
     if log:

@@ -208,7 +208,7 @@ class _BestF(Measure):
         self.counts = torch.zeros(2, thresholds + 1, dtype=torch.int64)
 
     def update(self, pred: Tensor, target: Tensor) -> None:
-        """Take 1 or 2 logits and labels, of which those from 0.5 up are positive."""
+        """Take 1 or 2 logits and labels; those from 0.5 up are positive."""
         self._count(pred, target)
 
     def _count(self, pred: Tensor, target: Tensor) -> Tensor:

@@ -47,12 +47,12 @@ class Task(ABC):
     @property
     @abstractmethod
     def metrics(self) -> Mapping[str, Direction]:
-        """Metric name -> whether larger ("max") or smaller ("min") is better; a class variable will do."""
+        """Metric name -> whether larger ("max") or smaller ("min") is better; may be a class variable."""
 
     @property
     @abstractmethod
     def primary(self) -> str:
-        """The metric that stands for the task in Delta_m; a class variable will do."""
+        """The metric that stands for the task in Delta_m; may be a class variable."""
 
     @abstractmethod
     def head(self, features: int) -> nn.Module:

@@ -3,8 +3,8 @@
 Rules shared by all partitioners:
 
 - No two clients hold the same example, unless the parameter says `shared`. An example without a label in any task
-  goes to nobody. Unless a partitioner says otherwise, every other example goes to exactly one client.
-- A client's tasks are those the partitioner gives it; where it gives all, those of which the client holds a label.
+  goes to no client. Unless a partitioner says otherwise, every other example goes to exactly one client.
+- A client's tasks are those that the partitioner gives it; where it gives all, those that the client has labels of.
   A task that no client holds, a client without an example and a client without a label of one of its tasks are errors.
 - `val_fraction` of a client's examples (rounded, at least one, at most all but one) are set apart for validation. The
   validation part is empty only where `val_fraction` is 0 or the client has a single example. Examples are taken in one

@@ -4,19 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedloom.data.partition.dealing import (
-    PARTITIONERS,
-    Alpha,
-    ByClass,
-    ValFraction,
-    add,
-    cut,
-    deal,
-    finish,
-    ids,
-    patterns,
-    stream,
-)
+from fedloom.data.partition import dealing
+from fedloom.data.partition.dealing import PARTITIONERS, Alpha, ByClass, ValFraction
 from fedloom.data.partition.table import Partition, Pool
 from fedloom.errors import RecipeError, unknown
 from fedloom.settings.section import Count
@@ -25,8 +14,8 @@ from fedloom.settings.section import Count
 @PARTITIONERS.register("iid", source="MaT-FL, 'homo'")
 def iid(pool: Pool, seed: int, *, clients: Count, val_fraction: ValFraction = 0.1) -> Partition:
     """Every client holds every task and an equal, random share of the examples."""
-    groups = deal(pool, [dict.fromkeys(pool.tasks, 1.0)] * clients, stream(seed, "iid"))
-    return finish(pool, seed, val_fraction, ids(clients), groups)
+    groups = dealing.deal(pool, [dict.fromkeys(pool.tasks, 1.0)] * clients, dealing.stream(seed, "iid"))
+    return dealing.finish(pool, seed, val_fraction, dealing.ids(clients), groups)
 
 
 @PARTITIONERS.register("class-dirichlet", source="NIID-Bench (Li et al., 2022), noniid-labeldir")
@@ -46,16 +35,16 @@ def class_dirichlet(
 
     The whole split is drawn again, at most `max_tries` times, until every client has `min_examples`. `balanced` is
     NIID-Bench's trick: a client that holds its equal share gets nothing of the classes that follow. Examples without a
-    label of `task` are split evenly. Raises RecipeError where no draw will do or `task` has no classes.
+    label of `task` are split evenly. Raises RecipeError where no draw succeeds or `task` has no classes.
     """
     name = pool.tasks[0] if task is None else task
     if name not in pool.labels:
         raise RecipeError(f"class-dirichlet: {unknown('task', name, pool.tasks)}")
-    rng = stream(seed, "class-dirichlet")
+    rng = dealing.stream(seed, "class-dirichlet")
     by_class = ByClass(alpha, min_examples, max_tries, balanced)
     with_class = np.flatnonzero(pool.labelled(name))
     groups = by_class.split(pool, name, with_class, clients, rng, f"class-dirichlet over task {name!r}")
-    for tasks, index in patterns(pool, rng):
+    for tasks, index in dealing.patterns(pool, rng):
         if name not in tasks:
-            add(groups, range(clients), cut(index, [len(g) for g in groups]))
-    return finish(pool, seed, val_fraction, ids(clients), groups)
+            dealing.add(groups, range(clients), dealing.cut(index, [len(g) for g in groups]))
+    return dealing.finish(pool, seed, val_fraction, dealing.ids(clients), groups)

@@ -8,17 +8,8 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from fedloom.data.partition.dealing import (
-    PARTITIONERS,
-    Groups,
-    ValFraction,
-    classes_of,
-    empty,
-    finish,
-    ids,
-    numbered,
-    stream,
-)
+from fedloom.data.partition import dealing
+from fedloom.data.partition.dealing import PARTITIONERS, Groups, ValFraction
 from fedloom.data.partition.table import Indices, Labels, Partition, Pool
 from fedloom.errors import DataError, RecipeError, unknown
 from fedloom.settings.section import Count
@@ -53,12 +44,12 @@ def single_and_multi(
         tasks = [task for task in pool.tasks if pool.labelled(task)[here].any()]
         kinds = [(task, {task: 1.0}, single.get(name, 0)) for task in tasks]
         kinds.append((f"{name}-multi", dict.fromkeys(tasks, 1.0), multi.get(name, 0)))
-        mine = [client for label, _, count in kinds for client in numbered(f"{label}-", count)]
+        mine = [client for label, _, count in kinds for client in dealing.numbered(f"{label}-", count)]
         clients += mine
         held += [row for _, row, count in kinds for _ in range(count)]
         domains_ += [name] * len(mine)
-        groups += np.array_split(stream(seed, "single-and-multi", name).permutation(here), len(mine))
-    return finish(pool, seed, val_fraction, clients, groups, held, domains_)
+        groups += np.array_split(dealing.stream(seed, "single-and-multi", name).permutation(here), len(mine))
+    return dealing.finish(pool, seed, val_fraction, clients, groups, held, domains_)
 
 
 @PARTITIONERS.register("domains", source="FedHEAL and F2DC: fixed and random allocation, without replacement")
@@ -77,7 +68,7 @@ def domains(
 
     `clients` per domain: one number, or {domain: number} in which an absent domain has none. `allocation: random` keeps
     the total and draws each client's domain, again until every one of these domains has a client and none runs out.
-    `fraction` of the domain's examples per client, rounded down, drawn without replacement; the rest goes to nobody. By
+    `fraction` of the domain's examples per client, rounded down, drawn without replacement; the rest is not used. By
     default the clients of a domain share all of it evenly. `cover_classes` gives every client at least one example of
     each class of the first task.
 
@@ -91,9 +82,9 @@ def domains(
         if name not in fractions:
             raise RecipeError(f"domains: no fraction is given for domain {name!r}")
     labelled = np.any([pool.labelled(task) for task in pool.tasks], axis=0)
-    rng = stream(seed, "domains")
+    rng = dealing.stream(seed, "domains")
     order = _allocated(counts, fractions, allocation == "random", max_tries, rng)
-    groups = empty(len(order))
+    groups = dealing.empty(len(order))
     for name in counts:
         members = everything[name][labelled[everything[name]]]
         mine = [k for k, domain in enumerate(order) if domain == name]
@@ -102,14 +93,14 @@ def domains(
             sizes = [n // len(mine) + (i < n % len(mine)) for i in range(len(mine))]
         else:
             sizes = [int(part * n + 1e-9)] * len(mine)
-        labels = classes_of(pool, pool.tasks[0]) if cover_classes else None
+        labels = dealing.classes_of(pool, pool.tasks[0]) if cover_classes else None
         for k, index in zip(mine, _draw(members, sizes, labels, rng, name), strict=True):
             groups[k] = index
-    return finish(pool, seed, val_fraction, ids(len(order)), groups, domains=order)
+    return dealing.finish(pool, seed, val_fraction, dealing.ids(len(order)), groups, domains=order)
 
 
 def _members(pool: Pool, names: Iterable[str], partitioner: str) -> dict[str, Indices]:
-    """Domain -> its examples, labelled or not. DataError where there are no domains, or not these."""
+    """Domain -> its examples, labelled or not. DataError where the data set has no domains or lacks one of these."""
     if pool.domain is None or not pool.domains:
         raise DataError(f"{partitioner}: the data set has no domains")
     for name in names:
@@ -125,7 +116,7 @@ def _allocated(
     tries: int,
     rng: np.random.Generator,
 ) -> list[str]:
-    """The domain of each client: as many of each as `counts` says, shuffled, or only their sum is kept (`drawn`)."""
+    """The domain of each client: `counts` of each domain, shuffled; if `drawn`, only their total is kept."""
     order = [name for name, count in counts.items() for _ in range(count)]
     if not drawn:
         if problem := _excess(counts, fractions):
@@ -146,7 +137,7 @@ def _allocated(
 
 
 def _excess(counts: Mapping[str, int], fractions: Mapping[str, float | None]) -> str:
-    """The first domain of which its clients would take more than all, in words, or an empty string."""
+    """What to say of the first domain whose clients would together take more than all of it; else an empty string."""
     for name, count in counts.items():
         part = fractions[name]
         if part is not None and part * count > 1 + 1e-9:
@@ -158,7 +149,7 @@ def _draw(
     members: Indices, sizes: Sequence[int], labels: Labels | None, rng: np.random.Generator, domain: str
 ) -> Groups:
     """Disjoint groups of the given sizes; with `labels`, each group has every class of the domain's members."""
-    groups = empty(len(sizes))
+    groups = dealing.empty(len(sizes))
     if labels is not None:
         classes = [int(c) for c in np.unique(labels[members]) if c >= 0]
         if min(sizes) < len(classes):

@@ -8,25 +8,8 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from fedloom.data.partition.dealing import (
-    PARTITIONERS,
-    Alpha,
-    ByClass,
-    Groups,
-    Held,
-    ValFraction,
-    add,
-    cut,
-    deal,
-    empty,
-    finish,
-    ids,
-    known_tasks,
-    numbered,
-    patterns,
-    proportions,
-    stream,
-)
+from fedloom.data.partition import dealing
+from fedloom.data.partition.dealing import PARTITIONERS, Alpha, ByClass, Groups, Held, ValFraction
 from fedloom.data.partition.table import Partition, Pool
 from fedloom.errors import RecipeError
 from fedloom.settings.section import Count, NonNegative
@@ -55,16 +38,16 @@ def one_task(
         if "all" in pool.tasks:
             raise RecipeError("one-task: a task named 'all' cannot be told from clients that hold all tasks")
         kinds.append(("all", dict.fromkeys(pool.tasks, 1.0), all_task_clients))
-    clients = [client for name, _, count in kinds for client in numbered(f"{name}-", count)]
+    clients = [client for name, _, count in kinds for client in dealing.numbered(f"{name}-", count)]
     held = [tasks for _, tasks, count in kinds for _ in range(count)]
     if images == "disjoint":
-        groups = deal(pool, held, stream(seed, "one-task"))
+        groups = dealing.deal(pool, held, dealing.stream(seed, "one-task"))
     else:
         groups = []
         for name, tasks, count in kinds:
             own = Pool({task: pool.labels[task] for task in tasks})
-            groups += deal(own, [tasks] * count, stream(seed, "one-task", name))
-    return finish(pool, seed, val_fraction, clients, groups, held, shared=images == "shared")
+            groups += dealing.deal(own, [tasks] * count, dealing.stream(seed, "one-task", name))
+    return dealing.finish(pool, seed, val_fraction, clients, groups, held, shared=images == "shared")
 
 
 @PARTITIONERS.register("task-weights", source="DFMTL thesis: SingleTask, Pairwise, MultiTask")
@@ -98,14 +81,14 @@ def task_weights(
         rows = [{task: weight for task, weight in row.items() if weight > 0} for row in weights]
         if clients not in (None, len(rows)):
             raise RecipeError(f"task-weights: expected {clients} rows of weights, found {len(rows)}")
-        known_tasks(pool, rows, "task-weights, row")
+        dealing.known_tasks(pool, rows, "task-weights, row")
     count = clients or len(rows)
     held = [rows[i % len(rows)] for i in range(count)]
     for task in tasks:
         if not any(task in row for row in held):
             raise RecipeError(f"task-weights: no client holds task {task!r}; found {count} clients")
-    groups = deal(pool, held, stream(seed, "task-weights"))
-    return finish(pool, seed, val_fraction, ids(count), groups, held)
+    groups = dealing.deal(pool, held, dealing.stream(seed, "task-weights"))
+    return dealing.finish(pool, seed, val_fraction, dealing.ids(count), groups, held)
 
 
 @PARTITIONERS.register("task-dirichlet", source="MaTU, section 4; the paper gives no formula, this is our reading")
@@ -123,15 +106,15 @@ def task_dirichlet(
     """Clients hold different groups of tasks, drawn by Dirichlet(alpha_tasks); 0 gives each client exactly one task.
 
     A client draws proportions over the T tasks and holds those of at least 1 / (2 T), and always the largest. With
-    `alpha_tasks` 0, tasks go round and are then shuffled. A task that nobody drew goes to the client with the fewest
-    tasks, among those to the one that drew most of it.
+    `alpha_tasks` 0, tasks go round and are then shuffled. A task that no client drew goes to the client with the
+    fewest tasks; among several, to the one that drew most of it.
 
     Then the examples of each task are split over the clients that hold it: by Dirichlet(alpha_classes) per class,
     redrawn until each has `min_examples` of it, or evenly where `alpha_classes` is None. An example that has labels of
-    several tasks counts, for this, as an example of one of them, in equal parts. Raises RecipeError where no draw will
-    do.
+    several tasks counts, for this, as an example of one of them, in equal parts. Raises RecipeError where no draw
+    succeeds.
     """
-    rng = stream(seed, "task-dirichlet")
+    rng = dealing.stream(seed, "task-dirichlet")
     total = len(pool.tasks)
     if alpha_tasks == 0:
         if clients < total:
@@ -141,7 +124,7 @@ def task_dirichlet(
             )
         holds = np.eye(total, dtype=bool)[rng.permutation(np.arange(clients) % total)]
     else:
-        drawn = np.stack([proportions(rng, alpha_tasks, total) for _ in range(clients)])
+        drawn = np.stack([dealing.proportions(rng, alpha_tasks, total) for _ in range(clients)])
         holds = drawn >= 1 / (2 * total)
         holds[np.arange(clients), drawn.argmax(1)] = True
         for orphan in np.flatnonzero(~holds.any(0)):
@@ -150,7 +133,7 @@ def task_dirichlet(
     held = [dict.fromkeys(itertools.compress(pool.tasks, row), 1.0) for row in holds]
     by_class = None if alpha_classes is None else ByClass(alpha_classes, min_examples, max_tries)
     groups = _split(pool, held, by_class, rng, "task-dirichlet")
-    return finish(pool, seed, val_fraction, ids(clients), groups, held)
+    return dealing.finish(pool, seed, val_fraction, dealing.ids(clients), groups, held)
 
 
 @PARTITIONERS.register("task-groups", source="MaTU, Figures 5 and 6: clients with fixed groups of tasks")
@@ -175,9 +158,9 @@ def task_groups(
     The examples of each task are split over the clients that hold it as `task-dirichlet` does: by
     Dirichlet(alpha_classes) per class, redrawn until each has `min_examples` of it, or evenly where `alpha_classes` is
     None. Raises RecipeError for both or neither of the two, too few clients, a task that is unknown, named twice in a
-    group or held by nobody, and where no draw will do.
+    group or held by no client, and where no draw succeeds.
     """
-    rng = stream(seed, "task-groups")
+    rng = dealing.stream(seed, "task-groups")
     if groups is not None and tasks_per_client is None:
         held = _given(pool, groups, clients)
     elif groups is None and tasks_per_client is not None:
@@ -186,12 +169,12 @@ def task_groups(
         raise RecipeError("task-groups: expected either groups or tasks_per_client")
     by_class = None if alpha_classes is None else ByClass(alpha_classes, min_examples, max_tries)
     shares = _split(pool, held, by_class, rng, "task-groups")
-    return finish(pool, seed, val_fraction, ids(len(held)), shares, held)
+    return dealing.finish(pool, seed, val_fraction, dealing.ids(len(held)), shares, held)
 
 
 def _given(pool: Pool, groups: list[Names], clients: int | None) -> Held:
     """The groups, going round until there are `clients`; RecipeError where they do not fit."""
-    known_tasks(pool, groups, "task-groups, group")
+    dealing.known_tasks(pool, groups, "task-groups, group")
     for number, group in enumerate(groups):
         for task in group:
             if group.count(task) > 1:
@@ -226,17 +209,17 @@ def _drawn(pool: Pool, per_client: int, clients: int | None, rng: np.random.Gene
 def _split(pool: Pool, held: Held, by_class: ByClass | None, rng: np.random.Generator, partitioner: str) -> Groups:
     """Split the examples of each task over the clients that hold it: by class, or evenly."""
     examples: dict[str, Groups] = {task: [] for task in pool.tasks}
-    for tasks, index in patterns(pool, rng):
+    for tasks, index in dealing.patterns(pool, rng):
         sizes = [sum(map(len, examples[task])) for task in tasks]
-        for task, part in zip(tasks, cut(index, sizes), strict=True):
+        for task, part in zip(tasks, dealing.cut(index, sizes), strict=True):
             examples[task].append(part)
-    groups = empty(len(held))
+    groups = dealing.empty(len(held))
     for task in pool.tasks:
         holders = [k for k, tasks in enumerate(held) if task in tasks]
         index = np.concatenate([*examples[task], np.empty(0, np.int64)])
         if by_class is None:
-            parts = cut(index, [len(groups[k]) for k in holders])
+            parts = dealing.cut(index, [len(groups[k]) for k in holders])
         else:
             parts = by_class.split(pool, task, index, len(holders), rng, f"{partitioner}, task {task!r}")
-        add(groups, holders, parts)
+        dealing.add(groups, holders, parts)
     return groups

@@ -33,7 +33,7 @@ def stream(seed: int, *purpose: object) -> np.random.Generator:
 
 
 def numbered(prefix: str, count: int, digits: int = 1) -> list[str]:
-    """PREFIX0, PREFIX1, ... with as many digits, at least `digits`, that the lexical order is the numeric one."""
+    """PREFIX0, PREFIX1, ... with leading zeros, so that lexical order is numeric order; at least `digits` digits."""
     return [f"{prefix}{i:0{max(digits, len(str(count - 1)))}d}" for i in range(count)]
 
 
@@ -136,7 +136,7 @@ class ByClass:
     balanced: bool = False
 
     def split(self, pool: Pool, task: str, index: Indices, count: int, rng: np.random.Generator, what: str) -> Groups:
-        """`index` among `count` clients, by the classes of `task`. RecipeError where no draw will do."""
+        """`index` among `count` clients, by the classes of `task`. RecipeError where no draw succeeds."""
         labels = classes_of(pool, task)
         if count * self.least > len(index):
             raise RecipeError(
@@ -182,7 +182,7 @@ def classes_of(pool: Pool, task: str) -> Labels:
 
 
 def known_tasks(pool: Pool, rows: Iterable[Iterable[str]], what: str) -> None:
-    """RecipeError where a row, called `what` and its number, names a task that the pool has not."""
+    """RecipeError where a row, called `what` and its number, names a task that is not in the pool."""
     for number, row in enumerate(rows):
         for task in row:
             if task not in pool.labels:

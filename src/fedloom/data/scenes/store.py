@@ -82,7 +82,7 @@ def _render(settings: Mapping[str, Any]) -> dict[str, Array]:
 
 
 def _save(place: Path, arrays: Mapping[str, Array]) -> None:
-    """Write a folder under another name, then rename it, so that nobody ever sees a part of it."""
+    """Write a folder under another name, then rename it, so that no reader finds half a folder."""
     place.parent.mkdir(parents=True, exist_ok=True)
     draft = place.with_name(f"{place.name}.{uuid.uuid4().hex}.tmp")
     draft.mkdir()

@@ -27,7 +27,7 @@ from fedloom.engines.flower.wire import RefusedError, encode
 from fedloom.errors import DataError, RecipeError, StateError, UserError
 from fedloom.extras import need
 from fedloom.methods.method import Method
-from fedloom.recipes.runtime import FlowerSection
+from fedloom.recipes.runtime import FlowerSettings
 from fedloom.recipes.schema import Recipe
 from fedloom.rounds.built import Built
 from fedloom.rounds.exports import labels, named, wanted
@@ -48,7 +48,7 @@ class AtNodes:
 
     def __init__(self, built: Built, nodes: Roster, run: str, deadline: float) -> None:
         self.built, self.nodes, self.run_id, self.deadline = built, nodes, run, deadline
-        self.config: FlowerSection = built.recipe.runtime.flower
+        self.config: FlowerSettings = built.recipe.runtime.flower
         own_data = built.recipe.data.name == "nodes"
         self.head = {
             "run": run,

@@ -52,7 +52,7 @@ class RelayEnd:
 
 @dataclass(frozen=True, eq=False)
 class TurnJob:
-    """One turn of a peer in a round; `names` are all peers of the run, `letters` (uint8) are what came for this turn."""
+    """One turn of a peer in a round; `names` are all peers of the run, `letters` (uint8) those that came for it."""
 
     client: str
     round: int

@@ -1,4 +1,4 @@
-"""The peers of a run: what all of them go by, what a round of theirs is given, who may hear whom, and the network."""
+"""The peers of a run: what they have in common, what a round is given, who may hear whom, and the network."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from fedloom.core.layout import Layout
 from fedloom.engines.peers.probe import Probe
 from fedloom.engines.peers.transport import Log, Lost, Network
 from fedloom.methods.method import Method
+from fedloom.peers.config import Warmup
 from fedloom.peers.graph import Graph, candidates
 from fedloom.peers.scenario import Scenario
 from fedloom.recipes.schema import PeersSection
@@ -23,9 +24,9 @@ from fedloom.runs.ledger import Ledger
 
 @dataclass(frozen=True, eq=False)
 class Terms:
-    """What peers go by, and the clients whose data is in reach: a peer itself has its own alone (see `at`).
+    """What all peers of a run have in common, and the clients whose data is in reach (at a peer only itself, see `at`).
 
-    `initial` are the parameters (p) that all start from. `probe` is there where recipes compare what models give.
+    `initial` are the parameters (p) that all start from. `probe` is what compares features and outputs of models.
     """
 
     method: Method
@@ -38,7 +39,7 @@ class Terms:
     probe: Probe | None = None
 
     def at(self, name: str) -> Terms:
-        """The same at one peer, out of whose reach the data of all others is."""
+        """The same terms at one peer, which has no data in reach but its own."""
         whole = self.federation
         return replace(self, federation=Federation(whole.tasks, {name: whole.clients[name]}, whole.unified))
 
@@ -73,7 +74,7 @@ class Terms:
     def tells_update(self) -> bool:
         """Whether letters hold updates even to peers that started from another model.
 
-        Methods that keep a model for each client look at updates, as at a server; those that leave one model mix models.
+        Methods that keep a model for each client look at updates, as at a server. Others mix models.
         """
         apart = not self.method.stage.traits.reduces and self.method.start == "received"
         return not self.by_task and (apart or self._reads_start)
@@ -87,14 +88,15 @@ class Terms:
     def _reads_start(self) -> bool:
         return "base" in self.method.stage.traits.reads
 
-    def warming_up(self, round: int) -> bool:
-        """Whether a round is before the end of the warm-up."""
-        return self.config.warmup is not None and round < self.config.warmup.until
+    def warmup(self, round: int) -> Warmup | None:
+        """The settings of the warm-up in a round before its end; None afterwards."""
+        warmup = self.config.warmup
+        return warmup if warmup is not None and round < warmup.until else None
 
     def scope(self, round: int, adaptive: str) -> str:
         """What is exchanged in a round, "encoder" or "full"; `adaptive` is what the alignment of updates last said."""
-        if self.config.warmup is not None and self.warming_up(round):
-            return self.config.warmup.scope
+        if (warmup := self.warmup(round)) is not None:
+            return warmup.scope
         return adaptive if self.config.scope == "adaptive" else self.config.scope
 
     def part(self, scope: str) -> Layout:

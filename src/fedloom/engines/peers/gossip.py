@@ -15,7 +15,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from torch import Tensor
 
 from fedloom.core.context import State
 from fedloom.engines.peers.community import Community, Environment
-from fedloom.engines.peers.letters import write
+from fedloom.engines.peers.letters import Age, Heard, write
 from fedloom.engines.peers.peer import Peer
 from fedloom.engines.peers.trained import Trained
 from fedloom.engines.peers.transport import Letter, Newest
@@ -84,7 +83,7 @@ class FreePeer(Peer):
         self.done: list[float] = list(pace["done"])
         self.running: int | None = pace["running"]
         self.asked: dict[str, bool] = dict(pace["asked"])
-        self.ages: list[tuple[int, float]] = []
+        self.ages: list[Age] = []
         self.latest: Trained | None = None
         if version := pace["version"]:
             payload = Payload.of(name, version["payload"])
@@ -107,7 +106,7 @@ class FreePeer(Peer):
         return {**self.state, "pace": pace}
 
     def start(self) -> TrainJob:
-        """The local round after those that have ended."""
+        """Begin the next local round."""
         return self.begin(len(self.done) + 1)
 
     def finish(self, payload: Payload, client: State, graph: Graph) -> None:
@@ -125,11 +124,8 @@ class FreePeer(Peer):
         self.end.came.append(data)
         self.answer(self.latest)
 
-    def _remembered(self) -> dict[str, float]:
-        return dict(self.state["similarity"])
-
     def _ask(self, trained: Trained, names: Sequence[str]) -> None:
-        """Ask for whole models, for the one who answers has started elsewhere, and only for what is new."""
+        """Ask for whole models, for other peers started elsewhere, and only for versions that have not come yet."""
         have, scope = self.mailbox.seen.get("model", {}), self.terms.scope(self.round, self.state["scope"])
         for name in names:
             about = {"base": None, "scope": scope, "since": have.get(name, 0)}
@@ -138,26 +134,17 @@ class FreePeer(Peer):
     def _wanted(self, trained: Trained, request: Letter) -> bool:
         return trained.round > int(request.values["since"])
 
-    def _age(self, letter: Letter) -> tuple[int, float]:
-        """(own local rounds that have ended, simulated seconds) since the sender's version was made."""
+    def _age(self, letter: Letter) -> Age:
         made = float(letter.values["made"])
         return len(self.done) - bisect_left(self.done, made), self.events.now - made
 
-    def _aged(self, payload: Payload, letter: Letter | None = None) -> Payload:
-        behind, seconds = (0, 0.0) if letter is None else self._age(letter)
-        about = {"staleness": float(behind), "age": seconds}
-        rows = len(payload.tasks)
-        extra = {name: [v] * rows if rows else v for name, v in about.items() if name in self.terms.method.extras}
-        return replace(payload, extra={**payload.extra, **extra})
-
-    def _also(self, letters: Mapping[str, Letter]) -> dict[str, Any]:
-        ages = {name: self._age(letter) for name, letter in letters.items()}
-        self.ages += ages.values()
+    def _also(self, heard: Mapping[str, Heard]) -> dict[str, Any]:
+        self.ages += [one.age for one in heard.values()]
         return {
             "local round": self.round,
             "time": self.events.now,
-            "staleness": {name: behind for name, (behind, _) in ages.items()},
-            "age": {name: seconds for name, (_, seconds) in ages.items()},
+            "staleness": {name: one.age[0] for name, one in heard.items()},
+            "age": {name: one.age[1] for name, one in heard.items()},
         }
 
 
@@ -173,16 +160,11 @@ class AsynchronousRounds:
         self.running: dict[str, TrainDone] = {}
 
     def round(
-        self,
-        states: Mapping[str, State],
-        before: Mapping[str, Any],
-        round: int,
-        members: Iterable[str],
-        env: Environment,
-    ) -> tuple[dict[str, State], dict[str, Any], list[str]]:
-        """One recorded round: (states of all peers, what has not happened yet, whose local rounds have ended).
+        self, states: State, before: State, round: int, members: Iterable[str], env: Environment
+    ) -> tuple[State, State, list[str]]:
+        """One recorded round: (states of all peers, events still to come, peers that ended a local round).
 
-        `before` is what had not happened yet after the round before.
+        `before` are the events that were still to come after the round before.
         """
         events = Events.of(before)
         community, start = self.community, events.now
@@ -219,7 +201,7 @@ class AsynchronousRounds:
             histogram = {str(rounds): behind[rounds] for rounds in sorted(behind)}
             about = {"mean": sum(seconds) / len(seconds), "largest": max(seconds)}
             env.record("staleness", {"models": len(ages), "local rounds": histogram, "seconds": about})
-        after: dict[str, State] = {}
+        after: State = {}
         for name, state in states.items():
             if name in here:
                 after[name] = here[name].saved()

@@ -57,7 +57,7 @@ def signals(terms: Terms, trained: Trained, state: State) -> dict[str, Tensor]:
         tensors["parameters"] = terms.shared.take(trained.model - terms.origin, part)
     if sketch is not None:
         short = Sketch(sketch.m, derive_seed(terms.seed, "sketch"), sketch.kind)
-        # rounding to 8 bits is far below what a sketch is wrong by; half the bytes
+        # bfloat16 halves the bytes, and its rounding is far below the error of a sketch
         tensors = {n: short(vector).bfloat16() if len(vector) > sketch.m else vector for n, vector in tensors.items()}
     if "features" in wanted:
         assert terms.probe is not None

@@ -23,18 +23,23 @@ from fedloom.rounds.federation import Client, Federation, Part
 from fedloom.rounds.messages import Payload, blank
 from fedloom.runs.checkpoint import join_tree, split_tree
 
+Age = tuple[int, float]
+NEW: Age = (0, 0.0)
+
 
 @dataclass(frozen=True, eq=False)
 class Heard:
     """A neighbour's model, as a peer reads it from a letter.
 
-    payload  its packed row is the displacement from `start` to the model (d), 0 out of scope, unless rows are (client, task)
+    payload  its row is the displacement from `start` to the model (d; 0 out of scope), unless rows are (client, task)
     start    where the neighbour's training started (d), if letters tell that; else where this peer's did
-    model    the neighbour's model (d), out of scope `start`; None where nothing looks at it
+    age      (own local rounds that have ended, simulated seconds) since the neighbour's model was made
+    model    the neighbour's model (d), `start` out of scope; None where no stage or penalty looks at it
     """
 
     payload: Payload
     start: Tensor
+    age: Age
     model: Tensor | None = None
 
 
@@ -47,7 +52,7 @@ def write(
 
 
 def model_letter(terms: Terms, trained: Trained, same: bool, scope: str) -> Letter:
-    """The trained model, for a receiver that started from the `same` model or from another one."""
+    """The trained model, or the update alone for a receiver that started from the `same` model."""
     payload, part = trained.payload, terms.part(scope)
     packed, buffers = payload.packed, payload.buffers
     update = same or terms.tells_update
@@ -66,13 +71,13 @@ def model_letter(terms: Terms, trained: Trained, same: bool, scope: str) -> Lett
 
 
 def digest(terms: Terms, vector: Tensor, scope: str) -> str:
-    """By what two peers see that they started from the same model, in scope."""
+    """A hash by which two peers see whether they started from the same model, in scope."""
     values = terms.shared.take(vector, terms.part(scope)).contiguous()
     return hashlib.blake2b(values.numpy().tobytes(), digest_size=16).hexdigest()
 
 
 def acquainted(terms: Terms, letters: Iterable[Letter]) -> Federation:
-    """The peer itself and those who wrote: of them it knows the tasks that they say they have, and no data."""
+    """The peer itself and the senders of letters, of whom it knows the tasks that they say they have, and no data."""
     known = {task.name: task for task in terms.federation.tasks}
     nothing = Part(terms.client.train.examples, np.zeros(0, dtype=np.int64), "unknown")
     clients = dict(terms.federation.clients)
@@ -83,13 +88,13 @@ def acquainted(terms: Terms, letters: Iterable[Letter]) -> Federation:
     return replace(terms.federation, clients=dict(sorted(clients.items())))
 
 
-def read(terms: Terms, letter: Letter, own: Trained) -> Heard:
+def read(terms: Terms, letter: Letter, own: Trained, age: Age = NEW) -> Heard:
     """A neighbour's model from its letter, at a peer that has trained itself."""
     about = join_tree(letter.values["payload"], letter.tensors)
     start, theirs = about.pop("start", None), own.start
-    payload = Payload.of(letter.sender, about)
+    payload = aged(terms, Payload.of(letter.sender, about), age)
     if terms.by_task:
-        return Heard(payload, theirs)
+        return Heard(payload, theirs, age)
     federation, scope = acquainted(terms, [letter]), str(letter.values["scope"])
     part = terms.part(scope)
     if start is not None:
@@ -97,19 +102,26 @@ def read(terms: Terms, letter: Letter, own: Trained) -> Heard:
     like = blank(part, federation, (payload.row,), torch.zeros(1, part.d, dtype=own.start.dtype))
     codec = terms.method.codec if letter.values["update"] else Raw()
     values = codec.unpack(payload.packed, like)[0]
-    # blocks that the neighbour has not got are looked at by nobody
+    # nobody looks at blocks that the neighbour does not have
     inside = values if letter.values["update"] else values - terms.shared.take(own.start, part)
     displacement = terms.shared.put(torch.zeros_like(own.start), part, inside)
     model = None
     if terms.method.start == "own" or terms.config.penalty or terms.fine is not None:
         model = theirs + displacement
-        if not letter.values["update"]:  # to the bit what the neighbour has, which a difference and a sum may not give
+        if not letter.values["update"]:  # exactly as it came: a difference and a sum may round
             model = terms.shared.put(model, part, values)
     if payload.buffers is not None and own.payload.buffers is not None:
         every = terms.method.shared_buffers(terms.layout)
         buffers = every.put(own.payload.buffers.clone(), terms.buffers(scope), payload.buffers)
         payload = replace(payload, buffers=buffers)
-    return Heard(as_row(terms, federation, payload, displacement), theirs, model)
+    return Heard(as_row(terms, federation, payload, displacement), theirs, age, model)
+
+
+def aged(terms: Terms, payload: Payload, age: Age) -> Payload:
+    """A payload with its age, where stages read that."""
+    about, rows = dict(zip(("staleness", "age"), map(float, age), strict=True)), len(payload.tasks)
+    extra = {name: [v] * rows if rows else v for name, v in about.items() if name in terms.method.extras}
+    return replace(payload, extra={**payload.extra, **extra})
 
 
 def as_row(terms: Terms, federation: Federation, payload: Payload, displacement: Tensor) -> Payload:

@@ -14,7 +14,7 @@ from fedloom.codecs import Raw
 from fedloom.core.context import Ctx, State
 from fedloom.engines.peers.community import Environment, Terms
 from fedloom.engines.peers.judging import close
-from fedloom.engines.peers.letters import Heard, as_row
+from fedloom.engines.peers.letters import NEW, Heard, aged, as_row
 from fedloom.engines.peers.trained import Trained
 from fedloom.peers.graph import Graph
 from fedloom.peers.neighbours import soft_weights
@@ -25,9 +25,9 @@ from fedloom.rounds.server import server_step
 
 @dataclass(frozen=True, eq=False)
 class Mix:
-    """What one peer mixes in a round. Of the models that it `heard` those of `chosen` count; the penalty uses the rest.
+    """What one peer mixes in a round: its own model and, of the models that it `heard`, those of `chosen` peers.
 
-    `federation` is the peer itself with those that it heard.
+    The others serve the penalty. `federation` is the peer itself with those that it heard.
     """
 
     terms: Terms
@@ -68,7 +68,7 @@ class Mix:
             degree = {name: len(self.graph.senders(name)) for name in (me, *names)}
             shares = {name: 1 / (1 + max(degree[me], degree[name])) for name in names}
             return {me: 1 - math.fsum(shares.values()), **shares}
-        if self.terms.warming_up(self.own.round):
+        if self.terms.warmup(self.own.round) is not None:
             kind = "uniform"
         if kind == "soft":
             known = {name: similarity.get(name, math.nan) for name in names}
@@ -81,11 +81,12 @@ class Mix:
         self, before: State, scope: str, shares: Mapping[str, float], alike: frozenset[str], env: Environment
     ) -> State:
         """The state of the peer's model after `server_step`, from the one before."""
-        terms, method, own = self.terms, self.terms.method, self.own.payload
+        terms, method, own = self.terms, self.terms.method, aged(self.terms, self.own.payload, NEW)
         me, by_task = terms.client.id, terms.by_task
         inside = None if scope == "full" and terms.fine is None else frozenset(terms.part("encoder").names)
         stage = method.stage.seen_from(me, None if by_task else shares, inside, alike)
         row = own if by_task else as_row(terms, terms.federation, own, self.own.update)
+        starts = {me: self.own.start, **{name: one.start for name, one in self.heard.items()}}
         ctx = Ctx(
             self.own.round,
             terms.seed,
@@ -103,9 +104,7 @@ class Mix:
             [row, *(self.heard[name].payload for name in self.chosen)],
             before,
             ctx,
-            {me: self.own.start, **{name: one.start for name, one in self.heard.items()}}
-            if terms.tells_start
-            else None,
+            starts if terms.tells_start else None,
         )
         if scope != "full" and own.buffers is not None:
             # what is not exchanged is as local training left it

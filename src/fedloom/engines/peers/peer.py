@@ -13,7 +13,7 @@ from fedloom.core.context import State
 from fedloom.core.layout import Layout
 from fedloom.engines.peers.community import Environment, Terms
 from fedloom.engines.peers.judging import chosen, due, judge, signals
-from fedloom.engines.peers.letters import acquainted, count, digest, model_letter, read, write
+from fedloom.engines.peers.letters import NEW, Age, Heard, acquainted, count, digest, model_letter, read, write
 from fedloom.engines.peers.mixing import Mix
 from fedloom.engines.peers.trained import Trained
 from fedloom.engines.peers.transport import Letter, Mailbox
@@ -38,7 +38,7 @@ def first(method: Method, layout: Layout, initial: Tensor, integers: Mapping[str
 
 @dataclass(frozen=True, eq=False)
 class Published:
-    """What a peer has told others in a round: nothing where its training failed, and `trained` is None."""
+    """What a peer has told others in a round: nothing if its training failed, for which `trained` is None."""
 
     trained: Trained | None
     graph: Graph
@@ -48,7 +48,7 @@ class Published:
 class Peer:
     """One peer: its state, its own data, its mailbox. Nobody else's data or state is ever in its reach.
 
-    Each step of a round takes what the step before it returned. A peer whose training failed sits the round out.
+    Each step of a round takes what the steps before it returned. A peer whose training failed sits the round out.
     """
 
     def __init__(self, terms: Terms, mailbox: Mailbox, state: State, env: Environment) -> None:
@@ -68,9 +68,9 @@ class Peer:
         return TrainJob(self.name, round, message, self.state["client"])
 
     def turns(self, payload: Payload, client: State, graph: Graph) -> Iterator[None]:
-        """A synchronous round after local training, whose `payload` and new client state it takes.
+        """A synchronous round after local training, which left `payload` and the new client state.
 
-        Letters are carried wherever it stops: signals, requests, models.
+        It stops wherever letters are to be carried: signals, then requests, then models.
         """
         published = self.publish(self.trained(payload, client), graph)
         yield
@@ -99,7 +99,7 @@ class Peer:
         return Published(trained, graph, tensors)
 
     def choose(self, published: Published) -> dict[str, bool]:
-        """Judge those whose signals came, and ask for models: of whom one is awaited -> whether it was chosen."""
+        """Judge the peers whose signals came, and ask some for models. Returns peers asked -> whether it chose them."""
         candidates, trained = frozenset(published.graph.senders(self.name)), published.trained
         letters = {letter.sender: letter for letter in self._receive("signal") if letter.sender in candidates}
         if trained is None:
@@ -108,7 +108,9 @@ class Peer:
         if judged := {name: letter for name, letter in letters.items() if letter.values["due"]}:
             own = published.signals or signals(self.terms, trained, self.state)
             new = judge(self.terms, trained, self.state, own, judged, self.env.run)
-        known = {**self._remembered(), **new["similarity"]}
+        # where all judge anew at one instant, older similarities do not count any more
+        anew = due(self.terms, self.round) and self.terms.config.mode == "synchronous"
+        known = {**({} if anew else self.state["similarity"]), **new["similarity"]}
         self.state = {**self.state, **new, "similarity": known}
         similarity = {name: known.get(name, math.nan) for name in letters}
         neighbours = chosen(self.terms, similarity, self.state.get("group", ()))
@@ -129,23 +131,16 @@ class Peer:
             self._send([request.sender], letters[same, scope])
 
     def mix(self, published: Published, asked: Mapping[str, bool]) -> dict[str, bool]:
-        """Mix the own model and those that came of the ones `asked` for. Returns what is still awaited."""
+        """Mix the own model and those that came, of all `asked` for. Returns those of `asked` that did not come."""
         letters = {letter.sender: letter for letter in self._receive("model") if letter.sender in asked}
         if published.trained is None:
             return dict(asked)
-        own = replace(published.trained, payload=self._aged(published.trained.payload))
-        heard = {name: read(self.terms, letter, own) for name, letter in letters.items()}
-        heard = {name: replace(one, payload=self._aged(one.payload, letters[name])) for name, one in heard.items()}
-        neighbours = [name for name in heard if asked[name]]
-        federation = acquainted(self.terms, letters.values())
-        mix = Mix(self.terms, federation, published.graph, own, heard, neighbours)
+        trained, federation = published.trained, acquainted(self.terms, letters.values())
+        heard = {name: read(self.terms, letter, trained, self._age(letter)) for name, letter in letters.items()}
+        mix = Mix(self.terms, federation, published.graph, trained, heard, [name for name in heard if asked[name]])
         self.state, about = mix.into(self.state, self.env)
-        self.env.record("peer", {"peer": self.name, **about, **self._also(letters)})
+        self.env.record("peer", {"peer": self.name, **about, **self._also(heard)})
         return {name: was_chosen for name, was_chosen in asked.items() if name not in heard}
-
-    def _remembered(self) -> dict[str, float]:
-        """Similarities that still count: until a round in which all judge anew."""
-        return {} if due(self.terms, self.round) else self.state["similarity"]
 
     def _ask(self, trained: Trained, names: Sequence[str]) -> None:
         scope = self.terms.scope(self.round, self.state["scope"])
@@ -156,11 +151,11 @@ class Peer:
         """Whether the model is new to the peer that asks for it."""
         return True
 
-    def _aged(self, payload: Payload, letter: Letter | None = None) -> Payload:
-        """A payload, the own one or what a letter brought, with its age where models differ in that."""
-        return payload
+    def _age(self, letter: Letter) -> Age:
+        """The age of the model in a letter: in a synchronous round all are new."""
+        return NEW
 
-    def _also(self, letters: Mapping[str, Letter]) -> dict[str, Any]:
+    def _also(self, heard: Mapping[str, Heard]) -> dict[str, Any]:
         """What else is recorded of a mix."""
         return {}
 

@@ -1,10 +1,10 @@
 """Learning without a server: every peer has its own model, data and files, and hears of others by letters only.
 
-In a synchronous round all train; each publishes a signal to those who may hear it, chooses neighbours by the signals that
-came, asks them for their models, and mixes what comes with its own by `server_step`. Models are sent before anybody
-mixes, so all mix what was there at one instant, whatever the order. A peer is a client that is its own server: the
-state of its model is that of `server_init`, and any method's aggregation runs at it (see `fedloom.stages.AtPeer`). For
-peers that do not wait for each other see `fedloom.engines.peers.gossip`.
+In a synchronous round all peers train. Each publishes a signal to those who may hear it, chooses neighbours by the
+signals that came, asks them for their models, and mixes what comes with its own by `server_step`. Models are sent
+before anybody mixes, so all mix what was there at one instant, whatever the order. A peer is a client that is its own
+server: the state of its model is that of `server_init`, and any method's aggregation runs at it (see
+`fedloom.stages.AtPeer`). For peers that do not wait for each other see `fedloom.engines.peers.gossip`.
 """
 
 from __future__ import annotations
@@ -47,13 +47,8 @@ def initial_peers(built: Built) -> State:
 
 
 def synchronous_round(
-    community: Community,
-    states: Mapping[str, State],
-    clock: float,
-    round: int,
-    members: Iterable[str],
-    env: Environment,
-) -> tuple[dict[str, State], float]:
+    community: Community, states: State, clock: float, round: int, members: Iterable[str], env: Environment
+) -> tuple[State, float]:
     """One synchronous round: (states of all peers, the clock) after it. Absent peers do nothing."""
     network, scenario = community.network, community.scenario
     network.begin(round)

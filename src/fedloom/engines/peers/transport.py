@@ -19,7 +19,7 @@ from torch import Tensor
 Log = Callable[[str, dict[str, Any]], None]
 """Takes (event, fields)."""
 Lost = Callable[[int, str, str, int], bool] | None
-"""Whether a letter is lost, by (round, sender, receiver, attempt); None: none is. Attempts count from 0, by pair and round."""
+"""Whether a letter is lost: takes (round, sender, receiver, attempt), attempts counting from 0. None loses none."""
 _DIGEST = 16
 
 
@@ -127,15 +127,14 @@ class Network:
         """Remove what one peer has sent another and would come too late. Returns the number of letters."""
         return len(self._queues.get(receiver, {}).pop(sender, ()))
 
-    def post(self, sender: str, receiver: str, data: bytes) -> bool:
-        """Put a letter into the receiver's queue, unless it is lost. Returns whether it was put there."""
+    def post(self, sender: str, receiver: str, data: bytes) -> None:
+        """Put a letter into the receiver's queue, unless it is lost."""
         if self._lost is not None:
             attempt = self._attempts.get((sender, receiver), 0)
             self._attempts[sender, receiver] = attempt + 1
             if self._lost(self._round, sender, receiver, attempt):
-                return False
+                return
         self.put(sender, receiver, data)
-        return True
 
     def put(self, sender: str, receiver: str, data: bytes) -> None:
         """Put a letter into the receiver's queue."""
@@ -163,6 +162,9 @@ class NetworkEnd:
         return self.network.take(self.name)
 
 
+Decode = Callable[[bytes], Letter]
+
+
 class Mailbox:
     """What a peer sends and accepts. Every letter that is dropped is logged.
 
@@ -170,14 +172,7 @@ class Mailbox:
     within one process reads it once for all its receivers (`Network.decode`).
     """
 
-    def __init__(
-        self,
-        name: str,
-        layout: str,
-        transport: Transport,
-        log: Log,
-        decode: Callable[[bytes], Letter] = Letter.decode,
-    ) -> None:
+    def __init__(self, name: str, layout: str, transport: Transport, log: Log, decode: Decode = Letter.decode) -> None:
         self.name, self.layout, self.transport, self.log = name, layout, transport, log
         self.decode = decode
         self._early: list[Letter] = []
@@ -240,7 +235,7 @@ class Newest(Mailbox):
         layout: str,
         transport: Transport,
         log: Log,
-        decode: Callable[[bytes], Letter] = Letter.decode,
+        decode: Decode = Letter.decode,
         seen: Mapping[str, Mapping[str, int]] | None = None,
     ) -> None:
         super().__init__(name, layout, transport, log, decode)

@@ -156,7 +156,7 @@ def table(run: str | Path | Run, scope: str | None = None) -> Overlaps:
     Raises StateError where the run recorded nothing of the kind, or nothing of that scope.
     """
     run = run if isinstance(run, Run) else Run.read(run)
-    found = [_activated(line["round"], r) for line in run.rounds for r in line.get("records", ()) if r["kind"] == KIND]
+    found = [_activated(round, record) for round, record in run.records(KIND)]
     if not found:
         raise StateError(f"{run.folder}: no activated dimensions recorded; run with the add-on: method.add.{KIND}={{}}")
     scopes = {r.scope for r in found}

@@ -94,23 +94,21 @@ def table(run: str | Path | Run) -> HyperWeights:
     alpha: dict[str, list[tuple[int, float]]] = {}
     beta: dict[Decoder, dict[str, list[tuple[int, float]]]] = {}
     rounds = []
-    for line in run.rounds:
-        found = [record for record in line.get("records", ()) if record["kind"] == KIND]
-        rounds += [int(line["round"])] if found else []
-        for record in found:
-            for client, value in record["weights"].items():
-                if record["part"] == "encoder":
-                    alpha.setdefault(client, []).append((int(line["round"]), value))
-                    continue
-                for task, layers in value.items():
-                    mine = beta.setdefault((client, task), {})
-                    for layer, weight in layers.items():
-                        mine.setdefault(layer, []).append((int(line["round"]), weight))
+    for round, record in run.records(KIND):
+        rounds.append(round)
+        for client, value in record["weights"].items():
+            if record["part"] == "encoder":
+                alpha.setdefault(client, []).append((round, value))
+                continue
+            for task, layers in value.items():
+                mine = beta.setdefault((client, task), {})
+                for layer, weight in layers.items():
+                    mine.setdefault(layer, []).append((round, weight))
     if not rounds:
         raise StateError(f"{run.folder}: no hyper weights recorded; run with method=fedhca2")
     return HyperWeights(
         f"{run.recipe['name']}, {run.label}, seed {run.seed}",
-        tuple(rounds),
+        tuple(dict.fromkeys(rounds)),
         {client: tuple(points) for client, points in sorted(alpha.items())},
         {k: {layer: tuple(points) for layer, points in layers.items()} for k, layers in sorted(beta.items())},
     )

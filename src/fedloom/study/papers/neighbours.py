@@ -33,10 +33,8 @@ def quality(run: Run) -> dict[str, Series]:
     """
     tasks = {name: tuple(sorted(about["tasks"])) for name, about in run.info["clients"].items()}
     by_round: dict[int, dict[str, Mapping[str, Any]]] = {}
-    for line in run.rounds:
-        for record in line.get("records", ()):
-            if record["kind"] == "peer":
-                by_round.setdefault(int(line["round"]), {})[record["peer"]] = record
+    for round, record in run.records("peer"):
+        by_round.setdefault(round, {})[record["peer"]] = record
     if not by_round or len(set(tasks.values())) < 2:
         return {}
     found: dict[str, Series] = {}

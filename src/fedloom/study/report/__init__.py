@@ -1,7 +1,7 @@
 """One page that shows a run, a grid or a relatedness study: an HTML file that needs no network. Free of torch.
 
-The module collect gathers what the files of a run or a grid hold, plots makes figures of it, page writes the HTML;
-related does all three for relatedness studies. The module images makes files of the figures.
+The module collect gathers what the files of a run or a grid hold, plots makes figures of it, run_page and grid_page
+write the HTML; related does all three for relatedness studies. The module images makes files of the figures.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from fedloom.errors import StateError, UserError, nearest, writing
 from fedloom.runs.reader import Run
 from fedloom.study import grid
-from fedloom.study.report import images, page, plots, related
+from fedloom.study.report import grid_page, images, plots, related, run_page
 from fedloom.study.report.collect import GridReport, RunReport, of_grid, of_run
 from fedloom.study.report.related import RelatedReport
 
@@ -56,7 +56,9 @@ def collect(source: str | Path, base: str | Path | None = None) -> RunReport | G
 
 def render(report: RunReport | GridReport | RelatedReport) -> str:
     """The HTML of a report. Raises UserError where plotly is absent."""
-    return related.render(report) if isinstance(report, RelatedReport) else page.render(report)
+    if isinstance(report, RelatedReport):
+        return related.render(report)
+    return run_page.render(report) if isinstance(report, RunReport) else grid_page.render(report)
 
 
 def write(

@@ -127,11 +127,7 @@ def against(run: Run, base: Run) -> Against:
 
 def _common(run: Run, base: Run) -> tuple[TaskMetric, ...]:
     """The tasks that both have, judged by the same metric."""
-
-    def of(one: Run) -> tuple[TaskMetric, ...]:
-        return tuple(TaskMetric(t, i["primary"], i["metrics"][i["primary"]]) for t, i in one.info["tasks"].items())
-
-    mine, theirs = of(run), of(base)
+    mine, theirs = run.judged, base.judged
     rows = tuple(row for row in mine if row in theirs)
     if not rows:
         raise StateError(
@@ -162,7 +158,7 @@ def _means(rows: Sequence[TaskMetric], run: Run, mine: Final, theirs: Final) -> 
         others = theirs.values.get(row.task, {})
         for metric, value in mine.values.get(row.task, {}).items():
             if metric in others:
-                direction = run.info["tasks"][row.task]["metrics"].get(metric, "min")
+                direction = run.direction(row.task, metric)
                 found[mine.split, row.task, metric] = _change(value, others[metric], direction)
     return found
 

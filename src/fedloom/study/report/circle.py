@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from fedloom.study.report.collect import Matrices
 from fedloom.study.report.looks import COLORS, thinned
+from fedloom.study.report.records import Matrices
 
 PEERS = 60
 """Peers of a graph, at most; there is none of more, where nothing could be seen."""

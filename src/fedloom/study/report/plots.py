@@ -22,9 +22,11 @@ from fedloom.study.papers.hyper_weights import HyperWeights, used
 from fedloom.study.report.against import Against
 from fedloom.study.report.agreement import Cells, UpdateAgreement
 from fedloom.study.report.circle import circle
-from fedloom.study.report.collect import Curves, GridReport, Matrices, RunReport, Series
+from fedloom.study.report.collect import GridReport, RunReport
 from fedloom.study.report.looks import COLORS, DASHES, plain, thinned, thinned_names
 from fedloom.study.report.predictions import ConfusionViews
+from fedloom.study.report.records import Matrices, Series
+from fedloom.study.report.scores import Curves
 
 POINTS = 400
 """Points of a curve, at most."""

@@ -210,7 +210,7 @@ def compare(
 def _rows(runs: Sequence[Run], metric: str | None) -> tuple[TaskMetric, ...]:
     tasks: Mapping[str, Any] = runs[0].info["tasks"]
     if metric is None:
-        return tuple(TaskMetric(task, t["primary"], t["metrics"][t["primary"]]) for task, t in tasks.items())
+        return runs[0].judged
     # Every task has a loss, which run.json does not list.
     directions = {task: {"loss": "min", **t["metrics"]} for task, t in tasks.items()}
     rows = tuple(TaskMetric(task, metric, known[metric]) for task, known in directions.items() if metric in known)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from fedloom.errors import StateError, nearest
-from fedloom.runs.reader import Run
+from fedloom.runs.reader import Run, best_round
 from fedloom.study.tables.markup import csv_text
 from fedloom.study.tables.sheet import Sheet, Sheeted
 
@@ -90,13 +90,6 @@ def domain_history(run: Run, task: str | None = None, metric: str | None = None,
     validated = {r: s.average for r, s in _scores(run, task, metric, "val").items() if r in rounds}
     best = best_round(validated, tasks[task]["metrics"][metric])
     return DomainHistory(run.label, task, metric, tuple(rounds.values()), None if best is None else rounds[best])
-
-
-def best_round(means: Mapping[int, float], direction: str) -> int | None:
-    """The round with the best mean ('max' or 'min'), of equally good ones the first; None where all are nan."""
-    known = {number: mean for number, mean in means.items() if not math.isnan(mean)}
-    sign = 1 if direction == "max" else -1
-    return max(known, key=lambda r: (sign * known[r], -r)) if known else None
 
 
 def _scores(run: Run, task: str, metric: str, split: str) -> dict[int, DomainScores]:

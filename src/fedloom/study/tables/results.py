@@ -9,10 +9,10 @@ from functools import cached_property
 from pathlib import Path
 
 from fedloom.errors import RecipeError, StateError
-from fedloom.runs.reader import Final, Run
+from fedloom.runs.reader import Final, Run, best_round
 from fedloom.study.grid import NO_VALIDATION, Cell, Grid, cells, is_over, refused_in
 from fedloom.study.tables.compare import Estimate
-from fedloom.study.tables.domains import best_round, domain_history
+from fedloom.study.tables.domains import domain_history
 from fedloom.study.tables.markup import span
 from fedloom.tasks.delta import delta_m
 

@@ -357,7 +357,7 @@ def columns_of(grid: Grid, data: str, results: Mapping[Combination, CombinationR
 
 def _of_tasks(data: str, run: Run) -> tuple[Column, ...]:
     """A column for each task of a run."""
-    return tuple(Column(data, t, i["primary"], i["metrics"][i["primary"]]) for t, i in run.info["tasks"].items())
+    return tuple(Column(data, row.task, row.metric, row.direction) for row in run.judged)
 
 
 def _of_domains(data: str, run: Run) -> tuple[Column, ...]:

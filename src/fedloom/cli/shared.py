@@ -1,0 +1,116 @@
+"""What several commands share: options, tables on the terminal, and a bar that tells how far they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from fedloom.errors import StateError, UserError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from fedloom.study.significance.ranks import Ranks
+
+RecipeArgument = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A packaged recipe (see `fedloom recipes`) or a YAML file.")
+]
+Device = Annotated[str | None, typer.Option(help="cpu, or cuda.", show_default="the run's")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; only the result.")]
+SplitOption = Annotated[Literal["test", "val"], typer.Option(help="Which examples the numbers are measured on.")]
+TestsOption = Annotated[
+    bool,
+    typer.Option("--tests", help="Instead: paired tests against the base, with intervals and effect sizes."),
+]
+OverOption = Annotated[
+    Literal["seeds", "clients"],
+    typer.Option(
+        help="What --tests pairs: runs of the same seed, or clients, which train together and are not independent."
+    ),
+]
+RanksOption = Annotated[
+    Literal["seeds", "tasks"] | None,
+    typer.Option(help="Instead: mean ranks over each task at each seed, or over each task's mean over seeds."),
+]
+PlotOption = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Draw the ranks to this file too, as a critical-difference plot: .svg, .png or .pdf.",
+        dir_okay=False,
+    ),
+]
+Advance = Callable[[int, int, str], None]
+"""Is told (steps done, of how many, what comes next)."""
+
+
+def one_of(tests: bool, over: str, ranks: str | None, plot: Path | None) -> None:
+    """Refuse to show both at once, and what belongs to one that is not asked for. Raises UserError."""
+    if tests and ranks:
+        raise UserError("--tests and --ranks are two tables: choose one")
+    if over == "clients" and not tests:
+        raise UserError("--over says what tests pair: it needs --tests")
+    if plot is not None and not ranks:
+        raise UserError("--plot draws ranks: it needs --ranks seeds or --ranks tasks")
+
+
+def draw_ranks(ranks: Ranks, plot: Path | None) -> None:
+    """Draw ranks where a file is named. Raises UserError for a bad one."""
+    if plot is not None:
+        from fedloom.study.significance.rank_plot import save
+
+        save(ranks, plot)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Print rows of texts below headings, which may all be empty."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*columns, box=SIMPLE_HEAD, show_header=any(columns))
+    for row in rows:
+        table.add_row(*map(Text, row))
+    print_wide(table)
+
+
+def print_wide(what: RenderableType) -> None:
+    """Print for people; wide where the output goes to a file, so that no line is broken."""
+    from rich.console import Console
+
+    console = Console()
+    Console(width=None if console.is_terminal else max(console.width, 200)).print(what)
+
+
+def threads_of(folder: Path) -> None:
+    """Torch with as many threads as the run had, for results may depend on it."""
+    if not (folder / "recipe.yaml").is_file():
+        raise StateError(f"{folder} is not a run folder: recipe.yaml is absent")
+    from fedloom.recipes import load
+
+    threads = load(folder / "recipe.yaml").runtime.threads
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+@contextmanager
+def bar(quiet: bool) -> Iterator[Advance]:
+    """A bar on a terminal; elsewhere a line for each thing that is begun."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, disable=quiet or not console.is_terminal) as bars:
+        item = bars.add_task("loading", total=None)
+
+        def advance(done: int, total: int, what: str) -> None:
+            bars.update(item, completed=done, total=total, description=what or "done")
+            if what and not quiet and not console.is_terminal:
+                typer.echo(f"{done}/{total}  {what}", err=True)
+
+        yield advance

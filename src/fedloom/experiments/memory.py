@@ -1,0 +1,28 @@
+"""How much memory there is for more processes."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+
+def free_memory() -> int | None:
+    """Bytes that may still be used: of the machine, or less where a container has a limit; None if nobody says."""
+    found = []
+    with suppress(OSError, StopIteration, ValueError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        found.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")))
+    with suppress(OSError, ValueError):
+        group = Path("/sys/fs/cgroup")
+        limit, used = (int((group / f"memory.{x}").read_text(encoding="ascii")) for x in ("max", "current"))
+        found.append(limit - used)
+    return min(found, default=None)
+
+
+def available_memory() -> int:
+    """The same; where nobody says, all memory of the machine, or 8 GB where that is not known either."""
+    free = free_memory()
+    if free is None and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 8 * 10**9 if free is None else free

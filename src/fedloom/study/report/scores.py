@@ -1,0 +1,167 @@
+"""The metrics of a run for its report: curves over the rounds, and the numbers of the model that is kept."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fedloom.errors import StateError
+from fedloom.runs.reader import Run, TaskMetric, best_round, number_of
+from fedloom.study.report.records import Series
+from fedloom.study.report.worst import worst
+
+EVERYBODY = "all clients"
+"""Whose number it is where the files name no client."""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """One metric of one task over the rounds, a series a client; nan where nothing could be measured."""
+
+    task: str
+    metric: str
+    direction: str
+    split: str
+    model: str
+    """'personal', 'global' or both: the models that count; 'trained' straight after local training."""
+    clients: Mapping[str, Series]
+    best: int | None = None
+    """The round with the best mean over clients."""
+    judged: str = ""
+    """The split that the best round was chosen on."""
+
+    @property
+    def mean(self) -> dict[int, float]:
+        """Round -> mean over the clients that were measured; nan where one of them is."""
+        each: dict[int, list[float]] = defaultdict(list)
+        for series in self.clients.values():
+            for round, value in series.items():
+                each[round].append(value)
+        return {round: math.fsum(each[round]) / len(each[round]) for round in sorted(each)}
+
+
+@dataclass(frozen=True)
+class Score:
+    """One line of the final table: the kept model's metric."""
+
+    task: str
+    metric: str
+    direction: str
+    split: str
+    round: int
+    model: str
+    data: str
+    mean: float
+    clients: int
+    worst: tuple[str, float] | None
+    """The client with the worst value, and the value; None for one client alone, and where all have the same."""
+    primary: bool
+    """Whether it is the metric that judges its task."""
+
+
+def curves(run: Run) -> tuple[Curves, ...]:
+    """Task by task: the primary metric on test data first, then its other splits, other metrics, training losses."""
+    measured: dict[tuple[str, str, str, str], dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    for line in run.rounds:
+        for e in line["metrics"]:
+            client = e["client"] or EVERYBODY
+            if e["client"] is None or e["task"] in run.info["clients"][client]["tasks"]:
+                series = measured[e["task"], e["metric"], e["split"], e["model"]][client]
+                series[int(line["round"])] = number_of(e["value"])
+        for e in line.get("train", ()):
+            series = measured[e["task"], "training loss", "train", "trained"][e["client"]]
+            series[int(line["round"])] = number_of(e["loss"])
+    for task, metric, split, model in list(measured):
+        # a client's personal model counts, else the global one, as in the final numbers
+        if model == "personal" and (both := measured.get((task, metric, split, "global"))):
+            personal = measured.pop((task, metric, split, "personal"))
+            names = both.keys() | personal.keys()
+            used = "personal" if personal.keys() >= both.keys() else "personal and global"
+            measured[task, metric, split, used] = {
+                name: {**both.get(name, {}), **personal.get(name, {})} for name in sorted(names)
+            }
+    tasks = list(run.info["tasks"])
+    splits = ["test", "val", "train"]
+
+    def order(key: tuple[str, str, str, str]) -> tuple[Any, ...]:
+        task, metric, split, model = key
+        rank = 0 if metric == run.info["tasks"][task]["primary"] else 1 if metric != "training loss" else 2
+        return (
+            tasks.index(task),
+            rank,
+            metric,
+            splits.index(split) if split in splits else len(splits),
+            ["personal", "personal and global", "global", "trained"].index(model),
+        )
+
+    return tuple(_judged(run, key, measured) for key in sorted((k for k in measured if k[0] in tasks), key=order))
+
+
+def _judged(
+    run: Run, key: tuple[str, str, str, str], measured: Mapping[tuple[str, str, str, str], Mapping[str, Series]]
+) -> Curves:
+    """The curves with their best round: by validation data where that was measured, else by the split itself."""
+    task, metric, split, model = key
+    direction = run.direction(task, metric)
+    made = Curves(task, metric, direction, split, model, measured[key])
+    on = "val" if (task, metric, "val", model) in measured else split
+    judge = replace(made, clients=measured[task, metric, on, model]).mean
+    known = {round: mean for round, mean in judge.items() if not math.isnan(mean) and round in made.mean}
+    return replace(made, best=best_round(known, direction) if len(known) > 1 else None, judged=on)
+
+
+def scores(run: Run) -> tuple[Score, ...]:
+    """The metrics that judge the tasks first, on test data before validation data; then the others."""
+    scores = []
+    for split in ("test", "val"):
+        try:
+            final = run.final(split)
+        except StateError:
+            continue
+        at = next(line for line in run.rounds if line["round"] == final.round)
+        each = _counted(run, at, split)
+        for task, metrics in final.values.items():
+            for metric, mean in metrics.items():
+                direction = run.direction(task, metric)
+                mine = {c: value for (c, t, m), value in each.items() if (t, m) == (task, metric)}
+                score = Score(
+                    *(task, metric, direction, split, final.round, final.model, ", ".join(final.data), mean),
+                    len(mine),
+                    # one model on shared data serves no client worse than another
+                    worst(mine, direction) if len(set(mine.values())) > 1 else None,
+                    metric == run.info["tasks"][task]["primary"],
+                )
+                scores.append(score)
+    return tuple(sorted(scores, key=lambda score: not score.primary))
+
+
+def _counted(run: Run, line: Mapping[str, Any], split: str) -> dict[tuple[str, str, str], float]:
+    """(client, task, metric) -> one round's value, of a client's personal model before the global one."""
+    found: dict[tuple[str, str, str], float] = {}
+    for model in ("global", "personal"):
+        for e in line["metrics"]:
+            client = e["client"] or EVERYBODY
+            held = e["client"] is None or e["task"] in run.info["clients"][client]["tasks"]
+            if e["split"] == split and e["model"] == model and held:
+                found[client, e["task"], e["metric"]] = number_of(e["value"])
+    return found
+
+
+def worst_tasks(scores: Sequence[Score]) -> tuple[Score, ...]:
+    """Of each split and metric that judges several tasks, the score of the worst of them."""
+    groups: dict[tuple[str, str, str], list[Score]] = defaultdict(list)
+    for score in scores:
+        if score.primary and not math.isnan(score.mean):
+            groups[score.split, score.metric, score.direction].append(score)
+    pick = {"max": min, "min": max}
+    return tuple(
+        pick[direction](group, key=lambda s: s.mean) for (_, _, direction), group in groups.items() if len(group) > 1
+    )
+
+
+def row(score: Score | Curves) -> str:
+    """'task (metric) ↑', as comparisons write it."""
+    return str(TaskMetric(score.task, score.metric, score.direction))
