@@ -99,7 +99,7 @@ def test_several_parts_of_the_source_train_together(torchvision, tmp_path):
 
 
 def test_what_cannot_be_had_is_said(torchvision, tmp_path):
-    with pytest.raises(DataError, match=r"StanfordCars cannot be had \(the server is gone\)"):
+    with pytest.raises(DataError, match=r"StanfordCars cannot be loaded \(the server is gone\)"):
         download.prepare("cars", tmp_path)
     with pytest.raises(DataError, match="'svnh' is not one that torchvision downloads. Did you mean 'svhn'"):
         download.prepare("svnh", tmp_path)

@@ -1,4 +1,4 @@
-"""No data here: every client has its own where it is, and says at the start of a run what it holds."""
+"""Data that stay with the clients: each reads its own, and says at the start of a run what it holds."""
 
 from __future__ import annotations
 

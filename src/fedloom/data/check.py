@@ -62,7 +62,7 @@ def check(name: str, root: str, limit: int | None = None) -> Report:
     """Look at the data set `name` in the folder `root`, reading `limit` images of each part (None: all).
 
     The images read are spread evenly. Deviations from the published counts, missing label files and large images are
-    notes; what a run would stumble over is a problem. RecipeError for a name that is not in a folder of files.
+    notes; what would stop a run is a problem. RecipeError for a name that is not in a folder of files.
     """
     if name not in CHECKABLE:
         raise RecipeError(

@@ -164,7 +164,7 @@ def _torchvision(name: str, entry: TorchvisionSet, cache: Path) -> tuple[dict[st
             found[split] = [library(root=str(cache / name), download=True, **arguments) for arguments in several]
     except (OSError, RuntimeError, ValueError) as error:
         raise DataError(
-            f"data set {name!r}: torchvision's {entry.library} cannot be had ({error}). Put its files into "
+            f"data set {name!r}: torchvision's {entry.library} cannot be loaded ({error}). Put its files into "
             f"{cache / name} as torchvision expects them, or give a folder of classes as --source"
         ) from error
     classes = getattr(found["train"][0], "classes", None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -52,15 +52,15 @@ def tables(
     from fedloom.tasks import Classification, Regression
 
     keys = (features, targets, task_by)
-    parts_named = splits("tables", keys, test_fraction)
+    named = splits("tables", keys, test_fraction)
     with Store(Path(path).expanduser()) as store:
-        parts = [_read(store, split, keys, kind) for split in parts_named]
+        parts = [_read(store, split, keys, kind) for split in named]
         names = list(store.names(target_names)) if target_names is not None else None
         where = f"tables, {store.path}"
         title = store.path.stem
     if test_fraction is not None:
-        test = stratified(parts[0][2], test_fraction, seed)
-        parts = [tuple(column[mask] for column in parts[0]) for mask in (~test, test)]  # type: ignore[misc]
+        test = stratified(parts[0].group, test_fraction, seed)
+        parts = [_Table(*(column[mask] for column in parts[0])) for mask in (~test, test)]
     (x, y, _), (x_test, y_test, _) = parts
     if x.shape[1] != x_test.shape[1] or y.shape[1] != y_test.shape[1]:
         raise DataError(f"{where}: train and test differ in the number of features or targets")
@@ -70,7 +70,7 @@ def tables(
 
     mean, std = _moments(x)
     mean_y, std_y = _moments(y)
-    values = np.unique(np.concatenate([part[2] for part in parts]))
+    values = np.unique(np.concatenate([part.group for part in parts]))
     digits = len(str(values.max()))
     domains = tuple(f"{prefix}-{value:0{digits}d}" for value in values.tolist())
     known: list[Task] = []
@@ -99,8 +99,16 @@ def tables(
     return Dataset(title, tuple(known), train, test_part, domains)
 
 
-def _read(store: Store, split: str, keys: Sequence[str], kind: str) -> tuple[Array, Array, Array]:
-    """Features (N x F, float64), targets (N x K) and the column of tasks (N) of one part."""
+class _Table(NamedTuple):
+    """One part: features (N x F, float64), targets (N x K) and the value that says the task (N)."""
+
+    x: Array
+    y: Array
+    group: Array
+
+
+def _read(store: Store, split: str, keys: Sequence[str], kind: str) -> _Table:
+    """One part, or the pool: its keys looked up and checked."""
     where = f"tables, {store.path}"
     features, targets, task_by = (key.replace("{split}", split) for key in keys)
     x = store.read(features)
@@ -117,7 +125,7 @@ def _read(store: Store, split: str, keys: Sequence[str], kind: str) -> tuple[Arr
         y = y[:, None] if y.ndim == 1 else y
         if y.ndim != 2 or len(y) != len(x) or np.isinf(y).any():
             raise DataError(f"{where}: {targets!r} expected {len(x)} finite numbers (x K), found shape {y.shape}")
-    return x.reshape(len(x), -1).astype(np.float64), y, store.integers(task_by, len(x), features)
+    return _Table(x.reshape(len(x), -1).astype(np.float64), y, store.integers(task_by, len(x), features))
 
 
 def _moments(columns: Array) -> tuple[Array, Array]:

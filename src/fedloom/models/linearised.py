@@ -54,8 +54,8 @@ class Linearised(Encoder):
             value: Tensor = functional_call(self.plain, weights, (x,))
             return value
 
-        # The forward mode of group norms takes no images with the channels last in memory. Through one dimension, for
-        # images of one channel have strides that may mean either.
+        # Group norm has no forward mode for images with the channels last in memory. Flattened and viewed again, they
+        # are laid out plainly; strides alone do not tell, since those of images of one channel fit either layout.
         x = x.reshape(-1).view(x.shape)
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no forward mode
             there_and_change = jvp(plain, (theta0,), (change,))

@@ -58,7 +58,7 @@ class TimmPyramid(PyramidEncoder):
         self.features = self.channels[-1]
         self.dim = dim or min(128, max(32, self.channels[0]))
         self.made: dict[str, Any] = {"model_name": architecture, "in_chans": shape[0], **overrides}
-        """What timm.create_model makes the network of, beside that it has no classifier, before it is pruned."""
+        """Arguments of timm.create_model for the network before it is pruned; it has no classifier."""
         net.prune_intermediate_layers(self.levels, prune_norm=True, prune_head=True)
         self.net = net
         self.norms = nn.ModuleList(nn.LayerNorm(c) for c in self.channels) if swin else None

@@ -25,7 +25,7 @@ class TimmEncoder(Encoder):
             overrides["img_size"] = shape[1:]
         self.net = network(architecture, shape[0], **overrides)
         self.made: dict[str, Any] = {"model_name": architecture, "in_chans": shape[0], **overrides}
-        """What timm.create_model makes the network of, beside that it has no classifier."""
+        """Arguments of timm.create_model for the network; it has no classifier."""
         patch = getattr(getattr(self.net, "patch_embed", None), "patch_size", (1, 1))
         if any(side % step for side, step in zip(shape[1:], patch, strict=True)):
             raise RecipeError(

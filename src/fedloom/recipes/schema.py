@@ -154,7 +154,7 @@ class MethodSection(Named):
 
 
 class GraphSection(Named):
-    """Who may hear whom; a new graph is drawn every `every` rounds, or never for 0."""
+    """Which peers receive from which; a new graph is drawn every `every` rounds, or never for 0."""
 
     home = ("fedloom.peers.graph", "TOPOLOGIES")
 
@@ -203,13 +203,13 @@ def recipe_hash(recipe: Recipe | Mapping[str, Any]) -> str:
     """
     value = recipe.model_dump(mode="json") if isinstance(recipe, Recipe) else dict(recipe)
     value.pop("name", None)
-    if value.get("peers") is None:  # equal to recipes from before there were peers
+    if value.get("peers") is None:  # the hash of recipes older than this section stays
         value.pop("peers", None)
-    else:  # likewise from before they could be asynchronous
+    else:  # likewise for keys that came later
         value["peers"] = {k: v for k, v in value["peers"].items() if (k, v) != ("mode", "synchronous")}
         value["peers"]["choose"] = {k: v for k, v in value["peers"]["choose"].items() if (k, v) != ("groups", None)}
     runtime = value.get("runtime", {})
-    exact = runtime.get("exact", True)  # said only where it is not as it always was
+    exact = runtime.get("exact", True)  # a later key, too: it counts only where it is not the default
     value["runtime"] = {k: v for k, v in runtime.items() if k not in QUIET and not (k == "exact" and exact)}
     value["evaluation"] = {k: v for k, v in value.get("evaluation", {}).items() if k != "predictions"}
     # Keys are sorted below, but add-ons act in the order in which they stand.
