@@ -13,46 +13,26 @@ if TYPE_CHECKING:
     from fedloom.stages.centres import SoftClusters as SoftClusters
     from fedloom.stages.clusters import SimilarGroups as SimilarGroups
     from fedloom.stages.clusters import SplittingClusters as SplittingClusters
-    from fedloom.stages.combine import (
-        GroupBy as GroupBy,
-    )
-    from fedloom.stages.combine import (
-        PerTask as PerTask,
-    )
-    from fedloom.stages.combine import (
-        Scope as Scope,
-    )
-    from fedloom.stages.combine import (
-        Split as Split,
-    )
-    from fedloom.stages.combine import (
-        Switch as Switch,
-    )
+    from fedloom.stages.combine import GroupBy as GroupBy
+    from fedloom.stages.combine import PerTask as PerTask
+    from fedloom.stages.combine import Scope as Scope
+    from fedloom.stages.combine import Split as Split
+    from fedloom.stages.combine import Switch as Switch
     from fedloom.stages.conflict import CAGrad as CAGrad
     from fedloom.stages.conflict import MinNorm as MinNorm
     from fedloom.stages.conflict import PCGrad as PCGrad
     from fedloom.stages.cosine import CosineMix as CosineMix
     from fedloom.stages.decoders import AcrossTasks as AcrossTasks
     from fedloom.stages.domains import DomainWeights as DomainWeights
-    from fedloom.stages.drift import (
-        ControlVariates as ControlVariates,
-    )
-    from fedloom.stages.drift import (
-        DualShift as DualShift,
-    )
-    from fedloom.stages.drift import (
-        NormaliseSteps as NormaliseSteps,
-    )
+    from fedloom.stages.drift import ControlVariates as ControlVariates
+    from fedloom.stages.drift import DualShift as DualShift
+    from fedloom.stages.drift import NormaliseSteps as NormaliseSteps
     from fedloom.stages.gap import GapWeights as GapWeights
     from fedloom.stages.groups import TaskLeaders as TaskLeaders
     from fedloom.stages.heal import Heal as Heal
     from fedloom.stages.history import HistoryAttention as HistoryAttention
-    from fedloom.stages.hyper import (
-        HyperConflictAverse as HyperConflictAverse,
-    )
-    from fedloom.stages.hyper import (
-        HyperCrossAttention as HyperCrossAttention,
-    )
+    from fedloom.stages.hyper import HyperConflictAverse as HyperConflictAverse
+    from fedloom.stages.hyper import HyperCrossAttention as HyperCrossAttention
     from fedloom.stages.magnitude import TopMagnitude as TopMagnitude
     from fedloom.stages.mean import Mean as Mean
     from fedloom.stages.mean import SupportMean as SupportMean
@@ -61,18 +41,10 @@ if TYPE_CHECKING:
     from fedloom.stages.overlap import ActivatedDimensions as ActivatedDimensions
     from fedloom.stages.peer import AtPeer as AtPeer
     from fedloom.stages.peer import ConflictAverseMix as ConflictAverseMix
-    from fedloom.stages.prototypes import (
-        ClusteredPrototypes as ClusteredPrototypes,
-    )
-    from fedloom.stages.prototypes import (
-        MeanPrototypes as MeanPrototypes,
-    )
-    from fedloom.stages.prototypes import (
-        MovingAnchors as MovingAnchors,
-    )
-    from fedloom.stages.prototypes import (
-        TrainedPrototypes as TrainedPrototypes,
-    )
+    from fedloom.stages.prototypes import ClusteredPrototypes as ClusteredPrototypes
+    from fedloom.stages.prototypes import MeanPrototypes as MeanPrototypes
+    from fedloom.stages.prototypes import MovingAnchors as MovingAnchors
+    from fedloom.stages.prototypes import TrainedPrototypes as TrainedPrototypes
     from fedloom.stages.relations import Attention as Attention
     from fedloom.stages.relations import TaskCovariance as TaskCovariance
     from fedloom.stages.shared import Every as Every
