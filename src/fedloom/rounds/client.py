@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -39,142 +40,220 @@ def client_step(
     `model` is scratch space: everything in it is overwritten. `state` is what the client kept from its last
     participation ({} at first); it is not changed. If the update is not finite, the state stays as it was.
     """
-    training = training.of(client.domain)
-    if method.rows == "client-task":
-        return _by_task(method, model, federation, client, received, state, ctx, training)
-    result, base = _train(method, model, client, received, state, ctx, training, client.id)
-    payload, result, new = finish(method, model, federation, client, base, state, result, ctx)
-    if method.stream is None or not payload.finite:
+    return ClientRound(method, model, federation, client, ctx, training.of(client.domain)).step(received, state)
+
+
+@dataclass(frozen=True, eq=False)
+class ClientRound:
+    """One client's part of a round, with the settings of its domain; see `client_step`."""
+
+    method: Method
+    model: FlatModel
+    federation: Federation
+    client: Client
+    ctx: Ctx
+    training: Training
+
+    @cached_property
+    def params(self) -> Layout:
+        """The model's parameters."""
+        return self.model.layout.parameters
+
+    @cached_property
+    def shared(self) -> Layout:
+        """Those of them that are aggregated: the columns of the matrix of updates."""
+        return self.method.shared_part(self.model.layout)
+
+    def step(self, received: Message, state: State) -> tuple[Payload, LocalResult, State]:
+        """(what is sent, what training left, the client's new state)."""
+        if self.method.rows == "client-task":
+            return self._step_by_task(received, state)
+        model, stream = self.model, self.method.stream
+        result, base = self._trained(received, state, self.client.id)
+        payload, result, new = self.finish(base, state, result)
+        if stream is None or not payload.finite:
+            return payload, result, new
+        trained = model.vector.clone()
+        memory = state.get("personal", {})
+        load_personal(model, memory)
+        if not memory:
+            model.params.copy_(base)
+        added = Additions(rules=stream.rules, broadcast={"anchor": base})
+        beside = self._local(f"{self.client.id}/personal", added, memory)
+        new["personal"] = memory
+        if bool(torch.isfinite(model.vector).all()):
+            more = {"rules": beside.rules, "optimizer": beside.optimizer}
+            new["personal"] = personal_state(model, model.params, more)
+        model.vector.copy_(trained)
         return payload, result, new
-    trained = model.vector.clone()
-    memory = state.get("personal", {})
-    load_personal(model, memory)
-    if not memory:
-        model.params.copy_(base)
-    added = Additions(rules=method.stream.rules, broadcast={"anchor": base})
-    beside = _local(method, model, client, ctx, training, f"{client.id}/personal", added, memory)
-    new["personal"] = memory
-    if bool(torch.isfinite(model.vector).all()):
-        new["personal"] = personal_state(model, model.params, {"rules": beside.rules, "optimizer": beside.optimizer})
-    model.vector.copy_(trained)
-    return payload, result, new
 
+    def _trained(self, received: Message, state: State, who: str) -> tuple[LocalResult, Tensor]:
+        """Load the received message and train; (result, parameters at the start). The model is left as trained."""
+        load(self.method, self.model, received, state)
+        base = self.model.params.clone()
 
-def _train(
-    method: Method,
-    model: FlatModel,
-    client: Client,
-    received: Message,
-    state: State,
-    ctx: Ctx,
-    training: Training,
-    who: str,
-) -> tuple[LocalResult, Tensor]:
-    """Load the received message and train; (result, parameters at the start). `model` then holds the trained model."""
-    load(method, model, received, state)
-    base = model.params.clone()
-    layout, shared = model.layout.parameters, method.shared_part(model.layout)
+        def everywhere(value: Tensor) -> Tensor:
+            value = value.to(self.model.device)
+            return self.params.put(torch.zeros_like(base), self.shared, value) if value.ndim == 1 else value
 
-    def everywhere(value: Tensor) -> Tensor:
-        value = value.to(model.device)
-        return layout.put(torch.zeros_like(base), shared, value) if value.ndim == 1 else value
+        broadcast = {name: everywhere(value) for name, value in received.broadcast.items()}
+        added = Additions(rules=self.method.local, phases=self.method.phases, broadcast=broadcast)
+        return self._local(who, added, state), base
 
-    broadcast = {name: everywhere(value) for name, value in received.broadcast.items()}
-    added = Additions(rules=method.local, phases=method.phases, broadcast=broadcast)
-    return _local(method, model, client, ctx, training, who, added, state), base
+    def _local(self, who: str, added: Additions, memory: State) -> LocalResult:
+        """Local training of the loaded model; `who` names the streams of random numbers."""
+        model, client, batch_size = self.model, self.client, self.training.batch_size
 
+        def validate() -> dict[str, float]:
+            plain = {name: task for name, (task, _) in client.tasks.items()}
+            scores = evaluate(model, client.part("val"), plain, batch_size)
+            model.module.train()
+            return {name: score["loss"] for name, score in scores.items()}
 
-def _local(
-    method: Method,
-    model: FlatModel,
-    client: Client,
-    ctx: Ctx,
-    training: Training,
-    who: str,
-    added: Additions,
-    memory: State,
-) -> LocalResult:
-    """Local training of the loaded model; `who` names the streams of random numbers."""
-    shared = model.spans(method.shared_part(model.layout))
+        def losses() -> Tensor:
+            each = example_losses(model, client.train, client.tasks, batch_size)
+            model.module.train()
+            return each
 
-    def validate() -> dict[str, float]:
-        part = client.part("val")
-        scores = evaluate(model, part, {name: task for name, (task, _) in client.tasks.items()}, training.batch_size)
-        model.module.train()
-        return {name: score["loss"] for name, score in scores.items()}
+        kept: State = {kind: memory[kind] for kind in ("rules", "optimizer") if kind in memory}
+        if "rules" in kept:
+            kept["rules"] = map_tensors(kept["rules"], lambda t: t.to(model.device))
+        with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
+            torch.manual_seed(derive_seed(self.ctx.seed, self.ctx.round, "model", who))  # for dropout and the like
+            added = replace(added, shared=model.spans(self.shared), validate=validate, losses=losses)
+            return train(model, client.work(who), self.training, self.ctx, added, kept)
 
-    def losses() -> Tensor:
-        each = example_losses(model, client.train, client.tasks, training.batch_size)
-        model.module.train()
-        return each
+    def _step_by_task(self, received: Message, state: State) -> tuple[Payload, LocalResult, State]:
+        """A client's part of a round if each of its tasks is trained alone, from the task's own vector."""
+        model, client = self.model, self.client
+        initial = model.initial[: self.params.d]
+        starts = task_messages(self.method, model, self.federation, client.id, received)
+        memories = state.get("tasks", {})
+        new: State = {"tasks": dict(memories)}
+        results: dict[str, LocalResult] = {}
+        rows: dict[str, Tensor] = {}
+        extra: dict[str, list[Any]] = {}
+        support: list[Tensor] = []
+        for task in sorted(client.tasks):
+            one, memory = replace(self, client=client.only(task)), memories.get(task, {})
+            result, base = one._trained(starts[task], memory, f"{client.id}/{task}")
+            results[task] = result
+            if not self._finite(base):
+                continue
+            new["tasks"][task] = self._kept(base, result)
+            # from the initial model, which every client and the server know
+            rows[task] = self.params.take(model.params, self.shared) - self.params.take(initial, self.shared)
+            for name, value in one._extras(result).items():
+                extra.setdefault(name, []).append(value)
+            support.append(self._support((task,)))
+        merged = LocalResult(
+            sum(r.steps for r in results.values()),
+            sum(r.examples for r in results.values()),
+            {task: results[task].losses[task] for task in client.tasks},
+            waiting=sum(r.waiting for r in results.values()),
+            by_task=results,
+        )
+        row: Row = (client.id, None)
+        if not rows:
+            return Payload(row, len(client.train), finite=False), merged, state
+        sizes = {task: float(len(client.only(task).train)) for task in rows}
+        keys = tuple((client.id, task) for task in rows)
+        payload, edge, _ = self._packed(keys, torch.stack(list(rows.values())), list(sizes.values()), extra, state)
+        if edge:
+            new["edge"] = edge
+        rows_support = torch.stack(support) if self.method.wants_support else None
+        return replace(payload, row=row, n=len(client.train), support=rows_support, tasks=sizes), merged, new
 
-    kept: State = {kind: memory[kind] for kind in ("rules", "optimizer") if kind in memory}
-    if "rules" in kept:
-        kept["rules"] = map_tensors(kept["rules"], lambda t: t.to(model.device))
-    with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
-        torch.manual_seed(derive_seed(ctx.seed, ctx.round, "model", who))  # for dropout and other random layers
-        added = replace(added, shared=shared, validate=validate, losses=losses)
-        return train(model, client.work(who), training, ctx, added, kept)
+    def finish(self, base: Tensor, state: State, result: LocalResult) -> tuple[Payload, LocalResult, State]:
+        """From trained parameters (`base` is where they started) to a payload and the client's new state."""
+        method, model, client = self.method, self.model, self.client
+        row: Row = (client.id, None)
+        if not self._finite(base):
+            return Payload(row, len(client.train), finite=False), result, state
+        new = self._kept(base, result)
+        X = self.params.take(model.params - base, self.shared).unsqueeze(0)
+        extras = {name: [value] for name, value in self._extras(result).items()}
+        payload, edge, sent = self._packed((row,), X, [len(client.train)], extras, state)
+        if edge:
+            new["edge"] = edge
+        if method.start == "own":
+            # with the values that the server receives, so that both have the same model
+            new["own"] = (self.params.take(base, self.shared) + sent[0]).to(torch.device("cpu"))
+        # buffers that stay with the client were copied by `_kept`
+        buffers, integers = self._buffers() if method.buffers != "local" else (None, {})
+        payload = replace(
+            payload,
+            extra={name: values[0] for name, values in payload.extra.items()},
+            auxiliary={name: self.params.take(result.extra[name], self.shared).to("cpu") for name in method.auxiliary},
+            support=self._support(tuple(client.tasks)) if method.wants_support else None,
+            buffers=buffers,
+            integers=integers,
+        )
+        return payload, result, new
 
+    def _finite(self, base: Tensor) -> bool:
+        """Whether the trained parameters and the buffers are finite."""
+        return bool(torch.isfinite(self.model.params - base).all() & torch.isfinite(self.model.buffers).all())
 
-def _by_task(
-    method: Method,
-    model: FlatModel,
-    federation: Federation,
-    client: Client,
-    received: Message,
-    state: State,
-    ctx: Ctx,
-    training: Training,
-) -> tuple[Payload, LocalResult, State]:
-    """A client's part of a round if each of its tasks is trained alone, from the task's own vector."""
-    layout, shared = model.layout.parameters, method.shared_part(model.layout)
-    initial = model.initial[: layout.d]
-    starts = task_messages(method, model, federation, client.id, received)
-    memories = state.get("tasks", {})
-    new: State = {"tasks": dict(memories)}
-    results: dict[str, LocalResult] = {}
-    rows: dict[str, Tensor] = {}
-    extra: dict[str, list[Any]] = {}
-    support: list[Tensor] = []
-    for task in sorted(client.tasks):
-        one, memory = client.only(task), memories.get(task, {})
-        result, base = _train(method, model, one, starts[task], memory, ctx, training, f"{client.id}/{task}")
-        results[task] = result
-        if not _finite(model, base):
-            continue
-        new["tasks"][task] = _kept(method, model, base, memory, result)
-        # from the initial model, which every client and the server know
-        rows[task] = layout.take(model.params, shared) - layout.take(initial, shared)
-        for name, value in _about(method, one, result).items():
-            extra.setdefault(name, []).append(value)
-        support.append(_support(model, shared, (task,)))
-    merged = LocalResult(
-        sum(r.steps for r in results.values()),
-        sum(r.examples for r in results.values()),
-        {task: results[task].losses[task] for task in client.tasks},
-        waiting=sum(r.waiting for r in results.values()),
-        by_task=results,
-    )
-    row: Row = (client.id, None)
-    if not rows:
-        return Payload(row, len(client.train), finite=False), merged, state
-    sizes = {task: float(len(client.only(task).train)) for task in rows}
-    payload, edge, _ = _payload(
-        method,
-        tuple((client.id, task) for task in rows),
-        torch.stack(list(rows.values())),
-        list(sizes.values()),
-        shared,
-        federation.present(client, shared, tuple(rows)),
-        extra,
-        state.get("edge"),
-        ctx,
-    )
-    if edge:
-        new["edge"] = edge
-    rows_support = torch.stack(support) if method.wants_support else None
-    return replace(payload, row=row, n=len(client.train), support=rows_support, tasks=sizes), merged, new
+    def _buffers(self) -> tuple[Tensor | None, dict[str, Tensor]]:
+        """Copies of the float buffers that may leave the client, and of integer buffers."""
+        layout = self.model.layout
+        shared = layout.buffers.take(self.model.buffers, self.method.shared_buffers(layout))
+        buffers = shared.to("cpu", copy=True) if len(shared) else None
+        return buffers, {name: b.to("cpu", copy=True) for name, b in self.model.integers.items()}
+
+    def _kept(self, base: Tensor, result: LocalResult) -> State:
+        """What a client keeps of a round for its next one; stages at the client add their own state."""
+        method, model, params = self.method, self.model, self.params
+        private, cpu = method.private_part(model.layout), torch.device("cpu")
+        new: State = {}
+        if private.blocks:
+            # start + update, as every server computes it, so that local training is exactly mixing with the identity
+            delta = model.params - base
+            new["private"] = (params.take(base, private) + params.take(delta, private)).to(cpu, copy=True)
+        if result.optimizer:
+            new["optimizer"] = result.optimizer
+        if method.local:
+            new["rules"] = map_tensors(result.rules, lambda t: t.to(cpu))
+        for i, rule in enumerate(method.local):
+            if (personal := rule.personal(result.rules[str(i)])) is not None:
+                new["personal"] = personal_state(model, personal)
+        if method.buffers == "local":
+            new["buffers"], new["integers"] = self._buffers()
+        layout = model.layout.buffers
+        own = layout.without(method.shared_buffers(model.layout))
+        if own.blocks:
+            new["private_buffers"] = layout.take(model.buffers, own).to(cpu, copy=True)
+        return new
+
+    def _extras(self, result: LocalResult) -> dict[str, Any]:
+        """The extras of the client's row that some stage uses."""
+        wanted, client = self.method.extras, self.client
+        about: dict[str, Any] = {
+            "steps": float(result.steps),
+            "domain": client.domain or "",
+            "tasks": ",".join(sorted(client.tasks)),
+        }
+        if "classes" in wanted:
+            about["classes"] = client.class_counts
+        about |= {name: v.to("cpu") if isinstance(v, Tensor) else v for name, v in result.extra.items()}
+        return {name: value for name, value in about.items() if name in wanted}
+
+    def _support(self, tasks: tuple[str, ...]) -> Tensor:
+        """Which blocks received a gradient in training these tasks."""
+        trained = set(self.model.trained(tasks).names)
+        return torch.tensor([b.name in trained for b in self.shared.blocks])
+
+    def _packed(
+        self, rows: tuple[Row, ...], X: Tensor, sizes: Sequence[float], extra: Mapping[str, list[Any]], state: State
+    ) -> tuple[Payload, State, Tensor]:
+        """Rows after the client's stages and the codec: (payload, the stages' state, the rows before the codec)."""
+        method, n = self.method, torch.tensor([float(size) for size in sizes], dtype=torch.float64)
+        present = self.federation.present(self.client, self.shared, tuple(task for _, task in rows if task is not None))
+        updates = Updates(self.shared, rows, X, n, n.clone(), present=present, extra=extra)
+        updates, edge = method.edge(updates, state.get("edge") or method.edge.init(self.shared), self.ctx)
+        packed = {k: v.to("cpu") for k, v in method.codec.pack(updates).items()}
+        return Payload(rows[0], float(n.sum()), packed, dict(updates.extra)), edge, updates.X
 
 
 def tune(method: Method, model: FlatModel, client: Client, training: Training, ctx: Ctx) -> None:
@@ -187,125 +266,3 @@ def tune(method: Method, model: FlatModel, client: Client, training: Training, c
     with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(derive_seed(ctx.seed, ctx.round, "tune", client.id))
         train(model, client.work(f"{client.id}/tune"), longer, ctx, Additions(phases=(Phase(method.tune.select),)))
-
-
-def finish(
-    method: Method,
-    model: FlatModel,
-    federation: Federation,
-    client: Client,
-    base: Tensor,
-    state: State,
-    result: LocalResult,
-    ctx: Ctx,
-) -> tuple[Payload, LocalResult, State]:
-    """From trained parameters (`base` is where they started) to a payload and the client's new state."""
-    params, shared = model.layout.parameters, method.shared_part(model.layout)
-    row: Row = (client.id, None)
-    if not _finite(model, base):
-        return Payload(row, len(client.train), finite=False), result, state
-    delta = model.params - base
-    new = _kept(method, model, base, state, result)
-    payload, edge, sent = _payload(
-        method,
-        (row,),
-        params.take(delta, shared).unsqueeze(0),
-        [len(client.train)],
-        shared,
-        federation.present(client, shared),
-        {name: [value] for name, value in _about(method, client, result).items()},
-        state.get("edge"),
-        ctx,
-    )
-    if edge:
-        new["edge"] = edge
-    if method.start == "own":
-        # with the values that the server receives, so that both have the same model
-        new["own"] = (params.take(base, shared) + sent[0]).to(torch.device("cpu"))
-    # buffers that stay with the client were copied by `_kept`
-    buffers, integers = _state_buffers(method, model) if method.buffers != "local" else (None, {})
-    payload = replace(
-        payload,
-        extra={name: values[0] for name, values in payload.extra.items()},
-        auxiliary={name: params.take(result.extra[name], shared).to("cpu") for name in method.auxiliary},
-        support=_support(model, shared, tuple(client.tasks)) if method.wants_support else None,
-        buffers=buffers,
-        integers=integers,
-    )
-    return payload, result, new
-
-
-def _finite(model: FlatModel, base: Tensor) -> bool:
-    """Whether the trained parameters and the buffers are finite."""
-    return bool(torch.isfinite(model.params - base).all() & torch.isfinite(model.buffers).all())
-
-
-def _state_buffers(method: Method, model: FlatModel) -> tuple[Tensor | None, dict[str, Tensor]]:
-    """Copies of the float buffers that may leave the client, and of integer buffers."""
-    layout = model.layout.buffers
-    shared = layout.take(model.buffers, method.shared_buffers(model.layout))
-    buffers = shared.to("cpu", copy=True) if len(shared) else None
-    return buffers, {name: b.to("cpu", copy=True) for name, b in model.integers.items()}
-
-
-def _kept(method: Method, model: FlatModel, base: Tensor, state: State, result: LocalResult) -> State:
-    """What a client keeps of a round for its next one; stages at the client add their own state."""
-    params, private = model.layout.parameters, method.private_part(model.layout)
-    cpu = torch.device("cpu")
-    new: State = {}
-    if private.blocks:
-        # start + update, as every server computes it, so that local training is exactly mixing with the identity
-        delta = model.params - base
-        new["private"] = (params.take(base, private) + params.take(delta, private)).to(cpu, copy=True)
-    if result.optimizer:
-        new["optimizer"] = result.optimizer
-    if method.local:
-        new["rules"] = map_tensors(result.rules, lambda t: t.to(cpu))
-    for i, rule in enumerate(method.local):
-        if (personal := rule.personal(result.rules[str(i)])) is not None:
-            new["personal"] = personal_state(model, personal)
-    if method.buffers == "local":
-        new["buffers"], new["integers"] = _state_buffers(method, model)
-    layout = model.layout.buffers
-    own = layout.without(method.shared_buffers(model.layout))
-    if own.blocks:
-        new["private_buffers"] = layout.take(model.buffers, own).to(cpu, copy=True)
-    return new
-
-
-def _about(method: Method, client: Client, result: LocalResult) -> dict[str, Any]:
-    """The extras of one row that some stage uses."""
-    about: dict[str, Any] = {
-        "steps": float(result.steps),
-        "domain": client.domain or "",
-        "tasks": ",".join(sorted(client.tasks)),
-    }
-    if "classes" in method.extras:
-        about["classes"] = client.class_counts
-    about |= {name: v.to("cpu") if isinstance(v, Tensor) else v for name, v in result.extra.items()}
-    return {name: value for name, value in about.items() if name in method.extras}
-
-
-def _support(model: FlatModel, shared: Layout, tasks: tuple[str, ...]) -> Tensor:
-    """Which blocks received a gradient in training these tasks."""
-    trained = set(model.trained(tasks).names)
-    return torch.tensor([b.name in trained for b in shared.blocks])
-
-
-def _payload(
-    method: Method,
-    rows: tuple[Row, ...],
-    X: Tensor,
-    sizes: Sequence[float],
-    shared: Layout,
-    present: Tensor | None,
-    extra: Mapping[str, list[Any]],
-    edge: State | None,
-    ctx: Ctx,
-) -> tuple[Payload, State, Tensor]:
-    """A client's rows after its stages and the codec: (payload, the stages' state, the rows before the codec)."""
-    n = torch.tensor([float(size) for size in sizes], dtype=torch.float64)
-    updates = Updates(shared, rows, X, n, n.clone(), present=present, extra=extra)
-    updates, state = method.edge(updates, edge or method.edge.init(shared), ctx)
-    packed = {k: v.to("cpu") for k, v in method.codec.pack(updates).items()}
-    return Payload(rows[0], float(n.sum()), packed, dict(updates.extra)), state, updates.X

@@ -16,7 +16,7 @@ from fedloom.core.context import Ctx, State, derive_seed
 from fedloom.errors import UserError
 from fedloom.methods.method import Method
 from fedloom.recipes.runtime import Evaluation
-from fedloom.rounds.client import client_step, finish, tune
+from fedloom.rounds.client import ClientRound, client_step, tune
 from fedloom.rounds.evaluation import Scores, answers, confusions, evaluate
 from fedloom.rounds.federation import Client, Federation, Part
 from fedloom.rounds.loading import for_task, load, load_personal
@@ -145,9 +145,8 @@ class Worker:
             for member, (params, result) in zip(members, results, strict=True):
                 client, job = s.federation.clients[member.work.who], by_client[member.work.who]
                 model.params.copy_(params)
-                payload, result, state = finish(
-                    s.method, model, s.federation, client, member.base, job.state, result, ctx
-                )
+                turn = ClientRound(s.method, model, s.federation, client, ctx, s.training)
+                payload, result, state = turn.finish(member.base, job.state, result)
                 trained = self._scores(client) if evaluate_trained else {}
                 yield TrainDone(client.id, payload, result, state, seconds, trained)
 
