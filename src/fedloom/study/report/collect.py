@@ -27,7 +27,7 @@ from fedloom.study.report.predictions import Predictions
 from fedloom.study.report.records import Happening, Matrices, Series
 from fedloom.study.report.scores import Curves, Score, curves, scores
 from fedloom.study.report.worst import Worst, worst_of
-from fedloom.study.tables.table import Table, tabulate
+from fedloom.study.tables.table import GridTable, tabulate
 
 Facts = tuple[tuple[str, str], ...]
 """Pairs of a label and a text."""
@@ -96,7 +96,7 @@ class GridReport:
     title: str
     facts: Facts
     grid: str
-    table: Table | None
+    table: GridTable | None
     problem: str
     cells: tuple[CellFacts, ...]
     curves: Mapping[tuple[str, TaskMetric], Mapping[str, Series]]

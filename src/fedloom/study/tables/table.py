@@ -113,7 +113,7 @@ class TableLine:
 
 
 @dataclass(frozen=True)
-class Table:
+class GridTable:
     """What `tabulate` found. `notes` say what to know before the numbers are believed."""
 
     title: str
@@ -152,7 +152,7 @@ class Table:
         return tuple(self.columns[i] for i in found[0]), tuple(groups)
 
 
-def tabulate(grid: Grid, folder: Path, split: str = "test") -> Table:
+def tabulate(grid: Grid, folder: Path, split: str = "test") -> GridTable:
     """Read what has been run of a grid.
 
     Raises StateError where no run has finished, or where runs of one data set have different tasks.
@@ -183,7 +183,7 @@ def tabulate(grid: Grid, folder: Path, split: str = "test") -> Table:
         against = f"the same base with {next(iter(grid.addons))!r}" if grid.delta == "base" else grid.delta
         over = "domains" if grid.show == "domains" else "tasks"
         parts.append(f"{DELTA}: mean change over the line's {over}, each seed against the same seed of {against}")
-    return Table(
+    return GridTable(
         grid.title or grid.name,
         columns,
         tuple(lines),
