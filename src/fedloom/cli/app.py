@@ -76,7 +76,7 @@ def run(
 
     checked = load(recipe, changes or ())
     folder = out or _default_folder(checked)
-    # of several processes the first one has the folder and speaks
+    # of several processes, only the first one writes the folder and prints
     rank = torchrun.rank() if checked.runtime.engine == "cluster" else None
     if rank is None and folder.is_dir() and any(folder.iterdir()):
         resume = f"continue it with `fedloom resume {folder}`, or " if (folder / "run.json").is_file() else ""
@@ -169,11 +169,11 @@ def recipes() -> None:
 @app.command()
 def compare(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run folders; those equal but for the seed join.")
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Run folders; runs that differ only in the seed become one column."),
     ],
     base: Annotated[
-        str | None,
-        typer.Option(help="Column or run folder that the change (Δm) is against; default: the first."),
+        str | None, typer.Option(help="Column or run folder that the change (Δm) is against; default: the first.")
     ] = None,
     split: shared.SplitOption = "test",
     metric: Annotated[str | None, typer.Option(help="Metric to judge by.", show_default="each task's own")] = None,
@@ -272,7 +272,7 @@ def _describe(registry: Registry, entry: Registered) -> None:
 
 
 def _text(value: Any) -> str:
-    """A cell: mappings as 'key value', loss weights of 1 unsaid."""
+    """The text of a cell: mappings as 'key value'; loss weights of 1 are left out."""
     if isinstance(value, Mapping):
         return ", ".join(key if v == 1.0 else f"{key} {_text(v)}" for key, v in value.items())
     if isinstance(value, list):

@@ -62,7 +62,9 @@ def prepare(
     source: Annotated[
         Path | None, typer.Option(help="A folder of classes to take it from.", file_okay=False, exists=True)
     ] = None,
-    test_fraction: Annotated[float | None, typer.Option(min=0.01, max=0.99, help="Where it has no test part.")] = None,
+    test_fraction: Annotated[
+        float | None, typer.Option(min=0.01, max=0.99, help="The test part's share, for data without a test part.")
+    ] = None,
     size: Annotated[int | None, typer.Option(min=8, help="Shrink images to this shorter side.")] = None,
 ) -> None:
     """Make the folders ROOT/NAME/{train,test}/CLASS that class-folders reads, downloading through torchvision."""

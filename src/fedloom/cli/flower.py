@@ -17,7 +17,7 @@ def new(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder to write, new or empty.")],
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A packaged recipe or a YAML file.")],
     changes: _Changes = None,
-    publisher: Annotated[str, typer.Option(help="Whose app it is, as Flower calls it.")] = "fedloom",
+    publisher: Annotated[str, typer.Option(help="The publisher's name in Flower.")] = "fedloom",
 ) -> None:
     """Write a whole Flower app: `flwr run DIR` then runs the recipe over a SuperLink's nodes."""
     from fedloom.engines.flower.project import new as write

@@ -26,12 +26,12 @@ def report(
         Path | None,
         typer.Option(metavar="DIR", help="Write every figure to this folder too, for papers.", file_okay=False),
     ] = None,
-    svg: Annotated[Path | None, typer.Option(metavar="DIR", help="The same as SVG.", file_okay=False)] = None,
+    svg: Annotated[Path | None, typer.Option(metavar="DIR", help="The same, as SVG files.", file_okay=False)] = None,
     base: Annotated[
         str | None,
         typer.Option(
             metavar="RUN|CELL",
-            help="What a run is held against: the folder of another run of its tasks. For a grid a cell, as in table.",
+            help="What a run is compared with: another run's folder. For a grid: a cell, as for table.",
         ),
     ] = None,
 ) -> None:

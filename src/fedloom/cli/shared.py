@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -14,6 +14,7 @@ from fedloom.errors import StateError, UserError
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from fedloom.export.finished import Tell
     from fedloom.study.significance.ranks import Ranks
 
 RecipeArgument = Annotated[
@@ -23,8 +24,7 @@ Device = Annotated[str | None, typer.Option(help="cpu, or cuda.", show_default="
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; only the result.")]
 SplitOption = Annotated[Literal["test", "val"], typer.Option(help="Which examples the numbers are measured on.")]
 TestsOption = Annotated[
-    bool,
-    typer.Option("--tests", help="Instead: paired tests against the base, with intervals and effect sizes."),
+    bool, typer.Option("--tests", help="Instead: paired tests against the base, with intervals and effect sizes.")
 ]
 OverOption = Annotated[
     Literal["seeds", "clients"],
@@ -44,12 +44,10 @@ PlotOption = Annotated[
         dir_okay=False,
     ),
 ]
-Advance = Callable[[int, int, str], None]
-"""Is told (steps done, of how many, what comes next)."""
 
 
 def one_of(tests: bool, over: str, ranks: str | None, plot: Path | None) -> None:
-    """Refuse to show both at once, and what belongs to one that is not asked for. Raises UserError."""
+    """Refuse --tests beside --ranks, and options of the one that is not asked for. Raises UserError."""
     if tests and ranks:
         raise UserError("--tests and --ranks are two tables: choose one")
     if over == "clients" and not tests:
@@ -59,7 +57,7 @@ def one_of(tests: bool, over: str, ranks: str | None, plot: Path | None) -> None
 
 
 def draw_ranks(ranks: Ranks, plot: Path | None) -> None:
-    """Draw ranks where a file is named. Raises UserError for a bad one."""
+    """Draw ranks to a file, if one is named. Raises UserError for a bad file."""
     if plot is not None:
         from fedloom.study.significance.rank_plot import save
 
@@ -87,7 +85,7 @@ def print_wide(what: RenderableType) -> None:
 
 
 def threads_of(folder: Path) -> None:
-    """Torch with as many threads as the run had, for results may depend on it."""
+    """Let torch use as many threads as the run did, for results may depend on their number."""
     if not (folder / "recipe.yaml").is_file():
         raise StateError(f"{folder} is not a run folder: recipe.yaml is absent")
     from fedloom.recipes import load
@@ -99,8 +97,8 @@ def threads_of(folder: Path) -> None:
 
 
 @contextmanager
-def bar(quiet: bool) -> Iterator[Advance]:
-    """A bar on a terminal; elsewhere a line for each thing that is begun."""
+def bar(quiet: bool) -> Iterator[Tell]:
+    """A bar on a terminal; elsewhere one line for each step that begins."""
     from rich.console import Console
     from rich.progress import Progress
 

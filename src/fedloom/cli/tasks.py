@@ -25,7 +25,7 @@ def relatedness(
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Write a CSV a metric and heat maps there too; then fedloom report DIR makes a page of it.",
+            help="Write a CSV file per metric and heat maps there too; fedloom report DIR then makes a page of them.",
             file_okay=False,
         ),
     ] = None,
@@ -57,7 +57,7 @@ def join(
     task: Annotated[str, typer.Option(metavar="NAME", help="The newcomer's task.")],
     client: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="A client of the run takes the task up.", show_default="a new one"),
+        typer.Option(metavar="NAME", help="A client of the run that takes up the task.", show_default="a new one"),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Local steps before signs are compared.")] = 5,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of local training from each start.")] = 5,

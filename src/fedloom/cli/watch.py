@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 def watch(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder.")],
     every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks at the files.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once; so too where the output is no terminal.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Look once only, as is done where the output is not a terminal.")
+    ] = False,
 ) -> None:
     """Show rounds, tasks, losses, bytes and the time left of a run, from its files; ends with the run, or Ctrl-C."""
     from rich.console import Console

@@ -33,7 +33,7 @@ class DomainModel:
 
     @property
     def label(self) -> str:
-        """The domain, with the client where the model is the client's own."""
+        """The domain; with the client, where the model is that client's own."""
         return f"{self.domain}, {self.client.id}" if self.personal else self.domain
 
 
@@ -50,7 +50,7 @@ class DomainRun(Finished):
 
     @cached_property
     def views(self) -> tuple[DomainModel, ...]:
-        """One for each domain, in the order of the data set, or for each of its clients that has a model of its own."""
+        """One model per domain, in the order of the data set; one per client where clients have models of their own."""
         found = []
         for domain in self.built.dataset.domains:
             held = [
@@ -89,9 +89,9 @@ class DomainRun(Finished):
 def read(
     folders: Sequence[Path | str], task: str | None = None, device: str | None = None, tell: Tell = lambda *_: None
 ) -> list[DomainRun]:
-    """Open finished runs on the same data, called by their methods; by their place too, where some have the same.
+    """Open finished runs on the same data; see `open_runs`.
 
-    `task` names the classification task to look at, by default the only one; `device` is the first run's by default.
+    `task` names the classification task to look at, by default the only one; `device` is each run's own by default.
     Raises StateError where a run has not finished, its clients have no domains, the task is no classification, the
     model is not what it was, or runs have different data.
     """

@@ -21,7 +21,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, eq=False)
 class Spectrum:
-    """The covariance of one view's pooled features (Figure 1): of `examples` test examples, `width` features wide."""
+    """The covariance of one model's pooled features (Figure 1): `width` features of `examples` test examples."""
 
     run: str
     view: DomainModel
@@ -69,7 +69,7 @@ def draw(spectra: Sequence[Spectrum], embedded: Sequence[Embedded], heat: Sequen
 
 
 def _spectra(spectra: Sequence[Spectrum]) -> Any:
-    """A panel a run, a line a view, a colour a domain."""
+    """One panel per run, one line per model, one colour per domain."""
     runs = list(dict.fromkeys(s.run for s in spectra))
     colors = {domain: f"C{i % 10}" for i, domain in enumerate(dict.fromkeys(s.view.domain for s in spectra))}
     page, axes = _panels(1, len(runs), 4.2, 3.6, sharey=True)
@@ -92,7 +92,7 @@ def _spectra(spectra: Sequence[Spectrum]) -> Any:
 
 
 def _embedded(embedded: Sequence[Embedded]) -> Any:
-    """A panel a run: a colour a class, a marker a domain, and a star at the mean of each class."""
+    """One panel per run: colours are classes, markers are domains, and a star is at the mean of each class."""
     page, axes = _panels(1, len(embedded), 4.2, 4.2)
     palette = need("matplotlib", "report").colormaps["tab20"]
     for found, panel in zip(embedded, axes[0], strict=True):
@@ -118,7 +118,7 @@ def _embedded(embedded: Sequence[Embedded]) -> Any:
 
 
 def _heat(heat: Sequence[HeatMaps]) -> Any:
-    """A row a test image; columns are the image and each run's map over it, with the class that it answers."""
+    """One row per test image: the image, and each run's map over it with the class that the run answers."""
     runs = list(heat[0].maps)
     page, axes = _panels(sum(len(h.images) for h in heat), 1 + len(runs), 1.7, 1.9)
     rows = iter(axes)

@@ -1,4 +1,4 @@
-"""How a grid reports on itself while it runs: a bar on a terminal, a line a cell elsewhere."""
+"""How a grid reports on itself while it runs: a bar on a terminal, elsewhere one line per cell."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ from typing import Any
 from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.experiments.memory import available_memory
 from fedloom.recipes.schema import Recipe, recipe_hash
+from fedloom.rounds.progress import Silent
 from fedloom.study.grid import Cell, Grid, recipes, refused_in, save, select, state_of
 
 # What a cell needs, in bytes: the largest resident size of a process that ran a cell, which outcome.peak tells. With
@@ -99,14 +100,14 @@ def prepare(grid: Grid, folder: Path, only: Sequence[str] = ()) -> Prepared:
     if open_:
         refused, needs = _ask(_probe, {name: by_cell[cell] for name, cell in first.items()})
     todo = tuple(cell for cell in open_ if cell.combination not in refused)
-    # what an earlier, perhaps partial, run was refused is still true where this one did not ask
+    # what was refused earlier still holds for combinations that this call did not ask about
     known = {cell.combination for cell in by_cell}
     refused = {k: v for k, v in refused_in(folder).items() if k in known and k not in first} | refused
     return Prepared(grid, folder, by_cell, states, refused, todo, {cell: needs[_size(by_cell[cell])] for cell in todo})
 
 
 def run_prepared(prepared: Prepared, watch: Watch, jobs: int | None = None, memory: int | None = None) -> Outcome:
-    """Run what is to do. A cell that fails does not stop the others.
+    """Run the cells that are left. A cell that fails does not stop the others.
 
     `jobs` is how many cells run at once (default: as many as the CPUs can take; one on a GPU), `memory` the bytes
     that they may need together (default: 80 % of what is free now); one cell always runs.
@@ -233,7 +234,7 @@ def _run_cell(pipe: Connection, recipe: Recipe, folder: Path, grid_folder: Path)
 
 
 def _clean(folder: Path) -> None:
-    """Remove what a run leaves that was killed before its recipe was written, for nothing in it is needed."""
+    """Remove what is left of a run that was killed before it wrote its recipe; nothing in it is needed."""
     if folder.is_dir() and not (folder / "recipe.yaml").is_file():
         foreign = {path.name for path in folder.iterdir()} - _LEFT_BY_A_TORN_START - {"recipe.yaml.part"}
         if foreign:
@@ -280,7 +281,7 @@ def _probe(pipe: Connection, by_name: Mapping[str, Recipe]) -> None:
     pipe.send(("done", (refused, needs), _peak()))
 
 
-class _Tell:
+class _Tell(Silent):
     """A Progress that passes rounds and events on to the parent."""
 
     def __init__(self, pipe: Connection) -> None:
@@ -292,12 +293,8 @@ class _Tell:
     def round(self, round: int, loss: float | None, score: float | None) -> None:
         self.pipe.send(("round", round, _peak()))
 
-    def client(self, round: int, done: int, of: int) -> None: ...
-
     def event(self, text: str) -> None:
         self.pipe.send(("event", text, _peak()))
-
-    def stop(self) -> None: ...
 
 
 def _peak() -> int:
@@ -339,7 +336,7 @@ def _spawn(function: Callable[..., None], *arguments: Any) -> tuple[Connection, 
     if hasattr(signal, "pthread_sigmask"):
         from multiprocessing import resource_tracker
 
-        resource_tracker.ensure_running()  # else the child's start would start it, and it clears the mask
+        resource_tracker.ensure_running()  # else the child's start would start this tracker, which clears the mask
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             process.start()
@@ -370,7 +367,7 @@ def _end(process: Any) -> None:
 
 
 def _ask(function: Callable[..., None], *arguments: Any) -> Any:
-    """What a function says in a child of its own. Raises UserError where it fails."""
+    """What a function answers in a child process of its own. Raises UserError where it fails."""
     pipe, process = _spawn(function, *arguments)
     try:
         kind, value, _ = _hear(pipe, process)

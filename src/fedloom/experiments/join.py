@@ -37,7 +37,7 @@ from fedloom.training.flat import FlatModel
 from fedloom.training.loop import Additions, Work, train
 
 NEW = "new"
-"""What a newcomer is called that is no client of the run."""
+"""The name of a newcomer that is not a client of the run."""
 
 Tell = Callable[[int, int], None]
 """Is told (trainings done, of how many)."""
@@ -59,8 +59,8 @@ def start_for(tau_new: Tensor, vectors: Mapping[str, Tensor], kappa: int, epsilo
     """The mean of the `kappa` task vectors (d each) most similar to `tau_new` (d), weighted by S.
 
     S is `sign_similarity` (eq. 5); only tasks with S > epsilon count, ties go by name. The sum is that of eq. 6 divided
-    by its weights, as `combine: normalized` has it, but without a vector of the newcomer's own: its few steps say
-    where to look, not where to be. Its mask is 1 everywhere, for it is alone with its task.
+    by its weights, as `combine: normalized` has it, but without a vector of the newcomer's own: its few steps only
+    tell which tasks are similar. Its mask is 1 everywhere, for it is alone with its task.
     """
     if kappa < 0:
         raise ValueError(f"kappa: expected a number of partners, found {kappa}")
@@ -202,7 +202,7 @@ def _data(built: Built, task: str, changes: Sequence[str]) -> Dataset:
 
 
 def _positions(built: Built, dataset: Dataset, task: str, client: str | None) -> tuple[Indices, tuple[str, ...]]:
-    """Train examples of a newcomer, and what has to be said about them."""
+    """Train examples of a newcomer, and notes on them."""
     clients = built.federation.clients
     able = np.flatnonzero(labelled(dataset.train.labels_of(task)))
     known = any(t.name == task for t in built.federation.tasks)
@@ -253,7 +253,7 @@ class _Newcomer:
         built = found.built
         recipe, section = built.recipe, built.recipe.model
         made = build_model(section.name, section.params, alone.input_shape, alone.tasks, recipe.seed)
-        # the run's encoder as it began, with the head that the seed gives to a task that is the only one
+        # the run's initial encoder, with the head that the seed gives to a single task
         module = copy.deepcopy(built.module)
         module.heads, module.decoders = made.heads, made.decoders
         self.model = FlatModel(module, Layout.from_module(module), device)
@@ -290,7 +290,7 @@ class _Newcomer:
         return self.model.layout.parameters.take(params, self.common)
 
     def _train(self, what: str, number: int, training: Training, memory: State) -> State:
-        """A round of local training of what is loaded; the optimiser's state for the next one."""
+        """Train the loaded model for one round; returns the optimiser's state for the next round."""
         who, seed, part = f"{self.me.id}/{what}", self.built.recipe.seed, self.me.train
         with torch.random.fork_rng(devices=[self.model.device] if self.model.device.type == "cuda" else []):
             torch.manual_seed(derive_seed(seed, number, "model", who))  # dropout and the like

@@ -48,7 +48,7 @@ from fedloom.training.flat import FlatModel
 METRICS = ("sign", "cosine", "logme", "etran", "fim", "wte")
 """In the order in which they are computed and shown."""
 PICTURE = "relatedness.png"
-_WIDE = 12  # tasks of which a terminal shows whole matrices
+_WIDE = 12  # tasks up to which a terminal shows whole matrices
 
 Matrix = np.ndarray[Any, np.dtype[Any]]
 
@@ -199,7 +199,7 @@ def relatedness(
             "data": recipe.data.name,
             "seed": recipe.seed,
             "clients": {task: len(clients) for task, clients in found.clients.items()},
-            # task vectors look at none
+            # metrics of task vectors look at no examples
             "examples": {task: len(p) for task, p in computed.parts.items()} if {*wanted} - {"sign", "cosine"} else {},
         },
     )
@@ -310,7 +310,7 @@ class _Scores:
             part = self.parts[task]
             loaded = (part.examples.batch(i, self.model.device, tasks=(task,)) for i in part.index.split(BATCH))
             likelihood: Any = "gaussian" if kinds[task] == "regression" else "categorical"
-            with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no rule for samples side by side
+            with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention cannot be mapped over single samples
                 diagonal = fisher_diagonal(
                     _One(self.model.module, task),
                     ((x, y[task]) for x, y in loaded),
@@ -326,8 +326,8 @@ class _Scores:
 def clustered(S: Any) -> list[int]:
     """An order of T tasks in which related ones stand together, from similarities (T x T, symmetrised; nan: none).
 
-    Average linkage: the two groups with the largest mean similarity are put one behind the other until one is left;
-    what is more similar touches. Ties go to those that come first.
+    Average linkage: the two groups with the largest mean similarity are joined until one is left, so that the more
+    similar of their ends touch. Of equally similar ones the first are taken.
     """
     M = symmetrised(S)
     known = M[np.isfinite(M)]

@@ -81,7 +81,7 @@ def task_models(folder: str | Path) -> TaskModels:
             found: dict[str, str] = {}
             for client in (c for c in built.federation.clients.values() if task.name in c.tasks):
                 own = f"client/{client.id}"
-                # a client's model of several tasks is no model of this one
+                # a client's model of several tasks is not a model of this task alone
                 wanted = [f"task/{task.name}", f"{own}/task/{task.name}", *([own] if len(client.tasks) == 1 else [])]
                 if (owner := next((name for name in wanted if name in owners), None)) is not None:
                     found[client.id] = owner

@@ -100,7 +100,7 @@ def _key(run: Path, models: Mapping[str, Any], client: str | None, task: str | N
 
 
 def _of_tasks(state: Mapping[str, Tensor], tasks: set[str]) -> dict[str, Tensor]:
-    """Without what belongs to other tasks."""
+    """The tensors of a model without those of other tasks."""
     owner = {name: name.split(".")[1] for name in state if name.split(".")[0] in ("decoders", "heads")}
     return {name: tensor for name, tensor in state.items() if owner.get(name) in (None, *tasks)}
 
@@ -159,7 +159,7 @@ class Bundle:
 
     @staticmethod
     def read(folder: Path) -> Bundle:
-        """Read what `export` wrote. Raises StateError where it is not that, or does not fit its own recipe."""
+        """Read a folder that `export` wrote. Raises StateError where it holds something else."""
         if not (folder / ABOUT).is_file():
             raise StateError(f"{folder} is no exported model: it has no {ABOUT}; `fedloom export RUN` makes one")
         try:
@@ -177,9 +177,9 @@ class Bundle:
         return Bundle(module.eval(), tasks, shape, mean, std)
 
     def input(self, file: Path) -> tuple[Tensor, Any]:
-        """(an image file as the model takes it, C x H x W; the same to look at, H x W x 3 of uint8).
+        """(an image as the model takes it, C x H x W; the same image to look at, H x W x 3 of uint8).
 
-        It is resized to the size that the model was trained on. Raises UserError where it cannot be read.
+        The image is resized to the size that the model was trained on. Raises UserError where it cannot be read.
         """
         library = need("PIL.Image", "vision")
         if not is_image(self.input_shape):

@@ -85,7 +85,7 @@ def _splits(clients: Mapping[str, Client], client: str | None) -> list[str]:
 
 
 def _measured(run: Run, about: Mapping[str, Any], tasks: set[str], client: str | None) -> list[str]:
-    """What the run measured of the very model, not of the personal ones of clients beside it."""
+    """What the run measured of this model; numbers of other models are left out."""
     if about["client"] is None and about["task"] is None:
         only = [{**line, "metrics": [m for m in line["metrics"] if m["model"] == "global"]} for line in run.rounds]
         run = replace(run, rounds=tuple(only))
@@ -124,5 +124,5 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """A name in Markdown, in one line, that cannot be anything but text."""
+    """A name as plain text in Markdown, on one line."""
     return re.sub(r"([\\`*\[\]<>|])", r"\\\1", " ".join(str(text).split()))

@@ -62,21 +62,21 @@ class Finished:
 
 
 def model_keys(client: str | None, task: str | None) -> list[str]:
-    """Names in `trained_models` of the model that a client uses for a task: the first that the run has counts.
+    """Keys of `trained_models` for the model that a client uses for a task; the first one that the run has is it.
 
-    Without a client, of the model that is nobody's own.
+    Without a client: for the model that all clients share.
     """
     own = [] if client is None else [f"{client}/task/{task}", client]
     return [*own, f"task/{task}", ""]
 
 
 def reopen(folder: Path, like: Built | None = None) -> tuple[Built, Run]:
-    """What a finished run was built from, and its files. It shares the data set of `like` where recipes name the same.
+    """(what a finished run was built from, its files), with the data set of `like` where both recipes name the same.
 
-    Raises StateError where the folder is none of a run, the run has not finished, or the model is not what it was.
+    Raises StateError where the folder is not a run's, the run has not finished, or the model is not what it was.
     """
     recipe, partition = RunFolder.read(folder)
-    model_file(folder)  # before all that takes long
+    model_file(folder)  # asked first, for what follows takes long
     same = like is not None and (like.recipe.data, like.recipe.seed) == (recipe.data, recipe.seed)
     built = build(recipe, partition=partition, dataset=like.dataset if like is not None and same else None)
     run = Run.read(folder)
@@ -86,7 +86,7 @@ def reopen(folder: Path, like: Built | None = None) -> tuple[Built, Run]:
 
 
 def open_runs(folders: Sequence[Path | str], tell: Tell = lambda *_: None) -> list[Finished]:
-    """Finished runs on the same data, called by their methods; by their place too, where some have the same.
+    """Finished runs on the same data. Their names are their methods, with a number where several have the same one.
 
     Raises StateError where a run has not finished, its model is not what it was, or runs have different data.
     """

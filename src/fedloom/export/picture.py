@@ -20,9 +20,10 @@ from fedloom.tasks.dense import DenseTask, as_label
 def predictions(folders: Path | Sequence[Path], count: int = 4) -> Any:
     """A Pillow image of `count` test examples with the predictions of the final models of one or several runs.
 
-    One run: a row an example, and two columns a task, truth and prediction. Several runs, or data sets beside each
-    other: a row an example and task; columns are input, truth and each run's prediction, which says whose model it is.
-    That is the personal model of the first client that holds the task, where it has one, else the global model.
+    One run: one row per example, and two columns per task, truth and prediction. Several runs, or several data sets
+    in a run: one row per example and task; the columns are input, truth and each run's prediction, which says whose
+    model it is from. That is the model of the first client that holds the task, where it has its own, else the global
+    one.
 
     Raises StateError where a run has no dense task or no model yet, or where runs have different data.
     """

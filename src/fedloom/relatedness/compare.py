@@ -91,7 +91,7 @@ def draw(
 def picture(
     matrices: Mapping[str, Any], tasks: Sequence[str] | None = None, distances: Collection[str] = DISTANCES
 ) -> Any:
-    """A matplotlib Figure: a heat map a metric, darker for more related, and the metrics' correlations."""
+    """A matplotlib Figure: one heat map per metric, darker for more related, and the metrics' correlations."""
     shown = {name: symmetrised(R) for name, R in matrices.items()}
     if not shown:
         raise ValueError("picture: expected at least one matrix")

@@ -28,7 +28,7 @@ def fisher_diagonal(
 ) -> Tensor:
     """Diagonal of the Fisher information (d, float64): the mean over samples of (d log p(y | x) / d theta_i)^2.
 
-    `batches` gives (inputs, targets). kind="empirical" takes the targets as y; "true" draws y from the model, one a
+    `batches` gives (inputs, targets). kind="empirical" takes the targets as y; "true" draws y from the model, one per
     sample, and does not look at them. "categorical": the module's output is logits (n x C, or n x C x ..; log p of a
     sample is the sum over positions), y class numbers, positions with y = `ignore` left out. "gaussian": y is normal
     around the output with variance 1.
@@ -80,7 +80,7 @@ def _squares(each: Callable[..., Any], wanted: dict[str, Tensor], x: Tensor, y: 
 
 @torch.no_grad()
 def _drawn(module: nn.Module, x: Tensor, likelihood: Likelihood, generator: torch.Generator) -> Tensor:
-    """One target a sample (and position), from what the model predicts."""
+    """One target per sample (and position), drawn from what the model predicts."""
     out = module(x)
     if likelihood == "gaussian":
         return out + torch.randn(out.shape, generator=generator).to(out)

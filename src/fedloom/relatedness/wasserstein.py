@@ -13,12 +13,7 @@ from fedloom.relatedness._arrays import Array, array, classes_of, features_of
 
 
 def wte(
-    inputs: Sequence[Any],
-    labels: Sequence[Any],
-    *,
-    reference: int = 64,
-    label_dims: int = 10,
-    seed: int = 0,
+    inputs: Sequence[Any], labels: Sequence[Any], *, reference: int = 64, label_dims: int = 10, seed: int = 0
 ) -> Array:
     """Distances (T x T) of T data sets; no model is needed. See `wte_embeddings`; the distance is the Euclidean one."""
     V = wte_embeddings(inputs, labels, reference=reference, label_dims=label_dims, seed=seed)
@@ -30,14 +25,9 @@ def wte(
 
 
 def wte_embeddings(
-    inputs: Sequence[Any],
-    labels: Sequence[Any],
-    *,
-    reference: int = 64,
-    label_dims: int = 10,
-    seed: int = 0,
+    inputs: Sequence[Any], labels: Sequence[Any], *, reference: int = 64, label_dims: int = 10, seed: int = 0
 ) -> Array:
-    """One vector a data set (T x (m (p + q))), from inputs or features (n_t x p) and integer labels (n_t).
+    """One vector per data set (T x (m (p + q))), from inputs or features (n_t x p) and integer labels (n_t).
 
     1. 2-Wasserstein distances between the inputs of all classes of all data sets; classical multidimensional scaling
        puts each class at a point with q <= `label_dims` coordinates.

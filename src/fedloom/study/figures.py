@@ -55,10 +55,10 @@ def sweep(
     tasks: list[str] | None = None,
     log: bool = False,
 ) -> Any:
-    """Delta and each task's metric over a key of the cells' recipes, a line a base; cells without the key are levels.
+    """Delta and each task's metric over a key of the cells' recipes, one line per base.
 
     `parameter` is the key's path, such as method.add.feddea.rho, and `label` what the axis says; `log` makes the axis
-    logarithmic. `tasks` are as in `convergence`.
+    logarithmic. Cells without the key are horizontal lines. `tasks` are as in `convergence`.
     """
     results, _ = read(grid, folder, split)
     panels = Panels(grid, results, tasks, ("delta_m", "average", "spread", "bits"))
@@ -87,14 +87,13 @@ def sweep(
 
 
 @FIGURES.register(
-    "convergence",
-    source="FedDEA, Figures 5 and 6; FedHCA2, Figure 4 and 1 of its supplement; F2DC, Figure 5",
+    "convergence", source="FedDEA, Figures 5 and 6; FedHCA2, Figure 4 and 1 of its supplement; F2DC, Figure 5"
 )
 def convergence(grid: Grid, folder: Path, split: str, *, tasks: list[str] | None = None, clients: bool = False) -> Any:
-    """Each task's metric over rounds, a line a cell: mean over seeds with its 95 % t-interval as a band.
+    """Each task's metric over rounds, one line per cell: mean over seeds with its 95 % t-interval as a band.
 
     A grid that shows domains has them in the place of tasks, and their average. `tasks` chooses among all these, and
-    'average' and 'spread' over them. `clients` draws a line for each client that holds the task in all runs, instead
+    may name 'average' and 'spread' too. `clients` draws a line for each client that holds the task in all runs, instead
     of the mean over them.
     """
     if clients and grid.show == "domains":
@@ -131,7 +130,7 @@ def activated_dimensions(
 ) -> Any:
     """Which dimensions each update activates in the first and the last round, and the clients' overlap, cell by cell.
 
-    The cells need the add-on activated-dimensions. Of each the first seed is drawn; `split` plays no part.
+    The cells need the add-on activated-dimensions. Only the first seed of each cell is drawn; `split` plays no part.
     """
     from fedloom.study.papers.activated_dimensions import picture, table
 
@@ -143,7 +142,7 @@ def activated_dimensions(
 def hyper_weights(grid: Grid, folder: Path, split: str) -> Any:
     """How much each client takes of what the others learned, over the rounds, for each cell that has hyper weights.
 
-    The cells need the method fedhca2. Of each the first seed is drawn; `split` plays no part.
+    The cells need the method fedhca2. Only the first seed of each cell is drawn; `split` plays no part.
     """
     from fedloom.study.papers.hyper_weights import KIND, picture, table
 
@@ -186,10 +185,10 @@ def _over_rounds(
 
 @FIGURES.register("radar", source="MaTU, Figure 4")
 def radar(grid: Grid, folder: Path, split: str, *, reference: str = "", tasks: list[str] | None = None) -> Any:
-    """Each task's metric as a share of a reference cell's, a line a cell around a circle, for each data set.
+    """Each task's metric in percent of a reference cell's: one line per cell around a circle, for each data set.
 
     `reference` is a cell as BASE/ADDON, by default the one that the grid's Delta is against; its circle is at 100 %. A
-    number is the mean over the seeds that both cells have; of a metric of which less is better, the inverse.
+    number is the mean over the seeds that both cells have; for metrics of which less is better it is the inverse.
     """
     results, _ = read(grid, folder, split)
     against = _reference(grid, reference)
@@ -227,8 +226,8 @@ def radar(grid: Grid, folder: Path, split: str, *, reference: str = "", tasks: l
 def tasks_per_client(grid: Grid, folder: Path, split: str, *, tasks: list[str] | None = None) -> Any:
     """Megabits that a client sends a round for each of its tasks, and the mean over tasks, by tasks per client.
 
-    A point is a data set of the grid whose recipe sets partition.tasks_per_client, a line a cell. The tasks must have
-    one metric.
+    There is one line per cell; its points are the data sets of the grid whose recipes set partition.tasks_per_client.
+    The tasks must have one metric.
     """
     results, _ = read(grid, folder, split)
     points: dict[tuple[str, str], dict[str, list[Point]]] = {}

@@ -257,9 +257,9 @@ def recipes(grid: Grid) -> dict[Cell, Recipe]:
 
 
 def select(grid: Grid, labels: Sequence[str]) -> set[Cell]:
-    """The cells that a choice of labels of data sets, bases and add-ons leaves; labels of one kind add up.
+    """The cells that have one of the labels of each kind (data set, base, add-on) of which there are some in `labels`.
 
-    Raises RecipeError for a label that is none.
+    Raises RecipeError for an unknown label.
     """
     kinds: dict[str, Collection[str]] = {"data": grid.data, "base": grid.bases, "addon": grid.addons}
     for label in labels:
@@ -296,7 +296,7 @@ def is_over(folder: Path) -> bool:
 
 
 def save(grid: Grid, folder: Path, refused: Mapping[str, str]) -> None:
-    """Write what a table needs beside the runs: the grid, and why which combinations were refused."""
+    """Write what a table needs beside the runs: the grid, and the refused combinations with the reasons."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in (
         (FILE, to_yaml(grid.model_dump(mode="json"))),

@@ -17,9 +17,9 @@ from fedloom.study.tables.table import OVERALL, Column, columns_of, estimate
 Point = tuple[float, Estimate]
 ALSO = tuple(name for name in OVERALL if name != "delta_m")
 WIDEST = 6
-"""Panels beside each other."""
+"""Panels in a row, at most."""
 LETTERS = 13
-"""Of a title, per inch."""
+"""Letters of a title per inch."""
 
 
 def line(axes: Any, points: Sequence[Point], label: str, color: str, as_bars: bool, style: str = "-") -> None:
@@ -45,11 +45,11 @@ def _name(column: Column) -> str:
 
 
 class Panels:
-    """A panel for each data set (in rows of its own) and column; gives (data set, column, axes).
+    """One panel per data set (in rows of its own) and column; iterates over (data set, column, axes).
 
-    Delta is first, then what else is of all tasks, then tasks (or domains). `overall` are the metrics of all tasks
-    that the figure can draw. Without a choice of `tasks` it draws those that the grid has in its table, and the
-    average over domains.
+    Delta comes first, then the other columns over all tasks, then tasks (or domains). `overall` names the columns over
+    all tasks that the figure can draw. Without a choice of `tasks` it draws those that the grid has in its table, and
+    the average over domains.
     """
 
     def __init__(

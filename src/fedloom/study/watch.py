@@ -39,16 +39,16 @@ class Now:
     status: str
     round: int
     rounds: int | None
-    """How many it will have, where the recipe says so."""
+    """How many rounds it will have, where the recipe says so."""
     clients: int
     cohort: int
-    """How many took part in the last round."""
+    """How many clients took part in the last round."""
     tasks: tuple[TaskNow, ...]
     up: int
     down: int
     """Bytes from and to clients so far."""
     seconds: float | None
-    """Of a round lately."""
+    """Seconds of a recent round."""
     left: float | None
     """Seconds that are left, about; None where that cannot be said."""
     quiet: float | None
@@ -83,7 +83,7 @@ def now(folder: str | Path) -> Now:
 
 
 def _seconds(line: Mapping[str, Any]) -> float:
-    """Seconds of a round: its phases follow each other, but for sums over clients and what lies within a phase."""
+    """Seconds of a round: the sum of its phases, without sums over clients and without parts of other phases."""
     return math.fsum(
         s for phase, s in (line.get("seconds") or {}).items() if "sum over" not in phase and phase != "diagnostics"
     )

@@ -43,7 +43,7 @@ class Activated:
     bins: tuple[tuple[int, ...], ...]
     """Rows x bins along the flat vector."""
     groups: Mapping[str, Mapping[str, Sequence[float]]]
-    """The scope, and each part of it -> overlap, expected, jaccard -> one number a pair."""
+    """The scope, or a part of it -> overlap, expected or jaccard -> one number per pair."""
 
     @property
     def pairs(self) -> tuple[tuple[str, str], ...]:
@@ -113,7 +113,7 @@ class Overlaps:
         return Sheet(f"{self.title}: overlap in percent", head, tuple(lines))
 
     def shares(self) -> Sheet:
-        """Which percent of each client's activated dimensions lies where: first round > last round."""
+        """Where each client's activated dimensions lie, in percent: first round > last round."""
         first, last = self.rounds[0], self.rounds[-1]
         names = _prefixes(first.blocks)
         places = list(dict.fromkeys(names))
@@ -233,7 +233,7 @@ def _lines(axes: Any, found: Overlaps) -> None:
 
 
 def _ends(found: Overlaps) -> tuple[Activated, ...]:
-    """The first and the last round; one where there are no more."""
+    """The first and the last round, or the only one."""
     return (found.rounds[0], *found.rounds[1:][-1:])
 
 
@@ -277,7 +277,7 @@ def _spread(rounds: Sequence[Activated]) -> list[Activated]:
 
 
 def _prefixes(names: Sequence[str]) -> list[str]:
-    """Names cut to as many components as leave no more than _LINES different ones (but at least one)."""
+    """Names cut to the most components that leave at most _LINES different names, and to one component at least."""
     most = max(name.count(".") for name in names) + 1
     for depth in range(most, 1, -1):
         cut = [".".join(name.split(".")[:depth]) for name in names]

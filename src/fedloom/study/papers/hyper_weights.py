@@ -28,13 +28,13 @@ Series = tuple[tuple[int, float], ...]
 
 
 def used(value: float) -> float:
-    """What a weight counts as in a round: it is clamped to [0, 1] where it is used, while itself it may lie outside."""
+    """A weight as a round uses it: clamped to [0, 1]. The learned weight itself may lie outside."""
     return min(max(value, 0.0), 1.0)
 
 
 @dataclass(frozen=True)
 class HyperWeights:
-    """The weights of one run. Values are as learned, not clamped; a client has none in rounds without it."""
+    """The weights of one run, as learned, not clamped. A client has no weight in rounds without it."""
 
     label: str
     rounds: tuple[int, ...]
@@ -122,7 +122,7 @@ def draw(run: str | Path | Run | HyperWeights, path: str | Path) -> None:
 def picture(several: Sequence[HyperWeights]) -> Any:
     """A matplotlib Figure, one run below the other, of the weights as they were used (clamped to [0, 1]).
 
-    alpha of each client over the rounds; beta of each decoder over the rounds, a line a layer; and the last beta of
+    alpha of each client over the rounds; beta of each decoder over the rounds, one line per layer; and the last beta of
     every decoder and layer (FedHCA2's Figures 6 and 7; 2 and 3 of its supplement).
     """
     heights = [5.0 + 0.15 * max(0, len(found.beta) - 12) for found in several]

@@ -22,7 +22,7 @@ def quality(run: Run) -> dict[str, Series]:
     """Name -> round -> share or index; empty where a run has no peers, or all peers have the same tasks.
 
     Task groups are the peers with the same tasks. Clusters are those of average linkage on the similarities that peers
-    found (either way, their mean; 0 for a pair that did not meet), as many as there are task groups.
+    found (the mean of both directions; 0 for a pair that never met), as many as there are task groups.
 
     neighbours with the same tasks   share of all chosen neighbours
     neighbours kept                  mean over peers of |now and before| / |now or before| (Jaccard)

@@ -24,13 +24,13 @@ NAME = "report.html"
 def collect(source: str | Path, base: str | Path | None = None) -> RunReport | GridReport | RelatedReport:
     """What there is to show of a run's, a grid's or a relatedness study's folder, or a packaged grid in its own folder.
 
-    A folder of several kinds is the first of these. Raises StateError where it is none of them.
+    Where a folder is of several kinds, the first of these counts. Raises StateError where it is none of them.
 
     Args:
         source: The folder, or a grid's name.
         base: What the numbers are held against: for a run another run's folder (StateError where they have nothing in
-            common), for a grid one of its cells, as `fedloom table --base` takes it (RecipeError where it has none
-            such). UserError for a relatedness study, which has nothing to hold against anything.
+            common), for a grid one of its cells, as `fedloom table --base` takes it (RecipeError where it has no
+            such cell). UserError for a relatedness study, which cannot be compared.
     """
     folder = Path(source)
     if not folder.exists() and not str(source).endswith(".yaml") and str(source) not in grid.names():

@@ -13,12 +13,12 @@ from fedloom.study.keys import QUIET, differs, value_at
 from fedloom.tasks.delta import delta_m, delta_terms
 
 SPLITS = ("test", "val")
-_KEYS = 12  # of the recipes' differences, named at most
+_KEYS = 12  # keys in which the recipes differ that are named, at most
 
 
 @dataclass(frozen=True)
 class Change:
-    """A number, the base's, and the change in percent: positive is better, nan where it is not defined."""
+    """A number, the base's number, and the change in percent; positive is better, nan is not defined."""
 
     value: float
     base: float
@@ -59,7 +59,7 @@ class Each:
 
 @dataclass(frozen=True)
 class Against:
-    """What a run is compared with, and what came of it."""
+    """What a run is compared with, and the result."""
 
     label: str
     """The base's method."""
@@ -68,16 +68,16 @@ class Against:
     means: Mapping[tuple[str, str, str], Change]
     """(split, task, metric) -> the mean over clients."""
     deltas: Mapping[str, tuple[float, int]]
-    """Split -> Delta_m in percent over the tasks' primary metrics, and over how many tasks."""
+    """Split -> Delta_m in percent over the tasks' primary metrics, and the number of these tasks."""
     split: str
-    """Of the clients' numbers."""
+    """The split of the clients' numbers."""
     each: tuple[Each, ...]
     """Task by task; empty where the runs have no client in common."""
     notes: tuple[str, ...] = ()
 
     @property
     def by_client(self) -> dict[str, float]:
-        """Client -> Delta_m over its own tasks in percent, of the clients that have one."""
+        """Client -> Delta_m over its own tasks in percent, for the clients where it is defined."""
         changes: dict[str, list[float]] = {}
         for each in self.each:
             for name in each.compared:

@@ -15,12 +15,12 @@ from fedloom.runs.reader import Run
 
 FILE = "diagnostics.jsonl"
 EVERYONE = "everyone"
-"""What a row that is made for all is called."""
+"""The name of a row that all clients receive."""
 MOST = 50
-"""Rows of a matrix, at most: those that were there most often."""
+"""Rows of a matrix, at most: those that occur in the most rounds."""
 
 MASKED = 0.95
-"""Shares of an update that are not zero are shown where one is below this; some zeros come of themselves."""
+"""The shares of updates that are not zero are shown where one is below this; a few zeros occur without any mask."""
 
 Series = Mapping[int, float]
 Cells = Mapping[int, Mapping[str, Mapping[str, float | None]]]
@@ -32,7 +32,7 @@ class UpdateAgreement:
     """What a run's diagnostics say, by layer group ('encoder stem to layer1', 'decoder of depth')."""
 
     cosine: Mapping[str, Cells] = field(default_factory=dict)
-    """Group -> cosine of each two updates."""
+    """Group -> the cosine of every two updates."""
     sign: Mapping[str, Cells] = field(default_factory=dict)
     """Group -> share of the columns in which two updates have the same sign."""
     rows: tuple[str, ...] = ()
@@ -40,12 +40,12 @@ class UpdateAgreement:
     over_rounds: Mapping[str, Mapping[str, Series]] = field(default_factory=dict)
     """'mean cosine' ... -> group -> value."""
     weights: Mapping[str, Mapping[str, Series]] = field(default_factory=dict)
-    """Group -> row -> its weight in what is made for all; empty where more than that is made."""
+    """Group -> row -> its weight in the one row that all receive; empty where the rounds make more rows."""
     given: Mapping[str, Cells] = field(default_factory=dict)
-    """Group -> weights of those that come (columns) in what each receives (rows); empty where all receive the same."""
+    """Group -> the weights of senders (columns) in what each receiver gets (rows); empty where all get the same."""
     receivers: tuple[str, ...] = ()
     kept: Mapping[str, Mapping[str, Series]] = field(default_factory=dict)
-    """Group -> row -> share of the update that is not zero, of groups where that is not nearly all of it."""
+    """Group -> row -> share of the update that is not zero, for groups where some share is below MASKED."""
     note: str = ""
 
 
@@ -69,7 +69,7 @@ class _Look:
 
 
 def collect(run: Run) -> UpdateAgreement | None:
-    """What there is to show; None where nothing was noted. Raises StateError for a file that holds something else."""
+    """What there is to show, or None. Raises StateError for a file that holds something else."""
     try:
         looks = [_look(line["round"], about) for line in run.log(FILE) for about in line["diagnostics"]]
     except (KeyError, TypeError, IndexError) as error:
@@ -117,7 +117,7 @@ def _name(client: str, task: str | None) -> str:
 def _group(group: Mapping[str, Any]) -> str:
     if group["task"] is not None:
         return f"{group['part']} of {group['task']}"
-    prefix = f"{group['part']}."  # of the names of tensors, as a rule
+    prefix = f"{group['part']}."  # names of tensors begin with it, as a rule
     return f"{group['part']}: {' to '.join(name.removeprefix(prefix) for name in group['layers'].split(' to '))}"
 
 
@@ -132,7 +132,7 @@ def _matrices(looks: Sequence[_Look], what: str) -> dict[str, Cells]:
             cells = found.setdefault(_group(group), {}).setdefault(look.round, defaultdict(dict))
             for a, b, value in look.pairs(group[what]):
                 cells[a][b] = cells[b][a] = value
-    # a group that never has two rows says nothing
+    # a group that never had two rows has no pairs to show
     return {name: cells for name, cells in found.items() if any(_values(of) for of in cells.values())}
 
 
@@ -164,7 +164,7 @@ def _by_row(looks: Sequence[_Look], what: str) -> dict[str, dict[str, dict[int, 
             values = group.get(what) or ()
             numbers = values[0] if what == "weights" and values else values
             for name, value in zip(look.rows, numbers, strict=False):
-                # what several peers have of one row is the same
+                # several peers report the same row with the same number
                 if value is not None and look.peer in (None, name):
                     found.setdefault(_group(group), {}).setdefault(name, {})[look.round] = value
     return found

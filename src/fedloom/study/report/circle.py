@@ -11,11 +11,11 @@ from fedloom.study.report.looks import COLORS, thinned
 from fedloom.study.report.records import Matrices
 
 PEERS = 60
-"""Peers of a graph, at most; there is none of more, where nothing could be seen."""
+"""Peers of a graph, at most; with more there is no graph, for nothing could be seen in it."""
 NUMBERS = 150_000
 """Coordinates of all rounds together, about."""
 WIDTHS = (0.7, 1.5, 2.6, 4.0)
-"""Of an arrow, by the quarter of the largest weight that its own lies in."""
+"""Widths of arrows; weights are sorted into as many equal steps up to the largest weight."""
 
 SYMBOLS = ("circle", "square", "diamond", "triangle-up")
 _LABELLED = 24  # peers up to which each has its name beside it
@@ -24,7 +24,7 @@ _NAMED = 10  # neighbours that a peer's text names
 _RIM = 0.07  # of the radius, between a peer and its arrows' ends
 _HEADS = (7, 8, 10, 12)  # sizes of arrows' heads
 _GREY = "#8a8f98"  # shows on white and on black
-_ASIDE = 0.012  # how far an arrow is moved to its right, so that one of the other way shows
+_ASIDE = 0.012  # how far an arrow is moved to its right, so that the one in the other direction shows
 
 Weights = Mapping[str, Mapping[str, float | None]]
 """Receiver -> sender -> weight."""
@@ -82,7 +82,7 @@ def _edges(of: Weights) -> list[tuple[str, str, float]]:
 def _arrows(
     edges: Sequence[tuple[str, str, float]], at: Mapping[str, tuple[float, float]], largest: float
 ) -> list[dict[str, Any]]:
-    """A trace for each width, its arrows parted by gaps."""
+    """One trace per width; gaps part its arrows."""
     near = 2 * math.pi / len(at)  # between two peers on the circle
     aside = min(_ASIDE, near / 10)
     made: list[dict[str, Any]] = [{"x": [], "y": [], "marker": _heads()} for _ in WIDTHS]
@@ -103,7 +103,7 @@ def _arrows(
 
 
 def _heads() -> dict[str, Any]:
-    """Heads of arrows, which have sizes at their ends alone."""
+    """Markers that are the heads of arrows; those at the beginnings of arrows get the size 0."""
     look: dict[str, Any] = {"color": _GREY, "opacity": 1, "line": {"width": 0}}
     return {"symbol": "arrow", "angleref": "previous", "size": [], **look}
 
@@ -124,11 +124,7 @@ def _arrow(number: int, largest: float) -> dict[str, Any]:
 def _peers(
     number: int, group: str, names: Sequence[str], at: Mapping[str, tuple[float, float]], labelled: bool
 ) -> dict[str, Any]:
-    look = {
-        "size": 13,
-        "color": COLORS[number % len(COLORS)],
-        "symbol": SYMBOLS[number // len(COLORS) % len(SYMBOLS)],
-    }
+    look = {"size": 13, "color": COLORS[number % len(COLORS)], "symbol": SYMBOLS[number // len(COLORS) % len(SYMBOLS)]}
     trace: dict[str, Any] = {
         "type": "scatter",
         "mode": "markers+text" if labelled else "markers",

@@ -27,10 +27,10 @@ from fedloom.study.report.predictions import Predictions
 from fedloom.study.report.records import Happening, Matrices, Series
 from fedloom.study.report.scores import Curves, Score, curves, scores
 from fedloom.study.report.worst import Worst, worst_of
-from fedloom.study.tables.table import Table, tabulate
+from fedloom.study.tables.table import GridTable, tabulate
 
 Facts = tuple[tuple[str, str], ...]
-"""What a number or a name is, and the number or the name."""
+"""Pairs of a label and a text."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class RunReport:
     matrices: tuple[Matrices, ...]
     happened: tuple[Happening, ...]
     clock: Mapping[str, Series] = field(default_factory=dict)
-    """What a scenario simulates -> seconds of each round; empty where time was not simulated."""
+    """A simulated time -> its seconds in each round; empty where time was not simulated."""
     agreement: UpdateAgreement | None = None
     quality: Mapping[str, Series] = field(default_factory=dict)
     """How well peers found those with their own tasks -> share or index of each round."""
@@ -69,6 +69,11 @@ class RunReport:
     predictions: Predictions = Predictions()
     trained: Mapping[str, Series] = field(default_factory=dict)
     """Client -> seconds of its local training in each round."""
+
+    @property
+    def sent(self) -> tuple[int, int]:
+        """Bytes from and to clients over all rounds."""
+        return sum(up for *_, up, _ in self.totals), sum(down for *_, down in self.totals)
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,7 @@ class GridReport:
     title: str
     facts: Facts
     grid: str
-    table: Table | None
+    table: GridTable | None
     problem: str
     cells: tuple[CellFacts, ...]
     curves: Mapping[tuple[str, TaskMetric], Mapping[str, Series]]
@@ -243,6 +248,6 @@ def _labels(folder: Path) -> Mapping[str, Any]:
 
 
 def _quality(run: Run) -> dict[str, dict[int, float]]:
-    with suppress(UserError):  # without scikit-learn the page has all but this
+    with suppress(UserError):  # without scikit-learn the page leaves this out
         return quality(run)
     return {}

@@ -80,7 +80,7 @@ def _sections(report: GridReport, figures: Mapping[str, Figure]) -> list[PageSec
 
 
 def _worst(lines: Sequence[Worst]) -> str:
-    """A table a data set: the task that lost most, and the worst client of each task."""
+    """One table per data set: the task that lost most, and the worst client of each task."""
     parts = []
     for at, data in enumerate(dict.fromkeys(line.data for line in lines)):
         mine = [line for line in lines if line.data == data]

@@ -1,7 +1,7 @@
 """The figures of a report as image files, for papers: what the page draws, on white, with a title instead of controls.
 
-plotly draws them in a browser that kaleido starts, all in one session. A figure of which a view is selected gives one
-image a view, one with a slider its last round.
+plotly draws them in a browser that kaleido starts, all in one session. A figure whose views are selected
+gives one image per view; a figure with a slider gives its last round.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def images_of(figures: Mapping[str, Figure]) -> dict[str, Figure]:
         for title, view in _drawn(name, figure):
             stem = once = file_name(title) or name
             number = 1
-            while stem.casefold() in taken:  # some file systems know no case
+            while stem.casefold() in taken:  # some file systems do not tell capital letters apart
                 number += 1
                 stem = f"{once}-{number}"
             taken.add(stem.casefold())
@@ -74,7 +74,7 @@ def save(figures: Mapping[str, Figure], folders: Mapping[str, Path]) -> list[Pat
 
 
 def _run(work: Coroutine[Any, Any, list[Path]]) -> list[Path]:
-    """Run it, in a thread of its own where a loop is at work already, as in a notebook."""
+    """Run it; in a thread of its own where an event loop runs already, as in a notebook."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -128,7 +128,7 @@ def _image(figure: Figure, view: Mapping[str, Any], title: str) -> Figure:
     width, height = WIDTH, base["height"]
     long = max(0, max((_width(name[:LONG]) for name in names), default=0) - 100)
     if "scaleanchor" in base["yaxis"]:
-        # squares leave room for long names, and have their colours beside them
+        # square heat maps leave room for long names, and have their colours beside them
         height += long
         width = height + 140
     lines = textwrap.wrap(title, _TITLE, max_lines=3, placeholder="…")

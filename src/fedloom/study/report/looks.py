@@ -1,4 +1,4 @@
-"""What the figures of a report share: colours, and what is left out of one that would be too large."""
+"""What the figures of a report share: colours, and how they are thinned where they would be too large."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ def thinned_names(ranked: Sequence[str], most: int) -> list[str]:
 
 
 def plain(value: float | None) -> float | None:
-    """None for what JSON has no word for."""
+    """The number, or None for nan and infinities, which JSON does not have."""
     return value if value is not None and math.isfinite(value) else None

@@ -93,9 +93,9 @@ def fact_sheet(facts: Sequence[tuple[str, str]]) -> str:
 
 
 def plot(name: str, figure: Figure, headed: bool = False) -> str:
-    """The place of a figure, with what chooses its view and how smooth its lines are.
+    """The place of a figure, with the controls for its view and for the smoothing of its lines.
 
-    A view alone is named above it, but where a heading does that (`headed`) or a slider says which round it is.
+    A single view is named above it, except where a heading does that (`headed`) or a slider names the round.
     """
     views, controls = figure["views"], []
     sets = list(dict.fromkeys(view["set"] for view in views if "set" in view))
@@ -149,7 +149,7 @@ def sheet(name: str, head: Sequence[str], rows: Sequence[Sequence[str]], text: S
 
 
 def _short(text: str) -> str:
-    """The class of a cell whose text stays on one line."""
+    """The CSS class of a cell whose text stays on one line."""
     return " short" if len(text) <= _SHORT else ""
 
 
@@ -173,7 +173,7 @@ def remark(text: str) -> str:
 
 
 def confusion(several: Sequence[ConfusionViews], plots: Callable[[str], str]) -> str:
-    """A matrix a task, and on how much it was counted."""
+    """One matrix per task, and on how many examples it was counted."""
     found = [
         f"<div><h3>{escape(c.title)}</h3>\n{plots(f'confusion-{number}')}\n{remark(c.note)}</div>"
         for number, c in enumerate(several)

@@ -63,7 +63,7 @@ def _of_run(report: RunReport) -> dict[str, Figure]:
     if report.against is not None and report.against.each:
         made["hurt"] = hurt(report.against)
     tasks = list(dict.fromkeys(c.task for c in report.curves))
-    # with many views each gets fewer points, then fewer single lines
+    # with many views, each gets fewer points first, and then fewer lines of single clients
     views = max(1, len(report.curves))
     points = max(50, min(POINTS, BUDGET // (5 * views)))
     longest = min(points, max((len(c.mean) for c in report.curves), default=1))
@@ -124,7 +124,7 @@ def agreement(a: UpdateAgreement) -> dict[str, Figure]:
 
 
 def _heat_sets(sets: Mapping[str, Cells], names: Sequence[str], down: str, along: str, middle: float) -> Figure:
-    """Heat maps with a slider over the rounds, a set of them selected; colours tell which side of `middle` it is."""
+    """Heat maps with a slider over the rounds, one set at a time; colours say which side of `middle` a number is."""
     most = max(2, CELLS // max(1, len(names) ** 2 * len(sets)))
     views: list[tuple[str, Trace]] = []
     belongs: list[str] = []
@@ -150,7 +150,7 @@ def _of_grid(report: GridReport) -> dict[str, Figure]:
 
 
 def curves(several: Sequence[Curves], points: int = POINTS, singly: int = LINES) -> Figure:
-    """The metrics of one task: a line a client, their mean, and the best round."""
+    """The metrics of one task: one line per client, their mean, and the best round."""
     views = [
         (f"{c.metric}, {c.split}" + (f", {c.model}" if c.model else ""), _curves(c, points, singly)) for c in several
     ]
@@ -192,7 +192,7 @@ def _last(series: Series) -> float:
 
 
 def _band(rest: Sequence[Series], rounds: Sequence[int]) -> list[Trace]:
-    """Where eight of ten of the clients that are not drawn lie."""
+    """The band from the 10 % to the 90 % quantile of the clients that have no line of their own."""
     low, high = {}, {}
     for round in rounds:
         values = [s[round] for s in rest if round in s and not math.isnan(s[round])]
@@ -220,7 +220,7 @@ def _line(name: str, rounds: Sequence[int], series: Series, kind: str, **look: A
 
 
 def _several(lines: Mapping[str, Series]) -> list[Trace]:
-    """A line a name."""
+    """One line per name."""
     traces = []
     for number, (name, series) in enumerate(lines.items()):
         look = {"color": COLORS[number % len(COLORS)], "dash": DASHES[number // len(COLORS) % len(DASHES)]}
@@ -229,7 +229,7 @@ def _several(lines: Mapping[str, Series]) -> list[Trace]:
 
 
 def _largest(lines: Mapping[str, Series]) -> dict[str, Series]:
-    """The lines with the largest sums; what is left becomes one line."""
+    """The lines with the largest sums; the others are added up to one line."""
     ranked = sorted(lines, key=lambda name: -sum(lines[name].values()))
     if len(ranked) <= NAMES:
         return dict(lines)
@@ -250,7 +250,7 @@ def examples(report: RunReport) -> Figure:
 
 
 def _two_sided(figure: Figure, middle: float, most: float = math.inf) -> None:
-    """Give a heat map colours that tell which side of `middle` a number is, to `most` away from it."""
+    """Give a heat map colours that say which side of `middle` a number is; they end at a distance of `most`."""
     shown = [v for view in figure["views"] for row in view["data"][0]["z"] for v in row if v is not None]
     far = min(most, max([abs(v - middle) for v in shown] + [1e-9]))
     # as in pictures of conflict: red is against, blue is with
@@ -258,7 +258,7 @@ def _two_sided(figure: Figure, middle: float, most: float = math.inf) -> None:
 
 
 def hurt(held: Against) -> Figure:
-    """Clients by tasks: the change against the base; colours tell which side of 0 it is, and end at 100 %."""
+    """Clients by tasks: the change against the base; colours say which side of 0 it is, and end at 100 %."""
     names = list(dict.fromkeys(name for e in held.each for name in e.clients))
     if len(names) > SIDE:
         lowest = {n: min((e.clients[n].percent for e in held.each if n in e.clients), key=_last_nan) for n in names}
@@ -278,7 +278,7 @@ def _last_nan(value: float) -> float:
 
 
 def labels(report: RunReport) -> Figure:
-    """Clients by classes, a view a task that has classes."""
+    """Clients by classes, one view per task that has classes."""
     names = thinned_names([c for c, about in report.clients.items() if "labels" in about], SIDE)
     views = []
     for task in report.tasks:
@@ -319,7 +319,7 @@ def matrices(m: Matrices) -> Figure:
 
 
 def confusions(several: Sequence[ConfusionViews]) -> dict[str, Figure]:
-    """A heat map a task: shares of each true class, and the counts beside the pointer."""
+    """One heat map per task: the shares of each true class, and the counts when the pointer is on a cell."""
     made = {}
     for number, c in enumerate(several):
         views = []
@@ -340,9 +340,9 @@ def confusions(several: Sequence[ConfusionViews]) -> dict[str, Figure]:
 def heat(
     views: Sequence[tuple[str, Trace]], rows: Sequence[str], columns: Sequence[str], down: str, along: str, control: str
 ) -> Figure:
-    """Heat maps of rows by columns, a view each: its name, and what its trace has of its own.
+    """Heat maps of rows by columns. A view is a name and what its trace has beside the shared one.
 
-    `down` and `along` say what a row and a column is.
+    `down` and `along` say what a row and a column stand for.
     """
     trace: Trace = {
         "type": "heatmap",
@@ -367,7 +367,7 @@ def heat(
 
 
 def hyper_weights(weights: HyperWeights) -> dict[str, Figure]:
-    """The weights as they were used: alpha a client, beta a decoder and layer."""
+    """The weights as they were used: alpha of each client, beta of each decoder and layer."""
     alpha = {client: {r: used(v) for r, v in points} for client, points in weights.alpha.items()}
     beta = {
         " ".join((*decoder, layer)).strip(): {r: used(v) for r, v in points}
@@ -391,12 +391,12 @@ def _equal(several: Sequence[Series]) -> bool:
 def _views(
     views: Sequence[tuple[str, list[Trace]]], axis: str | Sequence[str], smooth: bool = False, zero: bool = False
 ) -> Figure:
-    """Lines over the rounds; `axis` is what they show, of all views or of each. With `zero` the axis has the 0."""
+    """Lines over the rounds; `axis` names what they show, in all views or in each. With `zero` the axis begins at 0."""
     axes = [axis] * len(views) if isinstance(axis, str) else axis
     rounds = [round for _, data in views for trace in data for round in trace["x"]]
     few = rounds and max(rounds) - min(rounds) <= _TICKS
     layout = {
-        # a tick a round, for there is nothing between two of them
+        # one tick per round, for there is nothing between two rounds
         "xaxis": {"title": {"text": "round"}, "tickformat": "d", **({"dtick": 1} if few else {})},
         "yaxis": {
             "title": {"text": escape(axes[0] if axes else "", quote=False)},

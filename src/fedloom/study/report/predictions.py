@@ -109,7 +109,7 @@ class ShownExample:
 
 @dataclass(frozen=True)
 class ConfusionViews:
-    """Confusion matrices of a task, by what they are of."""
+    """Confusion matrices of a task, by whose answers they count."""
 
     title: str
     unit: str
@@ -173,7 +173,7 @@ def of_run(run: Run) -> Predictions:
 
 
 def of_grid(runs: Mapping[Cell, Run]) -> Predictions:
-    """What the runs of a grid kept, side by side: for each data set of the first seed of which most is there."""
+    """What the runs of a grid kept, side by side: for each data set, of the seed with the most runs."""
     reader = _Reader()
     found: dict[str, dict[int, dict[str, Run]]] = defaultdict(lambda: defaultdict(dict))
     for cell, run in runs.items():
@@ -217,7 +217,7 @@ def _examples(reader: _Reader, runs: Mapping[str, tuple[Run, _StoredIndex]], abo
     }
     first, index = next(iter(runs.values()))
     left = sum(len(part.examples) for part in index.parts)
-    # the first of each part, then the second: what is left out for want of room should not be a whole part
+    # first the first example of each part, then the second ones, so that no whole part is left out for want of room
     for number in range(max((len(part.examples) for part in index.parts), default=0)):
         for part in index.parts:
             if number >= len(part.examples):
@@ -242,7 +242,7 @@ def _examples(reader: _Reader, runs: Mapping[str, tuple[Run, _StoredIndex]], abo
 
 
 def _one(task: str, found: _StoredConfusion) -> ConfusionViews:
-    """The matrices of a run's models for a task: all together, where there are several, and each."""
+    """The matrices of a run's models for a task: each, and their sum where there are several."""
     views: dict[str, Counts] = {}
     if len(found.models) > 1:
         views[f"{len(found.models)} models together"] = _together(found)
@@ -251,7 +251,7 @@ def _one(task: str, found: _StoredConfusion) -> ConfusionViews:
         who = ", ".join(one.clients[:_NAMES]) + (f" and {more} more" if more > 0 else "")
         name = f"{one.model} model of {who}" if one.model == "personal" else f"{one.model} model"
         name = f"{name}, {one.data} data" if one.model == "personal" else f"{name}, {one.data} data, {who}"
-        if name in views:  # clients may be called alike once they are cut
+        if name in views:  # names of clients that are cut may be the same
             name += f" ({len(views)})"
         views[name] = tuple(map(tuple, one.counts))
     return ConfusionViews(task, found.unit, views, _about(found))
@@ -273,7 +273,7 @@ def _together(found: _StoredConfusion) -> Counts:
 
 
 def _side_by_side(reader: _Reader, about: str, runs: Mapping[str, Run]) -> Iterator[ConfusionViews]:
-    """For each task a view a run, of all its models together."""
+    """One matrix per task, with one view per run: the sum over its models."""
     views: dict[str, dict[str, Counts]] = defaultdict(dict)
     units, notes = dict[str, str](), defaultdict[str, dict[str, None]](dict)
     for label, run in runs.items():

@@ -15,7 +15,7 @@ Series = Mapping[int, float]
 
 @dataclass(frozen=True)
 class Matrices:
-    """A matrix a round; what it has no entry for is not known. Sparse, for there may be many clients."""
+    """One matrix per round, stored by its known entries, for there may be many clients."""
 
     name: str
     title: str
@@ -71,7 +71,7 @@ def totals(run: Run) -> tuple[tuple[str, str, int, int], ...]:
 
 
 def timed(run: Run, key: str = "seconds") -> dict[str, dict[int, float]]:
-    """Phase, or client where the key is seconds_of -> seconds of each round."""
+    """Phase (or client, where the key is seconds_of) -> seconds of each round."""
     found: dict[str, dict[int, float]] = defaultdict(dict)
     for line in run.rounds:
         for name, seconds in (line.get(key) or {}).items():
@@ -133,7 +133,7 @@ def matrices(run: Run) -> tuple[Matrices, ...]:
 
 
 def happened(run: Run) -> tuple[Happening, ...]:
-    """Events, and safeguards that acted, by what they say and whom they are about; in the order of their beginning."""
+    """Events, and safeguards that acted, counted by their text and by client; in the order in which they began."""
     rounds: dict[tuple[str, str], list[int]] = defaultdict(list)
     for line in run.rounds:
         at = int(line["round"])

@@ -236,7 +236,7 @@ def _correlations(found: Correlations) -> Figure:
 
 
 def _against(report: RelatedReport) -> Figure:
-    """One metric against another, a point a pair of tasks. A view says which `columns` of the figure it draws."""
+    """One metric against another, one point per pair of tasks. A view says which `columns` of the figure it draws."""
     study, found = report.study, report.study.agreement
     places = set(_shown(study.tasks))
     kept = [at for at, (i, j) in enumerate(report.pairs) if i in places and j in places]

@@ -30,8 +30,8 @@ from fedloom.study.report.records import Matrices
 from fedloom.study.report.scores import Score, row, worst_tasks
 
 WORST = 5
-"""Clients named of those that are worse off, at most."""
-_NOTHING = 1e-9  # percent that a mean change is off 0 by rounding alone
+"""Clients that are worse off of whom a name is given, at most."""
+_NOTHING = 1e-9  # percent by which rounding alone moves a mean change away from 0
 
 
 def render(report: RunReport) -> str:
@@ -115,7 +115,7 @@ def _task_groups(plot: str) -> str:
 def _lead(report: RunReport) -> str:
     """How far the run has come, and what it took."""
     facts = dict(report.facts)
-    up, down = (sum(line[i] for line in report.totals) for i in (2, 3))  # type: ignore[misc]
+    up, down = report.sent
     state = (
         facts["status"] if "round" in facts["status"] else f"{facts['status']}, {_count(int(facts['rounds']), 'round')}"
     )
@@ -137,7 +137,7 @@ def _about(report: RunReport) -> str:
 
 
 def _method(report: RunReport) -> str:
-    """The method's stages as boxes with its text folded below, or the text alone where a run has no outline."""
+    """The method's stages as boxes and its text below, folded; only the text where a run has no outline."""
     if not report.method:
         return ""
     drawn = diagram(report.outline, report.peers) if report.outline else ""
@@ -244,7 +244,7 @@ def _federation(report: RunReport) -> str:
 
 
 def _diagnostics(report: RunReport, plots: Callable[..., str]) -> str:
-    """Cosines and signs of updates, the weights that they got, and what masks left of them."""
+    """Cosines and signs of updates, their weights, and the share that masks left of them."""
     parts = (
         ("Over the rounds", ("agreement",)),
         ("Cosine of two updates", ("cosine",)),
@@ -265,7 +265,7 @@ def _bytes(report: RunReport) -> str:
     if not report.totals:
         return ""
     rows = [(role, task, human_bytes(up), human_bytes(down)) for role, task, up, down in report.totals]
-    up, down = (sum(line[i] for line in report.totals) for i in (2, 3))  # type: ignore[misc]
+    up, down = report.sent
     rows.append(("all", "", human_bytes(up), human_bytes(down)))
     return sheet("bytes-table", ("role", "task", "sent by clients", "sent to clients"), rows, text=(1,))
 

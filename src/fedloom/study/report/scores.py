@@ -14,12 +14,12 @@ from fedloom.study.report.records import Series
 from fedloom.study.report.worst import worst
 
 EVERYBODY = "all clients"
-"""Whose number it is where the files name no client."""
+"""Stands for the client where the files name none."""
 
 
 @dataclass(frozen=True)
 class Curves:
-    """One metric of one task over the rounds, a series a client; nan where nothing could be measured."""
+    """One metric of one task over the rounds, one series per client; nan where nothing could be measured."""
 
     task: str
     metric: str
@@ -151,7 +151,7 @@ def _counted(run: Run, line: Mapping[str, Any], split: str) -> dict[tuple[str, s
 
 
 def worst_tasks(scores: Sequence[Score]) -> tuple[Score, ...]:
-    """Of each split and metric that judges several tasks, the score of the worst of them."""
+    """For each split and metric that judges several tasks: the score of the worst task."""
     groups: dict[tuple[str, str, str], list[Score]] = defaultdict(list)
     for score in scores:
         if score.primary and not math.isnan(score.mean):

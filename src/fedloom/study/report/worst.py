@@ -1,4 +1,4 @@
-"""Whom a method serves worst: in a grid the worst task and client of each method; of a run's numbers the worst one."""
+"""Whom a method serves worst: in a grid, the worst task and the worst clients of each method."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class Worst:
     task: tuple[TaskMetric, Estimate] | None
     """The task (or domain) with the lowest change in percent, which is positive where all got better."""
     clients: Mapping[TaskMetric, tuple[Estimate, tuple[str, ...]]]
-    """Task -> the worst client's number, and who was the worst in some seed; only where a task has several clients.
+    """Task -> the worst client's number, and the clients that were the worst in a seed; for tasks with several clients.
 
-    Nobody is the worst in a seed in which all clients have one number.
+    In a seed in which all clients have the same number, nobody is the worst.
     """
 
 
 def worst(values: Mapping[str, float], direction: str) -> tuple[str, float] | None:
-    """(name, value) of the worst of some values, of equals the first; nan does not count, None where all are nan."""
+    """(name, value) of the worst value, the first of equal ones; nan does not count. None where all are nan."""
     known = {name: value for name, value in values.items() if not math.isnan(value)}
     if not known:
         return None
@@ -41,9 +41,9 @@ def worst(values: Mapping[str, float], direction: str) -> tuple[str, float] | No
 
 
 def worst_of(grid: Grid, folder: Path, split: str = "test") -> tuple[Worst, ...]:
-    """The worst task and clients of each method that has finished runs; one after another by data set.
+    """The worst task and clients of each method that has finished runs, data set by data set.
 
-    Changes are each seed's against the reference's same seed, as in Delta. Raises StateError where nothing finished.
+    Changes compare a seed with the same seed of the reference, as Delta does. Raises StateError where nothing finished.
     """
     sides, rows, _ = of_grid(grid, folder, split)
     by_domain = grid.show == "domains"

@@ -185,7 +185,7 @@ def contrasts(comparison: Comparison, over: Over = "seeds") -> Contrasts:
     if not lines:
         raise StateError(f"no method has {WORDS[over]['none']} with {base.label}: tests compare runs of the same seed")
     sides = {("", side.label): side for side in (base, *others)}
-    # how the comparison pairs seeds for its own Δm is not how tests do
+    # the comparison pairs seeds for its own Δm in another way than tests do
     pairings = {f": {column.pairing}." for column in comparison.columns if column.pairing}
     notes = [note for note in comparison.notes if not note.endswith(tuple(pairings))]
     if alone:
@@ -256,9 +256,9 @@ def _against(
             tests.append(test)
     deltas = {pair: delta_m(of, others[pair], directions) for pair, of in both.items()}
     test = Contrast(data, one.label, base.label, None, tuple(seeds), deltas, fmean(deltas.values()))
-    # clients would differ only in which tasks they have
+    # where one number stands for all clients, their Δm differ only because their tasks do
     reason = next((t.reason for t in tests if t.state == "refused"), "")
-    # percentages, whose rounding is that of 100
+    # these are percentages, so they are rounded as numbers of about 100 are
     return [*tests, _state(test, over, reason) or replace(test, found=against_zero(list(deltas.values()), NOISE * 100))]
 
 

@@ -19,7 +19,7 @@ Numbers = Mapping[Any, Mapping[str, float]]
 
 
 def refusal(one: Side, base: Side, seeds: Sequence[int]) -> str:
-    """Why the seeds of two methods are no pairs, or no replicates; '' where they are."""
+    """Why the seeds of two methods are not pairs, or not replicates; '' where they are both."""
     for seed in seeds:
         mine, theirs = one.runs[seed], base.runs[seed]
         if mine.info.get("data_hash") != theirs.info.get("data_hash"):
@@ -58,7 +58,7 @@ def holders(run: Run, task: str) -> set[str]:
 
 
 def of_clients(one: Side, base: Side, rows: Sequence[TaskMetric], seeds: Sequence[int]) -> tuple[Numbers, Numbers]:
-    """Client -> task -> its mean over the seeds at which both methods have a number of it, with each of the two."""
+    """For each of the two methods: client -> task -> the mean over the seeds at which both have a number of it."""
     found: tuple[dict[str, dict[str, list[float]]], ...] = (defaultdict(dict), defaultdict(dict))
     for seed in seeds:
         for client in one.clients[seed].keys() & base.clients[seed].keys():

@@ -17,7 +17,7 @@ from fedloom.study.significance.statistics import LEVEL, p_text
 SPAN = 5.0
 """Inches of the axis, from rank 1 to the last."""
 LETTERS = 32
-"""Of a line of a name; a name has two lines at most."""
+"""Letters of a line of a name, which has two lines at most."""
 
 _LINE = 0.17  # inches of a line of letters of 9 points
 _GAP = 0.06  # between two names
@@ -64,7 +64,7 @@ def plot(ranks: Ranks) -> Any:
         axes.plot(x, y, gid=gid, **{"color": "black", "linewidth": 0.8, "clip_on": False, **look})
 
     def text(x: float, y: float, words: str, gid: str, **look: Any) -> None:
-        # names are no mathematics
+        # a name is not mathematics, whatever signs it has
         axes.text(x, y, words, gid=gid, **{"fontsize": 9, "va": "center", "parse_math": False, **look})
 
     line((0, SPAN), (0, 0), "axis", linewidth=1)

@@ -37,7 +37,7 @@ class Ranks(Sheeted):
     notes: tuple[str, ...] = ()
 
     def sheet(self) -> Sheet:
-        """A line a method, best first, with the groups that it is not told apart from."""
+        """One line per method, best first, with the groups of methods that it belongs to."""
         r = self.ranking
         lines = tuple((name, f"{rank:.3f}", self._groups(name)) for name, rank in r.ranks.items())
         friedman = (
@@ -54,7 +54,7 @@ class Ranks(Sheeted):
         return Sheet(self.title, ("method", "mean rank", "groups"), lines, (about, *self.notes))
 
     def to_csv(self) -> str:
-        """A line a method, in full precision."""
+        """One line per method, in full precision."""
         r = self.ranking
         test = [full(v) for v in (r.chi2, len(r.ranks) - 1, r.p, r.critical)]
         return csv_text(

@@ -1,4 +1,4 @@
-"""Put runs side by side: one row a task, one column a method, seeds as an interval, and the change against a base."""
+"""Runs side by side: one row per task, one column per method, an interval over seeds, the change against a base."""
 
 from __future__ import annotations
 
@@ -117,17 +117,14 @@ class Comparison:
 
     def to_markdown(self) -> str:
         """A Markdown table with the caption and the notes below it."""
-        lines = [
-            "| | " + " | ".join(c.label for c in self.columns) + " |",
-            "|---|" + "---:|" * len(self.columns),
-        ]
+        lines = ["| | " + " | ".join(c.label for c in self.columns) + " |", "|---|" + "---:|" * len(self.columns)]
         for name, cells, best in self._grid():
             texts = (f"**{c}**" if b else c for c, b in zip(cells, best, strict=True))
             lines.append(f"| {name} | " + " | ".join(texts) + " |")
         return "\n".join([*lines, "", self.caption + ".", *(f"\n{note}" for note in self.notes)]) + "\n"
 
     def to_csv(self) -> str:
-        """One line a run set and task, and one with metric `delta_m`; numbers in full precision."""
+        """One line per run set and task, and one with the metric `delta_m`; numbers in full precision."""
         found: list[list[object]] = []
         for c in self.columns:
             lines = [(r.task, r.metric, r.direction, c.cells[r]) for r in self.rows]
@@ -169,10 +166,7 @@ class Comparison:
 
 
 def compare(
-    runs: Sequence[Run | str | Path],
-    base: str | Path | None = None,
-    split: str = "test",
-    metric: str | None = None,
+    runs: Sequence[Run | str | Path], base: str | Path | None = None, split: str = "test", metric: str | None = None
 ) -> Comparison:
     """Compare runs task by task; runs that differ only in the seed become one column.
 
@@ -292,7 +286,7 @@ def _comparable(groups: Sequence[Sequence[Run]]) -> list[str]:
 
 
 def _finals_notes(columns: Sequence[RunSet]) -> list[str]:
-    """What the numbers themselves differ in."""
+    """Notes on numbers that are of different kinds of models or of data."""
     notes = []
     if len({final.model for c in columns for final in c.finals}) > 1:
         notes.append("Not the same kind of model in all columns: see the row 'model'.")

@@ -23,7 +23,7 @@ class DomainScores:
 
     @property
     def average(self) -> float:
-        """Mean over the domains, all alike."""
+        """Mean over the domains, which all count the same."""
         return fmean(self.values.values())
 
     @property
@@ -50,7 +50,7 @@ class DomainHistory(Sheeted):
         return self.rounds[-1]
 
     def sheet(self) -> Sheet:
-        """Rounds by domains, with average and standard deviation; the last and the best round are named so."""
+        """Rounds by domains, with average and standard deviation; the last and the best round are marked."""
         names = {self.last.round: "last"}
         if self.best is not None:
             names[self.best.round] = "last, best" if self.best.round == self.last.round else "best on validation"
@@ -62,7 +62,7 @@ class DomainHistory(Sheeted):
         return Sheet(f"{self.label}: {self.task} {self.metric} by domain", head, tuple(lines))
 
     def to_csv(self) -> str:
-        """A line a round and domain, in full precision."""
+        """One line per round and domain, in full precision."""
         lines = ((s.round, domain, repr(v)) for s in self.rounds for domain, v in s.values.items())
         return csv_text(("round", "domain", self.metric), lines)
 

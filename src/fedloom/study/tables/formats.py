@@ -8,7 +8,7 @@ from html import escape
 
 from fedloom.study.tables import markup
 from fedloom.study.tables.markup import csv_text, full, html, latex, md, tex
-from fedloom.study.tables.table import Column, Table, TableEntry, TableLine
+from fedloom.study.tables.table import Column, GridTable, TableEntry, TableLine
 
 CSV = (
     *("data", "base", "addon", "owner", "task", "metric", "direction", "mean", "ci95_half", "n"),
@@ -16,7 +16,7 @@ CSV = (
 )
 
 
-def to_text(table: Table, color: bool = False) -> str:
+def to_text(table: GridTable, color: bool = False) -> str:
     """For a terminal; the best values in bold where `color`."""
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
@@ -45,7 +45,7 @@ def to_text(table: Table, color: bool = False) -> str:
     return "\n".join([body, table.caption, *table.notes]) + "\n"
 
 
-def to_markdown(table: Table) -> str:
+def to_markdown(table: GridTable) -> str:
     """A table with the best values in bold, the caption and the notes below it."""
     columns, groups = table.layout
     heads = [md(f"{c.data}: {c}" if _beside(table) else str(c)) for c in columns]
@@ -61,7 +61,7 @@ def to_markdown(table: Table) -> str:
     return "\n".join([f"**{md(table.title)}**", "", *lines, *(f"\n{text}" for text in about)]) + "\n"
 
 
-def to_csv(table: Table) -> str:
+def to_csv(table: GridTable) -> str:
     """A line for each data set, base, add-on and task, and one with metric delta_m; numbers in full precision."""
     found: list[list[object]] = []
     for line in table.lines:
@@ -76,7 +76,7 @@ def to_csv(table: Table) -> str:
     return csv_text(CSV, found)
 
 
-def to_latex(table: Table) -> str:
+def to_latex(table: GridTable) -> str:
     """A table environment; needs the package booktabs."""
     columns, groups = table.layout
     rows, start = [], 2
@@ -99,12 +99,12 @@ def to_latex(table: Table) -> str:
     return latex((f"{table.title}.", table.caption, *table.notes), len(columns) + 1, rows)
 
 
-def to_html(table: Table) -> str:
+def to_html(table: GridTable) -> str:
     """A page of its own, without scripts and without anything to load."""
     return html(table.title, fragment(table))
 
 
-def fragment(table: Table) -> str:
+def fragment(table: GridTable) -> str:
     """The table with its caption and notes as HTML that can stand in another page."""
     columns, groups = table.layout
     head = []
@@ -125,7 +125,7 @@ def fragment(table: Table) -> str:
     return markup.fragment(table.title, head, body, (table.caption, *table.notes))
 
 
-FORMATS: dict[str, Callable[[Table], str]] = {
+FORMATS: dict[str, Callable[[GridTable], str]] = {
     "text": to_text,
     "markdown": to_markdown,
     "csv": to_csv,
@@ -134,7 +134,7 @@ FORMATS: dict[str, Callable[[Table], str]] = {
 }
 
 
-def _beside(table: Table) -> bool:
+def _beside(table: GridTable) -> bool:
     """Whether data sets stand beside each other."""
     return len(table.groups) > 1 and not table.layout[1][0][0]
 

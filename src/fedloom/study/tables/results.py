@@ -24,7 +24,7 @@ Combination = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class CombinationRuns:
-    """The runs of one combination of labels, by seed, and what was measured of the models that count."""
+    """The runs of one combination of labels, by seed, and the numbers of the models that count."""
 
     runs: Mapping[int, Run]
     finals: Mapping[int, Final]
@@ -44,9 +44,9 @@ class CombinationRuns:
         return {s: over_rounds(self.runs[s], f.split, True)[f.round] for s, f in self.finals.items()}
 
     def owned(self, split: str) -> dict[str, Values]:
-        """Client -> values of its personal model; empty where one model is meant for all.
+        """Client -> the values of its personal model; empty where all clients share one model.
 
-        A client is called by its tasks, or by its own name where another one has the same.
+        A client is called by its tasks, or by its own name where another client has the same tasks.
         """
         by_client: dict[str, dict[int, Final]] = {}
         for seed, run in self.runs.items():
@@ -89,7 +89,7 @@ def over_rounds(run: Run, split: str, by_domain: bool, client: str | None = None
 
 
 def about_model(grid: Grid, results: Mapping[Combination, CombinationRuns]) -> str:
-    """Of which round the models are whose numbers are shown, and how it was chosen."""
+    """The round of the models whose numbers are shown, and how it was chosen."""
     rounds = span([final.round for result in results.values() for final in result.finals.values()])
     if grid.at == "last":
         return f"model kept at the end (round {rounds})"

@@ -1,4 +1,4 @@
-"""Methods with their runs by seed, from a comparison of run folders or from a grid: what tests and ranks are about."""
+"""Methods with their runs by seed, from a comparison of run folders or from a grid: the input of tests and ranks."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ OVERALL = {
     "spread": ("standard", "deviation"),
     "bits": ("Mbit up", "a task"),
 }
-"""Metric of all tasks together -> its two lines of a heading."""
+"""Metric over all tasks -> the two lines of its heading."""
 
 WIDEST = 10
 """Columns that fit beside each other."""
@@ -88,7 +88,7 @@ class TableEntry:
 
 @dataclass(frozen=True)
 class TableLine:
-    """A line of the table: a base with an add-on, and the client whose model it is where that is not one for all."""
+    """A line of the table: a base with an add-on, and the client where the model is that client's own."""
 
     base: str
     addon: str
@@ -99,13 +99,13 @@ class TableLine:
     seeds: Mapping[str, tuple[int, ...]] | None = None
     """Data set -> the seeds that have been run."""
     rounds: Mapping[str, tuple[int, ...]] | None = None
-    """Data set -> of which round the model of each of these seeds is."""
+    """Data set -> the round of the model, for each of these seeds."""
     models: Mapping[str, str] | None = None
     """Data set -> 'global', 'personal' or both."""
 
     @property
     def label(self) -> str:
-        """The base alone for '-', which add-ons follow indented: 'FedAvg', '  +DEA', 'FedAMP (semseg)'."""
+        """The base alone for the add-on '-'; others follow it, indented: 'FedAvg', '  +DEA', 'FedAMP (semseg)'."""
         owner = f" ({self.owner})" if self.owner else ""
         if self.addon == "-":
             return self.base + owner
@@ -113,7 +113,7 @@ class TableLine:
 
 
 @dataclass(frozen=True)
-class Table:
+class GridTable:
     """What `tabulate` found. `notes` say what to know before the numbers are believed."""
 
     title: str
@@ -133,12 +133,12 @@ class Table:
 
     @property
     def layout(self) -> tuple[tuple[Column, ...], tuple[tuple[str, tuple[TableLine, ...]], ...]]:
-        """(columns, lines in groups): a group '' of all lines, its data sets beside each other, or a group a data set.
+        """(columns, lines in groups): one group '' with the data sets beside each other, or one group per data set.
 
-        The latter where they have the same tasks and would be too wide otherwise.
+        The latter where the data sets have the same tasks and would be too wide beside each other.
         """
         by_data = {name: [i for i, c in enumerate(self.columns) if c.data == name] for name in self.groups}
-        # one column is what a data set has of which nothing has been run
+        # a data set of which nothing has been run has a single column
         found = [at for at in by_data.values() if len(at) > 1]
         heads = {tuple(replace(self.columns[i], data="") for i in at) for at in found}
         if len(self.columns) <= WIDEST or len(by_data) < 2 or len(heads) != 1:
@@ -152,10 +152,10 @@ class Table:
         return tuple(self.columns[i] for i in found[0]), tuple(groups)
 
 
-def tabulate(grid: Grid, folder: Path, split: str = "test") -> Table:
+def tabulate(grid: Grid, folder: Path, split: str = "test") -> GridTable:
     """Read what has been run of a grid.
 
-    Raises StateError where nothing has been, or where runs of one data set have different tasks.
+    Raises StateError where no run has finished, or where runs of one data set have different tasks.
     """
     results, missing = read(grid, folder, split)
     refused = refused_in(folder)
@@ -183,7 +183,7 @@ def tabulate(grid: Grid, folder: Path, split: str = "test") -> Table:
         against = f"the same base with {next(iter(grid.addons))!r}" if grid.delta == "base" else grid.delta
         over = "domains" if grid.show == "domains" else "tasks"
         parts.append(f"{DELTA}: mean change over the line's {over}, each seed against the same seed of {against}")
-    return Table(
+    return GridTable(
         grid.title or grid.name,
         columns,
         tuple(lines),
@@ -234,7 +234,7 @@ class _Maker:
             self.notes.append("*: not all seeds.")
 
     def models(self) -> str:
-        """Which kind of model the numbers belong to; said of each base, or cell, where they differ."""
+        """Which kind of model the numbers are of: for all, or for each base or cell where kinds differ."""
         kinds: dict[str, dict[str, str]] = {}
         for (_, base, addon), result in self.results.items():
             found = " / ".join(dict.fromkeys(final.model for final in result.finals.values()))
@@ -259,7 +259,7 @@ class _Maker:
                 owners.setdefault(owner, {})[data] = values
             if result and not owned:
                 unified[data] = result.values()
-        # owners in the order of the tasks that they are called by; others last
+        # owners in the order of the tasks that give them their names; others last
         order = {column.task: at for columns in self.columns.values() for at, column in enumerate(columns)}
         names = sorted(owners, key=lambda owner: order.get(owner.partition("+")[0], len(order)))
         lines = [self._line(base, addon, owner, owners[owner]) for owner in names]
@@ -311,7 +311,7 @@ class _Maker:
         return {column.task: column.direction for column in self.columns[data] if column.task}
 
     def _left_out(self, data: str, base: str, addon: str, result: CombinationRuns) -> None:
-        """Note tasks that Delta has to leave out, for the reference is 0 or undefined there."""
+        """Note the tasks that Delta leaves out, because the reference is 0 or undefined there."""
         reference = self.grid.reference(base)
         other = self.results.get((data, *reference)) if reference and reference != (base, addon) else None
         if other is None:
@@ -330,7 +330,7 @@ class _Maker:
 
 
 def columns_of(grid: Grid, data: str, results: Mapping[Combination, CombinationRuns]) -> tuple[Column, ...]:
-    """The columns of a data set, as its runs say; one of '…' where there are none."""
+    """The columns of a data set, from its runs; a single column '…' where it has no runs."""
     runs = [run for (name, *_), result in results.items() if name == data for run in result.runs.values()]
     if not runs:
         return (Column(data, "…", ""),)
@@ -368,7 +368,7 @@ def _of_domains(data: str, run: Run) -> tuple[Column, ...]:
 
 
 def _with_best(lines: Sequence[TableLine], columns: Sequence[Column]) -> list[TableLine]:
-    """The lines with the best value of each column marked; none where there is nothing to choose from."""
+    """The lines with the best value of each column marked, in columns with several values."""
     marked = [list(line.entries) for line in lines]
     for at, column in enumerate(columns):
         means = {
