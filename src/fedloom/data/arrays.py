@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,9 +12,9 @@ from pydantic import Field
 from fedloom.data.augment import Augment, resolve
 from fedloom.data.dense_label import DenseLabel
 from fedloom.data.images import as_images
-from fedloom.data.prepare import SPLITS, Array, TestFraction, channel_statistics, stratified, subset
+from fedloom.data.prepare import SPLITS, TestFraction, channel_statistics, stratified, subset
 from fedloom.data.registry import DATASETS
-from fedloom.data.store import Store, splits
+from fedloom.data.store import ArrayPart, Store, splits
 from fedloom.errors import DataError, RecipeError, nearest
 from fedloom.settings.section import Count
 
@@ -105,29 +104,6 @@ def arrays(
 
         return Dataset(store.path.stem, *build(where, dense, parts, resolve(augment), crop, multiple), names)
     return Dataset(store.path.stem, tasks, *_examples(where, parts, size, channels), names)
-
-
-@dataclass
-class ArrayPart:
-    """One part as it was read: inputs in their own layout, and labels and domains of each (int64 or label images)."""
-
-    key: str
-    inputs: Array
-    labels: dict[str, Array]
-    domain: Array | None
-
-    def take(self, index: Array) -> ArrayPart:
-        """The part at `index` (positions or a mask)."""
-        domain = None if self.domain is None else self.domain[index]
-        return ArrayPart(self.key, self.inputs[index], {k: v[index] for k, v in self.labels.items()}, domain)
-
-    def strata(self) -> Array:
-        """Numbers (N) of the combinations of the first task's class, if it has one per example, and the domain."""
-        columns = [column for column in self.labels.values() if column.ndim == 1][:1]
-        columns = columns or [np.zeros(len(self.inputs), np.int64)]
-        if self.domain is not None:
-            columns.append(self.domain)
-        return np.unique(np.stack(columns, 1), axis=0, return_inverse=True)[1].reshape(-1)
 
 
 def _read(

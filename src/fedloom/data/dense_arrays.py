@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.data.arrays import ArrayPart
 from fedloom.data.augment import Augment
 from fedloom.data.dense import DenseExamples, Stored, annotated_in, checksum
 from fedloom.data.dense_label import DenseLabel
 from fedloom.data.prepare import Array
+from fedloom.data.store import ArrayPart
 from fedloom.data.transforms import padded
 from fedloom.errors import DataError
 from fedloom.tasks.dense import KINDS

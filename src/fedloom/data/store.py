@@ -1,10 +1,11 @@
-"""Named arrays on disk: an .npz archive or a folder of .npy files. Never reads pickled objects."""
+"""Named arrays on disk, an .npz archive or a folder of .npy files, and what is read of them. Nothing is unpickled."""
 
 from __future__ import annotations
 
 import zipfile
 import zlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,29 @@ import numpy as np
 
 from fedloom.data.prepare import SPLITS, Array
 from fedloom.errors import DataError, RecipeError, nearest
+
+
+@dataclass
+class ArrayPart:
+    """One part as it was read: inputs in their own layout, and labels and domains of each (int64 or label images)."""
+
+    key: str
+    inputs: Array
+    labels: dict[str, Array]
+    domain: Array | None
+
+    def take(self, index: Array) -> ArrayPart:
+        """The part at `index` (positions or a mask)."""
+        domain = None if self.domain is None else self.domain[index]
+        return ArrayPart(self.key, self.inputs[index], {k: v[index] for k, v in self.labels.items()}, domain)
+
+    def strata(self) -> Array:
+        """Numbers (N) of the combinations of the first task's class, if it has one per example, and the domain."""
+        columns = [column for column in self.labels.values() if column.ndim == 1][:1]
+        columns = columns or [np.zeros(len(self.inputs), np.int64)]
+        if self.domain is not None:
+            columns.append(self.domain)
+        return np.unique(np.stack(columns, 1), axis=0, return_inverse=True)[1].reshape(-1)
 
 
 def splits(name: str, keys: Sequence[str], test_fraction: float | None) -> tuple[str, ...]:

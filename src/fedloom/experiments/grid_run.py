@@ -117,7 +117,7 @@ def run_prepared(prepared: Prepared, watch: Watch, jobs: int | None = None, memo
     if not prepared.todo:
         return outcome
     jobs = jobs or default_jobs([prepared.recipes[cell] for cell in prepared.todo])
-    work = _Work(prepared, watch, jobs, int(0.8 * available_memory()) if memory is None else memory, outcome)
+    work = _CellJob(prepared, watch, jobs, int(0.8 * available_memory()) if memory is None else memory, outcome)
     watch.start(len(work.queue), sum(prepared.recipes[cell].training.rounds for cell in work.queue))
     try:
         while work.queue or work.running:
@@ -132,7 +132,7 @@ def run_prepared(prepared: Prepared, watch: Watch, jobs: int | None = None, memo
     return outcome
 
 
-class _Work:
+class _CellJob:
     """The cells of a grid that wait and those that run, within a number of jobs and bytes of memory."""
 
     def __init__(self, prepared: Prepared, watch: Watch, jobs: int, memory: int, outcome: Outcome) -> None:

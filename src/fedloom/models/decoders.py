@@ -8,7 +8,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, interpolate, leaky_relu
 
-from fedloom.models.encoders import Norm
+from fedloom.models.kinds import Norm
 from fedloom.models.nets import norm_layer
 
 SLOPE = 0.01

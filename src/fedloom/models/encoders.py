@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from fedloom.errors import RecipeError
+from fedloom.models.kinds import Decoding, Norm
 from fedloom.settings.registry import Registry
 from fedloom.settings.section import Count
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 ENCODERS = Registry("encoder")
 """Functions `f(input_shape, *, ...) -> Encoder`; their keyword-only arguments are the recipe's keys."""
 
-Norm = Literal["batch", "group"]
-Decoding = Literal["pyramid", "thesis"]
 DropPath = Annotated[float, Field(ge=0, lt=1)]
 
 

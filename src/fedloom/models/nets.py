@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn, relu
 from torch.nn.functional import max_pool2d
 
-from fedloom.models.encoders import Decoding, Norm
+from fedloom.models.kinds import Decoding, Norm
 
 
 class Encoder(nn.Module):

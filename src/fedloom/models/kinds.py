@@ -1,0 +1,6 @@
+"""Choices that recipes name and networks take. Free of torch."""
+
+from typing import Literal
+
+Norm = Literal["batch", "group"]
+Decoding = Literal["pyramid", "thesis"]
