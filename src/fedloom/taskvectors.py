@@ -324,7 +324,7 @@ def aggregate_tasks(
     first = uploads[0].vector
     if any(u.vector.shape != first.shape or u.vector.dtype != first.dtype for u in uploads):
         raise ValueError("aggregate_tasks: the uploads' vectors differ in size or dtype")
-    round_ = _Aggregation(uploads, rho, source)
+    round_ = _RoundOfUploads(uploads, rho, source)
     T, d = len(round_.tasks), len(first)
     if out is not None and (out.shape != (T, d) or out.dtype != first.dtype):
         raise ValueError(f"out: expected {T} x {d} of {first.dtype}, found {tuple(out.shape)} of {out.dtype}")
@@ -358,7 +358,7 @@ def aggregate_tasks(
     return TaskAggregate(round_.tasks, torch.from_numpy(vectors).to(first.device), S, partners)
 
 
-class _Aggregation:
+class _RoundOfUploads:
     """The uploads of a round, task by task, in pieces of columns."""
 
     def __init__(self, uploads: Sequence[Upload], rho: float, source: Source) -> None:

@@ -23,14 +23,11 @@ from fedloom.data.partition import Partition, Share
 from fedloom.engines.api import Result, plan
 from fedloom.errors import DataError
 from fedloom.methods.method import Method
-from fedloom.rounds.buffers import merge_buffers
 from fedloom.rounds.build import build
-from fedloom.rounds.early import Patience
 from fedloom.rounds.federation import Federation, Part
 from fedloom.rounds.messages import Payload
-from fedloom.rounds.rounds import initial_state
-from fedloom.rounds.sampling import cohort
-from fedloom.rounds.server import server_step
+from fedloom.rounds.rounds import Patience, cohort, initial_state
+from fedloom.rounds.server import merge_buffers, server_step
 from fedloom.stages import Identity
 from tests_support import load_recipe, outcome
 

@@ -6,7 +6,7 @@ import fnmatch
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
@@ -311,18 +311,7 @@ class Layout:
 
     def to_json(self) -> list[dict[str, Any]]:
         """A JSON value from which `from_json` rebuilds the layout."""
-        return [
-            {
-                "name": b.name,
-                "shape": list(b.shape),
-                "dtype": b.dtype,
-                "role": b.role,
-                "task": b.task,
-                "part": b.part,
-                "kind": b.kind,
-            }
-            for b in self.blocks
-        ]
+        return [{**asdict(b), "shape": list(b.shape)} for b in self.blocks]
 
     @staticmethod
     def from_json(value: Iterable[Mapping[str, Any]]) -> Layout:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.core.context import Ctx, State, derive_seed
+from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Layout
 from fedloom.data.dataset import Dataset
 from fedloom.data.partition import Indices, Partition, Share, labelled
@@ -292,11 +292,9 @@ class _Newcomer:
     def _train(self, what: str, number: int, training: Training, memory: State) -> State:
         """Train the loaded model for one round; returns the optimiser's state for the next round."""
         who, seed, part = f"{self.me.id}/{what}", self.built.recipe.seed, self.me.train
-        with torch.random.fork_rng(devices=[self.model.device] if self.model.device.type == "cuda" else []):
-            torch.manual_seed(derive_seed(seed, number, "model", who))  # dropout and the like
-            work = Work(who, part.examples, part.index, self.me.tasks)
-            added = Additions(phases=self.built.method.phases)
-            result = train(self.model, work, training, Ctx(number, seed), added, {"optimizer": memory})
+        work = Work(who, part.examples, part.index, self.me.tasks)
+        added = Additions(phases=self.built.method.phases)
+        result = train(self.model, work, training, Ctx(number, seed), added, {"optimizer": memory})
         if not bool(torch.isfinite(self.model.vector).all()):
             raise StateError(f"client {self.me.id!r}, round {number}: the model is not finite any more")
         return result.optimizer

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from safetensors.torch import save_file
 
-from fedloom.core.context import Ctx, State, derive_seed
+from fedloom.core.context import Ctx, State
 from fedloom.data.joined import JoinedExamples
 from fedloom.errors import DataError, RecipeError, StateError, UserError, writing
 from fedloom.models.multitask import build_model
@@ -82,9 +82,7 @@ def pretrain(
     work = Work("pretrain", dataset.train, torch.arange(len(dataset.train)), tasks)
     optimizer: State = {}
     for epoch in range(1, epochs + 1):
-        with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
-            torch.manual_seed(derive_seed(seed, epoch, "model", "pretrain"))  # dropout and the like
-            result = train(model, work, training, Ctx(epoch, seed), memory={"optimizer": optimizer})
+        result = train(model, work, training, Ctx(epoch, seed), memory={"optimizer": optimizer})
         if not bool(torch.isfinite(model.vector).all()):
             kept = f"; {file} holds epoch {epoch - 1}" if epoch > 1 else ""
             raise UserError(f"epoch {epoch}: the model is not finite any more; try a smaller learning rate{kept}")

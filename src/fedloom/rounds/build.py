@@ -120,5 +120,5 @@ def assemble(
         raise RecipeError(f"method: {error}") from error
     built = Built(recipe, method, dataset, pool, partition, federation, module, layout)
     for refuse in refusals.ALL:
-        refuse(recipe, built)
+        refuse(built)
     return built

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.core.context import Ctx, Row, State, derive_seed
+from fedloom.core.context import Ctx, Row, State
 from fedloom.core.layout import Layout
 from fedloom.core.updates import Updates
 from fedloom.methods.method import Method
@@ -118,10 +118,8 @@ class ClientRound:
         kept: State = {kind: memory[kind] for kind in ("rules", "optimizer") if kind in memory}
         if "rules" in kept:
             kept["rules"] = map_tensors(kept["rules"], lambda t: t.to(model.device))
-        with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
-            torch.manual_seed(derive_seed(self.ctx.seed, self.ctx.round, "model", who))  # for dropout and the like
-            added = replace(added, shared=model.spans(self.shared), validate=validate, losses=losses)
-            return train(model, client.work(who), self.training, self.ctx, added, kept)
+        added = replace(added, shared=model.spans(self.shared), validate=validate, losses=losses)
+        return train(model, client.work(who), self.training, self.ctx, added, kept)
 
     def _step_by_task(self, received: Message, state: State) -> tuple[Payload, LocalResult, State]:
         """A client's part of a round if each of its tasks is trained alone, from the task's own vector."""
@@ -263,6 +261,5 @@ def tune(method: Method, model: FlatModel, client: Client, training: Training, c
     ctx = replace(ctx, round=max(ctx.round, 1))  # the initial model is measured too
     changes = {"epochs": method.tune.epochs, "steps": None, "keep_optimizer": False, "schedule": Schedule()}
     longer = training.model_copy(update=changes)
-    with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
-        torch.manual_seed(derive_seed(ctx.seed, ctx.round, "tune", client.id))
-        train(model, client.work(f"{client.id}/tune"), longer, ctx, Additions(phases=(Phase(method.tune.select),)))
+    work = replace(client.work(f"{client.id}/tune"), draws=("tune", client.id))
+    train(model, work, longer, ctx, Additions(phases=(Phase(method.tune.select),)))

@@ -11,7 +11,6 @@ from fedloom.errors import RecipeError, nearest
 from fedloom.methods.method import AGES, Method
 from fedloom.recipes.schema import Recipe
 from fedloom.rounds.built import Built
-from fedloom.rounds.federation import Client, Federation
 from fedloom.training import stacked
 
 
@@ -31,9 +30,10 @@ def pace(recipe: Recipe, method: Method) -> None:
         )
 
 
-def judges_without_validation(recipe: Recipe, built: Built) -> None:
+def judges_without_validation(built: Built) -> None:
     """Peers that judge each other's models, and rules that measure models, if a client has no validation data."""
-    without = _without_validation(built.federation)
+    recipe = built.recipe
+    without = [client for client in built.federation.clients.values() if not len(client.part("val"))]
     if recipe.peers is not None and without:
         groups = recipe.peers.choose.groups
         judged = {
@@ -53,11 +53,7 @@ def judges_without_validation(recipe: Recipe, built: Built) -> None:
             )
 
 
-def _without_validation(federation: Federation) -> list[Client]:
-    return [client for client in federation.clients.values() if not len(client.part("val"))]
-
-
-def rows_by_task(recipe: Recipe, built: Built) -> None:
+def rows_by_task(built: Built) -> None:
     """One model a task, together with something that needs one model for all tasks."""
     method, buffers = built.method, built.layout.buffers
     if method.rows != "client-task":
@@ -67,15 +63,16 @@ def rows_by_task(recipe: Recipe, built: Built) -> None:
             f"model: {method.name} has one model a task, so running statistics cannot be shared "
             f"({buffers.names[0]}); use a model without, for example norm: group"
         )
-    if "trained" in recipe.evaluation.models:
+    if "trained" in built.recipe.evaluation.models:
         raise RecipeError(
             f"evaluation.models: {method.name} trains a model for each task of a client, so there is no one "
             "model 'trained' to measure; use global and personal"
         )
 
 
-def epochs_by_domain(recipe: Recipe, built: Built) -> None:
+def epochs_by_domain(built: Built) -> None:
     """Epochs by domain that do not fit the clients' domains."""
+    recipe = built.recipe
     epochs, clients = recipe.training.epochs, built.federation.clients.values()
     if not isinstance(epochs, dict):
         return
@@ -94,11 +91,11 @@ def epochs_by_domain(recipe: Recipe, built: Built) -> None:
             )
 
 
-def stacks(recipe: Recipe, built: Built) -> None:
+def stacks(built: Built) -> None:
     """Stacked training together with something that cannot be stacked."""
+    recipe, method = built.recipe, built.method
     if not recipe.training.stacked:
         return
-    method = built.method
     if recipe.runtime.workers > 1:
         raise RecipeError(f"training.stacked: runs in one process, but runtime.workers is {recipe.runtime.workers}")
     if method.phases or method.stream or method.rows == "client-task":
@@ -110,7 +107,7 @@ def stacks(recipe: Recipe, built: Built) -> None:
     stacked.refuse(built.module, recipe.training, method.local)
 
 
-ALL: tuple[Callable[[Recipe, Built], None], ...] = (
+ALL: tuple[Callable[[Built], None], ...] = (
     judges_without_validation,
     rows_by_task,
     epochs_by_domain,

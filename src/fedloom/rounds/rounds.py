@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fedloom.core.context import Ctx, State
+import torch
+
+from fedloom.core.context import Ctx, State, generator
 from fedloom.rounds.built import Built
-from fedloom.rounds.early import Patience
 from fedloom.rounds.measure import headline, measure, train_records, train_seconds, trained_records, validation_loss
 from fedloom.rounds.messages import Message, Payload, rows_of
 from fedloom.rounds.progress import Progress
-from fedloom.rounds.sampling import cohort
 from fedloom.rounds.server import dispatch, server_init, server_step
 from fedloom.rounds.traffic import count_down, count_up
 from fedloom.rounds.worker import Executor, TrainDone, TrainJob
@@ -80,6 +80,16 @@ def run_rounds(
             folder.save(state)
         progress.round(now.number, *headline(built, line))
     return state
+
+
+def cohort(clients: Sequence[str], participation: float, seed: int, round: int) -> tuple[str, ...]:
+    """The participants of a round, sorted: max(1, round(participation x clients)), a pure function of (seed, round)."""
+    clients = sorted(clients)
+    if participation == 1:
+        return tuple(clients)
+    size = max(1, int(participation * len(clients) + 0.5))
+    chosen = torch.randperm(len(clients), generator=generator(seed, "cohort", round))[:size].tolist()
+    return tuple(clients[i] for i in sorted(chosen))
 
 
 def with_server(built: Built, executor: Executor, state: State, now: Round) -> tuple[State, Sequence[str]]:
@@ -179,6 +189,31 @@ class Round:
             self.done.append(TrainDone(d.client, empty, d.result, {}, d.seconds, d.trained))
             self.progress.client(self.number, len(self.done), len(jobs))
             yield d.payload
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Counts evaluations without improvement (DFMTL thesis, section 5; its rule replayed on its published runs).
+
+    An improvement is score < best - min_delta, absolute. nan never improves, not even at first.
+    """
+
+    patience: int
+    min_delta: float = 0.0
+    best: float = float("inf")
+    best_round: int = 0
+    waited: int = 0
+
+    def see(self, score: float, round: int) -> Patience:
+        """The state after one more score."""
+        if score < self.best - self.min_delta:
+            return replace(self, best=score, best_round=round, waited=0)
+        return replace(self, waited=self.waited + 1)
+
+    @property
+    def stop(self) -> bool:
+        """Whether patience has run out."""
+        return self.waited >= self.patience
 
 
 def _watch(built: Built, folder: RunFolder, state: State, records: list[dict[str, Any]], now: Round) -> State:

@@ -14,7 +14,6 @@ from fedloom.core.layout import Layout
 from fedloom.core.updates import EVERYONE, Rows, Updates
 from fedloom.methods.method import Method
 from fedloom.rounds import diagnostics
-from fedloom.rounds.buffers import merge_buffers
 from fedloom.rounds.federation import Federation
 from fedloom.rounds.loading import pack_tasks
 from fedloom.rounds.messages import ALL, Message, Payload, blank
@@ -231,6 +230,32 @@ def settled(
         # counters: the largest, because a mean of integers means nothing
         new["integers"] = {k: torch.stack([p.integers[k] for p in came]).amax(0) for k in state["integers"]}
     return new
+
+
+def merge_buffers(
+    method: Method, layout: Layout, federation: Federation, payloads: Sequence[Payload], before: Tensor
+) -> Tensor:
+    """Weighted mean, or pooled statistics, of float buffers over the clients that trained the block's task.
+
+    A block that no client trained keeps its value. pooled: variance = mean of variances + variance of means.
+    """
+    merged = before.clone()
+    means: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+    for block, s in zip(layout.blocks, layout.slices, strict=True):
+        who = [p for p in payloads if block.task is None or block.task in federation.clients[p.row[0]].tasks]
+        if not who:
+            continue
+        w = torch.tensor([p.n if method.weights == "size" else 1.0 for p in who], dtype=torch.float64)
+        values = torch.stack([p.buffers[s] for p in who if p.buffers is not None])
+        p_k = (w / w.sum()).to(values)
+        merged[s] = p_k @ values
+        prefix, _, kind = block.name.rpartition(".")
+        if kind == "running_mean":
+            means[prefix] = (p_k, values, merged[s])
+        elif kind == "running_var" and method.buffers == "pooled" and prefix in means:
+            p_k, mu, centre = means[prefix]
+            merged[s] += p_k @ (mu - centre) ** 2
+    return merged
 
 
 def _compact(matrix: Tensor, rows: Sequence[int]) -> Tensor:

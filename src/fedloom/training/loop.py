@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.core.context import Ctx, State
+from fedloom.core.context import Ctx, State, derive_seed
 from fedloom.core.layout import Columns, Layout, as_select
 from fedloom.data.dataset import Examples
 from fedloom.tasks.task import Task
@@ -52,6 +52,8 @@ class Work:
     tasks: Mapping[str, tuple[Task, float]]
     labelled: Mapping[str, Tensor] = field(default_factory=dict)
     """Task -> the labelled ones of the examples at `index`, for tasks that lack labels for some."""
+    draws: tuple[str, ...] = ()
+    """Names what random layers such as dropout draw; by default ("model", who)."""
 
     def labels_in(self, batch: Tensor, task: str) -> int:
         """How many examples of a batch (positions) have a label of the task."""
@@ -130,6 +132,14 @@ def train(
 
     `memory` is what the client kept from its last round: "rules" and "optimizer", as in a LocalResult.
     """
+    with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
+        torch.manual_seed(derive_seed(ctx.seed, ctx.round, *(work.draws or ("model", work.who))))
+        return _train(model, work, training, ctx, added, memory)
+
+
+def _train(
+    model: FlatModel, work: Work, training: Training, ctx: Ctx, added: Additions, memory: Mapping[str, State]
+) -> LocalResult:
     names, rules = tuple(work.tasks), added.rules
     size = training.steps or training.local_epochs * passes(len(work.index), training, model.has_batch_norm)
     turns = _turns(model, names, training, added.phases, size, memory.get("optimizer") or {})

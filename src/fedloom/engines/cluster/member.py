@@ -14,8 +14,7 @@ from fedloom.engines.cluster.comm import Comm
 from fedloom.errors import UserError
 from fedloom.rounds.built import Built
 from fedloom.rounds.messages import ALL, Message, Payload
-from fedloom.rounds.rounds import Round
-from fedloom.rounds.sampling import cohort
+from fedloom.rounds.rounds import Round, cohort
 from fedloom.rounds.server import dispatch, server_step
 from fedloom.rounds.worker import EvalJob, Executor, Job, TrainDone, TrainJob
 from fedloom.runs.folder import RunFolder

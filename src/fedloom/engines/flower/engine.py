@@ -32,8 +32,7 @@ from fedloom.recipes.schema import Recipe
 from fedloom.rounds.built import Built
 from fedloom.rounds.exports import labels, named, wanted
 from fedloom.rounds.messages import Payload
-from fedloom.rounds.rounds import Advance, Round, with_server
-from fedloom.rounds.sampling import cohort
+from fedloom.rounds.rounds import Advance, Round, cohort, with_server
 from fedloom.rounds.worker import EvalJob, Executor, Job, TrainDone, TrainJob
 from fedloom.runs import checkpoint
 from fedloom.runs.folder import RunFolder
