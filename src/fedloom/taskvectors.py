@@ -126,7 +126,7 @@ def _elect(x: Array, y: Array) -> tuple[Array, Array]:
     """(sign of each column's sum, largest value of that sign in magnitude). y becomes x times the sign.
 
     The float32 sum of T values is wrong by at most (T - 1) u A. A, the sum of magnitudes, is at most 2 T times the
-    largest of the elected sign, unless that sign is wrong. Columns that this does not settle are computed again.
+    largest magnitude of the elected sign, unless that is wrong. Columns that this does not settle are computed again.
     """
     T = len(x)
     total = np.add.reduce(x, axis=0)

@@ -289,7 +289,7 @@ def moved_anchors(anchors: Tensor, prototypes: Sequence[Prototypes], momentum: f
 
 
 def anchor_margin(anchors: Tensor, own: Prototypes | None = None) -> float:
-    """FedSA's margin: the mean gap between neighbouring anchors or between own prototypes, whichever is larger."""
+    """FedSA's margin: the larger mean gap, of neighbouring anchors or of own prototypes; 0 if neither has two."""
     every = Prototypes(anchors, torch.ones(len(anchors), dtype=torch.float64))
     gaps = [nearest_gaps(p) for p in ([every] if own is None else [every, own])]
     return max((float(g.mean()) for g in gaps if len(g)), default=0.0)

@@ -34,10 +34,10 @@ def feature_modules(
 ) -> m.Method:
     """F2DC's decoupler and corrector (DFD + DFC) on any method; its server stays as it is.
 
-    Behind the encoder's last map, or behind each of the encoder's modules in `layers`: M = mask(A_D(f)), f+ = M f, f- =
-    (1-M) f, f* = f- + (1-M) A_C(f-), and f~ = f+ + f* takes the place of f. The loss grows by lambda1 (cos(l+, l-)/tau
-    + CE(m(l+), y) + CE(m(l-), wrong)) + lambda2 CE(m(l*), y), where l are pooled features, m is a linear head of its
-    own and `wrong` the main classifier's most confident wrong class.
+    Behind the encoder's last map, or behind each of the encoder's modules in `layers`: M = mask(A_D(f)), f+ = M f,
+    f- = (1-M) f, f* = f- + (1-M) A_C(f-), and f~ = f+ + f* takes the place of f. The loss grows by
+    lambda1 (cos(l+, l-)/tau + CE(m(l+), y) + CE(m(l-), wrong)) + lambda2 CE(m(l*), y), where l are pooled features, m
+    is a linear head of its own and `wrong` the main classifier's most confident wrong class.
 
     scope    aggregate: the modules are averaged like the encoder. identity: they never leave a client, and are left out
              when a model is measured. local: they never leave a client, and the client is measured with them

@@ -37,10 +37,10 @@ def fedhca2(
     Decoder k, a (client, task), layer l, tensor p:  theta_kp+ = theta_kp + Delta_kp + clamp(beta_kl, 0, 1) A_kp
     A_p = softmax(V_p V_p^T / sqrt(n_p)) V_p,  V_p: the K decoders' updates of p in rows of n_p values, self included
 
-    alpha (one a client) and beta (one a decoder and layer) are learned at the server by SGD with momentum: g = -1[0 <=
-    alpha_i <= 1] <Delta_i of the next round, U> + weight_decay alpha_i, beta alike with the sum over the layer's
-    tensors. They are updated before they are used, so a client that continues in the direction that was added to its
-    model gets more of it. Heads and buffers never leave a client. Weights play no part: every client counts alike.
+    alpha (one a client) and beta (one a decoder and layer) are learned at the server by SGD with momentum:
+    g = -1[0 <= alpha_i <= 1] <Delta_i of the next round, U> + weight_decay alpha_i, beta alike with the sum over the
+    layer's tensors. They are updated before they are used, so a client that continues in the direction that was added
+    to its model gets more of it. Heads and buffers never leave a client. Weights play no part: all clients count alike.
 
     `alpha` and `beta` are the initial values; `lr`, `momentum`, `weight_decay` are for learning them, not for training.
     `encoder` and `decoder` replace a half by the plain mean (of a task's decoders over the clients that have one) or by

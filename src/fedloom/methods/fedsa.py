@@ -21,9 +21,9 @@ def fedsa(
     """Features are drawn to one anchor a class, apart from the others by a margin; heads must classify the anchors.
 
     loss + lam |z - A_y|^2 + margin CE(-(|z - A_c| + g [c = y]), y) + calibration CE(head(A), 1..C), z = encoder
-    features, |.|^2 averaged over the dimensions; g = the mean distance to the nearest other among the anchors or among
-    the client's own prototypes of its last round, the larger one. Server: A_c <- momentum A_c + (1 - momentum) P_c, P_c
-    = the mean of the prototypes (mean z of a class over the local round) of the clients that have c.
+    features, |.|^2 averaged over the dimensions; g = the mean distance to the nearest other among the anchors or, if
+    larger, the client's own prototypes of its last round. Server: A_c <- momentum A_c + (1 - momentum) P_c,
+    P_c = the mean of the prototypes (mean z of a class over the local round) of the clients that have c.
 
     paper    A_0 from a random network; only prototypes and anchors travel
     release  A_0 is normal noise through a random, frozen (linear, batch norm, ReLU) twice; weights 1, momentum 0.9999

@@ -284,8 +284,7 @@ class Switch(Stage):
 
     @property
     def traits(self) -> Traits:
-        """It reads extras that either stage reads, but other fields only if both do: none may be lost in some
-        rounds."""
+        """It reads extras that either stage reads, other fields only if both do: none may be lost in some rounds."""
         a, b = self.before.traits, self.after.traits
         reads = (a.reads & b.reads) | {f for f in a.reads | b.reads if f.startswith("extra:")}
         return replace(Traits.around((self.before, self.after), a.reduces and b.reduces), reads=reads)

@@ -78,11 +78,11 @@ class HyperConflictAverse(_Learner):
     row i <- Delta_i + clamp(alpha_i, 0, 1) U,   U = (g_0 + c |g_0| g_w / |g_w|) / s
     with g_0 the plain mean, g_w from `conflict_averse_weights`, s = 1 + c^2, 1 + c or 1 (`rescale`).
 
-    alpha_i begins at `init` and is learned by SGD with momentum from the client's next update, before its next use: g =
-    -1[0 <= alpha_i <= 1] <next Delta_i, U> + weight_decay alpha_i;  v <- momentum v + g (v = g at first); alpha_i <-
-    alpha_i - lr v. Outside [0, 1] only momentum and weight decay move it, so it stays there for long; `project` clamps
-    the weight itself after each step. A client learns only if it took part in the round that made U. Absent clients
-    keep their state; if all rows are zero, no state changes.
+    alpha_i begins at `init` and is learned by SGD with momentum from the client's next update, before its next use:
+    g = -1[0 <= alpha_i <= 1] <next Delta_i, U> + weight_decay alpha_i;  v <- momentum v + g (v = g at first);
+    alpha_i <- alpha_i - lr v. Outside [0, 1] only momentum and weight decay move it, so it stays there for long;
+    `project` clamps the weight itself after each step. A client learns only if it took part in the round that made U.
+    Absent clients keep their state; if all rows are zero, no state changes.
 
     `average_identical`: rows with the same data set and the same tasks (extras "domain" and "tasks") have Delta_i
     replaced by their mean, while U and the gradients use the original rows. Without these extras nothing is averaged. A

@@ -63,9 +63,9 @@ def released_consistency(
     """(the term as FDSE's release computes it, its running mean and variance): `means` are a batch's, by layer.
 
     One running mean m and variance v (two numbers) go from layer to layer and from step to step; each layer adds the
-    mean and variance of its channels' means. The term is sum_l w_l mean over channels of (mu^2 - m^2) / 2v + (log(v /
-    sigma^2) + sigma^2 / v) / 2, with mu and sigma^2 as received. It has a difference of squares where a divergence has
-    the square of a difference, so it may be negative.
+    mean and variance of its channels' means. The term is sum_l w_l mean over channels of
+    (mu^2 - m^2) / 2v + (log(v / sigma^2) + sigma^2 / v) / 2, with mu and sigma^2 as received. It has a difference of
+    squares where a divergence has the square of a difference, so it may be negative.
     """
     terms = []
     for (mu, variance), channels in zip(received, means, strict=True):

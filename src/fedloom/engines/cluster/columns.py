@@ -192,8 +192,8 @@ class DistributedRows:
         """sum_k p_k X_k over runs of blocks (first, end, p), in the columns of this process.
 
         Until the columns are needed, every process sums the rows it has, and only sums travel. They are exact sums of
-        values on a grid, so they depend neither on which process has which rows nor on the number of processes: p_k
-        X_ki is rounded to a multiple of 2^(e-51), where 2^e is at least K max |p_k X_ki| over 65,536 columns.
+        values on a grid, so they depend neither on which process has which rows nor on the number of processes:
+        p_k X_ki is rounded to a multiple of 2^(e-51), where 2^e is at least K max |p_k X_ki| over 65,536 columns.
         """
         columns = self.columns
         if self._dense is not None:
