@@ -22,7 +22,7 @@ from fedloom.engines.flower.project import new
 # What the app of the site "lab" does to its answers in rounds 1 to 3.
 ROGUE = """
 import torch
-from fedloom.runtime.flower.node import Node
+from fedloom.engines.flower.node import Node
 
 honest = Node.train
 
