@@ -49,7 +49,7 @@ class Community:
             f"peers.graph={{name: {GRAPHS[candidates]}{k}}}",
         )
         self.built = build(load("dfmtl-digits", changes))
-        self.executor = executor(self.built.setup, "cpu", 1)
+        self.executor = executor(self.built.setup, ("cpu",), 1)
         self.advance, self.state = without_server(self.built), initial_peers(self.built)
         self.training = 0.0
 
@@ -69,10 +69,10 @@ class Community:
 
     def go(self) -> dict[str, float]:
         """One round."""
-        from fedloom.rounds.progress import Silent
+        from fedloom.rounds.progress import Progress
         from fedloom.rounds.rounds import Round
 
-        now = Round(self.built, self.state["round"] + 1, Silent())
+        now = Round(self.built, self.state["round"] + 1, Progress())
         self.training, wall, start = 0.0, time.perf_counter(), time.process_time()
         self.state, _ = self.advance(self.built, self, self.state, now)
         seconds = time.process_time() - start - self.training

@@ -142,7 +142,7 @@ def measure(epochs: int, rounds: int, tasks: list[str], size: int) -> dict[str, 
         ]
         for patch in patches:
             patch.start()
-        progress = api.Silent()
+        progress = api.Progress()
         progress.round = clock.mark  # type: ignore[method-assign]
         try:
             api.run(recipe, Path(folder) / "run", progress=progress)

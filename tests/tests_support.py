@@ -56,9 +56,9 @@ class Stop(Exception):
 
 def stopped_after(rounds: int, folder: Path, recipe: Recipe) -> Path:
     """Run until so many rounds are saved, then fail in the middle of the next."""
-    from fedloom.rounds.progress import Silent
+    from fedloom.rounds.progress import Progress
 
-    class Crash(Silent):
+    class Crash(Progress):
         def client(self, round: int, done: int, of: int) -> None:
             if round == rounds + 1 and done == of:
                 raise Stop

@@ -21,7 +21,7 @@ from fedloom.core.updates import Updates
 from fedloom.engines.api import Result
 from fedloom.rounds.client import client_step
 from fedloom.rounds.evaluation import evaluate, example_losses
-from fedloom.rounds.progress import Silent
+from fedloom.rounds.progress import Progress
 from fedloom.rounds.server import dispatch
 from fedloom.stages import (
     ChosenClusters,
@@ -473,7 +473,7 @@ def test_fedsta_is_fedper_with_uniform_weights(quick: Quick) -> None:
     assert_same(quick("method=fedsta", *OWN), quick("method={name: fedper, weights: uniform}", *OWN), models_only=True)
 
 
-class Stop(Silent):
+class Stop(Progress):
     """A crash in the middle of the third round."""
 
     def client(self, round: int, done: int, of: int) -> None:

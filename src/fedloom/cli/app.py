@@ -19,7 +19,7 @@ from fedloom.errors import StateError, UserError, unknown, writing
 
 if TYPE_CHECKING:
     from fedloom.recipes import Recipe
-    from fedloom.rounds.progress import Bars, Lines
+    from fedloom.rounds.progress import Progress
     from fedloom.settings.registry import Registered, Registry
 
 app = typer.Typer(
@@ -220,7 +220,7 @@ def _default_folder(recipe: Recipe) -> Path:
 
 
 @contextmanager
-def _watched(folder: Path, quiet: bool) -> Iterator[Bars | Lines | None]:
+def _watched(folder: Path, quiet: bool) -> Iterator[Progress | None]:
     """Progress while a run goes on; Ctrl-C ends it with exit code 130 and the way to go on."""
     from fedloom.rounds.progress import progress
 

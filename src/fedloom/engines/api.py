@@ -21,7 +21,7 @@ from fedloom.methods.method import Method
 from fedloom.recipes.loader import load
 from fedloom.recipes.schema import Recipe
 from fedloom.rounds.built import Built
-from fedloom.rounds.progress import Progress, Silent
+from fedloom.rounds.progress import Progress
 from fedloom.rounds.rounds import run_rounds, status
 from fedloom.rounds.worker import check_device
 from fedloom.runs.folder import RunFolder
@@ -75,15 +75,15 @@ def run(
     Raises UserError (RecipeError, DataError, StateError) for bad input.
     """
     recipe = recipe if isinstance(recipe, Recipe) and not overrides else load(_plain(recipe), overrides)
-    for device in _devices(recipe):  # before the data is loaded, because this fails at once
+    for device in recipe.runtime.devices:  # before the data is loaded, because this fails at once
         check_device(device)
     engine = engine or engine_of(recipe)
     path = Path(tempfile.mkdtemp(prefix="fedloom-")) if folder is None else Path(folder)
-    if (ended := engine.takes_over(recipe, path, method, progress or Silent(), fresh=True)) is not None:
+    if (ended := engine.takes_over(recipe, path, method, progress or Progress(), fresh=True)) is not None:
         return Result(path, ended)
     built = engine.build(recipe, method)
     with RunFolder.create(path, recipe, built.dealt, built.about) as run_folder:
-        return _go(engine, built, run_folder, engine.initial(built), progress or Silent())
+        return _go(engine, built, run_folder, engine.initial(built), progress or Progress())
 
 
 def resume(
@@ -97,7 +97,7 @@ def resume(
 
     Raises StateError if the folder is no run folder or is damaged, or if the data, model or method changed.
     """
-    progress = progress or Silent()
+    progress = progress or Progress()
     recipe, partition = RunFolder.read(Path(folder))
     engine = engine or engine_of(recipe)
     if (ended := engine.takes_over(recipe, Path(folder), method, progress, fresh=False)) is not None:
@@ -138,11 +138,6 @@ def _threads(count: int) -> Iterator[None]:
 
 def _plain(recipe: Recipe | str | Path | Mapping[str, Any]) -> str | Path | Mapping[str, Any]:
     return recipe.model_dump(mode="json") if isinstance(recipe, Recipe) else recipe
-
-
-def _devices(recipe: Recipe) -> tuple[str, ...]:
-    device = recipe.runtime.device
-    return (device,) if isinstance(device, str) else device
 
 
 def model_file(folder: Path | str) -> Path:

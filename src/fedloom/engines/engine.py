@@ -55,7 +55,7 @@ class Engine:
     @contextmanager
     def start(self, built: Built, folder: RunFolder) -> Iterator[tuple[Executor, Advance | None]]:
         """The executor of jobs, and how it makes a round of them (None: with a server), during a run."""
-        workers = executor(built.setup, built.recipe.runtime.device, built.recipe.runtime.workers)
+        workers = executor(built.setup, built.recipe.runtime.devices, built.recipe.runtime.workers)
         try:
             yield workers, without_server(built) if built.recipe.peers else None
         finally:

@@ -164,9 +164,8 @@ def _portable(error: Exception) -> Exception:
     return RuntimeError(text)
 
 
-def executor(setup: Setup, devices: str | Sequence[str], workers: int) -> Executor:
+def executor(setup: Setup, devices: Sequence[str], workers: int) -> Executor:
     """Runs jobs in this process for one worker, else in a pool."""
-    devices = (devices,) if isinstance(devices, str) else tuple(devices)
     if setup.training.stacked:
         return Stacked(setup, devices)
     if workers == 1:

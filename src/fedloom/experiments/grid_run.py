@@ -24,7 +24,7 @@ from typing import Any
 from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.experiments.memory import available_memory
 from fedloom.recipes.schema import Recipe, recipe_hash
-from fedloom.rounds.progress import Silent
+from fedloom.rounds.progress import Progress
 from fedloom.study.grid import Cell, Grid, recipes, refused_in, save, select, state_of
 
 # What a cell needs, in bytes: the largest resident size of a process that ran a cell, which outcome.peak tells. With
@@ -281,7 +281,7 @@ def _probe(pipe: Connection, by_name: Mapping[str, Recipe]) -> None:
     pipe.send(("done", (refused, needs), _peak()))
 
 
-class _Tell(Silent):
+class _Tell(Progress):
     """A Progress that passes rounds and events on to the parent."""
 
     def __init__(self, pipe: Connection) -> None:

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import sys
 import time
-from typing import Protocol
 
 
-def progress(quiet: bool = False) -> Bars | Lines | None:
+class Progress:
+    """Receives what happens in a run. This one says nothing; others say what they want to."""
+
+    def start(self, rounds: int, done: int) -> None: ...
+    def round(self, round: int, loss: float | None, score: float | None) -> None: ...
+    def client(self, round: int, done: int, of: int) -> None: ...
+    def event(self, text: str) -> None: ...
+    def stop(self) -> None: ...
+
+
+def progress(quiet: bool = False) -> Progress | None:
     """Bars if stderr is a terminal, lines if it is not, None (no reports at all) if `quiet`."""
     if quiet:
         return None
     return Bars() if sys.stderr.isatty() else Lines()
 
 
-class Lines:
+class Lines(Progress):
     """A plain line on stderr about every tenth of the rounds, and one for each event."""
 
     def start(self, rounds: int, done: int) -> None:
         self._rounds, self._done, self._began = rounds, done, time.monotonic()
-
-    def client(self, round: int, done: int, of: int) -> None:
-        pass
 
     def round(self, round: int, loss: float | None, score: float | None) -> None:
         if round * 10 // self._rounds == (round - 1) * 10 // self._rounds:
@@ -34,31 +40,21 @@ class Lines:
     def event(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
 
-    def stop(self) -> None:
-        pass
 
-
-class Bars:
+class Bars(Progress):
     """One bar for the rounds and one for the clients of the round; events scroll by above them."""
 
     def __init__(self) -> None:
+        from rich import progress as rich
         from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            MofNCompleteColumn,
-            Progress,
-            TextColumn,
-            TimeElapsedColumn,
-            TimeRemainingColumn,
-        )
 
-        self._bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[numbers]}", markup=False),
+        self._bars = rich.Progress(
+            rich.TextColumn("{task.description}"),
+            rich.BarColumn(),
+            rich.MofNCompleteColumn(),
+            rich.TimeElapsedColumn(),
+            rich.TimeRemainingColumn(),
+            rich.TextColumn("{task.fields[numbers]}", markup=False),
             console=Console(stderr=True),
         )
 
@@ -89,23 +85,3 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-class Progress(Protocol):
-    """Receives what happens in a run; `Bars` draws it."""
-
-    def start(self, rounds: int, done: int) -> None: ...
-    def round(self, round: int, loss: float | None, score: float | None) -> None: ...
-    def client(self, round: int, done: int, of: int) -> None: ...
-    def event(self, text: str) -> None: ...
-    def stop(self) -> None: ...
-
-
-class Silent:
-    """A Progress that says nothing."""
-
-    def start(self, rounds: int, done: int) -> None: ...
-    def round(self, round: int, loss: float | None, score: float | None) -> None: ...
-    def client(self, round: int, done: int, of: int) -> None: ...
-    def event(self, text: str) -> None: ...
-    def stop(self) -> None: ...

@@ -36,7 +36,7 @@ from fedloom.training.feature_modules import map_channels
 from fedloom.training.features import pooled
 from fedloom.training.rules import LocalRule, View
 
-TOLD = frozenset({"broadcast:prototypes", "broadcast:prototype_labels"})
+BROADCAST = frozenset({"broadcast:prototypes", "broadcast:prototype_labels"})
 PROVIDED = frozenset({"extra:prototypes", "extra:prototype_labels"})
 
 
@@ -144,7 +144,7 @@ class PrototypePull(LocalRule):
     lam: float = 1.0
     distance: Literal["mse", "norm"] = "mse"
     features = True
-    needs = TOLD
+    needs = BROADCAST
 
     def penalty(self, view: View, state: State) -> Tensor | None:
         if self.lam == 0 or "prototypes" not in view.broadcast:
@@ -162,7 +162,7 @@ class ClusterContrast(LocalRule):
 
     temperature: float = 0.02
     features = True
-    needs = TOLD
+    needs = BROADCAST
 
     def penalty(self, view: View, state: State) -> Tensor | None:
         if "prototypes" not in view.broadcast:
@@ -186,7 +186,7 @@ class SemanticAnchors(CollectPrototypes):
     pull: float = 1.0
     margin: float = 1.0
     calibration: float = 1.0
-    needs = TOLD
+    needs = BROADCAST
 
     def begin(self, view: View, state: State) -> State:
         """The margins of the round."""

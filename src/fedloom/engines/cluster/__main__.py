@@ -10,10 +10,10 @@ from fedloom.engines.cluster import torchrun
 from fedloom.engines.cluster.launch import ERROR_FILE
 from fedloom.engines.cluster.session import join
 from fedloom.errors import UserError
-from fedloom.rounds.progress import Silent
+from fedloom.rounds.progress import Progress
 
 
-class Log(Silent):
+class Log(Progress):
     """Prints events that a person should see, for the log."""
 
     def event(self, text: str) -> None:

@@ -24,7 +24,7 @@ from fedloom.recipes.schema import Recipe
 from fedloom.rounds.build import build
 from fedloom.rounds.built import Built
 from fedloom.rounds.exports import export
-from fedloom.rounds.progress import Progress, Silent
+from fedloom.rounds.progress import Progress
 from fedloom.rounds.rounds import initial_state, run_rounds, status
 from fedloom.rounds.showing import keep
 from fedloom.rounds.worker import Executor, check_device
@@ -55,18 +55,17 @@ def take_part(comm: Comm, path: Path, recipe: Recipe | None = None, progress: Pr
 def _run(comm: Comm, path: Path, recipe: Recipe | None, progress: Progress | None, stack: ExitStack) -> str:
 
     first = comm.rank == 0
-    progress = progress if progress is not None and first else Silent()
+    progress = progress if progress is not None and first else Progress()
     fresh = recipe is not None and not (torchrun.restarted() and (path / "recipe.yaml").is_file())
     saved = agreed(comm, lambda: RunFolder.read(path) if first and not fresh else None)
     recipe, partition = _known_to_all(comm, saved or (recipe, None))
     torch.set_num_threads(recipe.runtime.threads)
-    devices = recipe.runtime.device
-    device = comm.use((devices,) if isinstance(devices, str) else devices)
+    device = comm.use(recipe.runtime.devices)
     built = agreed(comm, lambda: _built(recipe, partition, device))
     _compared(comm, built)
     opened = agreed(comm, lambda: _opened(path, built, fresh, progress, stack) if first else None)
     folder, state = opened or (None, None)
-    member = membership(built)(built, comm, executor(built.setup, device, 1))
+    member = membership(built)(built, comm, executor(built.setup, (device,), 1))
     try:
         mine = member.scattered(state)
         progress.start(recipe.training.rounds, mine["round"])

@@ -247,8 +247,7 @@ class Flower(Engine):
         yield self.at, self.at.advance
 
     def _nodes(self, built: Built, folder: RunFolder) -> Roster:
-        devices = built.recipe.runtime.device
-        device = devices if isinstance(devices, str) else devices[0]
+        device = built.recipe.runtime.devices[0]
         self.homes = {client: folder.path / "nodes" / quote(client, safe=" ") for client in built.federation.clients}
         configs = {
             node: {"home": str(home), "client": client, "device": device}

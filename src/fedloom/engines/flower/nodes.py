@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +15,7 @@ from torch import Tensor
 import fedloom.tasks.classification
 import fedloom.tasks.dense
 import fedloom.tasks.regression  # noqa: F401  (makes all kinds of tasks known)
-from fedloom.data.dataset import Dataset
+from fedloom.data.dataset import Batch, Dataset
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share, ValFraction
 from fedloom.errors import DataError, RecipeError, nearest
 from fedloom.methods.method import Method
@@ -90,13 +90,7 @@ class Elsewhere:
         """Their number."""
         return self.count.to_bytes(8, "little")
 
-    def batch(
-        self,
-        index: Tensor,
-        device: torch.device,
-        rng: torch.Generator | None = None,
-        tasks: Collection[str] | None = None,
-    ) -> tuple[Tensor, dict[str, Tensor]]:
+    def batch(self, index: Tensor, device: torch.device, rng: Any = None, tasks: Any = None) -> Batch:
         """Raises DataError: the examples are at a node."""
         raise DataError("these examples lie at a node")
 

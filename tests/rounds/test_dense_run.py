@@ -42,7 +42,7 @@ def test_workers_and_resume_do_not_matter_with_augmentation_and_batch_norm(tmp_p
     class Stop(Exception):
         pass
 
-    class Crash(fedloom.engines.api.Silent):
+    class Crash(fedloom.engines.api.Progress):
         def client(self, round: int, done: int, of: int) -> None:
             if round == 2 and done == of:
                 raise Stop

@@ -212,7 +212,7 @@ def written(folder: Path) -> int:
     return max((json.loads(line)["round"] for line in lines if line.endswith("}")), default=-1)
 
 
-class Seen(fedloom.engines.api.Silent):
+class Seen(fedloom.engines.api.Progress):
     """Remembers which rounds were reported."""
 
     def __init__(self) -> None:

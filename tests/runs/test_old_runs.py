@@ -18,7 +18,7 @@ import fedloom
 from fedloom.runs.reader import Run
 from fedloom.study.report import write
 
-HOME = Path(__file__).parents[1] / "old_runs"
+HOME = Path(__file__).with_name("folders")
 each = pytest.mark.parametrize("name", ["server", "gossip"])
 
 

@@ -18,7 +18,7 @@ import torch
 import fedloom
 from fedloom.engines.api import Result
 from fedloom.errors import RecipeError, StateError, UserError
-from fedloom.rounds.progress import Silent
+from fedloom.rounds.progress import Progress
 from fedloom.runs import checkpoint
 from tests_support import QUICK, assert_same, load_recipe, outcome
 
@@ -75,7 +75,7 @@ def stopped(quick: Quick, tmp_path: Path) -> tuple[Result, Path]:
     class Stop(Exception):
         pass
 
-    class Crash(Silent):
+    class Crash(Progress):
         def client(self, round: int, done: int, of: int) -> None:
             if round == 3:
                 raise Stop
@@ -87,7 +87,7 @@ def stopped(quick: Quick, tmp_path: Path) -> tuple[Result, Path]:
     return whole, folder
 
 
-class Notes(Silent):
+class Notes(Progress):
     """Remembers events."""
 
     def __init__(self) -> None:
@@ -285,7 +285,7 @@ def test_round_0_is_not_written_twice(quick: Quick, tmp_path: Path) -> None:
     class Stop(Exception):
         pass
 
-    class Crash(Silent):
+    class Crash(Progress):
         def client(self, round: int, done: int, of: int) -> None:
             raise Stop
 
@@ -317,7 +317,7 @@ def test_a_client_that_fails_is_named(quick: Quick, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_worker_that_dies_is_one_clear_error(quick: Quick) -> None:
-    class Kill(Silent):
+    class Kill(Progress):
         def client(self, round: int, done: int, of: int) -> None:
             import multiprocessing
 

@@ -12,7 +12,7 @@ from fedloom.engines.pool import executor
 from fedloom.peers.config import SketchSection
 from fedloom.recipes.loader import load
 from fedloom.rounds.build import build
-from fedloom.rounds.progress import Silent
+from fedloom.rounds.progress import Progress
 from fedloom.rounds.rounds import Round
 from peers_support import Valleys
 
@@ -30,8 +30,8 @@ def neighbours(sketch: str) -> dict[str, set[str]]:
             ),
         )
     )
-    now = Round(built, 1, Silent())
-    workers = executor(built.setup, "cpu", 1)
+    now = Round(built, 1, Progress())
+    workers = executor(built.setup, ("cpu",), 1)
     without_server(built)(built, workers, initial_peers(built), now)
     workers.close()
     return {about["peer"]: set(about["neighbours"]) for about in now.records if about["kind"] == "peer"}

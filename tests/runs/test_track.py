@@ -15,7 +15,7 @@ import pytest
 import fedloom
 from fedloom.engines.api import Result
 from fedloom.errors import UserError
-from fedloom.rounds.progress import Silent
+from fedloom.rounds.progress import Progress
 from fedloom.runs.track import _allowed, flat, scalars
 from tests_support import assert_same, load_recipe, stopped_after
 
@@ -187,7 +187,7 @@ def test_an_error_ends_the_tracking_alone(faked: tuple[str, Ledger], quick: Call
     ledger.fails_at = 1
     heard: list[str] = []
 
-    class Hears(Silent):
+    class Hears(Progress):
         def event(self, text: str) -> None:
             heard.append(text)
 

@@ -22,7 +22,7 @@ from fedloom.peers import Safeguards
 from fedloom.peers.config import SafeguardsSection
 from fedloom.recipes.loader import load
 from fedloom.recipes.schema import PeersSection
-from fedloom.rounds.progress import Silent
+from fedloom.rounds.progress import Progress
 from fedloom.runs import checkpoint
 from fedloom.settings.section import strict
 from fedloom.stages import Identity, Mean, Split
@@ -344,7 +344,7 @@ class Stop(Exception):
     """A crash."""
 
 
-class Crash(Silent):
+class Crash(Progress):
     def client(self, round: int, done: int, of: int) -> None:
         if round == 3 and done == of:
             raise Stop
