@@ -87,11 +87,7 @@ def run(
 
 
 def resume(
-    folder: Path | str,
-    *,
-    method: Method | None = None,
-    progress: Progress | None = None,
-    engine: Engine | None = None,
+    folder: Path | str, *, method: Method | None = None, progress: Progress | None = None, engine: Engine | None = None
 ) -> Result:
     """Continue a run after its last whole checkpoint, bit for bit as if it had never stopped.
 

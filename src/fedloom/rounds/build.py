@@ -81,10 +81,7 @@ def method_of(recipe: Recipe, method: Method | None) -> Method:
 
 
 def build(
-    recipe: Recipe,
-    method: Method | None = None,
-    partition: Partition | None = None,
-    dataset: Dataset | None = None,
+    recipe: Recipe, method: Method | None = None, partition: Partition | None = None, dataset: Dataset | None = None
 ) -> Built:
     """Load the data, partition it, build the model and the method.
 

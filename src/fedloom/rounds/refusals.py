@@ -107,9 +107,4 @@ def stacks(built: Built) -> None:
     stacked.refuse(built.module, recipe.training, method.local)
 
 
-ALL: tuple[Callable[[Built], None], ...] = (
-    judges_without_validation,
-    rows_by_task,
-    epochs_by_domain,
-    stacks,
-)
+ALL: tuple[Callable[[Built], None], ...] = (judges_without_validation, rows_by_task, epochs_by_domain, stacks)

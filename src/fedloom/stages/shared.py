@@ -66,11 +66,7 @@ class PartlyShared(Inner):
         X = layout.put(one.X.new_zeros(1 + len(each), layout.d), part, one.X)
         layout.put(X[1:], rest, each.X)
         out = Updates(
-            layout,
-            (EVERYONE, *each.rows),
-            X,
-            torch.cat([one.n, each.n]),
-            torch.cat([one.weight, each.weight]),
+            layout, (EVERYONE, *each.rows), X, torch.cat([one.n, each.n]), torch.cat([one.weight, each.weight])
         )
         return out, {"shared": shared, "own": own}
 

@@ -95,14 +95,7 @@ class Stage:
         return Chain((*_flat(self), *_flat(other)))
 
     def on(
-        self,
-        X: Any,
-        n: Any = None,
-        state: State | None = None,
-        round: int = 0,
-        *,
-        seed: int = 0,
-        **extra: Any,
+        self, X: Any, n: Any = None, state: State | None = None, round: int = 0, *, seed: int = 0, **extra: Any
     ) -> tuple[Tensor, State]:
         """Run on a plain K x d matrix: (result, new state). Rows with nan or inf are dropped first.
 

@@ -277,13 +277,7 @@ def _bytes_tree(client: str, counts: Mapping[tuple[str, str | None], int]) -> li
 
 def _result_tree(result: LocalResult) -> dict[str, Any]:
     parts = {task: _result_tree(part) for task, part in result.by_task.items()}
-    return {
-        "steps": result.steps,
-        "examples": result.examples,
-        "losses": result.losses,
-        "waiting": result.waiting,
-        "by_task": parts,
-    }
+    return {**vars(result), "optimizer": {}, "rules": {}, "extra": {}, "by_task": parts}
 
 
 def _result_of(tree: Mapping[str, Any]) -> LocalResult:
