@@ -131,7 +131,7 @@ def step(scratch: str, d: int, turns: int) -> None:
             continue
         recipe = load("digits-tasks", [f"method={json.dumps({'name': base, 'add': add})}"])
         built: Any = SimpleNamespace(
-            recipe=recipe, method=build_method(recipe), layout=layout, federation=federation, module=None
+            recipe=recipe, method=build_method(recipe.method), layout=layout, federation=federation, module=None
         )
         member = (Member if exact else Sharing)(built, comm, SimpleNamespace())  # type: ignore[arg-type]
         mine = [c for c in names if member.owner[c] == comm.rank]

@@ -216,7 +216,8 @@ def test_each_set_of_images_is_normalised_by_itself(quick: Quick, tmp_path: Path
         export(done.folder, tmp_path / "all")
     bundles = [Bundle.read(export(done.folder, tmp_path / name, task=name)) for name in names]
     assert bundles[0].mean != bundles[1].mean
-    test = load_data(load_recipe(data)).test
+    recipe = load_recipe(data)
+    test = load_data(recipe.data, recipe.seed).test
     for name, bundle in zip(names, bundles, strict=True):
         where = torch.from_numpy(np.flatnonzero(test.labels_of(name) >= 0)[:1])
         x, _ = test.batch(where, torch.device("cpu"))

@@ -83,7 +83,7 @@ def test_packaged_grids_are_valid_in_every_cell(name: str) -> None:
     built, refused = set(), set()
     for cell, recipe in recipes(grid).items():
         try:
-            build_method(recipe)
+            build_method(recipe.method)
             built.add(cell.combination)
         except RecipeError:
             refused.add(cell.combination)

@@ -77,7 +77,7 @@ def run(
     recipe = recipe if isinstance(recipe, Recipe) and not overrides else load(_plain(recipe), overrides)
     for device in recipe.runtime.devices:  # before the data is loaded, because this fails at once
         check_device(device)
-    engine = engine or engine_of(recipe)
+    engine = engine or engine_of(recipe.runtime)
     path = Path(tempfile.mkdtemp(prefix="fedloom-")) if folder is None else Path(folder)
     if (ended := engine.takes_over(recipe, path, method, progress or Progress(), fresh=True)) is not None:
         return Result(path, ended)
@@ -95,7 +95,7 @@ def resume(
     """
     progress = progress or Progress()
     recipe, partition = RunFolder.read(Path(folder))
-    engine = engine or engine_of(recipe)
+    engine = engine or engine_of(recipe.runtime)
     if (ended := engine.takes_over(recipe, Path(folder), method, progress, fresh=False)) is not None:
         return Result(Path(folder), ended)
     built = engine.build(recipe, method, partition)

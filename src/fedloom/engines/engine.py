@@ -14,6 +14,7 @@ from fedloom.data.partition import Partition
 from fedloom.engines.peers.rounds import initial_peers, without_server
 from fedloom.engines.pool import executor
 from fedloom.methods.method import Method
+from fedloom.recipes.runtime import Runtime
 from fedloom.recipes.schema import Recipe
 from fedloom.rounds.build import build
 from fedloom.rounds.built import Built
@@ -70,8 +71,8 @@ class Engine:
         return export(built, state)
 
 
-def engine_of(recipe: Recipe) -> Engine:
+def engine_of(runtime: Runtime) -> Engine:
     """The engine that a recipe names."""
-    module, name = ENGINES[recipe.runtime.engine].split(":")
+    module, name = ENGINES[runtime.engine].split(":")
     engine: Engine = getattr(importlib.import_module(module), name)()
     return engine

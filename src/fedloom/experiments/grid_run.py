@@ -255,14 +255,14 @@ def _probe(pipe: Connection, by_name: Mapping[str, Recipe]) -> None:
     try:
         for name, recipe in by_name.items():
             try:
-                methods[name] = build_method(recipe)  # before any data is loaded, for this answers at once
+                methods[name] = build_method(recipe.method)  # before any data is loaded, for this answers at once
             except RecipeError as error:
                 refused[name] = str(error).removeprefix("method: ")
         for name, method in methods.items():
             recipe, size = by_name[name], _size(by_name[name])
             key = repr((recipe.data.model_dump(mode="json"), recipe.seed))
             if key not in datasets:
-                datasets = {key: load_data(recipe)}
+                datasets = {key: load_data(recipe.data, recipe.seed)}
             try:
                 built = build(recipe, method, dataset=datasets[key])
             except RecipeError as error:

@@ -191,7 +191,7 @@ def _data(built: Built, task: str, changes: Sequence[str]) -> Dataset:
     dataset = built.dataset
     if changes:
         other: Recipe = load(recipe.model_dump(mode="json"), changes)
-        dataset = with_options(load_data(other), other.tasks)
+        dataset = with_options(load_data(other.data, other.seed), other.tasks)
     names = [t.name for t in dataset.tasks]
     if task not in names:
         more = "" if changes else " A task that the run left out needs --data, for example --data data.tasks=[...]"

@@ -64,7 +64,7 @@ def pretrain(
     if file.exists():
         raise StateError(f"{file} exists; name another file")
     device = check_device(recipe.runtime.devices[0])
-    dataset = with_options(load_data(recipe), recipe.tasks)
+    dataset = with_options(load_data(recipe.data, recipe.seed), recipe.tasks)
     if isinstance(dataset.train, JoinedExamples):
         raise DataError(
             f"data set {dataset.name!r}: batches of pretraining mix all examples, but those of "

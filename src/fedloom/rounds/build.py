@@ -18,7 +18,7 @@ from fedloom.methods.method import Method
 from fedloom.methods.registry import ADDONS
 from fedloom.models.changes import changed
 from fedloom.models.multitask import build_model
-from fedloom.recipes.schema import Recipe
+from fedloom.recipes.schema import DataSection, MethodSection, Recipe
 from fedloom.rounds import refusals
 from fedloom.rounds.built import Built
 from fedloom.rounds.federation import Federation
@@ -26,9 +26,8 @@ from fedloom.rounds.federation import Federation
 _CODECS = {"raw": Raw(), "sparse": Sparse(), "unified": Unified()}
 
 
-def build_method(recipe: Recipe) -> Method:
+def build_method(section: MethodSection) -> Method:
     """The recipe's method with its add-ons and common settings. Raises RecipeError for a refused combination."""
-    section = recipe.method
     try:
         method: Method = section.entry.function(**section.params)
         for name, params in section.add.items():
@@ -65,15 +64,15 @@ def with_options(dataset: Dataset, options: Mapping[str, Mapping[str, Any]]) -> 
     return replace(dataset, tasks=tuple(tasks.values()))
 
 
-def load_data(recipe: Recipe) -> Dataset:
+def load_data(section: DataSection, seed: int) -> Dataset:
     """The recipe's data set, with unchanged tasks. Equal for recipes with equal data sections and seeds."""
-    dataset: Dataset = recipe.data.entry.function(recipe.seed, **recipe.data.params)
+    dataset: Dataset = section.entry.function(seed, **section.params)
     return dataset
 
 
 def method_of(recipe: Recipe, method: Method | None) -> Method:
     """The recipe's method, or `method` in its place, as it runs at a server or at peers."""
-    method = method or build_method(recipe)
+    method = method or build_method(recipe.method)
     if recipe.peers is not None:
         method = at_peers(method, recipe.peers)
     refusals.pace(recipe, method)
@@ -88,7 +87,7 @@ def build(
     `partition` is a saved one, when resuming; `dataset` is the result of `load_data`, if several runs share it.
     """
     method = method_of(recipe, method)
-    dataset = with_options(dataset or load_data(recipe), recipe.tasks)
+    dataset = with_options(dataset or load_data(recipe.data, recipe.seed), recipe.tasks)
     pool = Pool.of(dataset)
     if partition is None:
         section = recipe.partition

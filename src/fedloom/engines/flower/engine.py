@@ -228,7 +228,7 @@ class Flower(Engine):
         self.method = method
         if recipe.training.stacked:
             raise RecipeError("training.stacked: nodes train one client each, so nothing can be stacked")
-        refuse(recipe)
+        refuse(recipe.peers)
         return self._build(recipe, method, partition)
 
     def initial(self, built: Built) -> State:

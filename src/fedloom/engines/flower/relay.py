@@ -20,7 +20,7 @@ from fedloom.engines.peers.peer import Peer
 from fedloom.engines.peers.rounds import community_of
 from fedloom.engines.peers.transport import Mailbox
 from fedloom.errors import RecipeError
-from fedloom.recipes.schema import Recipe
+from fedloom.recipes.schema import PeersSection
 from fedloom.rounds.built import Built
 from fedloom.rounds.measure import train_records
 from fedloom.rounds.messages import Payload
@@ -143,14 +143,14 @@ def stub(marker: Mapping[str, Any]) -> State:
     return {"server": nothing, "client": dict(marker)}
 
 
-def refuse(recipe: Recipe) -> None:
+def refuse(peers: PeersSection | None) -> None:
     """Raise RecipeError for what only simulated peers can do."""
-    if recipe.peers is None:
+    if peers is None:
         return
     for key, found, expected in (
-        ("mode", recipe.peers.mode, "synchronous"),
-        ("scenario", recipe.peers.scenario, None),
-        ("deadline", recipe.peers.deadline, None),
+        ("mode", peers.mode, "synchronous"),
+        ("scenario", peers.scenario, None),
+        ("deadline", peers.deadline, None),
     ):
         if found != expected:
             raise RecipeError(
