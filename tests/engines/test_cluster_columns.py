@@ -133,6 +133,7 @@ def part_of(comm: Comm, updates: Updates, places: Sequence[int]) -> tuple[Column
         updates.n,
         updates.weight,
         present=updates.present,
+        support=updates.support,
         extra=updates.extra,
         base=columns.cut(columns.here, updates.base),
         auxiliary={name: scattered(X).dense() for name, X in updates.auxiliary.items()},
