@@ -12,10 +12,9 @@ from fedloom.methods.method import Method
 from fedloom.recipes.schema import Recipe
 from fedloom.rounds.build import build
 from fedloom.rounds.built import Built
-from fedloom.rounds.messages import Payload, blank, rows_of
+from fedloom.rounds.messages import Payload, blank, count_down, count_up, rows_of
 from fedloom.rounds.rounds import cohort, initial_state
 from fedloom.rounds.server import dispatch
-from fedloom.rounds.traffic import count_down, count_up
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from fedloom.codecs import Codec, Raw
@@ -155,24 +156,24 @@ class Method:
         """Whether every parameter stays with its client."""
         return self.private is not None and as_select(self.private).is_everything
 
-    @property
+    @cached_property
     def auxiliary(self) -> tuple[str, ...]:
         """Names of the auxiliary vectors that the stage reads: only these travel."""
         return tuple(
             sorted(f.removeprefix("auxiliary:") for f in self.stage.traits.reads if f.startswith("auxiliary:"))
         )
 
-    @property
+    @cached_property
     def extras(self) -> frozenset[str]:
         """Names of the extras that some stage uses: only these travel."""
         return frozenset(f.removeprefix("extra:") for f in self._used if f.startswith("extra:"))
 
-    @property
+    @cached_property
     def wants_support(self) -> bool:
         """Whether some stage uses the support: which blocks each row's training changed."""
         return "support" in self._used
 
-    @property
+    @cached_property
     def _used(self) -> frozenset[str]:
         """Fields of Updates that some stage reads or wants."""
         edge, stage = self.edge.traits, self.stage.traits

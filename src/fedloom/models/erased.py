@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedloom.core.layout import Select
 from fedloom.errors import RecipeError
 from fedloom.models.multitask import MultiTask
-from fedloom.models.probe import pass_zeros
+from fedloom.models.nets import pass_zeros
 
 ERASERS = Select(name=("*.eraser.*", "*.eraser_norm.*"))
 """The parameters of erasers."""

@@ -6,8 +6,10 @@ import itertools
 import math
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn, relu
 from torch.nn.functional import max_pool2d
+from torch.utils.hooks import RemovableHandle
 
 from fedloom.models.kinds import Decoding, Norm
 
@@ -145,3 +147,15 @@ class TinyPyramid(PyramidEncoder):
             x = stage(x)
             maps.append(x)
         return maps
+
+
+def pass_zeros(encoder: nn.Module, shape: tuple[int, ...], hooks: Sequence[RemovableHandle]) -> None:
+    """One example of zeros in evaluation mode, for hooks that look; they are removed afterwards in any case."""
+    mode = encoder.training
+    try:
+        with torch.no_grad():
+            encoder.eval()(torch.zeros(1, *shape))
+    finally:
+        encoder.train(mode)
+        for hook in hooks:
+            hook.remove()

@@ -11,10 +11,9 @@ import torch
 from fedloom.core.context import Ctx, State, generator
 from fedloom.rounds.built import Built
 from fedloom.rounds.measure import headline, measure, train_records, train_seconds, trained_records, validation_loss
-from fedloom.rounds.messages import Message, Payload, rows_of
+from fedloom.rounds.messages import Message, Payload, count_down, count_up, rows_of
 from fedloom.rounds.progress import Progress
 from fedloom.rounds.server import dispatch, server_init, server_step
-from fedloom.rounds.traffic import count_down, count_up
 from fedloom.rounds.worker import Executor, TrainDone, TrainJob
 from fedloom.runs.checkpoint import map_tensors
 from fedloom.runs.folder import RunFolder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Layout
@@ -21,7 +22,7 @@ class PerBlock(Around):
     def __post_init__(self) -> None:
         self._close("PerBlock")
 
-    @property
+    @cached_property
     def traits(self) -> Traits:
         return Traits.around(self.inner, self.stage.traits.reduces)
 

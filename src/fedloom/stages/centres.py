@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -82,7 +83,7 @@ class ChosenClusters(Aggregation):
             raise ValueError(f"ChosenClusters: {self.stage!r} leaves a row for each client, a cluster has one model")
         self._close("ChosenClusters")
 
-    @property
+    @cached_property
     def traits(self) -> Traits:
         inner = Traits.around(self.inner)
         reads = inner.reads | {"base", "extra:cluster"}
@@ -143,7 +144,7 @@ class SoftClusters(Identity):
     def __post_init__(self) -> None:
         _check(self.count, self.first, self.noise)
 
-    @property
+    @cached_property
     def traits(self) -> Traits:
         reads = {"X", "base", "weight"}.union(f"extra:share{j}" for j in range(self.count))
         return Traits("matrix", reads, writes=frozenset(), broadcasts=_names(self.count))

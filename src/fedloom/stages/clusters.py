@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -152,7 +153,7 @@ class SplittingClusters(Aggregation):
             raise ValueError(f"SplittingClusters: {self.stage!r} leaves a row for each client, a cluster has one model")
         self._close("SplittingClusters")
 
-    @property
+    @cached_property
     def traits(self) -> Traits:
         inner = Traits.around(self.inner)
         return replace(inner, kind="matrix", reads=inner.reads | {"weight"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ class Inner(Stage):
     def inner(self) -> Sequence[Stage]:
         raise NotImplementedError
 
-    @property
+    @cached_property
     def traits(self) -> Traits:
         return Traits.around(self.inner)
 
@@ -103,7 +104,7 @@ class Split(Inner):
     def inner(self) -> Sequence[Stage]:
         return tuple(self.parts.values())
 
-    @property
+    @cached_property
     def traits(self) -> Traits:
         return Traits.around(self.inner, reduces=all(s.traits.reduces for s in self.inner))
 
@@ -180,7 +181,7 @@ class PerTask(Around):
     def __post_init__(self) -> None:
         self._close("PerTask")
 
-    @property
+    @cached_property
     def traits(self) -> Traits:
         traits = Traits.around(self.inner, self.stage.traits.reduces)
         return replace(traits, wants=traits.wants | {"support"})
@@ -235,7 +236,7 @@ class GroupBy(Around):
     def __post_init__(self) -> None:
         self._close(f"GroupBy({self.key!r})")
 
-    @property
+    @cached_property
     def traits(self) -> Traits:
         own = set() if self.key in ("task", "client") else {f"extra:{self.key}"}
         return replace(traits := Traits.around(self.inner), reads=traits.reads | own)
@@ -282,7 +283,7 @@ class Switch(Stage):
         check_closed([self.before], "Switch, before")
         check_closed([self.after], "Switch, after")
 
-    @property
+    @cached_property
     def traits(self) -> Traits:
         """It reads extras that either stage reads, other fields only if both do: none may be lost in some rounds."""
         a, b = self.before.traits, self.after.traits

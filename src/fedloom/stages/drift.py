@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -58,7 +59,7 @@ class DualShift(Aggregation):
             raise ValueError(f"DualShift: {self.stage!r} leaves a row for each client, but the shift is for one model")
         self._close("DualShift")
 
-    @property
+    @cached_property
     def traits(self) -> Traits:
         return Traits.around(self.inner, reduces=True)
 
@@ -96,7 +97,7 @@ class NormaliseSteps(Stage):
 
     tau_eff: Literal["weights", "steps"] = "weights"
 
-    @property
+    @cached_property
     def traits(self) -> Traits:
         counts = {"extra:steps"} if self.tau_eff == "steps" else set()
         return Traits("mix", {"X", "weight", "extra:a", *counts}, separable=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -57,7 +58,7 @@ class HistoryAttention(Aggregation):
             raise ValueError(f"HistoryAttention: {self.stage!r} leaves a row for each client, the history is of one")
         self._close("HistoryAttention")
 
-    @property
+    @cached_property
     def traits(self) -> Traits:
         return Traits.around(self.inner, reduces=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -38,16 +39,16 @@ class AtPeer(Stage):
     also: Fields = frozenset()
     """What the peer itself adds to the broadcast for its local rules."""
 
-    @property
+    @cached_property
     def traits(self) -> Traits:
         """Fields other than X that the stage writes end here."""
         inner = self.stage.traits
         also = inner.broadcasts | self.also
         return replace(inner, writes=inner.writes & {"X"}, broadcasts=also, separable=False)
 
-    def seen_from(self, own: str, shares: Mapping[str, float] | None, scope: Set[str] | None, whole: Set[str]) -> Stage:
-        """The same at peer `own`, with these shares, scope and whole rows."""
-        return replace(self, own=own, shares=shares, scope=scope, whole=whole)
+    def seen_from(self, own: str, **view: Any) -> Stage:
+        """The same at another peer, or with other shares, scope and whole rows."""
+        return replace(self, own=own, **view)
 
     def init(self, layout: Layout) -> State:
         """The stage's."""

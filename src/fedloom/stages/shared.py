@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
@@ -92,7 +93,7 @@ class Every(Around):
             raise ValueError(f"Every: {self.stage!r} leaves one row, but in other rounds all rows are kept")
         self._close("Every")
 
-    @property
+    @cached_property
     def traits(self) -> Traits:
         """It reads no weights and the like, because no field may be lost in some rounds."""
         inner = Traits.around(self.inner)

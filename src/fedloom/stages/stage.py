@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from torch import Tensor
@@ -60,7 +61,7 @@ class Traits:
 class Stage:
     """One step of aggregation: (updates, state, ctx) -> (updates, state). Never changes its inputs."""
 
-    @property
+    @cached_property
     def traits(self) -> Traits:
         """The stage's traits. A class with the same traits for all its stages says `traits = Traits(...)`."""
         return Traits()
@@ -84,8 +85,8 @@ class Stage:
         """This aggregation with another rule in place of its plain mean. Raises ValueError if it has none."""
         raise ValueError(f"{stage!r} takes the place of a mean, but {self!r} has none")
 
-    def seen_from(self, own: str, shares: Mapping[str, float] | None, scope: Set[str] | None, whole: Set[str]) -> Stage:
-        """This aggregation at one peer (see `AtPeer`, which alone can be placed there)."""
+    def seen_from(self, own: str, **view: Any) -> Stage:
+        """This aggregation at peer `own`; `view` are fields of `AtPeer`, which alone can be placed there."""
         raise ValueError(f"{self!r} is an aggregation at a server; AtPeer(stage) is one at peers")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
@@ -116,7 +117,7 @@ class Stage:
 class Identity(Stage):
     """Every row as it is: each client gets its own update back, which is local training (mixing matrix I)."""
 
-    @property
+    @cached_property
     def traits(self) -> Traits:
         return Traits(writes=frozenset(), separable=True)
 
@@ -130,7 +131,7 @@ class Chain(Stage):
 
     stages: tuple[Stage, ...]
 
-    @property
+    @cached_property
     def traits(self) -> Traits:
         """It reads every field that a member reads and no earlier member wrote."""
         each = [stage.traits for stage in self.stages]

@@ -12,7 +12,7 @@ from fedloom.core.context import State
 from fedloom.errors import RecipeError
 from fedloom.models.linearised import Linearised
 from fedloom.models.multitask import MultiTask
-from fedloom.models.probe import pass_zeros
+from fedloom.models.nets import pass_zeros
 from fedloom.training.decoupling import (
     AuxiliaryHead,
     Corrector,

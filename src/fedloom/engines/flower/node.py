@@ -29,8 +29,7 @@ from fedloom.rounds.built import Built
 from fedloom.rounds.evaluation import Scores
 from fedloom.rounds.exports import labels, named
 from fedloom.rounds.measure import Model, models_for, train_records
-from fedloom.rounds.messages import Message
-from fedloom.rounds.traffic import count_down, count_up
+from fedloom.rounds.messages import Message, count_down, count_up
 from fedloom.rounds.worker import EvalJob, TrainDone, TrainJob, Worker
 from fedloom.runs import checkpoint
 from fedloom.runs.folder import RunFolder

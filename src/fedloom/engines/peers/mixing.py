@@ -84,7 +84,7 @@ class Mix:
         terms, method, own = self.terms, self.terms.method, aged(self.terms, self.own.payload, NEW)
         me, by_task = terms.client.id, terms.by_task
         inside = None if scope == "full" and terms.fine is None else frozenset(terms.part("encoder").names)
-        stage = method.stage.seen_from(me, None if by_task else shares, inside, alike)
+        stage = method.stage.seen_from(me, shares=None if by_task else shares, scope=inside, whole=alike)
         row = own if by_task else as_row(terms, terms.federation, own, self.own.update)
         starts = {me: self.own.start, **{name: one.start for name, one in self.heard.items()}}
         ctx = Ctx(
