@@ -241,3 +241,14 @@ def test_normals_from_depth():
     assert np.allclose(from_camera(floor)[400, 320], [0, 1, 0], atol=0.01)
     slope = np.tile(np.arange(4.0), (4, 1)).astype(np.float32)
     assert np.allclose(from_pixels(slope)[1, 1], np.array([-1, 0, 1]) / 2**0.5)
+
+
+@needs_h5py
+def test_normals_from_pixels_ignore_the_camera(labeled):
+    options = {"size": SIZE, "augment": False, "tasks": ["normals"]}
+    camera, pixels = (
+        batch(load(labeled[0], "nyud-labeled", normals_from=how, **options).test, 0)[1]["normals"]
+        for how in ("camera", "pixels")
+    )
+    assert camera.shape == pixels.shape
+    assert not torch.equal(camera, pixels)

@@ -196,3 +196,17 @@ def test_pretrained_looks_in_one_folder_and_says_how_to_fill_it(tmp_path, monkey
 def test_architectures_that_cannot_serve(architecture, message):
     with pytest.raises(RecipeError, match=message):
         encoder(architecture)
+
+
+@pytest.mark.parametrize(
+    ("name", "params"), [("timm", {"architecture": "swin_tiny_patch4_window7_224"}), ("tiny-swin", {})]
+)
+def test_stochastic_depth_is_as_asked_for(name: str, params: dict[str, str]) -> None:
+    from timm.layers import DropPath
+
+    def rates(**more: float) -> list[float]:
+        modules = ENCODERS[name].function((3, 64, 64), **params, **more).modules()
+        return [module.drop_prob for module in modules if isinstance(module, DropPath)]
+
+    assert max(rates(drop_path=0.3)) == pytest.approx(0.3)
+    assert max(rates(drop_path=0.0), default=0.0) == 0.0

@@ -1,0 +1,20 @@
+"""Parameters of methods that no packaged recipe changes reach the stage or rule that uses them."""
+
+from __future__ import annotations
+
+import pytest
+
+from fedloom.methods import METHODS
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "text"),
+    [
+        ("fednova", {"tau_eff": "steps"}, "NormaliseSteps(tau_eff='steps')"),
+        ("fedtgp", {"server_lr": 0.5, "server_batch_size": 3}, "lr=0.5, batch_size=3"),
+        ("fedrcl", {"penalty": 0.25}, "penalty_weight=0.25"),
+    ],
+)
+def test_a_parameter_reaches_what_uses_it(name: str, params: dict[str, object], text: str) -> None:
+    assert text in str(METHODS[name].function(**params))
+    assert text not in str(METHODS[name].function())
