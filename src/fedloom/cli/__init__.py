@@ -1,3 +1,3 @@
-"""The room of the command line: it reads what a person types, calls the rooms below, and prints; nothing needs it."""
+"""The command line: reads arguments, calls the rooms below, prints."""
 
 from fedloom.cli.app import main as main

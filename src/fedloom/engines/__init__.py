@@ -1,1 +1,1 @@
-"""How a run is executed: in one process, over the processes of a cluster, over Flower, or among peers."""
+"""Where jobs run: in this process or a pool, among peers, in a cluster, or at Flower's nodes."""

@@ -1,1 +1,1 @@
-"""The room of what opens finished runs and trains or looks further, and of what runs the cells of a grid."""
+"""What needs models again: running the cells of a grid, pretraining, and questions to the models of finished runs."""

@@ -1,1 +1,1 @@
-"""The room of finished runs opened again: their models as pictures of answers, and as folders to take away."""
+"""Finished runs, opened again: bundles to use elsewhere, and pictures of what models predict."""

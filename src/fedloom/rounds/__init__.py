@@ -1,1 +1,1 @@
-"""One round and a whole run of a server with its clients: broadcast, train, aggregate, evaluate, checkpoint."""
+"""What a round does, the same for every engine: dispatch, train, aggregate, measure, record."""

@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
+from fedloom.core.context import Log
 from fedloom.core.layout import Layout
 from fedloom.engines.peers.probe import Probe
-from fedloom.engines.peers.transport import Log, Lost, Network
+from fedloom.engines.peers.transport import Lost, Network
 from fedloom.methods.method import Method
 from fedloom.peers.config import Warmup
 from fedloom.peers.graph import Graph, candidates

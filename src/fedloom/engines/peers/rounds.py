@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from fedloom.core.context import State
+from fedloom.core.context import Log, State
 from fedloom.engines.peers.community import Community, Environment, Terms
 from fedloom.engines.peers.gossip import AsynchronousRounds, at_rest
 from fedloom.engines.peers.peer import Peer, first
 from fedloom.engines.peers.probe import Probe
-from fedloom.engines.peers.transport import Log, Lost, Mailbox, Network, NetworkEnd
+from fedloom.engines.peers.transport import Lost, Mailbox, Network, NetworkEnd
 from fedloom.peers.clock import Events, synchronous
 from fedloom.rounds.built import Built
 from fedloom.rounds.rounds import Advance, Round, cohort

@@ -16,8 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-Log = Callable[[str, dict[str, Any]], None]
-"""Takes (event, fields)."""
+from fedloom.core.context import Log
+
 Lost = Callable[[int, str, str, int], bool] | None
 """Whether a letter is lost: takes (round, sender, receiver, attempt), attempts counting from 0. None loses none."""
 _DIGEST = 16

@@ -1,1 +1,1 @@
-"""The room of what single papers look at in the records of a run; its numbers as tables, and their pictures."""
+"""The papers' own figures: numbers that single methods record in a run, as tables and pictures."""

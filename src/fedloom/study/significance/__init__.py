@@ -1,1 +1,1 @@
-"""The room of tests: paired tests of methods over seeds or clients, and ranks over tasks; above the tables."""
+"""Statistics: paired tests of methods over seeds or clients, and ranks over tasks."""
