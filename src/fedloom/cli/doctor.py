@@ -58,7 +58,7 @@ def machine() -> Iterator[Finding]:
     yield "python", state, f"{platform.python_version()} on {platform.system()} {platform.machine()}, {sys.executable}"
     from fedloom._version import __version__
 
-    yield "fedloom", "ok", f"{__version__}, {Path(__file__).parent}"
+    yield "fedloom", "ok", f"{__version__}, {Path(__file__).parents[1]}"
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     yield "cores", "ok", f"{cores}{load}; keep runtime.workers x runtime.threads within them"
