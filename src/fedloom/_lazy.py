@@ -22,7 +22,9 @@ def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
         import ast
 
         loader: Any = sys.modules[package].__loader__
-        lines = [line for top in ast.parse(loader.get_source(package)).body for line in getattr(top, "body", [top])]
+        if (source := loader.get_source(package)) is None:
+            raise ImportError(f"{package} is installed without its source files, which list the names that it offers")
+        lines = [line for top in ast.parse(source).body for line in getattr(top, "body", [top])]
         imports = [line for line in lines if isinstance(line, ast.ImportFrom)]
         return {name.name: str(line.module) for line in imports for name in line.names if name.name == name.asname}
 

@@ -22,6 +22,9 @@ class ServerRule:
     looks_ahead: ClassVar[bool] = False
     """Whether clients start from something other than the model, so that `dispatch` needs the state."""
 
+    def __init_subclass__(cls) -> None:
+        cls.looks_ahead = cls.dispatch is not ServerRule.dispatch
+
     def init(self, model: Tensor) -> State:
         """State of one recipient's model before its first update."""
         return {}
@@ -131,7 +134,6 @@ class Lookahead(ServerRule):
     """
 
     lam: float = 0.85
-    looks_ahead = True
 
     def __post_init__(self) -> None:
         _share("lam", self.lam)

@@ -219,3 +219,11 @@ def test_across_tasks_all_decoders_become_the_mean_of_their_models() -> None:
     assert after[0, :2].tolist() == after[1, 2:4].tolist() == after[2, :2].tolist() == after[2, 2:4].tolist() == mean
     assert after[1, 4:].tolist() == after[2, 4:].tolist() == [4.5, 5.0, 5.5]
     assert not out[0, 2:].any()
+
+
+def test_traits_are_sets_of_names_in_one_value() -> None:
+    with pytest.raises(TypeError, match="Traits: reads is a set of names, found the text 'weight'"):
+        Traits(reads="weight")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"Old: kind, reads must be in one value, traits = Traits\(...\)"):
+        type("Old", (Stage,), {"kind": "mix", "reads": frozenset({"X"})})
+    assert Chain(()).traits == Traits(writes=())

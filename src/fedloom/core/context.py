@@ -15,7 +15,7 @@ Row = tuple[str, str | None]
 State = dict[str, Any]
 """Nested dictionaries and lists of tensors, numbers, strings and None: anything a checkpoint can hold."""
 Fields = frozenset[str]
-"""Names of fields of Updates: X, n, weight, coef, base, extra:NAME or auxiliary:NAME."""
+"""Names of fields of Updates (X, n, weight, coef, base, support, extra:NAME, auxiliary:NAME), or broadcast:NAME."""
 Broadcast = dict[str, "torch.Tensor"]
 """What a stage broadcasts to the local rules of one client: name -> tensor."""
 

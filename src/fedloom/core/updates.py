@@ -114,11 +114,11 @@ class Updates:
     weight: Tensor
     coef: Tensor | None = None
     present: Tensor | None = None
-    support: Tensor | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     mixing: Tensor | None = None
     base: Tensor | None = None
     auxiliary: Mapping[str, Tensor] = field(default_factory=dict)
+    support: Tensor | None = None
 
     def __post_init__(self) -> None:
         k, d = len(self.rows), self.layout.d
@@ -264,11 +264,11 @@ class Updates:
             self.weight[index],
             None if self.coef is None else self.coef[index],
             None if self.present is None else self.present[index],
-            None if self.support is None else self.support[index],
             {name: _pick(value, index) for name, value in self.extra.items()},
             None,
             None if self.base is None else self.base[index],
             {name: value[index] for name, value in self.auxiliary.items()},
+            None if self.support is None else self.support[index],
         )
 
     def finite(self) -> tuple[Updates, tuple[Row, ...]]:

@@ -214,7 +214,7 @@ class ClientRound:
         if method.local:
             new["rules"] = map_tensors(result.rules, lambda t: t.to(cpu))
         for i, rule in enumerate(method.local):
-            if (personal := rule.personal(result.rules[str(i)])) is not None:
+            if rule.keeps_model and (personal := rule.personal(result.rules[str(i)])) is not None:
                 new["personal"] = personal_state(model, personal)
         if method.buffers == "local":
             new["buffers"], new["integers"] = self._buffers()

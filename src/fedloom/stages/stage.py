@@ -43,14 +43,16 @@ class Traits:
 
     def __post_init__(self) -> None:
         for name in ("reads", "writes", "wants", "broadcasts"):
-            object.__setattr__(self, name, frozenset(getattr(self, name)))
+            if isinstance(value := getattr(self, name), str):
+                raise TypeError(f"Traits: {name} is a set of names, found the text {value!r}")
+            object.__setattr__(self, name, frozenset(value))
 
     @staticmethod
     def around(stages: Iterable[Stage], reduces: bool = False) -> Traits:
         """Traits of a stage that calls others on all its input. Fields other than X that they write stay inside."""
         each = [stage.traits for stage in stages]
         return Traits(
-            kind=max((t.kind for t in each), key=_KINDS.index),
+            kind=max((t.kind for t in each), key=_KINDS.index, default="row"),
             reads={"X"}.union(*(t.reads for t in each)),
             wants=set().union(*(t.wants for t in each)),
             reduces=reduces,
@@ -60,6 +62,10 @@ class Traits:
 
 class Stage:
     """One step of aggregation: (updates, state, ctx) -> (updates, state). Never changes its inputs."""
+
+    def __init_subclass__(cls) -> None:
+        if old := {"kind", "reads", "writes", "wants", "tells", "reduces", "by_task", "separable"} & vars(cls).keys():
+            raise TypeError(f"{cls.__name__}: {', '.join(sorted(old))} must be in one value, traits = Traits(...)")
 
     @cached_property
     def traits(self) -> Traits:

@@ -64,7 +64,6 @@ class Envelope(LocalRule):
     lam: float = 15.0
     inner: int = 5
     outer: float = 0.005
-    keeps_model = True
 
     @property
     def repeat(self) -> int:

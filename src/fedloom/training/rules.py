@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -71,8 +71,11 @@ class LocalRule:
     features: bool = False
     validation: bool = False
     stackable: bool = False
-    keeps_model: bool = False
+    keeps_model: ClassVar[bool] = False
     """Whether its state holds a `personal` model."""
+
+    def __init_subclass__(cls) -> None:
+        cls.keeps_model = cls.personal is not LocalRule.personal
 
     @property
     def provides(self) -> Fields:

@@ -118,15 +118,15 @@ class Member:
 
     def _view(self, server: State, rank: int) -> State:
         """The part of a server's state that another process needs for its clients and for their broadcasts."""
-        tells = bool(self.built.method.stage.traits.broadcasts)
+        broadcasts = bool(self.built.method.stage.traits.broadcasts)
         mine = {c for c, owner in self.owner.items() if owner == rank}
         names = {ALL, *mine}
         ahead = self.built.method.server.looks_ahead
         return {
             **server,
-            "personal": {c: x for c, x in server["personal"].items() if tells or c in mine},
+            "personal": {c: x for c, x in server["personal"].items() if broadcasts or c in mine},
             "rule": {c: memory if ahead else {} for c, memory in server["rule"].items() if c in names},
-            "stage": server["stage"] if tells else {},
+            "stage": server["stage"] if broadcasts else {},
         }
 
     def _balanced(self, state: State, members: Sequence[str]) -> State:

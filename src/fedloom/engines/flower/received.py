@@ -39,7 +39,7 @@ def limit_of(built: Built, client: str) -> int:
     rows = len(rows_of(method, built.federation, [client]))
     vector = 4 * shared.d
     packed = rows * (vector + shared.d // 8 + len(shared.blocks) + 1024)
-    beside = len(method.auxiliary) * vector + rows * len(method.extras) * _BESIDE
+    beside = len(method.auxiliary) * vector + rows * (len(method.extras) * _BESIDE + len(shared.blocks))
     buffers = 8 * built.layout.buffers.d + sum(t.nbytes for t in integer_buffers(built.module).values())
     return packed + beside + buffers + (1 << 16)
 
@@ -54,7 +54,7 @@ def payload_of(built: Built, client: str, tree: Any) -> Payload:
     )
     _check(tree["n"] == len(held.train), "n", f"{len(held.train)} examples", tree["n"])
     row = (client, None)
-    if "finite" in tree:
+    if tree.get("finite", True) is not True:
         return Payload(row, tree["n"], finite=False)
     by_task = built.method.rows == "client-task"
     sizes = tree["tasks"]

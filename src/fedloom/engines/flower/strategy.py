@@ -1,7 +1,7 @@
 """fedloom's stages inside an existing Flower app: a Strategy, for apps whose clients all have the same model.
 
 Flower's strategies cannot carry clients with different heads or tasks, private parts, rows of several tasks, stages at
-the client, codecs, or server rules with a broadcast. For these there is `server_app`.
+the client, codecs, or server rules that look ahead. For these there is `server_app`.
 """
 
 from __future__ import annotations

@@ -203,7 +203,7 @@ def _status(run: Run) -> str:
 
 
 def _outline(run: Run) -> Outline | None:
-    """The method in words; None where run.json has none, as in runs of version 0.1, or something else."""
+    """The method in words; None where run.json has none, as in older runs, or something else."""
     try:
         return TypeAdapter(Outline).validate_python(run.info.get("outline"))
     except (ValidationError, RecursionError):
