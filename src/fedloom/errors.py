@@ -30,7 +30,7 @@ def writing(where: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UserError(f"{where}: {error.strerror}") from None
+        raise UserError(f"{where}: {error.strerror or error}") from None
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:

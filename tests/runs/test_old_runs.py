@@ -45,6 +45,9 @@ def test_it_is_resumed(name: str, tmp_path: Path) -> None:
     assert lines(folder)[:3] == lines(stopped)[:3]
     assert [(line["round"], line["cohort"]) for line in lines(folder)] == [(e["round"], e["cohort"]) for e in expected]
     assert lines(folder, "bytes.jsonl") == lines(whole, "bytes.jsonl")
+    for now, then in zip(lines(folder)[3:], expected[3:], strict=True):
+        assert [list(m) for m in now["metrics"]] == [list(m) for m in then["metrics"]]
+        assert [t["loss"] for t in now["train"]] == pytest.approx([t["loss"] for t in then["train"]], rel=0.05)
     # another processor may round otherwise
     models, before = load_file(folder / "model.safetensors"), load_file(whole / "model.safetensors")
     assert models.keys() == before.keys()
