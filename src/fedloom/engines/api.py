@@ -111,8 +111,7 @@ def _go(engine: Engine, built: Built, folder: RunFolder, state: State, progress:
     try:
         with _threads(recipe.runtime.threads), engine.start(built, folder) as (executor, advance):
             state = run_rounds(built, executor, folder, state, progress, advance)
-            early = recipe.early_stopping
-            final = folder.kept(state, best=early is not None and early.restore_best)
+            final = folder.kept(state, recipe.early_stopping)
             folder.save_model(*engine.export(built, final))
             engine.show(built, executor, folder.path, final)
         folder.describe(built.about, status(state), state["round"], final["round"])

@@ -18,6 +18,7 @@ from fedloom.core.context import State
 from fedloom.data.partition import Partition
 from fedloom.errors import StateError
 from fedloom.recipes.loader import dump, load
+from fedloom.recipes.runtime import EarlyStopping
 from fedloom.recipes.schema import Recipe
 from fedloom.runs import checkpoint
 from fedloom.runs.ledger import Ledger
@@ -186,9 +187,9 @@ class RunFolder:
         self.cut(state["round"] or -1)  # round 0 is measured anew
         return state
 
-    def kept(self, state: State, best: bool) -> State:
-        """Of a run that ended in `state` the one to keep: the best where it stopped early and `best` is wanted."""
-        if not (state["stopped"] and best):
+    def kept(self, state: State, early: EarlyStopping | None) -> State:
+        """The state to keep of a run that ended in `state`: the best one if it stopped early and wants that back."""
+        if early is None or not (state["stopped"] and early.restore_best):
             return state
         found = self.load("best")
         if found is None:

@@ -106,7 +106,7 @@ class Stage:
     ) -> tuple[Tensor, State]:
         """Run on a plain K x d matrix: (result, new state). Rows with nan or inf are dropped first.
 
-        `weight`, `coef`, `present`, `layout` and `rows` may be given by name; any other name is an extra.
+        `weight`, `coef`, `present`, `support`, `layout` and `rows` may be given by name; any other name is an extra.
         """
         updates, _ = Updates.of(X, n, **extra).finite()
         state = self.init(updates.layout) if state is None else state

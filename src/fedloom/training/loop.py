@@ -142,14 +142,15 @@ def _train(
 ) -> LocalResult:
     names, rules = tuple(work.tasks), added.rules
     size = training.steps or training.local_epochs * passes(len(work.index), training, model.has_batch_norm)
-    turns = _turns(model, names, training, added.phases, size, memory.get("optimizer") or {})
+    trained = model.trained(names)
+    turns = _turns(model, trained, training, added.phases, size, memory.get("optimizer") or {})
     received = model.vector.clone()
     view = View(
         model.params,
         model.grad,
         received[: len(model.params)],
         added.shared,
-        model.spans(model.trained(names)),
+        model.spans(trained),
         optimizer=training.optimizer,
         broadcast=added.broadcast,
         module=model.module,
@@ -219,10 +220,9 @@ def _train(
 
 
 def _turns(
-    model: FlatModel, names: tuple[str, ...], training: Training, phases: tuple[Phase, ...], size: int, memory: State
+    model: FlatModel, trained: Layout, training: Training, phases: tuple[Phase, ...], size: int, memory: State
 ) -> list[_Turn]:
     """One turn per phase, or one for all that these tasks train; each continues with its last optimiser state."""
-    trained = model.trained(names)
     parts = [
         (trained.select(as_select(phase.select)), until)
         for phase, until in zip(phases, ends(phases, size), strict=True)

@@ -16,7 +16,7 @@ from fedloom.engines.cluster.comm import Comm
 from fedloom.engines.cluster.member import Member, SharedFolder
 from fedloom.engines.cluster.peering import Peering
 from fedloom.engines.cluster.sharing import Sharing
-from fedloom.engines.peers.rounds import initial_peers
+from fedloom.engines.engine import Engine
 from fedloom.engines.pool import executor
 from fedloom.errors import UserError
 from fedloom.recipes.loader import load
@@ -25,7 +25,7 @@ from fedloom.rounds.build import build
 from fedloom.rounds.built import Built
 from fedloom.rounds.exports import export
 from fedloom.rounds.progress import Progress
-from fedloom.rounds.rounds import initial_state, run_rounds, status
+from fedloom.rounds.rounds import run_rounds, status
 from fedloom.rounds.showing import keep
 from fedloom.rounds.worker import Executor, check_device
 from fedloom.runs.folder import RunFolder
@@ -53,7 +53,6 @@ def take_part(comm: Comm, path: Path, recipe: Recipe | None = None, progress: Pr
 
 
 def _run(comm: Comm, path: Path, recipe: Recipe | None, progress: Progress | None, stack: ExitStack) -> str:
-
     first = comm.rank == 0
     progress = progress if progress is not None and first else Progress()
     fresh = recipe is not None and not (torchrun.restarted() and (path / "recipe.yaml").is_file())
@@ -138,19 +137,18 @@ def _opened(path: Path, built: Built, fresh: bool, progress: Progress, stack: Ex
     folder = stack.enter_context(
         RunFolder.create(path, built.recipe, built.dealt, built.about) if fresh else RunFolder(path)
     )
-    state = _initial(built) if fresh else folder.continued(built.about, lambda: _initial(built), progress.event)
+
+    def initial() -> State:
+        return Engine().initial(built)
+
+    state = initial() if fresh else folder.continued(built.about, initial, progress.event)
     folder.tracker = tracker_of(built.recipe, path, state["round"], progress.event)
     return folder, state
 
 
-def _initial(built: Built) -> State:
-    return initial_state(built) if built.recipe.peers is None else initial_peers(built)
-
-
 def _conclude(folder: RunFolder, built: Built, state: State, executor: Executor) -> None:
     """What is written once the last round is over."""
-    early = built.recipe.early_stopping
-    final = folder.kept(state, best=early is not None and early.restore_best)
+    final = folder.kept(state, built.recipe.early_stopping)
     folder.save_model(*export(built, final))
     keep(folder.path, built, executor, final)
     folder.describe(built.about, status(state), state["round"], final["round"])
