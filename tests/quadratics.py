@@ -56,6 +56,22 @@ class Point(nn.Module):
         return {"y": "encoder"}
 
 
+class Points(nn.Module):
+    """An encoder of d numbers, and d numbers for each task; a task's output is both."""
+
+    def __init__(self, d: int, tasks: Sequence[str]) -> None:
+        super().__init__()
+        self.y = nn.Parameter(torch.ones(d, dtype=torch.float64))
+        self.heads = nn.ParameterDict({t: nn.Parameter(torch.ones(d, dtype=torch.float64)) for t in tasks})
+
+    def forward(self, x: Tensor, tasks: Sequence[str] | None = None) -> dict[str, Tensor]:
+        wanted = self.heads if tasks is None else tasks
+        return {t: torch.cat([self.y, self.heads[t]]).expand(len(x), -1) for t in wanted}
+
+    def roles(self) -> dict[str, Any]:
+        return {"y": "encoder", **{f"heads.{t}": ("head", t) for t in self.heads}}
+
+
 class Quadratics:
     """`h` and `b` are K x d; `n` are the sizes that weigh the clients, `steps` the local steps of each."""
 
@@ -96,8 +112,10 @@ class Quadratics:
         """Run some rounds; `members` are those of each round. Returns the global model."""
         for i in range(rounds):
             self.round += 1
-            here = sorted(members[i] if members else self.names)
-            ctx = Ctx(self.round, 0, tuple((name, None) for name in here), len(self.names))
+            here = sorted(self.names if members is None else members[i])
+            if not here:
+                continue
+            ctx = Ctx(self.round, 0, tuple((name, None) for name in here), len(self.names), held=self.federation.held)
             messages = dispatch(self.method, self.model.layout, self.federation, self.server, here)
             payloads = []
             for name in reversed(here) if reverse else here:
@@ -116,3 +134,62 @@ class Quadratics:
             self.server["model"] = torch.tensor([start], dtype=torch.float64)
             ends.append(float(self.go()))
         return ends[0] / (1 - (ends[1] - ends[0]))
+
+
+class TaskQuadratics(Quadratics):
+    """Clients with heads of their own tasks only (or `unified`). `held` is client -> tasks; only `clients` are there.
+
+    The targets, curvatures and sizes of a client do not depend on who else is there. `encoder` multiplies the curvature
+    of the common part: with 0 only heads move. `optima` are the points of a task's head that are best for the uniform
+    mean of its holders.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        held: Mapping[str, str],
+        clients: Sequence[str],
+        encoder: float = 1.0,
+        unified: bool = False,
+        steps: int | None = None,
+        d: int = 5,
+    ) -> None:
+        self.method, self.names = method, sorted(clients)
+        tasks = sorted(set("".join(held.values())))
+        rng = torch.Generator().manual_seed(3)
+        target = torch.randn(len(held), len(tasks), 2 * d, generator=rng, dtype=torch.float64)
+        h = 0.5 + torch.rand(len(held), len(tasks), 2 * d, generator=rng, dtype=torch.float64)
+        h[..., :d] *= encoder
+        labels = {t: torch.stack([h[:, i], target[:, i]], dim=-1) for i, t in enumerate(tasks)}
+        examples = TensorExamples(torch.zeros(len(held), 1), labels)
+        known = {t: Valley(t, 1) for t in tasks}
+        everybody = sorted(held)
+        self.n = {name: float(1 + 2 * i) for i, name in enumerate(everybody)}
+        members = {}
+        for name in self.names:
+            part = Part(examples, np.array([everybody.index(name)]), "own")
+            members[name] = Client(name, {t: (known[t], 1.0) for t in held[name]}, part, part, part)
+        self.federation = Federation(tuple(known.values()), members, unified)
+        self.model = FlatModel(Points(d, tasks))
+        number = {name: steps or 1 + i for i, name in enumerate(everybody)}
+        self.training = {
+            name: Training(steps=number[name], batch_size=1, optimizer={"lr": 0.1, "momentum": 0.5})
+            for name in self.names
+        }
+        rows = {t: [i for i, name in enumerate(everybody) if name in self.names and t in held[name]] for t in tasks}
+        self.optima = {
+            t: (h[r, i, d:] * target[r, i, d:]).sum(0) / h[r, i, d:].sum(0) for i, (t, r) in enumerate(rows.items())
+        }
+        self.server = server_init(method, self.model.layout, self.model.initial.clone(), {})
+        self.clients: dict[str, Any] = {}
+        self.round = 0
+
+    def sees(self, client: str, task: str) -> Tensor:
+        """What the client would be sent of a task's head (d); what it keeps to itself where heads are private."""
+        shared = self.method.shared_part(self.model.layout)
+        name = f"heads.{task}"
+        if name not in shared.names:
+            return torch.zeros(0)
+        vector = dispatch(self.method, self.model.layout, self.federation, self.server, [client])[client].vector
+        vector = self.server["personal"].get(client, self.point) if vector is None else vector
+        return vector[shared.slice(name)]

@@ -26,7 +26,11 @@ class ServerRule:
         cls.looks_ahead = cls.dispatch is not ServerRule.dispatch
 
     def init(self, model: Tensor) -> State:
-        """State of one recipient's model before its first update."""
+        """State of one recipient's model before its first update.
+
+        Tensors of the model's size hold a value for each parameter, which changes only in rounds in which some client
+        that has the parameter took part.
+        """
         return {}
 
     def dispatch(self, model: Tensor, state: State) -> Tensor:

@@ -226,4 +226,4 @@ def test_traits_are_sets_of_names_in_one_value() -> None:
         Traits(reads="weight")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match=r"Old: kind, reads must be in one value, traits = Traits\(...\)"):
         type("Old", (Stage,), {"kind": "mix", "reads": frozenset({"X"})})
-    assert Chain(()).traits == Traits(reads=frozenset(), writes=frozenset(), separable=True)
+    assert Chain(()).traits == Traits(reads=frozenset(), writes=frozenset(), separable=True, presence="block")

@@ -1,4 +1,4 @@
-"""Every stage goes through the same checks. A new stage joins by a line in STAGES."""
+"""Every stage goes through the same checks."""
 
 from __future__ import annotations
 
@@ -13,111 +13,9 @@ from fedloom.core.context import Ctx
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
 from fedloom.runs import checkpoint
-from fedloom.stages import (
-    AcrossTasks,
-    ActivatedDimensions,
-    Attention,
-    CAGrad,
-    ChosenClusters,
-    ClusteredPrototypes,
-    ControlVariates,
-    CosineMix,
-    DomainWeights,
-    DualShift,
-    Every,
-    GapWeights,
-    Gossip,
-    GroupBy,
-    Heal,
-    HistoryAttention,
-    HyperConflictAverse,
-    HyperCrossAttention,
-    Identity,
-    Mean,
-    MeanPrototypes,
-    MinNorm,
-    MovingAnchors,
-    NormaliseSteps,
-    PartlyShared,
-    PCGrad,
-    PerBlock,
-    PerTask,
-    Scope,
-    SimilarGroups,
-    SimilarityMix,
-    SoftClusters,
-    Split,
-    SplittingClusters,
-    Stage,
-    SupportMean,
-    Switch,
-    TaskCovariance,
-    TopMagnitude,
-    TrainedPrototypes,
-)
+from fedloom.stages import CAGrad, Identity, Mean, MinNorm, PCGrad, Stage, SupportMean
+from stages_support import BESIDE, STAGES
 
-STAGES: dict[str, Stage] = {
-    "identity": Identity(),
-    "mean": Mean(),
-    "support-mean": SupportMean(),
-    "top": TopMagnitude(0.3),
-    "top-per-block": TopMagnitude(0.3, per_block=True),
-    "smallest": TopMagnitude(0.3, keep="smallest", rescale=False),
-    "random": TopMagnitude(0.3, keep="random"),
-    "chain": TopMagnitude(0.5) >> Mean(),
-    "split": Split({"encoder": Mean(), "*": SupportMean()}),
-    "split-mixed": Split({"encoder": Identity(), "*": Mean()}),
-    "scope": Scope("encoder", TopMagnitude(0.5)),
-    "per-task": Split({"encoder": Mean(), "head": PerTask(Mean())}),
-    "per-task-rows": Scope("head", PerTask(TopMagnitude(0.5))),
-    "group-by": GroupBy("domain", TopMagnitude(0.5) >> Mean()),
-    "switch": Switch(2, Mean(), TopMagnitude(0.5) >> Mean()),
-    "heal": Heal() >> Mean(),
-    "heal-none": Heal(zeros="none") >> Mean(),
-    "heal-split": Split({"encoder": Heal() >> Mean(), "*": SupportMean()}),
-    "pcgrad": PCGrad(),
-    "pcgrad-sum": PCGrad("sum") >> Mean(),
-    "cagrad": CAGrad(),
-    "cagrad-after": TopMagnitude(0.5) >> PCGrad() >> CAGrad(0.6, "1+c^2"),
-    "min-norm": MinNorm(),
-    "mgda": MinNorm(unit=False),
-    "conflict-split": Split({"encoder": CAGrad(), "head": PerTask(MinNorm())}),
-    "activated-dimensions": ActivatedDimensions(0.3),
-    "hyper-conflict-averse": HyperConflictAverse(),
-    "hyper-cross-attention": HyperCrossAttention(),
-    "fedhca2": Split({"encoder": HyperConflictAverse(0.2, rescale="none"), "*": HyperCrossAttention(0.3)}),
-    "control-variates": ControlVariates() >> Mean(),
-    "dual-shift": DualShift(TopMagnitude(0.5) >> Mean()),
-    "normalise-steps": NormaliseSteps() >> Mean(),
-    "normalise-steps-counted": NormaliseSteps("steps") >> PCGrad() >> Mean(),
-    "gap-weights": GapWeights() >> Mean(),
-    "gap-weights-centred": GapWeights(relative=False, centre=True, floor=0.1) >> Mean(),
-    "domain-weights": DomainWeights(classes=2) >> Mean(),
-    "domain-weights-class": DomainWeights(beta=2.0, domains=3, discrepancy="class") >> Mean(),
-    "attention": Attention(0.5, 10.0),
-    "across-tasks": Split({"encoder": Mean(), "*": AcrossTasks()}),
-    "task-covariance": TaskCovariance(),
-    "similar-groups": SimilarGroups(),
-    "similar-groups-soft": SimilarGroups(soft=True, threshold=0.5, source="update"),
-    "splitting-clusters": SplittingClusters(start=0, eps1=10, eps2=0, stage=PCGrad() >> Mean()),
-    "chosen-clusters": ChosenClusters(stage=TopMagnitude(0.5) >> Mean()),
-    "chosen-clusters-noise": ChosenClusters(3, "noise"),
-    "soft-clusters": SoftClusters(),
-    "partly-shared": PartlyShared("encoder", Mean(), Every(2, PerTask(SimilarGroups(1)))),
-    "history-attention": HistoryAttention(),
-    "mean-prototypes": MeanPrototypes() >> Mean(),
-    "mean-prototypes-clients": MeanPrototypes("clients"),
-    "clustered-prototypes": ClusteredPrototypes() >> PCGrad() >> Mean(),
-    "trained-prototypes": TrainedPrototypes(epochs=3) >> Mean(),
-    "moving-anchors": MovingAnchors(0.9) >> Mean(),
-    "gossip": Gossip(),
-    "gossip-random": Gossip("small-world", {"k": 2, "p": 0.5}, every=1),
-    "cosine-mix": CosineMix(0.3),
-    "per-block": PerBlock(MinNorm()),
-    "erasers": PartlyShared("encoder", PerBlock(TopMagnitude(0.5) >> Mean()), PerBlock(CosineMix())),
-    "similarity-mix": SimilarityMix(2),
-    "similarity-mix-release": Split({"encoder": SimilarityMix(1, 0.0, include_self=False), "*": Mean()}),
-}
 # A softmax over inner products of updates depends on their size.
 NOT_HOMOGENEOUS = {"hyper-cross-attention", "fedhca2"}
 LAYOUT = Layout(
@@ -128,21 +26,6 @@ LAYOUT = Layout(
     )
 )
 ROWS = ["c0", "c1", "c2", "c3"]
-BESIDE = {
-    "domain": ["x", "y", "x", "y"],
-    "tasks": ["a", "b", "a", "a,b"],
-    "a": [2.0, 3.0, 4.5, 1.0],
-    "steps": [2.0, 3.0, 4.0, 1.0],
-    "loss_received": [1.0, 2.0, 0.5, 0.7],
-    "loss_trained": [0.5, 0.4, 0.6, 0.1],
-    "cluster": [0.0, 1.0, 0.0, 1.0],
-    "classes": [torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0]), torch.tensor([2.0, 1.0]), torch.tensor([1.0, 5.0])],
-    "prototypes": [torch.full((2, 3), float(i)) for i in range(4)],
-    "prototype_labels": [torch.tensor([[0, 0, i], [0, 1, 2]]) for i in range(4)],
-    "share0": [1.0, 0.5, 0.25, 0.0],
-    "share1": [0.0, 0.5, 0.75, 1.0],
-}
-"""What stages may ask for, of each row."""
 
 every_stage = pytest.mark.parametrize("stage", STAGES.values(), ids=STAGES.keys())
 

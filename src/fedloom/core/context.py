@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -43,9 +43,10 @@ class Ctx:
 
     `round` counts from 1; round 0 is the initial model. `targets` are the rows for which an output is wanted: all
     participants on a server, `[me]` on a peer; None means all rows. `population` is the number of all clients, present
-    or absent; None means that all are present. `rounds` is the number of rounds in the whole run, if it is known. `log`
-    takes (event, fields) for a person to read. `record` takes (kind, fields) for the run's records only; in place of
-    the fields it takes a function that makes them if needed. `peer` is the peer that aggregates; None is a server.
+    or absent; None means that all are present. `held` says how many of them train each task; without it every client
+    counts for every task. `rounds` is the number of rounds in the whole run, if it is known. `log` takes (event,
+    fields) for a person to read. `record` takes (kind, fields) for the run's records only; in place of the fields it
+    takes a function that makes them if needed. `peer` is the peer that aggregates; None is a server.
     """
 
     round: int = 0
@@ -56,6 +57,18 @@ class Ctx:
     log: Log = field(default=lambda event, fields: None, repr=False)
     record: Callable[[str, Any], None] = field(default=lambda kind, fields: None, repr=False)
     peer: str | None = None
+    held: Mapping[str, int] | None = None
+
+    def trainers(self, task: str | None, present: int) -> int:
+        """How many of all clients train the blocks of a task (None: of no task), at least 1; `present` if unknown."""
+        known = self.population if task is None or self.held is None else self.held.get(task, 0)
+        return max(present if known is None else known, 1)
+
+    def among(self, task: str | None) -> Ctx:
+        """The context for a stage that sees only the blocks of a task, and only rows that hold it."""
+        held = self.held if task is None or self.held is None else {task: self.held.get(task, 0)}
+        known = self.population is not None and task is not None and self.held is not None
+        return replace(self, held=held, population=self.trainers(task, 0) if known else self.population)
 
     def rng(self, *purpose: object) -> torch.Generator:
         """A generator derived from (seed, round, purpose): independent of arrival order, workers and resume."""

@@ -166,6 +166,13 @@ class PeersBase(Section):
         choosing = any(rule is not None for rule in (self.choose.top, self.choose.threshold, self.choose.groups))
         return choosing or self.weights.kind == "soft" or self.scope == "adaptive"
 
+    @property
+    def sends_parts(self) -> bool:
+        """Whether a peer may get parts of others' models only."""
+        groups = self.choose.groups
+        scopes = {self.scope, "full" if self.warmup is None else self.warmup.scope}
+        return scopes != {"full"} or (groups is not None and groups.fine is not None)
+
     @model_validator(mode="after")
     def _fits(self) -> PeersBase:
         if self.scope == "adaptive" and "gradient" not in self.similarity.signals:

@@ -146,6 +146,11 @@ class Federation:
                 raise DataError(f"task {name!r} is held by no client")
         return Federation(dataset.tasks, dict(sorted(clients.items())), unified)
 
+    @cached_property
+    def held(self) -> dict[str, int]:
+        """Task -> how many clients hold it."""
+        return {task.name: sum(task.name in c.tasks for c in self.clients.values()) for task in self.tasks}
+
     def holder(self, task: str) -> Client:
         """The first client that holds the task."""
         return next(client for client in self.clients.values() if task in client.tasks)

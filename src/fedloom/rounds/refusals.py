@@ -70,6 +70,19 @@ def rows_by_task(built: Built) -> None:
         )
 
 
+def unaware_of_presence(built: Built) -> None:
+    """Stages that do not say how they treat rows that lack blocks, where rows may lack some."""
+    method, peers = built.method, built.recipe.peers
+    if method.rows == "client" and built.federation.unified and (peers is None or not peers.sends_parts):
+        return
+    for stage in (*method.edge.unaware(), *method.stage.unaware()):
+        raise RecipeError(
+            f"method: {method.name}: {stage!r} does not say how it treats rows that lack blocks, but here some may: "
+            "clients have only their own tasks' heads (model.heads: own), one row a task, or send parts of their "
+            "models. Let it look at Updates.present and declare Traits(presence=...), or use PerBlock around it"
+        )
+
+
 def epochs_by_domain(built: Built) -> None:
     """Epochs by domain that do not fit the clients' domains."""
     recipe = built.recipe
@@ -107,4 +120,10 @@ def stacks(built: Built) -> None:
     stacked.refuse(built.module, recipe.training, method.local)
 
 
-ALL: tuple[Callable[[Built], None], ...] = (judges_without_validation, rows_by_task, epochs_by_domain, stacks)
+ALL: tuple[Callable[[Built], None], ...] = (
+    judges_without_validation,
+    rows_by_task,
+    unaware_of_presence,
+    epochs_by_domain,
+    stacks,
+)

@@ -130,6 +130,7 @@ class Round:
             recipe.training.rounds,
             log=self.log,
             record=self.record,
+            held=federation.held,
         )
 
     def log(self, event: str, fields: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Ctx, Row, State
-from fedloom.core.layout import Layout
+from fedloom.core.layout import Columns, Layout
 from fedloom.core.updates import EVERYONE, Rows, Updates
 from fedloom.methods.method import Method
 from fedloom.rounds import diagnostics
@@ -206,7 +206,11 @@ def settled(
     rows: Iterable[tuple[Row, Tensor]],
     came: Sequence[Payload],
 ) -> State:
-    """The server's state after the models have moved by the stages' result (rows and keys), with new buffers."""
+    """The server's state after the models have moved by the stages' result (rows and keys), with new buffers.
+
+    Blocks that no row of the round has stay as they are, and so does what the server rule remembers of them: for them
+    this was a round in which nobody took part.
+    """
     new = {**state, "personal": dict(state["personal"]), "rule": dict(state["rule"])}
     if method.rows == "client-task":
         rows = list(rows)
@@ -214,12 +218,18 @@ def settled(
         every = len(rows) == len(federation.tasks)
         vectors = {str(task): x if every else x.clone() for (_, task), x in rows}
         return {**new, "tasks": {**state["tasks"], **vectors}}
+    still = _still(method, federation, method.shared_part(layout), came)
     for key, update in rows:
         # a row for everyone also moves the personal models
         for name in (ALL, *state["personal"]) if key == EVERYONE else (key[0],):
             before = state["model"] if name == ALL else model_of(state, name)
             memory = state["rule"].get(name) or method.server.init(before)
             after, new["rule"][name] = method.server.apply(before, update, memory)
+            for s in still:
+                after[s] = before[s]
+                for what, value in new["rule"][name].items():
+                    if isinstance(value, Tensor) and value.shape == after.shape:
+                        value[s] = memory[what][s]
             if name == ALL:
                 new["model"] = after
             else:
@@ -230,6 +240,15 @@ def settled(
         # counters: the largest, because a mean of integers means nothing
         new["integers"] = {k: torch.stack([p.integers[k] for p in came]).amax(0) for k in state["integers"]}
     return new
+
+
+def _still(method: Method, federation: Federation, shared: Layout, payloads: Sequence[Payload]) -> tuple[Columns, ...]:
+    """Columns that no row has."""
+    present = _presence(method, federation, shared, payloads)
+    if present is None:
+        return ()
+    nobody = Layout(tuple(b for b, there in zip(shared.blocks, present.any(0).tolist(), strict=True) if not there))
+    return shared.spans(nobody)
 
 
 def merge_buffers(

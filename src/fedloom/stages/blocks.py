@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fedloom.core.context import Ctx, State
@@ -15,7 +15,10 @@ from fedloom.stages.stage import Stage, Traits
 
 @dataclass(frozen=True)
 class PerBlock(Around):
-    """Apply a stage to the columns of each block (each tensor of the model) by itself."""
+    """Apply a stage to the columns of each block (each tensor of the model) by itself, over the rows that have it.
+
+    Rows that lack the block get no update of it; a block that no row has gets a zero update.
+    """
 
     stage: Stage
 
@@ -24,7 +27,7 @@ class PerBlock(Around):
 
     @cached_property
     def traits(self) -> Traits:
-        return Traits.around(self.inner, self.stage.traits.reduces)
+        return replace(Traits.around(self.inner, self.stage.traits.reduces), presence="block")
 
     def init(self, layout: Layout) -> State:
         """One state per block."""
@@ -33,11 +36,15 @@ class PerBlock(Around):
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         reduces = self.stage.traits.reduces
         X = updates.data.new_zeros(1 if reduces else len(updates), updates.layout.d)
-        new: State = {}
-        for block, columns in zip(updates.layout.blocks, updates.layout.slices, strict=True):
-            part = updates.select(Layout((block,)))
-            out, new[block.name] = self.stage(part, state[block.name], ctx)
-            X[:, columns] = out.X
+        new = dict(state)
+        for i, (block, columns) in enumerate(zip(updates.layout.blocks, updates.layout.slices, strict=True)):
+            part, rows = updates.select(Layout((block,))), list(range(len(updates)))
+            if updates.present is not None:
+                rows = updates.present[:, i].nonzero().squeeze(1).tolist()
+                if not rows:
+                    continue
+            out, new[block.name] = self.stage(part.keep(rows), state[block.name], ctx.among(block.task))
+            X[0 if reduces else rows, columns] = out.X
         return (updates.reduced(X) if reduces else updates.replace(X=X)), new
 
     @property

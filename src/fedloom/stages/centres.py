@@ -87,7 +87,7 @@ class ChosenClusters(Aggregation):
     def traits(self) -> Traits:
         inner = Traits.around(self.inner)
         reads = inner.reads | {"base", "extra:cluster"}
-        return Traits("matrix", reads, wants=inner.wants, broadcasts=_names(self.count))
+        return Traits("matrix", reads, wants=inner.wants, broadcasts=_names(self.count), presence="coupled")
 
     def init(self, layout: Layout) -> State:
         """No models yet."""
@@ -147,7 +147,8 @@ class SoftClusters(Identity):
     @cached_property
     def traits(self) -> Traits:
         reads = {"X", "base", "weight"}.union(f"extra:share{j}" for j in range(self.count))
-        return Traits("matrix", reads, writes=frozenset(), broadcasts=_names(self.count))
+        broadcasts = _names(self.count)
+        return Traits("matrix", reads, writes=frozenset(), broadcasts=broadcasts, presence="coupled")
 
     def init(self, layout: Layout) -> State:
         """No models yet."""

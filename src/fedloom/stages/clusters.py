@@ -53,6 +53,17 @@ def agglomerate(D: Tensor, groups: int, linkage: Literal["average", "complete"])
     return parts
 
 
+def models(updates: Updates) -> Tensor:
+    """The trained models base + X (K x d); zero in blocks that a row lacks, where the base says nothing about it."""
+    if updates.base is None:
+        return updates.X
+    W = updates.X + updates.base
+    for columns, members in column_groups(updates.layout, updates.present, None):
+        if members is not None:
+            W[~members, columns] = 0.0
+    return W
+
+
 def mixed_models(updates: Updates, M: Tensor) -> Tensor:
     """Updates (K x d) that move each row from its own start to a mix of the trained models w = base + X.
 
@@ -98,7 +109,7 @@ class SimilarGroups(Stage):
     soft: bool = False
     threshold: float = 0.0
     source: Literal["centred-weights", "update"] = "centred-weights"
-    traits = Traits("matrix", reads={"X", "base", "weight"}, separable=True)
+    traits = Traits("matrix", reads={"X", "base", "weight"}, separable=True, presence="coupled")
 
     def __post_init__(self) -> None:
         if self.groups < 1:
@@ -128,7 +139,7 @@ class SimilarGroups(Stage):
     def _cosines(self, updates: Updates) -> Tensor:
         if self.source == "update":
             return cosines(gram(updates))
-        W = updates.X if updates.base is None else updates.X + updates.base
+        W = models(updates)
         return cosines(gram(updates.replace(X=W - W.mean(dim=0))))
 
 
@@ -156,7 +167,7 @@ class SplittingClusters(Aggregation):
     @cached_property
     def traits(self) -> Traits:
         inner = Traits.around(self.inner)
-        return replace(inner, kind="matrix", reads=inner.reads | {"weight"})
+        return replace(inner, kind="matrix", reads=inner.reads | {"weight"}, presence="coupled")
 
     def init(self, layout: Layout) -> State:
         """One cluster, whose members are not known yet; children of cluster "0" will be "00" and "01"."""

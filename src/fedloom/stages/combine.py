@@ -20,10 +20,6 @@ from fedloom.stages.stage import Stage, Traits, check_closed
 class Inner(Stage):
     """A stage around other stages. Fields other than X that they write stay inside, so they must be read inside."""
 
-    @property
-    def inner(self) -> Sequence[Stage]:
-        raise NotImplementedError
-
     @cached_property
     def traits(self) -> Traits:
         return Traits.around(self.inner)
@@ -184,7 +180,7 @@ class PerTask(Around):
     @cached_property
     def traits(self) -> Traits:
         traits = Traits.around(self.inner, self.stage.traits.reduces)
-        return replace(traits, wants=traits.wants | {"support"})
+        return replace(traits, wants=traits.wants | {"support"}, presence="block")
 
     def init(self, layout: Layout) -> State:
         """One state per task. Raises ValueError for a block that belongs to no task."""
@@ -203,7 +199,7 @@ class PerTask(Around):
             holders = [i for i, held in enumerate(self._holds(mine, task)) if held]
             if not holders:
                 continue
-            out, new[task] = self.stage(mine.keep(holders), state[task], ctx)
+            out, new[task] = self.stage(mine.keep(holders), state[task], ctx.among(task))
             if self.stage.traits.reduces:
                 updates.layout.put(X, part, out.X)
             else:
@@ -283,12 +279,16 @@ class Switch(Stage):
         check_closed([self.before], "Switch, before")
         check_closed([self.after], "Switch, after")
 
+    @property
+    def inner(self) -> Sequence[Stage]:
+        return self.before, self.after
+
     @cached_property
     def traits(self) -> Traits:
         """It reads extras that either stage reads, other fields only if both do: none may be lost in some rounds."""
         a, b = self.before.traits, self.after.traits
         reads = (a.reads & b.reads) | {f for f in a.reads | b.reads if f.startswith("extra:")}
-        return replace(Traits.around((self.before, self.after), a.reduces and b.reduces), reads=reads)
+        return replace(Traits.around(self.inner, a.reduces and b.reduces), reads=reads)
 
     def init(self, layout: Layout) -> State:
         """The states of both stages; each is only touched while its stage is at work."""

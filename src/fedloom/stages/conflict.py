@@ -9,11 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedloom.core.context import Ctx, State
+from fedloom.core.context import Ctx, Row, State, derive_seed
 from fedloom.core.updates import Updates
 from fedloom.maths.conflict import Rescale, rescaling
 from fedloom.maths.gram import conflict_averse, gram, min_norm, nonzero
-from fedloom.stages.mean import weighted_mean
+from fedloom.stages.mean import column_groups, weighted_mean
 from fedloom.stages.stage import Stage, Traits
 
 
@@ -37,13 +37,13 @@ class PCGrad(Stage):
     """Project each row against the rows it conflicts with, in a random order (Yu et al., NeurIPS 2020). Rows stay K.
 
     Conflict is a negative inner product over all columns. The mean that follows is the method's own. `reduction` "sum"
-    multiplies every row by K, the number of rows, so that a mean with equal weights becomes the paper's sum; a block
-    that only some rows have then gets K times the mean of those rows. Each row's order is drawn anew every round. Rows
-    without conflict come back bit for bit (for "mean").
+    multiplies every block by the number of rows that have it, so that a mean with equal weights becomes the paper's
+    sum. Each row's order is drawn anew every round, the same whoever else takes part. Rows without conflict come back
+    bit for bit (for "mean").
     """
 
     reduction: Literal["mean", "sum"] = "mean"
-    traits = Traits("mix", separable=True)
+    traits = Traits("mix", separable=True, presence="row")
 
     def __post_init__(self) -> None:
         if self.reduction not in ("mean", "sum"):
@@ -56,12 +56,21 @@ class PCGrad(Stage):
         G = gram(updates)
         W = torch.eye(k, dtype=torch.float64)
         if bool((G < 0).any()):
-            W = pcgrad_coefficients(
-                G, [torch.randperm(k, generator=ctx.rng("pcgrad", *row)).tolist() for row in updates.rows]
-            )
-        if self.reduction == "sum":
+            W = pcgrad_coefficients(G, [self._order(updates.rows, row, ctx) for row in updates.rows])
+        if self.reduction == "sum" and updates.present is None:
             W = W * k
-        return (updates if torch.equal(W, torch.eye(k, dtype=torch.float64)) else updates.mixed(W)), state
+        out = updates if torch.equal(W, torch.eye(k, dtype=torch.float64)) else updates.mixed(W)
+        if self.reduction == "sum" and updates.present is not None:
+            X = out.X.clone()
+            for columns, members in column_groups(out.layout, out.present, None):
+                X[:, columns] *= k if members is None else int(members.sum())
+            out = out.replace(X=X)
+        return out, state
+
+    @staticmethod
+    def _order(rows: Sequence[Row], row: Row, ctx: Ctx) -> list[int]:
+        draws = [derive_seed(ctx.seed, ctx.round, "pcgrad", *row, *other) for other in rows]
+        return sorted(range(len(rows)), key=draws.__getitem__)
 
 
 @dataclass(frozen=True)
@@ -78,7 +87,7 @@ class CAGrad(Stage):
 
     c: float = 0.4
     rescale: Rescale = "none"
-    traits = Traits("mix", reads={"X", "weight"}, reduces=True, separable=True)
+    traits = Traits("mix", reads={"X", "weight"}, reduces=True, separable=True, presence="row")
 
     def __post_init__(self) -> None:
         if not 0 <= self.c < 1:
@@ -110,7 +119,7 @@ class MinNorm(Stage):
     """
 
     unit: bool = True
-    traits = Traits("mix", reduces=True, separable=True)
+    traits = Traits("mix", reduces=True, separable=True, presence="row")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         return updates.reduced(_combined(updates, lambda G, members: min_norm(G, self.unit))), state

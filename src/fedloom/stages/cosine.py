@@ -10,7 +10,7 @@ from torch import Tensor
 from fedloom.core.context import Ctx, State
 from fedloom.core.updates import Updates
 from fedloom.maths.gram import gram
-from fedloom.stages.clusters import cosines, mixed_models
+from fedloom.stages.clusters import cosines, mixed_models, models
 from fedloom.stages.stage import Stage, Traits
 
 
@@ -23,13 +23,13 @@ def cosine_mixing(G: Tensor, tau: float) -> Tensor:
 class CosineMix(Stage):
     """Every trained model w = base + X becomes sum_j W_kj w_j, W_k = softmax over j of cos(w_k, w_j) / tau.
 
-    Similarity compares the models, not the updates (FDSE, CVPR 2025, tensor by tensor). A small tau mixes only similar
-    models; a large one makes all equal. A zero model has cosine 0 with all others. Only participants are mixed, and
-    weights play no part.
+    Similarity compares the models, not the updates (FDSE, CVPR 2025, tensor by tensor), in the blocks that they have. A
+    small tau mixes only similar models; a large one makes all equal. A zero model has cosine 0 with all others. Only
+    participants are mixed, and weights play no part.
     """
 
     tau: float = 0.5
-    traits = Traits("matrix", reads={"X", "base"}, separable=True)
+    traits = Traits("matrix", reads={"X", "base"}, separable=True, presence="row")
 
     def __post_init__(self) -> None:
         if not self.tau > 0:
@@ -38,5 +38,5 @@ class CosineMix(Stage):
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         if len(updates) < 2:
             return updates, state
-        models = updates if updates.base is None else updates.replace(X=updates.base + updates.X)
-        return updates.replace(X=mixed_models(updates, cosine_mixing(gram(models), self.tau))), state
+        W = cosine_mixing(gram(updates.replace(X=models(updates))), self.tau)
+        return updates.replace(X=mixed_models(updates, W)), state

@@ -92,7 +92,7 @@ class AcrossTasks(Stage):
     tensors are those of `HyperCrossAttention`; absent clients keep theirs. Rows stay K.
     """
 
-    traits = Traits("matrix", reads={"X", "base"}, wants={"support"})
+    traits = Traits("matrix", reads={"X", "base"}, wants={"support"}, presence="coupled")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         parts = by_task(updates.layout)

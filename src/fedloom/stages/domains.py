@@ -65,7 +65,7 @@ class DomainWeights(Stage):
             reads.add("extra:domain")
         if self.discrepancy == "class" or (self.discrepancy == "total" and self.classes is None):
             reads.add("extra:classes")
-        return Traits("mix", reads, {"weight"}, separable=True)
+        return Traits("mix", reads, {"weight"}, separable=True, presence="coupled")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         n = updates.n

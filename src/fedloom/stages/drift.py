@@ -16,18 +16,24 @@ from fedloom.core.outline import Box
 from fedloom.core.spread import cut, join
 from fedloom.core.updates import Updates
 from fedloom.stages.combine import Aggregation
+from fedloom.stages.mean import column_groups
 from fedloom.stages.stage import Stage, Traits
 
 
 @dataclass(frozen=True)
 class ControlVariates(Stage):
-    """Keeps c, the mean of all N clients' control variates, and broadcasts it to them (SCAFFOLD).
+    """Keeps c, the mean of the control variates of all clients that train a block, and broadcasts it (SCAFFOLD).
 
-    c grows by sum_k (change of c_k) / N over the participants; N counts absent clients too.
+    c grows by sum_k (change of c_k) / N over the participants. N counts absent clients too, but for a task's blocks
+    only clients that train this task: only they are corrected, and their corrections c - c_k must cancel out.
     """
 
     traits = Traits(
-        reads={"X", "auxiliary:control"}, writes=frozenset(), broadcasts={"broadcast:control"}, separable=True
+        reads={"X", "auxiliary:control"},
+        writes=frozenset(),
+        broadcasts={"broadcast:control"},
+        presence="block",
+        separable=True,
     )
 
     def init(self, layout: Layout) -> State:
@@ -39,7 +45,11 @@ class ControlVariates(Stage):
         return {client: {"control": state["control"]} for client in clients}
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        change = updates.auxiliary["control"].sum(dim=0) / max(ctx.population or len(updates), 1)
+        layout, k = updates.layout, len(updates)
+        present = [k] * len(layout.blocks) if updates.present is None else updates.present.sum(dim=0).tolist()
+        change = updates.auxiliary["control"].sum(dim=0)
+        for block, s, here in zip(layout.blocks, layout.slices, present, strict=True):
+            change[s] /= ctx.trainers(block.task, here)
         return updates, {"control": state["control"] + join(updates.layout, change)}
 
 
@@ -48,8 +58,8 @@ class DualShift(Aggregation):
     """Adds to a stage's result the mean over all N clients of the sum of their updates so far (FedDyn).
 
     h grows by sum_k X_k / N over the participants, as the rows come in, then theta+ = theta + stage(X) + h. Stages
-    added to the method go inside, so that h is made of the rows as they arrive. For a block that only a share of the
-    participants has, N is multiplied by this share.
+    added to the method go inside, so that h is made of the rows as they arrive. Where clients lack blocks, N counts for
+    a task's blocks all clients that hold the task, present or absent.
     """
 
     stage: Stage
@@ -71,14 +81,13 @@ class DualShift(Aggregation):
         k = len(updates)
         if not k:
             return self.stage(updates, state["stage"], ctx)[0], state
-        share = k / (ctx.population or k)
-        dual = cut(updates.layout, state["dual"]).to(updates.data, copy=True)
+        layout = updates.layout
+        dual = cut(layout, state["dual"]).to(updates.data, copy=True)
         if updates.present is None:
-            dual += updates.X.mean(dim=0) * share
+            dual += updates.X.mean(dim=0) * (k / (ctx.population or k))
         else:
-            holders = updates.present.sum(dim=0).clamp(min=1).tolist()
-            for s, count in zip(updates.layout.slices, holders, strict=True):
-                dual[s] += updates.X[:, s].sum(dim=0) * (share / count)
+            for block, s, here in zip(layout.blocks, layout.slices, updates.present.sum(dim=0).tolist(), strict=True):
+                dual[s] += updates.X[:, s].sum(dim=0) / ctx.trainers(block.task, here)
         out, inner = self.stage(updates, state["stage"], ctx)
         return out.replace(X=out.X + dual), {"dual": join(updates.layout, dual), "stage": inner}
 
@@ -92,7 +101,7 @@ class NormaliseSteps(Stage):
     """Divides each row by a_k and multiplies it by tau_eff (FedNova, eq. 6 and section 4).
 
     tau_eff is the weighted mean of the a_k ("weights") or, as in the release with a proximal term, of the step counts
-    ("steps"). Equal a_k change nothing. A client that took no step is dropped.
+    ("steps"), over the rows that have the block. Equal a_k change nothing. A client that took no step is dropped.
     """
 
     tau_eff: Literal["weights", "steps"] = "weights"
@@ -100,7 +109,7 @@ class NormaliseSteps(Stage):
     @cached_property
     def traits(self) -> Traits:
         counts = {"extra:steps"} if self.tau_eff == "steps" else set()
-        return Traits("mix", {"X", "weight", "extra:a", *counts}, separable=True)
+        return Traits("mix", {"X", "weight", "extra:a", *counts}, presence="block", separable=True)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         moved = [i for i, a in enumerate(updates.extra["a"]) if float(a) > 0]
@@ -109,8 +118,22 @@ class NormaliseSteps(Stage):
         counts = a
         if self.tau_eff == "steps":
             counts = torch.tensor([float(v) for v in updates.extra["steps"]], dtype=torch.float64)
-        total = updates.weight.sum()
-        if not len(updates) or not total > 0 or bool((a == counts[0]).all() and (counts == counts[0]).all()):
-            return updates, state
-        tau = (updates.weight * counts).sum() / total
-        return updates.mixed(torch.diag(tau / a)), state
+        factors = [
+            (columns, self._factors(a, counts, updates.weight if members is None else updates.weight * members))
+            for columns, members in column_groups(updates.layout, updates.present, None)
+        ]
+        if len(factors) == 1:
+            ((_, only),) = factors
+            return (updates if bool((only == 1).all()) else updates.mixed(torch.diag(only))), state
+        X = updates.X.clone()
+        for columns, factor in factors:
+            X[:, columns] *= factor.to(X)[:, None]
+        return updates.replace(X=X), state
+
+    @staticmethod
+    def _factors(a: Tensor, counts: Tensor, weight: Tensor) -> Tensor:
+        """tau_eff / a_k of each row (K), from the weights of the rows that count."""
+        total, here = weight.sum(), weight > 0
+        if not total > 0 or bool((a[here] == counts[here][0]).all() and (counts[here] == counts[here][0]).all()):
+            return torch.ones_like(a)
+        return (weight * counts).sum() / total / a

@@ -47,7 +47,13 @@ class GapWeights(Stage):
     relative: bool = True
     centre: bool = False
     floor: float = 0.0
-    traits = Traits("mix", reads={"extra:loss_received", "extra:loss_trained"}, writes={"weight"}, separable=True)
+    traits = Traits(
+        "mix",
+        reads={"extra:loss_received", "extra:loss_trained"},
+        writes={"weight"},
+        separable=True,
+        presence="coupled",
+    )
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         clients = [client for client, _ in updates.rows]

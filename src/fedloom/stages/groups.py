@@ -26,7 +26,7 @@ class TaskLeaders(Stage):
     c: float = 0.4
     alpha: float = 1.0
     safeguards: Safeguards = Safeguards(clip=None, ridge=None, ema=None)
-    traits = Traits("matrix", reads={"X", "base", "extra:tasks"})
+    traits = Traits("matrix", reads={"X", "base", "extra:tasks"}, presence="coupled")
 
     def __post_init__(self) -> None:
         if not 0 <= self.c < 1 or self.alpha < 0:

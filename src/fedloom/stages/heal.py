@@ -56,7 +56,8 @@ class Heal(Stage):
 
     @property
     def traits(self) -> Traits:
-        return Traits("matrix", {"X", "weight"} if self.weights == "multiply" else {"X"}, {"weight", "coef"})
+        reads = {"X", "weight"} if self.weights == "multiply" else {"X"}
+        return Traits("matrix", reads, {"weight", "coef"}, presence="coupled")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         if not len(updates):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -60,7 +60,7 @@ class HistoryAttention(Aggregation):
 
     @cached_property
     def traits(self) -> Traits:
-        return Traits.around(self.inner, reduces=True)
+        return replace(Traits.around(self.inner, reduces=True), presence="coupled")
 
     def init(self, layout: Layout) -> State:
         """H = 0."""

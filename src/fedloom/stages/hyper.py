@@ -122,7 +122,7 @@ class HyperConflictAverse(_Learner):
     @property
     def traits(self) -> Traits:
         identical = {"extra:domain", "extra:tasks"} if self.average_identical else frozenset[str]()
-        return Traits("mix", wants=identical, separable=True)
+        return Traits("mix", wants=identical, separable=True, presence="coupled")
 
     def init(self, layout: Layout) -> State:
         """No known client; nothing was added."""
@@ -188,7 +188,7 @@ class HyperCrossAttention(_Learner):
     momentum: float
     weight_decay: float
     project: bool
-    traits = Traits("matrix", wants={"support"})
+    traits = Traits("matrix", wants={"support"}, presence="coupled")
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedloom.core.context import Ctx, State
 from fedloom.core.updates import Updates
-from fedloom.stages.stage import Stage
+from fedloom.stages.stage import Stage, Traits
 
 _CHUNK = 1 << 20  # values at a time, where a row of intermediate values would otherwise be made
 _SMALL = 1 << 13  # fewer values than this are sorted
@@ -88,6 +88,10 @@ class TopMagnitude(Stage):
             raise ValueError(f"rho: expected 0 < rho <= 1, found {self.rho}")
         if self.keep not in ("largest", "smallest", "random"):
             raise ValueError(f"keep: expected largest, smallest or random, found {self.keep!r}")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(presence="block" if self.per_block or self.keep == "random" else "row")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         if self.rho == 1:

@@ -90,7 +90,7 @@ def _chunks(d: int) -> list[slice]:
 class Mean(Stage):
     """The weighted mean of the rows (McMahan et al., AISTATS 2017), with `weight`, `coef` and presence, zero-safe."""
 
-    traits = Traits("mix", reads={"X", "coef", "weight"}, reduces=True, separable=True)
+    traits = Traits("mix", reads={"X", "coef", "weight"}, reduces=True, separable=True, presence="block")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         return updates.reduced(weighted_mean(updates)), state
@@ -109,7 +109,9 @@ class SupportMean(Stage):
     the round provides it, otherwise the coordinates that are not exactly zero.
     """
 
-    traits = Traits("matrix", reads={"X", "coef", "weight"}, wants={"support"}, reduces=True, separable=True)
+    traits = Traits(
+        "matrix", reads={"X", "coef", "weight"}, wants={"support"}, reduces=True, separable=True, presence="block"
+    )
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         if updates.support is not None:

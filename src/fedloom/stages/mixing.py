@@ -37,7 +37,7 @@ class Gossip(Stage):
     topology: str = "ring"
     params: Mapping[str, Any] = field(default_factory=dict)
     every: int = 0
-    traits = Traits("matrix", reads={"X", "base"}, separable=True)
+    traits = Traits("matrix", reads={"X", "base"}, separable=True, presence="coupled")
 
     def __post_init__(self) -> None:
         if resolved(self.topology, self.params).get("directed"):
@@ -64,7 +64,7 @@ class SimilarityMix(Stage):
     alpha: float = 0.5
     step: float = 1.0
     include_self: bool = True
-    traits = Traits("matrix", reads={"X", "base"}, wants={"extra:tasks"})
+    traits = Traits("matrix", reads={"X", "base"}, wants={"extra:tasks"}, presence="coupled")
 
     def __post_init__(self) -> None:
         if self.top < 0 or not 0 <= self.alpha <= 1 or not 0 < self.step <= 1:

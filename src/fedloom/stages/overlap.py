@@ -40,7 +40,7 @@ class ActivatedDimensions(Stage):
 
     rho: float = 0.1
     bins: int = 64
-    traits = Traits("matrix", writes=frozenset())
+    traits = Traits("matrix", writes=frozenset(), presence="block")
 
     def __post_init__(self) -> None:
         if not 0 < self.rho < 1:

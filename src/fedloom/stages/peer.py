@@ -39,6 +39,10 @@ class AtPeer(Stage):
     also: Fields = frozenset()
     """What the peer itself adds to the broadcast for its local rules."""
 
+    @property
+    def inner(self) -> Sequence[Stage]:
+        return (self.stage,)
+
     @cached_property
     def traits(self) -> Traits:
         """Fields other than X that the stage writes end here."""
@@ -111,7 +115,7 @@ class ConflictAverseMix(Stage):
     rescale: Rescale = "1+c^2"
     add_own: bool = False
     safeguards: Safeguards = Safeguards()
-    traits = Traits("mix", reads={"X", "weight"}, reduces=True)
+    traits = Traits("mix", reads={"X", "weight"}, reduces=True, presence="coupled")
 
     def __post_init__(self) -> None:
         rescaling(self.rescale, self.c)

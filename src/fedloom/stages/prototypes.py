@@ -51,6 +51,7 @@ class KeepsPrototypes(Identity):
         writes=frozenset(),
         broadcasts={"broadcast:prototype_labels", "broadcast:prototypes"},
         separable=True,
+        presence="block",
     )
 
     def update(self, before: State | None, prototypes: Sequence[Prototypes], task: str, ctx: Ctx) -> State:

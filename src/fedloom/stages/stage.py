@@ -16,6 +16,8 @@ from fedloom.core.updates import Updates
 
 Kind = Literal["row", "mix", "matrix"]
 _KINDS: tuple[Kind, ...] = ("row", "mix", "matrix")
+Presence = Literal["block", "row", "coupled"]
+_PRESENCES: tuple[Presence, ...] = ("block", "row", "coupled")
 
 
 @dataclass(frozen=True)
@@ -40,12 +42,19 @@ class Traits:
     by_task: bool = False
     separable: bool = False
     """Treats every column alike, with Gram matrices and sums by `fedloom.core.spread`; so columns may lie apart."""
+    presence: Presence | None = None
+    """What moves a block where rows may lack blocks (`Updates.present`). "block": only what the rows that have it hold
+    in it, so it ends where it would end in a federation of these clients alone. "row": also what these rows hold
+    elsewhere, because one choice or one number of a row stems from all its blocks. "coupled": also rows that lack it,
+    by design. None: the stage knows nothing of presence, and is refused where rows may lack blocks."""
 
     def __post_init__(self) -> None:
         for name in ("reads", "writes", "wants", "broadcasts"):
             if isinstance(value := getattr(self, name), str):
                 raise TypeError(f"Traits: {name} is a set of names, found the text {value!r}")
             object.__setattr__(self, name, frozenset(value))
+        if self.presence not in (None, *_PRESENCES):
+            raise ValueError(f"Traits: presence is {', '.join(_PRESENCES)} or None, found {self.presence!r}")
 
     @staticmethod
     def around(stages: Iterable[Stage], reduces: bool = False) -> Traits:
@@ -57,6 +66,7 @@ class Traits:
             wants=set().union(*(t.wants for t in each)),
             reduces=reduces,
             separable=all(t.separable for t in each),
+            presence=min((t.presence for t in each), key=(None, *reversed(_PRESENCES)).index, default="block"),
         )
 
 
@@ -71,6 +81,17 @@ class Stage:
     def traits(self) -> Traits:
         """The stage's traits. A class with the same traits for all its stages says `traits = Traits(...)`."""
         return Traits()
+
+    @property
+    def inner(self) -> Sequence[Stage]:
+        """The stages that it is made of."""
+        return ()
+
+    def unaware(self) -> Iterator[Stage]:
+        """The stages in it, or itself, that do not say how they treat rows that lack blocks."""
+        if self.traits.presence is None:
+            deeper = [found for stage in self.inner for found in stage.unaware()]
+            yield from deeper or [self]
 
     def init(self, layout: Layout) -> State:
         """State before the first round."""
@@ -125,7 +146,7 @@ class Identity(Stage):
 
     @cached_property
     def traits(self) -> Traits:
-        return Traits(writes=frozenset(), separable=True)
+        return Traits(writes=frozenset(), separable=True, presence="block")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         return updates, state
@@ -136,6 +157,10 @@ class Chain(Stage):
     """Stages one after another; `a >> b` makes one."""
 
     stages: tuple[Stage, ...]
+
+    @property
+    def inner(self) -> Sequence[Stage]:
+        return self.stages
 
     @cached_property
     def traits(self) -> Traits:

@@ -20,7 +20,7 @@ class Staleness(Stage):
     """
 
     a: float = 0.5
-    traits = Traits(reads={"weight", "extra:staleness"}, writes={"weight"})
+    traits = Traits(reads={"weight", "extra:staleness"}, writes={"weight"}, presence="block")
 
     def __post_init__(self) -> None:
         if self.a < 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -28,6 +28,7 @@ class Terms:
     """What all peers of a run have in common, and the clients whose data is in reach (at a peer only itself, see `at`).
 
     `initial` are the parameters (p) that all start from. `probe` is what compares features and outputs of models.
+    `held` is how many of all peers hold each task.
     """
 
     method: Method
@@ -38,6 +39,7 @@ class Terms:
     rounds: int
     initial: Tensor
     probe: Probe | None = None
+    held: Mapping[str, int] | None = None
 
     def at(self, name: str) -> Terms:
         """The same terms at one peer, which has no data in reach but its own."""

@@ -96,6 +96,7 @@ class Mix:
             log=env.log,
             record=env.record,
             peer=me,
+            held=terms.held,
         )
         server = server_step(
             replace(method, stage=stage, codec=method.codec if by_task else Raw()),

@@ -121,7 +121,10 @@ def community_of(built: Built, connect: Callable[[Lost], Network] = Network, nam
     assert recipe.peers is not None
     initial = layout.flatten(built.module).detach()[: layout.parameters.d]
     rounds = recipe.training.rounds
-    terms = Terms(built.method, layout, built.federation, recipe.peers, recipe.seed, rounds, initial, Probe(built))
+    federation = built.federation
+    terms = Terms(
+        built.method, layout, federation, recipe.peers, recipe.seed, rounds, initial, Probe(built), federation.held
+    )
     return Community(terms, connect, tuple(names))
 
 
