@@ -23,6 +23,8 @@ def across_tasks(method: m.Method) -> m.Method:
     For methods with one mean for all (fedavg, fedprox, fedopt, ditto, ...). Others are refused, and so are methods with
     private parts and those whose server broadcasts vectors over all parameters (scaffold). Models without decoders get
     personal heads.
+
+    Couples tasks by design: decoders of all tasks are averaged.
     """
     from fedloom.core.layout import Select
 

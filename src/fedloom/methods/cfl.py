@@ -40,6 +40,8 @@ def cfl(
 
     With FedDEA: similarity and norms are computed on the sent updates, after selection. Add-ons at the server (pcgrad,
     cagrad, min-norm, heal, ...) act inside each cluster; after a split both parts inherit their state.
+
+    Couples tasks by design: clusters are formed from whole updates, whatever their tasks.
     """
     from fedloom.core.layout import ALL_BUT_ENCODER
 

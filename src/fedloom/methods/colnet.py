@@ -25,6 +25,8 @@ def colnet(*, c: Annotated[float, Field(ge=0, lt=1)] = 0.4, alpha: Annotated[flo
 
     This computes in one place what peers would do. Groups are clients with equal tasks. Decoders, heads and batch norm
     statistics stay with the client. alpha = 0 is FedAvg of encoders inside each group.
+
+    Couples tasks by design: leaders of the groups of tasks exchange updates.
     """
     from fedloom.core.layout import ALL_BUT_ENCODER
 

@@ -35,6 +35,8 @@ def dfmtl(
     shared, and tasks count alike. Without a server it is `method: fedavg` with a `peers` section, which also has the
     thesis's other signals, scopes, the conflict-averse mix and its safeguards: see the recipes thesis/... and
     dfmtl-.... `share: encoder` is its backbone-only scope. Batch norm statistics stay with the client.
+
+    Couples tasks by design: neighbours are chosen among all clients.
     """
     from fedloom.core.layout import ALL_BUT_ENCODER
 

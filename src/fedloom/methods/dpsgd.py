@@ -31,6 +31,8 @@ def dpsgd(
     The graph covers the clients that take part in a round. On the complete graph all get the plain mean of the models.
     This computes in one place what peers do. Without a server it is `method: fedavg` with `peers: {graph: ring,
     weights: {kind: metropolis}}`. Batch norm statistics stay with the client.
+
+    Couples tasks by design: the graph has all clients.
     """
     from fedloom.core.layout import ALL_BUT_ENCODER
 

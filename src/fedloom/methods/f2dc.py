@@ -91,6 +91,8 @@ def domain_weights(
              domains d_k falls with n_k, and the weights are nearly uniform
 
     Acts at the server, just before rows are combined; with pcgrad or heal mind the order.
+
+    Couples tasks by design: weights compare a client's data with that of all clients.
     """
     return method.plus(stages.DomainWeights(alpha, beta, domains, None, discrepancy), at="server")
 
@@ -107,5 +109,7 @@ def f2dc() -> m.Method:
              methods domain-weights` have the equations and the differences
 
     Without corrector, with lambda1 = lambda2 = 0 and weights by size it is FedAvg, bit for bit.
+
+    Couples tasks by design: weights compare a client's data with that of all clients.
     """
     return replace(feature_modules(domain_weights(fedavg())), name="f2dc")

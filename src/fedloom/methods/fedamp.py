@@ -34,6 +34,8 @@ def fedamp(
     Squared distances of millions of parameters dwarf sigma = 1, and every client is then alone with an anchor at its
     own last model; `scale: median` divides distances by their median. `share: encoder` leaves decoders and heads out,
     which is what clients with different tasks need: others' models never trained them. lam = 0 is local training.
+
+    Couples tasks by design: clients are drawn to all similar models.
     """
     from fedloom.core.layout import ALL_BUT_ENCODER
 

@@ -34,6 +34,8 @@ def fedbone(
 
     With FedDEA: before the attention. Add-ons at the server (pcgrad again, heal) act after the projection; cagrad and
     min-norm take the place of the mean.
+
+    Couples tasks by design: weights compare a client's update with the history of all.
     """
     from fedloom.core.layout import ALL_BUT_ENCODER
 

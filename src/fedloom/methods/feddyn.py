@@ -23,6 +23,8 @@ def feddyn(*, alpha: Annotated[float, Field(gt=0)] = 0.01) -> m.Method:
              term: a port without that weight decay converges to another point, and AdamW's decay is no substitute
     here     alpha = 0.01, the release's example; both terms over the shared parameters
 
+    Where clients have heads of their own tasks only, N counts for a head all clients that have it, present or absent.
+
     theta+ is not an average: it can leave the hull of the clients' models. It needs enough local work.
 
     With FedDEA h_k is always raw. The server builds its mean of the h_j from rows as they arrive: with

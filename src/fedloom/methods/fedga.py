@@ -34,6 +34,8 @@ def fedga(
     consecutive rounds have a gap. If all gaps are 0, nothing changes. step = 0 is FedAvg with uniform weights. With
     FedDEA the gap is that of the transformed aggregate, which the clients receive. With HEAL, which has weights of its
     own, use `heal: {weights: multiply}`.
+
+    Couples tasks by design: weights compare the gaps of all clients.
     """
     return m.Method(
         name="fedga",

@@ -73,6 +73,8 @@ def fedhca2(
 
     With FedDEA at the client, alpha learns from transformed updates, which 1/rho makes longer. With pcgrad: after it.
     Rules that set weights (heal) or replace a mean are refused.
+
+    Couples tasks by design: encoders and decoders add a share of everybody's updates.
     """
     rules: dict[str, Callable[[], Stage]] = {
         "conflict-averse": lambda: stages.HyperConflictAverse(

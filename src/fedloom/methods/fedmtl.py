@@ -31,6 +31,8 @@ def fedmtl(
              largest are raised. lam = 1e-3 is ours (1e-4 .. 1e-2 are in use).
 
     `share: encoder` leaves decoders and heads out, as clients with different tasks need. lam = 0 is local training.
+
+    Couples tasks by design: relations are learned between all clients.
     """
     from fedloom.core.layout import ALL_BUT_ENCODER
 

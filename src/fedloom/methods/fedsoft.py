@@ -41,6 +41,8 @@ def fedsoft(
     leaves decoders and heads out, as clients with different tasks need.
 
     Rules at the server would be lost and are refused; FedDEA at the client makes w_k = base_k + T(Delta_k).
+
+    Couples tasks by design: clusters are made of all clients.
     """
     from fedloom.core.layout import ALL_BUT_ENCODER
 

@@ -53,5 +53,7 @@ def heal(
 
     A method without a mean that reads weights and masks (local training, mixing) is refused. With methods that have a
     server optimiser (fedopt, fedacg), u is what the optimiser gets.
+
+    Couples tasks by design: weights compare the lengths of all clients' masked updates.
     """
     return method.plus(stages.Heal(tau, beta, zeros, weights), at="server")

@@ -42,6 +42,8 @@ def ifca(
     With FedDEA: an update is measured from the model that the client had. So when the client changes cluster, and in
     round 2, the selection also covers the displacement from one model to the other. A server step other than 1 moves
     the clients' copies and not the C models: leave it at 1.
+
+    Couples tasks by design: clusters are made of all clients.
     """
     from fedloom.core.layout import ALL_BUT_ENCODER
 

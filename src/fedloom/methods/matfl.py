@@ -41,6 +41,8 @@ def matfl(
     With FedDEA: groups are made from the sent updates, so after selection, and the group's mean is that of base_k +
     T(Delta_k). pcgrad acts on the updates before models are compared. cagrad and min-norm are refused, because there is
     no mean to replace; so is heal, whose weights of coordinates would not be read.
+
+    Couples tasks by design: groups are formed from the models of all clients.
     """
     from fedloom.core.layout import ALL_BUT_ENCODER
 

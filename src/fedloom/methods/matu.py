@@ -58,6 +58,8 @@ def matu(
 
     With FedDEA: each task vector is sparsified before they are unified. pcgrad acts on the clients' task vectors at the
     server, heal on their values. Refused with a server step, a stream or a model of the client's own.
+
+    Couples tasks by design: task vectors of similar tasks are combined.
     """
     from fedloom.codecs import Unified
     from fedloom.core.layout import ALL_BUT_ENCODER

@@ -14,6 +14,9 @@ def scaffold() -> m.Method:
     (uniform), c+ = c + (1/N) sum_S (c_k+ - c_k), N counting absent clients. c and c_k start at 0. c travels down and
     the change of c_k up, so traffic doubles both ways.
 
+    For a task's blocks N counts the clients that train the task, because only they are corrected: with all N, the mean
+    of the corrections would not be zero, and a head of one client would see a share 1/N of its gradient.
+
     paper    option I: full gradient at theta; option II: c_k - c + (theta - theta_k) / (tau lr), derived for plain SGD
     release  no official one; public ports divide by |S| instead of N, or apply option II under momentum
     here     the mean raw gradient, which is option II for plain SGD and also right under momentum, Adam, clipping and
