@@ -16,7 +16,7 @@ from fedloom.extras import need
 from fedloom.runs.reader import Final, Run, TaskMetric, human_bytes
 from fedloom.study.keys import QUIET, differs, value_at
 from fedloom.study.tables.markup import csv_text, full, latex, span, tex
-from fedloom.tasks.delta import delta_m, delta_terms
+from fedloom.tasks.delta import delta_m, without_base
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -49,7 +49,9 @@ class Estimate:
 
     @property
     def signed(self) -> str:
-        """As a change in percent: '+10.59 ± 1.20'."""
+        """As a change in percent: '+10.59 ± 1.20'; 'nan' where there is none."""
+        if math.isnan(self.mean):
+            return "nan"
         return f"{self.mean:+.2f}" + ("" if math.isnan(self.half) else f" ± {self.half:.2f}")
 
 
@@ -235,7 +237,7 @@ def _with_delta(column: RunSet, base: RunSet, rows: Sequence[TaskMetric], notes:
         paired += same is not None
         against = average if same is None else {row.task: _value(same, row) for row in rows}
         values = {row.task: _value(final, row) for row in rows}
-        left_out |= set(values) - set(delta_terms(values, against, directions))
+        left_out |= {*without_base(values, against)}
         deltas.append(delta_m(values, against, directions))
     if paired == len(deltas):
         pairing = "each seed against the base's same seed"
