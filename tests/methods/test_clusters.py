@@ -265,11 +265,11 @@ def test_the_linkage_of_a_split_is_the_methods() -> None:
     angles = torch.tensor([0.0, 26.0, 62.0, 99.0], dtype=torch.float64).deg2rad()
     X = torch.stack([angles.cos(), angles.sin()], 1)
     parts = {}
-    for linkage in ("single", "complete"):
-        stage = methods.cfl(eps1=9, eps2=0, start=0, linkage=linkage).stage  # type: ignore[arg-type]
-        assert f"by {linkage} linkage" in str(stage.boxes)
+    for kind in ("single", "complete"):
+        stage = methods.cfl(eps1=9, eps2=0, start=0, linkage=kind).stage  # type: ignore[arg-type]
+        assert f"by {kind} linkage" in str(stage.boxes)
         _, state = stage(Updates.of(X), stage.init(Layout((Block("x", (2,)),))), Ctx(1, population=4))
-        parts[linkage] = list(state["clusters"].values())
+        parts[kind] = list(state["clusters"].values())
     assert parts == {"single": [["c0", "c1", "c2"], ["c3"]], "complete": [["c0", "c1"], ["c2", "c3"]]}
 
 
