@@ -10,6 +10,7 @@ import torch
 from fedloom.core.context import Ctx, State
 from fedloom.methods.method import Method
 from fedloom.recipes.schema import Recipe
+from fedloom.rounds import refusals
 from fedloom.rounds.build import build
 from fedloom.rounds.built import Built
 from fedloom.rounds.messages import Payload, blank, count_down, count_up, rows_of
@@ -33,6 +34,7 @@ class Plan:
 
 def plan(recipe: Recipe, method: Method | None = None) -> Plan:
     """Build everything, train nothing: parameters by role, the partition, bytes of one full round, memory."""
+    refusals.method_in_python(recipe, method)
     return plan_of(build(recipe, method))
 
 

@@ -30,6 +30,28 @@ def pace(recipe: Recipe, method: Method) -> None:
         )
 
 
+def method_in_python(recipe: Recipe, method: Method | None) -> None:
+    """A recipe that needs a Method made in Python, without one; or keys that such a Method would silently undo."""
+    section = recipe.method
+    if method is None:
+        if section.python is not None:
+            raise RecipeError(
+                f"method.python: the method was {section.python!r}, made in Python, which a recipe cannot hold; give it "
+                "as method= in Python (fedloom.run, fedloom.resume)"
+            )
+        return
+    known = section.entry.params.model_fields
+    given = {k: v for k, v in section.params.items() if v != known[k].get_default(call_default_factory=True)}
+    common = {"add": section.add, "weights": section.weights, "buffers": section.buffers, "codec": section.codec}
+    given |= {k: v for k, v in common.items() if v}
+    for key, value in given.items():
+        found = ", ".join(value) if isinstance(value, dict) else value
+        raise RecipeError(
+            f"method.{key}: {found} found, but the Method {method.name!r}, made in Python, takes the place of the "
+            f"recipe's, so this would be ignored; leave it out (method={section.name}), and set it in Python"
+        )
+
+
 def judges_without_validation(built: Built) -> None:
     """Peers that judge each other's models, and rules that measure models, if a client has no validation data."""
     recipe = built.recipe

@@ -298,7 +298,10 @@ def _finals_notes(columns: Sequence[RunSet]) -> list[str]:
 
 
 def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """Method labels; where two are equal, with the recipe keys in which those runs differ."""
+    """Method labels; where two are equal, with the recipe keys in which those runs differ.
+
+    Methods made in Python may differ in what neither their names nor recipes say: then with the folder of a run.
+    """
     labels = []
     for group in groups:
         run = group[0]
@@ -306,7 +309,10 @@ def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
         keys = sorted({key for other in alike for key in differs("", run.recipe, other.recipe)} - QUIET)
         detail = ", ".join(f"{key}={value_at(run.recipe, key)}" for key in keys)
         labels.append(f"{run.label} [{detail}]" if detail else run.label)
-    return labels
+    return [
+        f"{label} [{group[0].folder}]" if labels.count(label) > 1 else label
+        for label, group in zip(labels, groups, strict=True)
+    ]
 
 
 def _seeds(runs: Sequence[Run]) -> str:
