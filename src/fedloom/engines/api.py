@@ -45,10 +45,14 @@ class Result:
         """The run as it was recorded: rounds, final numbers, bytes."""
         return Run.read(self.folder)
 
-    def table(self, split: str = "test") -> str:
-        """Tasks x metrics of the final model, as text, with the model, the data and the split that they belong to."""
+    def table(self, split: str | None = None) -> str:
+        """Tasks x metrics of the final model, as text, with the model, the data and the split that they belong to.
+
+        The split is test, or val if nothing was measured on test.
+        """
         run = self.run
-        final = run.final(split)
+        measured = {entry["split"] for line in run.rounds for entry in line["metrics"]}
+        final = run.final(split or ("val" if measured == {"val"} else "test"))
         width = max(map(len, final.values), default=0)
         lines = [
             f"{task:<{width}}  " + "  ".join(f"{metric} {value:.4f}" for metric, value in values.items())

@@ -90,7 +90,9 @@ def plan_of(built: Built) -> Plan:
     }
     if recipe.training.keep_optimizer and moments:
         memory["optimiser state of all clients"] = len(federation.clients) * moments * p * 4
-    notes = []
+    notes = [f"not measured: {gap}" for gap in refusals.unmeasured(built)]
+    if missing := [name for name in recipe.evaluation.models if name not in (*built.models, "trained")]:
+        notes.append(f"not measured: {missing[0]} models, for {built.method.name} has only {built.models[0]} ones")
     if built.method.private is not None and not built.method.private_part(layout).blocks:
         notes.append(f"the model has nothing that matches {built.method.private}, so all of it is shared")
     if recipe.peers is not None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedloom.codecs import Codec, Raw
 from fedloom.core.context import Fields
@@ -225,6 +225,6 @@ def _short(part: Stage | LocalRule) -> str:
     """A part's class with those of its fields that are not as by default: TopMagnitude(rho=0.3)."""
     if isinstance(part, Chain):
         return " >> ".join(map(_short, part.stages))
-    known = fields(part) if is_dataclass(part) else ()
+    known: tuple[Field[Any], ...] = fields(part) if is_dataclass(part) else ()
     told = [f"{f.name}={v!r}" for f in known if f.repr and repr(v := getattr(part, f.name)) != repr(f.default)]
     return type(part).__name__ + (f"({', '.join(told)})" if told else "")
