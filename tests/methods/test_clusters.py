@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +209,7 @@ def test_two_centred_rows_are_opposite_and_the_golden_cosines() -> None:
     torch.testing.assert_close(C[[0, 0, 1], [1, 2, 2]], expected, atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("kind", ["average", "complete"])
+@pytest.mark.parametrize("kind", ["average", "complete", "single"])
 def test_agglomeration_is_scipys(kind: Any) -> None:
     for seed in range(20):
         rng = torch.Generator().manual_seed(seed)
@@ -232,6 +233,44 @@ def test_ties_go_to_the_first() -> None:
 def test_positions_become_client_ids() -> None:
     C = torch.tensor([[1.0, -0.9, 0.8], [-0.9, 1, -0.7], [0.8, -0.7, 1]])
     assert bipartition(["3", "5", "7"], C) == (["3", "7"], ["5"])
+
+
+def largest_across(C: Tensor, one: set[int]) -> float:
+    """The largest cosine between two members of different parts."""
+    return max(float(C[i, j]) for i in one for j in range(len(C)) if j not in one)
+
+
+@pytest.mark.parametrize("count", [4, 5, 6])
+def test_no_bipartition_has_a_smaller_largest_similarity_across(count: int) -> None:
+    """Against all bipartitions of random cosines; complete linkage, the release's, often misses the best one."""
+    members, missed = [str(i) for i in range(count)], 0
+    for seed in range(100):
+        rng = torch.Generator().manual_seed(seed)
+        X = torch.randn(count, 3, generator=rng, dtype=torch.float64)
+        C = cosines(X @ X.T)
+        subsets = ({0, *rest} for k in range(count - 1) for rest in combinations(range(1, count), k))
+        best = min(largest_across(C, one) for one in subsets)
+        for kind in ("single", "complete"):
+            one, two = bipartition(members, C, kind)  # type: ignore[arg-type]
+            assert sorted(one + two) == members
+            found = largest_across(C, {int(i) for i in one})
+            if kind == "single":
+                assert found == best
+            missed += found > best
+    assert missed > 10
+
+
+def test_the_linkage_of_a_split_is_the_methods() -> None:
+    """Gaps of 26, 36 and 37 degrees: single linkage cuts at the widest, complete linkage in the middle."""
+    angles = torch.tensor([0.0, 26.0, 62.0, 99.0], dtype=torch.float64).deg2rad()
+    X = torch.stack([angles.cos(), angles.sin()], 1)
+    parts = {}
+    for kind in ("single", "complete"):
+        stage = methods.cfl(eps1=9, eps2=0, start=0, linkage=kind).stage  # type: ignore[arg-type]
+        assert f"by {kind} linkage" in str(stage.boxes)
+        _, state = stage(Updates.of(X), stage.init(Layout((Block("x", (2,)),))), Ctx(1, population=4))
+        parts[kind] = list(state["clusters"].values())
+    assert parts == {"single": [["c0", "c1", "c2"], ["c3"]], "complete": [["c0", "c1"], ["c2", "c3"]]}
 
 
 def test_a_later_split_moves_the_right_clients() -> None:

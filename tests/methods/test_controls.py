@@ -24,7 +24,7 @@ def test_what_each_one_is() -> None:
     assert cagrad(base, c=0.2, rescale="1+c").stage == CAGrad(0.2, "1+c")
     assert min_norm(base).stage == MinNorm()
     assert support_mean(base).stage == SupportMean()
-    assert server_step(base, step=2.5) == replace(base, server=Plain(2.5))
+    assert server_step(base, step=2.5) == replace(base, name="fedavg + server-step", server=Plain(2.5))
 
 
 def test_what_follows_what() -> None:
@@ -34,7 +34,8 @@ def test_what_follows_what() -> None:
     assert both.edge == TopMagnitude(0.3)
     assert both.stage == MinNorm()
     everything = server_step(support_mean(pcgrad(feddea(fedavg()))), step=3)
-    assert everything == Method("fedavg", edge=TopMagnitude(0.5), stage=PCGrad() >> SupportMean(), server=Plain(3))
+    name = "fedavg + feddea + pcgrad + support-mean + server-step"
+    assert everything == Method(name, edge=TopMagnitude(0.5), stage=PCGrad() >> SupportMean(), server=Plain(3))
 
 
 @pytest.mark.parametrize(
@@ -42,12 +43,12 @@ def test_what_follows_what() -> None:
     [
         (lambda: pcgrad(local()), r"local: PCGrad\(.*would change nothing, for everything is private"),
         (lambda: cagrad(local()), r"local: CAGrad\(.*takes the place of a mean, but Identity\(\) has none"),
-        (lambda: min_norm(cagrad(fedavg())), r"fedavg: MinNorm\(.*but CAGrad\(.*has none"),
-        (lambda: support_mean(min_norm(fedavg())), r"fedavg: SupportMean\(\) takes the place of a mean"),
+        (lambda: min_norm(cagrad(fedavg())), r"fedavg \+ cagrad: MinNorm\(.*but CAGrad\(.*has none"),
+        (lambda: support_mean(min_norm(fedavg())), r"fedavg \+ min-norm: SupportMean\(\) takes the place of a mean"),
         (lambda: server_step(local(), step=2), r"local: a server step would change nothing"),
         (
             lambda: server_step(server_step(fedavg(), step=2), step=2),
-            r"fedavg: server-step takes the place of Plain\(step=1.0\), but it has Plain\(step=2\)",
+            r"fedavg \+ server-step: server-step takes the place of Plain\(step=1.0\), but it has Plain\(step=2\)",
         ),
     ],
 )

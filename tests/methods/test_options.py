@@ -13,6 +13,10 @@ from fedloom.methods import METHODS
         ("fednova", {"tau_eff": "steps"}, "NormaliseSteps(tau_eff='steps')"),
         ("fedtgp", {"server_lr": 0.5, "server_batch_size": 3}, "lr=0.5, batch_size=3"),
         ("fedrcl", {"penalty": 0.25}, "penalty_weight=0.25"),
+        ("fedrcl", {"over_levels": "mean"}, "over_levels='mean'"),
+        ("fpl", {"over": "batch"}, "ClusterContrast(temperature=0.02, over='batch')"),
+        ("fedtgp", {"over": "batch"}, "distance='mse', over='batch')"),
+        ("cfl", {"linkage": "complete"}, "by complete linkage"),
     ],
 )
 def test_a_parameter_reaches_what_uses_it(name: str, params: dict[str, object], text: str) -> None:

@@ -224,7 +224,7 @@ def test_the_source_mapping_is_left_alone(toys):
             "method.weights=sise",
             "method.weights: 'sise' found, expected 'size' or 'uniform' or null. Did you mean 'size'?",
         ),
-        ("method.rho=1", "method.rho: unknown key. Allowed: add, buffers, codec, mu, name, weights"),
+        ("method.rho=1", "method.rho: unknown key. Allowed: add, buffers, codec, mu, name, python, weights"),
         ("partition.clients=0", "partition.clients: 0 found, expected an integer of at least 1 or a mapping "
          "(each value: an integer of at least 1)"),
         ("partition.clients={a: 0}", "partition.clients.a: 0 found, expected an integer of at least 1"),
@@ -278,7 +278,7 @@ def test_missing_sections_are_named(toys):
 def test_a_changed_name_that_leaves_parameters_behind_is_explained(refused):
     lines = refused("method.name=local", method={"name": "fedprox", "mu": 1})
     assert lines == [
-        "method.mu: unknown key. Allowed: add, buffers, codec, name, weights",
+        "method.mu: unknown key. Allowed: add, buffers, codec, name, python, weights",
         "(method.name=local keeps the other keys; method=local replaces the whole section)",
     ]
 

@@ -15,7 +15,8 @@ from rich.console import Console
 
 from fedloom.errors import StateError
 from fedloom.study import compare, delta_m
-from fedloom.study.tables.compare import Comparison, Estimate, delta_terms
+from fedloom.study.tables.compare import Comparison, Estimate
+from fedloom.tasks.delta import delta_terms, without_base
 
 DIRECTIONS = {"semseg": "max", "depth": "min", "normals": "min", "edge": "max"}
 PRIMARY = {"semseg": "miou", "depth": "rmse", "normals": "merr", "edge": "odsf"}
@@ -89,6 +90,17 @@ def test_delta_m_leaves_out_undefined_bases_but_not_undefined_values():
     assert delta_m(values, base, DIRECTIONS) == pytest.approx(15.0)
     assert math.isnan(delta_m({"depth": math.nan}, {"depth": 1.0}, DIRECTIONS))
     assert math.isnan(delta_m({"depth": 1.0}, {"depth": 0.0}, DIRECTIONS))
+
+
+def test_the_change_of_a_negative_base_has_the_right_sign():
+    """R2 from -2 to -1 is better by half of 2; a loss from -4 to -5 is better by a quarter of 4."""
+    directions = {"r2": "max", "loss": "min", "worse": "max", "across": "max", "none": "max"}
+    base = {"r2": -2.0, "loss": -4.0, "worse": -1.0, "across": -0.5, "none": 0.0}
+    values = {"r2": -1.0, "loss": -5.0, "worse": -1.5, "across": 0.5, "none": 1.0}
+    terms = delta_terms(values, base, directions)
+    assert terms == {"r2": 50.0, "loss": 25.0, "worse": -50.0, "across": 200.0}
+    assert without_base(values, base) == ["none"]
+    assert delta_m(values, base, directions) == (50 + 25 - 50 + 200) / 4
 
 
 def test_t_interval():

@@ -177,6 +177,22 @@ def test_equal_gains_and_undefined_numbers_are_said(tmp_path):
     assert any("PASCAL / B4 (normals)" in n and "no number at seed 123" in n for n in made.notes)
 
 
+def test_gains_on_negative_bases_and_on_none_are_in_percent_of_its_size(tmp_path):
+    """R2 does so: -2 to -1 is a gain of 1, 50 %; of a base of 0 there is no percent, and that is said."""
+    several = {"A1": (-2.0, -2.0, -4.0), "A2": (-1.0, -1.0, -3.0), "B4": (-3.0, -2.0, -4.0)}
+    grid = thesis(delta="A1/-")
+    made_of = {where: {"edge": of["normals"], "semseg": 0.0} for where, of in runs(several).items()}
+    made = grid_contrasts(*open_folder(write_grid(tmp_path / "g", grid, made_of)))
+    by = {(t.method, t.row.task if t.row else ""): t for t in made.tests}
+    assert by["A2", "edge"].percent == pytest.approx((50 + 50 + 25) / 3)
+    assert by["B4", "edge"].percent == pytest.approx((-50 + 0 + 0) / 3)
+    assert by["A2", "edge"].mean == 1.0
+    assert by["A2", ""].mean == pytest.approx((50 + 50 + 25) / 3)
+    assert by["A2", "semseg"].percent != by["A2", "semseg"].percent
+    note = "PASCAL / A2 (semseg), PASCAL / B4 (semseg): no gain %, and not in Δm where the base is 0"
+    assert any(n.startswith(note) for n in made.notes)
+
+
 def test_one_run_counted_twice_is_refused(tmp_path):
     twice = {**LOSS, "A2": (0.98, 0.98, 0.99)}
     made = grid_contrasts(*open_folder(write_grid(tmp_path / "g", thesis(), runs(twice))))

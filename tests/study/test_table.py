@@ -228,6 +228,12 @@ def test_a_line_for_each_personal_model(clients):
         ["FedAMP (semseg)", "11.00", "\\", "+10.00"],
         ["FedAMP (depth)", "\\", "0.4000", "+20.00"],
     ]
+    # A client's own base of 0 is said, too.
+    shutil.rmtree(clients / "cells/NYUD/Local")
+    write_run(clients, Cell("NYUD", "Local", "-", 0), {"x": {"semseg": 0.0}, "y": {"depth": 0.5}})
+    assert [row[-1] for row in texts(clients)[-2:]] == ["nan", "+20.00"]
+    note = "Δ % of NYUD / FedAMP, semseg leaves out semseg: 0 or undefined in the base."
+    assert note in tabulate(*open_folder(clients)).notes
 
 
 def test_clients_with_equal_tasks_keep_their_names(clients):

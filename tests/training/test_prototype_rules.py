@@ -143,6 +143,17 @@ def test_pull_is_to_the_prototypes_of_the_own_task() -> None:
     assert PrototypePull(0.0).penalty(view, {}) is None
 
 
+def test_rules_may_divide_by_the_whole_batch() -> None:
+    """One of four labelled examples is of a class with a prototype."""
+    message = told(t([0, 0], [0, 2]), (1, 0), (1, 0))
+    view = batch(t([3, 4], [1, 2], [5, 5], [6, 6], [7, 7]), message, c=y(0, 1, 1, 2, -1))
+    for over, count in (("known", 1), ("batch", 4)):
+        pull = PrototypePull(2.0, over=over).penalty(view, {})  # type: ignore[arg-type]
+        assert pull.item() == pytest.approx(2 * (9 + 9) / 2 / count)  # the mean of class 0 is (0, 1)
+        contrast = ClusterContrast(1.0, over).penalty(view, {})  # type: ignore[arg-type]
+        assert contrast.item() == pytest.approx((9 + 9) / 2 / count)  # without negatives only the pull is left
+
+
 def test_cluster_contrast_by_hand() -> None:
     message = told(t([2, 0], [0, 2], [-3, 0]), (1, 0), (1, 0), (1, 1))
     view = batch(t([1, 0]), message, c=y(0))
@@ -184,6 +195,9 @@ def test_relaxed_contrast_adds_up_levels() -> None:
     both = RelaxedContrast(0.5).penalty(view, {}).item()
     assert both == pytest.approx(0.5 * (alone + relaxed_contrast(level, labels).item()), rel=1e-5)
     assert tap.seen is None
+    tap.seen = level
+    mean = RelaxedContrast(0.5, over_levels="mean").penalty(view, {}).item()
+    assert mean == pytest.approx(both / 2)
 
 
 def resnet() -> MultiTask:

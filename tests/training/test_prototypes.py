@@ -174,6 +174,24 @@ def test_fpl_loss_by_hand():
     assert torch.isfinite(sharp)
 
 
+def test_losses_may_be_divided_by_the_whole_batch():
+    """Two of four labelled examples are of a class with prototypes, a fifth has no label: half of the mean."""
+    clusters = ClusterPrototypes(t([2, 0], [0, 5], [0, -1]), y(0, 0, 1))
+    f, labels = t([3, 0], [0, 2], [7, 7], [1, 5], [9, 9]), y(0, 1, 2, 2, -1)
+    e = math.exp
+    contrast = -math.log((e(2) + 1) / (e(2) + 2)) - math.log(e(-2) / (1 + e(2) + e(-2)))
+    squares = ((3 - 1) ** 2 + 2.5**2) / 2 + (0 + 3**2) / 2  # of an example, mean over its two dimensions
+    assert float(cluster_contrast(f, labels, clusters, 0.5, "batch")) == pytest.approx(contrast / 4)
+    assert float(fpl_loss(f, labels, clusters, 3, 0.5, "batch")) == pytest.approx((contrast + squares) / 4)
+    assert float(fpl_loss(f, labels, clusters, 3, 0.5)) == pytest.approx((contrast + squares) / 2)
+    p = Prototypes(t([0, 0], [1, 1], [9, 9]), t([3], [2], [0]).flatten())
+    pulled, of = t([3, 4], [1, 2], [5, 5], [6, 6], [8, 8]), y(0, 1, 2, 2, -1)
+    assert float(prototype_pull(pulled, of, p, over="batch")) == pytest.approx((25 / 2 + 1 / 2) / 4)
+    assert float(prototype_pull(pulled, of, p, "norm", "batch")) == pytest.approx((5 + 1) / 4)
+    unknown = prototype_pull(pulled[2:], of[2:], p, over="batch")
+    assert float(unknown) == float(fpl_loss(f[4:], labels[4:], clusters, 3, 0.5, "batch")) == 0
+
+
 def test_fpl_without_prototypes_or_negatives_is_zero():
     f = t([3, 0], [0, 2])
     none = ClusterPrototypes(torch.zeros(0, 2).double(), y())

@@ -19,7 +19,8 @@ from fedloom.engines.plan import Plan, plan
 from fedloom.errors import StateError
 from fedloom.methods.method import Method
 from fedloom.recipes.loader import load
-from fedloom.recipes.schema import Recipe
+from fedloom.recipes.schema import Recipe, with_method
+from fedloom.rounds import refusals
 from fedloom.rounds.built import Built
 from fedloom.rounds.progress import Progress
 from fedloom.rounds.rounds import run_rounds, status
@@ -44,10 +45,14 @@ class Result:
         """The run as it was recorded: rounds, final numbers, bytes."""
         return Run.read(self.folder)
 
-    def table(self, split: str = "test") -> str:
-        """Tasks x metrics of the final model, as text, with the model, the data and the split that they belong to."""
+    def table(self, split: str | None = None) -> str:
+        """Tasks x metrics of the final model, as text, with the model, the data and the split that they belong to.
+
+        The split is test, or val if nothing was measured on test.
+        """
         run = self.run
-        final = run.final(split)
+        measured = {entry["split"] for line in run.rounds for entry in line["metrics"]}
+        final = run.final(split or ("val" if measured == {"val"} else "test"))
         width = max(map(len, final.values), default=0)
         lines = [
             f"{task:<{width}}  " + "  ".join(f"{metric} {value:.4f}" for metric, value in values.items())
@@ -69,12 +74,16 @@ def run(
     """Run a recipe (a packaged name, a file, a mapping or a Recipe) and return its result.
 
     `folder` must be new or empty; without it a temporary one is made. `overrides` are "key.path=value" texts. `method`
-    replaces the recipe's method by a Method built in Python; `resume` then needs it again. `engine` is an existing
-    engine, used in place of the one that the recipe names.
+    replaces the recipe's method by a Method built in Python; `resume` then needs it again, and the recipe's section
+    `method` may not say more than a name. `engine` is an existing engine, used in place of the one that the recipe
+    names.
 
     Raises UserError (RecipeError, DataError, StateError) for bad input.
     """
     recipe = recipe if isinstance(recipe, Recipe) and not overrides else load(_plain(recipe), overrides)
+    refusals.method_in_python(recipe, method)
+    if method is not None:
+        recipe = with_method(recipe, method.name)
     for device in recipe.runtime.devices:  # before the data is loaded, because this fails at once
         check_device(device)
     engine = engine or engine_of(recipe.runtime)
@@ -95,6 +104,8 @@ def resume(
     """
     progress = progress or Progress()
     recipe, partition = RunFolder.read(Path(folder))
+    if method is None:
+        refusals.method_in_python(recipe, None)
     engine = engine or engine_of(recipe.runtime)
     if (ended := engine.takes_over(recipe, Path(folder), method, progress, fresh=False)) is not None:
         return Result(Path(folder), ended)

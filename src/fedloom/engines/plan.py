@@ -10,6 +10,7 @@ import torch
 from fedloom.core.context import Ctx, State
 from fedloom.methods.method import Method
 from fedloom.recipes.schema import Recipe
+from fedloom.rounds import refusals
 from fedloom.rounds.build import build
 from fedloom.rounds.built import Built
 from fedloom.rounds.messages import Payload, blank, count_down, count_up, rows_of
@@ -33,6 +34,7 @@ class Plan:
 
 def plan(recipe: Recipe, method: Method | None = None) -> Plan:
     """Build everything, train nothing: parameters by role, the partition, bytes of one full round, memory."""
+    refusals.method_in_python(recipe, method)
     return plan_of(build(recipe, method))
 
 
@@ -88,7 +90,9 @@ def plan_of(built: Built) -> Plan:
     }
     if recipe.training.keep_optimizer and moments:
         memory["optimiser state of all clients"] = len(federation.clients) * moments * p * 4
-    notes = []
+    notes = [f"not measured: {gap}" for gap in refusals.unmeasured(built)]
+    if missing := [name for name in recipe.evaluation.models if name not in (*built.models, "trained")]:
+        notes.append(f"not measured: {missing[0]} models, for {built.method.name} has only {built.models[0]} ones")
     if built.method.private is not None and not built.method.private_part(layout).blocks:
         notes.append(f"the model has nothing that matches {built.method.private}, so all of it is shared")
     if recipe.peers is not None:

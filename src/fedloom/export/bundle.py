@@ -26,16 +26,15 @@ from fedloom.data.preview import Cell, grid, label, normal
 from fedloom.engines.api import trained_models
 from fedloom.errors import StateError, UserError, nearest
 from fedloom.export.card import RECIPE, card, is_image
-from fedloom.export.finished import model_keys
+from fedloom.export.finished import model_keys, reopen
 from fedloom.export.loader import LOADER, WEIGHTS, loader, loader_fits
 from fedloom.extras import need
 from fedloom.models.changes import changed
 from fedloom.models.multitask import MultiTask, build_model
 from fedloom.recipes.loader import dump, load
 from fedloom.recipes.schema import Recipe
-from fedloom.rounds.build import build, method_of
+from fedloom.rounds.build import method_of
 from fedloom.rounds.built import Built
-from fedloom.runs.folder import RunFolder
 from fedloom.runs.reader import Run
 from fedloom.tasks.dense import DenseTask, as_label
 from fedloom.tasks.regression import Regression
@@ -57,9 +56,8 @@ def export(run: Path, out: Path, client: str | None = None, task: str | None = N
         raise UserError(f"licence {licence!r}: expected an identifier, such as apache-2.0, cc-by-nc-4.0 or unknown")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise StateError(f"{out} exists and is not empty; choose another folder")
-    recipe, partition = RunFolder.read(run)
+    built, _ = reopen(run)
     models = trained_models(run)
-    built = build(recipe, partition=partition)
     clients = built.federation.clients
     if client is not None and client not in clients:
         raise UserError(f"{run}: no client {client!r}.{nearest(client, clients)} Clients: {', '.join(clients)}")
@@ -76,7 +74,7 @@ def export(run: Path, out: Path, client: str | None = None, task: str | None = N
     save_file({name: tensor.contiguous() for name, tensor in mine.items()}, out / WEIGHTS, metadata={"format": "pt"})
     files = {
         ABOUT: json.dumps(about, indent=1),
-        RECIPE: dump(recipe),
+        RECIPE: dump(built.recipe),
         CARD: card(built, Run.read(run), about, wanted, client),
     }
     if loader_fits(built.module, wanted):

@@ -82,7 +82,8 @@ def reopen(folder: Path, like: Built | None = None) -> tuple[Built, Run]:
     run = Run.read(folder)
     if run.info["layout_hash"] != built.layout.hash:
         raise StateError(f"{folder}: the model is not what it was when the run began")
-    return built, run
+    # the recipe cannot hold a Method that was made in Python, but the run's record has its name
+    return replace(built, method=replace(built.method, name=run.label)), run
 
 
 def open_runs(folders: Sequence[Path | str], tell: Tell = lambda *_: None) -> list[Finished]:

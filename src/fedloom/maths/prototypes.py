@@ -2,7 +2,8 @@
 
 Pure functions. Features are B x F, labels B int64 with -1 for unlabelled, classes numbered from 0. A loss is the mean
 over the examples that it can judge. It is 0 where there are none: before the first prototypes, or for classes that no
-client has.
+client has. Losses on prototypes may instead be a sum over these, divided by all labelled examples of the batch (`over:
+batch`), as in the releases of FPL and FedTGP: then examples of a class without a prototype weaken the term.
 
 Sources: FedProto (Tan et al., AAAI 2022), FPL (Huang et al., CVPR 2023), FINCH (Sarfraz et al., CVPR 2019), FedTGP
 (Zhang et al., AAAI 2024), FedSA (Zhou et al., AAAI 2025), FedRCL (Seo et al., CVPR 2024), and their releases.
@@ -23,6 +24,8 @@ from torch.nn.functional import cross_entropy, normalize, one_hot
 from fedloom.core.context import generator
 
 SMALL = 1e-12  # keeps the slope of a square root at 0 finite
+Over = Literal["known", "batch"]
+"""What a sum of losses is divided by: the examples of classes with a prototype, or all labelled ones of the batch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +72,11 @@ def distances(features: Tensor, points: Tensor) -> Tensor:
 
 
 def prototype_pull(
-    features: Tensor, labels: Tensor, prototypes: Prototypes, distance: Literal["mse", "norm"] = "mse"
+    features: Tensor,
+    labels: Tensor,
+    prototypes: Prototypes,
+    distance: Literal["mse", "norm"] = "mse",
+    over: Over = "known",
 ) -> Tensor:
     """Mean distance of features to the prototype of their class (FedProto; also in FPL, FedTGP and FedSA).
 
@@ -79,9 +86,13 @@ def prototype_pull(
     if not len(z):
         return features.new_zeros(())
     apart = z - prototypes.means[mine]
-    if distance == "mse":
-        return apart.square().mean()
-    return apart.square().sum(1).clamp(min=SMALL).sqrt().mean()
+    pull = apart.square().mean() if distance == "mse" else apart.square().sum(1).clamp(min=SMALL).sqrt().mean()
+    return pull * _share(len(z), labels, over)
+
+
+def _share(judged: int, labels: Tensor, over: Over) -> float:
+    """What turns a mean over the judged examples into a loss of the batch (`Over`)."""
+    return judged / int((labels >= 0).sum()) if over == "batch" else 1.0
 
 
 def _judged(features: Tensor, labels: Tensor, known: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -168,7 +179,11 @@ def cluster_prototypes(
 
 
 def cluster_contrast(
-    features: Tensor, labels: Tensor, clusters: ClusterPrototypes, temperature: float = 0.02
+    features: Tensor,
+    labels: Tensor,
+    clusters: ClusterPrototypes,
+    temperature: float = 0.02,
+    over: Over = "known",
 ) -> Tensor:
     """-log of the share that the points of an example's own class have in sum_c exp(cos(z, c) / T) (FPL)."""
     mine = labels[:, None] == clusters.labels
@@ -177,15 +192,20 @@ def cluster_contrast(
         return features.new_zeros(())
     logits = normalize(features[judged], dim=1) @ normalize(clusters.points, dim=1).t() / temperature
     own = logits.masked_fill(~mine[judged], -math.inf).logsumexp(1)
-    return (logits.logsumexp(1) - own).mean()
+    return (logits.logsumexp(1) - own).mean() * _share(len(own), labels, over)
 
 
 def fpl_loss(
-    features: Tensor, labels: Tensor, clusters: ClusterPrototypes, classes: int, temperature: float = 0.02
+    features: Tensor,
+    labels: Tensor,
+    clusters: ClusterPrototypes,
+    classes: int,
+    temperature: float = 0.02,
+    over: Over = "known",
 ) -> Tensor:
     """What FPL adds to cross entropy: `cluster_contrast` plus the pull to the mean of the class's clusters."""
-    pull = prototype_pull(features, labels, clusters.unbiased(classes))
-    return cluster_contrast(features, labels, clusters, temperature) + pull
+    pull = prototype_pull(features, labels, clusters.unbiased(classes), over=over)
+    return cluster_contrast(features, labels, clusters, temperature, over) + pull
 
 
 # FedTGP
@@ -342,7 +362,7 @@ def relaxed_contrast(
     similar examples of other classes: -log(e^(s_p/T) / (e^(s_p/T) + sum_n e^(s_n/T))). The penalty, times `weight`,
     compares the pair of an example with itself against the `positives` least similar others of its class that are at
     least `threshold` alike: log(1 + sum e^((s - 1)/T)). The choice of pairs is the release's; the paper takes all.
-    Apply it to the pooled features of every stage, before their ReLU, and add the results.
+    Apply it to the pooled features of every stage, before their ReLU.
     """
     known = labels >= 0
     z, y = normalize(features[known], dim=1), labels[known]

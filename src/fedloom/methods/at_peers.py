@@ -50,6 +50,6 @@ def at_peers(method: Method, config: PeersBase) -> Method:
         if config.weights.kind in ("size", "uniform"):
             method = replace(method, weights=config.weights.kind)
         method = replace(method, stage=AtPeer(method.stage, also=also))
-        return method.with_local(InterCluster(config.penalty)) if config.penalty else method
+        return replace(method, local=(*method.local, InterCluster(config.penalty))) if config.penalty else method
     except ValueError as error:
         raise RecipeError(f"peers: {error}") from error

@@ -17,18 +17,22 @@ def cfl(
     eps2: Annotated[float, Field(ge=0)] | None = None,
     start: Annotated[int, Field(ge=0)] = 20,
     relative: bool = True,
+    linkage: Literal["single", "complete"] = "single",
     share: Literal["everything", "encoder"] = "everything",
 ) -> m.Method:
     """FedAvg in every cluster; a cluster whose mean update is short, although its members' are long, is split in two.
 
     From round `start` + 1 on, for each cluster of more than two members:
-    |sum_k p_k Delta_k| < eps1 r  and  max_k |Delta_k| > eps2 r  ->  two parts by complete linkage on -cos(Delta_i,
-    Delta_j), which minimises the largest similarity across. r = 1, or with `relative` the mean norm of the first
-    round's updates. Parts continue from the cluster's model; the round's updates are averaged within the new parts.
+    |sum_k p_k Delta_k| < eps1 r  and  max_k |Delta_k| > eps2 r  ->  the two parts with the smallest largest similarity
+    across: the members with the largest cos(Delta_i, Delta_j) are joined first, until two parts are left (single
+    linkage). r = 1, or with `relative` the mean norm of the first round's updates. Parts continue from the cluster's
+    model; the round's updates are averaged within the new parts.
 
-    paper    thresholds as above, chosen from the first rounds; an optional test on the gap of the similarities
-    release  eps1 0.4, eps2 1.6 (absolute), start 20, uniform weights; later splits return positions within the cluster
-             as if they were client numbers, so they move the wrong clients
+    paper    thresholds as above, chosen from the first rounds; parts as above; an optional test on the gap of the
+             similarities
+    release  eps1 0.4, eps2 1.6 (absolute), start 20, uniform weights; complete linkage on -cos (`linkage: complete`),
+             whose parts may be more similar than need be; later splits return positions within the cluster as if they
+             were client numbers, so they move the wrong clients
     here     `relative`, because absolute norms mean nothing under another optimiser, architecture or FedDEA: by default
              eps1 0.2, eps2 0.4 (ours); with `relative: false` those of the release. No gap test. Clusters hold client
              ids
@@ -49,7 +53,7 @@ def cfl(
     eps = [default if given is None else given for given, default in zip((eps1, eps2), defaults, strict=True)]
     return m.Method(
         name="cfl",
-        stage=stages.SplittingClusters(eps[0], eps[1], start, relative),
+        stage=stages.SplittingClusters(eps[0], eps[1], start, relative, linkage),
         private=ALL_BUT_ENCODER if share == "encoder" else None,
         weights="uniform",
         buffers="local",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -20,6 +20,7 @@ def fedrcl(
     positives: Annotated[int, Field(ge=1)] = 1,
     negatives: Annotated[int, Field(ge=1)] = 2,
     levels: tuple[str, ...] | None = None,
+    over_levels: Literal["sum", "mean"] = "sum",
 ) -> m.Method:
     """Features of a class are drawn together, away from other classes'; pairs that are too alike are pushed apart.
 
@@ -30,12 +31,14 @@ def fedrcl(
 
     paper    all pairs of the batch; features of all stages
     release  p and n as above, 1 and 2 of them; T = 0.05, threshold 0.7, stem and four stages before their last ReLU;
-             clients weigh the same
+             the mean over levels; clients weigh the same
     here     the release's pairs; the encoder's features and its stages' outputs (resnet10: stages.0 to stages.2), after
-             their ReLU. `levels` names other modules with maps; [] means the features only. Clients weigh by size
+             their ReLU. `levels` names other modules with maps; [] means the features only. The sum over levels, so
+             that each weighs as much as it would alone; `over_levels: mean` is the release's and, with resnet10's four
+             levels, a quarter of it. Clients weigh by size
 
     Large batches matter: an example without another of its class has only negatives. For tasks with one class per
     example; others are trained as in FedAvg. lam = 0 is FedAvg, bit for bit.
     """
-    rule = training.RelaxedContrast(lam, penalty, temperature, threshold, positives, negatives)
+    rule = training.RelaxedContrast(lam, penalty, temperature, threshold, positives, negatives, over_levels)
     return m.Method(name="fedrcl", model=(training.TapLevels(levels),), local=(rule,))

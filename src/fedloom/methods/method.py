@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedloom.codecs import Codec, Raw
 from fedloom.core.context import Fields
@@ -12,7 +12,7 @@ from fedloom.core.layout import Layout, Selector, as_select
 from fedloom.core.outline import Box, Outline, listed
 from fedloom.server import Plain, ServerRule
 from fedloom.stages.mean import Mean
-from fedloom.stages.stage import Identity, Stage, check_closed
+from fedloom.stages.stage import Chain, Identity, Stage, check_closed
 from fedloom.training.phases import Phase, Stream, Tune
 from fedloom.training.rules import LocalRule
 
@@ -123,16 +123,17 @@ class Method:
                 raise ValueError(f"{self.name}: {what} and rows (client, task) do not go together")
 
     def plus(self, stage: Stage, at: Literal["edge", "server"] = "edge") -> Method:
-        """The method with one more stage.
+        """The method with one more stage, which its name says too: 'fedavg + TopMagnitude(rho=0.3)'.
 
         At the client it comes after the stages there. At the server it comes just before the rows are combined, so
         after the method's own changes to the rows and after stages added earlier.
         """
         if at == "edge":
-            return replace(self, edge=stage if isinstance(self.edge, Identity) else self.edge >> stage)
+            edge = stage if isinstance(self.edge, Identity) else self.edge >> stage
+            return replace(self, edge=edge)._called(stage)
         if self.shares_nothing:
             raise ValueError(f"{self.name}: {stage!r} would change nothing, for everything is private")
-        return replace(self, stage=self.stage.preceded_by(stage))
+        return replace(self, stage=self.stage.preceded_by(stage))._called(stage, " at the server")
 
     def combined_by(self, stage: Stage) -> Method:
         """The method with another rule in place of its mean. Raises ValueError if it has none."""
@@ -140,11 +141,15 @@ class Method:
             combined = self.stage.combined_by(stage)
         except ValueError as error:
             raise ValueError(f"{self.name}: {error}") from None
-        return replace(self, stage=combined)
+        return replace(self, stage=combined)._called(stage)
 
     def with_local(self, rule: LocalRule) -> Method:
         """The method with one more rule of local training."""
-        return replace(self, local=(*self.local, rule))
+        return replace(self, local=(*self.local, rule))._called(rule)
+
+    def _called(self, part: Stage | LocalRule, where: str = "") -> Method:
+        """The method with the name of a part that was added."""
+        return replace(self, name=f"{self.name} + {_short(part)}{where}")
 
     @property
     def own_model(self) -> bool:
@@ -214,3 +219,12 @@ class Method:
         places = {"local training": outline.local, "client, before sending": outline.edge, "server": outline.server}
         local, edge, server = (f"{place}:\n{listed(boxes)}" for place, boxes in places.items())
         return "\n".join([f"method {self.name}", local, edge, f"on the wire: {wire}", server])
+
+
+def _short(part: Stage | LocalRule) -> str:
+    """A part's class with those of its fields that are not as by default: TopMagnitude(rho=0.3)."""
+    if isinstance(part, Chain):
+        return " >> ".join(map(_short, part.stages))
+    known: tuple[Field[Any], ...] = fields(part) if is_dataclass(part) else ()
+    told = [f"{f.name}={v!r}" for f in known if f.repr and repr(v := getattr(part, f.name)) != repr(f.default)]
+    return type(part).__name__ + (f"({', '.join(told)})" if told else "")

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import replace
+from functools import wraps
+from typing import TYPE_CHECKING, Any, cast
 
-from fedloom.settings.registry import Registry
+from fedloom.settings.registry import F, Registry
 
 if TYPE_CHECKING:
     from fedloom.methods.method import Method as Method
 
+
+class AddOns(Registry):
+    """Add-ons; the method that one returns is called as in a recipe: 'fedavg + feddea'."""
+
+    def register(self, name: str, source: str = "") -> Callable[[F], F]:
+        """Register an add-on under `name`, which it adds to the method's."""
+        add = super().register(name, source)
+
+        def named(function: F) -> F:
+            @wraps(function)
+            def made(method: Method, **params: Any) -> Method:
+                return replace(function(method, **params), name=f"{method.name} + {name}")
+
+            return add(cast(F, made))
+
+        return named
+
+
 METHODS = Registry("method")
 """Functions (*, parameters) -> Method."""
-ADDONS = Registry("add-on")
+ADDONS = AddOns("add-on")
 """Functions (method, *, parameters) -> Method."""
 
 if not TYPE_CHECKING:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from fedloom.settings.section import Count, NonNegative, Positive, Section
 
@@ -53,10 +55,15 @@ class Evaluation(Section):
 
     every: Count = 1
     """Evaluate after every `every` rounds, and after the last."""
-    splits: tuple[Literal["val", "test"], ...] = ("val", "test")
-    models: tuple[Literal["global", "personal", "trained"], ...] = ("global", "personal")
-    """global: the server's model. personal: what a client would use after the round, where that differs.
-    trained: the client's model straight after local training, before aggregation."""
+    splits: Annotated[tuple[Literal["val", "test"], ...], Field(min_length=1)] = ("val", "test")
+    """A split without examples, and a task without labels in it, are said; if nothing is left, the run is refused."""
+    models: Annotated[tuple[Literal["global", "personal", "trained"], ...], Field(min_length=1)] = (
+        "global",
+        "personal",
+    )
+    """global: the server's model, where all clients have one. personal: what a client would use after the round, where
+    that differs. trained: the client's model straight after local training, before aggregation. One of the first two
+    must be there, for final numbers are theirs."""
     batch_size: Count = 512
     predictions: bool = True
     """Keep, in the folder `predictions`, what the final models say of test data: confusion matrices, and the answers

@@ -131,6 +131,9 @@ class MethodSection(Named):
     """What happens to running statistics of norm layers; null: as the method has it."""
     codec: Literal["raw", "sparse", "unified"] | None = None
     """How an update travels; null: as the method has it."""
+    python: str | None = None
+    """In the recipe of a run: the Method made in Python that took this section's place, and that resuming needs again.
+    """
 
     @field_validator("add", mode="before")
     @classmethod
@@ -212,14 +215,20 @@ def recipe_hash(recipe: Recipe | Mapping[str, Any]) -> str:
     exact = runtime.get("exact", True)  # a later key, too: it counts only where it is not the default
     value["runtime"] = {k: v for k, v in runtime.items() if k not in QUIET and not (k == "exact" and exact)}
     value["evaluation"] = {k: v for k, v in value.get("evaluation", {}).items() if k != "predictions"}
-    # Keys are sorted below, but add-ons act in the order in which they stand.
-    value["method"] = {**value["method"], "add": list(value["method"].get("add", {}).items())}
+    # Keys are sorted below, but add-ons act in the order in which they stand. A Method is identified by its own text.
+    method = {k: v for k, v in value["method"].items() if k != "python"}
+    value["method"] = {**method, "add": list(method.get("add", {}).items())}
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def without_seed(recipe: Recipe) -> Recipe:
     """The recipe with seed 0: equal, by `recipe_hash`, for runs that differ only in the seed."""
     return recipe.model_copy(update={"seed": 0})
+
+
+def with_method(recipe: Recipe, name: str) -> Recipe:
+    """The recipe of a run whose method is a Method made in Python, of this name."""
+    return recipe.model_copy(update={"method": recipe.method.model_copy(update={"python": name})})
 
 
 def _registry(module: str, name: str) -> Registry:

@@ -96,7 +96,9 @@ def build(
         partition.check(pool, shared=True)
     assert partition is not None
     federation = Federation.build(dataset, partition, unified=recipe.model.heads == "all")
-    return assemble(recipe, method, dataset, pool, partition, federation)
+    built = assemble(recipe, method, dataset, pool, partition, federation)
+    refusals.unmeasured(built)
+    return built
 
 
 def assemble(

@@ -62,6 +62,19 @@ class Built:
         }
 
     @property
+    def models(self) -> tuple[str, ...]:
+        """Which models clients may use: "global", the server's for all of them, and "personal", their own."""
+        method = self.method
+        by_task = method.rows == "client-task"
+        own_parts = bool(method.private_part(self.layout).blocks)
+        own_buffers = method.buffers == "local" and bool(self.layout.buffers.blocks)
+        common = by_task or (method.stage.traits.reduces and not own_buffers)
+        names = ("global",) if common and not own_parts and self.recipe.peers is None else ()
+        if by_task or not names or method.own_model or method.tune:
+            names = (*names, "personal")
+        return names
+
+    @property
     def dealt(self) -> dict[str, Any]:
         """The contents of partition.json: who holds which examples, and how many of each class."""
         labels = {row["client"]: row["labels"] for row in self.partition.table(self.pool)}

@@ -57,26 +57,23 @@ class MeasuredGroup:
 def models_for(built: Built, state: State, client: str) -> list[Model]:
     """The models that a client may use; among those for one task the last is the one to use."""
     method = built.method
-    peers = "peers" in state
-    if peers:
+    if "peers" in state:
         server, mine = state["peers"][client]["server"], state["peers"][client]["client"]
     else:
         server, mine = state["server"], state["clients"].get(client, {})
-    own_parts = bool(method.private_part(built.layout).blocks)
-    own_buffers = method.buffers == "local" and bool(built.layout.buffers.blocks)
     tasks = tuple(built.federation.clients[client].tasks)
     models: list[Model] = []
     if method.rows == "client-task":
         received = pack_tasks(method, built.layout, built.federation, server, client, tasks)
         for task in tasks:
-            if not own_parts and not peers:  # alone in its message, a task's vector is exactly the server's
+            if "global" in built.models:  # alone in its message, a task's vector is exactly the server's
                 alone = pack_tasks(method, built.layout, built.federation, server, client, (task,))
                 models.append(Model("global", (task,), alone, {}, task))
             models.append(Model("personal", (task,), received, mine.get("tasks", {}).get(task, {}), task))
         return models
-    if method.stage.traits.reduces and not own_parts and not own_buffers and not peers:
+    if "global" in built.models:
         models.append(Model("global", tasks, Message(server["model"], server["buffers"], server["integers"]), {}))
-    if not models or method.own_model or method.tune:
+    if "personal" in built.models:
         message = Message(model_of(server, client), server["buffers"], server["integers"])
         models.append(Model("personal", tasks, message, mine))
     return models

@@ -30,6 +30,28 @@ def pace(recipe: Recipe, method: Method) -> None:
         )
 
 
+def method_in_python(recipe: Recipe, method: Method | None) -> None:
+    """A recipe that needs a Method made in Python, without one; or keys that such a Method would silently undo."""
+    section = recipe.method
+    if method is None:
+        if section.python is not None:
+            raise RecipeError(
+                f"method.python: the method was {section.python!r}, made in Python, which a recipe cannot hold; give "
+                "it as method= in Python (fedloom.run, fedloom.resume)"
+            )
+        return
+    known = section.entry.params.model_fields
+    given = {k: v for k, v in section.params.items() if v != known[k].get_default(call_default_factory=True)}
+    common = {"add": section.add, "weights": section.weights, "buffers": section.buffers, "codec": section.codec}
+    given |= {k: v for k, v in common.items() if v}
+    for key, value in given.items():
+        found = ", ".join(value) if isinstance(value, dict) else value
+        raise RecipeError(
+            f"method.{key}: {found} found, but the Method {method.name!r}, made in Python, takes the place of the "
+            f"recipe's, so this would be ignored; leave it out (method={section.name}), and set it in Python"
+        )
+
+
 def judges_without_validation(built: Built) -> None:
     """Peers that judge each other's models, and rules that measure models, if a client has no validation data."""
     recipe = built.recipe
@@ -120,10 +142,57 @@ def stacks(built: Built) -> None:
     stacked.refuse(built.module, recipe.training, method.local)
 
 
+def models_to_measure(built: Built) -> None:
+    """Models to measure none of which the method has."""
+    wanted, there = built.recipe.evaluation.models, built.models
+    if set(wanted).isdisjoint(there):
+        found = ", ".join(wanted)
+        raise RecipeError(
+            f"evaluation.models: {found} found, but with {built.method.name} there is only the {there[0]} model of "
+            f"{'all clients' if there[0] == 'global' else 'each client'}, so final numbers would be missing; "
+            f"add {there[0]}"
+        )
+
+
+def unmeasured(built: Built) -> list[str]:
+    """What the recipe wants measured and no client can measure, in sentences: a split, or a task in a split.
+
+    Raises RecipeError where nothing is left to measure, or no score for early stopping. Labels that are elsewhere, as
+    at a server of nodes, are taken to be there.
+    """
+    recipe, clients = built.recipe, built.federation.clients.values()
+    tasks = [task.name for task in built.federation.tasks]
+
+    def labelled(split: str, task: str) -> bool:
+        return any(len(client.part(split).of(task)) for client in clients if task in client.tasks)
+
+    here = any(labelled("train", task) for task in tasks)
+    gaps: dict[str, list[str]] = {}
+    possible = []
+    for split in ("test", "val"):
+        without = [task for task in tasks if here and not labelled(split, task)]
+        if not any(len(client.part(split)) for client in clients):
+            gaps[split] = [f"no client has {split} examples"]
+        elif without == tasks:
+            gaps[split] = [f"no {split} example has a label of a task of its client"]
+        else:
+            possible.append(split)
+            gaps[split] = [f"no {split} example has a label of task {task!r}" for task in without]
+    wanted = recipe.evaluation.splits
+    said = [gap for split in wanted for gap in gaps[split]]
+    if not set(wanted) & set(possible):
+        could = f"possible: {', '.join(possible)}" if possible else "and no other split could be measured either"
+        raise RecipeError(f"evaluation.splits: {', '.join(wanted)} found, but {'; '.join(said)}; {could}")
+    if recipe.early_stopping is not None and "val" not in possible:
+        raise RecipeError(f"early_stopping: {gaps['val'][0]}, so it has no score to watch; set partition.val_fraction")
+    return said
+
+
 ALL: tuple[Callable[[Built], None], ...] = (
     judges_without_validation,
     rows_by_task,
     unaware_of_presence,
     epochs_by_domain,
     stacks,
+    models_to_measure,
 )

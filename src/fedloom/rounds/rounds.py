@@ -13,6 +13,7 @@ from fedloom.rounds.built import Built
 from fedloom.rounds.measure import headline, measure, train_records, train_seconds, trained_records, validation_loss
 from fedloom.rounds.messages import Message, Payload, count_down, count_up, rows_of
 from fedloom.rounds.progress import Progress
+from fedloom.rounds.refusals import unmeasured
 from fedloom.rounds.server import dispatch, server_init, server_step
 from fedloom.rounds.worker import Executor, TrainDone, TrainJob
 from fedloom.runs.checkpoint import map_tensors
@@ -53,7 +54,11 @@ def run_rounds(
     recipe = built.recipe
     training, evaluation = recipe.training, recipe.evaluation
     if state["round"] == 0:
-        line = {"round": 0, "cohort": [], "train": [], "metrics": measure(built, executor, state), "events": []}
+        start = Round(built, 0, progress)
+        for why in unmeasured(built):
+            start.log("not measured", {"why": why})
+        metrics = measure(built, executor, state)
+        line = {"round": 0, "cohort": [], "train": [], "metrics": metrics, "events": start.events}
         folder.write_round(line, Ledger())
         folder.save(state)
     while state["round"] < training.rounds and not state["stopped"]:

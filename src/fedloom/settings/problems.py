@@ -104,6 +104,8 @@ def explain(error: ValidationError, model: type[BaseModel], also: Mapping[str, A
         elif kind == "literal_error" and isinstance(value, str):
             message = f"{found(value)} found, expected {allowed}.{nearest(value, map(str, get_args(_unwrapped(hint))))}"
             message = message.removesuffix(".")
+        elif kind == "too_short":
+            message = f"{found(value)} found, expected {allowed} with at least {one['ctx']['min_length']}"
         elif kind.endswith(("_type", "_parsing", "pattern_mismatch")) or kind in OUT_OF_RANGE:
             message = f"{found(value)} found, expected {allowed}"
         else:

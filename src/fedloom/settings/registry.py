@@ -46,7 +46,7 @@ class Registry:
             keys = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
             # Only the keys need to resolve: positional arguments and results may be typed with torch.
             own = SimpleNamespace(__annotations__={p.name: p.annotation for p in keys})
-            hints = get_type_hints(own, globalns=function.__globals__, include_extras=True)
+            hints = get_type_hints(own, globalns=inspect.unwrap(function).__globals__, include_extras=True)
             fields: dict[str, Any] = {p.name: (hints[p.name], ... if p.default is p.empty else p.default) for p in keys}
             model = create_model(f"{self.kind}:{name}", __config__=ConfigDict(extra="forbid", strict=False), **fields)
             summary = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")

@@ -21,6 +21,7 @@ from fedloom.stages.mean import Mean, column_groups
 from fedloom.stages.stage import Stage, Traits
 
 _CHUNK = 1 << 20  # columns at a time
+Linkage = Literal["average", "complete", "single"]
 
 
 def cosines(G: Tensor) -> Tensor:
@@ -31,11 +32,12 @@ def cosines(G: Tensor) -> Tensor:
     return C.fill_diagonal_(1.0) if len(C) else C
 
 
-def agglomerate(D: Tensor, groups: int, linkage: Literal["average", "complete"]) -> list[list[int]]:
+def agglomerate(D: Tensor, groups: int, linkage: Linkage) -> list[list[int]]:
     """Positions in groups: the two groups with the smallest distance are merged until `groups` are left.
 
-    The distance between groups is the mean or the largest distance over their pairs. Among equal distances the first in
-    the order of the rows counts. Groups are in the order of their first members.
+    The distance between groups is the mean, the largest ("complete") or the smallest ("single") distance over their
+    pairs. Among equal distances the first in the order of the rows counts. Groups are in the order of their first
+    members.
     """
     parts = [[i] for i in range(len(D))]
     D = D.double().clone()
@@ -44,7 +46,10 @@ def agglomerate(D: Tensor, groups: int, linkage: Literal["average", "complete"])
         upper = torch.where(torch.ones(k, k, dtype=torch.bool).triu(1), D, math.inf)
         a, b = divmod(int(upper.argmin()), k)
         m, n = len(parts[a]), len(parts[b])
-        D[a] = (m * D[a] + n * D[b]) / (m + n) if linkage == "average" else torch.maximum(D[a], D[b])
+        if linkage == "average":
+            D[a] = (m * D[a] + n * D[b]) / (m + n)
+        else:
+            D[a] = (torch.maximum if linkage == "complete" else torch.minimum)(D[a], D[b])
         D[:, a] = D[a]
         rest = [i for i in range(k) if i != b]
         D = D[rest][:, rest]
@@ -148,15 +153,16 @@ class SplittingClusters(Aggregation):
     """One model for all, then one for each cluster: a cluster whose members pull apart is split in two (CFL).
 
     A cluster with norms |mean X| < eps1 and max |X_k| > eps2 is split, from round `start` + 1 on, if it has more than
-    two members and all of them are present: complete linkage on -cosine leaves two groups. With `relative` both
-    thresholds are multiples of the mean norm in the first round. Then `stage` runs in each cluster, and what it returns
-    goes to all members, absent ones too. Before the first split that is one row for everyone.
+    two members and all of them are present, into the parts of `bipartition`. With `relative` both thresholds are
+    multiples of the mean norm in the first round. Then `stage` runs in each cluster, and what it returns goes to all
+    members, absent ones too. Before the first split that is one row for everyone.
     """
 
     eps1: float = 0.2
     eps2: float = 0.4
     start: int = 20
     relative: bool = True
+    linkage: Literal["single", "complete"] = "single"
     stage: Stage = Mean()
 
     def __post_init__(self) -> None:
@@ -191,7 +197,7 @@ class SplittingClusters(Aggregation):
                 if not everybody or len(here) < len(members) or len(here) < 3:
                     continue
                 if self._pull_apart(G[here][:, here], updates.weight[here].cpu(), reference):
-                    parts = bipartition(members, cosines(G[here][:, here]))
+                    parts = bipartition(members, cosines(G[here][:, here]), self.linkage)
                     del clusters[name]
                     inner = stages.pop(name)
                     for digit, part in zip("01", parts, strict=True):
@@ -218,11 +224,18 @@ class SplittingClusters(Aggregation):
     @property
     def boxes(self) -> tuple[Box, ...]:
         unit = " of the first round's mean norm" if self.relative else ""
-        when = f"from round {self.start + 1} split if |mean| < {self.eps1} and max norm > {self.eps2}{unit}"
+        when = f"from round {self.start + 1} split if |mean| < {self.eps1} and max norm > {self.eps2}{unit}, "
+        when += f"by {self.linkage} linkage"
         return (Box(f"in each cluster ({when})", inside=self.stage.boxes),)
 
 
-def bipartition(members: Sequence[str], C: Tensor) -> tuple[list[str], list[str]]:
-    """Clients (at least two) in two groups by complete linkage on their cosines C, in the order of `members`."""
-    a, b = agglomerate(-C, 2, "complete")
+def bipartition(
+    members: Sequence[str], C: Tensor, linkage: Literal["single", "complete"] = "single"
+) -> tuple[list[str], list[str]]:
+    """Clients (at least two) in two groups by their cosines C, in the order of `members` (CFL).
+
+    Single linkage merges the most similar pair first, so the largest cosine across the two groups is the smallest of
+    all bipartitions. Complete linkage merges by the least similar pair, and does not reach it in general.
+    """
+    a, b = agglomerate(-C, 2, linkage)
     return [members[i] for i in a], [members[i] for i in b]

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from statistics import mean
 
 
 def delta_terms(
     values: Mapping[str, float], base: Mapping[str, float], directions: Mapping[str, str]
 ) -> dict[str, float]:
-    """Task -> improvement on the base in percent, positive is better; tasks with a base of 0 or nan are left out.
+    """Task -> improvement on the base in percent of |base|, positive is better.
 
-    `directions` says for each task whether larger ("max") or smaller ("min") values are better.
+    The size of the base, because R2 and other metrics may be below 0: from -2 to -1 is +50 %. Tasks with a base of 0 or
+    nan are left out (`without_base` names them). `directions` says for each task whether larger ("max") or smaller
+    ("min") values are better.
     """
+    out = without_base(values, base)
     return {
-        task: (-1 if directions[task] == "min" else 1) * (values[task] - base[task]) / base[task] * 100
+        task: (-1 if directions[task] == "min" else 1) * (values[task] - base[task]) / abs(base[task]) * 100
         for task in values
-        if base[task] != 0 and not math.isnan(base[task])
+        if task not in out
     }
+
+
+def without_base(values: Iterable[str], base: Mapping[str, float]) -> list[str]:
+    """Those of the tasks, sorted, that have no change in percent, because the base is 0 or nan."""
+    return sorted(task for task in values if base[task] == 0 or math.isnan(base[task]))
 
 
 def delta_m(values: Mapping[str, float], base: Mapping[str, float], directions: Mapping[str, str]) -> float:

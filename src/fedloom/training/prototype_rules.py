@@ -21,6 +21,7 @@ from fedloom.core.context import State
 from fedloom.errors import RecipeError
 from fedloom.maths.prototypes import (
     ClusterPrototypes,
+    Over,
     Prototypes,
     aggregated,
     anchor_losses,
@@ -138,11 +139,13 @@ def keep_last(batches: deque[tuple[int, Any]], examples: int) -> None:
 class PrototypePull(LocalRule):
     """Adds lam times the distance of features to the broadcast prototype of their class (FedProto, FedTGP).
 
-    `distance` as in `prototype_pull`. Examples of classes without a prototype do not count.
+    `distance` as in `prototype_pull`. Examples of classes without a prototype add nothing; `over` says whether the mean
+    is over the others (known) or over all (batch).
     """
 
     lam: float = 1.0
     distance: Literal["mse", "norm"] = "mse"
+    over: Over = "known"
     features = True
     needs = BROADCAST
 
@@ -151,16 +154,21 @@ class PrototypePull(LocalRule):
             return None
         z, total = features_now(view), None
         for t in classified(view):
-            pull = prototype_pull(z, t.labels, told_points(view, t.number).unbiased(t.classes), self.distance)
+            known = told_points(view, t.number).unbiased(t.classes)
+            pull = prototype_pull(z, t.labels, known, self.distance, self.over)
             total = pull if total is None else total + pull
         return None if total is None else self.lam * total
 
 
 @dataclass(frozen=True)
 class ClusterContrast(LocalRule):
-    """Adds the contrast with the broadcast clusters of all classes and the pull to the own class's mean one (FPL)."""
+    """Adds the contrast with the broadcast clusters of all classes and the pull to the own class's mean one (FPL).
+
+    `over` as in `PrototypePull`.
+    """
 
     temperature: float = 0.02
+    over: Over = "known"
     features = True
     needs = BROADCAST
 
@@ -169,7 +177,7 @@ class ClusterContrast(LocalRule):
             return None
         z, total = features_now(view), None
         for t in classified(view):
-            loss = fpl_loss(z, t.labels, told_points(view, t.number), t.classes, self.temperature)
+            loss = fpl_loss(z, t.labels, told_points(view, t.number), t.classes, self.temperature, self.over)
             total = loss if total is None else total + loss
         return total
 
@@ -258,7 +266,8 @@ class TapLevels:
 class RelaxedContrast(LocalRule):
     """Adds lam times the relaxed contrast of the features and of every tapped level (FedRCL, `relaxed_contrast`).
 
-    `TapLevels` must have given the model its levels.
+    `over_levels` says whether the levels' terms are added up or averaged. `TapLevels` must have given the model its
+    levels.
     """
 
     lam: float = 1.0
@@ -267,6 +276,7 @@ class RelaxedContrast(LocalRule):
     threshold: float = 0.7
     positives: int = 1
     negatives: int = 2
+    over_levels: Literal["sum", "mean"] = "sum"
     features = True
 
     def penalty(self, view: View, state: State) -> Tensor | None:
@@ -285,4 +295,6 @@ class RelaxedContrast(LocalRule):
                     z, t.labels, self.temperature, self.threshold, self.positives, self.negatives, self.penalty_weight
                 )
                 total = loss if total is None else total + loss
-        return None if total is None else self.lam * total
+        if total is None:
+            return None
+        return self.lam * total / (len(levels) if self.over_levels == "mean" else 1)

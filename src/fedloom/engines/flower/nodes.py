@@ -21,6 +21,7 @@ from fedloom.errors import DataError, RecipeError, nearest
 from fedloom.methods.method import Method
 from fedloom.recipes.loader import read
 from fedloom.recipes.schema import DataSection, Recipe
+from fedloom.rounds import refusals
 from fedloom.rounds.build import assemble, method_of, with_options
 from fedloom.rounds.built import Built
 from fedloom.rounds.federation import Client, Federation, Part
@@ -207,7 +208,9 @@ def build_from(recipe: Recipe, method: Method | None, reports: Mapping[str, Node
     """A recipe made concrete at a server that has no data."""
     federation, dataset, partition = federation_of(reports, recipe.model.heads == "all")
     pool = Pool.of(dataset)
-    return assemble(recipe, method_of(recipe, method), dataset, pool, partition, federation)
+    built = assemble(recipe, method_of(recipe, method), dataset, pool, partition, federation)
+    refusals.unmeasured(built)
+    return built
 
 
 def build_at(recipe: Recipe, method: Method | None, config: NodeConfig, tasks: tuple[Task, ...]) -> Built:

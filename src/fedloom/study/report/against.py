@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from fedloom.errors import StateError
 from fedloom.runs.reader import Final, Run, TaskMetric
 from fedloom.study.keys import QUIET, differs, value_at
-from fedloom.tasks.delta import delta_m, delta_terms
+from fedloom.tasks.delta import delta_m, delta_terms, without_base
 
 SPLITS = ("test", "val")
 _KEYS = 12  # keys in which the recipes differ that are named, at most
@@ -110,9 +110,9 @@ def against(run: Run, base: Run) -> Against:
             {row.task: of.values[row.task][row.metric] for row in rows if (split, row.task, row.metric) in means}
             for of in (mine[split], theirs[split])
         )
-        terms = delta_terms(values, others, directions)
-        deltas[split] = (delta_m(values, others, directions), len(terms))
-        if out := sorted(set(values) - set(terms)):
+        out = without_base(values, others)
+        deltas[split] = (delta_m(values, others, directions), len(values) - len(out))
+        if out:
             notes.append(f"Δm on {split} leaves out {', '.join(out)}: 0 or undefined in the base.")
         if mine[split].data != theirs[split].data:
             notes.append(

@@ -55,8 +55,8 @@ WORDS: dict[Over, dict[str, str]] = {
     },
 }
 FORMULAS = (
-    "Gain: how much better than the base, value - base for ↑ and base - value for ↓, {pair}; gain %: in percent of the "
-    "base; Δm: the mean of gain % over tasks.",
+    "Gain: how much better than the base, value - base for ↑ and base - value for ↓, {pair}; gain %: in percent of "
+    "the base's size; Δm: the mean of gain % over tasks.",
     "[ ]: 95 % t-interval of the mean gain. t, p: two-sided paired t-test, t = mean / (sd / sqrt n), n - 1 degrees of "
     "freedom, for gains that are normal, which few {over} cannot show. Wilcoxon: two-sided signed-rank test, exact "
     f"up to {EXACT} pairs; in brackets the least p that n {{over}} admit, 2^(1-n).",
@@ -315,6 +315,9 @@ def _notes(tests: Sequence[Contrast], sides: Mapping[tuple[str, str], Side], ove
             task = "Δm" if test.row is None else test.row.task
             reasons[f"{test.state}: {test.reason}"].append(f"{where} ({task})" if test.state == "undefined" else where)
     notes = [f"{', '.join(dict.fromkeys(names))}: {reason}." for reason, names in reasons.items()]
+    zero = [t for t in tests if math.isnan(t.percent) and all(map(math.isfinite, t.gains.values()))]
+    if names := [" / ".join(p for p in (t.data, t.method) if p) + f" ({t.row.task})" for t in zero if t.row]:
+        notes.append(f"{', '.join(names)}: no gain %, and not in Δm where the base is 0, for it is 0 in some pair.")
     if others := dict.fromkeys(f"{test.method} and {test.base}" for test in tests if not test.same_holders):
         notes.append(f"Not the same clients have the task: {', '.join(others)}. {WORDS[over]['holders']}.")
     if any(test.found is not None and test.found.is_constant for test in tests):

@@ -16,7 +16,7 @@ from fedloom.extras import need
 from fedloom.runs.reader import Final, Run, TaskMetric, human_bytes
 from fedloom.study.keys import QUIET, differs, value_at
 from fedloom.study.tables.markup import csv_text, full, latex, span, tex
-from fedloom.tasks.delta import delta_m, delta_terms
+from fedloom.tasks.delta import delta_m, without_base
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -49,7 +49,9 @@ class Estimate:
 
     @property
     def signed(self) -> str:
-        """As a change in percent: '+10.59 ± 1.20'."""
+        """As a change in percent: '+10.59 ± 1.20'; 'nan' where there is none."""
+        if math.isnan(self.mean):
+            return "nan"
         return f"{self.mean:+.2f}" + ("" if math.isnan(self.half) else f" ± {self.half:.2f}")
 
 
@@ -235,7 +237,7 @@ def _with_delta(column: RunSet, base: RunSet, rows: Sequence[TaskMetric], notes:
         paired += same is not None
         against = average if same is None else {row.task: _value(same, row) for row in rows}
         values = {row.task: _value(final, row) for row in rows}
-        left_out |= set(values) - set(delta_terms(values, against, directions))
+        left_out |= {*without_base(values, against)}
         deltas.append(delta_m(values, against, directions))
     if paired == len(deltas):
         pairing = "each seed against the base's same seed"
@@ -296,7 +298,10 @@ def _finals_notes(columns: Sequence[RunSet]) -> list[str]:
 
 
 def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """Method labels; where two are equal, with the recipe keys in which those runs differ."""
+    """Method labels; where two are equal, with the recipe keys in which those runs differ.
+
+    Methods made in Python may differ in what neither their names nor recipes say: then with the folder of a run.
+    """
     labels = []
     for group in groups:
         run = group[0]
@@ -304,7 +309,10 @@ def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
         keys = sorted({key for other in alike for key in differs("", run.recipe, other.recipe)} - QUIET)
         detail = ", ".join(f"{key}={value_at(run.recipe, key)}" for key in keys)
         labels.append(f"{run.label} [{detail}]" if detail else run.label)
-    return labels
+    return [
+        f"{label} [{group[0].folder}]" if labels.count(label) > 1 else label
+        for label, group in zip(labels, groups, strict=True)
+    ]
 
 
 def _seeds(runs: Sequence[Run]) -> str:

@@ -18,7 +18,7 @@ from fedloom.study.grid import Cell, Grid, cells, refused_in, together
 from fedloom.study.tables.compare import Estimate
 from fedloom.study.tables.domains import domain_history
 from fedloom.study.tables.results import Combination, CombinationRuns, Values, about_model, change, read
-from fedloom.tasks.delta import delta_terms
+from fedloom.tasks.delta import without_base
 
 DELTA = "Δ %"
 SPOKEN = {
@@ -226,12 +226,20 @@ class _Maker:
     columns: Mapping[str, tuple[Column, ...]]
 
     def __post_init__(self) -> None:
-        self.notes: list[str] = []
-        for (data, base, addon), result in self.results.items():
-            self._left_out(data, base, addon, result)
-        self.notes += [f"refused: {name}: {reason}." for name, reason in self.refused.items()]
+        self.left_out: dict[str, set[str]] = {}
+        """Whose Delta leaves out tasks -> which, because the reference is 0 or undefined there."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What has to be said about the lines made so far."""
+        notes = [
+            f"{DELTA} of {name} leaves out {', '.join(sorted(out))}: 0 or undefined in the base."
+            for name, out in self.left_out.items()
+        ]
+        notes += [f"refused: {name}: {reason}." for name, reason in self.refused.items()]
         if any(0 < len(result.runs) < len(self.grid.seeds) for result in self.results.values()):
-            self.notes.append("*: not all seeds.")
+            notes.append("*: not all seeds.")
+        return notes
 
     def models(self) -> str:
         """Which kind of model the numbers are of: for all, or for each base or cell where kinds differ."""
@@ -298,7 +306,12 @@ class _Maker:
         if result is None:
             return self._none(column.data, *reference)
         against = (result.owned(self.split).get(owner) if owner else None) or result.values()
-        changed = change(values, against, self._directions(column.data))
+        directions = self._directions(column.data)
+        for seed in values.keys() & against.keys():
+            if out := without_base(values[seed].keys() & directions.keys() & against[seed].keys(), against[seed]):
+                name = Cell(column.data, base, addon, 0).combination + (f", {owner}" if owner else "")
+                self.left_out.setdefault(name, set()).update(out)
+        changed = change(values, against, directions)
         if changed is None:
             return TableEntry("missing")
         return TableEntry("value", changed, partial=partial or changed.n < len(values), is_change=True)
@@ -309,24 +322,6 @@ class _Maker:
 
     def _directions(self, data: str) -> dict[str, str]:
         return {column.task: column.direction for column in self.columns[data] if column.task}
-
-    def _left_out(self, data: str, base: str, addon: str, result: CombinationRuns) -> None:
-        """Note the tasks that Delta leaves out, because the reference is 0 or undefined there."""
-        reference = self.grid.reference(base)
-        other = self.results.get((data, *reference)) if reference and reference != (base, addon) else None
-        if other is None:
-            return
-        mine, theirs, directions = result.values(), other.values(), self._directions(data)
-        out = {
-            task
-            for seed in mine
-            if seed in theirs
-            for task in mine[seed]
-            if task in theirs[seed] and task in directions and not delta_terms({task: 0.0}, theirs[seed], directions)
-        }
-        if out:
-            name = Cell(data, base, addon, 0).combination
-            self.notes.append(f"{DELTA} of {name} leaves out {', '.join(sorted(out))}: 0 or undefined in the base.")
 
 
 def columns_of(grid: Grid, data: str, results: Mapping[Combination, CombinationRuns]) -> tuple[Column, ...]:
