@@ -28,6 +28,7 @@ SPOKEN = {
     "merr": ("mErr", "degrees"),
     "rmse": ("RMSE", "metres"),
     "edge_f_plain": ("F", ""),
+    "auc": ("AUC", ""),
 }
 """Metric -> (how papers write it, unit where it is no fraction)."""
 
