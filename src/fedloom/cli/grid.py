@@ -96,6 +96,10 @@ def table(
     out: Annotated[Path | None, typer.Option(help="Write to this file instead.", dir_okay=False)] = None,
     split: shared.SplitOption = "test",
     at: AtOption = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(help="Show this metric, of the tasks that have it: loss, say.", show_default="each task's own"),
+    ] = None,
     base: Annotated[
         str | None,
         typer.Option(
@@ -118,6 +122,8 @@ def table(
 
     shared.one_of(tests, over, ranks, plot)
     opened, folder = _opened(source, at)
+    if metric is not None:
+        opened = opened.model_copy(update={"metric": metric})
     if base is not None:
         opened = against(opened, base)
     if ranks:

@@ -29,7 +29,7 @@ HOME = files("fedloom.study") / "grids"
 """Where the packaged grids are."""
 FILE = "grid.yaml"
 REFUSED = "refused.json"
-OWN = ("seeds", "delta", "show", "at", "columns", "also", "title")
+OWN = ("seeds", "delta", "show", "at", "metric", "columns", "also", "title")
 """Keys that KEY=VALUE sets in the grid itself; all others are set in every cell's recipe."""
 NO_VALIDATION = "at is best-validation, and there is no validation score to choose a round by"
 
@@ -71,6 +71,8 @@ class Grid(Section):
     at: Literal["last", "best-validation"] = "last"
     """Which model of a run counts. last: the one it keeps at the end. best-validation: the one of the round with the
     best mean over the tasks (or domains), which must have one metric, on validation data; test data plays no part."""
+    metric: str | None = None
+    """Show this metric, of the tasks that have it; by default each task's own."""
     columns: tuple[str, ...] | None = Field(None, min_length=1)
     """The tasks that tables and figures show and that Delta counts, in their order; by default all."""
     also: tuple[Literal["average", "spread", "bits"], ...] = ()
@@ -177,8 +179,8 @@ def summary(name: str) -> str:
 def load_grid(source: str | Path | Mapping[str, Any], changes: Sequence[str] = ()) -> Grid:
     """A checked grid from a packaged name, a file or a mapping; its recipes are read and stand in the result.
 
-    `changes` are KEY=VALUE texts: seeds, delta, show, at, columns, also and title change the grid, others every
-    cell's recipe. Raises RecipeError with all that is wrong with the grid; `recipes` checks the cells.
+    `changes` are KEY=VALUE texts: those that `OWN` names, such as seeds, change the grid, others every cell's recipe.
+    Raises RecipeError with all that is wrong with the grid; `recipes` checks the cells.
     """
     where, value = loader.read(source, "grid", HOME)
     if not isinstance(value, dict):
