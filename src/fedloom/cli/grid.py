@@ -179,15 +179,11 @@ def _opened(source: str, at: str | None) -> tuple[Grid, Path]:
 
 
 def _list() -> None:
-    from fedloom.study.grid import load_grid, names, summary
+    from fedloom.study.grid import cells, load_grid, names, summary
 
-    rows = [(name, summary(name), str(_runs(load_grid(name)))) for name in names()]
+    rows = [(name, summary(name), str(sum(1 for _ in cells(load_grid(name))))) for name in names()]
     shared.print_table(["grid", "what it compares", "runs"], rows)
     typer.echo("Run one: fedloom grid NAME, with --dry-run to see its cells")
-
-
-def _runs(grid: Grid) -> int:
-    return len(grid.data) * len(grid.bases) * len(grid.addons) * len(grid.seeds)
 
 
 def _before(prepared: Prepared) -> None:

@@ -43,6 +43,8 @@ class DataRow(Section):
     recipe: str | dict[str, Any]
     """A packaged recipe, a file (relative to the grid's own), or, in a grid folder, the recipe itself."""
     set: Changes = Field(default_factory=dict)
+    bases: tuple[str, ...] | None = Field(None, min_length=1)
+    """The bases that are run on it; by default all."""
 
 
 class FigureSection(Named):
@@ -107,6 +109,12 @@ class Grid(Section):
             for label in self.cells
             if label not in cells
         ]
+        problems += [
+            (f"data.{label}.bases", f"no base {base!r}.{nearest(base, self.bases)}")
+            for label, row in self.data.items()
+            for base in row.bases or ()
+            if base not in self.bases
+        ]
         if self.delta not in ("base", "none", *cells):
             hint = nearest(self.delta, cells)
             problems.append(("delta", f"{self.delta!r} found, expected 'base', 'none' or a cell as BASE/ADDON.{hint}"))
@@ -160,9 +168,9 @@ def safe(label: str) -> str:
 def cells(grid: Grid) -> Iterator[Cell]:
     """Seed by seed, so that every cell has a first number early."""
     for seed in grid.seeds:
-        for data in grid.data:
+        for data, row in grid.data.items():
             for base in grid.bases:
-                for addon in grid.addons:
+                for addon in grid.addons if row.bases is None or base in row.bases else ():
                     yield Cell(data, base, addon, seed)
 
 
