@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-Combine = Literal["normalized", "sum", "half"]
+Combine = Literal["normalized", "sum", "half", "average"]
 Cross = Literal["similar", "uniform", "none"]
 Source = Literal["masked", "unified", "reconstructed"]
 Zeros = Literal["half", "out"]
@@ -304,10 +304,10 @@ def aggregate_tasks(
     - Eq. 5: S = `sign_similarity` of the vectors that, with `zeros`.
     - Eq. 6: partners of t: the `kappa` most similar other tasks with S > epsilon (the paper: 0.5; ties by name).
       ttil = sum over them of S mhat * that'. With cross="uniform" every other task is a partner, all with the same
-      weight: 1 in "normalized", one over their number in "sum" and "half". With cross="none" no task has partners.
+      weight: 1 in "normalized", one over their number in the others. With cross="none" no task has partners.
     - Eq. 7: `combine` "sum": that + ttil, as printed, which grows from round to round where tasks are related;
-      "half": half of that; "normalized": (that + ttil) / (1 + the partners' weights), an average. A task without
-      partners is that in all three.
+      "half": half of that; "normalized": (that + ttil) / (1 + the partners' weights), an average; "average": half of
+      that and half of the partners' own average, ttil / the partners' weights. A task without partners is that in all.
 
     Tasks that no upload holds are not in the result: they keep their vectors and give nothing to others. Memory: the
     result (T x d), written to `out` if given (columns of a larger matrix will do), and pieces of a few thousand
@@ -429,7 +429,8 @@ def _weights(partners: Tensor, combine: Combine, cross: Cross) -> tuple[Tensor, 
     some = total > 0
     if combine == "normalized":
         return 1 / (1 + total), partners / (1 + total)[:, None]
-    weights = partners / total.clamp(min=1)[:, None] if cross == "uniform" else partners
+    shared = cross == "uniform" or combine == "average"
+    weights = partners / torch.where(some, total, 1.0)[:, None] if shared else partners
     if combine == "sum":
         return torch.ones_like(total), weights
     return torch.where(some, 0.5, 1.0).to(total), weights / 2

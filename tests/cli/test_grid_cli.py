@@ -88,6 +88,12 @@ def test_run_then_table_then_figure(child, fedloom_):
     code, out, _ = fedloom_("table", "g.yaml", "--format", "html", "--out", "new/t.html")
     assert (code, out) == (0, "new/t.html\n")
     assert "<b>0.7500" in Path("new/t.html").read_text("utf-8")
+    code, out, _ = fedloom_("table", "g.yaml", "--metric", "loss")
+    assert code == 0
+    assert "loss ↓" in out
+    code, _, err = fedloom_("table", "g.yaml", "--metric", "losss")
+    assert code == 2
+    assert err.startswith("error: no task has the metric 'losss'. Did you mean 'loss'? Recorded: ")
     code, _, err = fedloom_("table", "g.yaml", "--at", "best-validation")
     assert code == 2
     assert "s0: at is best-validation, and there is no validation score to choose a round by" in err

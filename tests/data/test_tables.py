@@ -12,7 +12,7 @@ import torch
 import fedloom
 from fedloom.data import DATASETS, PARTITIONERS, Pool
 from fedloom.errors import DataError, RecipeError
-from fedloom.tasks import Regression
+from fedloom.tasks import BinaryClassification, Classification, Regression
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
 CPU = torch.device("cpu")
@@ -133,6 +133,16 @@ def _schools(table: str) -> list[str]:
     return [s.domain for s in partition.shares if s.domain]
 
 
+def test_two_classes_may_be_judged_by_the_auc(table):
+    pool = {"features": "x", "targets": "y", "task_by": "task", "test_fraction": 0.5, "kind": "classification"}
+    assert load(table, **pool).tasks == (Classification("task-0", 2), Classification("task-1", 2))
+    assert load(table, **pool, metric="auc").tasks == (BinaryClassification("task-0"), BinaryClassification("task-1"))
+    with pytest.raises(DataError, match="metric auc expects classification with labels 0 and 1, found 3 classes"):
+        load(table, "classification", targets="label_{split}", metric="auc")
+    with pytest.raises(DataError, match="metric auc expects .* found regression"):
+        load(table, metric="auc")
+
+
 TABLES = {"school": 139, "landmine": 29, "har": 24, "parkinsons": 84}
 
 
@@ -146,3 +156,4 @@ def test_packaged_recipe_trains_on_the_real_table(name, tmp_path):
     assert len(values) == TABLES[name]
     # Some people's targets do not vary in the test part, which leaves their R2 undefined.
     assert all(math.isfinite(v) for scores in values.values() for name, v in scores.items() if name != "r2")
+    assert name != "landmine" or {task["primary"] for task in result.run.info["tasks"].values()} == {"auc"}

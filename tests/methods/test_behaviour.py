@@ -10,7 +10,16 @@ import pytest
 import torch
 
 from fedloom import Method, methods, training
-from fedloom.stages import DualShift, GapWeights, Mean, NormaliseSteps, TaskCovariance, TopMagnitude
+from fedloom.core.layout import Select
+from fedloom.stages import (
+    AttentionAcrossTasks,
+    DualShift,
+    GapWeights,
+    Mean,
+    NormaliseSteps,
+    TaskCovariance,
+    TopMagnitude,
+)
 from fedloom.stages.gap import adjusted
 from fedloom.stages.relations import attention, covariance
 from quadratics import Quadratics
@@ -267,6 +276,15 @@ def test_fedamp_golden_values() -> None:
     W = torch.tensor([[3.0, -1, 0, 2], [-2, 2, 1, 0], [1, 1, -4, 0]])
     expected = [[0.995947, 0.001012, 0.003041], [0.001012, 0.997478, 0.001510], [0.003041, 0.001510, 0.995450]]
     torch.testing.assert_close(attention(W, 0.5, 10.0), torch.tensor(expected).double(), atol=1e-6, rtol=0)
+
+
+def test_fedamp_across_tasks_shares_decoders_but_no_heads() -> None:
+    method = methods.across_tasks(methods.fedamp(lam=0.5, sigma=3.0, scale="median"))
+    assert method.stage == AttentionAcrossTasks(1.0, 3.0, "median")
+    assert method.local == methods.fedamp(lam=0.5).local
+    assert method.private == Select(role="head")
+    with pytest.raises(ValueError, match="fedamp: across-tasks takes the place of one mean or one attention"):
+        methods.across_tasks(methods.fedamp(share="encoder"))
 
 
 def test_fedamp_weights_stay_convex() -> None:

@@ -20,7 +20,7 @@ from fedloom.rounds.client import client_step
 from fedloom.rounds.messages import rows_of
 from fedloom.rounds.rounds import initial_state
 from fedloom.rounds.server import dispatch, server_step
-from fedloom.stages import TaskVectors
+from fedloom.stages import Identity, TaskVectors
 from fedloom.training.flat import FlatModel
 from tests_support import load_recipe
 
@@ -172,14 +172,94 @@ def test_raw_codec_sends_every_task_vector(quick: Quick) -> None:
 def test_unrelated_parts_are_refused() -> None:
     with pytest.raises(ValueError, match="rows are client, but TaskVectors"):
         fedloom.Method(name="mine", stage=TaskVectors())
-    with pytest.raises(ValueError, match="leaves no row a task"):
-        fedloom.Method(name="mine", rows="client-task")
+    with pytest.raises(ValueError, match=r"Identity\(\), which leaves a row for each, and rows"):
+        fedloom.Method(name="mine", stage=Identity(), rows="client-task")
     with pytest.raises(fedloom.errors.RecipeError, match="running statistics"):
         build(load_recipe("method=matu", "model={name: resnet10, width: 4}"))
     with pytest.raises(fedloom.errors.RecipeError, match="no one model 'trained'"):
         build(load_recipe("method=matu", "evaluation.models=[trained]"))
     with pytest.raises(fedloom.errors.RecipeError, match="stacked"):
         build(load_recipe("method=matu", "training.stacked=true"))
+
+
+# Its rivals, which send an update for each task
+
+BY_TASK = "method={name: fedavg, add: {by-task: }}"
+
+
+def test_by_task_with_one_task_a_client_is_the_method_itself() -> None:
+    # whole batches: their order does not matter
+    one = (
+        "partition={name: task-dirichlet, clients: 4, alpha_tasks: 0}",
+        "training.batch_size=2000",
+        "model.heads=own",
+    )
+    ours, theirs = (rounds(build(load_recipe(method, *one)), 3) for method in (BY_TASK, "method=fedavg"))
+    torch.testing.assert_close(ours["model"], theirs["model"], atol=1e-6, rtol=0)
+    assert not torch.allclose(ours["model"], rounds(build(load_recipe(*one)), 1)["model"], atol=1e-3)
+
+
+def test_by_task_is_the_mean_over_clients_and_tasks_that_were_trained_alone() -> None:
+    changes = (MANY, "training={epochs: 1, batch_size: 2000, optimizer: {name: sgd, lr: 0.1}}")
+    built = build(load_recipe(BY_TASK, *changes))
+    after = rounds(built, 1)["model"]
+    shared, start = built.layout.parameters, initial_state(built)["server"]["model"]
+    alone: list[tuple[int, str, torch.Tensor]] = []
+    model = FlatModel(copy.deepcopy(built.module), built.layout)
+    for client in built.federation.clients.values():
+        for task, (what, _) in client.tasks.items():
+            model.vector.copy_(model.initial)
+            part = client.only(task).train
+            x, y = part.examples.batch(part.index, model.device, tasks=[task])
+            loss = what.loss(model.module(x, [task])[task], y[task])
+            gradients = torch.autograd.grad(loss, list(model.module.parameters()), allow_unused=True)
+            named = dict(zip([n for n, _ in model.module.named_parameters()], gradients, strict=True))
+            moved = [torch.zeros(b.size) if (g := named[b.name]) is None else -0.1 * g.flatten() for b in shared.blocks]
+            alone.append((len(part), task, torch.cat(moved)))
+    for block, s in zip(shared.blocks, shared.slices, strict=True):
+        rows = [(n, x[s]) for n, task, x in alone if block.task in (None, task)]
+        mean = sum((n * x for n, x in rows), torch.zeros(block.size)) / sum(n for n, _ in rows)
+        torch.testing.assert_close(after[s] - start[s], mean, atol=1e-5, rtol=0)
+        assert bool(mean.abs().max() > 1e-4)
+
+
+def test_by_task_sends_one_update_for_each_task_and_receives_one_model(quick: Quick) -> None:
+    result = quick(BY_TASK, MANY)
+    built = build(load_recipe(BY_TASK, MANY))
+    d = built.layout.parameters.common.d
+    (line,) = (line for line in lines(result, "bytes.jsonl") if line["round"] == 1)
+    for direction, times in (("up", lambda tasks: len(tasks)), ("down", lambda _: 1)):
+        for client in built.federation.clients.values():
+            found = {(e["role"], e["task"]): e["bytes"] for e in line[direction] if e["client"] == client.id}
+            assert found["encoder", None] == 4 * d * times(client.tasks)
+    assert max(len(client.tasks) for client in built.federation.clients.values()) > 1
+    assert {r["model"] for line in lines(result, "metrics.jsonl") for r in line["metrics"]} == {"global"}
+
+
+def test_by_task_keeps_private_parts_for_each_task(quick: Quick) -> None:
+    result = quick("method={name: fedper, add: {by-task: }}", MANY)
+    names = set(trained_models(result.folder))
+    clients = build(load_recipe(MANY)).federation.clients
+    assert names == {f"{c}/task/{task}" for c, client in clients.items() for task in client.tasks}
+
+
+@pytest.mark.parametrize(
+    ("method", "why"),
+    [
+        ("{name: scaffold, add: {by-task: }}", "auxiliary vectors and rows"),
+        ("{name: ditto, add: {by-task: }}", "a stream and rows"),
+        ("{name: fedamp, add: {by-task: }}", "leaves a row for each, and rows"),
+        ("{name: matu, add: {by-task: }}", r"rows \(client, task\) are there already"),
+    ],
+)
+def test_by_task_is_refused_where_clients_or_tasks_keep_more(method: str, why: str) -> None:
+    with pytest.raises(fedloom.errors.RecipeError, match=why):
+        build(load_recipe(f"method={method}"))
+
+
+def test_by_task_needs_a_server() -> None:
+    with pytest.raises(fedloom.errors.RecipeError, match="sends an update for each task to one model, which needs"):
+        build(load_recipe(BY_TASK, "peers={}"))
 
 
 def test_page_has_the_three_way_difference() -> None:

@@ -13,6 +13,7 @@ from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
 from fedloom.stages import (
     AcrossTasks,
+    AttentionAcrossTasks,
     Chain,
     GroupBy,
     Identity,
@@ -25,6 +26,7 @@ from fedloom.stages import (
     Switch,
     TopMagnitude,
 )
+from fedloom.stages.relations import attention
 from fedloom.stages.stage import Traits, check_closed
 
 
@@ -219,6 +221,48 @@ def test_across_tasks_all_decoders_become_the_mean_of_their_models() -> None:
     assert after[0, :2].tolist() == after[1, 2:4].tolist() == after[2, :2].tolist() == after[2, 2:4].tolist() == mean
     assert after[1, 4:].tolist() == after[2, 4:].tolist() == [4.5, 5.0, 5.5]
     assert not out[0, 2:].any()
+
+
+ALIKE = Layout(
+    (
+        Block("encoder.w", (1,), role="encoder"),
+        Block("decoders.a.fuse.w", (2,), role="decoder", task="a"),
+        Block("decoders.b.fuse.w", (2,), role="decoder", task="b"),
+        Block("decoders.c.fuse.w", (3,), role="decoder", task="c"),
+    )
+)
+HELD = [[True, True, False, False], [True, False, True, True], [True, True, True, False]]
+MODELS = {
+    "c0": torch.tensor([0.0, 1, 2, 99, 99, 99, 99, 99]),
+    "c1": torch.tensor([1.0, 99, 99, 3, 4, 5, 6, 7]),
+    "c2": torch.tensor([5.0, 0, 0, 2, 2, 99, 99, 99]),
+}
+
+
+def test_attention_across_tasks_is_attention_among_encoders_and_among_decoders() -> None:
+    stage = AttentionAcrossTasks(alpha=1, sigma=10)
+    _, state = stage.on(torch.zeros(3, 8), layout=ALIKE, present=HELD)
+    sent = stage.broadcast(state, ["c0", "c1", "c2", "new"], MODELS)
+    assert sent["new"] == {}
+    u = {client: sent[client]["anchor"] for client in MODELS}
+    encoders = torch.tensor([[0.0], [1], [5]])
+    fours = torch.tensor([[1.0, 2], [3, 4], [0, 0], [2, 2]])  # c0's a, c1's b, c2's a and b
+    expected = attention(encoders, 1, 10).float() @ encoders
+    torch.testing.assert_close(torch.stack([u[c][:1] for c in MODELS]), expected)
+    mixed = attention(fours, 1, 10).float() @ fours
+    found = torch.stack([u["c0"][1:3], u["c1"][3:5], u["c2"][1:3], u["c2"][3:5]])
+    torch.testing.assert_close(found, mixed)
+    assert (found - fours).abs().min() > 1e-3  # every decoder is drawn to the others
+    assert torch.equal(u["c1"][5:], MODELS["c1"][5:])  # alone of its shape
+    assert torch.equal(u["c0"][3:], MODELS["c0"][3:])  # blocks that the client lacks
+
+
+def test_attention_across_tasks_counts_absent_clients_too() -> None:
+    stage = AttentionAcrossTasks(alpha=1, sigma=10)
+    _, state = stage.on(torch.zeros(3, 8), layout=ALIKE, present=HELD)
+    _, later = stage.on(torch.zeros(1, 8), layout=ALIKE, present=HELD[1:2], rows=["c1"], state=state)
+    before, after = (stage.broadcast(s, ["c1"], MODELS)["c1"]["anchor"] for s in (state, later))
+    assert torch.equal(before, after)
 
 
 def test_traits_are_sets_of_names_in_one_value() -> None:

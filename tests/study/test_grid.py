@@ -25,7 +25,19 @@ from fedloom.experiments.grid_run import Outcome, Watch, default_jobs, prepare, 
 from fedloom.experiments.memory import available_memory
 from fedloom.recipes import dump
 from fedloom.rounds.build import build_method
-from fedloom.study.grid import Cell, Grid, load_grid, names, open_folder, recipes, safe, select, state_of, summary
+from fedloom.study.grid import (
+    Cell,
+    Grid,
+    cells,
+    load_grid,
+    names,
+    open_folder,
+    recipes,
+    safe,
+    select,
+    state_of,
+    summary,
+)
 from grid_support import TINY
 from tests_support import assert_same
 
@@ -88,13 +100,13 @@ def test_packaged_grids_are_valid_in_every_cell(name: str) -> None:
         except RecipeError:
             refused.add(cell.combination)
     assert refused == REFUSED.get(name, set())
-    assert len(built | refused) == len(grid.data) * len(grid.bases) * len(grid.addons)
+    assert len(built | refused) * len(grid.seeds) == sum(1 for _ in cells(grid))
     if grid.figure is not None and grid.figure.name == "convergence":
         assert all(recipe.evaluation.every == 1 for recipe in recipes(grid).values())
 
 
 def test_packaged_grids_and_their_twins_belong_together() -> None:
-    assert set(names()) >= {f"feddea/table{n}{twin}" for n in range(1, 6) for twin in ("", "-scenes")}
+    assert set(names()) >= {f"feddea/table{n}{twin}" for n in range(1, 7) for twin in ("", "-scenes")}
     fedhca2 = ("table1", "benchmark2", "table2", "tables4-5", "table6", "tables7-8", "figure1", "hyper-weights")
     assert set(names()) >= {f"fedhca2/{name}{twin}" for name in fedhca2 for twin in ("", "-scenes")}
     for name in names():
@@ -129,6 +141,18 @@ def test_cells_apply_changes_in_order() -> None:
     } == {(3, None, 2, 8)}
     last = by_cell[Cell("Digits", "Prox", "+DEA", 1)]
     assert (last.seed, last.method.params["mu"], last.method.add["feddea"]["rho"]) == (1, 2.0, 0.25)
+
+
+def test_a_data_set_may_have_some_bases_only() -> None:
+    two = {"data": {"D": TINY["data"]["Digits"], "E": {"recipe": "digits-tasks", "bases": ["Local"]}}}
+    grid = load_grid(
+        TINY | two | {"bases": {"FedAvg": {"method": "fedavg"}, "Local": {"method": "local"}}, "addons": {"-": {}}}
+    )
+    assert [(cell.data, cell.base) for cell in cells(grid)] == [("D", "FedAvg"), ("D", "Local"), ("E", "Local")]
+    assert [*recipes(grid)] == [*cells(grid)]
+    two["data"]["E"]["bases"] = ["Locale"]
+    with pytest.raises(RecipeError, match=r"data\.E\.bases: no base 'Locale'"):
+        load_grid(TINY | two)
 
 
 def test_recipes_are_found_beside_the_grid(tmp_path: Path) -> None:

@@ -184,6 +184,15 @@ def test_delta_against_a_named_cell_or_none(paper):
     assert "Δ" not in tabulate(*open_folder(paper)).caption
 
 
+def test_another_metric_than_the_tasks_own(paper):
+    opened, folder = open_folder(paper)
+    table = tabulate(opened.model_copy(update={"metric": "miou"}), folder)
+    assert [column.task for column in table.columns] == ["semseg", "", "semseg", ""]
+    assert [entry.text for entry in table.lines[1].entries[:2]] == ["30.78", "+33.54"]
+    with pytest.raises(StateError, match=r"no task has the metric 'miuo'. Did you mean 'miou'\? Recorded: loss, merr,"):
+        tabulate(opened.model_copy(update={"metric": "miuo"}), folder)
+
+
 def test_bases_of_zero_are_left_out_and_said(tmp_path):
     grid = paper_grid(data={"D": {"recipe": "digits-tasks"}}, bases={"B": {"method": "fedavg"}})
     runs = {("D", "B", "-", 0): {"semseg": 0.0, "depth": 1.0}, ("D", "B", "+DEA", 0): {"semseg": 5.0, "depth": 0.5}}
@@ -221,6 +230,9 @@ def test_a_line_for_each_personal_model(clients):
     assert "personal model of Local, global model of FedAvg" in table.caption
     assert r"Local (semseg) & 10.00 & \textbackslash{} & base" in FORMATS["latex"](table)
     assert "| 10.00 | \\\\ | base |" in FORMATS["markdown"](table)
+    opened, folder = open_folder(clients)
+    only = tabulate(opened.model_copy(update={"metric": "rmse"}), folder)
+    assert [line.label for line in only.lines] == ["Local (depth)", "FedAvg", "FedAMP"]
     # Against the line of the same client, not against the mean over clients.
     shutil.rmtree(clients / "cells/NYUD/FedAvg")
     write_run(clients, Cell("NYUD", "FedAMP", "-", 0), {"x": {"semseg": 11.0}, "y": {"depth": 0.4}})

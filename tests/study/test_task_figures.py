@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from fedloom.errors import RecipeError, StateError
-from fedloom.study.figures import draw, radar, tasks_per_client
+from fedloom.study.figures import data_sets, draw, radar, tasks_per_client
 from fedloom.study.grid import Cell, Grid, save
 from grid_support import paper_grid, write_run
 
@@ -92,6 +92,36 @@ def test_tasks_per_client(tmp_path: Path) -> None:
     found = {line.get_label(): line for line in mean.lines}
     assert found["FedAvg"].get_ydata() == pytest.approx([0.55, 0.55])
     assert list(found["MaTU"].get_ydata()) == [0.5, 2.0]
+    draw(grid, tmp_path, tmp_path / "f.svg")
+    _, share = tasks_per_client(grid, tmp_path, "test", reference="other/Individual/-").axes
+    assert share.get_title() == "mean over tasks mIoU ↑, % of other/Individual/-"
+    found = {line.get_label(): line for line in share.lines}
+    assert found["FedAvg"].get_ydata() == pytest.approx([50 / 0.9, 50 / 0.9])  # of seed 0, which the reference has
+    with pytest.raises(RecipeError, match="no cell 'others/Individual/-', expected DATA/BASE/ADDON"):
+        tasks_per_client(grid, tmp_path, "test", reference="others/Individual/-")
+    with pytest.raises(StateError, match="the reference other/MaTU/- of its figure has not finished"):
+        tasks_per_client(grid, tmp_path, "test", reference="other/MaTU/-")
+
+
+def test_data_sets_as_bars(tmp_path: Path) -> None:
+    grid = made(tmp_path, ("alone", "easy", "hard"), figure={"name": "data-sets", "reference": "alone/Individual/-"})
+    for seed, best in ((0, 1.0), (1, 0.8)):
+        write_run(tmp_path, Cell("alone", "Individual", "-", seed), {"semseg": best})
+        write_run(tmp_path, Cell("easy", "MaTU", "-", seed), {"semseg": 0.8})
+        write_run(tmp_path, Cell("hard", "MaTU", "-", seed), {"semseg": 0.4})
+    write_run(tmp_path, Cell("hard", "FedAvg", "-", 0), {"semseg": 0.2})
+    share, mean = data_sets(grid, tmp_path, "test", reference="alone/Individual/-").axes
+    assert [tick.get_text() for tick in mean.get_xticklabels()] == ["easy", "hard"]
+
+    def bars(axes: Any) -> dict[str, list[float]]:
+        return {c.get_label(): [bar.get_height() for bar in c] for c in axes.containers if hasattr(c, "patches")}
+
+    assert bars(share) == {"FedAvg": [pytest.approx(20)], "MaTU": pytest.approx([90.0, 45.0])}
+    assert bars(mean) == {"FedAvg": [pytest.approx(0.2)], "MaTU": pytest.approx([0.8, 0.4])}
+    fedavg, matu = (c for c in mean.containers if hasattr(c, "patches"))
+    assert fedavg[0].get_x() < matu[1].get_x() == pytest.approx(1.0)  # side by side at the second data set
+    (alone,) = data_sets(grid, tmp_path, "test").axes
+    assert bars(alone)["Individual"] == [pytest.approx(0.9)]
     draw(grid, tmp_path, tmp_path / "f.svg")
 
 

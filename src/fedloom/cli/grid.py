@@ -96,6 +96,10 @@ def table(
     out: Annotated[Path | None, typer.Option(help="Write to this file instead.", dir_okay=False)] = None,
     split: shared.SplitOption = "test",
     at: AtOption = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(help="Show this metric, of the tasks that have it: loss, say.", show_default="each task's own"),
+    ] = None,
     base: Annotated[
         str | None,
         typer.Option(
@@ -118,6 +122,8 @@ def table(
 
     shared.one_of(tests, over, ranks, plot)
     opened, folder = _opened(source, at)
+    if metric is not None:
+        opened = opened.model_copy(update={"metric": metric})
     if base is not None:
         opened = against(opened, base)
     if ranks:
@@ -173,15 +179,11 @@ def _opened(source: str, at: str | None) -> tuple[Grid, Path]:
 
 
 def _list() -> None:
-    from fedloom.study.grid import load_grid, names, summary
+    from fedloom.study.grid import cells, load_grid, names, summary
 
-    rows = [(name, summary(name), str(_runs(load_grid(name)))) for name in names()]
+    rows = [(name, summary(name), str(sum(1 for _ in cells(load_grid(name))))) for name in names()]
     shared.print_table(["grid", "what it compares", "runs"], rows)
     typer.echo("Run one: fedloom grid NAME, with --dry-run to see its cells")
-
-
-def _runs(grid: Grid) -> int:
-    return len(grid.data) * len(grid.bases) * len(grid.addons) * len(grid.seeds)
 
 
 def _before(prepared: Prepared) -> None:

@@ -30,6 +30,7 @@ def tables(
     prefix: Name = "task",
     target_names: str | None = None,
     test_fraction: TestFraction | None = None,
+    metric: Literal["accuracy", "auc"] = "accuracy",
 ) -> Dataset:
     """Feature vectors with one task for each value of a column, from an .npz archive or a folder of .npy files.
 
@@ -38,7 +39,8 @@ def tables(
     task, becomes the test part. A value v becomes the task and the domain PREFIX-v, with leading zeros, so that
     `partition: {name: domains, clients: 1}` makes a client of each and tests it on its own examples.
 
-    Classification: N integers from 0, -1 = unlabelled; all tasks have as many classes as the largest label says.
+    Classification: N integers from 0, -1 = unlabelled; all tasks have as many classes as the largest label says. Their
+    own metric is the accuracy, or with `metric: auc`, for two classes, the area under the ROC curve.
     Regression: N or N x K real numbers, NaN = none. K > 1 targets become K tasks PREFIX-v-NAME, named by the key
     `target_names` or numbered. Features and regression targets are standardised by mean and standard deviation of the
     whole train part; RMSE is in the targets' own units.
@@ -49,7 +51,7 @@ def tables(
 
     from fedloom.data.dataset import Dataset
     from fedloom.data.mixed import MixedExamples, TensorInputs
-    from fedloom.tasks import Classification, Regression
+    from fedloom.tasks import BinaryClassification, Classification, Regression
 
     keys = (features, targets, task_by)
     named = splits("tables", keys, test_fraction)
@@ -68,6 +70,10 @@ def tables(
     if len(names) != y.shape[1]:
         raise DataError(f"{where}: expected a name for each of {y.shape[1]} targets, found {', '.join(names)}")
 
+    classes = int(max(y.max(), y_test.max())) + 1 if kind == "classification" else 0
+    if metric == "auc" and classes != 2:
+        there = f"{classes} classes" if kind == "classification" else "regression"
+        raise DataError(f"{where}: metric auc expects classification with labels 0 and 1, found {there}")
     mean, std = _moments(x)
     mean_y, std_y = _moments(y)
     values = np.unique(np.concatenate([part.group for part in parts]))
@@ -84,8 +90,10 @@ def tables(
                 if not ((mine >= 0) if kind == "classification" else ~np.isnan(mine)).any():
                     raise DataError(f"{where}: task {task!r} has no {split} example")
                 found[task] = torch.from_numpy(mine.astype(np.int16 if kind == "classification" else np.float32))
-            if kind == "classification":
-                known.append(Classification(task, int(max(y.max(), y_test.max())) + 1))
+            if metric == "auc":
+                known.append(BinaryClassification(task))
+            elif kind == "classification":
+                known.append(Classification(task, classes))
             else:
                 known.append(Regression(task, mean=float(mean_y[k]), std=float(std_y[k])))
     train, test_part = (

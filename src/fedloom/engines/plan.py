@@ -41,7 +41,7 @@ def plan(recipe: Recipe, method: Method | None = None) -> Plan:
 def _second_round(built: Built) -> State:
     """The server's state at the beginning, with a vector for every task, which it lacks before the first round."""
     state: State = initial_state(built)["server"]
-    if built.method.rows == "client-task":
+    if built.method.task_vectors:
         vector = torch.zeros_like(state["model"])
         state["tasks"] = {task.name: vector for task in built.federation.tasks}
     return state

@@ -152,7 +152,7 @@ def join(
     found = task_models(folder)
     built = found.built
     method = built.method
-    if method.rows != "client-task":
+    if not method.task_vectors:
         raise StateError(f"{folder}: the server of {method.name} has no task vectors to join; run the method matu")
     dataset = _data(built, task, data)
     positions, notes = _positions(built, dataset, task, client)

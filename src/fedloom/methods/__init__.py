@@ -11,6 +11,7 @@ from fedloom.methods.across import across_tasks as across_tasks
 from fedloom.methods.basic import fedavg as fedavg
 from fedloom.methods.basic import fedprox as fedprox
 from fedloom.methods.basic import local as local
+from fedloom.methods.by_task import by_task as by_task
 from fedloom.methods.cfl import cfl as cfl
 from fedloom.methods.colnet import colnet as colnet
 from fedloom.methods.conflict import cagrad as cagrad

@@ -23,7 +23,9 @@ def at_peers(method: Method, config: PeersBase) -> Method:
             f"peers: {method.stage!r} does not read weights, so those of kind {config.weights.kind!r} would change "
             "nothing; set weights: {kind: uniform}"
         )
-    by_task = method.rows == "client-task"
+    by_task = method.task_vectors
+    if method.rows == "client-task" and not by_task:
+        raise RecipeError(f"peers: {method.name} sends an update for each task to one model, which needs a server")
     for what, there in (
         ("a scope other than full", config.scope != "full" or (config.warmup and config.warmup.scope != "full")),
         ("a penalty", config.penalty > 0),

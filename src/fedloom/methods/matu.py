@@ -20,7 +20,7 @@ def matu(
     rho: Share = 0.4,
     kappa: Annotated[int, Field(ge=0)] = 3,
     epsilon: Share = 0.5,
-    combine: Literal["normalized", "sum", "half"] = "normalized",
+    combine: Literal["normalized", "sum", "half", "average"] = "normalized",
     cross: Literal["similar", "uniform", "none"] = "similar",
     source: Literal["masked", "unified", "reconstructed"] = "masked",
     heads: Literal["shared", "local", "frozen"] = "shared",
@@ -44,10 +44,12 @@ def matu(
              the text calls it an average. LoRA of rank 16 on ViT-B/32, one local epoch, 100 rounds
     release  none
     here     kappa = 3. `combine: sum` is eq. 7 as printed: without any training it grows about fourfold a round where
-             tasks are related; `half` divides it by two. `source: masked` applies lambda once (`reconstructed`: twice;
-             `unified`: without the mask). `cross: none` and `uniform` are the ablations of Figure 6. The server keeps
-             one vector a task, so that clients may be absent: a task that nobody sent keeps its vector and gives
-             nothing to others, and a client that returns gets the current vectors. sgn(0) = 0, and 0/0 in lambda is 1
+             tasks are related; `half` divides it by two. `average` takes the text at its word ("average cross-task
+             vectors", "averaging these two"): half the task's own vector, half its partners' average, weighted by S.
+             `source: masked` applies lambda once (`reconstructed`: twice; `unified`: without the mask). `cross: none`
+             and `uniform` are the ablations of Figure 6. The server keeps one vector a task, so that clients may be
+             absent: a task that nobody sent keeps its vector and gives nothing to others, and a client that returns
+             gets the current vectors. sgn(0) = 0, and 0/0 in lambda is 1
 
     Heads (and decoders) belong to their task and are no part of tau: `shared` among the clients that hold the task
     (weighted mean), `local`, or `frozen` at their initial values. For the paper's setting let the model have `lora`;

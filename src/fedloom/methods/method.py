@@ -40,8 +40,9 @@ class Method:
     stream   a model of the client's own that is trained beside the shared one
     tune     training of a personal model before it is measured or saved
     start    a client begins a round from the received model, or from its own model of its last round
-    rows     one model a client, trained on all its tasks; or one a client and task, trained on that task alone from
-             its task vector. Then updates are task vectors: differences to the initial model, not to the start
+    rows     one update a client, of a model trained on all its tasks; or one a client and task, of a model trained on
+             that task alone: from the one model for all, or, where the stage makes a vector for each task, from the
+             task's own. Then updates are task vectors: differences to the initial model, not to the start
     weights  a row's weight before any stage: its number of examples, or 1
     buffers  float buffers such as batch norm statistics: weighted mean over the clients that trained them, kept
              local, or pooled (variance = mean of variances + variance of means)
@@ -83,9 +84,8 @@ class Method:
             raise ValueError(
                 f"{self.name}: {self.edge!r} writes {lost[0]!r} at the client (edge), which does not travel"
             )
-        if (self.rows == "client-task") != self.stage.traits.by_task:
-            what = "one row a task" if self.stage.traits.by_task else "no row a task"
-            raise ValueError(f"{self.name}: rows are {self.rows}, but {self.stage!r} leaves {what}")
+        if self.task_vectors and self.rows == "client":
+            raise ValueError(f"{self.name}: rows are client, but {self.stage!r} leaves one row a task")
         if self.rows == "client-task":
             self._check_by_task()
         check_closed([self.edge, self.stage], self.name)
@@ -110,7 +110,8 @@ class Method:
     def _check_by_task(self) -> None:
         """Refuse parts that assume one model a client."""
         reasons = {
-            "a server rule": self.server != Plain(),
+            "a server rule": self.task_vectors and self.server != Plain(),
+            f"{self.stage!r}, which leaves a row for each,": not self.stage.traits.reduces,
             "a stream": self.stream is not None,
             "tuning": self.tune is not None,
             "the client's own model": self.start == "own" or self.own_model,
@@ -150,6 +151,11 @@ class Method:
     def _called(self, part: Stage | LocalRule, where: str = "") -> Method:
         """The method with the name of a part that was added."""
         return replace(self, name=f"{self.name} + {_short(part)}{where}")
+
+    @property
+    def task_vectors(self) -> bool:
+        """Whether the server keeps a vector for each task, not one model."""
+        return self.stage.traits.by_task
 
     @property
     def own_model(self) -> bool:

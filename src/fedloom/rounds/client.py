@@ -122,7 +122,7 @@ class ClientRound:
         return train(model, client.work(who), self.training, self.ctx, added, kept)
 
     def _step_by_task(self, received: Message, state: State) -> tuple[Payload, LocalResult, State]:
-        """A client's part of a round if each of its tasks is trained alone, from the task's own vector."""
+        """A client's part of a round if each of its tasks is trained alone."""
         model, client = self.model, self.client
         initial = model.initial[: self.params.d]
         starts = task_messages(self.method, model, self.federation, client.id, received)
@@ -139,8 +139,9 @@ class ClientRound:
             if not self._finite(base):
                 continue
             new["tasks"][task] = self._kept(base, result)
-            # from the initial model, which every client and the server know
-            rows[task] = self.params.take(model.params, self.shared) - self.params.take(initial, self.shared)
+            # task vectors are from the initial model, which every client and the server know
+            start = initial if self.method.task_vectors else base
+            rows[task] = self.params.take(model.params, self.shared) - self.params.take(start, self.shared)
             for name, value in one._extras(result).items():
                 extra.setdefault(name, []).append(value)
             support.append(self._support((task,)))

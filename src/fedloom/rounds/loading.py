@@ -20,10 +20,13 @@ from fedloom.training.flat import FlatModel
 def task_messages(
     method: Method, model: FlatModel, federation: Federation, client: str, received: Message
 ) -> dict[str, Message]:
-    """A received message as one message per task, each with a whole vector."""
+    """A received message as one message per task, each with a whole vector: the task's own, or that of all."""
+    tasks = federation.clients[client].tasks
+    if not method.task_vectors:
+        return dict.fromkeys(tasks, received)
     params, shared = model.layout.parameters, method.shared_part(model.layout)
     origin = params.take(model.initial[: params.d], shared).to("cpu")
-    start = dict.fromkeys(federation.clients[client].tasks, origin)
+    start = dict.fromkeys(tasks, origin)
     if received.tasks:
         X = torch.zeros(len(received.tasks), shared.d, dtype=origin.dtype)
         rows = tuple((client, task) for task in received.tasks)

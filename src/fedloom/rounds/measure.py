@@ -63,8 +63,10 @@ def models_for(built: Built, state: State, client: str) -> list[Model]:
         server, mine = state["server"], state["clients"].get(client, {})
     tasks = tuple(built.federation.clients[client].tasks)
     models: list[Model] = []
-    if method.rows == "client-task":
-        received = pack_tasks(method, built.layout, built.federation, server, client, tasks)
+    if method.task_vectors or (method.rows == "client-task" and own_parts):
+        received = Message(model_of(server, client), server["buffers"], server["integers"])
+        if method.task_vectors:
+            received = pack_tasks(method, built.layout, built.federation, server, client, tasks)
         for task in tasks:
             if "global" in built.models:  # alone in its message, a task's vector is exactly the server's
                 alone = pack_tasks(method, built.layout, built.federation, server, client, (task,))

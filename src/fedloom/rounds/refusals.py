@@ -76,13 +76,13 @@ def judges_without_validation(built: Built) -> None:
 
 
 def rows_by_task(built: Built) -> None:
-    """One model a task, together with something that needs one model for all tasks."""
+    """Tasks that are trained alone, together with something that needs one model for all of a client's tasks."""
     method, buffers = built.method, built.layout.buffers
     if method.rows != "client-task":
         return
     if buffers.blocks:
         raise RecipeError(
-            f"model: {method.name} has one model a task, so running statistics cannot be shared "
+            f"model: {method.name} trains each task alone, so running statistics cannot be shared "
             f"({buffers.names[0]}); use a model without, for example norm: group"
         )
     if "trained" in built.recipe.evaluation.models:

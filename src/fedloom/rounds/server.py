@@ -23,7 +23,7 @@ from fedloom.runs.reader import DIAGNOSTICS
 def server_init(method: Method, layout: Layout, initial: Tensor, integers: Mapping[str, Tensor]) -> State:
     """The server's state before the first round; `initial` is the whole model vector (parameters, buffers).
 
-    With rows (client, task) "tasks" are vectors by task: differences to the initial model.
+    With task vectors "tasks" are vectors by task: differences to the initial model.
     """
     params = layout.parameters
     shared = method.shared_part(layout)
@@ -31,7 +31,7 @@ def server_init(method: Method, layout: Layout, initial: Tensor, integers: Mappi
     return {
         "model": model,
         "personal": {},
-        **({"tasks": {}} if method.rows == "client-task" else {}),
+        **({"tasks": {}} if method.task_vectors else {}),
         "stage": method.stage.init(shared),
         "rule": {ALL: method.server.init(model)},
         "buffers": layout.buffers.take(initial[params.d :], method.shared_buffers(layout)).clone()
@@ -52,7 +52,7 @@ def dispatch(
 ) -> dict[str, Message]:
     """What the server sends to each client. Clients that get the same vector get the same tensor."""
     clients = list(clients)
-    if method.rows == "client-task":
+    if method.task_vectors:
         held = {client: federation.clients[client].tasks for client in clients}
         return {client: pack_tasks(method, layout, federation, state, client, tasks) for client, tasks in held.items()}
     needed = frozenset[str]().union(*(rule.needs for rule in method.local))
@@ -212,7 +212,7 @@ def settled(
     this was a round in which nobody took part.
     """
     new = {**state, "personal": dict(state["personal"]), "rule": dict(state["rule"])}
-    if method.rows == "client-task":
+    if method.task_vectors:
         rows = list(rows)
         # views keep the whole matrix alive, so they are only used if they replace every vector
         every = len(rows) == len(federation.tasks)

@@ -6,12 +6,12 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedloom.errors import StateError
+from fedloom.errors import StateError, nearest
 from fedloom.recipes.schema import recipe_hash
 from fedloom.settings.yaml import parse
 
@@ -87,6 +87,25 @@ class Run:
     def judged(self) -> tuple[TaskMetric, ...]:
         """Each task with its primary metric."""
         return tuple(TaskMetric(t, i["primary"], i["metrics"][i["primary"]]) for t, i in self.info["tasks"].items())
+
+    def judged_by(self, metric: str | None) -> Run:
+        """The run with only the tasks that have a metric, or 'loss', as their own; without a name the run itself.
+
+        Raises StateError, with the metrics that there are, if no task has it.
+        """
+        if metric is None:
+            return self
+        # every task has a loss, which run.json does not list
+        known = {task: {"loss": "min", **about["metrics"]} for task, about in self.info["tasks"].items()}
+        mine = {
+            task: {**self.info["tasks"][task], "primary": metric, "metrics": metrics}
+            for task, metrics in known.items()
+            if metric in metrics
+        }
+        if not mine:
+            names = sorted(set().union(*known.values()))
+            raise StateError(f"no task has the metric {metric!r}.{nearest(metric, names)} Recorded: {', '.join(names)}")
+        return replace(self, info={**self.info, "tasks": mine})
 
     def direction(self, task: str, metric: str) -> str:
         """'max' where more of a metric is better, else 'min'; losses, which run.json does not list, are 'min'."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from fedloom.stages.conflict import PCGrad as PCGrad
     from fedloom.stages.cosine import CosineMix as CosineMix
     from fedloom.stages.decoders import AcrossTasks as AcrossTasks
+    from fedloom.stages.decoders import AttentionAcrossTasks as AttentionAcrossTasks
     from fedloom.stages.domains import DomainWeights as DomainWeights
     from fedloom.stages.drift import ControlVariates as ControlVariates
     from fedloom.stages.drift import DualShift as DualShift

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedloom.core.context import Ctx, State
+from fedloom.core.context import Broadcast, Ctx, State
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
+from fedloom.stages.relations import Attention, attention
 from fedloom.stages.stage import Stage, Traits
 
 
@@ -108,3 +110,50 @@ class AcrossTasks(Stage):
             for own, at, (i, _, s, _, _) in zip(moved, start, members, strict=True):
                 out[i, s] = own if len(members) == 1 else own + (mean - (at + own))
         return updates.replace(X=out), state
+
+
+@dataclass(frozen=True)
+class AttentionAcrossTasks(Attention):
+    """`Attention` among encoders, and apart from that among decoders, whatever their task (FedHCA2, supplement).
+
+    A decoder's u is a mix of all decoders, by the distances between whole decoders. Decoders are those of
+    `HyperCrossAttention`; they are compared where all their tensors have the same shapes and the same names after the
+    task's. Each client's latest model counts, absent clients' too.
+    """
+
+    traits = Traits(writes=frozenset(), wants={"support"}, broadcasts={"broadcast:anchor"}, presence="coupled")
+
+    def init(self, layout: Layout) -> State:
+        """Groups of tasks with comparable decoders: task -> its columns. The task "" is the encoder, alone."""
+        alike: dict[Any, dict[str, list[list[int]]]] = {}
+        for task, part in by_task(layout).items():
+            tensors = sorted(zip(part.names, part.blocks, part.at, strict=True), key=lambda tensor: tensor[0])
+            kind = (task is None, *((name, block.shape) for name, block, _ in tensors))
+            alike.setdefault(kind, {})[task or ""] = [[at.start, at.stop] for _, _, at in tensors]
+        return {"alike": list(alike.values()), "held": {}}
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        held: dict[str, list[str]] = {}
+        for i, task in decoders(updates, by_task(updates.layout)):
+            held.setdefault(updates.rows[i][0], []).append(task or "")
+        return updates, {**state, "held": {**state["held"], **held}}
+
+    def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
+        """u for the encoder and for each decoder of clients that have a model; nothing before the first round."""
+        anchors = {client: models[client].clone() for client in clients if client in models}
+        for columns in state["alike"]:
+            members = [
+                (client, spans)
+                for client in sorted(models)
+                for task, spans in columns.items()
+                if task in state["held"].get(client, ())
+            ]
+            if not members:
+                continue
+            W = torch.stack([torch.cat([models[client][a:b] for a, b in spans]) for client, spans in members])
+            mixed = attention(W, self.alpha, self.sigma, self.scale).to(W) @ W
+            for (client, spans), u in zip(members, mixed, strict=True):
+                if client in anchors:
+                    for (a, b), part in zip(spans, u.split([b - a for a, b in spans]), strict=True):
+                        anchors[client][a:b] = part
+        return {client: {"anchor": anchors[client]} if client in anchors else {} for client in clients}

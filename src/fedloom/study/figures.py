@@ -7,7 +7,7 @@ parameters are the keys of a grid's `figure` section. Free of torch; matplotlib 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,7 @@ from fedloom.errors import RecipeError, StateError, nearest, writing
 from fedloom.extras import figure, save_figure
 from fedloom.runs.reader import Run
 from fedloom.settings.registry import Registry
-from fedloom.study.grid import Grid, together
+from fedloom.study.grid import Grid, cells, together
 from fedloom.study.keys import value_at
 from fedloom.study.panels import Panels, Point, line
 from fedloom.study.tables.compare import Estimate
@@ -223,49 +223,116 @@ def radar(grid: Grid, folder: Path, split: str, *, reference: str = "", tasks: l
 
 
 @FIGURES.register("tasks-per-client", source="MaTU, Figure 5")
-def tasks_per_client(grid: Grid, folder: Path, split: str, *, tasks: list[str] | None = None) -> Any:
+def tasks_per_client(
+    grid: Grid, folder: Path, split: str, *, tasks: list[str] | None = None, reference: str = ""
+) -> Any:
     """Megabits that a client sends a round for each of its tasks, and the mean over tasks, by tasks per client.
 
     There is one line per cell; its points are the data sets of the grid whose recipes set partition.tasks_per_client.
-    The tasks must have one metric.
+    The tasks must have one metric. With `reference`, a cell as DATA/BASE/ADDON, tasks are in percent of that cell's.
     """
-    results, _ = read(grid, folder, split)
-    points: dict[tuple[str, str], dict[str, list[Point]]] = {}
-    metrics: set[Column] = set()
-    for (data, base, addon), result in results.items():
-        x = value_at(next(iter(result.runs.values())).recipe, "partition.tasks_per_client")
-        if not isinstance(x, int | float):
-            continue
-        columns = _chosen(columns_of(grid, data, results), tasks)
-        metrics |= {replace(column, data="", task="mean over tasks") for column in columns}
-        means = [
-            math.fsum(shown) / len(shown)
-            for values in result.values().values()
-            if (shown := [values[column.task] for column in columns if column.task in values])
-        ]
-        bits = [run.bits_per_task() / 1e6 for run in result.runs.values()]
-        lines = points.setdefault((base, addon), {"bits": [], "mean": []})
-        for name, numbers in (("bits", bits), ("mean", means)):
-            if numbers:
-                lines[name].append((float(x), Estimate.of(numbers)))
-    if not points:
-        raise RecipeError(f"grid {grid.name}: no finished cell sets partition.tasks_per_client")
-    if len(metrics) > 1:
-        names = ", ".join(sorted(column.metric for column in metrics))
-        raise RecipeError(f"grid {grid.name}: a mean over tasks needs one metric, found {names}")
-    page = figure(9, 4.2)
-    titles = {"bits": str(Column("", "", "bits", "min")), "mean": str(metrics.pop())}
-    for (name, title), axes in zip(titles.items(), page.subplots(1, 2), strict=True):
-        for number, ((base, addon), lines) in enumerate(sorted(points.items(), key=_place(grid))):
-            label = together(base, addon)
-            line(axes, lines[name], label, f"C{number % 10}", as_bars=True)
-        axes.set_title(title, fontsize=10)
+    means = _Means(grid, folder, split, tasks, reference)
+    page, panels = means.page(("bits", "share" if reference else "mean"))
+    found = False
+    for name, axes in panels.items():
+        for color, (base, addon) in Panels.colors(means.cells):
+            points: list[Point] = []
+            for data in grid.data:
+                result = means.results.get((data, base, addon))
+                x = value_at(next(iter(result.runs.values())).recipe, "partition.tasks_per_client") if result else None
+                known = means.of((data, base, addon), name)
+                if isinstance(x, int | float) and known is not None:
+                    points.append((float(x), known))
+            found = found or bool(points)
+            line(axes, points, together(base, addon), color, as_bars=True)
         axes.set_xlabel("tasks per client")
-        axes.grid(alpha=0.3)
         axes.xaxis.get_major_locator().set_params(integer=True)
+    if not found:
+        raise RecipeError(f"grid {grid.name}: no finished cell sets partition.tasks_per_client")
     axes.legend(fontsize=8)
-    page.suptitle(f"{grid.title or grid.name}\n{split} split; ± 95 % t-interval over seeds", fontsize=10)
     return page
+
+
+@FIGURES.register("data-sets", source="MaTU, Figure 6")
+def data_sets(grid: Grid, folder: Path, split: str, *, tasks: list[str] | None = None, reference: str = "") -> Any:
+    """The mean over tasks in each data set of the grid, as bars: one colour per cell.
+
+    The tasks must have one metric. With `reference`, a cell as DATA/BASE/ADDON, a first panel has the tasks in percent
+    of that cell's, and its data set has no bars.
+    """
+    means = _Means(grid, folder, split, tasks, reference)
+    page, panels = means.page(("share", "mean") if reference else ("mean",))
+    rows = [data for data in grid.data if data != reference.partition("/")[0]]
+    width = 0.8 / len(means.cells)
+    for name, axes in panels.items():
+        for number, (color, (base, addon)) in enumerate(Panels.colors(means.cells)):
+            bars = [(at, e) for at, data in enumerate(rows) if (e := means.of((data, base, addon), name)) is not None]
+            if not bars:
+                continue
+            places = [at + (number - (len(means.cells) - 1) / 2) * width for at, _ in bars]
+            halves = [0.0 if math.isnan(e.half) else e.half for _, e in bars]
+            label = together(base, addon)
+            axes.bar(places, [e.mean for _, e in bars], width, yerr=halves, color=color, label=label, capsize=2)
+        axes.set_xticks(range(len(rows)), rows, fontsize=8)
+    axes.legend(fontsize=8)
+    return page
+
+
+class _Means:
+    """Means over the tasks of each cell's runs, which must have one metric."""
+
+    def __init__(self, grid: Grid, folder: Path, split: str, tasks: Sequence[str] | None, reference: str) -> None:
+        self.grid, self.split, self.reference = grid, split, reference
+        self.results, _ = read(grid, folder, split)
+        ran = {data for data, *_ in self.results}
+        self.columns = {data: _chosen(columns_of(grid, data, self.results), tasks) for data in grid.data if data in ran}
+        metrics = {(column.metric, column.direction) for columns in self.columns.values() for column in columns}
+        if len(metrics) > 1:
+            several = ", ".join(sorted(metric for metric, _ in metrics))
+            raise RecipeError(f"grid {grid.name}: a mean over tasks needs one metric, found {several}")
+        self.metric = Column("", "mean over tasks", *metrics.pop())
+        names = {"/".join(where): where for cell in cells(grid) for where in [(cell.data, cell.base, cell.addon)]}
+        if reference and reference not in names:
+            raise RecipeError(
+                f"grid {grid.name}: figure.reference: no cell {reference!r}, expected DATA/BASE/ADDON."
+                f"{nearest(reference, names)}"
+            )
+        if reference and names[reference] not in self.results:
+            raise StateError(f"grid {grid.name}: the reference {reference} of its figure has not finished")
+        self.base = self.results[names[reference]].values() if reference else None
+        drawn = {where[1:] for where in self.results if not reference or where != names[reference]}
+        self.cells = [(b, a) for b in grid.bases for a in grid.addons if (b, a) in drawn]
+
+    def of(self, where: Combination, name: str) -> Estimate | None:
+        """A cell's mean over tasks ("mean"), that in percent of the reference's ("share"), or megabits ("bits")."""
+        result = self.results.get(where)
+        if result is None:
+            return None
+        columns = self.columns[where[0]]
+        values = result.values()
+        if name == "share":
+            assert self.base is not None
+            shares = [[_share({s: v}, self.base, c) for c in columns] for s, v in values.items() if s in self.base]
+            numbers = [math.fsum(of_seed) / len(of_seed) for of_seed in shares]
+            return Estimate.of(numbers) if numbers else None
+        column = Column(where[0], "", "average" if name == "mean" else name, self.metric.direction)
+        return estimate(column, columns, result.runs, values)
+
+    def page(self, names: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+        """(the figure, its panels by name)."""
+        titles = {
+            "bits": str(Column("", "", "bits", "min")),
+            "mean": str(self.metric),
+            "share": f"{self.metric}, % of {self.reference}",
+        }
+        page = figure(4.5 * len(names), 4.2)
+        panels = dict(zip(names, page.subplots(1, len(names), squeeze=False)[0], strict=True))
+        for name, axes in panels.items():
+            axes.set_title(titles[name], fontsize=10)
+            axes.grid(alpha=0.3)
+        about = f"{self.split} split; ± 95 % t-interval over seeds"
+        page.suptitle(f"{self.grid.title or self.grid.name}\n{about}", fontsize=10)
+        return page, panels
 
 
 def _reference(grid: Grid, named: str) -> tuple[str, str]:
@@ -297,9 +364,3 @@ def _share(values: Values, base: Values, column: Column) -> float:
         above, below = (mine, other) if column.direction == "max" else (other, mine)
         shares.append(100 * above / below if below else math.nan)
     return math.fsum(shares) / len(shares) if shares else math.nan
-
-
-def _place(grid: Grid) -> Callable[[tuple[tuple[str, str], Any]], tuple[int, int]]:
-    """The order of cells in the grid."""
-    bases, addons = list(grid.bases), list(grid.addons)
-    return lambda item: (bases.index(item[0][0]), addons.index(item[0][1]))

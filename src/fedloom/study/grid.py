@@ -29,7 +29,7 @@ HOME = files("fedloom.study") / "grids"
 """Where the packaged grids are."""
 FILE = "grid.yaml"
 REFUSED = "refused.json"
-OWN = ("seeds", "delta", "show", "at", "columns", "also", "title")
+OWN = ("seeds", "delta", "show", "at", "metric", "columns", "also", "title")
 """Keys that KEY=VALUE sets in the grid itself; all others are set in every cell's recipe."""
 NO_VALIDATION = "at is best-validation, and there is no validation score to choose a round by"
 
@@ -43,6 +43,8 @@ class DataRow(Section):
     recipe: str | dict[str, Any]
     """A packaged recipe, a file (relative to the grid's own), or, in a grid folder, the recipe itself."""
     set: Changes = Field(default_factory=dict)
+    bases: tuple[str, ...] | None = Field(None, min_length=1)
+    """The bases that are run on it; by default all."""
 
 
 class FigureSection(Named):
@@ -71,6 +73,8 @@ class Grid(Section):
     at: Literal["last", "best-validation"] = "last"
     """Which model of a run counts. last: the one it keeps at the end. best-validation: the one of the round with the
     best mean over the tasks (or domains), which must have one metric, on validation data; test data plays no part."""
+    metric: str | None = None
+    """Show this metric, of the tasks that have it; by default each task's own."""
     columns: tuple[str, ...] | None = Field(None, min_length=1)
     """The tasks that tables and figures show and that Delta counts, in their order; by default all."""
     also: tuple[Literal["average", "spread", "bits"], ...] = ()
@@ -104,6 +108,12 @@ class Grid(Section):
             (f"cells.{label}", f"no such cell, expected BASE/ADDON.{nearest(label, cells)}")
             for label in self.cells
             if label not in cells
+        ]
+        problems += [
+            (f"data.{label}.bases", f"no base {base!r}.{nearest(base, self.bases)}")
+            for label, row in self.data.items()
+            for base in row.bases or ()
+            if base not in self.bases
         ]
         if self.delta not in ("base", "none", *cells):
             hint = nearest(self.delta, cells)
@@ -158,9 +168,9 @@ def safe(label: str) -> str:
 def cells(grid: Grid) -> Iterator[Cell]:
     """Seed by seed, so that every cell has a first number early."""
     for seed in grid.seeds:
-        for data in grid.data:
+        for data, row in grid.data.items():
             for base in grid.bases:
-                for addon in grid.addons:
+                for addon in grid.addons if row.bases is None or base in row.bases else ():
                     yield Cell(data, base, addon, seed)
 
 
@@ -177,8 +187,8 @@ def summary(name: str) -> str:
 def load_grid(source: str | Path | Mapping[str, Any], changes: Sequence[str] = ()) -> Grid:
     """A checked grid from a packaged name, a file or a mapping; its recipes are read and stand in the result.
 
-    `changes` are KEY=VALUE texts: seeds, delta, show, at, columns, also and title change the grid, others every
-    cell's recipe. Raises RecipeError with all that is wrong with the grid; `recipes` checks the cells.
+    `changes` are KEY=VALUE texts: those that `OWN` names, such as seeds, change the grid, others every cell's recipe.
+    Raises RecipeError with all that is wrong with the grid; `recipes` checks the cells.
     """
     where, value = loader.read(source, "grid", HOME)
     if not isinstance(value, dict):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from fedloom._lazy import lazy
 
 if TYPE_CHECKING:
+    from fedloom.tasks.classification import BinaryClassification as BinaryClassification
     from fedloom.tasks.classification import Classification as Classification
     from fedloom.tasks.delta import delta_m as delta_m
     from fedloom.tasks.dense import DenseTask as DenseTask

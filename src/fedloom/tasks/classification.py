@@ -1,4 +1,4 @@
-"""One label per example: cross entropy, accuracy and macro-F1."""
+"""One label per example: cross entropy, accuracy and macro-F1, and for two classes the area under the ROC curve."""
 
 from __future__ import annotations
 
@@ -68,3 +68,44 @@ class Classification(Task):
     def metric(self) -> ConfusionMetric:
         """A new confusion matrix."""
         return ConfusionMetric(self.name, self.channels)
+
+
+class RankMetric(ConfusionMetric):
+    """Also the area under the ROC curve (AUC) of class 1 against class 0; keeps one number an example."""
+
+    def __init__(self, task: str) -> None:
+        super().__init__(task, 2)
+        self.scores: list[Tensor] = []
+        self.truth: list[Tensor] = []
+
+    def update(self, output: Tensor, target: Tensor) -> None:
+        """Take logits (B x 2) and labels (B, 0 or 1, -1 = unlabelled)."""
+        super().update(output, target)
+        valid = target >= 0
+        self.scores.append((output[valid, 1] - output[valid, 0]).detach().cpu().double())
+        self.truth.append(target[valid].cpu() == 1)
+
+    def compute(self) -> dict[str, float]:
+        """`auc`: how often a positive example scores above a negative one, a tie counting half (Mann and Whitney).
+
+        nan where only one class occurs. Accuracy and macro-F1 come with it.
+        """
+        scores, truth = (torch.cat(parts) if parts else torch.zeros(0) for parts in (self.scores, self.truth))
+        positive, negative = scores[truth.bool()], scores[~truth.bool()].sort().values
+        above = torch.searchsorted(negative, positive) + torch.searchsorted(negative, positive, right=True)
+        pairs = 2 * len(positive) * len(negative)
+        return {"auc": int(above.sum()) / pairs if pairs else float("nan"), **super().compute()}
+
+
+@dataclass(frozen=True)
+class BinaryClassification(Classification):
+    """A task with two classes whose examples are ranked, as where positives are rare: its own metric is the AUC."""
+
+    channels: int = 2
+
+    metrics: ClassVar[Mapping[str, Direction]] = {"auc": "max", **Classification.metrics}
+    primary: ClassVar[str] = "auc"
+
+    def metric(self) -> RankMetric:
+        """New scores and a new confusion matrix."""
+        return RankMetric(self.name)

@@ -222,7 +222,7 @@ class Node:
 def identity(built: Built) -> dict[str, str]:
     """Values by which server and node check that they have the same method and model."""
     digest = hashlib.sha256(built.frozen_hash.encode())
-    if built.method.rows == "client-task":  # vectors are differences from the initial model
+    if built.method.task_vectors:  # vectors are differences from the initial model
         digest.update(built.layout.flatten(built.module).detach().numpy().tobytes())
     return {
         "method": hashlib.sha256(str(built.method).encode()).hexdigest()[:16],

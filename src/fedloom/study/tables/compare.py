@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fedloom.errors import StateError, nearest
 from fedloom.extras import need
@@ -191,7 +191,7 @@ def compare(
                     f"{one.folder} and {two.folder} are the same recipe and seed: compare only one of them"
                 )
     notes = _comparable(ordered)
-    rows = _rows(read, metric)
+    rows = read[0].judged_by(metric).judged
     columns = [_column(label, group, rows, split) for label, group in zip(_labels(ordered), ordered, strict=True)]
     notes += _finals_notes(columns)
     if len(columns) == 1 and base is None:
@@ -201,19 +201,6 @@ def compare(
     for pairing in sorted({c.pairing for c in columns if c.pairing}):
         notes.append(f"Δm of {', '.join(c.label for c in columns if c.pairing == pairing)}: {pairing}.")
     return Comparison(tuple(columns), rows, split, reference.label, tuple(notes))
-
-
-def _rows(runs: Sequence[Run], metric: str | None) -> tuple[TaskMetric, ...]:
-    tasks: Mapping[str, Any] = runs[0].info["tasks"]
-    if metric is None:
-        return runs[0].judged
-    # Every task has a loss, which run.json does not list.
-    directions = {task: {"loss": "min", **t["metrics"]} for task, t in tasks.items()}
-    rows = tuple(TaskMetric(task, metric, known[metric]) for task, known in directions.items() if metric in known)
-    if not rows:
-        names = sorted({name for known in directions.values() for name in known})
-        raise StateError(f"no task has the metric {metric!r}.{nearest(metric, names)} Recorded: {', '.join(names)}")
-    return rows
 
 
 def _column(label: str, runs: Sequence[Run], rows: Sequence[TaskMetric], split: str) -> RunSet:

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import nan
 from pathlib import Path
 
 from fedloom.errors import RecipeError, StateError
@@ -35,7 +36,7 @@ class CombinationRuns:
         if self.by_domain:
             return self._of_domains
         return {
-            seed: {t: v[self.runs[seed].info["tasks"][t]["primary"]] for t, v in final.values.items()}
+            seed: {t: v.get(self.runs[seed].info["tasks"][t]["primary"], nan) for t, v in final.values.items()}
             for seed, final in (self.finals if finals is None else finals).items()
         }
 
@@ -52,6 +53,8 @@ class CombinationRuns:
         for seed, run in self.runs.items():
             names = {client: "+".join(info["tasks"]) for client, info in run.info["clients"].items()}
             for client, final in run.personal(split, self.finals[seed].round).items():
+                if not final.values:  # none of its tasks is shown
+                    continue
                 name = names[client] if list(names.values()).count(names[client]) == 1 else client
                 by_client.setdefault(name, {})[seed] = final
         return {name: self.values(finals) for name, finals in by_client.items()}
@@ -73,10 +76,12 @@ def read(grid: Grid, folder: Path, split: str) -> tuple[dict[Combination, Combin
     if not runs:
         raise StateError(f"no cell of grid {grid.name} has finished in {folder}")
     by_domain = grid.show == "domains"
-    found = {
-        k: CombinationRuns(v, {seed: run.final(split, _round(grid, run, split)) for seed, run in v.items()}, by_domain)
-        for k, v in runs.items()
-    }
+    found = {}
+    for labels, by_seed in runs.items():
+        judged = {seed: run.judged_by(grid.metric) for seed, run in by_seed.items()}
+        # the round is chosen by the tasks' own metrics, whichever is shown
+        finals = {seed: run.final(split, _round(grid, by_seed[seed], split)) for seed, run in judged.items()}
+        found[labels] = CombinationRuns(judged, finals, by_domain)
     return found, missing
 
 

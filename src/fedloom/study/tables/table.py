@@ -28,6 +28,7 @@ SPOKEN = {
     "merr": ("mErr", "degrees"),
     "rmse": ("RMSE", "metres"),
     "edge_f_plain": ("F", ""),
+    "auc": ("AUC", ""),
 }
 """Metric -> (how papers write it, unit where it is no fraction)."""
 
@@ -318,6 +319,8 @@ class _Maker:
 
     def _none(self, data: str, base: str, addon: str) -> TableEntry:
         """What stands where nothing has been run."""
+        if (data, base) not in {(cell.data, cell.base) for cell in cells(self.grid)}:
+            return TableEntry("cannot")
         return TableEntry("refused" if Cell(data, base, addon, 0).combination in self.refused else "missing")
 
     def _directions(self, data: str) -> dict[str, str]:
