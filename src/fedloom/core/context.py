@@ -20,6 +20,12 @@ Broadcast = dict[str, "torch.Tensor"]
 """What a stage broadcasts to the local rules of one client: name -> tensor."""
 
 
+def row_key(row: Row) -> str:
+    """A row's key as one text, for states."""
+    client, task = row
+    return client if task is None else f"{client}\x1f{task}"
+
+
 def derive_seed(seed: int, *purpose: object) -> int:
     """A 63-bit seed from (seed, purpose). The same purpose gives the same number on every machine and process."""
     text = "\x1f".join(map(str, (seed, *purpose)))
@@ -42,9 +48,9 @@ class Ctx:
     """The context of one round.
 
     `round` counts from 1; round 0 is the initial model. `targets` are the rows for which an output is wanted: all
-    participants on a server, `[me]` on a peer; None means all rows. `population` is the number of all clients, present
-    or absent; None means that all are present. `held` says how many of them train each task; without it every client
-    counts for every task. `rounds` is the number of rounds in the whole run, if it is known. `log` takes (event,
+    participants on a server, `[me]` on a peer; None means all rows. `population` is the number of rows of all clients,
+    present or absent; None means that all are present. `held` says how many of them train each task; without it all
+    count for every task. `rounds` is the number of rounds in the whole run, if it is known. `log` takes (event,
     fields) for a person to read. `record` takes (kind, fields) for the run's records only; in place of the fields it
     takes a function that makes them if needed. `peer` is the peer that aggregates; None is a server.
     """

@@ -63,7 +63,7 @@ def models_for(built: Built, state: State, client: str) -> list[Model]:
         server, mine = state["server"], state["clients"].get(client, {})
     tasks = tuple(built.federation.clients[client].tasks)
     models: list[Model] = []
-    if method.task_vectors or (method.rows == "client-task" and own_parts):
+    if method.task_vectors or (method.rows == "client-task" and "global" not in built.models):
         received = Message(model_of(server, client), server["buffers"], server["integers"])
         if method.task_vectors:
             received = pack_tasks(method, built.layout, built.federation, server, client, tasks)

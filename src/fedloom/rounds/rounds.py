@@ -126,12 +126,12 @@ class Round:
 
     def ctx(self, members: Sequence[str]) -> Ctx:
         """The context of the server's stages, with these clients as participants."""
-        recipe, federation = self.built.recipe, self.built.federation
+        recipe, method, federation = self.built.recipe, self.built.method, self.built.federation
         return Ctx(
             self.number,
             recipe.seed,
-            rows_of(self.built.method, federation, members),
-            len(federation.clients),
+            rows_of(method, federation, members),
+            len(rows_of(method, federation, federation.clients)),
             recipe.training.rounds,
             log=self.log,
             record=self.record,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fedloom.core.context import Ctx, State
+from fedloom.core.context import Ctx, State, row_key
 from fedloom.core.updates import Updates
 from fedloom.stages.stage import Stage, Traits
 
@@ -56,7 +56,7 @@ class GapWeights(Stage):
     )
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        clients = [client for client, _ in updates.rows]
+        clients = [row_key(row) for row in updates.rows]
         n = ctx.population or len(clients)
         weights = {**dict.fromkeys(clients, 1 / max(n, 1)), **state.get("weights", {})}
         trained = dict(zip(clients, map(float, updates.extra["loss_trained"]), strict=True))

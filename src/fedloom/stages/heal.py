@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedloom.core.context import Ctx, Row, State
+from fedloom.core.context import Ctx, State, row_key
 from fedloom.core.updates import Updates
 from fedloom.stages.stage import Stage, Traits
 
@@ -68,7 +68,7 @@ class Heal(Stage):
         new: State = {}
         distances = []
         for i, row in enumerate(updates.rows):
-            key = _key(row)
+            key = row_key(row)
             new[key], distance = self._vote(X[i], _columns(updates, i), state.get(key, fresh), mask[i])
             distances.append(distance)
         total = sum(distances)
@@ -109,11 +109,6 @@ class Heal(Stage):
             kept = torch.where(out[s], x[s], 0.0)
             distance = math.hypot(distance, float(torch.linalg.vector_norm(kept, dtype=torch.float64)))
         return after, distance
-
-
-def _key(row: Row) -> str:
-    client, task = row
-    return client if task is None else f"{client}\x1f{task}"
 
 
 def _needed(rounds: int, tau: float) -> int:

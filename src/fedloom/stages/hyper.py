@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.core.context import Ctx, Row, State
+from fedloom.core.context import Ctx, State, row_key
 from fedloom.core.layout import Layout
 from fedloom.core.spread import cut, join
 from fedloom.core.updates import Updates
@@ -133,7 +133,7 @@ class HyperConflictAverse(_Learner):
         G, inner = inner_products(updates, None if before is None else cut(updates.layout, before))
         if not bool(G.any()):
             return updates, state
-        names = [_name(row) for row in updates.rows]
+        names = [row_key(row) for row in updates.rows]
         clients = dict(state["clients"])
         for name, value in zip(names, inner.tolist(), strict=True):
             clients.setdefault(name, self._fresh)
@@ -212,7 +212,7 @@ class HyperCrossAttention(_Learner):
         X = updates.X
         weights: dict[str, dict[str, dict[str, State]]] = {}
         for i, task in held:
-            name, part = _name(updates.rows[i]), parts[task]
+            name, part = row_key(updates.rows[i]), parts[task]
             before = state["decoders"].get(name, {}).get(task or "", {})
             now = {layer: before.get(layer, self._fresh) for layer in part.layers}
             added = state["added"].get(name, {}).get(task or "")
@@ -233,11 +233,11 @@ class HyperCrossAttention(_Learner):
             A = cross_attention(V)
             for a, (i, task, s, to, layer) in zip(A, members, strict=True):
                 attended[i, task][to] = a
-                if (beta := _used(found[_name(updates.rows[i])][task or ""][layer])) > 0:
+                if (beta := _used(found[row_key(updates.rows[i])][task or ""][layer])) > 0:
                     out[i, s] += beta * a
         given: dict[str, dict[str, Tensor]] = {}
         for (i, task), a in attended.items():
-            given.setdefault(_name(updates.rows[i]), {})[task or ""] = a
+            given.setdefault(row_key(updates.rows[i]), {})[task or ""] = a
         known = {name: {**state["decoders"].get(name, {}), **tasks} for name, tasks in weights.items()}
         return updates.replace(X=out), {"decoders": {**state["decoders"], **known}, "added": given}
 
@@ -246,11 +246,6 @@ def cross_attention(V: Tensor) -> Tensor:
     """softmax(V V^T / sqrt(n)) V, softmax over each row; V is K x n. Inner products and softmax in float64."""
     G = gram(Updates.of(V)) / math.sqrt(max(V.shape[1], 1))
     return torch.softmax(G, dim=1).to(V) @ V
-
-
-def _name(row: Row) -> str:
-    client, task = row
-    return client if task is None else f"{client}/{task}"
 
 
 def _used(weight: float) -> float:
