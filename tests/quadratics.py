@@ -14,6 +14,7 @@ from fedloom import Ctx, Method
 from fedloom.data.dataset import TensorExamples
 from fedloom.rounds.client import client_step
 from fedloom.rounds.federation import Client, Federation, Part
+from fedloom.rounds.messages import rows_of
 from fedloom.rounds.server import dispatch, server_init, server_step
 from fedloom.tasks.task import Metric, Task
 from fedloom.training import FlatModel, Training
@@ -115,7 +116,8 @@ class Quadratics:
             here = sorted(self.names if members is None else members[i])
             if not here:
                 continue
-            ctx = Ctx(self.round, 0, tuple((name, None) for name in here), len(self.names), held=self.federation.held)
+            rows, every = (rows_of(self.method, self.federation, names) for names in (here, self.names))
+            ctx = Ctx(self.round, 0, rows, len(every), held=self.federation.held)
             messages = dispatch(self.method, self.model.layout, self.federation, self.server, here)
             payloads = []
             for name in reversed(here) if reverse else here:

@@ -94,14 +94,21 @@ def rows_by_task(built: Built) -> None:
 
 def unaware_of_presence(built: Built) -> None:
     """Stages that do not say how they treat rows that lack blocks, where rows may lack some."""
-    method, peers = built.method, built.recipe.peers
-    if method.rows == "client" and built.federation.unified and (peers is None or not peers.sends_parts):
-        return
+    method, federation, peers = built.method, built.federation, built.recipe.peers
+    if not (peers is not None and peers.sends_parts):
+        shared = method.shared_part(built.layout)
+        rows = {
+            client: tuple(c.tasks) if method.rows == "client-task" else () for client, c in federation.clients.items()
+        }
+        have = (federation.present(federation.clients[client], shared, tasks) for client, tasks in rows.items())
+        if all(mask is None or bool(mask.all()) for mask in have):
+            return
     for stage in (*method.edge.unaware(), *method.stage.unaware()):
         raise RecipeError(
-            f"method: {method.name}: {stage!r} does not say how it treats rows that lack blocks, but here some may: "
+            f"method: {method.name}: {stage!r} does not say how it treats rows that lack blocks, but here some do: "
             "clients have only their own tasks' heads (model.heads: own), one row a task, or send parts of their "
-            "models. Let it look at Updates.present and declare Traits(presence=...), or use PerBlock around it"
+            "models. Keep such parts with the clients (for example share: encoder); or let the stage look at "
+            "Updates.present and declare Traits(presence=...), or put PerBlock around it"
         )
 
 

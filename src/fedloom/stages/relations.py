@@ -1,7 +1,8 @@
 """Personal models that are drawn to each other by a matrix of relations: FedAMP and MOCHA.
 
 Rows pass as they are, because every client keeps its own model; the relations are computed from the models when the
-next round is sent.
+next round is sent. In a block that a client lacks its model has the initial values, which nobody trained, so all models
+must have all blocks (`Traits.presence` is None).
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ class Attention(Identity):
     alpha: float = 1.0
     sigma: float = 1.0
     scale: Literal["absolute", "median"] = "absolute"
-    traits = Traits(writes=frozenset(), broadcasts={"broadcast:anchor"}, separable=True, presence="coupled")
+    traits = Traits(writes=frozenset(), broadcasts={"broadcast:anchor"}, separable=True)
 
     def __post_init__(self) -> None:
         for name in ("alpha", "sigma"):
@@ -106,12 +107,7 @@ class TaskCovariance(Identity):
 
     centre: bool = True
     floor: float = 1e-7
-    traits = Traits(
-        writes=frozenset(),
-        broadcasts={"broadcast:peers", "broadcast:relation"},
-        separable=True,
-        presence="coupled",
-    )
+    traits = Traits(writes=frozenset(), broadcasts={"broadcast:peers", "broadcast:relation"}, separable=True)
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
         """Omega_kk and v_k for clients that have a model; nothing before the first round."""
