@@ -65,10 +65,16 @@ def arrays(tmp_path: Path) -> Callable[..., fedloom.Recipe]:
         (["method=local", "evaluation.models=[global]"], "evaluation.models: global found, but with local .* personal"),
         (["method=fedper", "evaluation.models=[global, trained]"], "with fedper .* personal model of each client"),
         (["method=cfl", "evaluation.models=[global]"], "with cfl there is only the personal model of each client"),
-        (["peers={}", "evaluation.models=[trained]"], "evaluation.models: .*trained.* found, but peers have 'personal'"),
+        (
+            ["peers={}", "evaluation.models=[trained]"],
+            "evaluation.models: .*trained.* found, but peers have 'personal'",
+        ),
         (["peers={}", "evaluation.models=[global]"], "evaluation.models: .*global.* found, but peers have 'personal'"),
         (["evaluation.models=[]"], r"evaluation.models: \[\] found, expected a list .* with at least 1"),
-        (["evaluation.splits=[]"], r"evaluation.splits: \[\] found, expected a list .*'val' or 'test'.* with at least 1"),
+        (
+            ["evaluation.splits=[]"],
+            r"evaluation.splits: \[\] found, expected a list .*'val' or 'test'.* with at least 1",
+        ),
         ([NOWHERE, "evaluation.splits=[val]"], "evaluation.splits: val found, but no client has val .* possible: test"),
         ([NOWHERE, "early_stopping.patience=2"], "early_stopping: no client has val examples, so it has no score"),
         (["runtime.engine=cluster", "evaluation.models=[personal]"], "evaluation.models: personal found"),
