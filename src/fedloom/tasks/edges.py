@@ -180,10 +180,11 @@ def pairs(maps: Bools, truth: Bools, radius: float) -> Ints:
     step, right = np.nonzero(found >= 0)
     left = found[step, right]
     ends = right[np.argsort(left, kind="stable")].tolist()
-    cuts = [0, *np.bincount(left, minlength=inside.sum()).cumsum().tolist()]
+    many = np.bincount(left, minlength=inside.sum())
+    cuts = [0, *many[many > 0].cumsum().tolist()]
     matching = Matching([ends[a:b] for a, b in pairwise(cuts)], len(rows))
     # A pixel that is in a map and in all before it stays to the end, when maps are taken from the last to the first.
-    on = maps[:, inside]
+    on = maps[:, inside][:, many > 0]
     staying = np.logical_and.accumulate(on)
     new = staying.copy()
     new[:-1] &= ~staying[1:]
@@ -199,9 +200,9 @@ def pairs(maps: Bools, truth: Bools, radius: float) -> Ints:
 class Matching:
     """A largest one-to-one matching between nodes of a left side, added one by one, and those of a right side.
 
-    A left node that finds no place when it is added never will: all that it reaches is taken by nodes that reach
-    nothing else. So each node is tried once, and what a vain search saw is closed for good (Hopcroft and Karp, 1973,
-    have the search; that one order of adding serves all its beginnings is the exchange property of matchings).
+    A left node that finds no partner when it is added never will: all right nodes that it can reach are taken, by left
+    nodes that reach no others (a Hungarian tree; Kuhn, 1955). So each node is tried once, and what a vain search saw is
+    closed for good.
     """
 
     def __init__(self, near: Sequence[Sequence[int]], right: int) -> None:
