@@ -37,6 +37,7 @@ class OdsF(Measure):
     """
 
     kind = "odsf"
+    costly = True
 
     def __init__(self, max_dist: float = 0.0075, thresholds: int = 99) -> None:
         if not max_dist > 0:
