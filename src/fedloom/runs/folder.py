@@ -137,7 +137,8 @@ class RunFolder:
         line = next(line for line in lines_of(path) if line["round"] == round_)
         known = {tuple(record[name] for name in names) for record in line["metrics"]}
         more = [record for record in records if tuple(record[name] for name in names) not in known]
-        _append(path, {**line, "metrics": [*line["metrics"], *more]})
+        if more:
+            _append(path, {**line, "metrics": [*line["metrics"], *more]})
 
     def cut(self, round_: int) -> None:
         """Drop lines of rounds after `round_`, and a torn last line."""
