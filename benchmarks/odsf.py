@@ -1,8 +1,8 @@
 """What odsF costs, and what is won by treating all thresholds together.
 
 `OdsF` thins up to 64 thresholds at once and matches all with one growing matching. Beside it, on the same soft map:
-each threshold alone, thinned by scikit-image and matched by scipy's largest flow; its counts must be the same. That is done
-for every 11th of the 99 thresholds, and its time counts 11 times. Two kinds of maps, with the distance of NYUD:
+each threshold alone, thinned by scikit-image and matched by scipy's largest flow; its counts must be the same. That is
+done for every 11th of the 99 thresholds, and its time counts 11 times. Two kinds of maps, with the distance of NYUD:
 boundaries of random regions, blurred, with noise (as from a network), and noise alone. CPU seconds of one thread, the
 two ways in turn.
 """
