@@ -38,6 +38,7 @@ from fedloom.study.grid import (
     state_of,
     summary,
 )
+from fedloom.tasks.dense import KINDS
 from grid_support import TINY
 from tests_support import assert_same
 
@@ -103,6 +104,20 @@ def test_packaged_grids_are_valid_in_every_cell(name: str) -> None:
     assert len(built | refused) * len(grid.seeds) == sum(1 for _ in cells(grid))
     if grid.figure is not None and grid.figure.name == "convergence":
         assert all(recipe.evaluation.every == 1 for recipe in recipes(grid).values())
+
+
+@pytest.mark.parametrize("name", [n for n in names() if n.startswith(("feddea/", "fedhca2/")) and "scenes" not in n])
+def test_cells_on_nyud_and_pascal_judge_edges_by_odsf(name: str) -> None:
+    grid = load_grid(name, ["seeds=[0]"])
+    for cell, recipe in recipes(grid).items():
+        if grid.figure is not None and grid.figure.name == "convergence":
+            assert recipe.evaluation.costly_every, cell
+        data = recipe.data.model_dump()
+        sets = {f"{key}-": value for key, value in data["sets"].items()} if data["name"] == "several" else {"": data}
+        assert {one["name"] for one in sets.values()} & {"nyud", "pascal-context", "arrays"}, cell
+        for prefix, one in sets.items():
+            assert "edge" in (one.get("tasks") or one["dense"]), cell
+            assert KINDS["edge"]("edge", **recipe.tasks[f"{prefix}edge"]).primary == "odsf", cell
 
 
 def test_packaged_grids_and_their_twins_belong_together() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -133,6 +134,13 @@ def test_thinning_is_that_of_scikit_image(seed, blur, share):
     assert np.array_equal(found, np.stack([morphology.thin(m) for m in maps]))
 
 
+def test_more_maps_than_a_number_has_bits_are_thinned_alike():
+    field = ndimage.gaussian_filter(np.random.default_rng(0).normal(size=(23, 31)), 1)
+    maps = field > np.linspace(field.min(), field.max(), 130)[:, None, None]
+    assert np.array_equal(thin(maps), np.concatenate([thin(one[None]) for one in maps]))
+    assert thin(maps[:0]).shape == (0, 23, 31)
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6))
 def test_thinning_keeps_parts_and_is_done_once(seed):
@@ -157,11 +165,59 @@ def test_thinning_a_bar_leaves_its_middle_line():
 @given(st.integers(0, 10**6), st.floats(0.5, 4.0), st.floats(0.02, 0.6))
 def test_pairs_are_as_many_as_an_assignment_finds(seed, radius, share):
     rng = np.random.default_rng(seed)
-    maps, truth = rng.random((2, 9, 11)) < share, rng.random((9, 11)) < share
-    for found, one in zip(pairs(maps, truth, radius), maps, strict=True):
-        a, b = np.argwhere(one), np.argwhere(truth)
-        near = ((a[:, None] - b[None]) ** 2).sum(-1) <= radius**2
-        assert found == near[linear_sum_assignment(~near)].sum()
+    # Sets that shrink, with some pixels that go and come again, as thinned maps at rising thresholds have them.
+    maps = (rng.random((9, 11)) > np.linspace(1 - share, 1, 5)[:, None, None]) ^ (rng.random((5, 9, 11)) < 0.03)
+    truth = rng.random((9, 11)) < share
+    assert pairs(maps, truth, radius).tolist() == [assigned(one, truth, radius) for one in maps]
+    assert pairs(maps[::-1], truth, radius).tolist() == [assigned(one, truth, radius) for one in maps[::-1]]
+
+
+def assigned(found, truth, radius):
+    """The most one-to-one pairs within a distance, from the table of all distances."""
+    a, b = np.argwhere(found), np.argwhere(truth)
+    near = ((a[:, None] - b[None]) ** 2).sum(-1) <= radius**2
+    return int(near[linear_sum_assignment(~near)].sum())
+
+
+def by_hand(soft, labels, max_dist, thresholds):
+    """(hits, predicted) per threshold and true pixels of one image, each threshold alone and by slow means."""
+    morphology = pytest.importorskip("skimage.morphology")
+    known = labels != 255
+    line, crests = morphology.thin((labels >= 0.5) & known), np.where(known, suppress(soft), 0)
+    maps = [morphology.thin(crests >= (i + 1) / (thresholds + 1)) for i in range(thresholds)]
+    radius = max_dist * math.hypot(*labels.shape)
+    return [assigned(m, line, radius) for m in maps], [int(m.sum()) for m in maps], int(line.sum())
+
+
+def counted(soft, labels, max_dist, thresholds):
+    measure = OdsF(max_dist, thresholds)
+    measure.update(torch.logit(torch.from_numpy(soft))[None, None], torch.from_numpy(labels.astype(np.float32))[None])
+    return measure.hits.tolist(), measure.predicted.tolist(), measure.actual
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.floats(0, 2), st.integers(1, 12), st.booleans())
+def test_counts_are_those_of_each_threshold_alone(seed, blur, thresholds, coarse):
+    rng = np.random.default_rng(seed)
+    soft = ndimage.gaussian_filter(rng.random((17, 22)), blur)
+    soft = np.interp(soft, (soft.min(), soft.max()), (0.001, 0.999))
+    labels = (rng.random((17, 22)) < rng.choice([0, 0.1, 0.5])).astype(float)
+    labels[5:9, 3:9] = 255
+    if coarse:  # few values, so that most thresholds are alike, and one between them and 1 leaves nothing
+        soft = soft.round(1).clip(0.001, 0.8)
+    assert counted(soft, labels, 0.1, thresholds) == by_hand(soft, labels, 0.1, thresholds)
+
+
+def test_counts_on_real_boundaries_are_those_of_each_threshold_alone():
+    file = Path(__file__).parents[3] / "shared" / "data" / "bsds500.npz"
+    if not file.exists():
+        pytest.skip("the small BSDS500 is not here")
+    with np.load(file) as arrays:
+        labels, image = arrays["edge_test"][:2] >= 128, arrays["image_test"][:2].mean(-1)
+    for one, picture in zip(labels, image, strict=True):
+        steep = ndimage.gaussian_gradient_magnitude(picture, 1.0)
+        soft = 1 / (1 + np.exp(2 - 2 * steep / steep.mean()))
+        assert counted(soft, one.astype(float), 0.011, 9) == by_hand(soft, one.astype(float), 0.011, 9)
 
 
 def test_suppression_leaves_the_crest_of_a_ridge_in_any_direction():

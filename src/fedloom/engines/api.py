@@ -22,6 +22,7 @@ from fedloom.recipes.loader import load
 from fedloom.recipes.schema import Recipe, with_method
 from fedloom.rounds import refusals
 from fedloom.rounds.built import Built
+from fedloom.rounds.measure import complete
 from fedloom.rounds.progress import Progress
 from fedloom.rounds.rounds import run_rounds, status
 from fedloom.rounds.worker import check_device
@@ -123,6 +124,7 @@ def _go(engine: Engine, built: Built, folder: RunFolder, state: State, progress:
         with _threads(recipe.runtime.threads), engine.start(built, folder) as (executor, advance):
             state = run_rounds(built, executor, folder, state, progress, advance)
             final = folder.kept(state, recipe.early_stopping)
+            complete(built, executor, folder, final)
             folder.save_model(*engine.export(built, final))
             engine.show(built, executor, folder.path, final)
         folder.describe(built.about, status(state), state["round"], final["round"])

@@ -91,7 +91,7 @@ def pretrain(
         tell(epoch, sum(tasks[name][1] * loss for name, loss in result.losses.items()))
     part = Part(dataset.test, np.arange(len(dataset.test), dtype=np.int64), "shared")
     plain = {task.name: task for task in dataset.tasks}
-    scores = evaluate(model, part, plain, recipe.evaluation.batch_size, training.channels_last)
+    scores = evaluate(model, part, plain, recipe.evaluation.batch_size, training.channels_last, costly=True)
     metrics = {f"{task}/{name}": f"{value:.6g}" for task, values in scores.items() for name, value in values.items()}
     _save(model, file, {**labels, "epochs": str(epochs), **metrics})
     return Pretrained(file, epochs, scores)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from fedloom.settings.problems import carry
 from fedloom.settings.section import Count, NonNegative, Positive, Section
 
 
@@ -55,6 +56,9 @@ class Evaluation(Section):
 
     every: Count = 1
     """Evaluate after every `every` rounds, and after the last."""
+    costly_every: Count | None = None
+    """Measure what takes long, such as odsF of edges, after every so many rounds, a multiple of `every`. It is always
+    measured after the last round and of the model that is kept; null: only then."""
     splits: Annotated[tuple[Literal["val", "test"], ...], Field(min_length=1)] = ("val", "test")
     """A split without examples, and a task without labels in it, are said; if nothing is left, the run is refused."""
     models: Annotated[tuple[Literal["global", "personal", "trained"], ...], Field(min_length=1)] = (
@@ -68,6 +72,16 @@ class Evaluation(Section):
     predictions: bool = True
     """Keep, in the folder `predictions`, what the final models say of test data: confusion matrices, and the answers
     to a few images. Costs about as much as measuring once more; changes no result."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Evaluation:
+        if self.costly_every and self.costly_every % self.every:
+            raise carry([("costly_every", f"{self.costly_every} found, expected a multiple of every ({self.every})")])
+        return self
+
+    def in_full(self, round: int, rounds: int) -> bool:
+        """Whether an evaluation after this round of so many measures also what takes long."""
+        return round == rounds or bool(round and self.costly_every and round % self.costly_every == 0)
 
 
 class EarlyStopping(Section):

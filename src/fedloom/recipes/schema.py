@@ -214,7 +214,8 @@ def recipe_hash(recipe: Recipe | Mapping[str, Any]) -> str:
     runtime = value.get("runtime", {})
     exact = runtime.get("exact", True)  # a later key, too: it counts only where it is not the default
     value["runtime"] = {k: v for k, v in runtime.items() if k not in QUIET and not (k == "exact" and exact)}
-    value["evaluation"] = {k: v for k, v in value.get("evaluation", {}).items() if k != "predictions"}
+    evaluation = value.get("evaluation", {}).items()
+    value["evaluation"] = {k: v for k, v in evaluation if k != "predictions" and (k, v) != ("costly_every", None)}
     # Keys are sorted below, but add-ons act in the order in which they stand. A Method is identified by its own text.
     method = {k: v for k, v in value["method"].items() if k != "python"}
     value["method"] = {**method, "add": list(method.get("add", {}).items())}

@@ -17,15 +17,21 @@ Scores = dict[str, dict[str, float]]
 
 
 def evaluate(
-    model: FlatModel, part: Part, tasks: Mapping[str, Task], batch_size: int, innermost: bool = True
+    model: FlatModel,
+    part: Part,
+    tasks: Mapping[str, Task],
+    batch_size: int,
+    innermost: bool = True,
+    costly: bool = False,
 ) -> Scores:
     """Metrics of every task, accumulated over the examples that have a label of it; nan if there are none.
 
-    `innermost`: images are given to the model with the channels last in memory, as in training.
+    `innermost`: images are given to the model with the channels last in memory, as in training. `costly`: measure what
+    takes long too (see `fedloom.tasks.metrics.Measure.costly`).
     """
     scores: Scores = {}
     for labelled, names in part.by_labels(tasks):
-        metrics = {name: tasks[name].metric() for name in names}
+        metrics = {name: tasks[name].metric() if costly else tasks[name].metric().cheap() for name in names}
         losses = dict.fromkeys(names, 0.0)
         with torch.inference_mode():
             for size, outputs, targets in answers(model, labelled, names, batch_size, innermost):

@@ -15,6 +15,7 @@ from fedloom.rounds.loading import pack_tasks
 from fedloom.rounds.messages import Message
 from fedloom.rounds.server import model_of
 from fedloom.rounds.worker import EvalJob, Executor, TrainDone
+from fedloom.runs.folder import RunFolder
 
 Record = dict[str, Any]
 
@@ -46,12 +47,11 @@ class MeasuredGroup:
         """The tasks for which some member uses the model."""
         return tuple(dict.fromkeys(name for _, model in self.members for name in model.tasks))
 
-    def job(self, key: int, round: int) -> EvalJob:
-        """The job that measures it."""
+    def job(self, key: int, round: int, costly: bool = False) -> EvalJob:
+        """The job that measures it, with the metrics that take long if `costly`."""
         m = self.model
-        return EvalJob(
-            key, m.message, m.state, self.client, self.split, self.tasks, round, m.name == "personal", m.task
-        )
+        personal = m.name == "personal"
+        return EvalJob(key, m.message, m.state, self.client, self.split, self.tasks, round, personal, m.task, costly)
 
 
 def models_for(built: Built, state: State, client: str) -> list[Model]:
@@ -81,19 +81,37 @@ def models_for(built: Built, state: State, client: str) -> list[Model]:
     return models
 
 
-def measure(built: Built, executor: Executor, state: State) -> list[Record]:
-    """Records of all clients' global and personal models on all wanted splits.
+def measure(built: Built, executor: Executor, state: State, costly: bool = False) -> list[Record]:
+    """Records of all clients' global and personal models on all wanted splits; `costly`: with what takes long.
 
     A model that several clients share is measured once on data that they share.
     """
     entries = groups(built, state, built.recipe.evaluation.splits)
-    jobs = [g.job(number, state["round"]) for number, g in enumerate(entries)]
+    jobs = [g.job(number, state["round"], costly) for number, g in enumerate(entries)]
+    if costly and (lengthy := _lengthy(built)):  # these first, so that no worker is left alone with one at the end
+        jobs.sort(key=lambda job: lengthy.isdisjoint(job.tasks))
     results: dict[int, Scores] = dict(executor.run(jobs))
     records: list[Record] = []
     for number, g in enumerate(entries):
         for client, model in g.members if number in results else ():  # a remote client may not have answered
             records += _records(client, model.name, g.split, results[number], model.tasks)
     return sorted(records, key=lambda r: (r["client"], r["model"], r["split"], r["task"], r["metric"]))
+
+
+def complete(built: Built, executor: Executor, folder: RunFolder, kept: State) -> None:
+    """Add what takes long to the numbers of the state that a run keeps, if its round was measured without that.
+
+    So it is where a run stopped early, for nobody knows before that a round's state will be kept.
+    """
+    recipe, round = built.recipe, kept["round"]
+    if _lengthy(built) and not recipe.evaluation.in_full(round, recipe.training.rounds):
+        folder.add_metrics(round, measure(built, executor, kept, costly=True))
+
+
+def _lengthy(built: Built) -> frozenset[str]:
+    """The tasks with a metric that takes long."""
+    metrics = {task.name: task.metric() for task in built.federation.tasks}
+    return frozenset(name for name, metric in metrics.items() if metric.cheap() is not metric)
 
 
 def groups(built: Built, state: State, splits: Sequence[str], used: bool = False) -> list[MeasuredGroup]:

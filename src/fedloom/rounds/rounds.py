@@ -68,7 +68,7 @@ def run_rounds(
         with now.ledger.phase("evaluate"):
             records = trained_records(built, now.done)
             if last or now.number % evaluation.every == 0:
-                records += measure(built, executor, state)
+                records += measure(built, executor, state, evaluation.in_full(now.number, training.rounds))
         state = _watch(built, folder, state, records, now)
         line = {
             "round": now.number,

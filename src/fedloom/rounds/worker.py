@@ -55,7 +55,7 @@ class EvalJob:
     """Measure one model on one client's split. `tasks` may be more than the client's, because splits may be shared.
 
     `personal` asks for the client's own model, tuned as the method says; `task` for the model of that task, if each
-    task has one.
+    task has one; `costly` for the metrics that take long too.
     """
 
     key: int
@@ -67,6 +67,7 @@ class EvalJob:
     round: int = 0
     personal: bool = False
     task: str | None = None
+    costly: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,7 +125,7 @@ class Worker:
         except (RuntimeError, ValueError, IndexError, KeyError) as error:
             tasks = ", ".join(client.tasks)
             raise UserError(f"client {job.client!r} (tasks {tasks}), round {job.round}: {error}") from error
-        trained = self._scores(client) if evaluate_trained else {}
+        trained = self._scores(client, job.round) if evaluate_trained else {}
         return TrainDone(job.client, payload, result, state, time.perf_counter() - start, trained)
 
     def train_stacked(self, jobs: Sequence[TrainJob], evaluate_trained: bool = False) -> Iterator[TrainDone]:
@@ -147,24 +148,23 @@ class Worker:
                 model.params.copy_(params)
                 turn = ClientRound(s.method, model, s.federation, client, ctx, s.training)
                 payload, result, state = turn.finish(member.base, job.state, result)
-                trained = self._scores(client) if evaluate_trained else {}
+                trained = self._scores(client, job.round) if evaluate_trained else {}
                 yield TrainDone(client.id, payload, result, state, seconds, trained)
 
-    def _scores(self, client: Client) -> dict[str, Scores]:
+    def _scores(self, client: Client, round: int) -> dict[str, Scores]:
         """Scores of the current model on a client's splits."""
         s = self.setup
         mine = {name: self.tasks[name] for name in client.tasks}
-        return {
-            split: evaluate(self.model, client.part(split), mine, s.evaluation.batch_size, s.training.channels_last)
-            for split in s.evaluation.splits
-        }
+        how = s.evaluation.batch_size, s.training.channels_last, s.evaluation.in_full(round, s.training.rounds)
+        return {split: evaluate(self.model, client.part(split), mine, *how) for split in s.evaluation.splits}
 
     def evaluate(self, job: EvalJob) -> tuple[int, Scores]:
         """Scores of one model, with the job's key."""
         s = self.setup
         with self._loaded(job) as part:
             tasks = {name: self.tasks[name] for name in job.tasks}
-            return job.key, evaluate(self.model, part, tasks, s.evaluation.batch_size, s.training.channels_last)
+            how = s.evaluation.batch_size, s.training.channels_last, job.costly
+            return job.key, evaluate(self.model, part, tasks, *how)
 
     def look(self, job: LookJob) -> tuple[int, Answers]:
         """Confusions and answers of one model, with the job's key."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
@@ -22,7 +22,7 @@ from fedloom.recipes.runtime import EarlyStopping
 from fedloom.recipes.schema import Recipe
 from fedloom.runs import checkpoint
 from fedloom.runs.ledger import Ledger
-from fedloom.runs.reader import DIAGNOSTICS
+from fedloom.runs.reader import DIAGNOSTICS, lines_of
 from fedloom.runs.track import Tracker
 
 _LOGS = ("metrics.jsonl", "bytes.jsonl")
@@ -126,12 +126,19 @@ class RunFolder:
         if len(looked) > 1:
             logs = {_DIAGNOSTICS: looked, **logs}
         for name, value in logs.items():
-            with (self.path / name).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(_finite(value), allow_nan=False) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
+            _append(self.path / name, value)
         if self.tracker is not None:
             self.tracker.round(logs[_LOGS[0]], bytes_)
+
+    def add_metrics(self, round_: int, records: Sequence[Mapping[str, Any]]) -> None:
+        """Append a round's line of metrics once more, with those of the records that it has not."""
+        names = ("client", "task", "metric", "model", "split")
+        path = self.path / _LOGS[0]
+        line = next(line for line in lines_of(path) if line["round"] == round_)
+        known = {tuple(record[name] for name in names) for record in line["metrics"]}
+        more = [record for record in records if tuple(record[name] for name in names) not in known]
+        if more:
+            _append(path, {**line, "metrics": [*line["metrics"], *more]})
 
     def cut(self, round_: int) -> None:
         """Drop lines of rounds after `round_`, and a torn last line."""
@@ -212,6 +219,13 @@ class RunFolder:
         part = self.path / "model.safetensors.part"
         save_file({k: t.clone() for k, t in tensors.items()}, part, metadata=dict(labels))
         os.replace(part, self.path / "model.safetensors")
+
+
+def _append(file: Path, line: Mapping[str, Any]) -> None:
+    with file.open("a", encoding="utf-8") as opened:
+        opened.write(json.dumps(_finite(line), allow_nan=False) + "\n")
+        opened.flush()
+        os.fsync(opened.fileno())
 
 
 def _finite(value: Any) -> Any:

@@ -67,7 +67,7 @@ class Run:
             raise StateError(f"{folder / 'run.json'}: {error}") from None
         _expect(info, ("tasks", "clients", "status"), folder / "run.json")
         recipe = parse((folder / "recipe.yaml").read_text("utf-8"), str(folder / "recipe.yaml"))
-        rounds, traffic = (_lines(folder / name) for name in ("metrics.jsonl", "bytes.jsonl"))
+        rounds, traffic = (lines_of(folder / name) for name in ("metrics.jsonl", "bytes.jsonl"))
         for line in rounds:
             _expect(line, ("metrics",), folder / "metrics.jsonl", f", round {line['round']}")
         for line in traffic:
@@ -76,7 +76,7 @@ class Run:
 
     def log(self, name: str) -> tuple[Mapping[str, Any], ...]:
         """Another file of the folder, by its name, with one line a round; empty if there is no such file."""
-        return _lines(self.folder / name)
+        return lines_of(self.folder / name)
 
     def records(self, kind: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
         """(round, record) of what stages or peers recorded of a kind, in order."""
@@ -258,7 +258,7 @@ def human_bytes(count: float) -> str:
     return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
 
 
-def _lines(file: Path) -> tuple[Mapping[str, Any], ...]:
+def lines_of(file: Path) -> tuple[Mapping[str, Any], ...]:
     """The rounds in a JSON-lines file. A round that was repeated after a crash counts once."""
     result: dict[int, Mapping[str, Any]] = {}
     if not file.is_file():

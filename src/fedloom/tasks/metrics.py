@@ -29,6 +29,8 @@ class Measure(ABC):
 
     kind: str
     """The name of the number that `compute` returns."""
+    costly: ClassVar[bool] = False
+    """Whether it takes so long that it is not for every evaluation."""
 
     @abstractmethod
     def update(self, pred: Tensor, target: Tensor) -> None:
@@ -61,6 +63,14 @@ class Measures(Metric):
         """Name -> value."""
         found = {name: value for measure in self.measures for name, value in measure.all().items()}
         return {name: found[name] for name in self.names}
+
+    def cheap(self) -> Metric:
+        """The measures that are not costly, with their names."""
+        costly = [measure for measure in self.measures if measure.costly]
+        if not costly:
+            return self
+        names = [name for name in self.names if not any(name in measure.all() for measure in costly)]
+        return Measures(self.task, names, *(measure for measure in self.measures if not measure.costly))
 
     @property
     def confusion(self) -> Tensor | None:

@@ -26,6 +26,10 @@ class Metric(ABC):
     def compute(self) -> dict[str, float]:
         """Metric name -> value over everything seen; nan where nothing valid was seen."""
 
+    def cheap(self) -> Metric:
+        """This metric without the numbers that take long, before its first update; itself where none does."""
+        return self
+
     @property
     def confusion(self) -> Tensor | None:
         """Counts of everything seen, truth x prediction (C x C, int64), where the task has classes."""

@@ -24,6 +24,7 @@ from fedloom.recipes.schema import Recipe
 from fedloom.rounds.build import build
 from fedloom.rounds.built import Built
 from fedloom.rounds.exports import export
+from fedloom.rounds.measure import complete
 from fedloom.rounds.progress import Progress
 from fedloom.rounds.rounds import run_rounds, status
 from fedloom.rounds.showing import keep
@@ -149,6 +150,7 @@ def _opened(path: Path, built: Built, fresh: bool, progress: Progress, stack: Ex
 def _conclude(folder: RunFolder, built: Built, state: State, executor: Executor) -> None:
     """What is written once the last round is over."""
     final = folder.kept(state, built.recipe.early_stopping)
+    complete(built, executor, folder, final)
     folder.save_model(*export(built, final))
     keep(folder.path, built, executor, final)
     folder.describe(built.about, status(state), state["round"], final["round"])

@@ -86,11 +86,17 @@ def read(grid: Grid, folder: Path, split: str) -> tuple[dict[Combination, Combin
 
 
 def over_rounds(run: Run, split: str, by_domain: bool, client: str | None = None) -> dict[int, Mapping[str, float]]:
-    """Round -> each task's own metric (of this client, or the mean over clients), or each domain's of the only task."""
+    """Round -> each task's own metric (of this client, or the mean over clients), or each domain's of the only task.
+
+    A task whose own metric takes long has it in fewer rounds than others.
+    """
     if by_domain:
         return {scores.round: scores.values for scores in domain_history(run, split=split).rounds}
     primary = {task: info["primary"] for task, info in run.info["tasks"].items()}
-    return {f.round: {t: v[primary[t]] for t, v in f.values.items()} for f in run.history(split, client)}
+    each = {
+        f.round: {t: v[primary[t]] for t, v in f.values.items() if primary[t] in v} for f in run.history(split, client)
+    }
+    return {round: values for round, values in each.items() if values}
 
 
 def about_model(grid: Grid, results: Mapping[Combination, CombinationRuns]) -> str:
