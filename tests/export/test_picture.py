@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from fedloom.export import picture
 from fedloom.export.finished import open_runs
 from fedloom.export.picture import predictions
 from fedloom.recipes import load
+from fedloom.study.grid import cells, load_grid, runs_in, save
 
 SMALL = (
     *(f"data.sets.{name}.{key}" for name in ("outside", "rooms") for key in ("count=20", "test_count=2")),
@@ -107,6 +109,25 @@ def test_runs_with_other_data_are_not_compared(runs, tmp_path):
         StateError, match=r"not comparable, for the data differ: .*local \(seed 0\) and .*other \(seed 1\)"
     ):
         predictions([runs["local"], tmp_path / "other"])
+
+
+def test_a_grid_is_the_runs_of_its_first_seed(runs, tmp_path, monkeypatch):
+    bases = {
+        name: {"method": method} for name, method in (("FedAvg", "fedavg"), ("Local", "local"), ("Ditto", "ditto"))
+    }
+    value = {"name": "g", "data": {"1C": {"recipe": "fedhca2/scenes-outside-st-rooms-mt"}}, "bases": bases}
+    grid = load_grid({**value, "seeds": [0, 1]})
+    save(grid, tmp_path / "g", {})
+    with pytest.raises(StateError, match="no cell of grid g with seed 0 has finished"):
+        runs_in(tmp_path / "g")
+    for cell in cells(grid):
+        if (cell.base, cell.seed) in (("FedAvg", 0), ("Local", 0), ("Local", 1)):
+            shutil.copytree(runs[cell.base.lower()], cell.folder(tmp_path / "g"))
+    seen = headings(monkeypatch)
+    out = tmp_path / "out.png"
+    result = CliRunner().invoke(app, ["picture", str(tmp_path / "g"), str(out), "--count", "1"], catch_exceptions=False)
+    assert (result.exit_code, result.stdout) == (0, f"{out}\n")
+    assert seen[0] == ["input", "truth", "fedavg", "local"]
 
 
 def test_the_command(runs, tmp_path):

@@ -14,10 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 import fedloom
+from fedloom.data.scenes import store
 from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.experiments import grid_run
 from fedloom.experiments.grid_progress import Bar, CellLines, progress
@@ -118,6 +120,62 @@ def test_cells_on_nyud_and_pascal_judge_edges_by_odsf(name: str) -> None:
         for prefix, one in sets.items():
             assert "edge" in (one.get("tasks") or one["dense"]), cell
             assert KINDS["edge"]("edge", **recipe.tasks[f"{prefix}edge"]).primary == "odsf", cell
+
+
+ABSENT = r"(no file or folder|there is no folder) |is( not)? in /|expected a folder .* found none"
+"""What a dry run says where a data set's files are not there."""
+
+
+@pytest.fixture(scope="module")
+def quickly_rendered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Scenes are four, again and again: to render all of them would take minutes."""
+    real = store.examples
+
+    def examples(settings: Any, numbers: range) -> dict[str, np.ndarray[Any, Any]]:
+        few = real(settings, numbers[:4]).items()
+        return {name: np.resize(array, (len(numbers), *array.shape[1:])) for name, array in few}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDLOOM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr(store, "examples", examples)
+        yield
+
+
+def ends(labels: dict[str, Any]) -> dict[str, Any]:
+    """The first and the last of some labels."""
+    return {label: labels[label] for label in dict.fromkeys([next(iter(labels)), next(reversed(labels))])}
+
+
+def start_dry(name: str, grid: Grid, folder: Path) -> None:
+    """Prepare a packaged grid where no data lies: all cells would start, or it is said which files are missing."""
+    known = {cell.combination for cell in cells(grid)}
+    if name.endswith(("-embedded", "-scenes")):
+        prepared = prepare(grid, folder / "grid")
+        assert set(prepared.refused) == REFUSED.get(name, set()) & known
+        assert {cell.combination for cell in prepared.todo} == known - set(prepared.refused)
+        assert min(prepared.needs.values()) > 0
+    else:
+        with pytest.raises(UserError, match=ABSENT) as error:
+            prepare(grid, folder / "grid")
+        assert any(str(error.value).startswith(f"{cell}: ") for cell in known)
+    assert not (folder / "grid").exists()
+
+
+@pytest.mark.usefixtures("near", "quickly_rendered")
+@pytest.mark.parametrize("name", names())
+def test_packaged_grids_start_dry(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    grid = load_grid(name)
+    few = {"bases": ends(grid.bases), "addons": ends(grid.addons), "seeds": grid.seeds[:1]}
+    start_dry(name, grid.model_copy(update=few), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("near", "quickly_rendered")
+@pytest.mark.parametrize("name", names())
+def test_packaged_grids_start_dry_in_every_cell(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    start_dry(name, load_grid(name), tmp_path)
 
 
 def test_packaged_grids_and_their_twins_belong_together() -> None:

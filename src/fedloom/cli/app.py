@@ -129,15 +129,18 @@ def show(recipe: shared.RecipeArgument, changes: Changes = None) -> None:
 
 @app.command()
 def picture(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="The folders of finished runs.")],
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="The folders of finished runs; a grid is its first seed's.")
+    ],
     out: Annotated[Path, typer.Argument(metavar="OUT.png", help="The picture to write.", dir_okay=False)],
     count: Annotated[int, typer.Option(min=1, help="How many test examples.")] = 4,
 ) -> None:
     """Draw input, truth and prediction of every dense task; with several runs, a column for each run's prediction."""
     from fedloom.data.preview import save
     from fedloom.export.picture import predictions
+    from fedloom.study.grid import runs_in
 
-    save(predictions(folders, count), out)
+    save(predictions([run for folder in folders for run in runs_in(folder)], count), out)
     typer.echo(f"{out}")
 
 

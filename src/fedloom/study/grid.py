@@ -331,6 +331,20 @@ def open_folder(source: str | Path) -> tuple[Grid, Path]:
     return load_grid(folder / FILE), folder
 
 
+def runs_in(source: Path) -> list[Path]:
+    """The finished runs of a grid's first seed, in the order of its cells; what is no grid is a run's folder itself.
+
+    `source` is as in `open_folder`. Raises StateError where no run of the seed has finished.
+    """
+    if not (source / FILE).is_file() and str(source) not in names():
+        return [source]
+    grid, folder = open_folder(source)
+    found = [path for cell in cells(grid) if cell.seed == grid.seeds[0] and is_over(path := cell.folder(folder))]
+    if not found:
+        raise StateError(f"no cell of grid {grid.name} with seed {grid.seeds[0]} has finished in {folder}")
+    return found
+
+
 def default_folder(grid: Grid) -> Path:
     """Where a grid runs unless told otherwise."""
     return Path("grids") / grid.name
