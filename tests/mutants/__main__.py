@@ -186,9 +186,10 @@ class Watch:
             self.failed = report.nodeid
 
 
-def pytest_here(files: Sequence[str], watch: Watch, *options: str, limit: int = 60) -> int:
-    options = ("-q", "-x", "-p", "no:cacheprovider", "--hypothesis-seed=0", f"--timeout={limit}", *options)
-    return int(pytest.main([*files, *options, "--basetemp=temporary"], plugins=[watch]))
+def pytest_here(files: Sequence[str], watch: Watch, limit: float) -> int:
+    """Run the tests of these files in this process; one that takes longer than `limit` seconds has failed."""
+    options = ("-q", "-x", "-p", "no:cacheprovider", "--hypothesis-seed=0", "--basetemp=temporary", f"--timeout={limit}")
+    return int(pytest.main([*files, *options], plugins=[watch]))
 
 
 def clean(file: str, sources: Sequence[str]) -> Callable[[Path], int]:
@@ -272,7 +273,8 @@ def attempt(slots: Sequence[Slot], root: Path, known: Known, chosen: Sequence[Ch
 
                 def job(folder: Path) -> int:
                     watch = Watch(outcome.tests)
-                    code = pytest_here(list(dict.fromkeys(x.partition("::")[0] for x in outcome.tests)), watch)
+                    files = dict.fromkeys(test.partition("::")[0] for test in outcome.tests)
+                    code = pytest_here([*files], watch, 20 + 10 * max(known.seconds[test] for test in outcome.tests))
                     Path("by.txt").write_text(watch.failed or ("" if code == 0 else f"pytest's exit status {code}"))
                     return code
 
