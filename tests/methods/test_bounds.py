@@ -28,7 +28,9 @@ def whole(value: int) -> tuple[list[float], list[float]]:
     return [value, value + 1], [value - 1]
 
 
-def between(low: float, high: float, open_low: bool = False, open_high: bool = False) -> tuple[list[float], list[float]]:
+def between(
+    low: float, high: float, open_low: bool = False, open_high: bool = False
+) -> tuple[list[float], list[float]]:
     """From low to high, without those ends that are open."""
     good, bad = ([low + LITTLE], [low]) if open_low else ([low, low + LITTLE], [low - LITTLE])
     more, worse = ([high - LITTLE], [high]) if open_high else ([high, high - LITTLE], [high + LITTLE])

@@ -1,12 +1,13 @@
 """Do the tests notice? Change the source in one place at a time and run the nearest tests: `make mutants`.
 
-First every test file runs once on the source as it is, under coverage, to learn which test runs which line and how long it
-takes (kept in build/mutants until the source or the test changes). Then each change of a seeded sample is made in a copy
-of the repository, and the tests that run the changed line are run, the nearest file and the quickest test first, until one
-fails. What no test notices has survived. Survivors that change nothing are named in equivalent.yaml, with the reason.
+First every test file runs once on the source as it is, under coverage, to learn which test runs which line and how long
+it takes (kept in build/mutants until the source or the test changes). Then each change of a seeded sample is made in a
+copy of the repository, and the tests that run the changed line are run, the nearest file and the quickest test first,
+until one fails. What no test notices has survived. Survivors that change nothing are named in equivalent.yaml, with the
+reason.
 
-Own code, because mutmut leaves out decorated functions, class bodies and so all defaults, and cosmic-ray changes the tree
-itself and knows one test command for all files.
+Own code, because mutmut leaves out decorated functions, class bodies and so all defaults, and cosmic-ray changes the
+tree itself and knows one test command for all files.
 """
 
 from __future__ import annotations
@@ -56,6 +57,7 @@ TESTS = (
     *("engines/test_peers_groups.py", "engines/test_peers_methods.py", "engines/test_gossip.py"),
 )
 SHARED = ("conftest.py", "tests_support.py", "quadratics.py", "peers_support.py")
+BROKEN = (pytest.ExitCode.USAGE_ERROR, pytest.ExitCode.NO_TESTS_COLLECTED)  # our own mistake, no test's verdict
 FEW = 0.05  # the share of survivors without a reason that is allowed
 
 
@@ -135,29 +137,40 @@ class Slot:
         """Tell of the process if it has ended or its time is over."""
         if self.process is None or (self.process.is_alive() and time.monotonic() < self.end):
             return
-        stopped = self.process.is_alive()
-        if stopped:
+        late = self.process.is_alive()
+        code = self.stop()
+        self.finish(None if late else code)
+
+    def stop(self) -> int | None:
+        """End the process with all that it started; its exit status."""
+        if self.process is None:
+            return None
+        if self.process.is_alive():
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.join()
         code, self.process = self.process.exitcode, None
-        self.finish(None if stopped else code)
+        return code
 
 
 def run_all(slots: Sequence[Slot], jobs: Iterator[Callable[[Slot], None]]) -> None:
     """Give every free slot the next job until all are done."""
     more = True
-    while True:
+    try:
+        while True:
+            for slot in slots:
+                slot.poll()
+                if slot.process is None and more:
+                    job = next(jobs, None)
+                    more = job is not None
+                    if job is not None:
+                        job(slot)
+            busy = [slot.process.sentinel for slot in slots if slot.process is not None]
+            if not busy:
+                return
+            multiprocessing.connection.wait(busy, timeout=1.0)
+    finally:
         for slot in slots:
-            slot.poll()
-            if slot.process is None and more:
-                job = next(jobs, None)
-                more = job is not None
-                if job is not None:
-                    job(slot)
-        busy = [slot.process.sentinel for slot in slots if slot.process is not None]
-        if not busy:
-            return
-        multiprocessing.connection.wait(busy, timeout=1.0)
+            slot.stop()
 
 
 class Watch:
@@ -188,8 +201,8 @@ class Watch:
 
 def pytest_here(files: Sequence[str], watch: Watch, limit: float) -> int:
     """Run the tests of these files in this process; one that takes longer than `limit` seconds has failed."""
-    options = ("-q", "-x", "-p", "no:cacheprovider", "--hypothesis-seed=0", "--basetemp=temporary", f"--timeout={limit}")
-    return int(pytest.main([*files, *options], plugins=[watch]))
+    options = ("-q", "-x", "-p", "no:cacheprovider", "--hypothesis-seed=0", "--basetemp=temporary")
+    return int(pytest.main([*files, *options, f"--timeout={limit}"], plugins=[watch]))
 
 
 def clean(file: str, sources: Sequence[str]) -> Callable[[Path], int]:
@@ -250,47 +263,54 @@ def learn(slots: Sequence[Slot], root: Path, kept: Path, sources: Sequence[str],
 @dataclass
 class Outcome:
     change: Change
-    tests: list[str]
+    tests: Sequence[str]
     by: str = ""  # what noticed; empty if it survived
 
 
-def attempt(slots: Sequence[Slot], root: Path, known: Known, chosen: Sequence[Change], budget: float) -> list[Outcome]:
-    """Every change in turn, in the copies, with its tests."""
-    outcomes: list[Outcome] = []
+def attempt(
+    slots: Sequence[Slot],
+    root: Path,
+    known: Known,
+    chosen: Sequence[Change],
+    budget: float,
+    tell: Callable[[Outcome], None],
+) -> None:
+    """Every change in turn, in the copies, with its tests; `tell` gets what came out, as soon as it is known."""
 
     def jobs() -> Iterator[Callable[[Slot], None]]:
         for change in chosen:
             tests = known.tests(change, budget)
-            outcome = Outcome(change, tests)
-            outcomes.append(outcome)
             if not tests:
+                tell(Outcome(change, tests))
                 continue
 
-            def start(slot: Slot, change: Change = change, outcome: Outcome = outcome) -> None:
+            def start(slot: Slot, change: Change = change, tests: Sequence[str] = tests) -> None:
                 source = (root / change.path).read_bytes()
                 (slot.folder / change.path).write_bytes(change.apply(source))
                 (slot.folder / "by.txt").unlink(missing_ok=True)
 
                 def job(folder: Path) -> int:
-                    watch = Watch(outcome.tests)
-                    files = dict.fromkeys(test.partition("::")[0] for test in outcome.tests)
-                    code = pytest_here([*files], watch, 20 + 10 * max(known.seconds[test] for test in outcome.tests))
+                    watch = Watch(tests)
+                    files = dict.fromkeys(test.partition("::")[0] for test in tests)
+                    code = pytest_here([*files], watch, 20 + 10 * max(known.seconds[test] for test in tests))
                     Path("by.txt").write_text(watch.failed or ("" if code == 0 else f"pytest's exit status {code}"))
                     return code
 
                 def finish(code: int | None) -> None:
                     (slot.folder / change.path).write_bytes(source)
                     said = slot.folder / "by.txt"
-                    outcome.by = said.read_text() if said.exists() else f"a crash or no end (exit status {code})"
-                    if sys.stderr.isatty():
-                        print(f"\r{len(outcomes)} of {len(chosen)}", end="", file=sys.stderr)
+                    if code is not None and code >= 0 and (code in BROKEN or not said.exists()):
+                        raise RuntimeError(
+                            f"the tests of {change} did not run:\n{(slot.folder / 'output.txt').read_text()}"
+                        )
+                    by = said.read_text() if said.exists() else f"a crash or no end (exit status {code})"
+                    tell(Outcome(change, tests, by))
 
                 slot.start(job, finish, limit=10 * budget + 60)
 
             yield start
 
     run_all(slots, jobs())
-    return outcomes
 
 
 def equivalents(
@@ -306,29 +326,20 @@ def equivalents(
     return known
 
 
-def report(outcomes: Sequence[Outcome], known: Mapping[tuple[str, str, str], str], texts: Mapping[str, bytes]) -> int:
-    """Print who survived and how to see it again; the exit status."""
-    keys = [(x.change.path, *x.change.was_and_now(texts[x.change.path])) for x in outcomes]
-    wrong = [x for x, key in zip(outcomes, keys, strict=True) if x.by and key in known]
-    named = sum(not x.by and key in known for x, key in zip(outcomes, keys, strict=True))
-    survived = [x for x, key in zip(outcomes, keys, strict=True) if not x.by and key not in known]
-    for x in sorted(survived, key=lambda x: (x.change.path, x.change.start)):
-        files = Counter(test.partition("::")[0] for test in x.tests)
-        print(x.change.diff(texts[x.change.path]).partition("\n@@")[2].partition("\n")[2])
-        ran = ", ".join(f"{n} of {file}" for file, n in files.items()) or "none: no test runs the line"
-        print(f"  tests that ran: {ran}\n  again: make mutants ARGS='--only {x.change.path}:{x.change.line}'\n")
-    for x in wrong:
-        print(f"Named as changing nothing, but {x.by} noticed:\n{x.change.diff(texts[x.change.path])}\n")
-    share = len(survived) / max(len(outcomes), 1)
-    print(f"{len(outcomes)} changes: {sum(bool(x.by) for x in outcomes)} noticed, {named} named as changing nothing,", end=" ")
-    print(f"{len(survived)} survived ({share:.1%}; at most {FEW:.0%} may)")
-    return int(share > FEW or bool(wrong))
+def describe(x: Outcome, source: bytes) -> str:
+    """The two lines, what ran, and how to see it again."""
+    files = Counter(test.partition("::")[0] for test in x.tests)
+    ran = ", ".join(f"{n} of {file}" for file, n in files.items()) or "none: no test runs the line"
+    lines = x.change.diff(source).partition("\n@@")[2].partition("\n")[2]
+    again = f"make mutants ARGS='--only {x.change.path}:{x.change.line}'"
+    return f"{lines}\n  tests that ran: {ran}\n  again: {again}\n"
 
 
 def below(root: Path, names: Sequence[str], pattern: str) -> list[str]:
     """Files and what folders hold, relative to the root."""
-    found = [file for name in names for file in (root.glob(f"{name}/**/{pattern}") if (root / name).is_dir() else [root / name])]
-    return sorted({str(file.relative_to(root)) for file in found})
+    there = [root / name for name in names if (root / name).exists()]
+    found = {file for path in there for file in ([path] if path.is_file() else path.rglob(pattern))}
+    return sorted(str(file.relative_to(root)) for file in found)
 
 
 def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT, kept: Path = KEPT) -> int:
@@ -338,11 +349,11 @@ def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT, kept: Pat
     parser.add_argument("--only", action="append", metavar="PATH[:LINE]", help="of this file, folder or line alone")
     parser.add_argument("--tests", action="append", metavar="PATH", help="with these tests alone")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--seconds", type=float, default=30, help="of tests for one change, measured on the clean source")
+    parser.add_argument("--seconds", type=float, default=30, help="of tests for one change")
     options = parser.parse_args(arguments)
 
     sources = below(root, [f"src/fedloom/{name}" for name in SOURCES], "*.py")
-    texts = {path: (root / path).read_bytes() for path in sources if (root / path).exists()}
+    texts = {path: (root / path).read_bytes() for path in sources}
     everything = [change for path, text in texts.items() for change in changes(path, text)]
     known = equivalents(root / "tests/mutants/equivalent.yaml", everything, texts)
     candidates = everything
@@ -356,12 +367,29 @@ def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT, kept: Pat
     count = min(options.sample or len(candidates), len(candidates))
     chosen = random.Random(options.seed).sample(candidates, count)
     files = below(root, options.tests or [f"tests/{name}" for name in TESTS], "test_*.py")
+    counts: Counter[str] = Counter()
+
+    def tell(x: Outcome) -> None:
+        source = texts[x.change.path]
+        key = (x.change.path, *x.change.was_and_now(source))
+        kind = ("wrong" if key in known else "noticed") if x.by else ("named" if key in known else "survived")
+        counts[kind] += 1
+        if kind == "wrong":
+            print(f"Named as changing nothing, but {x.by} noticed:\n{describe(x, source)}", flush=True)
+        elif kind == "survived":
+            print(describe(x, source), flush=True)
+
     with tempfile.TemporaryDirectory() as folder:
         slots = [Slot(root, Path(folder, str(i))) for i in range(options.processes)]
-        learnt = learn(slots, root, kept, sources, [file for file in files if (root / file).exists()])
+        learnt = learn(slots, root, kept, sources, files)
         print(f"{count} of {len(candidates)} changes, seed {options.seed}", flush=True)
-        outcomes = attempt(slots, root, learnt, chosen, options.seconds)
-    return report(outcomes, known, texts)
+        attempt(slots, root, learnt, chosen, options.seconds, tell)
+    share = counts["survived"] / max(count, 1)
+    print(
+        f"{count} changes: {counts['noticed'] + counts['wrong']} noticed, {counts['named']} named as changing nothing, "
+        f"{counts['survived']} survived ({share:.1%}; at most {FEW:.0%} may)"
+    )
+    return int(share > FEW or counts["wrong"] > 0)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 Lines = tuple[int, int]  # the first and the last, counted from 1
 
@@ -110,11 +111,9 @@ def _parts(node: ast.AST) -> Iterator[ast.AST]:
                 continue
             if name in ("annotation", "returns"):
                 yield from (part for part in ast.walk(child) if isinstance(part, ast.Call))
-            elif name == "decorator_list" and "dataclass" in ast.unparse(child):
-                continue
-            elif isinstance(child, ast.keyword) and child.arg == "strict":
-                continue
-            else:
+            elif not (isinstance(child, ast.keyword) and child.arg == "strict") and not (
+                name == "decorator_list" and "dataclass" in ast.unparse(child)
+            ):
                 yield child
 
 
@@ -153,9 +152,9 @@ def _changes_of(node: ast.AST, source: bytes, at) -> Iterator[tuple[int, int, st
                     yield *between(before, after, old), new
         case ast.BoolOp(operator, values):
             old, new = ("and", "or") if isinstance(operator, ast.And) else ("or", "and")
-            for before, after in zip(values, values[1:], strict=False):
+            for before, after in pairwise(values):
                 yield *between(before, after, old), new
-        case ast.UnaryOp(ast.USub() | ast.Not() | ast.Invert(), operand):
+        case ast.UnaryOp(ast.USub() | ast.Not() | ast.Invert()):
             yield begin(node), begin(node) + (3 if isinstance(node.op, ast.Not) else 1), ""
         case ast.Constant(bool() as value):
             yield begin(node), finish(node), str(not value)

@@ -1,4 +1,4 @@
-"""The tool that asks whether tests notice: what it changes, which tests it picks, and what it says of a small package."""
+"""The tool that asks whether tests notice: what it changes, and what it says of a small package."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Rate:
 
 
 def test_what_is_changed_and_what_is_only_text_or_typing() -> None:
-    source = SOURCE.replace('"é", x +=', 'é = 1; x +=').encode()
+    source = SOURCE.replace('"é", x +=', "é = 1; x +=").encode()
     found = {change.was_and_now(source) for change in changes("src/fedloom/tasks/rate.py", source)}
     last = "* x) if x > 7 and x is not None else True"
     default = "most: Annotated[float, field(default=0.5)] = 2.0"

@@ -39,7 +39,9 @@ def test_it_is_equation_3() -> None:
 
 def test_it_pulls_to_the_received_model_and_away_from_the_last() -> None:
     z = torch.tensor([[1.0, 1.0]], requires_grad=True)
-    ModelContrast().penalty(view(z, torch.tensor([[1.0, 0]]), torch.tensor([[0, 1.0]])), {"previous": torch.ones(1)}).backward()
+    ModelContrast().penalty(
+        view(z, torch.tensor([[1.0, 0]]), torch.tensor([[0, 1.0]])), {"previous": torch.ones(1)}
+    ).backward()
     assert z.grad[0, 0] < 0 < z.grad[0, 1]
 
 
