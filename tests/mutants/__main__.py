@@ -62,7 +62,7 @@ FEW = 0.05  # the share of survivors without a reason that is allowed
 
 @dataclass
 class Known:
-    """What the clean run taught: how long each test takes, and which tests run a line (() for a line run at import)."""
+    """What the clean run taught: how long each test takes, and which tests run a line (none for one run at import)."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     lines: dict[str, dict[int, list[str]]] = field(default_factory=dict)
@@ -75,16 +75,17 @@ class Known:
                 here.setdefault(int(line), []).extend(test for test in tests if test)
 
     def tests(self, change: Change, budget: float) -> list[str]:
-        """The tests that run what is changed, the nearest and quickest first, of at most `budget` seconds together."""
-        found: set[str] = set()
+        """The tests that run what is changed, then what is around it, of at most `budget` seconds together.
+
+        Around it, because what is kept for later (a cache, a fixture) runs in the first test that needs it alone.
+        """
         lines = self.lines.get(change.path, {})
-        for first, last in change.places:
-            reached = [line for line in range(first, last + 1) if line in lines]
-            found = {test for line in reached for test in lines[line]}
-            if found or not reached:
-                break
+        found: dict[str, tuple[Any, ...]] = {}
+        for i, (first, last) in enumerate(change.places):
+            for test in {test for line in range(first, last + 1) for test in lines.get(line, ())}:
+                found.setdefault(test, (i, *_distance(test, change.path), self.seconds[test], test))
         chosen, total = [], 0.0
-        for test in sorted(found, key=lambda test: (*_distance(test, change.path), self.seconds[test], test)):
+        for test in sorted(found, key=found.__getitem__):
             total += self.seconds[test]
             if chosen and total > budget:
                 break
