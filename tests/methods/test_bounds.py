@@ -1,16 +1,19 @@
-"""Ranges of parameters: the last allowed value is taken, and what lies just beyond is refused with the name."""
+"""Parameters of stages and rules: where their ranges end, and that methods and stages have the same defaults."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
 
-from fedloom import server, stages, training
+from fedloom import methods, server, stages, training
+from fedloom.methods import ADDONS, METHODS, Method
 from fedloom.peers import Safeguards, Sketch
 from fedloom.stages import Identity, Mean
+from fedloom.training.inter_cluster import InterCluster
 
 LITTLE = 1e-9
 
@@ -80,6 +83,7 @@ RANGES: list[tuple[Callable[..., Any], dict[str, Any], str, tuple[list[float], l
     (stages.Attention, {}, "sigma", above(0)),
     (stages.CosineMix, {}, "tau", above(0)),
     (training.Proximal, {}, "mu", least(0)),
+    (InterCluster, {}, "mu", least(0)),
     (Safeguards, {}, "clip", ([LITTLE, 1e9], [0, -1, math.inf])),
     (Safeguards, {}, "clip_result", ([LITTLE, 1e9], [0, -1, math.inf])),
     (Safeguards, {}, "ridge", ([LITTLE, 1e9], [0, -1, math.inf])),
@@ -106,3 +110,40 @@ def test_every_range_ends_where_it_says(
     for value in bad:
         with pytest.raises(ValueError, match=name.rstrip("s")):
             make(**given, **{name: value})
+
+
+# Methods that set what the stage or rule alone would do in another way.
+OTHERWISE = {
+    ("colnet", "Safeguards"): {"clip", "ridge", "ema"},
+    ("fedproto", "MeanPrototypes"): {"by"},
+    ("fedrep", "Phase"): {"share"},
+}
+
+
+def parts(value: Any) -> Iterator[Any]:
+    """All stages, rules and the like that a method is made of."""
+    if dataclasses.is_dataclass(value):
+        yield value
+        for field in dataclasses.fields(value):
+            yield from parts(getattr(value, field.name))
+    elif isinstance(value, tuple | list | Mapping):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from parts(one)
+
+
+@pytest.mark.parametrize("name", [*METHODS.entries, *(name for name in ADDONS.entries if name != "server-step")])
+def test_the_defaults_of_a_method_are_those_of_its_stages(name: str) -> None:
+    """Both are documented, and a person who builds the method by hand must get the same."""
+    if name in METHODS.entries:
+        method = METHODS.entries[name].function()
+    else:
+        method = ADDONS.entries[name].function(methods.fedavg())
+    for part in parts(method):
+        if isinstance(part, Method):
+            continue
+        other = {
+            field.name
+            for field in dataclasses.fields(part)
+            if isinstance(field.default, int | float | str) and getattr(part, field.name) != field.default
+        }
+        assert other == OTHERWISE.get((name, type(part).__name__), set()), part

@@ -17,8 +17,9 @@ from fedloom.errors import UserError
 from fedloom.models.multitask import MultiTask
 from fedloom.tasks.classification import Classification
 from fedloom.training import FlatModel, LocalRule, Optimizer, Proximal, Schedule, Training, View
-from fedloom.training.loop import Additions, Work, batches, train
+from fedloom.training.loop import Additions, Work, batches, passes, train
 from fedloom.training.optim import build, export_state, import_state, rate
+from fedloom.training.phases import Phase, ends
 from fedloom.training.stacked import Stackable, group, refuse, train_stacked
 
 TASKS = {"a": (Classification("a", 3), 1.0), "b": (Classification("b", 2), 2.0)}
@@ -160,6 +161,15 @@ def test_a_last_batch_of_one_is_left_out_under_batch_norm_only() -> None:
     assert (with_norm.steps, with_norm.examples) == (1, 19)
     assert (without.steps, without.examples) == (2, 20)
     assert [len(b) for _, b in batches(torch.arange(1), Training(batch_size=1, steps=3), Ctx(), "c", True)] == [1] * 3
+
+
+def test_passes_counts_the_batches() -> None:
+    for examples in range(1, 12):
+        for size in range(1, 12):
+            for skip in (False, True):
+                training = Training(batch_size=size)
+                drawn = list(batches(torch.arange(examples), training, Ctx(1, 0), "c", skip))
+                assert passes(examples, training, skip) == len(drawn), (examples, size, skip)
 
 
 def test_order_of_data_is_a_function_of_seed_round_client_and_epoch() -> None:
@@ -317,3 +327,19 @@ def test_a_model_that_decides_by_its_data_cannot_be_stacked() -> None:
     member = Stackable(Work("p", data(), torch.arange(4), TASKS), model.params.clone())
     with pytest.raises(UserError, match="the model cannot be stacked"):
         train_stacked(model, [member], Training(), Ctx(1), (slice(0, 1),))
+
+
+@pytest.mark.parametrize(
+    ("shares", "count", "expected"),
+    [
+        ((1, 1, 2), 8, [2, 4, 8]),
+        ((0.8, 0.2), 10, [8, 10]),
+        ((0.01, 0.99), 3, [1, 3]),  # every phase has a batch
+        ((0.99, 0.01), 3, [2, 3]),
+        ((8, 1, 1), 3, [1, 2, 3]),
+        ((1, 1, 1), 2, [1, 2, 2]),  # but there are not enough
+        ((1,), 5, [5]),
+    ],
+)
+def test_phases_end_by_their_shares(shares: tuple[float, ...], count: int, expected: list[int]) -> None:
+    assert ends(tuple(Phase("*", share) for share in shares), count) == expected
