@@ -85,6 +85,9 @@ def test_fedrep_trains_both_parts_in_a_round() -> None:
         ((0.5, 0.5), 1, [1, 1]),
         ((0.01, 0.99), 5, [1, 5]),
         ((1,), 7, [7]),
+        ((1, 1, 2), 8, [2, 4, 8]),
+        ((8, 1, 1), 3, [1, 2, 3]),
+        ((1, 1, 1), 2, [1, 2, 2]),
     ],
 )
 def test_every_phase_has_a_batch(shares: tuple[float, ...], batches: int, expected: list[int]) -> None:

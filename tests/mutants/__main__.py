@@ -2,9 +2,9 @@
 
 First every test file runs once on the source as it is, under coverage, to learn which test runs which line and how long
 it takes (kept in build/mutants until the source or the test changes). Then each change of a seeded sample is made in a
-copy of the repository, and the tests that run the changed line are run, the nearest file and the quickest test first,
-until one fails. What no test notices has survived. Survivors that change nothing are named in equivalent.yaml, with the
-reason.
+copy of the repository, and the tests that run the changed line are run, first those of the file that is named like the
+source, then the quickest, until one fails. What no test notices has survived. Survivors that change nothing are named
+in equivalent.yaml, with the reason.
 
 Own code, because mutmut leaves out decorated functions, class bodies and so all defaults, and cosmic-ray changes the
 tree itself and knows one test command for all files.
@@ -77,13 +77,15 @@ class Known:
     def tests(self, change: Change, budget: float) -> list[str]:
         """The tests that run what is changed, then what is around it, of at most `budget` seconds together.
 
-        Around it, because what is kept for later (a cache, a fixture) runs in the first test that needs it alone.
+        First those of the test file that is named like the source, then the quickest. Around it, because what is kept
+        for later (a cache, a fixture) runs in the first test that needs it alone.
         """
         lines = self.lines.get(change.path, {})
         found: dict[str, tuple[Any, ...]] = {}
         for i, (first, last) in enumerate(change.places):
             for test in {test for line in range(first, last + 1) for test in lines.get(line, ())}:
-                found.setdefault(test, (i, *_distance(test, change.path), self.seconds[test], test))
+                elsewhere = Path(change.path).stem not in Path(test.partition("::")[0]).stem
+                found.setdefault(test, (i, elsewhere, self.seconds[test], test))
         chosen, total = [], 0.0
         for test in sorted(found, key=found.__getitem__):
             total += self.seconds[test]
@@ -91,12 +93,6 @@ class Known:
                 break
             chosen.append(test)
         return chosen
-
-
-def _distance(test: str, path: str) -> tuple[bool, bool]:
-    """The test file that is named like the source, then the room that is, then all others."""
-    file, source = Path(test.partition("::")[0]), Path(path).relative_to("src/fedloom")
-    return source.stem not in file.stem, Path("tests", source).parent != file.parent
 
 
 class Slot:
@@ -383,6 +379,8 @@ def main(arguments: Sequence[str] | None = None, *, root: Path = ROOT, kept: Pat
             print(f"Named as changing nothing, but {x.by} noticed:\n{describe(x, source)}", flush=True)
         elif kind == "survived":
             print(describe(x, source), flush=True)
+        if counts.total() % 25 == 0:
+            print(f"{counts.total()} of {count}", flush=True)
 
     with tempfile.TemporaryDirectory() as folder:
         slots = [Slot(root, Path(folder, str(i))) for i in range(options.processes)]

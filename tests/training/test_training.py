@@ -19,7 +19,6 @@ from fedloom.tasks.classification import Classification
 from fedloom.training import FlatModel, LocalRule, Optimizer, Proximal, Schedule, Training, View
 from fedloom.training.loop import Additions, Work, batches, passes, train
 from fedloom.training.optim import build, export_state, import_state, rate
-from fedloom.training.phases import Phase, ends
 from fedloom.training.stacked import Stackable, group, refuse, train_stacked
 
 TASKS = {"a": (Classification("a", 3), 1.0), "b": (Classification("b", 2), 2.0)}
@@ -327,19 +326,3 @@ def test_a_model_that_decides_by_its_data_cannot_be_stacked() -> None:
     member = Stackable(Work("p", data(), torch.arange(4), TASKS), model.params.clone())
     with pytest.raises(UserError, match="the model cannot be stacked"):
         train_stacked(model, [member], Training(), Ctx(1), (slice(0, 1),))
-
-
-@pytest.mark.parametrize(
-    ("shares", "count", "expected"),
-    [
-        ((1, 1, 2), 8, [2, 4, 8]),
-        ((0.8, 0.2), 10, [8, 10]),
-        ((0.01, 0.99), 3, [1, 3]),  # every phase has a batch
-        ((0.99, 0.01), 3, [2, 3]),
-        ((8, 1, 1), 3, [1, 2, 3]),
-        ((1, 1, 1), 2, [1, 2, 2]),  # but there are not enough
-        ((1,), 5, [5]),
-    ],
-)
-def test_phases_end_by_their_shares(shares: tuple[float, ...], count: int, expected: list[int]) -> None:
-    assert ends(tuple(Phase("*", share) for share in shares), count) == expected
