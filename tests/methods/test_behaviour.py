@@ -287,6 +287,19 @@ def test_mocha_golden_values() -> None:
     torch.testing.assert_close(vectors.T @ omega @ sigma @ vectors, torch.eye(2).double(), atol=1e-6, rtol=0)
 
 
+def test_mocha_without_centring_of_models_at_right_angles() -> None:
+    """Of lengths 1, 2 and 5: G^(1/2) is their diagonal, with trace 8, so Omega is 8 / length and nobody is coupled."""
+    models = dict(zip("abc", torch.diag(torch.tensor([1.0, 2.0, 5.0])), strict=True))
+    stage = TaskCovariance(centre=False)
+    torch.testing.assert_close(
+        stage.omega(torch.stack([*models.values()])), torch.diag(torch.tensor([8.0, 4, 1.6])).double()
+    )
+    sent = stage.broadcast({}, ["c", "a", "new"], models)
+    assert float(sent["c"]["relation"]) == pytest.approx(1.6)
+    torch.testing.assert_close(sent["c"]["peers"], torch.zeros(3))
+    assert sent["new"] == {}
+
+
 def test_mocha_of_nothing() -> None:
     sigma, omega = covariance(torch.zeros(3, 3))
     torch.testing.assert_close(sigma @ omega, torch.eye(3).double())

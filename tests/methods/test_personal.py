@@ -167,6 +167,13 @@ def test_pfedme_personal_models_minimise_the_envelope() -> None:
 def test_pfedme_refuses_steps_that_cannot_be_stable(quick: Quick) -> None:
     with pytest.raises(fedloom.errors.UserError, match="below 2"):
         quick("method={name: pfedme, lam: 100}")
+    for rate in (0.5, 0.25):  # times 4: exactly 2, where theta swings for ever, and 1
+        run = Quadratics(methods.pfedme(lam=4.0), [1.0], [1.0], steps=1, optimizer={"lr": rate})
+        if rate == 0.25:
+            run.go()
+            continue
+        with pytest.raises(ValueError, match="below 2, found 0.5 x 4.0 = 2.0"):
+            run.go()
 
 
 def test_a_stack_refuses_phases(quick: Quick) -> None:
