@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/ci.txt $(PIP_ARGS)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo demo-digits test test-flower-oldest nightly lint clean
+.PHONY: demo demo-digits test test-flower-oldest nightly mutants lint clean
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -65,6 +65,12 @@ test-flower-oldest:
 
 nightly: lint
 	$(BIN)/pytest -n 2 -m 'slow or not slow'
+	$(MAKE) mutants ARGS="--seed $$(date +%Y%m%d)"
+
+# Do the tests notice? Small changes of the source, one at a time, and which of them no test sees; ARGS='--help'
+ARGS ?=
+mutants: $(VENV)/.test
+	PYTHONPATH=tests $(BIN)/python -m mutants $(ARGS)
 
 clean:
 	rm -rf $(VENV) $(VENV)-flower runs build dist

@@ -137,6 +137,16 @@ def test_clients_in_any_order_and_what_is_recorded() -> None:
     assert 0 <= float(S.min()) <= float(S.max()) <= 1
 
 
+def test_records_name_partners_and_similarities_to_six_digits() -> None:
+    """Of three signs x and y share two, y and z one, x and z none; partners are those above epsilon = 0.5."""
+    X = torch.tensor([[1.0, 1, 1], [1, 1, -1], [-1, -1, -1]])
+    kept: list[dict[str, object]] = []
+    updates = Updates.of(X, rows=[("a", "x"), ("b", "y"), ("c", "z")])
+    TaskVectors()(updates, {}, Ctx(1, record=lambda kind, fields: kept.append(fields)))
+    assert kept[0]["similarity"] == [[1.0, 0.666667, 0.0], [0.666667, 1.0, 0.333333], [0.0, 0.333333, 1.0]]
+    assert kept[0]["partners"] == [["y"], ["x"], []]
+
+
 def test_a_layout_with_consecutive_common_columns_gives_the_same() -> None:
     order = sorted(range(len(LAYOUT.blocks)), key=lambda i: LAYOUT.blocks[i].task is not None)
     together = Layout(tuple(LAYOUT.blocks[i] for i in order))

@@ -6,6 +6,7 @@ import itertools
 import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -431,6 +432,16 @@ def test_a_round_trip_of_many_task_clients_stays_bounded() -> None:
 def _first(parts: tuple[Tensor, Tensor, Tensor], tasks: tuple[str, ...]) -> tuple[Any, ...]:
     vector, masks, scales = parts
     return vector, tasks, (1,) * len(tasks), masks, scales
+
+
+def test_a_float32_sum_with_the_wrong_sign_does_not_elect() -> None:
+    """1 - 100 * 2e-8 - (1 - 1e-6) is -1e-6, but float32 loses every one of the small terms and finds +1e-6."""
+    column = torch.tensor([1.0, *[-2e-8] * 100, -(1 - 1e-6)])
+    assert np.cumsum(column.numpy())[-1] > 5e-7
+    for x in (column, -column):
+        vector, masks, _ = unify(x[:, None].expand(-1, 2).contiguous())
+        assert vector.sign().tolist() == [-float(x[0])] * 2
+        assert masks[0].tolist() == [False, False]
 
 
 def test_import_of_the_package_stays_free_of_torch() -> None:

@@ -6,11 +6,13 @@ import random
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from fedloom import Method, methods, training
+from fedloom import Ctx, Method, methods, training
 from fedloom.core.layout import Select
+from fedloom.core.updates import Updates
 from fedloom.stages import (
     AttentionAcrossTasks,
     DualShift,
@@ -303,6 +305,19 @@ def test_mocha_golden_values() -> None:
     torch.testing.assert_close(vectors.T @ omega @ sigma @ vectors, torch.eye(2).double(), atol=1e-6, rtol=0)
 
 
+def test_mocha_without_centring_of_models_at_right_angles() -> None:
+    """Of lengths 1, 2 and 5: G^(1/2) is their diagonal, with trace 8, so Omega is 8 / length and nobody is coupled."""
+    models = dict(zip("abc", torch.diag(torch.tensor([1.0, 2.0, 5.0])), strict=True))
+    stage = TaskCovariance(centre=False)
+    torch.testing.assert_close(
+        stage.omega(torch.stack([*models.values()])), torch.diag(torch.tensor([8.0, 4, 1.6])).double()
+    )
+    sent = stage.broadcast({}, ["c", "a", "new"], models)
+    assert float(sent["c"]["relation"]) == pytest.approx(1.6)
+    torch.testing.assert_close(sent["c"]["peers"], torch.zeros(3))
+    assert sent["new"] == {}
+
+
 def test_mocha_of_nothing() -> None:
     sigma, omega = covariance(torch.zeros(3, 3))
     torch.testing.assert_close(sigma @ omega, torch.eye(3).double())
@@ -327,6 +342,46 @@ def test_fedga_the_client_that_suffers_gains_weight() -> None:
     _, state = stage.on(X[1:], rows=["c1", "c2"], round=3, state=state, loss_received=[1, 1], loss_trained=[0.4, 0.4])
     assert set(state["0"]["weights"]) == {"c0", "c1", "c2"}
     assert sum(state["0"]["weights"].values()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("centre", [False, True])
+@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("rounds", [None, 10])
+def test_fedga_as_its_formula_in_round_4(centre: bool, relative: bool, rounds: int | None) -> None:
+    """a_k + (left step / n) gap_k / max |gap|: four clients of a population of five, one not there in round 3."""
+    trained, received = np.array([0.5, 2.0, 0.25]), np.array([0.75, 2.5, 0.125])
+    stage = GapWeights(step=1.0, relative=relative, centre=centre, floor=0.05)
+    names, start = ("a", "b", "c", "d"), np.array([0.1, 0.2, 0.3, 0.4])
+    before = {name: {"round": 3, "loss": loss} for name, loss in zip("abc", trained, strict=True)}
+    state = {
+        "weights": dict(zip(names, start.tolist(), strict=True)),
+        "trained": {**before, "d": {"round": 2, "loss": 0.1}},
+    }
+    losses = {"loss_received": [*received.tolist(), 9.0], "loss_trained": [0.1, 0.2, 0.3, 0.4]}
+    updates = Updates.of(torch.eye(4), rows=names, **losses)
+    out, new = stage(updates, state, Ctx(round=4, population=5, rounds=rounds))
+
+    gaps = (received - trained) / (trained if relative else 1)
+    gaps = gaps - gaps.mean() if centre else gaps
+    step = (1.0 if rounds is None else 0.8) / 5  # rounds 1 and 2 of 10 are over when the gaps of round 3 come to be
+    moved = np.maximum(start + step * np.array([*gaps, 0.0]) / np.abs(gaps).max(), 0.05)
+    assert out.weight.tolist() == pytest.approx((moved / moved.sum()).tolist(), rel=1e-12)
+    assert new["trained"]["d"] == {"round": 4, "loss": 0.4}
+
+
+def test_fedga_starts_equal_in_its_population_and_stops_at_the_end() -> None:
+    losses = {"loss_received": [1.0, 2.0], "loss_trained": [0.0, 1.0]}
+    updates = Updates.of(torch.eye(2), **losses)
+    first, state = GapWeights()(updates, {}, Ctx(round=1, population=4, rounds=2))
+    assert first.weight.tolist() == [0.25, 0.25]
+    # The loss of 0 has no relative gap; the other's is 1, and the weights of two clients sum to 1.
+    second, _ = GapWeights(step=0.4)(updates, state, Ctx(round=2, population=4, rounds=2))
+    assert second.weight.tolist() == pytest.approx([0.25 / 0.6, 0.35 / 0.6])
+    # What is left of the step after 2 rounds of 2 is nothing, and never less.
+    for round in (4, 5):
+        state["trained"] = {client: {**kept, "round": round - 1} for client, kept in state["trained"].items()}
+        last, _ = GapWeights(step=0.4)(updates, state, Ctx(round=round, population=4, rounds=2))
+        assert last.weight.tolist() == pytest.approx([0.5, 0.5])
 
 
 @pytest.mark.parametrize("gaps", [{}, {"a": 0.0, "b": 0.0}])

@@ -265,3 +265,18 @@ def test_by_task_needs_a_server() -> None:
 def test_page_has_the_three_way_difference() -> None:
     page = METHODS["matu"].function.__doc__ or ""
     assert all(word in page for word in ("paper ", "release ", "here "))
+
+
+def test_a_client_all_of_whose_tasks_diverged_says_so_and_keeps_nothing() -> None:
+    built = build(load_recipe("method=matu", MANY, "training.optimizer.lr=1e38"))
+    method, federation, state = built.method, built.federation, initial_state(built)["server"]
+    name = min(federation.clients)
+    ctx = Ctx(1, 0, rows_of(method, federation, [name]), 1)
+    message = dispatch(method, built.layout, federation, state, [name])[name]
+    model = FlatModel(copy.deepcopy(built.module), built.layout)
+    payload, result, memory = client_step(
+        method, model, federation, federation.clients[name], message, {}, ctx, built.recipe.training
+    )
+    assert not payload.finite
+    assert memory == {}
+    assert result.steps == 2 * len(federation.clients[name].tasks)

@@ -85,6 +85,9 @@ def test_fedrep_trains_both_parts_in_a_round() -> None:
         ((0.5, 0.5), 1, [1, 1]),
         ((0.01, 0.99), 5, [1, 5]),
         ((1,), 7, [7]),
+        ((1, 1, 2), 8, [2, 4, 8]),
+        ((8, 1, 1), 3, [1, 2, 3]),
+        ((1, 1, 1), 2, [1, 2, 2]),
     ],
 )
 def test_every_phase_has_a_batch(shares: tuple[float, ...], batches: int, expected: list[int]) -> None:
@@ -164,6 +167,13 @@ def test_pfedme_personal_models_minimise_the_envelope() -> None:
 def test_pfedme_refuses_steps_that_cannot_be_stable(quick: Quick) -> None:
     with pytest.raises(fedloom.errors.UserError, match="below 2"):
         quick("method={name: pfedme, lam: 100}")
+    for rate in (0.5, 0.25):  # times 4: exactly 2, where theta swings for ever, and 1
+        run = Quadratics(methods.pfedme(lam=4.0), [1.0], [1.0], steps=1, optimizer={"lr": rate})
+        if rate == 0.25:
+            run.go()
+            continue
+        with pytest.raises(ValueError, match="below 2, found 0.5 x 4.0 = 2.0"):
+            run.go()
 
 
 def test_a_stack_refuses_phases(quick: Quick) -> None:

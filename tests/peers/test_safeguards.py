@@ -134,6 +134,21 @@ def test_equalising_and_shortening() -> None:
     assert shortening(torch.tensor([0.0, 5, 10, 40]), 10.0).tolist() == [1, 1, 1, 0.25]
 
 
+def test_rows_are_shortened_after_they_are_made_alike() -> None:
+    """Own norm 5, others 40 and 2.5: all 5 long, then 2; so the mix is that of rows which are 2 long from the start."""
+    given = {name: row.double() for name, row in rows([3.0, 4.0], [0.0, -40.0], [2.5, 0.0]).items()}
+    by_hand = {"a": 2 / 5, "b": 2 / 40, "c": 2 / 2.5}
+    short = {name: row * by_hand[name] for name, row in given.items()}
+    policy = Safeguards(None, "own-norm", 2.0, None, None, None)
+    mixed = conflict_averse_mix("a", given, safeguards=policy)
+    expected = conflict_averse_mix("a", short, safeguards=OFF)
+    torch.testing.assert_close(mixed.update, expected.update)
+    assert mixed.weights == pytest.approx(expected.weights)
+    assert mixed.coefficients == pytest.approx({n: c * by_hand[n] for n, c in expected.coefficients.items()})
+    assert mixed.acted["normalise"] == pytest.approx({"a": 1, "b": 1 / 8, "c": 2})
+    assert mixed.acted["clip"] == pytest.approx({"a": 0.4, "b": 0.4, "c": 0.4})
+
+
 def test_bounded() -> None:
     w = torch.tensor([0.9, 0.1, 0.0], dtype=torch.float64)
     assert bounded(w, 0.0, 1.0) is w

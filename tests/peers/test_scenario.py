@@ -8,6 +8,7 @@ import pytest
 
 from fedloom.errors import RecipeError
 from fedloom.peers import Scenario
+from fedloom.peers.scenario import Presence
 
 TEXT = """
 seed: 7
@@ -142,3 +143,8 @@ def test_unknown_peers(scenario: Scenario) -> None:
     ):
         with pytest.raises(RecipeError, match=f"scenario.{where}: no peer 'c11'. Did you mean 'c1'"):
             Scenario.load(value).check(PEERS)
+
+
+def test_an_absence_may_begin_where_the_last_ended_or_the_peer_joins() -> None:
+    presence = Presence(joins=2, away=((2, 3), (5, 6), (6, 7)))
+    assert [round for round in range(1, 9) if presence.there(round)] == [3, 4, 7, 8]

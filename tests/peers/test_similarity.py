@@ -214,6 +214,8 @@ def test_wrong_shapes_and_words() -> None:
     for call in (
         lambda: gradient(wrong, scale="log"),  # type: ignore[arg-type]
         lambda: parameters(wrong, kind="l1"),  # type: ignore[arg-type]
+        lambda: cross_loss(torch.ones(2, 2, 2)),
+        lambda: cross_loss(torch.ones(2, 3)),
         lambda: cross_loss(wrong, "log"),  # type: ignore[arg-type]
         lambda: normalised(wrong, "log"),  # type: ignore[arg-type]
         lambda: per_task(wrong, torch.zeros(2)),

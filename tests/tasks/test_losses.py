@@ -56,6 +56,23 @@ def test_cross_entropy_by_hand():
     assert cross_entropy(logits, labels.to(torch.uint8)).item() == pytest.approx(expected)
 
 
+def test_the_loss_of_a_single_labelled_pixel_is_its_own():
+    labels = torch.full((2, 1, 3, 3), 255.0)
+    pred = torch.full((2, 1, 3, 3), 0.7)
+    labels[1, 0, 2, 1] = 1.0
+    assert depth_l1(pred, labels).item() == pytest.approx(0.3)
+    assert edge_bce(pred, labels).item() == pytest.approx(0.95 * math.log1p(math.exp(-0.7)))
+    # Balanced, all labelled pixels are of one kind and the weight of that kind is the share of the other: nothing.
+    assert [balanced_bce(pred, labels * (labels == 255) + y * (labels == 1)).item() for y in (0, 1)] == [0, 0]
+    both = pred.expand(-1, 2, -1, -1)
+    assert cross_entropy(both, labels).item() == pytest.approx(math.log(2))
+    normal = torch.full((2, 3, 3, 3), 255.0)
+    normal[1, :, 2, 1] = torch.tensor([0.0, 0.6, 0.8])
+    assert normals_l1(torch.tensor([3.0, 0, 4]).view(1, 3, 1, 1).expand(2, -1, 3, 3), normal).item() == pytest.approx(
+        1.2
+    )
+
+
 def test_cross_entropy_is_that_of_torch():
     logits, labels, _ = example("semseg")
     torch.testing.assert_close(

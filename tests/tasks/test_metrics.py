@@ -199,6 +199,13 @@ def test_depth_errors_by_hand():
     assert DepthError("rel").kind == "rel"
 
 
+def test_the_three_deltas_are_powers_of_1_25():
+    measure = DepthError()
+    ratios = torch.tensor([1.2, 1.3, 1.6, 2.1])  # against 1.25, 1.5625 and 1.953125, whichever of the two is deeper
+    measure.update(torch.cat([ratios, 1 / ratios]).view(1, 1, 1, 8), torch.ones(1, 1, 1, 8))
+    assert [measure.all()[k] for k in ("delta1", "delta2", "delta3")] == [0.25, 0.5, 0.75]
+
+
 def test_rmse_is_pooled_not_a_mean_over_images():
     measure = DepthError()
     measure.update(torch.full((1, 1, 1, 3), 2.0), torch.ones(1, 1, 1, 3))

@@ -17,9 +17,10 @@ from fedloom.errors import UserError
 from fedloom.models.multitask import MultiTask
 from fedloom.tasks.classification import Classification
 from fedloom.training import FlatModel, LocalRule, Optimizer, Proximal, Schedule, Training, View
-from fedloom.training.loop import Additions, Work, batches, train
+from fedloom.training.loop import Additions, Work, batches, passes, train
 from fedloom.training.optim import build, export_state, import_state, rate
 from fedloom.training.stacked import Stackable, group, refuse, train_stacked
+from quadratics import Point, Valley
 
 TASKS = {"a": (Classification("a", 3), 1.0), "b": (Classification("b", 2), 2.0)}
 
@@ -162,6 +163,20 @@ def test_a_last_batch_of_one_is_left_out_under_batch_norm_only() -> None:
     assert [len(b) for _, b in batches(torch.arange(1), Training(batch_size=1, steps=3), Ctx(), "c", True)] == [1] * 3
 
 
+def test_passes_counts_the_batches() -> None:
+    for examples in range(1, 12):
+        for size in range(1, 12):
+            for skip in (False, True):
+                training = Training(batch_size=size)
+                drawn = list(batches(torch.arange(examples), training, Ctx(1, 0), "c", skip))
+                assert passes(examples, training, skip) == len(drawn), (examples, size, skip)
+    assert (
+        passes(3, Training(batch_size=2))
+        == len(list(batches(torch.arange(3), Training(batch_size=2), Ctx(), "c")))
+        == 2
+    )
+
+
 def test_order_of_data_is_a_function_of_seed_round_client_and_epoch() -> None:
     def order(seed: int, round_: int, client: str, epochs: int = 1) -> list[list[int]]:
         training = Training(batch_size=20, epochs=epochs)
@@ -266,6 +281,21 @@ def test_stacked_equals_one_at_a_time(rules: tuple[LocalRule, ...], clip: float 
             torch.testing.assert_close(params, alone.params, rtol=1e-4, atol=1e-6)
             assert (result.steps, result.examples) == (expected.steps, expected.examples)
             assert result.losses == pytest.approx(expected.losses, rel=1e-4)
+
+
+def test_targets_of_several_numbers_are_stacked_too() -> None:
+    """A step of 0.1 down h (y - b) from 0 is 0.1 times the mean of h b over a client's examples."""
+    h, b = torch.rand(2, 4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    examples = TensorExamples(torch.zeros(4, 1), {"valley": torch.stack([h, b], dim=-1)})
+    tasks = {"valley": (Valley("valley", 1), 1.0)}
+    members = [
+        Stackable(Work(who, examples, torch.tensor(index), tasks), torch.zeros(3, dtype=torch.float64))
+        for who, index in (("p", [0, 1]), ("q", [2, 3]))
+    ]
+    training = Training(optimizer=Optimizer(lr=0.1), batch_size=2, stacked=True)
+    stacked = train_stacked(FlatModel(Point(3)), members, training, Ctx(1, 0), (slice(0, 3),))
+    for (params, _), pair in zip(stacked, ((h * b)[:2], (h * b)[2:]), strict=True):
+        torch.testing.assert_close(params, 0.1 * pair.mean(0))
 
 
 @pytest.mark.parametrize("stacked", [False, True])

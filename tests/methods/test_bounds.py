@@ -1,0 +1,149 @@
+"""Parameters of stages and rules: where their ranges end, and that methods and stages have the same defaults."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import pytest
+
+from fedloom import methods, server, stages, training
+from fedloom.methods import ADDONS, METHODS, Method
+from fedloom.peers import Safeguards, Sketch
+from fedloom.stages import Identity, Mean
+from fedloom.training.inter_cluster import InterCluster
+
+LITTLE = 1e-9
+
+
+def least(value: float) -> tuple[list[float], list[float]]:
+    """Allowed and refused: from a value up."""
+    return [value, value + LITTLE], [value - LITTLE]
+
+
+def above(value: float) -> tuple[list[float], list[float]]:
+    return [value + LITTLE], [value, value - LITTLE]
+
+
+def whole(value: int) -> tuple[list[float], list[float]]:
+    return [value, value + 1], [value - 1]
+
+
+def between(
+    low: float, high: float, open_low: bool = False, open_high: bool = False
+) -> tuple[list[float], list[float]]:
+    """From low to high, without those ends that are open."""
+    good, bad = ([low + LITTLE], [low]) if open_low else ([low, low + LITTLE], [low - LITTLE])
+    more, worse = ([high - LITTLE], [high]) if open_high else ([high, high - LITTLE], [high + LITTLE])
+    return good + more, bad + worse
+
+
+RANGES: list[tuple[Callable[..., Any], dict[str, Any], str, tuple[list[float], list[float]]]] = [
+    (stages.TaskVectors, {}, "rho", between(0, 1)),
+    (stages.TaskVectors, {}, "epsilon", between(0, 1)),
+    (stages.TaskVectors, {}, "kappa", whole(0)),
+    (stages.ChosenClusters, {}, "count", whole(1)),
+    (stages.ChosenClusters, {}, "noise", least(0)),
+    (stages.SoftClusters, {}, "count", whole(1)),
+    (stages.SimilarityMix, {}, "top", whole(0)),
+    (stages.SimilarityMix, {}, "alpha", between(0, 1)),
+    (stages.SimilarityMix, {}, "step", between(0, 1, open_low=True)),
+    (stages.HistoryAttention, {}, "beta", between(0, 1, open_high=True)),
+    (stages.HistoryAttention, {}, "temperature", above(0)),
+    (stages.Heal, {}, "tau", ([-2, 0, 1 - LITTLE], [1, 1.5])),
+    (stages.Heal, {}, "beta", between(0, 1)),
+    (stages.TaskLeaders, {}, "c", between(0, 1, open_high=True)),
+    (stages.TaskLeaders, {}, "alpha", least(0)),
+    (stages.Staleness, {}, "a", least(0)),
+    (stages.Every, {"stage": Identity()}, "rounds", whole(1)),
+    (stages.Switch, {"before": Mean(), "after": Mean()}, "round", whole(1)),
+    (stages.ActivatedDimensions, {}, "rho", between(0, 1, open_low=True, open_high=True)),
+    (stages.ActivatedDimensions, {}, "bins", whole(1)),
+    (stages.SimilarGroups, {}, "groups", whole(1)),
+    (stages.ConflictAverseMix, {}, "c", between(0, 1, open_high=True)),
+    (stages.CAGrad, {}, "c", between(0, 1, open_high=True)),
+    (stages.DomainWeights, {}, "classes", whole(1)),
+    (stages.DomainWeights, {}, "domains", whole(1)),
+    (stages.DomainWeights, {}, "alpha", ([-3, 0], [math.inf, -math.inf])),
+    (stages.DomainWeights, {}, "beta", ([-3, 0], [math.inf, -math.inf])),
+    (stages.TrainedPrototypes, {}, "epochs", whole(0)),
+    (stages.TrainedPrototypes, {}, "batch_size", whole(1)),
+    (stages.TrainedPrototypes, {}, "lr", above(0)),
+    (stages.TrainedPrototypes, {}, "limit", ([0, 1e9], [-LITTLE, math.inf])),
+    (stages.MovingAnchors, {}, "momentum", between(0, 1)),
+    (stages.HyperConflictAverse, {}, "init", between(0, 1)),
+    (stages.HyperConflictAverse, {}, "lr", least(0)),
+    (stages.HyperConflictAverse, {}, "weight_decay", least(0)),
+    (stages.HyperConflictAverse, {}, "momentum", between(0, 1, open_high=True)),
+    (stages.HyperConflictAverse, {}, "c", between(0, 1, open_high=True)),
+    (stages.TopMagnitude, {}, "rho", between(0, 1, open_low=True)),
+    (stages.Attention, {}, "alpha", above(0)),
+    (stages.Attention, {}, "sigma", above(0)),
+    (stages.CosineMix, {}, "tau", above(0)),
+    (training.Proximal, {}, "mu", least(0)),
+    (InterCluster, {}, "mu", least(0)),
+    (Safeguards, {}, "clip", ([LITTLE, 1e9], [0, -1, math.inf])),
+    (Safeguards, {}, "clip_result", ([LITTLE, 1e9], [0, -1, math.inf])),
+    (Safeguards, {}, "ridge", ([LITTLE, 1e9], [0, -1, math.inf])),
+    (Safeguards, {}, "ema", between(0, 1, open_high=True)),
+    (Sketch, {}, "m", whole(1)),
+    (server.Momentum, {}, "beta", between(0, 1, open_high=True)),
+    (server.Lookahead, {}, "lam", between(0, 1, open_high=True)),
+    (server.Adaptive, {"kind": "adam"}, "b1", between(0, 1, open_high=True)),
+    (server.Adaptive, {"kind": "adam"}, "b2", between(0, 1, open_high=True)),
+    (server.Adaptive, {"kind": "adam"}, "eps", above(0)),
+    (server.Adaptive, {"kind": "adam"}, "v0", least(0)),
+]
+
+
+@pytest.mark.parametrize(
+    ("make", "given", "name", "values"), RANGES, ids=[f"{make.__name__}.{name}" for make, _, name, _ in RANGES]
+)
+def test_every_range_ends_where_it_says(
+    make: Callable[..., Any], given: dict[str, Any], name: str, values: tuple[list[float], list[float]]
+) -> None:
+    good, bad = values
+    for value in good:
+        make(**given, **{name: value})
+    for value in bad:
+        with pytest.raises(ValueError, match=name.rstrip("s")):
+            make(**given, **{name: value})
+
+
+# Methods that set what the stage or rule alone would do in another way.
+OTHERWISE = {
+    ("colnet", "Safeguards"): {"clip", "ridge", "ema"},
+    ("fedproto", "MeanPrototypes"): {"by"},
+    ("fedrep", "Phase"): {"share"},
+}
+
+
+def parts(value: Any) -> Iterator[Any]:
+    """All stages, rules and the like that a method is made of."""
+    if dataclasses.is_dataclass(value):
+        yield value
+        for field in dataclasses.fields(value):
+            yield from parts(getattr(value, field.name))
+    elif isinstance(value, tuple | list | Mapping):
+        for one in value.values() if isinstance(value, Mapping) else value:
+            yield from parts(one)
+
+
+@pytest.mark.parametrize("name", [*METHODS.entries, *(name for name in ADDONS.entries if name != "server-step")])
+def test_the_defaults_of_a_method_are_those_of_its_stages(name: str) -> None:
+    """Both are documented, and a person who builds the method by hand must get the same."""
+    if name in METHODS.entries:
+        method = METHODS.entries[name].function()
+    else:
+        method = ADDONS.entries[name].function(methods.fedavg())
+    for part in parts(method):
+        if isinstance(part, Method):
+            continue
+        other = {
+            field.name
+            for field in dataclasses.fields(part)
+            if isinstance(field.default, int | float | str) and getattr(part, field.name) != field.default
+        }
+        assert other == OTHERWISE.get((name, type(part).__name__), set()), part
