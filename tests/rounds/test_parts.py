@@ -59,6 +59,17 @@ def test_patience_by_hand() -> None:
     assert p.see(0.8, 5).see(float("nan"), 6).stop
 
 
+def test_patience_with_a_share_of_the_best() -> None:
+    """Of a best of 10, a tenth is 1: 9.5 is no improvement, 8.9 is, and then 0.89 is asked for."""
+    relative, absolute = Patience(2, 0.1, relative=True), Patience(2, 0.1)
+    for p, improved in ((relative, [1, 1, 3, 3]), (absolute, [1, 2, 3, 4])):
+        found = []
+        for round_, score in enumerate([10.0, 9.5, 8.9, 8.1], 1):
+            p = p.see(score, round_)
+            found.append(p.best_round)
+        assert found == improved
+
+
 @pytest.mark.skipif(not (REAL / "thesis_early_stopping.npz").exists(), reason="the real series are not here")
 def test_patience_replays_the_published_runs() -> None:
     z = np.load(REAL / "thesis_early_stopping.npz", allow_pickle=False)

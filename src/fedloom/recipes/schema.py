@@ -208,6 +208,8 @@ def recipe_hash(recipe: Recipe | Mapping[str, Any]) -> str:
     else:  # likewise for keys that came later
         value["peers"] = {k: v for k, v in value["peers"].items() if (k, v) != ("mode", "synchronous")}
         value["peers"]["choose"] = {k: v for k, v in value["peers"]["choose"].items() if (k, v) != ("groups", None)}
+    if value.get("early_stopping"):
+        value["early_stopping"] = {k: v for k, v in value["early_stopping"].items() if (k, v) != ("relative", False)}
     runtime = value.get("runtime", {})
     exact = runtime.get("exact", True)  # a later key, too: it counts only where it is not the default
     value["runtime"] = {k: v for k, v in runtime.items() if k not in QUIET and not (k == "exact" and exact)}

@@ -192,20 +192,23 @@ class Round:
 
 @dataclass(frozen=True)
 class Patience:
-    """Counts evaluations without improvement (DFMTL thesis, section 5; its rule replayed on its published runs).
+    """Counts evaluations without improvement (DFMTL thesis, section 6.1.3; its rule replayed on its published runs).
 
-    An improvement is score < best - min_delta, absolute. nan never improves, not even at first.
+    An improvement is score < best - min_delta, as in the thesis' release, or, with `relative`, score < best -
+    min_delta |best|, as in its Table 6.3. nan never improves, not even at first.
     """
 
     patience: int
     min_delta: float = 0.0
+    relative: bool = False
     best: float = float("inf")
     best_round: int = 0
     waited: int = 0
 
     def see(self, score: float, round: int) -> Patience:
         """The state after one more score."""
-        if score < self.best - self.min_delta:
+        known = self.relative and self.best < float("inf")
+        if score < self.best - self.min_delta * (abs(self.best) if known else 1):
             return replace(self, best=score, best_round=round, waited=0)
         return replace(self, waited=self.waited + 1)
 
@@ -221,7 +224,8 @@ def _watch(built: Built, folder: RunFolder, state: State, records: list[dict[str
     score = validation_loss(built, records) if config else None
     if config is None or score is None:
         return state
-    early = Patience(config.patience, config.min_delta, **(state["early"] or {})).see(score, now.number)
+    rule = Patience(config.patience, config.min_delta, config.relative, **(state["early"] or {}))
+    early = rule.see(score, now.number)
     state = {
         **state,
         "early": {"best": early.best, "best_round": early.best_round, "waited": early.waited},
