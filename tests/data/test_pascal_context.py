@@ -90,7 +90,13 @@ def test_classes_of_the_thesis(root):
 
 
 def test_fifteen_parts_join_left_and_right_only(root):
-    given = [("head", rows(0, 1)), ("leye", rows(1, 2)), ("reye", rows(2, 3)), ("llarm", rows(3, 4)), ("rhand", rows(4, 5))]
+    given = [
+        ("head", rows(0, 1)),
+        ("leye", rows(1, 2)),
+        ("reye", rows(2, 3)),
+        ("llarm", rows(3, 4)),
+        ("rhand", rows(4, 5)),
+    ]
     anno(root / f"human_parts/{FIRST}.mat", [("person", 15, given)])
     six, fifteen = (load(root, tasks=["human_parts"], parts=parts) for parts in (6, 15))
     assert [dataset.tasks[0].channels for dataset in (six, fifteen)] == [7, 16]

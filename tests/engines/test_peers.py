@@ -110,7 +110,10 @@ def test_a_peer_goes_back_to_the_model_that_it_kept(what: str, monkeypatch: pyte
 
         def spoilt(mix: Mix, state: State, env: Any) -> Any:
             new, about = mixed(mix, state, env)
-            return {**new, "server": {**new["server"], "model": torch.full_like(new["server"]["model"], torch.nan)}}, about
+            return {
+                **new,
+                "server": {**new["server"], "model": torch.full_like(new["server"]["model"], torch.nan)},
+            }, about
 
         monkeypatch.setattr(Mix, "into", spoilt)
     else:

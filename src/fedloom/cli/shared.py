@@ -46,10 +46,11 @@ PlotOption = Annotated[
 ]
 
 
-def one_of(tests: bool, over: str, ranks: str | None, plot: Path | None) -> None:
-    """Refuse --tests beside --ranks, and options of the one that is not asked for. Raises UserError."""
-    if tests and ranks:
-        raise UserError("--tests and --ranks are two tables: choose one")
+def one_of(tests: bool, over: str, ranks: str | None, plot: Path | None, losses: str | None = None) -> None:
+    """Refuse two of --tests, --ranks and --losses, and options of one that is not asked for. Raises UserError."""
+    asked = [name for name, wanted in (("--tests", tests), ("--ranks", ranks), ("--losses", losses)) if wanted]
+    if len(asked) > 1:
+        raise UserError(f"{' and '.join(asked)} are {len(asked)} tables: choose one")
     if over == "clients" and not tests:
         raise UserError("--over says what tests pair: it needs --tests")
     if plot is not None and not ranks:

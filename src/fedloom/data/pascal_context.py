@@ -96,7 +96,7 @@ def pascal_context(
     them in evaluation (they have at most 500 pixels a side) and be a multiple of the encoder's stride. `limit` keeps
     that many random images of each part. DataError where lists or images are absent or a file is not as stated.
     """
-    options = {"semseg": {"channels": classes}, "human_parts": {"channels": 1 + parts}}
+    options: dict[str, dict[str, Any]] = {"semseg": {"channels": classes}, "human_parts": {"channels": 1 + parts}}
 
     def opened(split: str) -> FileSplit:
         return open_split(root, split, tasks, classes, parts)

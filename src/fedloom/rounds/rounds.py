@@ -10,7 +10,7 @@ import torch
 
 from fedloom.core.context import Ctx, State, generator
 from fedloom.rounds.built import Built
-from fedloom.rounds.measure import headline, measure, train_records, train_seconds, trained_records, validation_loss
+from fedloom.rounds.measure import headline, measure, train_records, train_seconds, trained_records
 from fedloom.rounds.messages import Message, Payload, count_down, count_up, rows_of
 from fedloom.rounds.progress import Progress
 from fedloom.rounds.server import dispatch, server_init, server_step
@@ -18,7 +18,7 @@ from fedloom.rounds.worker import Executor, TrainDone, TrainJob
 from fedloom.runs.checkpoint import map_tensors
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.ledger import Ledger
-from fedloom.runs.reader import DIAGNOSTICS, described
+from fedloom.runs.reader import DIAGNOSTICS, described, validation_loss
 from fedloom.training.flat import integer_buffers
 
 
@@ -221,7 +221,8 @@ class Patience:
 def _watch(built: Built, folder: RunFolder, state: State, records: list[dict[str, Any]], now: Round) -> State:
     """Early stopping: keep the best state, and stop when patience has run out."""
     config = built.recipe.early_stopping
-    score = validation_loss(built, records) if config else None
+    weights = {c.id: {name: w for name, (_, w) in c.tasks.items()} for c in built.federation.clients.values()}
+    score = validation_loss(records, weights) if config else None
     if config is None or score is None:
         return state
     rule = Patience(config.patience, config.min_delta, config.relative, **(state["early"] or {}))
