@@ -113,7 +113,7 @@ def test_losses_by_round_of_all_tasks_and_of_each(folder: Path) -> None:
     grid = load_grid(folder / "grid.yaml")
     found = over_rounds(grid, folder, only=["A1"])
     assert found.tasks == ("x", "y")
-    assert [(str(cell), number) for cell, number, _ in found.lines] == [(f"NYU / A1 s0", n) for n in (1, 2, 3)]
+    assert [(str(cell), number) for cell, number, _ in found.lines] == [("NYU / A1 s0", n) for n in (1, 2, 3)]
     # y is the mean of both clients
     expected = [[loss, 2 * loss / 1.7, loss * (1 + 1 / 1.7) / 2] for loss in LOSSES["A1", 0]]
     torch.testing.assert_close(torch.tensor([losses for *_, losses in found.lines]), torch.tensor(expected))
@@ -148,6 +148,7 @@ def test_figures_show_the_numbers(folder: Path) -> None:
     panels = drawn("6.3").axes
     assert [axes.get_title() for axes in panels] == ["NYU: all tasks", "NYU: x", "NYU: y"]
     assert len(panels[0].lines) == 2
+    assert panels[0].get_yscale() == "log"
     y = panels[0].lines[0].get_ydata()
     assert (y[0], math.isnan(y[1]), y[2]) == (pytest.approx(0.9), True, pytest.approx(5e7))
     assert panels[1].lines[0].get_ydata()[0] == pytest.approx(2 * 0.9 / 1.7)

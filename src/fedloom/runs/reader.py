@@ -160,7 +160,7 @@ class Run:
         return found
 
     def validation_losses(self) -> dict[int, float]:
-        """Round (from 1) -> `validation_loss`, by which early stopping judges; empty where nothing was measured on val."""
+        """Round (from 1) -> `validation_loss`, by which early stopping judges; empty without validation data."""
         weights = {client: about["tasks"] for client, about in self.info["clients"].items()}
         found = {int(line["round"]): validation_loss(line["metrics"], weights) for line in self.rounds}
         return {number: loss for number, loss in found.items() if number and loss is not None}

@@ -25,6 +25,8 @@ from fedloom.study.tables.sheet import Sheet, Sheeted
 Show = Literal["best", "rounds"]
 STYLES = ("-", "--", ":", "-.")
 """Lines of the seeds of one cell."""
+WIDE = 30
+"""Losses that differ by a larger factor are drawn on a logarithmic scale."""
 CSV = ("data", "cell", "seed", "best", "best_round", "last", "rounds", "configured", "first_not_finite")
 
 
@@ -231,7 +233,7 @@ def bars(found: GridLosses) -> Any:
 
 
 def curves(found: GridLosses, tasks: Mapping[Combination, Mapping[int, Mapping[str, Mapping[int, float]]]]) -> Any:
-    """Losses over rounds on a logarithmic scale: a colour a cell, a style a seed; what is not finite is a gap.
+    """Losses over rounds, logarithmic where they span much: a colour a cell, a style a seed; not finite is a gap.
 
     A row a data set. The first column is all tasks together; `tasks` (cell -> seed -> task -> round -> loss) adds one
     each.
@@ -250,9 +252,12 @@ def curves(found: GridLosses, tasks: Mapping[Combination, Mapping[int, Mapping[s
                     label = together(*where[1:]) if style == 0 else None
                     look = {"color": f"C{number % 10}", "linestyle": STYLES[style % len(STYLES)]}
                     axes.plot(list(by_round), y, label=label, linewidth=1, marker=".", markersize=3, **look)
-            axes.set_yscale("log")
+            drawn = [y for one in axes.lines for y in one.get_ydata() if math.isfinite(y)]
+            if drawn and 0 < WIDE * min(drawn) < max(drawn):
+                axes.set_yscale("log")
             axes.set_title(f"{data}: {task}", fontsize=10)
             axes.set_xlabel("round")
+            axes.xaxis.get_major_locator().set_params(integer=True)
             axes.grid(alpha=0.3)
         row[0].legend(fontsize=8)
     return _titled(page, found, "validation loss; a line a seed")
@@ -278,7 +283,9 @@ def stopping(found: GridLosses) -> Any:
             axes.invert_yaxis()
             axes.set_title(data, fontsize=10)
             axes.set_xlabel(text)
-        left.legend(fontsize=8)
+        left.xaxis.get_major_locator().set_params(integer=True)
+        right.set_xlim(0, 100)
+    page.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
     return _titled(page, found, "means over seeds")
 
 
