@@ -50,7 +50,7 @@ def one_of(tests: bool, over: str, ranks: str | None, plot: Path | None, losses:
     """Refuse two of --tests, --ranks and --losses, and options of one that is not asked for. Raises UserError."""
     asked = [name for name, wanted in (("--tests", tests), ("--ranks", ranks), ("--losses", losses)) if wanted]
     if len(asked) > 1:
-        raise UserError(f"{' and '.join(asked)} are {len(asked)} tables: choose one")
+        raise UserError(f"{' and '.join(asked)} are {'two' if len(asked) == 2 else 'three'} tables: choose one")
     if over == "clients" and not tests:
         raise UserError("--over says what tests pair: it needs --tests")
     if plot is not None and not ranks:

@@ -102,7 +102,7 @@ class ConflictAverse(Section):
     """The conflict-averse mix of `fedloom.peers.conflict_averse_mix`, in place of the method's mean."""
 
     c: Annotated[float, Field(ge=0, lt=1)] = 0.4
-    rescale: Literal["none", "1+c^2", "1+c"] = "1+c^2"
+    rescale: Literal["none", "1+c^2", "1+c", "1.5+c^2"] = "1+c^2"
     add_own: bool = False
     safeguards: SafeguardsSection = SafeguardsSection()
 
