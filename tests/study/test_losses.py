@@ -129,6 +129,7 @@ def test_commands(folder: Path) -> None:
     assert best.exit_code == 0
     assert "NYU: A1" in best.stdout
     assert ask(app.app, ["table", str(folder), "--losses", "rounds", "--format", "csv"]).stdout.startswith("data,cell")
+    assert "NYU: x (accuracy)" in ask(app.app, ["table", str(folder), "--metrics"]).stdout
     for name in ("6.1", "6.3", "A.2"):
         assert ask(app.app, ["figure", str(folder), str(folder / f"{name}.svg"), "--named", name]).exit_code == 0
         assert (folder / f"{name}.svg").stat().st_size > 5000
@@ -168,4 +169,4 @@ def test_what_is_refused(folder: Path) -> None:
     with pytest.raises(StateError, match="no validation loss was measured: evaluation.splits needs val"):
         losses_of(grid, folder)
     refused = CliRunner().invoke(app.app, ["table", str(folder), "--losses", "best", "--tests"])
-    assert refused.exit_code != 0
+    assert str(refused.exception) == "--tests and --losses are two tables: choose one"

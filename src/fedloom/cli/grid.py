@@ -117,6 +117,9 @@ def table(
             "seeds; or the losses of each round and task."
         ),
     ] = None,
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="Instead: every metric of every task, with ranks.")
+    ] = False,
 ) -> None:
     """Print the table of a grid: tasks as columns, mean and interval over seeds, and the change in percent."""
     from fedloom.study.grid import against
@@ -124,14 +127,19 @@ def table(
     from fedloom.study.significance.contrasts import grid_contrasts
     from fedloom.study.significance.ranks import grid_ranked
     from fedloom.study.tables.formats import FORMATS, to_text
+    from fedloom.study.tables.metrics import all_metrics
     from fedloom.study.tables.table import tabulate
 
-    shared.one_of(tests, over, ranks, plot, losses)
+    shared.one_of(tests, over, ranks, plot, losses=losses, metrics=metrics)
     opened, folder = _opened(source, at)
     if base is not None:
         opened = against(opened, base)
+    made: Sheeted | None = None
     if losses:
-        made: Sheeted = losses_of(opened, folder, split) if losses == "best" else over_rounds(opened, folder, split)
+        made = losses_of(opened, folder, split) if losses == "best" else over_rounds(opened, folder, split)
+    elif metrics:
+        made = all_metrics(opened, folder, split)
+    if made is not None:
         text = getattr(made, f"to_{kind}")()
     elif ranks:
         found = grid_ranked(opened, folder, split, ranks)

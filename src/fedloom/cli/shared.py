@@ -46,11 +46,13 @@ PlotOption = Annotated[
 ]
 
 
-def one_of(tests: bool, over: str, ranks: str | None, plot: Path | None, losses: str | None = None) -> None:
-    """Refuse two of --tests, --ranks and --losses, and options of one that is not asked for. Raises UserError."""
-    asked = [name for name, wanted in (("--tests", tests), ("--ranks", ranks), ("--losses", losses)) if wanted]
+def one_of(tests: bool, over: str, ranks: str | None, plot: Path | None, **more: str | bool | None) -> None:
+    """Refuse two tables at once (`more` are others by the names of their options), and options of one that is not asked
+    for. Raises UserError.
+    """
+    asked = [f"--{name}" for name, wanted in {"tests": tests, "ranks": ranks, **more}.items() if wanted]
     if len(asked) > 1:
-        raise UserError(f"{' and '.join(asked)} are {'two' if len(asked) == 2 else 'three'} tables: choose one")
+        raise UserError(f"{asked[0]} and {asked[1]} are two tables: choose one")
     if over == "clients" and not tests:
         raise UserError("--over says what tests pair: it needs --tests")
     if plot is not None and not ranks:
