@@ -407,7 +407,7 @@ def test_a_run_of_peers_resumes_each_from_its_own_folder(quick: Quick, tmp_path:
         *SHORT,
         "model.heads=own",
         "peers={choose: {top: 2}, similarity: {signals: {gradient: 1, overlap: 1}, every: 2}, conflict_averse: {}, "
-        "scenario: {loss: 0.2, speed: 5}, warmup: {until: 2}}",
+        "scenario: {loss: 0.2, speed: 5}, warmup: {until: 2}, rollback: 1}",
     )
     whole = quick(*changes)
     folder = tmp_path / "parts"

@@ -169,4 +169,6 @@ def test_what_is_refused(folder: Path) -> None:
     with pytest.raises(StateError, match="no validation loss was measured: evaluation.splits needs val"):
         losses_of(grid, folder)
     refused = CliRunner().invoke(app.app, ["table", str(folder), "--losses", "best", "--tests"])
+    based = CliRunner().invoke(app.app, ["table", str(folder), "--metrics", "--base", "A1/-"])
+    assert "--losses and --metrics show none" in str(based.exception)
     assert str(refused.exception) == "--tests and --losses are two tables: choose one"

@@ -135,6 +135,8 @@ def table(
     if base is not None:
         opened = against(opened, base)
     made: Sheeted | None = None
+    if base is not None and (losses or metrics):
+        raise UserError("--base says what changes are against, and --losses and --metrics show none")
     if losses:
         made = losses_of(opened, folder, split) if losses == "best" else over_rounds(opened, folder, split)
     elif metrics:

@@ -19,16 +19,13 @@ from fedloom.runs.reader import Run
 from fedloom.settings.registry import Registry
 from fedloom.study.grid import Grid, together
 from fedloom.study.keys import value_at
-from fedloom.study.panels import Panels, Point, line
+from fedloom.study.panels import STYLES, Panels, Point, line
 from fedloom.study.tables.compare import Estimate
 from fedloom.study.tables.results import Combination, CombinationRuns, Values, about_model, over_rounds, read
 from fedloom.study.tables.table import Column, columns_of, estimate
 
 FIGURES = Registry("figure")
 """Functions (grid, folder, split, *, parameters) -> matplotlib Figure."""
-
-STYLES = ("-", "--", ":", "-.")
-"""Lines of the clients that hold the same task."""
 
 
 def draw(grid: Grid, folder: Path, out: Path, split: str = "test", named: str | None = None) -> None:

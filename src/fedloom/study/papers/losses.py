@@ -12,19 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Any
 
 from fedloom.errors import StateError
 from fedloom.extras import figure
 from fedloom.runs.reader import Run, best_round
 from fedloom.study.grid import Cell, Grid, select, together
+from fedloom.study.panels import STYLES
 from fedloom.study.tables.markup import csv_text, full
 from fedloom.study.tables.results import Combination, read
 from fedloom.study.tables.sheet import Sheet, Sheeted
 
-Show = Literal["best", "rounds"]
-STYLES = ("-", "--", ":", "-.")
-"""Lines of the seeds of one cell."""
 WIDE = 30
 """Losses that differ by a larger factor are drawn on a logarithmic scale."""
 CSV = ("data", "cell", "seed", "best", "best_round", "last", "rounds", "configured", "first_not_finite")
@@ -97,7 +95,7 @@ class GridLosses(Sheeted):
             known = [run.best for run in runs.values()]
             mean = fmean(known)
             spread = stdev(known) if len(known) > 1 and math.isfinite(mean) else math.nan
-            over = [_number(mean), _number(spread), _number(100 * spread / mean, 1)] if several else []
+            over = [_number(mean), _number(spread), _number(100 * spread / (mean or math.nan), 1)] if several else []
             rounds = [run.best_round for run in runs.values() if run.best_round is not None]
             failed = [run.first_not_finite for run in runs.values() if run.first_not_finite is not None]
             lines.append(
