@@ -60,8 +60,9 @@ def test_labels_follow_the_conventions(root):
 
 
 def test_all_24_parts_have_a_class():
-    assert len(CLASS_OF_PART) == 24
-    assert set(CLASS_OF_PART.values()) == set(range(1, 7))
+    for number, classes in CLASS_OF_PART.items():
+        assert len(classes) == 24
+        assert set(classes.values()) == set(range(1, number + 1))
 
 
 def test_edges_are_thin_lines_where_labels_change():
@@ -86,6 +87,21 @@ def test_classes_of_the_thesis(root):
     assert dataset.tasks[0].channels == 59
     assert label(dataset.train, "semseg").flatten()[[58, 59, 191]].tolist() == [58, 255, 255]
     assert dataset.train.labels_of("semseg").tolist() == [0, -1, 0]
+
+
+def test_fifteen_parts_join_left_and_right_only(root):
+    given = [
+        ("head", rows(0, 1)),
+        ("leye", rows(1, 2)),
+        ("reye", rows(2, 3)),
+        ("llarm", rows(3, 4)),
+        ("rhand", rows(4, 5)),
+    ]
+    anno(root / f"human_parts/{FIRST}.mat", [("person", 15, given)])
+    six, fifteen = (load(root, tasks=["human_parts"], parts=parts) for parts in (6, 15))
+    assert [dataset.tasks[0].channels for dataset in (six, fifteen)] == [7, 16]
+    assert label(six.train, "human_parts")[:6, 0].tolist() == [1, 1, 1, 4, 4, 0]
+    assert label(fifteen.train, "human_parts")[:6, 0].tolist() == [1, 3, 3, 11, 12, 0]
 
 
 def test_images_without_people_are_ignored_for_their_parts(root):

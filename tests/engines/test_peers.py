@@ -14,7 +14,9 @@ import torch
 import fedloom
 from fedloom import Method
 from fedloom.codecs import Sparse
+from fedloom.core.context import State
 from fedloom.engines.api import Result, trained_models
+from fedloom.engines.peers.mixing import Mix
 from fedloom.errors import RecipeError
 from fedloom.methods import METHODS, feddea, heal, local, pcgrad
 from fedloom.methods.at_peers import at_peers
@@ -72,6 +74,56 @@ def test_isolated_peers_train_alone() -> None:
         alone.go()
         assert_equal(peers.go(), {name: state["private"] for name, state in alone.clients.items()})
     assert all(not count for ledger in peers.ledgers for count in (*ledger.up.values(), *ledger.down.values()))
+
+
+def test_phases_alone_then_the_mean_then_conflict_averse() -> None:
+    """Two rounds equal Local and send nothing, the third is the mean of all, the fourth is conflict-averse."""
+    warmup = {"until": 4, "alone": 3, "scope": "full"}
+    section = {"similarity": {"every": 9}, "choose": {"top": 3}, "weights": {"kind": "uniform"}}
+    peers = Valleys({**section, "conflict_averse": {}, "warmup": warmup}, H, B, steps=2)
+    alone = Quadratics(local(), H, B, optimizer={"name": "sgd", "lr": 0.1}, steps=2)
+    for _ in range(2):
+        alone.go()
+        assert_equal(peers.go(), {name: state["private"] for name, state in alone.clients.items()})
+    assert not any(count for ledger in peers.ledgers for count in ledger.up.values())
+    peers.go()
+    # they first judge each other when they first speak
+    assert {len(record["neighbours"]) for record in peers.recorded("peer")[-4:]} == {3}
+    models = list(peers.models.values())
+    assert all(torch.allclose(model, models[0]) for model in models)
+    assert not peers.recorded("conflict-averse")
+    peers.go()
+    assert len(peers.recorded("conflict-averse")) == 4
+    with pytest.raises(RecipeError, match="alone must not exceed until, found 3 and 2"):
+        load("dfmtl-digits", ["peers.warmup={until: 2, alone: 3}"])
+
+
+@pytest.mark.parametrize("what", ["local training", "the mix"])
+def test_a_peer_goes_back_to_the_model_that_it_kept(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    peers = Valleys({"graph": "ring", "rollback": 2}, H, B)
+    peers.go()
+    assert not any("kept" in state for state in peers.states.values())
+    kept = {name: model.clone() for name, model in peers.go().items()}
+    peers.go()
+    if what == "the mix":
+        mixed = Mix.into
+
+        def spoilt(mix: Mix, state: State, env: Any) -> Any:
+            new, about = mixed(mix, state, env)
+            return {
+                **new,
+                "server": {**new["server"], "model": torch.full_like(new["server"]["model"], torch.nan)},
+            }, about
+
+        monkeypatch.setattr(Mix, "into", spoilt)
+    else:
+        for state in peers.states.values():
+            state["server"] = {**state["server"], "model": torch.full_like(state["server"]["model"], torch.inf)}
+    assert_equal(peers.go(), kept)
+    said = [fields["why"] for event, fields in peers.events if event == "rolled back"]
+    assert said == [f"{what} gave nan or inf"] * 4
+    monkeypatch.undo()
+    assert all(model.isfinite().all() and not model.equal(kept[name]) for name, model in peers.go().items())
 
 
 @pytest.mark.parametrize(
@@ -355,7 +407,7 @@ def test_a_run_of_peers_resumes_each_from_its_own_folder(quick: Quick, tmp_path:
         *SHORT,
         "model.heads=own",
         "peers={choose: {top: 2}, similarity: {signals: {gradient: 1, overlap: 1}, every: 2}, conflict_averse: {}, "
-        "scenario: {loss: 0.2, speed: 5}, warmup: {until: 2}}",
+        "scenario: {loss: 0.2, speed: 5}, warmup: {until: 2}, rollback: 1}",
     )
     whole = quick(*changes)
     folder = tmp_path / "parts"

@@ -14,7 +14,7 @@ from torch.nn.functional import interpolate, leaky_relu
 from fedloom.core.layout import Layout
 from fedloom.errors import RecipeError
 from fedloom.models import ENCODERS, MultiTask, build_model
-from fedloom.models.decoders import PyramidDecoder, ThesisDecoder
+from fedloom.models.decoders import PyramidDecoder, ThesisDecoder, TransposedDecoder
 from fedloom.tasks import Classification
 from fedloom.training.flat import FlatModel
 
@@ -88,7 +88,18 @@ def test_thesis_decoder_halves_the_channels_and_reaches_the_input_size():
     assert small([torch.zeros(1, 8, 8, 8), torch.zeros(1, 64, 2, 2)]).shape == (1, 16, 32, 32)
 
 
-@pytest.mark.parametrize("decoder", ["pyramid", "thesis"])
+@pytest.mark.parametrize(("stride", "strides"), [(32, (4, 4, 2)), (16, (4, 2, 2)), (4, (2, 2, 1))])
+def test_transposed_decoder_has_three_layers_with_strides_that_fall(stride, strides):
+    decoder, task = TransposedDecoder((8, 512), (4, stride)), TASKS[0]
+    layers = [*decoder.layers[::2], decoder.head(task)]
+    assert [type(layer) for layer in layers] == [nn.ConvTranspose2d] * 3
+    assert [(layer.stride, layer.kernel_size) for layer in layers] == [((s, s), (s, s)) for s in strides]
+    assert [(layer.in_channels, layer.out_channels) for layer in layers] == [(512, 256), (256, 128), (128, 5)]
+    maps = [torch.zeros(1, 8, 16, 16), torch.zeros(1, 512, 2, 3)]
+    assert decoder.head(task)(decoder(maps)).shape == (1, 5, 2 * stride, 3 * stride)
+
+
+@pytest.mark.parametrize("decoder", ["pyramid", "transposed", "thesis"])
 @pytest.mark.parametrize("size", [(32, 32), (64, 96), (128, 160)])
 def test_outputs_are_as_large_as_the_input(decoder, size):
     model = build_model("tiny-pyramid", {"decoder": decoder, "dim": 8}, (3, 64, 64), TASKS, 0).eval()

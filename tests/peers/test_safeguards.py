@@ -58,6 +58,10 @@ def test_loss_scales_of_one_to_a_thousand() -> None:
     # Shortened to 10: g_0 = -4.5
     clip = conflict_averse_mix("a", given, safeguards=Safeguards(None, None, 10.0, None, None, None))
     assert clip.update.tolist() == pytest.approx([-2.7 / 1.16, 0])
+    release = conflict_averse_mix(
+        "a", given, rescale="1.5+c^2", safeguards=Safeguards(None, None, 10, None, None, None)
+    )
+    assert release.update.tolist() == pytest.approx([-2.7 / 1.66, 0])
     assert clip.acted == {"clip": {"b": pytest.approx(0.01)}}
     # Of one length: exactly opposing.
     policy = Safeguards(None, "own-norm", None, None, None, None)

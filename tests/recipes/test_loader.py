@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Annotated, Literal
 
 import pytest
@@ -205,7 +206,7 @@ def test_the_source_mapping_is_left_alone(toys):
         ("early_stopping.patience=0", "early_stopping.patience: 0 found, expected an integer of at least 1"),
         ("early_stopping.min_delta=0", "early_stopping.patience: missing, expected an integer of at least 1"),
         ("early_stopping={patience: 1, patient: 2}", "early_stopping.patient: unknown key. Did you mean 'patience'? "
-         "Allowed: min_delta, patience, restore_best"),
+         "Allowed: min_delta, patience, relative, restore_best"),
         ("trainig.rounds=3", "trainig: unknown key. Did you mean 'training'? Allowed: data, early_stopping, "
          "evaluation, method, model, name, partition, peers, runtime, seed, tasks, training"),
         ("seed=-1", "seed: -1 found, expected an integer of at least 0"),
@@ -368,6 +369,15 @@ def test_hash_covers_what_determines_results(toys):
         assert recipe_hash(load(BASE, [override])) != recipe_hash(recipe), override
     assert recipe_hash(without_seed(load(BASE, ["seed=1"]))) == recipe_hash(recipe)
     assert len(recipe_hash(recipe)) == 16
+
+
+def test_keys_that_came_later_leave_the_hash_of_older_recipes():
+    recipe = yaml.safe_load(dump(load("dfmtl-digits", ["early_stopping={patience: 3}"])))
+    older = deepcopy(recipe)
+    del older["early_stopping"]["relative"], older["peers"]["rollback"], older["peers"]["warmup"]["alone"]
+    assert recipe_hash(older) == recipe_hash(recipe)
+    for override in ("early_stopping.relative=true", "peers.rollback=5", "peers.warmup.alone=2"):
+        assert recipe_hash(load(recipe, [override])) != recipe_hash(recipe), override
 
 
 SECTIONS = [DataSection, PartitionSection, ModelSection, MethodSection]

@@ -59,11 +59,24 @@ def test_patience_by_hand() -> None:
     assert p.see(0.8, 5).see(float("nan"), 6).stop
 
 
+def test_patience_with_a_share_of_the_best() -> None:
+    """Of a best of 10, a tenth is 1: 9.5 is no improvement, 8.9 is, and then 0.89 is asked for."""
+    relative, absolute = Patience(2, 0.1, relative=True), Patience(2, 0.1)
+    for p, improved in ((relative, [1, 1, 3, 3]), (absolute, [1, 2, 3, 4])):
+        found = []
+        for round_, score in enumerate([10.0, 9.5, 8.9, 8.1], 1):
+            p = p.see(score, round_)
+            found.append(p.best_round)
+        assert found == improved
+
+
 @pytest.mark.skipif(not (REAL / "thesis_early_stopping.npz").exists(), reason="the real series are not here")
-def test_patience_replays_the_published_runs() -> None:
+@pytest.mark.parametrize("relative", [False, True])
+def test_patience_replays_the_published_runs(relative: bool) -> None:
+    """The release's rule; with a share of the best, as the text has it, they would have stopped in the same rounds."""
     z = np.load(REAL / "thesis_early_stopping.npz", allow_pickle=False)
     for i in range(len(z["es_patience"])):
-        p = Patience(int(z["es_patience"][i]), float(z["es_min_delta"][i]))
+        p = Patience(int(z["es_patience"][i]), float(z["es_min_delta"][i]), relative)
         stop = 0
         for round_, score in enumerate(z["es_series"][z["es_offsets"][i] : z["es_offsets"][i + 1]], 1):
             p = p.see(float(score), round_)

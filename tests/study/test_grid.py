@@ -234,6 +234,19 @@ def test_recipes_are_found_beside_the_grid(tmp_path: Path) -> None:
     assert {r.training.rounds for r in recipes(load_grid(tmp_path / "grid.yaml")).values()} == {77}
 
 
+def test_a_grid_like_another_has_its_keys_where_it_has_none() -> None:
+    own = {"like": "thesis/k-sweep-scenes", "name": "mine", "seeds": [7], "addons": {"K 9": {"peers.choose.top": 9}}}
+    grid, parent = load_grid(own), load_grid("thesis/k-sweep")
+    assert (grid.name, grid.seeds, list(grid.addons)) == ("mine", (7,), ["K 9"])
+    assert (grid.bases, grid.figure) == (parent.bases, parent.figure)
+    assert grid.set["training.rounds"] == 10  # of the twin, which is like thesis/k-sweep itself
+    assert grid.data == load_grid("thesis/k-sweep-scenes").data != parent.data
+    with pytest.raises(
+        RecipeError, match=r"like: 'thesis/k-swep' is no packaged grid\. Did you mean 'thesis/k-sweep'\?"
+    ):
+        load_grid({"like": "thesis/k-swep", "name": "mine"})
+
+
 def test_labels_as_directories() -> None:
     assert safe("+DEA (a) no/x") == "+DEA_a_no_x"
     assert safe("-") == "plain"

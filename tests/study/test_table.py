@@ -18,6 +18,7 @@ from fedloom.study.figures import draw
 from fedloom.study.grid import Cell, open_folder, recipes, save
 from fedloom.study.tables.compare import Estimate
 from fedloom.study.tables.formats import FORMATS, to_text
+from fedloom.study.tables.metrics import all_metrics
 from fedloom.study.tables.table import tabulate
 from fedloom.tasks.delta import delta_m
 from grid_support import DEA, DIRECTIONS, FEDAVG, paper_grid, write_grid, write_run
@@ -490,3 +491,24 @@ def test_no_best_round_without_validation_data(tmp_path: Path) -> None:
         with pytest.raises(RecipeError, match=message):
             recipes(grid.model_copy(update={"set": {key: value}}))
     assert recipes(grid)
+
+
+def test_every_metric_with_ranks(tmp_path):
+    grid = paper_grid(data={"NYUD": {"recipe": "digits-tasks"}}, addons={"-": {}}, seeds=[0, 1])
+    numbers = {("FedAvg", 0): (0.2, 1.0), ("FedAvg", 1): (0.4, 1.0), ("FedProx", 0): (0.6, 3.0)}
+    for (base, seed), (miou, loss) in numbers.items():
+        path = write_run(tmp_path, Cell("NYUD", base, "-", seed), {"semseg": miou}) / "metrics.jsonl"
+        line = json.loads(path.read_text())
+        more = [{**entry, "metric": "loss", "value": loss} for entry in line["metrics"]]
+        path.write_text(json.dumps({**line, "metrics": line["metrics"] + more}) + "\n")
+    save(grid, tmp_path, {})
+    sheet = all_metrics(grid, tmp_path).sheet()
+    assert sheet.head[1:] == ("FedAvg", "FedProx")
+    lines = {line[0]: line[1:] for line in sheet.lines}
+    assert lines == {
+        "NYUD: semseg (loss) ↓": ("1.0000 ± 0.0000 (1)", "3.0000 (2)"),
+        "NYUD: semseg (miou) ↑": ("0.3000 ± 1.2706 (2)", "0.6000 (1)"),
+    }
+    rows = all_metrics(grid, tmp_path).to_csv().splitlines()
+    assert len(rows) == 5
+    assert "NYUD,FedProx,semseg,miou,max,0.6,,1" in rows

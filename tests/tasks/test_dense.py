@@ -61,7 +61,7 @@ def test_default_weights_and_primary_metrics_are_those_of_the_benchmarks():
     }
     assert [t.channels for t in TASKS[1:6]] == [7, 2, 1, 3, 1]
     assert TASKS[-1].primary == "odsf"
-    assert list(TASKS[-1].metrics) == ["odsf", "edge_f_plain"]
+    assert list(TASKS[-1].metrics) == ["odsf", "edge_f_plain", "edge_precision", "edge_recall", "edge_f1"]
 
 
 def test_dense_tasks_say_so():
@@ -165,7 +165,8 @@ def test_odsf_forgives_what_the_plain_f_does_not():
     metric = Edge("e", ods=True, max_dist=1.01 / math.hypot(20, 30), thresholds=9).metric()
     with torch.inference_mode():
         metric.update(20 * target.roll(1, 2).unsqueeze(1) - 10, target)
-    assert metric.compute() == {"odsf": 1.0, "edge_f_plain": pytest.approx(0, abs=1e-9)}
+    none = dict.fromkeys(("edge_f_plain", "edge_precision", "edge_recall", "edge_f1"), pytest.approx(0, abs=1e-9))
+    assert metric.compute() == {"odsf": 1.0, **none}
 
 
 def test_importing_the_package_does_not_import_torch():

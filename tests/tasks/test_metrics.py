@@ -317,6 +317,17 @@ def test_best_f_is_that_of_its_definition(seed):
     assert measured("edge", pred, labels)["edge_f_plain"] == pytest.approx(expected)
 
 
+def test_edges_at_one_half_by_hand():
+    """Of four pixels said to be edges three are, and of five edges two are missed."""
+    pred = torch.tensor([2.0, 1, 0, 3, -1, -2, -3, 9]).view(1, 1, 1, 8)
+    measure = PlainEdgeF()
+    measure.update(pred, torch.tensor([[[1, 1, 1, 0, 1, 1, 0, 255]]]))
+    found = measure.all()
+    assert [found[name] for name in PlainEdgeF.AT_HALF] == pytest.approx([3 / 4, 3 / 5, 2 / 3])
+    assert found["edge_f_plain"] > found["edge_f1"]
+    assert all(math.isnan(value) for value in PlainEdgeF().all().values())
+
+
 def test_nothing_to_find_and_nothing_found_are_zero():
     for truth, guess in ((0, -9.0), (0, 9.0), (1, -9.0)):
         for measure in (MaxF(), PlainEdgeF(), OdsF(0.1)):

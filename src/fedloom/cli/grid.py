@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -15,6 +16,7 @@ from fedloom.errors import UserError, writing
 if TYPE_CHECKING:
     from fedloom.experiments.grid_run import Outcome, Prepared
     from fedloom.study.grid import Grid
+    from fedloom.study.tables.sheet import Sheeted
 
 GridArgument = Annotated[
     str | None,
@@ -112,21 +114,42 @@ def table(
     over: shared.OverOption = "seeds",
     ranks: shared.RanksOption = None,
     plot: shared.PlotOption = None,
+    losses: Annotated[
+        Literal["best", "rounds"] | None,
+        typer.Option(
+            help="Instead: the best validation loss of each cell with its round, the rounds run and the variation over "
+            "seeds; or the losses of each round and task."
+        ),
+    ] = None,
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="Instead: every metric of every task, with ranks.")
+    ] = False,
 ) -> None:
     """Print the table of a grid: tasks as columns, mean and interval over seeds, and the change in percent."""
     from fedloom.study.grid import against
+    from fedloom.study.papers.losses import losses_of, over_rounds
     from fedloom.study.significance.contrasts import grid_contrasts
     from fedloom.study.significance.ranks import grid_ranked
     from fedloom.study.tables.formats import FORMATS, to_text
+    from fedloom.study.tables.metrics import all_metrics
     from fedloom.study.tables.table import tabulate
 
-    shared.one_of(tests, over, ranks, plot)
+    shared.one_of(tests, over, ranks, plot, losses=losses, metrics=metrics)
     opened, folder = _opened(source, at)
     if metric is not None:
         opened = opened.model_copy(update={"metric": metric})
     if base is not None:
         opened = against(opened, base)
-    if ranks:
+    made: Sheeted | None = None
+    if base is not None and (losses or metrics):
+        raise UserError("--base says what changes are against, and --losses and --metrics show none")
+    if losses:
+        made = losses_of(opened, folder, split) if losses == "best" else over_rounds(opened, folder, split)
+    elif metrics:
+        made = all_metrics(opened, folder, split)
+    if made is not None:
+        text = getattr(made, f"to_{kind}")()
+    elif ranks:
         found = grid_ranked(opened, folder, split, ranks)
         shared.draw_ranks(found, plot)
         text = getattr(found, f"to_{kind}")()
@@ -150,12 +173,13 @@ def figure(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The file to write: .png, .svg or .pdf.", dir_okay=False)],
     split: shared.SplitOption = "test",
     at: AtOption = None,
+    named: Annotated[str | None, typer.Option(metavar="NAME", help="One of the grid's `figures`.")] = None,
 ) -> None:
-    """Draw the figure of a grid."""
+    """Draw the figure of a grid, or one of its figures by its name."""
     from fedloom.study.figures import draw
 
     opened, folder = _opened(source, at)
-    draw(opened, folder, out, split)
+    draw(opened, folder, out, split, named)
     typer.echo(f"{out}")
 
 
@@ -223,5 +247,7 @@ def _after(prepared: Prepared, outcome: Outcome) -> None:
     typer.echo(f"its table: fedloom table {prepared.folder}")
     if prepared.grid.figure is not None:
         typer.echo(f"its figure: fedloom figure {prepared.folder} OUT.png")
+    for name in prepared.grid.figures:
+        typer.echo(f"its figure {name}: fedloom figure {prepared.folder} OUT.png --named {shlex.quote(name)}")
     if outcome.failed:
         raise typer.Exit(1)

@@ -46,10 +46,13 @@ PlotOption = Annotated[
 ]
 
 
-def one_of(tests: bool, over: str, ranks: str | None, plot: Path | None) -> None:
-    """Refuse --tests beside --ranks, and options of the one that is not asked for. Raises UserError."""
-    if tests and ranks:
-        raise UserError("--tests and --ranks are two tables: choose one")
+def one_of(tests: bool, over: str, ranks: str | None, plot: Path | None, **more: str | bool | None) -> None:
+    """Refuse two tables at once (`more` are others by the names of their options), and options of one that is not asked
+    for. Raises UserError.
+    """
+    asked = [f"--{name}" for name, wanted in {"tests": tests, "ranks": ranks, **more}.items() if wanted]
+    if len(asked) > 1:
+        raise UserError(f"{asked[0]} and {asked[1]} are two tables: choose one")
     if over == "clients" and not tests:
         raise UserError("--over says what tests pair: it needs --tests")
     if plot is not None and not ranks:

@@ -51,7 +51,8 @@ def nyud_labeled(
 
     `root` holds that file (HDF5: images N x 3 x W x H, depths and labels N x W x H) and, with `trainNdxs` and
     `testNdxs` (from 1), splits.mat; without it the first 795 images train, as in the thesis. Everything is resized to
-    `size` (images bilinearly, labels to the nearest pixel); the thesis takes 288 x 384. Needs h5py.
+    `size` (images bilinearly, labels to the nearest pixel); the thesis takes 256 x 256, its release 288 x 384. Needs
+    h5py.
 
     The labels are 894 names. `mapClass` of classMapping40.mat in `root` makes 40 classes of them, which `classes: 13`
     joins to 13. `first_ids: true` does as the thesis' release: names 0..12 are the classes, 0 (unlabelled) among them,

@@ -38,7 +38,17 @@ PARTS = {
     "lower legs": ("llleg", "rlleg", "lfoot", "rfoot"),
 }
 """The six classes 1..6 and the 24 parts of PASCAL-Part that they hold; 0 is background."""
-CLASS_OF_PART = {part: number for number, names in enumerate(PARTS.values(), start=1) for part in names}
+FIFTEEN = (
+    *(("head",), ("hair",), ("leye", "reye"), ("lebrow", "rebrow"), ("lear", "rear"), ("nose",), ("mouth",)),
+    *(("neck",), ("torso",), ("luarm", "ruarm"), ("llarm", "rlarm"), ("lhand", "rhand")),
+    *(("luleg", "ruleg"), ("llleg", "rlleg"), ("lfoot", "rfoot")),
+)
+"""The same 24 parts with left and right joined."""
+CLASS_OF_PART = {
+    len(groups): {part: number for number, names in enumerate(groups, start=1) for part in names}
+    for groups in (tuple(PARTS.values()), FIFTEEN)
+}
+"""Number of classes beside background -> part -> class."""
 ADVICE = (
     "Expected JPEGImages/ID.jpg, pascal-context/trainval/ID.mat, semseg/{VOC12,pascal-context}/ID.png, "
     "human_parts/ID.mat, sal_distill/ID.png, normals_distill/ID.png, json/*.json and "
@@ -60,6 +70,7 @@ def pascal_context(
     ],
     size: tuple[Count, Count] = (512, 512),
     classes: Literal[21, 59] = 21,
+    parts: Literal[6, 15] = 6,
     augment: bool | Augment = True,
     limit: Count | None = None,
 ) -> Dataset:
@@ -71,7 +82,7 @@ def pascal_context(
       the thesis' release: 0..58, higher numbers ignored.
     - human_parts: human_parts/ID.mat (`anno` of PASCAL-Part). The 24 parts of persons become 6 classes beside
       background: head with face and hair, torso with neck, upper arms, lower arms with hands, upper legs, lower legs
-      with feet.
+      with feet. With `parts: 15` left and right are joined and nothing else, as in chapters 5 and 6 of the thesis.
       Where parts overlap the later one counts. Images without a person's parts are ignored as a whole; with
       ImageSets/Parts/train.txt and val.txt (JSON: ID -> VOC categories) clients of this task get none of those whose
       categories lack person (15).
@@ -85,22 +96,22 @@ def pascal_context(
     them in evaluation (they have at most 500 pixels a side) and be a multiple of the encoder's stride. `limit` keeps
     that many random images of each part. DataError where lists or images are absent or a file is not as stated.
     """
-    options = {"semseg": {"channels": classes}}
+    options: dict[str, dict[str, Any]] = {"semseg": {"channels": classes}, "human_parts": {"channels": 1 + parts}}
 
     def opened(split: str) -> FileSplit:
-        return open_split(root, split, tasks, classes)
+        return open_split(root, split, tasks, classes, parts)
 
     return folders.dataset("pascal-context", tasks, options, opened, size, augment, limit, seed)
 
 
-def open_split(root: str, split: str, tasks: list[PascalTask], classes: int = 21) -> FileSplit:
+def open_split(root: str, split: str, tasks: list[PascalTask], classes: int = 21, parts: int = 6) -> FileSplit:
     """The images that `split` (train or val) lists. DataError where the list or an image is absent."""
     path = folders.find("pascal-context", root, "ImageSets/Context", ADVICE)
     listed = path / "ImageSets" / "Context" / f"{split}.txt"
     names = folders.split_list(listed)
     version = folders.sizes((path / "JPEGImages" / f"{name}.jpg" for name in names), listed)
     valid = _normal_classes(path) if "normals" in tasks else None
-    reader = PascalReader(path, names, tuple(tasks), classes, valid)
+    reader = PascalReader(path, names, tuple(tasks), classes, valid, parts)
     annotated = {task: reader.annotated(task) for task in tasks}
     if "human_parts" in tasks:
         annotated["human_parts"] &= _with_people(path / "ImageSets" / "Parts" / f"{split}.txt", names)
@@ -116,6 +127,7 @@ class PascalReader:
     tasks: tuple[PascalTask, ...]
     classes: int
     valid: tuple[int, ...] | None
+    parts: int = 6
 
     def files(self, task: PascalTask, name: str) -> tuple[Path, ...]:
         """The files that a label is made of; all must exist."""
@@ -156,7 +168,7 @@ class PascalReader:
             label = folders.class_map(file, task, stored, IGNORE)
             return np.where(label < self.classes, label, np.uint8(IGNORE))
         if task == "human_parts":
-            return parts_of(file, size)
+            return parts_of(file, size, self.parts)
         if task == "saliency":
             return folders.above_half(folders.fits(file, task, folders.picture(file, task, colour=False), size))
         if task == "edge":
@@ -167,9 +179,9 @@ class PascalReader:
         return normals
 
 
-def parts_of(file: Path, size: tuple[int, ...]) -> Array:
-    """Classes 0..6 (H x W, uint8) of a PASCAL-Part annotation; DataError where it is not as expected."""
-    label = np.zeros(size, np.uint8)
+def parts_of(file: Path, size: tuple[int, ...], parts: int) -> Array:
+    """Classes 0..`parts` (H x W, uint8) of a PASCAL-Part annotation; DataError where it is not as expected."""
+    label, classes = np.zeros(size, np.uint8), CLASS_OF_PART[parts]
     anno = folders.matlab(file, "anno", simple=True)
     for thing in _structs(file, "anno", anno):
         for obj in _structs(file, "objects", thing.get("objects", ())):
@@ -177,11 +189,11 @@ def parts_of(file: Path, size: tuple[int, ...]) -> Array:
                 continue
             for part in _structs(file, "parts", obj.get("parts", ())):
                 name, mask = part.get("part_name"), part.get("mask")
-                if name not in CLASS_OF_PART:
+                if name not in classes:
                     raise DataError(f"{file}, part_name: expected a part of a person of PASCAL-Part, found {name!r}")
                 if not isinstance(mask, np.ndarray) or mask.ndim != 2:
                     raise DataError(f"{file}, mask of part {name!r}: expected H x W, found {type(mask).__name__}")
-                label[folders.fits(file, f"mask of part {name!r}", mask, size) != 0] = CLASS_OF_PART[name]
+                label[folders.fits(file, f"mask of part {name!r}", mask, size) != 0] = classes[name]
     return label
 
 

@@ -9,12 +9,12 @@ from torch import Tensor
 
 from fedloom.maths.gram import conflict_averse
 
-Rescale = Literal["none", "1+c^2", "1+c"]
+Rescale = Literal["none", "1+c^2", "1+c", "1.5+c^2"]
 
 
 def rescaling(rescale: Rescale, c: float) -> float:
     """What CAGrad's direction is divided by."""
-    return {"none": 1.0, "1+c^2": 1.0 + c * c, "1+c": 1.0 + c}[rescale]
+    return {"none": 1.0, "1+c^2": 1.0 + c * c, "1+c": 1.0 + c, "1.5+c^2": 1.5 + c * c}[rescale]
 
 
 def conflict_averse_weights(gram: Tensor, c: float) -> Tensor:

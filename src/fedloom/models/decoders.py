@@ -9,15 +9,20 @@ from torch import Tensor, nn
 from torch.nn.functional import conv2d, interpolate, leaky_relu
 
 from fedloom.models.kinds import Norm
-from fedloom.models.nets import norm_layer
+from fedloom.models.nets import PyramidEncoder, norm_layer
+from fedloom.tasks.task import Task
 
 SLOPE = 0.01
 
 
 class Decoder(nn.Module):
-    """Maps feature maps, finest first, to one map of `width` channels."""
+    """Maps feature maps, finest first, to one map of `width` channels, which a head reads."""
 
     width: int
+
+    def head(self, task: Task) -> nn.Module:
+        """The head that goes with the decoder: by default the task's own."""
+        return task.head(self.width)
 
 
 class PyramidDecoder(Decoder):
@@ -67,6 +72,50 @@ class ThesisDecoder(Decoder):
         for conv, norm in zip(self.convs, self.norms, strict=True):
             x = interpolate(norm(conv(x)).relu(), scale_factor=2, mode="bilinear", align_corners=False)
         return x
+
+    def head(self, task: Task) -> nn.Module:
+        """One 3x3 convolution."""
+        return nn.Conv2d(self.width, task.channels, 3, padding=1)
+
+
+class TransposedDecoder(Decoder):
+    """The coarsest map through three transposed convolutions to the input's size; the third is the head.
+
+    Source: the text of the decentralised thesis: strides that fall (section 4.1.2), so 4, 4 and 2 for an encoder of
+    stride 32, and 256, 128 and the task's channels (section 6.1.3), with no activation at the end. Section 4.1.2 ends
+    in a sigmoid or tanh instead, which does not fit its own depth of log(1 + metres). It names neither the kernels,
+    which are as large as the strides here, nor what is between the layers, here a ReLU.
+    """
+
+    def __init__(self, channels: Sequence[int], strides: Sequence[int]) -> None:
+        super().__init__()
+        halvings = strides[-1].bit_length() - 1
+        first, second, self.last = (2 ** ((halvings + 2 - layer) // 3) for layer in range(3))
+        self.width = 128
+        self.layers = nn.Sequential(
+            nn.ConvTranspose2d(channels[-1], 256, first, first),
+            nn.ReLU(),
+            nn.ConvTranspose2d(256, self.width, second, second),
+            nn.ReLU(),
+        )
+
+    def forward(self, maps: Sequence[Tensor]) -> Tensor:
+        """Maps (B x C_i x H_i x W_i; the last is used) to B x 128 x H / s x W / s, where the head enlarges by s."""
+        found: Tensor = self.layers(maps[-1])
+        return found
+
+    def head(self, task: Task) -> nn.Module:
+        """The third transposed convolution."""
+        return nn.ConvTranspose2d(self.width, task.channels, self.last, self.last)
+
+
+def make_decoder(encoder: PyramidEncoder) -> Decoder:
+    """A decoder of the kind that an encoder's recipe names."""
+    if encoder.decoder == "thesis":
+        return ThesisDecoder(encoder.channels, encoder.strides, encoder.decoder_norm)
+    if encoder.decoder == "transposed":
+        return TransposedDecoder(encoder.channels, encoder.strides)
+    return PyramidDecoder(encoder.channels, encoder.dim, encoder.decoder_norm)
 
 
 def _he_normal(decoder: nn.Module) -> None:

@@ -3,4 +3,4 @@
 from typing import Literal
 
 Norm = Literal["batch", "group"]
-Decoding = Literal["pyramid", "thesis"]
+Decoding = Literal["pyramid", "transposed", "thesis"]

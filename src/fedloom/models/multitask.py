@@ -12,7 +12,7 @@ from torch.nn.functional import interpolate
 
 from fedloom.core.context import derive_seed
 from fedloom.errors import RecipeError
-from fedloom.models.decoders import Decoder, PyramidDecoder, ThesisDecoder
+from fedloom.models.decoders import make_decoder
 from fedloom.models.encoders import ENCODERS
 from fedloom.models.lora import Lora, add_lora
 from fedloom.models.nets import Encoder, PyramidEncoder
@@ -25,8 +25,9 @@ class MultiTask(nn.Module):
 
     Dense tasks need an encoder that gives feature maps. Each has a decoder of its own on all maps, and its head's
     output is resized to the input's size (bilinear, align_corners false). `encoder.decoder` says which decoder:
-    `pyramid` (`PyramidDecoder`, then the task's own head) or `thesis` (`ThesisDecoder`, then one 3x3 convolution as
-    head). Other tasks read the encoder's features; those of maps are the mean of the last one.
+    `pyramid` (`PyramidDecoder`), `transposed` (`TransposedDecoder`, of the decentralised thesis) or `thesis`
+    (`ThesisDecoder`, of its release). Other tasks read the encoder's features; those of maps are the mean of the last
+    one.
 
     A task name becomes part of parameter names, so it may hold letters, digits, '_' and '-' only and must not be an
     attribute of ModuleDict (such as 'keys' or 'type'); RecipeError otherwise, where a name occurs twice, and where a
@@ -63,13 +64,8 @@ class MultiTask(nn.Module):
                     f"task {task.name!r} predicts a map, so it needs an encoder with feature maps (tiny-pyramid, "
                     f"tiny-swin or timm), found {type(encoder).__name__}"
                 )
-            if encoder.decoder == "thesis":
-                decoder: Decoder = ThesisDecoder(encoder.channels, encoder.strides, encoder.decoder_norm)
-                head: nn.Module = nn.Conv2d(decoder.width, task.channels, 3, padding=1)
-            else:
-                decoder = PyramidDecoder(encoder.channels, encoder.dim, encoder.decoder_norm)
-                head = task.head(decoder.width)
-            self.decoders[task.name], self.heads[task.name] = decoder, head
+            decoder = make_decoder(encoder)
+            self.decoders[task.name], self.heads[task.name] = decoder, decoder.head(task)
 
     def forward(self, x: Tensor, tasks: Sequence[str] | None = None) -> dict[str, Tensor]:
         """Inputs (B x ...) to {task: its output}; all tasks if `tasks` is None. Nothing else is computed.

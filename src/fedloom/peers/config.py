@@ -102,7 +102,7 @@ class ConflictAverse(Section):
     """The conflict-averse mix of `fedloom.peers.conflict_averse_mix`, in place of the method's mean."""
 
     c: Annotated[float, Field(ge=0, lt=1)] = 0.4
-    rescale: Literal["none", "1+c^2", "1+c"] = "1+c^2"
+    rescale: Literal["none", "1+c^2", "1+c", "1.5+c^2"] = "1+c^2"
     add_own: bool = False
     safeguards: SafeguardsSection = SafeguardsSection()
 
@@ -121,10 +121,20 @@ class AdaptiveScope(Section):
 
 
 class Warmup(Section):
-    """Before round `until`: the method's mean of all chosen models alike, in this scope (DFMTL thesis, eq. 4.20)."""
+    """Before round `until`: the method's mean of all chosen models alike, in this scope (DFMTL thesis, eq. 4.20).
+
+    Before round `alone` peers train alone and send nothing, as in the two to four phases of the thesis' section 6.2.2.
+    """
 
     until: Count
     scope: Literal["encoder", "full"] = "encoder"
+    alone: Count = 1
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Warmup:
+        if self.alone > self.until:
+            raise ValueError(f"alone must not exceed until, found {self.alone} and {self.until}")
+        return self
 
 
 class PeersBase(Section):
@@ -140,6 +150,9 @@ class PeersBase(Section):
     conflict_averse: ConflictAverse | None = None
     """null: models are mixed by the method's own aggregation."""
     warmup: Warmup | None = None
+    rollback: Count | None = None
+    """A peer keeps its model every so many rounds, and goes on from it where training or a mix is not finite (DFMTL
+    thesis, section 6.2.2, four phases)."""
     penalty: NonNegative = 0.0
     """mu of mu/2 |w - mean of the models of candidates that were not chosen|^2 in the local loss."""
     scenario: Scenario | None = None

@@ -92,7 +92,7 @@ def conflict_averse_mix(
     left out where g_w vanishes, which without a ridge is all there is against exactly opposing updates.
 
     `add_own` returns the peer's own update plus U, as the release does: FedHCA2 with alpha = 1, which counts the own
-    update twice. Its divisor is 1.5 + c^2, which is not offered. A peer without neighbours gets its own update back.
+    update twice. Its divisor is 1.5 + c^2, which `rescale` offers. A peer without neighbours gets its own update back.
     """
     if own not in rows:
         raise ValueError(f"rows: expected an update of peer {own!r} itself, found those of {sorted(rows)}")

@@ -87,9 +87,11 @@ class Evaluation(Section):
 class EarlyStopping(Section):
     """Stop when the clients' mean task-weighted validation loss has not improved for `patience` evaluations.
 
-    An improvement is score < best - min_delta; nan never improves (DFMTL thesis, section 5).
+    An improvement is score < best - min_delta; nan never improves (DFMTL thesis, section 6.1.3).
     """
 
     patience: Count
     min_delta: NonNegative = 0.0
+    relative: bool = False
+    """Whether min_delta is a share of the best score, as in the thesis' Table 6.3. Its release has it absolute."""
     restore_best: bool = True

@@ -209,8 +209,13 @@ def recipe_hash(recipe: Recipe | Mapping[str, Any]) -> str:
     if value.get("peers") is None:  # the hash of recipes older than this section stays
         value.pop("peers", None)
     else:  # likewise for keys that came later
-        value["peers"] = {k: v for k, v in value["peers"].items() if (k, v) != ("mode", "synchronous")}
+        old = {"mode": "synchronous", "rollback": None}
+        value["peers"] = {k: v for k, v in value["peers"].items() if k not in old or v != old[k]}
+        if warmup := value["peers"].get("warmup"):
+            value["peers"]["warmup"] = {k: v for k, v in warmup.items() if (k, v) != ("alone", 1)}
         value["peers"]["choose"] = {k: v for k, v in value["peers"]["choose"].items() if (k, v) != ("groups", None)}
+    if value.get("early_stopping"):
+        value["early_stopping"] = {k: v for k, v in value["early_stopping"].items() if (k, v) != ("relative", False)}
     runtime = value.get("runtime", {})
     exact = runtime.get("exact", True)  # a later key, too: it counts only where it is not the default
     value["runtime"] = {k: v for k, v in runtime.items() if k not in QUIET and not (k == "exact" and exact)}

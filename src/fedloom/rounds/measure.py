@@ -180,23 +180,6 @@ def _records(client: Client, model: str, split: str, scores: Scores, tasks: Sequ
     ]
 
 
-def validation_loss(built: Built, records: Sequence[Mapping[str, Any]]) -> float | None:
-    """Mean over clients of the task-weighted validation loss, personal model before global; None if not measured.
-
-    Clients without validation data do not count.
-    """
-    losses: dict[str, dict[str, dict[str, float]]] = {}
-    for r in records:
-        if r["split"] == "val" and r["metric"] == "loss" and r["model"] != "trained":
-            losses.setdefault(r["client"], {}).setdefault(r["model"], {})[r["task"]] = r["value"]
-    scores = []
-    for client, by_model in losses.items():
-        chosen = by_model.get("personal") or by_model["global"]
-        weights = {name: w for name, (_, w) in built.federation.clients[client].tasks.items()}
-        scores.append(sum(weights[t] * v for t, v in chosen.items()) / sum(weights.values()))
-    return math.fsum(scores) / len(scores) if scores else None
-
-
 def headline(built: Built, line: Mapping[str, Any]) -> tuple[float | None, float | None]:
     """(mean training loss, mean primary metric on validation, else test data), for a progress bar.
 

@@ -10,7 +10,7 @@ import torch
 
 from fedloom.core.context import Ctx, State, generator
 from fedloom.rounds.built import Built
-from fedloom.rounds.measure import headline, measure, train_records, train_seconds, trained_records, validation_loss
+from fedloom.rounds.measure import headline, measure, train_records, train_seconds, trained_records
 from fedloom.rounds.messages import Message, Payload, count_down, count_up, rows_of
 from fedloom.rounds.progress import Progress
 from fedloom.rounds.refusals import unmeasured
@@ -19,7 +19,7 @@ from fedloom.rounds.worker import Executor, TrainDone, TrainJob
 from fedloom.runs.checkpoint import map_tensors
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.ledger import Ledger
-from fedloom.runs.reader import DIAGNOSTICS, described
+from fedloom.runs.reader import DIAGNOSTICS, described, validation_loss
 from fedloom.training.flat import integer_buffers
 
 
@@ -198,20 +198,23 @@ class Round:
 
 @dataclass(frozen=True)
 class Patience:
-    """Counts evaluations without improvement (DFMTL thesis, section 5; its rule replayed on its published runs).
+    """Counts evaluations without improvement (DFMTL thesis, section 6.1.3; its rule replayed on its published runs).
 
-    An improvement is score < best - min_delta, absolute. nan never improves, not even at first.
+    An improvement is score < best - min_delta, as in the thesis' release, or, with `relative`, score < best -
+    min_delta |best|, as in its Table 6.3. nan never improves, not even at first.
     """
 
     patience: int
     min_delta: float = 0.0
+    relative: bool = False
     best: float = float("inf")
     best_round: int = 0
     waited: int = 0
 
     def see(self, score: float, round: int) -> Patience:
         """The state after one more score."""
-        if score < self.best - self.min_delta:
+        known = self.relative and self.best < float("inf")
+        if score < self.best - self.min_delta * (abs(self.best) if known else 1):
             return replace(self, best=score, best_round=round, waited=0)
         return replace(self, waited=self.waited + 1)
 
@@ -224,10 +227,12 @@ class Patience:
 def _watch(built: Built, folder: RunFolder, state: State, records: list[dict[str, Any]], now: Round) -> State:
     """Early stopping: keep the best state, and stop when patience has run out."""
     config = built.recipe.early_stopping
-    score = validation_loss(built, records) if config else None
+    weights = {c.id: {name: w for name, (_, w) in c.tasks.items()} for c in built.federation.clients.values()}
+    score = validation_loss(records, weights) if config else None
     if config is None or score is None:
         return state
-    early = Patience(config.patience, config.min_delta, **(state["early"] or {})).see(score, now.number)
+    rule = Patience(config.patience, config.min_delta, config.relative, **(state["early"] or {}))
+    early = rule.see(score, now.number)
     state = {
         **state,
         "early": {"best": early.best, "best_round": early.best_round, "waited": early.waited},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -178,6 +178,12 @@ class Run:
                     found.setdefault(number, {})[client] = number_of(entry["value"])
         return found
 
+    def validation_losses(self) -> dict[int, float]:
+        """Round (from 1) -> `validation_loss`, by which early stopping judges; empty without validation data."""
+        weights = {client: about["tasks"] for client, about in self.info["clients"].items()}
+        found = {int(line["round"]): validation_loss(line["metrics"], weights) for line in self.rounds}
+        return {number: loss for number, loss in found.items() if number and loss is not None}
+
     def bytes_total(self) -> dict[str, int]:
         """{'up': bytes from clients, 'down': bytes to clients} over all rounds."""
         return {way: sum(int(entry["bytes"]) for line in self.traffic for entry in line[way]) for way in ("up", "down")}
@@ -241,6 +247,22 @@ class Run:
             if key not in best or entry["model"] == "personal":
                 best[key] = entry
         return best
+
+
+def validation_loss(entries: Iterable[Mapping[str, Any]], weights: Mapping[str, Mapping[str, float]]) -> float | None:
+    """Mean over clients of the task-weighted validation loss, personal model before global; None if not measured.
+
+    `weights` is client -> task -> weight. Clients without validation data do not count.
+    """
+    losses: dict[str, dict[str, dict[str, float]]] = {}
+    for r in entries:
+        if r["split"] == "val" and r["metric"] == "loss" and r["model"] != "trained":
+            losses.setdefault(r["client"], {}).setdefault(r["model"], {})[r["task"]] = number_of(r["value"])
+    scores = []
+    for client, by_model in losses.items():
+        chosen, own = by_model.get("personal") or by_model["global"], weights[client]
+        scores.append(sum(own[t] * v for t, v in chosen.items()) / sum(own.values()))
+    return math.fsum(scores) / len(scores) if scores else None
 
 
 def _expect(value: Any, keys: Sequence[str], file: Path, where: str = "") -> None:

@@ -19,7 +19,7 @@ from fedloom.runs.reader import Run
 from fedloom.settings.registry import Registry
 from fedloom.study.grid import Grid, cells, together
 from fedloom.study.keys import value_at
-from fedloom.study.panels import Panels, Point, line
+from fedloom.study.panels import STYLES, Panels, Point, line
 from fedloom.study.tables.compare import Estimate
 from fedloom.study.tables.results import Combination, CombinationRuns, Values, about_model, over_rounds, read
 from fedloom.study.tables.table import Column, columns_of, estimate
@@ -27,18 +27,20 @@ from fedloom.study.tables.table import Column, columns_of, estimate
 FIGURES = Registry("figure")
 """Functions (grid, folder, split, *, parameters) -> matplotlib Figure."""
 
-STYLES = ("-", "--", ":", "-.")
-"""Lines of the clients that hold the same task."""
 
+def draw(grid: Grid, folder: Path, out: Path, split: str = "test", named: str | None = None) -> None:
+    """Draw a grid's figure, or one of its `figures`, to a file; its ending (.png, .svg, .pdf) says the format.
 
-def draw(grid: Grid, folder: Path, out: Path, split: str = "test") -> None:
-    """Draw a grid's figure to a file; its ending (.png, .svg, .pdf) says the format.
-
-    Raises RecipeError for a grid without a figure, StateError where nothing has been run, UserError for a bad file.
+    Raises RecipeError for a grid without that figure, StateError where nothing has been run, UserError for a bad file.
     """
-    if grid.figure is None:
+    section = grid.figure if named is None else grid.figures.get(named)
+    if section is None and grid.figures:
+        raise RecipeError(
+            f"grid {grid.name} has no figure {named or 'without a name'!r}: name {', '.join(grid.figures)}"
+        )
+    if section is None:
         raise RecipeError(f"grid {grid.name} has no figure: 'figure' is one of {', '.join(sorted(FIGURES.entries))}")
-    made = grid.figure.entry.function(grid, folder, split, **grid.figure.params)
+    made = section.entry.function(grid, folder, split, **section.params)
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
     save_figure(made, out, dpi=150)
@@ -152,6 +154,41 @@ def hyper_weights(grid: Grid, folder: Path, split: str) -> Any:
     if not found:
         raise StateError(f"no cell of grid {grid.name} recorded hyper weights: none has the method fedhca2")
     return picture(found)
+
+
+@FIGURES.register("best-loss", source="DFMTL thesis, Figures 6.1, 6.2, 6.4, A.3 and A.4")
+def best_loss(grid: Grid, folder: Path, split: str, *, only: list[str] | None = None) -> Any:
+    """The best validation loss of each cell, the least on top, with a dot for each seed; `split` plays no part.
+
+    `only` are labels of data sets, bases and add-ons, as of `fedloom grid --only`.
+    """
+    from fedloom.study.papers.losses import bars, losses_of
+
+    return bars(losses_of(grid, folder, split, only or ()))
+
+
+@FIGURES.register("losses", source="DFMTL thesis, Figures 6.2, 6.3, A.1 and A.5")
+def losses(grid: Grid, folder: Path, split: str, *, only: list[str] | None = None, tasks: bool = False) -> Any:
+    """The validation loss over rounds, a line for each seed, and with `tasks` that of each task; `split` plays no part.
+
+    `only` is as in `best-loss`.
+    """
+    from fedloom.study.papers.losses import curves, losses_of, task_losses
+
+    found, results = losses_of(grid, folder, split, only or ()), read(grid, folder, split)[0]
+    cells = found.cells if tasks else ()
+    return curves(found, {where: {s: task_losses(run) for s, run in results[where].runs.items()} for where in cells})
+
+
+@FIGURES.register("early-stopping", source="DFMTL thesis, Table 6.9 and Figure A.2")
+def early_stopping(grid: Grid, folder: Path, split: str, *, only: list[str] | None = None) -> Any:
+    """Rounds configured, run and until the best loss, and what early stopping saved; `split` plays no part.
+
+    `only` is as in `best-loss`.
+    """
+    from fedloom.study.papers.losses import losses_of, stopping
+
+    return stopping(losses_of(grid, folder, split, only or ()))
 
 
 def _first_seeds(grid: Grid, folder: Path, split: str) -> Iterator[tuple[str, Run]]:

@@ -83,6 +83,8 @@ class Grid(Section):
     set: Changes = Field(default_factory=dict)
     """Changes to every cell, after all others."""
     figure: FigureSection | None = None
+    figures: dict[str, FigureSection] = Field(default_factory=dict)
+    """More figures by their names, which `fedloom figure --named` asks for."""
 
     @model_validator(mode="after")
     def _fits(self) -> Grid:
@@ -187,12 +189,20 @@ def summary(name: str) -> str:
 def load_grid(source: str | Path | Mapping[str, Any], changes: Sequence[str] = ()) -> Grid:
     """A checked grid from a packaged name, a file or a mapping; its recipes are read and stand in the result.
 
+    A key `like` names a packaged grid, of which it takes all keys that it does not have itself.
     `changes` are KEY=VALUE texts: those that `OWN` names, such as seeds, change the grid, others every cell's recipe.
     Raises RecipeError with all that is wrong with the grid; `recipes` checks the cells.
     """
     where, value = loader.read(source, "grid", HOME)
     if not isinstance(value, dict):
         raise RecipeError(f"{where}: {found(value)} found, expected a mapping with {', '.join(Grid.model_fields)}")
+    while "like" in value:
+        like = value.pop("like")
+        if like not in names():
+            raise RecipeError(
+                f"{where} is not a valid grid:\nlike: {like!r} is no packaged grid.{nearest(str(like), names())}"
+            )
+        value = {**loader.read(like, "grid", HOME)[1], **value}
     try:
         grid = strict(Grid, value)
         own, all_cells = _split(changes)

@@ -20,6 +20,8 @@ WIDEST = 6
 """Panels in a row, at most."""
 LETTERS = 13
 """Letters of a title per inch."""
+STYLES = ("-", "--", ":", "-.")
+"""Lines of one colour: clients that hold the same task, or seeds of a cell."""
 
 
 def line(axes: Any, points: Sequence[Point], label: str, color: str, as_bars: bool, style: str = "-") -> None:

@@ -180,8 +180,8 @@ class Edge(DenseTask):
 
     @property
     def metrics(self) -> Mapping[str, Direction]:
-        """`odsf`, if asked for, and `edge_f_plain`."""
-        plain: dict[str, Direction] = {"edge_f_plain": "max"}
+        """`odsf`, if asked for, and those of `PlainEdgeF`."""
+        plain: dict[str, Direction] = dict.fromkeys(("edge_f_plain", *PlainEdgeF.AT_HALF), "max")
         return {"odsf": "max", **plain} if self.ods else plain
 
     @property

@@ -96,6 +96,10 @@ class Terms:
         warmup = self.config.warmup
         return warmup if warmup is not None and round < warmup.until else None
 
+    def alone(self, round: int) -> bool:
+        """Whether peers exchange nothing in a round."""
+        return self.config.warmup is not None and round < self.config.warmup.alone
+
     def scope(self, round: int, adaptive: str) -> str:
         """What is exchanged in a round, "encoder" or "full"; `adaptive` is what the alignment of updates last said."""
         if (warmup := self.warmup(round)) is not None:

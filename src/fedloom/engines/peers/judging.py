@@ -43,7 +43,8 @@ _SIMILARITY: dict[str, Callable[..., Tensor]] = {
 
 def due(terms: Terms, round: int) -> bool:
     """Whether peers send signals and judge each other in a round."""
-    return terms.config.judges and (round - 1) % terms.config.similarity.every == 0
+    first = terms.config.warmup.alone if terms.config.warmup else 1
+    return terms.config.judges and round >= first and (round - first) % terms.config.similarity.every == 0
 
 
 def signals(terms: Terms, trained: Trained, state: State) -> dict[str, Tensor]:

@@ -83,6 +83,7 @@ class Peer:
     def trained(self, payload: Payload, client: State, made: float | None = None) -> Trained | None:
         """Take over what local training left, at the simulated time `made`; None where training failed."""
         if not payload.finite:
+            self._roll_back("local training")
             return None
         self.state, server = {**self.state, "client": client}, self.state["server"]
         start = self.terms.method.server.dispatch(server["model"], server["rule"][ALL])
@@ -90,8 +91,8 @@ class Peer:
 
     def publish(self, trained: Trained | None, graph: Graph) -> Published:
         """Send the signal by which others judge this peer to all who may hear it."""
-        if trained is None:
-            return Published(None, graph, {})
+        if trained is None or self.terms.alone(self.round):
+            return Published(trained, graph, {})
         now = due(self.terms, self.round)
         tensors = signals(self.terms, trained, self.state) if now else {}
         about = {"tasks": self.terms.client.shares, "due": now}
@@ -140,7 +141,24 @@ class Peer:
         mix = Mix(self.terms, federation, published.graph, trained, heard, [name for name in heard if asked[name]])
         self.state, about = mix.into(self.state, self.env)
         self.env.record("peer", {"peer": self.name, **about, **self._also(heard)})
+        self._keep()
         return {name: was_chosen for name, was_chosen in asked.items() if name not in heard}
+
+    def _keep(self) -> None:
+        """Keep the model for a later rollback, or go back to the kept one where the mix is not finite."""
+        every, server = self.terms.config.rollback, self.state["server"]
+        if every is None:
+            return
+        if not bool(server["model"].isfinite().all()):
+            self._roll_back("the mix")
+        elif self.round % every == 0:
+            self.state = {**self.state, "kept": server}
+
+    def _roll_back(self, what: str) -> None:
+        """Go back to the kept model, if there is one."""
+        if kept := self.state.get("kept"):
+            self.state = {**self.state, "server": kept}
+            self.env.log("rolled back", {"peer": self.name, "why": f"{what} gave nan or inf"})
 
     def _ask(self, trained: Trained, names: Sequence[str]) -> None:
         scope = self.terms.scope(self.round, self.state["scope"])

@@ -1,0 +1,91 @@
+"""The packaged recipes and grids of the DFMTL thesis: the text by default, the release by name, odsF for edges."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from fedloom.recipes import Recipe, load, names
+from fedloom.study import grid as grids
+from fedloom.study.grid import Cell, load_grid, recipes, select
+
+RECIPES = [name for name in names() if name.startswith("thesis/")]
+GRIDS = [name for name in grids.names() if name.startswith("thesis/")]
+TEXT = [name for name in RECIPES if name.startswith(("thesis/nyud-", "thesis/pascal-")) and not name.endswith("-mini")]
+
+
+@cache
+def cells(name: str) -> dict[Cell, Recipe]:
+    return recipes(load_grid(name, ["seeds=[0]"]))
+
+
+def has_edges(recipe: Recipe) -> bool:
+    return recipe.data.name in ("nyud", "pascal-context") and "edge" in recipe.data.params["tasks"]
+
+
+def test_edges_of_files_are_measured_by_odsf_in_every_recipe_and_cell() -> None:
+    every = {name: load(name) for name in RECIPES}
+    every |= {f"{name}: {cell}": recipe for name in GRIDS for cell, recipe in cells(name).items()}
+    asked = {where: recipe.tasks["edge"].get("ods") for where, recipe in every.items() if has_edges(recipe)}
+    assert len(asked) == 8 + 2 * 15  # the recipes of PASCAL-Context, the cells of dense and dense-release
+    assert set(asked.values()) == {True}
+
+
+@pytest.mark.parametrize("name", TEXT)
+def test_recipes_are_those_of_the_text(name: str) -> None:
+    recipe = load(name)
+    model, data, stopping = recipe.model.params, recipe.data.params, recipe.early_stopping
+    assert (model["architecture"], model["decoder"]) == ("resnet18", "transposed")
+    if recipe.data.name == "nyud-labeled":
+        assert (data["size"], data["classes"]) == ((256, 256), 13)
+    else:
+        assert (data["size"], data["classes"], data["parts"]) == ((512, 512), 59, 15)
+    assert stopping is not None
+    assert stopping.relative
+    assert (stopping.patience, stopping.min_delta) in [(8, 0.003), (10, 0.002)]
+    assert (recipe.training.rounds, recipe.training.epochs, recipe.training.optimizer.name) == (50, 5, "adam")
+
+
+def test_the_release_is_a_variant() -> None:
+    for cell, recipe in cells("thesis/dense-release").items():
+        model, stopping = recipe.model.params, recipe.early_stopping
+        assert (model["architecture"], model["decoder"]) == ("resnet50", "thesis")
+        assert recipe.data.params["size"] == ((288, 384) if cell.data == "NYU v2" else (512, 512))
+        assert recipe.data.params.get("parts", 6) == 6
+        assert stopping is not None
+        assert not stopping.relative
+        if cell.base in ("A1", "A2", "B1", "B4", "C1", "C2"):
+            assert recipe.peers is not None
+            assert not recipe.peers.weights.include_self
+    assert cells("thesis/dense-release").keys() == cells("thesis/dense").keys()
+    for release, text in (("thesis/cifar-release", "thesis/cifar"), ("thesis/cifar-mini-release", "thesis/cifar-mini")):
+        for cell, recipe in cells(release).items():
+            now = recipe.training
+            assert (now.epochs, now.optimizer.name, now.optimizer.lr) == (3, "sgd", 0.01)
+            now = cells(text)[cell].training
+            assert (now.epochs, now.optimizer.name, now.optimizer.lr) == (5, "adam", 0.001)
+
+
+def test_phases_are_as_long_as_in_the_text() -> None:
+    found = {}
+    for cell, recipe in cells("thesis/phases").items():
+        assert recipe.peers is not None
+        warmup = recipe.peers.warmup
+        found[cell.addon] = warmup and (warmup.alone - 1, warmup.until - warmup.alone, recipe.peers.rollback)
+    assert found["-"] is None
+    phases = {"two phases": (10, 0, None), "three phases": (5, 5, None), "four phases": (5, 5, 5)}
+    assert {name: found[name] for name in phases} == phases
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_figures_choose_labels_that_the_grid_has(name: str) -> None:
+    grid = load_grid(name)
+    for section in grid.figures.values():
+        assert select(grid, section.params.get("only") or ())
+
+
+def test_the_figures_of_chapter_6_have_names() -> None:
+    for name in ("thesis/dense", "thesis/dense-scenes", "thesis/dense-release"):
+        wanted = {"6.1", "6.2, runs", "6.2, B1", "6.3", "6.4", "A.1", "A.2", "A.3", "A.4", "A.5"}
+        assert load_grid(name).figures.keys() == wanted
