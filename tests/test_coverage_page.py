@@ -27,9 +27,7 @@ NUMBERED = {
     "FedHCA2": {"Table": range(1, 9), "Figure": range(1, 6), "eq.": range(1, 49), "Algorithm": range(1, 3)},
     "DFMTL": {
         "Table": [f"{c}.{n}" for c, last in ((2, 2), (3, 1), (4, 1), (5, 4), (6, 18)) for n in range(1, last + 1)],
-        "Figure": [
-            f"{c}.{n}" for c, last in (("2", 2), ("4", 6), ("6", 4), ("A", 5)) for n in range(1, last + 1)
-        ],
+        "Figure": [f"{c}.{n}" for c, last in (("2", 2), ("4", 6), ("6", 4), ("A", 5)) for n in range(1, last + 1)],
         "eq.": [f"{c}.{n}" for c, last in ((2, 5), (4, 20), (5, 1), (6, 3)) for n in range(1, last + 1)],
         "Algorithm": range(1, 4),
     },
@@ -42,7 +40,9 @@ def rows() -> list[tuple[str, dict[str, str]]]:
     found, document, header = [], "", False
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         if line.startswith("## "):
-            document = line[3:].split(" ")[0].rstrip(",:")
+            document = line[3:].split(" ")[0]
+        if not document:
+            continue
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
         if not line.startswith("|") or set("".join(cells)) <= set("-"):
             header = False
@@ -65,7 +65,7 @@ def packaged() -> set[str]:
 
 
 @cache
-def tests_of(file: str) -> frozenset[str]:
+def functions(file: str) -> frozenset[str]:
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
     return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef))
 
@@ -107,7 +107,7 @@ def test_tests_that_it_names_exist() -> None:
     assert len(named) > 100
     for text in named:
         file, _, name = text.partition("::")
-        assert name in tests_of(file), text
+        assert name in functions(file), text
 
 
 def test_commands_that_it_names_exist() -> None:
