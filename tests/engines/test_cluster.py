@@ -45,6 +45,7 @@ EXACT: Mapping[str, tuple[str, ...]] = {
     "scaffold": (*HARD, "method=scaffold"),
     "personal": (*HARD, "method=fedhca2"),
     "tasks": (*HARD, "method=matu"),
+    "by task": (*HARD, "method={name: fedprox, add: {by-task: }}"),
     "told": (*HARD, "method=fedamp"),
     "norm": (*HARD, *NORM, "method.buffers=pooled"),
     "codec": (*HARD, "method={name: fedprox, add: {feddea: {rho: 0.5}, heal: }}", "method.codec=sparse"),

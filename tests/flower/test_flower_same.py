@@ -33,6 +33,7 @@ CASES = [
     "method={name: fedprox, add: {feddea: {rho: 0.5, keep: random}}, codec: sparse}",
     "method={name: fedproto}",
     "method={name: matu, heads: local}",
+    "method={name: fedper, add: {by-task: }}",
     "method={name: fedrep}",
 ]
 

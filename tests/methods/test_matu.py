@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -180,6 +181,45 @@ def test_unrelated_parts_are_refused() -> None:
         build(load_recipe("method=matu", "evaluation.models=[trained]"))
     with pytest.raises(fedloom.errors.RecipeError, match="stacked"):
         build(load_recipe("method=matu", "training.stacked=true"))
+
+
+# Task vectors of the product of low-rank factors
+
+LORA = "model={name: tiny-vit, width: 16, depth: 1, num_heads: 2, lora: {rank: 2}}"
+LOW_RANK = pytest.mark.skipif(None in (find_spec("peft"), find_spec("timm")), reason="peft or timm is not installed")
+
+
+@LOW_RANK
+def test_task_vectors_of_the_product_of_factors() -> None:
+    few = ("training.epochs=null", "training.steps=2", "training.keep_optimizer=false")
+    one = "partition={name: task-dirichlet, clients: 4, alpha_tasks: 0}"
+    built = build(load_recipe("method={name: matu, delta_w: true, cross: none}", LORA, one, *few))
+    shared = built.method.shared_part(built.layout)
+    weights = [b for b in shared.blocks if b.task is None]
+    assert {b.name.rsplit(".", 2)[1] for b in weights} == {"base_layer"}
+    first, vectors = rounds(built, 1)["tasks"], rounds(built, 2)["tasks"]
+    for task, vector in first.items():
+        (_,) = [client for client in built.federation.clients.values() if task in client.tasks]
+        for block in weights:
+            values = torch.linalg.svdvals(shared.take(vector, shared.select(name=block.name)).view(block.shape))
+            assert values[1] > 100 * values[2]  # one client's update has the rank of the factors
+        assert not torch.allclose(vectors[task], vector, atol=1e-4)
+    for task, vector in rounds(built, 2, forget=True)["tasks"].items():
+        assert torch.equal(vector, vectors[task])  # clients keep nothing that matters
+
+
+@LOW_RANK
+@pytest.mark.parametrize("heads", ["shared", "local", "frozen"])
+def test_the_product_of_factors_through_a_run(quick: Quick, heads: str) -> None:
+    result = quick(LORA, f"method={{name: matu, delta_w: true, heads: {heads}}}", "training.rounds=2")
+    assert {r["model"] for line in result.run.rounds for r in line["metrics"]} == {"personal"}
+    for tensors in trained_models(result.folder).values():
+        assert not any(bool(v.any()) for name, v in tensors.items() if "lora_B" in name)
+
+
+def test_the_product_of_factors_needs_factors() -> None:
+    with pytest.raises(fedloom.errors.RecipeError, match=r"model\.lora: null found, expected low-rank factors"):
+        build(load_recipe("method={name: matu, delta_w: true}", "model=mlp"))
 
 
 # Its rivals, which send an update for each task

@@ -19,11 +19,11 @@ from fedloom.engines.api import plan
 from fedloom.errors import RecipeError, StateError
 from fedloom.methods import METHODS
 from fedloom.models import ENCODERS, build_model
-from fedloom.models.lora import Lora, add_lora
+from fedloom.models.lora import Lora, adapted_layers, add_lora, factors
 from fedloom.recipes import dump, load, recipe_hash
 from fedloom.rounds.build import build
 from fedloom.tasks import Classification
-from fedloom.training import FlatModel
+from fedloom.training import FlatModel, MergeFactors, View
 from tests_support import assert_same, load_recipe, stopped_after
 
 pytestmark = pytest.mark.skipif(None in (find_spec("peft"), find_spec("timm")), reason="peft or timm is not installed")
@@ -48,6 +48,27 @@ def test_lora_of_rank_16_in_vit_b_32():
         add_lora(encoder, Lora())
     assert size(encoder, True) == 12 * 16 * (3072 + 1536 + 3840 + 3840) == 2_359_296
     assert size(encoder, False) == 87_455_232
+
+
+def test_merging_factors_leaves_the_outputs_as_they_are():
+    adapted = model(Lora(rank=2, alpha=6))
+    rule, view = MergeFactors(), View(*[torch.zeros(0)] * 3, (), module=adapted)
+    state = rule.begin(view, {})
+    layers = adapted_layers(adapted)
+    before = [layer.base_layer.weight.clone() for layer in layers]
+    start = [[x.detach().clone() for x in factors(layer)] for layer in layers]
+    trained = [[torch.randn_like(x) for x in factors(layer)] for layer in layers]
+    for layer, values in zip(layers, trained, strict=True):
+        for x, value in zip(factors(layer), values, strict=True):
+            x.data.copy_(value)
+    x = torch.randn(3, 1, 16, 16)
+    outputs = adapted(x)
+    rule.finish(view, state)
+    for task, y in adapted(x).items():
+        torch.testing.assert_close(y, outputs[task], atol=1e-4, rtol=1e-4)
+    for layer, weight, (A, B), first in zip(layers, before, trained, start, strict=True):
+        torch.testing.assert_close(layer.base_layer.weight - weight, 3 * B @ A)  # alpha / rank = 3
+        assert all(torch.equal(x, y) for x, y in zip(factors(layer), first, strict=True))
 
 
 def test_nothing_changes_at_first_and_heads_are_those_without():

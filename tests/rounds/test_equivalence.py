@@ -36,6 +36,7 @@ POOL_CASES = [
     "method={name: fedprox, add: {feddea: {rho: 0.5, keep: random}}, codec: sparse}",
     "method={name: fedopt, optimizer: yogi, weights: uniform, add: {heal: {zeros: none}, activated-dimensions: }}",
     "method={name: matu, heads: local}",
+    "method={name: fedper, add: {by-task: }}",
     "method={name: fedavg, add: {feature-modules: {scope: local}}}",
 ]
 MODULES = ("", "feddea: {rho: 0.3}", "pcgrad: ", "heal: {weights: multiply}")

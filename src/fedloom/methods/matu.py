@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedloom import stages
+from fedloom import stages, training
 from fedloom.methods import registry as m
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -24,6 +25,7 @@ def matu(
     cross: Literal["similar", "uniform", "none"] = "similar",
     source: Literal["masked", "unified", "reconstructed"] = "masked",
     heads: Literal["shared", "local", "frozen"] = "shared",
+    delta_w: bool = False,
 ) -> m.Method:
     """A client trains each of its tasks alone and sends one unified vector with a mask and a scale for each task.
 
@@ -55,6 +57,11 @@ def matu(
     (weighted mean), `local`, or `frozen` at their initial values. For the paper's setting let the model have `lora`;
     without it, task vectors cover all parameters of the encoder. Models with running statistics are refused.
 
+    With `lora` the paper does not say what tau is of: here it is of the factors A and B, the "adapter" that is sent.
+    With `delta_w` it is of their product: local training adds B A to the frozen weight W and begins again from the
+    initial factors in every round; W - W_0 is tau. Of the factors, sgn(A) and sgn(B) are compared one by one, although
+    (-B)(-A) is the same adapter; of the product they are not, but as many values are sent as the weights have.
+
     On the wire: 32 d bits, and d + 32 for each task (d rounded up to whole bytes), each way; heads beside it.
     `method.codec: raw` sends every task vector by itself.
 
@@ -64,14 +71,20 @@ def matu(
     Couples tasks by design: task vectors of similar tasks are combined.
     """
     from fedloom.codecs import Unified
-    from fedloom.core.layout import ALL_BUT_ENCODER
+    from fedloom.core.layout import Select
+    from fedloom.models.changes import FreeAdaptedWeights
     from fedloom.training.phases import Phase
 
-    return m.Method(
+    # what is aggregated of the encoder, and what local training changes in it
+    tau, trained = Select(role="encoder"), Select(role="encoder")
+    if delta_w:
+        tau, trained = Select(name="*.base_layer.weight"), Select(role="adapter")
+    method = m.Method(
         name="matu",
         codec=Unified(),
         stage=stages.TaskVectors(rho, kappa, epsilon, combine, cross, source),
-        private=ALL_BUT_ENCODER if heads == "local" else None,
-        phases=(Phase("encoder"),) if heads == "frozen" else (),
+        private=Select(exclude=tau) if heads == "local" else trained if delta_w else None,
+        phases=(Phase(trained),) if heads == "frozen" else (Phase(Select(exclude=tau)),) if delta_w else (),
         rows="client-task",
     )
+    return replace(method, model=(FreeAdaptedWeights(),), local=(training.MergeFactors(),)) if delta_w else method

@@ -9,7 +9,9 @@ from typing import Protocol
 import torch
 
 from fedloom.core.context import derive_seed
+from fedloom.errors import RecipeError
 from fedloom.models.linearised import Linearised
+from fedloom.models.lora import adapted_layers
 from fedloom.models.multitask import MultiTask
 
 
@@ -25,6 +27,18 @@ class Linearise:
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
         model.encoder = Linearised(model.encoder)
+
+
+@dataclass(frozen=True)
+class FreeAdaptedWeights:
+    """Weights with low-rank factors beside them become parameters of the model, so that the factors can be merged."""
+
+    def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
+        layers = adapted_layers(model.encoder)
+        if not layers:
+            raise RecipeError("model.lora: null found, expected low-rank factors: delta_w is about their product")
+        for layer in layers:
+            layer.base_layer.weight.requires_grad_(True)
 
 
 def changed(model: MultiTask, changes: Sequence[ModelChange], shape: tuple[int, ...], seed: int) -> MultiTask:

@@ -6,7 +6,7 @@ W x becomes W x + (alpha / rank) B A x, with A and B trained and W frozen. B beg
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, field_validator
 
@@ -15,6 +15,8 @@ from fedloom.extras import need
 from fedloom.settings.section import Count, Positive, Section
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from fedloom.models.nets import Encoder
 
 
@@ -57,3 +59,13 @@ def add_lora(encoder: Encoder, lora: Lora) -> None:
     alpha = lora.rank if lora.alpha is None else lora.alpha
     config = peft.LoraConfig(r=lora.rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=sorted(chosen))
     peft.inject_adapter_in_model(config, encoder)
+
+
+def adapted_layers(module: nn.Module) -> list[Any]:
+    """The layers with factors beside them, in order: peft's, with `base_layer` and `get_delta_weight`."""
+    return [layer for layer in module.modules() if hasattr(layer, "lora_A") and hasattr(layer, "base_layer")]
+
+
+def factors(layer: Any) -> tuple[nn.Parameter, nn.Parameter]:
+    """A (rank x inputs) and B (outputs x rank) of such a layer."""
+    return layer.lora_A["default"].weight, layer.lora_B["default"].weight
