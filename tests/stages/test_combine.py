@@ -17,6 +17,7 @@ from fedloom.stages import (
     GroupBy,
     Identity,
     Mean,
+    PartlyShared,
     PerTask,
     Scope,
     Split,
@@ -227,3 +228,9 @@ def test_traits_are_sets_of_names_in_one_value() -> None:
     with pytest.raises(TypeError, match=r"Old: kind, reads must be in one value, traits = Traits\(...\)"):
         type("Old", (Stage,), {"kind": "mix", "reads": frozenset({"X"})})
     assert Chain(()).traits == Traits(reads=frozenset(), writes=frozenset(), separable=True)
+
+
+@pytest.mark.parametrize(("shared", "own"), [(Identity(), Identity()), (Mean(), Mean()), (Identity(), Mean())])
+def test_one_update_for_all_needs_a_stage_that_leaves_one_row_and_one_that_keeps_all(shared: Stage, own: Stage) -> None:
+    with pytest.raises(ValueError, match="expected a stage that leaves one row and one that keeps all"):
+        PartlyShared("encoder", shared, own)
