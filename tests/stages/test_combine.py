@@ -139,6 +139,10 @@ def test_group_by_keeps_groups_and_their_state_apart() -> None:
     assert state["y"]["0"] == {"rounds": 1}
     with pytest.raises(ValueError, match="no extra 'domain'"):
         run(stage)
+    with pytest.raises(ValueError, match="beside the updates; there: none"):
+        GroupBy("domain", Mean()).on(torch.eye(2))
+    with pytest.raises(ValueError, match="beside the updates; there: age, size"):
+        GroupBy("domain", Mean()).on(torch.eye(2), age=[1, 2], size=[3, 4])
 
 
 def test_switch_changes_at_the_round_and_only_touches_the_active_state() -> None:
