@@ -247,6 +247,7 @@ def test_nonsense_is_refused() -> None:
         {"ridge": -1.0},
         {"ema": 1.0},
         {"bounds": (0.5, 0.2)},
+        {"bounds": (0.5, 0.5)},
         {"nonfinite": "zero"},
         {"normalise": "unit"},
     ):
