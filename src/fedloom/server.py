@@ -101,9 +101,9 @@ class Adaptive(ServerRule):
             raise ValueError(f"kind: expected adam, yogi or adagrad, found {self.kind!r}")
         _share("b1", self.b1)
         _share("b2", self.b2)
-        if self.eps <= 0:
+        if not self.eps > 0:
             raise ValueError(f"eps: expected a number above 0, found {self.eps}")
-        if self.v0 is not None and self.v0 < 0:
+        if self.v0 is not None and not self.v0 >= 0:
             raise ValueError(f"v0: expected a number of at least 0, found {self.v0}")
 
     def init(self, model: Tensor) -> State:

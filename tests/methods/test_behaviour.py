@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 from typing import Any
@@ -293,6 +294,14 @@ def test_fedamp_weights_stay_convex() -> None:
     xi = attention(torch.zeros(5, 3), 1.0, 1.0)
     assert bool((xi >= 0).all())
     torch.testing.assert_close(xi.sum(1), torch.ones(5).double())
+
+
+def test_fedamp_of_two_models_by_their_only_distance() -> None:
+    """The median is the one distance that there is, so xi = alpha exp(-1 / sigma) / sigma however far they are."""
+    for far in (0.1, 3.0, 1e4):
+        xi = attention(torch.tensor([[0.0, 0], [far, 0]]), 0.5, 2.0, "median")
+        assert xi[0].tolist() == pytest.approx([1 - 0.25 * math.exp(-0.5), 0.25 * math.exp(-0.5)])
+    assert attention(torch.ones(1, 3), 1.0, 1.0, "median").tolist() == [[1.0]]
 
 
 def test_mocha_golden_values() -> None:

@@ -8,11 +8,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from fedloom import methods, server, stages, training
 from fedloom.methods import ADDONS, METHODS, Method
 from fedloom.peers import Safeguards, Sketch
+from fedloom.peers.config import AdaptiveScope, GroupsSection, SafeguardsSection, Weights
 from fedloom.stages import Identity, Mean
+from fedloom.training import Optimizer, Schedule, Training
 from fedloom.training.inter_cluster import InterCluster
 
 LITTLE = 1e-9
@@ -107,7 +110,7 @@ def test_every_range_ends_where_it_says(
     good, bad = values
     for value in good:
         make(**given, **{name: value})
-    for value in bad:
+    for value in [*bad, *([math.nan] if any(isinstance(v, float) for v in bad) else [])]:
         with pytest.raises(ValueError, match=name.rstrip("s")):
             make(**given, **{name: value})
 
@@ -147,3 +150,11 @@ def test_the_defaults_of_a_method_are_those_of_its_stages(name: str) -> None:
             if isinstance(field.default, int | float | str) and getattr(part, field.name) != field.default
         }
         assert other == OTHERWISE.get((name, type(part).__name__), set()), part
+
+
+@pytest.mark.parametrize(
+    "section", [Training, Optimizer, Schedule, SafeguardsSection, Weights, AdaptiveScope, GroupsSection]
+)
+def test_defaults_lie_in_their_own_ranges(section: type[BaseModel]) -> None:
+    """Pydantic checks what is given, not what is left out."""
+    assert section.model_validate(section().model_dump()) == section()

@@ -2,9 +2,8 @@
 
 First every test file runs once on the source as it is, under coverage, to learn which test runs which line and how long
 it takes (kept in build/mutants until the source or the test changes). Then each change of a seeded sample is made in a
-copy of the repository, and the tests that run the changed line are run, first those of the file that is named like the
-source, then the quickest, until one fails. What no test notices has survived. Survivors that change nothing are named
-in equivalent.yaml, with the reason.
+copy of the repository, and the tests that run the changed line are run, the quickest first, until one fails. What no
+test notices has survived. Survivors that change nothing are named in equivalent.yaml, with the reason.
 
 Own code, because mutmut leaves out decorated functions, class bodies and so all defaults, and cosmic-ray changes the
 tree itself and knows one test command for all files.
@@ -53,6 +52,7 @@ SOURCES = (
 TESTS = (
     *("stages", "training", "peers", "tasks", "core", "methods", "test_codecs.py", "test_server.py"),
     *("test_taskvectors.py", "rounds/test_parts.py", "rounds/test_diagnostics.py", "rounds/test_stacked.py"),
+    "rounds/test_showing.py",
     *("rounds/test_task_options.py", "rounds/test_epochs_by_domain.py", "engines/test_peers.py"),
     *("engines/test_peers_groups.py", "engines/test_peers_methods.py", "engines/test_gossip.py"),
 )
@@ -77,15 +77,14 @@ class Known:
     def tests(self, change: Change, budget: float) -> list[str]:
         """The tests that run what is changed, then what is around it, of at most `budget` seconds together.
 
-        First those of the test file that is named like the source, then the quickest. Around it, because what is kept
-        for later (a cache, a fixture) runs in the first test that needs it alone.
+        The quickest first. Around it, because what is kept for later (a cache, a fixture) runs in the first test that
+        needs it alone.
         """
         lines = self.lines.get(change.path, {})
-        found: dict[str, tuple[Any, ...]] = {}
+        found: dict[str, tuple[int, float, str]] = {}
         for i, (first, last) in enumerate(change.places):
             for test in {test for line in range(first, last + 1) for test in lines.get(line, ())}:
-                elsewhere = Path(change.path).stem not in Path(test.partition("::")[0]).stem
-                found.setdefault(test, (i, elsewhere, self.seconds[test], test))
+                found.setdefault(test, (i, self.seconds[test], test))
         chosen, total = [], 0.0
         for test in sorted(found, key=found.__getitem__):
             total += self.seconds[test]

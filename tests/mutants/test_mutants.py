@@ -122,7 +122,7 @@ def test_a_small_package(tmp_path: Path) -> None:
     code, said = run()
     assert "7 changes: 4 noticed, 1 named as changing nothing, 2 survived (28.6%; at most 5% may)" in said
     assert "-    if x < 0:\n+    if x < 1:\n  tests that ran: 1 of tests/tasks/test_rate.py" in said
-    assert "-    return 1\n+    return 2\n  tests that ran: none: no test runs the line" in said
+    assert "-    return 1\n+    return 2\n  tests that ran: 1 of tests/tasks/test_rate.py" in said
     assert "again: make mutants ARGS='--only src/fedloom/tasks/rate.py:8'" in said
     assert code == 1
     assert (tmp_path / "src/fedloom/tasks/rate.py").read_text() == PACKAGE["src/fedloom/tasks/rate.py"]

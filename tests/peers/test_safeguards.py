@@ -230,6 +230,8 @@ def test_alone_and_in_silence(add_own: bool) -> None:
     zero = conflict_averse_mix("a", rows([0.0, 0.0], [0.0, 0.0]), add_own=add_own)
     assert zero.update.tolist() == [0, 0]
     assert zero.weights == pytest.approx({"a": 0.5, "b": 0.5})
+    # Nothing has a direction, so what is left of U is the plain mean, divided by 1 + c^2.
+    assert zero.coefficients == pytest.approx({"a": 0.5 / 1.16 + add_own, "b": 0.5 / 1.16})
 
 
 def test_the_order_of_messages_does_not_matter() -> None:
@@ -249,6 +251,7 @@ def test_nonsense_is_refused() -> None:
         {"ridge": -1.0},
         {"ema": 1.0},
         {"bounds": (0.5, 0.2)},
+        {"bounds": (0.5, 0.5)},
         {"nonfinite": "zero"},
         {"normalise": "unit"},
     ):

@@ -18,6 +18,7 @@ from fedloom.stages import (
     GroupBy,
     Identity,
     Mean,
+    PartlyShared,
     PerTask,
     Scope,
     Split,
@@ -140,6 +141,10 @@ def test_group_by_keeps_groups_and_their_state_apart() -> None:
     assert state["y"]["0"] == {"rounds": 1}
     with pytest.raises(ValueError, match="no extra 'domain'"):
         run(stage)
+    with pytest.raises(ValueError, match="beside the updates; there: none"):
+        GroupBy("domain", Mean()).on(torch.eye(2))
+    with pytest.raises(ValueError, match="beside the updates; there: age, size"):
+        GroupBy("domain", Mean()).on(torch.eye(2), age=[1, 2], size=[3, 4])
 
 
 def test_switch_changes_at_the_round_and_only_touches_the_active_state() -> None:
@@ -271,3 +276,9 @@ def test_traits_are_sets_of_names_in_one_value() -> None:
     with pytest.raises(TypeError, match=r"Old: kind, reads must be in one value, traits = Traits\(...\)"):
         type("Old", (Stage,), {"kind": "mix", "reads": frozenset({"X"})})
     assert Chain(()).traits == Traits(reads=frozenset(), writes=frozenset(), separable=True, presence="block")
+
+
+@pytest.mark.parametrize(("shared", "own"), [(Identity(), Identity()), (Mean(), Mean()), (Identity(), Mean())])
+def test_one_update_for_all_needs_a_stage_that_leaves_one_row_and_one_that_keeps_all(shared: Stage, own: Stage) -> None:
+    with pytest.raises(ValueError, match="expected a stage that leaves one row and one that keeps all"):
+        PartlyShared("encoder", shared, own)

@@ -120,6 +120,9 @@ def test_the_head_is_that_of_the_papers():
         *((40, 24, 1, 1), (40,)),
     ]
     assert Depth("d").head(2)(torch.zeros(1, 2, 1, 1)).shape == (1, 1, 4, 4)
+    for features, half, quarter in ((1, 1, 1), (2, 1, 1), (5, 2, 1), (8, 4, 2), (11, 5, 2)):
+        kernels = [tuple(v.shape) for v in Depth("d").head(features).parameters() if v.ndim == 4]
+        assert kernels == [(features, half, 2, 2), (half, quarter, 2, 2), (1, quarter, 1, 1)]
 
 
 @pytest.mark.parametrize(

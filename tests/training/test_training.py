@@ -19,6 +19,7 @@ from fedloom.tasks.classification import Classification
 from fedloom.training import FlatModel, LocalRule, Optimizer, Proximal, Schedule, Training, View
 from fedloom.training.loop import Additions, Work, batches, passes, train
 from fedloom.training.optim import build, export_state, import_state, rate
+from fedloom.training.personal import Anchor
 from fedloom.training.stacked import Stackable, group, refuse, train_stacked
 from quadratics import Point, Valley
 
@@ -161,6 +162,14 @@ def test_a_last_batch_of_one_is_left_out_under_batch_norm_only() -> None:
     assert (with_norm.steps, with_norm.examples) == (1, 19)
     assert (without.steps, without.examples) == (2, 20)
     assert [len(b) for _, b in batches(torch.arange(1), Training(batch_size=1, steps=3), Ctx(), "c", True)] == [1] * 3
+
+
+@pytest.mark.parametrize("mu", [0.0, 0.5, 1.0, 2.0])
+def test_an_anchor_draws_with_mu_times_the_distance_in_shared_columns(mu: float) -> None:
+    params, anchor, grad = torch.tensor([3.0, 1, 5]), torch.tensor([1.0, 2, 0]), torch.tensor([0.5, 0.5, 0.5])
+    view = View(params, grad, torch.zeros(3), (slice(0, 2),), broadcast={"anchor": anchor})
+    Anchor(mu).grad(view, {})
+    assert grad.tolist() == [0.5 + 2 * mu, 0.5 - mu, 0.5]
 
 
 def test_passes_counts_the_batches() -> None:

@@ -94,7 +94,7 @@ def inter_cluster_penalty(model: Tensor, others: Tensor, weights: Tensor | None 
     """
     import torch
 
-    if mu < 0:
+    if not mu >= 0:
         raise ValueError(f"mu: expected a number >= 0, found {mu}")
     if not len(others):
         return model.new_zeros(())

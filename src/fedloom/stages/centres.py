@@ -50,7 +50,7 @@ def _check(count: int, first: str, noise: float) -> None:
         raise ValueError(f"count: expected at least 1, found {count}")
     if first not in ("groups", "noise"):
         raise ValueError(f"first: expected 'groups' or 'noise', found {first!r}")
-    if noise < 0:
+    if not noise >= 0:
         raise ValueError(f"noise: expected a number of at least 0, found {noise}")
 
 

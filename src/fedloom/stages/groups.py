@@ -29,7 +29,7 @@ class TaskLeaders(Stage):
     traits = Traits("matrix", reads={"X", "base", "extra:tasks"}, presence="coupled")
 
     def __post_init__(self) -> None:
-        if not 0 <= self.c < 1 or self.alpha < 0:
+        if not 0 <= self.c < 1 or not self.alpha >= 0:
             raise ValueError(f"{self!r}: expected 0 <= c < 1 and alpha >= 0")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:

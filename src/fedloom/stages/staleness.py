@@ -23,7 +23,7 @@ class Staleness(Stage):
     traits = Traits(reads={"weight", "extra:staleness"}, writes={"weight"}, presence="block")
 
     def __post_init__(self) -> None:
-        if self.a < 0:
+        if not self.a >= 0:
             raise ValueError(f"Staleness: expected a >= 0, found {self.a}")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:

@@ -20,7 +20,7 @@ class InterCluster(LocalRule):
     needs = frozenset({"broadcast:others", "broadcast:pull"})
 
     def __post_init__(self) -> None:
-        if self.mu < 0:
+        if not self.mu >= 0:
             raise ValueError(f"mu: expected a number of at least 0, found {self.mu}")
 
     def grad(self, view: View, state: State) -> None:

@@ -127,7 +127,7 @@ class Proximal(LocalRule):
     stackable = True
 
     def __post_init__(self) -> None:
-        if self.mu < 0:
+        if not self.mu >= 0:
             raise ValueError(f"mu: expected a number of at least 0, found {self.mu}")
 
     def grad(self, view: View, state: State) -> None:
