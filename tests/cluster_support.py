@@ -21,7 +21,8 @@ def start(out: Path, cases: Cases, ranks: int) -> None:
     (out / "cases.json").write_text(json.dumps([[name, list(changes)] for name, changes in cases.items()]))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     here = Path(__file__)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(here.parent)}
+    paths = [str(here.parent), *filter(None, [os.environ.get("PYTHONPATH")])]  # the latter where a worktree is tested
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run([*command, str(here), str(out)], env=environment, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr[-4000:]
 
