@@ -20,6 +20,12 @@ from fedloom.recipes.schema import Recipe
 QUICK = ("training.rounds=2", "training.steps=2", "training.epochs=null")
 
 
+def named(name: str) -> str:
+    """The keys of a method that also runs where clients have heads of their own tasks only (`model.heads=own`)."""
+    # what nobody trained is not compared
+    return f"name: {name}, share: encoder" if name in ("fedamp", "fedmtl") else f"name: {name}"
+
+
 def load_recipe(*changes: str, recipe: str = "digits-tasks") -> Recipe:
     """The main recipe, cut down to a few steps, with changes."""
     return load(recipe, (*QUICK, *changes))

@@ -23,7 +23,7 @@ from fedloom.engines.cluster.member import deal, longest
 from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.methods import METHODS
 from fedloom.recipes.schema import recipe_hash
-from tests_support import QUICK, assert_same, load_recipe, outcome
+from tests_support import QUICK, assert_same, load_recipe, named, outcome
 
 Quick = Callable[..., Result]
 
@@ -46,7 +46,7 @@ EXACT: Mapping[str, tuple[str, ...]] = {
     "personal": (*HARD, "method=fedhca2"),
     "tasks": (*HARD, "method=matu"),
     "by task": (*HARD, "method={name: fedprox, add: {by-task: }}"),
-    "told": (*HARD, "method=fedamp"),
+    "told": (*HARD, "method={name: fedamp, share: encoder}"),
     "norm": (*HARD, *NORM, "method.buffers=pooled"),
     "codec": (*HARD, "method={name: fedprox, add: {feddea: {rho: 0.5}, heal: }}", "method.codec=sparse"),
     "nothing-shared": (*HARD, "method=local"),
@@ -60,7 +60,7 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "dual": (*HARD, "method=feddyn"),
     "history": (*HARD, "method=fedbone"),
     "personal": (*HARD, "method=matfl"),
-    "told": (*HARD, "method=fedamp"),
+    "told": (*HARD, "method={name: fedamp, share: encoder}"),
     "hyper": (*HARD, "method=fedhca2", "method.decoder=mean"),
     "clusters": (*HARD, "method=cfl", "method.start=1", "method.eps1=9", "method.eps2=0", "training.participation=1"),
     "pcgrad": (*HARD, "method={name: fedavg, add: {pcgrad: }}"),
@@ -176,7 +176,7 @@ def test_a_whole_checkpoint_is_that_of_one_process(two: Path) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_every_method_and_every_way(tmp_path: Path, ranks: int) -> None:
-    every = {f"method-{name}": (*HARD, f"method={name}") for name in METHODS.entries}
+    every = {f"method-{name}": (*HARD, f"method={{{named(name)}}}") for name in METHODS.entries}
     run_all(tmp_path, both({**EXACT, **every}, {**SHARED, **every}), ranks)
     for name in (*EXACT, *every):
         assert_same(tmp_path / "one" / name, tmp_path / str(ranks) / name)

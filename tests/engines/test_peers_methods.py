@@ -14,6 +14,7 @@ from fedloom.methods import METHODS
 from fedloom.runs.checkpoint import load, same
 from peers_support import Valleys
 from quadratics import Quadratics
+from tests_support import named
 
 Quick = Callable[..., Result]
 H = [[1.0, 2, 3], [0.5, 1, 1], [2, 0.1, 1], [1, 1, 4]]
@@ -43,7 +44,7 @@ def test_peers_equal_a_server(name: str, quick: Quick) -> None:
 @pytest.mark.parametrize("heads", ["own", "all"])
 @pytest.mark.parametrize("name", sorted(METHODS.entries.keys() - {*ALONE}))
 def test_all_others_too(name: str, heads: str, quick: Quick) -> None:
-    compare(quick, f"method={name}", f"model.heads={heads}")
+    compare(quick, f"method={{{named(name)}}}", f"model.heads={heads}")
 
 
 @pytest.mark.parametrize("name", ["fedmtl", "cfl"])

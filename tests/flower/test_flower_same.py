@@ -12,7 +12,7 @@ import pytest
 import fedloom
 from fedloom.engines.api import Result
 from fedloom.methods import METHODS
-from tests_support import assert_same, load_recipe, stopped_after
+from tests_support import assert_same, load_recipe, named, stopped_after
 
 pytest.importorskip("flwr")
 
@@ -57,7 +57,7 @@ def test_the_same_as_in_one_process(quick: Quick, case: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(METHODS.entries))
 def test_every_method_is_the_same(quick: Quick, name: str) -> None:
-    check(quick, f"method={name}", *HARD)
+    check(quick, f"method={{{named(name)}}}", *HARD)
 
 
 def test_batch_norm_and_trained_models(quick: Quick) -> None:

@@ -128,5 +128,5 @@ def test_the_papers_recipes_judge_edges_by_odsf(name: str, tmp_path: Path) -> No
     }
     for task in distance:
         assert tasks[task]["primary"] == "odsf"
-        assert tasks[task]["metrics"] == {"odsf": "max", "edge_f_plain": "max"}
+        assert {"odsf", "edge_f_plain"} <= tasks[task]["metrics"].keys()
         assert 0 < final[task]["odsf"] < 1

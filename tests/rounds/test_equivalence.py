@@ -22,7 +22,7 @@ from fedloom.rounds.server import dispatch
 from fedloom.rounds.worker import Worker
 from fedloom.stages import Identity, Mean, Split
 from fedloom.training.flat import FlatModel
-from tests_support import assert_same, load_recipe, stopped_after
+from tests_support import assert_same, load_recipe, named, stopped_after
 
 Quick = Callable[..., Result]
 
@@ -32,7 +32,7 @@ POOL_CASES = [
     "method={name: scaffold, add: {pcgrad: }}",
     "method={name: moon, add: {heal: }}",
     "method={name: fedga, buffers: local}",
-    "method={name: fedamp, start: mix, scale: median}",
+    "method={name: fedamp, start: mix, scale: median, share: encoder}",
     "method={name: fedprox, add: {feddea: {rho: 0.5, keep: random}}, codec: sparse}",
     "method={name: fedopt, optimizer: yogi, weights: uniform, add: {heal: {zeros: none}, activated-dimensions: }}",
     "method={name: matu, heads: local}",
@@ -125,7 +125,7 @@ def test_every_method_with_every_module(
     quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str
 ) -> None:
     """Trains; the same for any order and place of work, and after a stop; or is refused with a reason."""
-    changes = (f"method={{name: {name}, add: {{{module}}}}}", *HARD, "training.rounds=3")
+    changes = (f"method={{{named(name)}, add: {{{module}}}}}", *HARD, "training.rounds=3")
     try:
         whole = quick(*changes)
     except fedloom.errors.RecipeError as error:
