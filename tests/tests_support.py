@@ -21,9 +21,10 @@ QUICK = ("training.rounds=2", "training.steps=2", "training.epochs=null")
 
 
 def named(name: str) -> str:
-    """The keys of a method that also runs where clients have heads of their own tasks only (`model.heads=own`)."""
-    # what nobody trained is not compared
-    return f"name: {name}, share: encoder" if name in ("fedamp", "fedmtl") else f"name: {name}"
+    """The keys of a method that runs quickly, also where clients have heads of their own tasks only."""
+    # models whose heads nobody trained are not compared; tuning before every measurement takes long
+    more = {"fedamp": ", share: encoder", "fedmtl": ", share: encoder", "fedbabu": ", tune: 1"}
+    return f"name: {name}{more.get(name, '')}"
 
 
 def load_recipe(*changes: str, recipe: str = "digits-tasks") -> Recipe:

@@ -96,7 +96,7 @@ def test_every_phase_has_a_batch(shares: tuple[float, ...], batches: int, expect
 
 def test_fedbabu_is_tuned_before_it_is_measured(quick: Quick) -> None:
     """Tuned models differ from untuned ones, are the same each time, and nothing of the tuning is kept."""
-    tuned, again, plain = quick("method=fedbabu"), quick("method=fedbabu"), quick("method={name: fedbabu, tune: 0}")
+    tuned, again, plain = (quick(f"method={{name: fedbabu, tune: {epochs}}}") for epochs in (1, 1, 0))
     a, b, c = (trained_models(r.folder) for r in (tuned, again, plain))
     assert set(a) == set(c) == {"all-0", "digit-0", "holes-0", "large-0", "parity-0"}
     head = (

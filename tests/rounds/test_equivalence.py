@@ -182,7 +182,7 @@ def test_every_add_on_composes_with_every_method_or_says_why_not(quick: Quick, n
         needed = "{step: 2}" if addon == "server-step" else ""
         try:
             quick(
-                f"method={{name: {name}, add: {{{addon}: {needed}}}}}", "training.rounds=1", "evaluation.splits=[test]"
+                f"method={{{named(name)}, add: {{{addon}: {needed}}}}}", "training.rounds=1", "evaluation.splits=[test]"
             )
         except fedloom.errors.RecipeError as error:
             refused[addon] = str(error)
