@@ -184,6 +184,14 @@ def test_packed_masks_are_the_same_masks() -> None:
     assert pack_mask(torch.tensor([True, False, False, False, False, False, False, True, True])).tolist() == [129, 128]
 
 
+def test_where_nobody_says_how_many_examples_all_count_alike() -> None:
+    def uploads(*counts: int) -> list[Upload]:
+        return [Upload(row, ("a",), (n,), client=str(i)) for i, (row, n) in enumerate(zip(ROWS, counts, strict=False))]
+
+    nothing, alike = (aggregate_tasks(uploads(*counts), kappa=0) for counts in ((0, 0), (1, 1)))
+    torch.testing.assert_close(nothing.vectors, alike.vectors)
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -19,7 +19,7 @@ class ServerRule:
     clients took part does reach it, and counts as any other update.
     """
 
-    looks_ahead: ClassVar[bool] = False
+    looks_ahead: ClassVar[bool]
     """Whether clients start from something other than the model, so that `dispatch` needs the state."""
 
     def __init_subclass__(cls) -> None:

@@ -418,7 +418,7 @@ def _partners(S: Tensor, kappa: int, epsilon: float, cross: Cross) -> Tensor:
         return torch.ones_like(S).fill_diagonal_(0.0)
     if cross == "none" or T < 2:
         return chosen
-    order = S.clone().fill_diagonal_(-1.0).argsort(dim=1, descending=True, stable=True)[:, : min(kappa, T - 1)]
+    order = S.clone().fill_diagonal_(-torch.inf).argsort(dim=1, descending=True, stable=True)[:, : min(kappa, T - 1)]
     chosen.scatter_(1, order, S.gather(1, order))
     return torch.where(chosen > epsilon, chosen, 0.0).fill_diagonal_(0.0)
 

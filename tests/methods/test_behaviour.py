@@ -265,6 +265,14 @@ def test_fedmtl_has_the_gradient_of_its_regulariser() -> None:
         torch.testing.assert_close(run.server["personal"][name], expected[k], atol=1e-12, rtol=0)
 
 
+def test_fedmtl_relates_the_models_without_their_mean() -> None:
+    W = torch.tensor([[5.0, 2, 1], [5, 4, 0], [9, 2, 2], [5, 7, 1]], dtype=torch.float64)
+    centre = torch.eye(4, dtype=torch.float64) - torch.full((4, 4), 1 / 4, dtype=torch.float64)
+    alone = TaskCovariance(centre=False).omega(W - W.mean(0))
+    torch.testing.assert_close(TaskCovariance().omega(W), centre @ alone @ centre)
+    assert TaskCovariance().omega(W).sum(0).abs().max() < 1e-6  # a shift of all models costs nothing
+
+
 @pytest.mark.parametrize("method", [methods.fedamp(lam=0), methods.fedmtl(lam=0)], ids=lambda m: m.name)
 def test_no_coupling_is_local_training(method: Method) -> None:
     one = Quadratics(method, **instance(4), steps=3, optimizer={"lr": 0.1})

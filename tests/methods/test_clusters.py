@@ -565,6 +565,9 @@ def test_rows_that_agree_with_the_past_count_more() -> None:
     a = torch.softmax(torch.tensor([2.0, 0, 0]), 0)
     torch.testing.assert_close(u, torch.stack([a[0], 2 * a[1]]).unsqueeze(0))
     torch.testing.assert_close(state["history"], 0.9 * history + 0.1 * u[0])
+    # lengths do not matter, however small
+    little, _ = stage.on(0.01 * X, state={"history": 0.01 * history, "stage": {}})
+    torch.testing.assert_close(little, 0.01 * u)
     # alone: the row
     assert stage.on(X[:1], state={"history": -history, "stage": {}})[0].tolist() == [[1.0, 0.0]]
 

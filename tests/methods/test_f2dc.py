@@ -16,7 +16,9 @@ from fedloom.core.layout import Layout
 from fedloom.engines.api import Result, trained_models
 from fedloom.models.multitask import MultiTask
 from fedloom.rounds.build import build
-from fedloom.training.feature_modules import AttachFeatureModules, FeatureModule, map_channels
+from fedloom.training.decoupling import feature_losses
+from fedloom.training.feature_modules import AttachFeatureModules, FeatureModule, FeatureModules, map_channels
+from fedloom.training.rules import View
 from tests_support import assert_same, load_recipe, stopped_after
 
 Quick = Callable[..., Result]
@@ -79,6 +81,20 @@ def test_what_the_module_keeps_fits_together(plain: MultiTask) -> None:
     (module,) = model.encoder.attached.values()  # type: ignore[union-attr, operator]
     parts = module.parts
     assert torch.allclose(parts.fused, parts.robust + parts.corrected, atol=1e-12)
+
+
+def test_the_terms_of_several_stages_add_up(plain: MultiTask) -> None:
+    model = attached(plain, layers=("stages.1", "stages")).train()
+    outputs = model(X)
+    labels = {"digit": torch.arange(6)}
+    nothing = torch.zeros(0)
+    view = View(nothing, nothing, nothing, (), outputs=outputs, targets=labels, module=model)
+    terms = [
+        feature_losses(module.parts, outputs["digit"], labels["digit"], module.auxiliary["digit"], 0.06, 0.8, 1.0)
+        for module in model.encoder.attached.values()  # type: ignore[union-attr, operator]
+    ]
+    total = FeatureModules().penalty(view, {})
+    torch.testing.assert_close(total, terms[0].penalty + terms[1].penalty)
 
 
 def test_a_copy_of_the_model_uses_its_own_modules(plain: MultiTask) -> None:

@@ -16,8 +16,10 @@ from fedloom import methods
 from fedloom.engines.api import Result, trained_models
 from fedloom.rounds.build import build
 from fedloom.rounds.client import client_step
+from fedloom.rounds.messages import Payload
 from fedloom.rounds.rounds import initial_state
 from fedloom.rounds.server import dispatch
+from fedloom.stages import GroupBy, Mean
 from fedloom.training import FlatModel
 from fedloom.training.phases import Phase, ends
 from quadratics import Quadratics
@@ -29,13 +31,19 @@ DECAY = "training.optimizer={name: adamw, lr: 0.01, weight_decay: 0.5}"
 
 def one_round(*changes: str, client: str = "all-0") -> tuple[Any, Any, Any, Any]:
     """(built, model after one client's round, its starting parameters, its new state)."""
+    return one_turn(*changes, client=client)[:4]
+
+
+def one_turn(*changes: str, client: str, **parts: Any) -> tuple[Any, Any, Any, Any, Payload]:
+    """What `one_round` gives, and what the client sends; `parts` replace those of the method."""
     recipe = load_recipe(*changes)
     built = build(recipe)
+    method = replace(built.method, **parts)
     model = FlatModel(copy.deepcopy(built.module), built.layout)
-    message = dispatch(built.method, built.layout, built.federation, initial_state(built)["server"], [client])[client]
+    message = dispatch(method, built.layout, built.federation, initial_state(built)["server"], [client])[client]
     before = model.vector.clone()
-    _, _, state = client_step(
-        built.method,
+    payload, _, state = client_step(
+        method,
         model,
         built.federation,
         built.federation.clients[client],
@@ -44,7 +52,26 @@ def one_round(*changes: str, client: str = "all-0") -> tuple[Any, Any, Any, Any]
         fedloom.Ctx(1),
         recipe.training,
     )
-    return built, model, before, state
+    return built, model, before, state, payload
+
+
+def test_a_client_says_its_domain_and_its_tasks_to_stages_that_ask() -> None:
+    changes = ("data.domains=[plain, inverted]", "partition={name: domains, clients: 2}")
+    built = build(load_recipe(*changes))
+    client = next(client for client in built.federation.clients.values() if client.domain == "inverted")
+    stage = GroupBy("domain", GroupBy("tasks", Mean()))
+    *_, payload = one_turn(*changes, client=client.id, stage=stage)
+    assert payload.extra == {"domain": "inverted", "tasks": ",".join(sorted(client.tasks))}
+
+
+def test_local_buffers_do_not_travel() -> None:
+    changes = "model={name: resnet10, width: 4}"
+    *_, apart = one_turn(changes, client="all-0", buffers="local")
+    *_, common = one_turn(changes, client="all-0")
+    assert apart.buffers is None
+    assert not apart.integers
+    assert common.buffers is not None
+    assert common.integers
 
 
 def test_fedbabu_heads_are_frozen_under_weight_decay() -> None:

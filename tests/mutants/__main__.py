@@ -55,6 +55,7 @@ TESTS = (
     "rounds/test_showing.py",
     *("rounds/test_task_options.py", "rounds/test_epochs_by_domain.py", "engines/test_peers.py"),
     *("engines/test_peers_groups.py", "engines/test_peers_methods.py", "engines/test_gossip.py"),
+    "engines/test_cluster_columns.py",
 )
 SHARED = ("conftest.py", "tests_support.py", "quadratics.py", "peers_support.py", "stages_support.py")
 FEW = 0.05  # the share of survivors without a reason that is allowed

@@ -72,8 +72,9 @@ class Change:
 def changes(path: str, source: bytes) -> list[Change]:
     """All changes of one file, in the order of the text.
 
-    Left out: what is only text or typing (f-strings, `raise`, annotations but for calls in them, as bounds are), and
-    what only checks (`zip(strict=...)`, the options of `@dataclass`).
+    Left out: what is only text or typing (f-strings, `raise`, annotations but for calls in them, as bounds are), what
+    only checks (`zip(strict=...)`, the options of `@dataclass`), and how many values are looked at at a time (constants
+    whose names end in CHUNK), on which nothing but memory and time depends.
     """
     starts = [0]
     for line in source.splitlines(keepends=True):
@@ -90,7 +91,7 @@ def _nodes(tree: ast.AST, around: tuple[Lines, ...]) -> Iterator[tuple[ast.AST, 
     """Every node that may change, with the lines of its statement and of what is around it."""
     statement = around
     for node in _parts(tree):
-        if isinstance(node, ast.Raise | ast.JoinedStr) or _typing_only(node):
+        if isinstance(node, ast.Raise | ast.JoinedStr) or _typing_only(node) or _size_of_chunks(node):
             continue
         if isinstance(node, ast.stmt):
             body = getattr(node, "body", None)
@@ -119,6 +120,10 @@ def _parts(node: ast.AST) -> Iterator[ast.AST]:
 
 def _typing_only(node: ast.AST) -> bool:
     return isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+
+
+def _size_of_chunks(node: ast.AST) -> bool:
+    return isinstance(node, ast.Assign) and all(ast.unparse(target).endswith("CHUNK") for target in node.targets)
 
 
 def _changes_of(node: ast.AST, source: bytes, at) -> Iterator[tuple[int, int, str]]:  # type: ignore[no-untyped-def]

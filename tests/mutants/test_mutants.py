@@ -17,6 +17,8 @@ SOURCE = '''\
 from dataclasses import dataclass, field
 from typing import Annotated
 
+_CHUNK = 1 << 20
+
 @dataclass(frozen=True)
 class Rate:
     """é stands before it on the line, and a character is not a byte."""

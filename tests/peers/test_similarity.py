@@ -49,7 +49,7 @@ def test_rows_agree_with_the_matrix(function: object, monkeypatch: pytest.Monkey
     X = torch.rand(5, 37, generator=torch.Generator().manual_seed(1)) - 0.3
     S = function(X)  # type: ignore[operator]
     torch.testing.assert_close(S, S.t())
-    monkeypatch.setattr(module, "_VALUES", 50)  # several chunks
+    monkeypatch.setattr(module, "_CHUNK", 50)  # several chunks
     for i in range(5):
         others = [j for j in range(5) if j != i]
         torch.testing.assert_close(function(X[i], X[others]), S[i, others])  # type: ignore[operator]
@@ -151,6 +151,7 @@ def test_normalised_vector() -> None:
 @pytest.mark.parametrize(("how", "flat"), [("min-max", 0.5), ("z-score", 0.0)])
 def test_candidates_that_are_all_alike(how: str, flat: float) -> None:
     assert normalised(torch.full((3,), 0.1), how).tolist() == [flat] * 3  # type: ignore[arg-type]
+    assert normalised(torch.zeros(3), how).tolist() == [flat] * 3  # type: ignore[arg-type]
     assert normalised(torch.tensor([7.0]), how).tolist() == [flat]  # type: ignore[arg-type]
     assert normalised(torch.zeros(0), how).shape == (0,)  # type: ignore[arg-type]
     assert torch.isnan(normalised(torch.tensor([NAN, NAN]), how)).all()  # type: ignore[arg-type]

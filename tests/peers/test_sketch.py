@@ -78,7 +78,7 @@ def test_chunks_and_types(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x, _ = vectors(1000)
     S = Sketch(8, 2, kind)  # type: ignore[arg-type]
     monkeypatch.setattr(module, "_CHUNK", 128)
-    monkeypatch.setattr(module, "_ENTRIES", 8 * 128)
+    monkeypatch.setattr(module, "_MAP_CHUNK", 8 * 128)
     small = S(x)
     # Coordinates that are zero change nothing, in whichever chunk they are.
     head = x.clone()

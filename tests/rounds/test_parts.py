@@ -138,6 +138,9 @@ def test_sparse_shrinks_what_is_sparse() -> None:
     X = torch.zeros(1, 1000)
     X[0, ::10] = 1
     assert sum(t.nbytes for t in Sparse().pack(Updates.of(X)).values()) == 100 * 4 + 125
+    # 62 values and 8 bytes of mask are as large as 64 values
+    assert "mask" not in Sparse().pack(Updates.of(torch.ones(1, 64).index_fill_(1, torch.tensor([0, 1]), 0.0)))
+    assert "mask" in Sparse().pack(Updates.of(torch.ones(1, 64).index_fill_(1, torch.tensor([0, 1, 2]), 0.0)))
 
 
 def test_bytes_of_a_run(quick: Quick) -> None:

@@ -15,6 +15,8 @@ from fedloom.stages import (
     AcrossTasks,
     AttentionAcrossTasks,
     Chain,
+    CosineMix,
+    Every,
     GroupBy,
     Identity,
     Mean,
@@ -282,3 +284,31 @@ def test_traits_are_sets_of_names_in_one_value() -> None:
 def test_one_update_for_all_needs_a_stage_that_leaves_one_row_and_one_that_keeps_all(shared: Stage, own: Stage) -> None:
     with pytest.raises(ValueError, match="expected a stage that leaves one row and one that keeps all"):
         PartlyShared("encoder", shared, own)
+
+
+def test_alternatives_are_drawn_beside_each_other() -> None:
+    parts = Split({"encoder": Mean(), "decoder": Mean(), "*": Mean()}), Switch(2, Mean(), Identity())
+    parts = *parts, PartlyShared("encoder", Mean(), Identity())
+    assert [[box.beside for box in stage.boxes] for stage in parts] == [
+        [False, True, True],
+        [False, True],
+        [False, True],
+    ]
+
+
+def test_every_reads_only_what_is_never_lost() -> None:
+    stage = GroupBy("domain", MixByStarts() >> Mean())
+    with pytest.raises(ValueError, match="leaves one row"):
+        Every(2, stage)
+    assert Every(2, GroupBy("domain", MixByStarts())).traits.reads == {"X", "base", "extra:domain"}
+    assert Every(2, CosineMix()).traits.reads - {"support"} == {"X", "base"}
+
+
+@dataclass(frozen=True)
+class MixByStarts(Stage):
+    """Reads a field of each kind."""
+
+    traits = Traits("matrix", reads={"X", "base", "weight", "support"}, presence="row")
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        return updates, state

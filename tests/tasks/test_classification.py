@@ -35,6 +35,10 @@ def test_metrics_are_those_of_scikit_learn(seed, classes, n):
     assert found["macro_f1"] == pytest.approx(f1_score(truth, predicted, average="macro", zero_division=0))
 
 
+def test_tasks_count_alike_unless_a_recipe_says_otherwise():
+    assert Classification("t", 3).weight == BinaryClassification("u").weight == 1
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 10**6), st.integers(2, 60), st.sampled_from([torch.float32, torch.float64]))
 def test_auc_is_that_of_scikit_learn(seed, n, dtype):

@@ -100,7 +100,7 @@ RULES = [
     CollectPrototypes(),
     PrototypePull(),
     ClusterContrast(),
-    SemanticAnchors(),
+    SemanticAnchors(pull=1, margin=1, calibration=1),
     RelaxedContrast(),
 ]
 

@@ -18,7 +18,7 @@ from fedloom.core.layout import Layout
 Scale = Literal["unit", "cosine"]
 Normalise = Literal["none", "min-max", "z-score"]
 
-_VALUES = 1 << 18  # float64 values at a time, which fit into the cache
+_CHUNK = 1 << 18  # float64 values at a time, which fit into the cache
 
 
 def shared_columns(layout: Layout) -> Layout:
@@ -224,7 +224,7 @@ def _cosines(own: Tensor, others: Tensor | None) -> tuple[Tensor, tuple[Tensor, 
     inner = torch.zeros(len(rows), len(columns), dtype=torch.float64, device=rows.device)
     left = torch.zeros(len(rows), dtype=torch.float64, device=rows.device)
     right = torch.zeros(len(columns), dtype=torch.float64, device=rows.device)
-    step = max(1, _VALUES // max(len(rows) + len(columns), 1))
+    step = max(1, _CHUNK // max(len(rows) + len(columns), 1))
     for a in range(0, rows.shape[1], step):
         x = rows[:, a : a + step].double()
         y = x if others is None else columns[:, a : a + step].double()

@@ -20,7 +20,7 @@ from fedloom.core.context import derive_seed
 Kind = Literal["count", "rademacher", "gaussian"]
 
 _CHUNK = 1 << 16  # values of the vector at a time
-_ENTRIES = 1 << 20  # entries of a dense map at a time
+_MAP_CHUNK = 1 << 20  # entries of a dense map at a time
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Sketch:
         stream = self._stream()
         normal = np.random.Generator(stream)
         sums = torch.zeros(len(X), self.m, dtype=torch.float64)
-        for part in _chunks(X, max(1, _ENTRIES // self.m)):
+        for part in _chunks(X, max(1, _MAP_CHUNK // self.m)):
             shape = (part.shape[1], self.m)
             if self.kind == "gaussian":
                 entries = normal.standard_normal(shape, dtype=np.float32)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.core.context import Ctx, Row, State
+from fedloom.core.context import Ctx, Row, State, row_key
 from fedloom.core.layout import Columns, Layout
 from fedloom.core.updates import EVERYONE, Rows, Updates
 from fedloom.methods.method import Method
@@ -82,7 +82,7 @@ def collect(
     `rows` are the expected keys; a client that fails or whose update is not finite leaves no row.
     """
     shared = method.shared_part(layout)
-    expected = {row: i for i, row in enumerate(sorted(rows, key=lambda r: (r[0], r[1] or "")))}
+    expected = {row: i for i, row in enumerate(sorted(rows, key=row_key))}
     stays_packed = method.codec.stays_packed
     X = torch.zeros(0 if stays_packed else len(expected), shared.d, dtype=dtype)
     beside = {name: torch.zeros_like(X) for name in method.auxiliary}

@@ -47,7 +47,7 @@ def _moved(before: Tensor, now: Tensor) -> Tensor:
     return before + MOMENTUM * (now - before)
 
 
-def consistency(received: Moments, batch: Moments, beta: float = 0.1) -> Tensor:
+def consistency(received: Moments, batch: Moments, beta: float) -> Tensor:
     """FDSE's term, to be multiplied by lambda: sum over layers l of w_l KL(received_l || batch_l).
 
     `received` holds the running statistics of each layer's `norm` in the received model, `batch` the moments of that
@@ -58,7 +58,7 @@ def consistency(received: Moments, batch: Moments, beta: float = 0.1) -> Tensor:
 
 
 def released_consistency(
-    received: Moments, means: Sequence[Tensor], before: tuple[Tensor, Tensor] | None, beta: float = 0.1
+    received: Moments, means: Sequence[Tensor], before: tuple[Tensor, Tensor] | None, beta: float
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """(the term as FDSE's release computes it, its running mean and variance): `means` are a batch's, by layer.
 

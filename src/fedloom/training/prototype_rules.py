@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -191,9 +191,9 @@ class SemanticAnchors(CollectPrototypes):
     """
 
     last_epoch: bool = False
-    pull: float = 1.0
-    margin: float = 1.0
-    calibration: float = 1.0
+    pull: float = field(kw_only=True)
+    margin: float = field(kw_only=True)
+    calibration: float = field(kw_only=True)
     needs = BROADCAST
 
     def begin(self, view: View, state: State) -> State:
