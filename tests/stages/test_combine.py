@@ -297,9 +297,8 @@ def test_alternatives_are_drawn_beside_each_other() -> None:
 
 
 def test_every_reads_only_what_is_never_lost() -> None:
-    stage = GroupBy("domain", MixByStarts() >> Mean())
     with pytest.raises(ValueError, match="leaves one row"):
-        Every(2, stage)
+        Every(2, MixByStarts() >> Mean())
     assert Every(2, GroupBy("domain", MixByStarts())).traits.reads == {"X", "base", "extra:domain"}
     assert Every(2, CosineMix()).traits.reads - {"support"} == {"X", "base"}
 
