@@ -16,6 +16,7 @@ TINY: dict[str, Any] = {
     "data": {"Digits": {"recipe": "digits-tasks", "set": {"training.epochs": None, "training.steps": 2}}},
     "bases": {"FedAvg": {"method": "fedavg"}},
     "addons": {"-": {}, "+DEA": {"method.add.feddea": {"rho": 0.5}}},
+    "references": [],
     "seeds": [0],
     "set": {"training.rounds": 1, "training.batch_size": 8, "evaluation.splits": ["test"]},
 }
@@ -38,6 +39,7 @@ def paper_grid(**changes: Any) -> Grid:
         "data": {"NYUD": {"recipe": "digits-tasks"}, "PASCAL": {"recipe": "digits-tasks"}},
         "bases": {"FedAvg": {"method": "fedavg"}, "FedProx": {"method": "fedprox"}},
         "addons": {"-": {}, "+DEA": {"method.add.feddea": {}}},
+        "references": [],
         "seeds": [0],
     }
     return load_grid(value | changes)

@@ -17,6 +17,8 @@ from fedloom.engines.api import Result
 from fedloom.recipes.loader import load
 from fedloom.recipes.schema import Recipe
 
+POOLED = ("joint", "trivial")
+"""Methods that need the examples of all clients in one place, and so one process."""
 QUICK = ("training.rounds=2", "training.steps=2", "training.epochs=null")
 
 

@@ -12,7 +12,7 @@ import pytest
 import fedloom
 from fedloom.engines.api import Result
 from fedloom.methods import METHODS
-from tests_support import assert_same, load_recipe, named, stopped_after
+from tests_support import POOLED, assert_same, load_recipe, named, stopped_after
 
 pytest.importorskip("flwr")
 
@@ -55,7 +55,7 @@ def test_the_same_as_in_one_process(quick: Quick, case: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", sorted(METHODS.entries))
+@pytest.mark.parametrize("name", sorted(METHODS.entries.keys() - {*POOLED}))
 def test_every_method_is_the_same(quick: Quick, name: str) -> None:
     check(quick, f"method={{{named(name)}}}", *HARD)
 

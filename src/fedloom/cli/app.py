@@ -122,6 +122,7 @@ def show(recipe: shared.RecipeArgument, changes: Changes = None) -> None:
     facts += [("memory", part, human_bytes(count)) for part, count in plan.memory.items()]
     facts += [("bytes a round", "sent by clients", human_bytes(plan.bytes_up))]
     facts += [("bytes a round", "sent to clients", human_bytes(plan.bytes_down))]
+    facts += [("trivial answer", task, f"{metric} {value:.4f}") for task, (metric, value) in plan.trivial.items()]
     shared.print_table(["", "", ""], facts)
     for note in plan.notes:
         typer.echo(f"note: {note}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,7 +13,7 @@ import torch
 from torch import Generator, Tensor
 
 from fedloom.errors import DataError
-from fedloom.tasks.task import Task
+from fedloom.tasks.task import IGNORE, Task
 
 Batch = tuple[Tensor, dict[str, Tensor]]
 """Inputs (B x ...) and {task: labels (B x ...)}."""
@@ -141,6 +142,63 @@ class TensorExamples(InMemoryExamples):
             return None
         shape = (1, -1) + (1,) * (self.images.ndim - 2)
         return torch.tensor(self.mean).view(shape), torch.tensor(self.std).view(shape)
+
+
+@dataclass(frozen=True, eq=False)
+class Withheld:
+    """Examples of which only some labels are to be seen: task -> which examples (N, bool) keep their label of it."""
+
+    examples: Examples
+    kept: Mapping[str, Tensor]
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    @property
+    def prefetch(self) -> bool:
+        """As the examples do."""
+        return self.examples.prefetch
+
+    @property
+    def domain(self) -> Tensor | None:
+        """As the examples'."""
+        return self.examples.domain
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """As the examples'."""
+        return self.examples.input_shape
+
+    @property
+    def nbytes(self) -> int:
+        """As the examples', which they are."""
+        return self.examples.nbytes
+
+    def fingerprint(self) -> bytes:
+        """As the examples'."""
+        return self.examples.fingerprint()
+
+    def batch(
+        self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
+    ) -> Batch:
+        """Inputs and labels; what is withheld is as if it had never been there."""
+        x, y = self.examples.batch(index, device, rng, tasks)
+        return x, {task: without_label(labels, ~self.kept[task][index]) for task, labels in y.items()}
+
+    def labels_of(self, task: str) -> np.ndarray[Any, Any]:
+        """-1 where the label is withheld, and otherwise as the examples' (0 where that is no whole number)."""
+        labels = self.examples.labels_of(task)
+        whole = labels if labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer) else np.zeros(len(labels), int)
+        return np.where(self.kept[task].numpy(), whole, -1)
+
+
+def without_label(labels: Tensor, where: Tensor) -> Tensor:
+    """A batch of labels (B x ...) without those of some examples (B, bool): NaN, or IGNORE where there is one a pixel.
+
+    One class an example is -1 then.
+    """
+    absent = IGNORE if labels.ndim > 1 else math.nan if labels.is_floating_point() else -1
+    return labels.masked_fill(where.to(labels.device).view(-1, *(1,) * (labels.ndim - 1)), absent)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from fedloom.core.context import Ctx, State
+from fedloom.data.dataset import Batch
 from fedloom.methods.method import Method
+from fedloom.models.constant import ConstantHead
 from fedloom.recipes.schema import Recipe
 from fedloom.rounds import refusals
 from fedloom.rounds.build import build
 from fedloom.rounds.built import Built
+from fedloom.rounds.federation import TOGETHER, Part
 from fedloom.rounds.messages import Payload, blank, count_down, count_up, rows_of
 from fedloom.rounds.rounds import cohort, initial_state
 from fedloom.rounds.server import dispatch
+from fedloom.training.averages import label_means
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,12 @@ class Plan:
     memory: dict[str, int]
     notes: list[str] = field(default_factory=list)
     input_shape: tuple[int, ...] = ()
+    trivial: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """Task -> its metric, and what the answer that ignores its input gets on test data (see `trivial_scores`)."""
+
+
+SOME = 500
+"""Examples that are enough for an estimate."""
 
 
 def plan(recipe: Recipe, method: Method | None = None) -> Plan:
@@ -60,7 +71,7 @@ def plan_of(built: Built) -> Plan:
     messages = dispatch(built.method, layout, federation, _second_round(built), federation.clients)
     noise = torch.randn(1, shared.d, generator=torch.Generator().manual_seed(0))
     up = down = 0
-    for name, client in federation.clients.items():
+    for name, client in () if built.method.pooled else federation.clients.items():
         down += sum(count_down(built.method, layout, federation, client, messages[name]).values())
         rows = rows_of(built.method, federation, [name])
         updates = blank(shared, federation, rows, noise.expand(len(rows), -1))
@@ -77,7 +88,7 @@ def plan_of(built: Built) -> Plan:
             tasks={task: 1.0 for _, task in rows if task is not None},
         )
         up += sum(count_up(built.method, layout, federation, payload).values())
-    taking_part = len(cohort(list(federation.clients), recipe.training.participation, recipe.seed, 1))
+    taking_part = len(cohort(list(federation.trainers), recipe.training.participation, recipe.seed, 1))
     moments = {"sgd": 1 if recipe.training.optimizer.momentum else 0}.get(recipe.training.optimizer.name, 2)
     p = layout.parameters.d
     memory = {
@@ -89,7 +100,7 @@ def plan_of(built: Built) -> Plan:
         "data": sum(t.nbytes for t in (built.dataset.train, built.dataset.test)),
     }
     if recipe.training.keep_optimizer and moments:
-        memory["optimiser state of all clients"] = len(federation.clients) * moments * p * 4
+        memory["optimiser state of all clients"] = len(federation.trainers) * moments * p * 4
     notes = [f"not measured: {gap}" for gap in refusals.unmeasured(built)]
     if missing := [name for name in recipe.evaluation.models if name not in (*built.models, "trained")]:
         notes.append(f"not measured: {missing[0]} models, for {built.method.name} has only {built.models[0]} ones")
@@ -97,9 +108,39 @@ def plan_of(built: Built) -> Plan:
         notes.append(f"the model has nothing that matches {built.method.private}, so all of it is shared")
     if recipe.peers is not None:
         notes.append("bytes are those of one model of each peer; it goes to every peer that asks for it")
-    if taking_part < len(federation.clients):
+    if built.method.pooled:
+        notes.append("one model is trained on the examples of all clients in one place; nothing is sent")
+    elif taking_part < len(federation.clients):
         notes.append(f"{taking_part} of {len(federation.clients)} clients train in a round; bytes are for all of them")
     if built.method.codec.varies:
         notes.append("bytes up are those of a random update; a real one may be sparser")
     clients, shape = built.partition.table(built.pool), tuple(built.dataset.input_shape)
-    return Plan(str(built.method), parameters, clients, up, down, memory, notes, shape)
+    return Plan(str(built.method), parameters, clients, up, down, memory, notes, shape, trivial_scores(built))
+
+
+def trivial_scores(built: Built, some: int = SOME) -> dict[str, tuple[str, float]]:
+    """Task -> (metric, what the method `trivial` gets on test data), estimated from `some` training and test examples.
+
+    Metrics that take long are left out for the next one of the task. Validation data where there is no test data.
+    """
+    tasks = {task.name: task for task in built.federation.tasks}
+    everyone = built.federation.pooled().trainers[TOGETHER]
+    train, test = everyone.train.spread(some), (everyone.test if len(everyone.test) else everyone.val).spread(some)
+    means = label_means(tasks, (y for _, y in _batches(train, tuple(tasks))))
+    found = {}
+    for part, names in test.by_labels(means):
+        metrics = {name: tasks[name].metric().cheap() for name in names}
+        for x, y in _batches(part, names):
+            for name in names:
+                head = ConstantHead(tasks[name], tuple(means[name].shape))
+                head.answer.data = means[name]
+                metrics[name].update(head(x).detach(), y[name])
+        for name, metric in metrics.items():
+            values = metric.compute()
+            first = next(m for m in (tasks[name].primary, *tasks[name].metrics) if m in values)
+            found[name] = first, values[first]
+    return {name: found[name] for name in tasks if name in found}
+
+
+def _batches(part: Part, tasks: tuple[str, ...]) -> Iterator[Batch]:
+    return (part.examples.batch(some, torch.device("cpu"), tasks=tasks) for some in part.index.split(50))

@@ -55,6 +55,8 @@ from fedloom.methods.moon import moon as moon
 from fedloom.methods.ntk_fedavg import ntk_fedavg as ntk_fedavg
 from fedloom.methods.overlap import activated_dimensions as activated_dimensions
 from fedloom.methods.pfedme import pfedme as pfedme
+from fedloom.methods.references import joint as joint
+from fedloom.methods.references import trivial as trivial
 from fedloom.methods.registry import ADDONS as ADDONS
 from fedloom.methods.registry import METHODS as METHODS
 from fedloom.methods.scaffold import scaffold as scaffold

@@ -40,6 +40,7 @@ class MultiTask(nn.Module):
     def __init__(self, encoder: Encoder, tasks: Sequence[Task]) -> None:
         super().__init__()
         self.more_roles = {}
+        self.tasks = tuple(tasks)
         self.encoder = encoder
         self.decoders = nn.ModuleDict()
         self.heads = nn.ModuleDict()

@@ -96,6 +96,7 @@ def build(
         partition.check(pool, shared=True)
     assert partition is not None
     federation = Federation.build(dataset, partition, unified=recipe.model.heads == "all")
+    federation = federation.pooled() if method.pooled else federation
     built = assemble(recipe, method, dataset, pool, partition, federation)
     refusals.unmeasured(built)
     return built

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -40,7 +40,7 @@ def client_step(
     `model` is scratch space: everything in it is overwritten. `state` is what the client kept from its last
     participation ({} at first); it is not changed. If the update is not finite, the state stays as it was.
     """
-    return ClientRound(method, model, federation, client, ctx, training.of(client.domain)).step(received, state)
+    return ClientRound(method, model, federation, client, ctx, client.settings(training)).step(received, state)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,10 +115,14 @@ class ClientRound:
             model.module.train()
             return each
 
+        def labels() -> Iterator[Mapping[str, Tensor]]:
+            for batch in client.train.index.split(batch_size):
+                yield client.train.examples.batch(batch, torch.device("cpu"), tasks=tuple(client.tasks))[1]
+
         kept: State = {kind: memory[kind] for kind in ("rules", "optimizer") if kind in memory}
         if "rules" in kept:
             kept["rules"] = map_tensors(kept["rules"], lambda t: t.to(model.device))
-        added = replace(added, shared=model.spans(self.shared), validate=validate, losses=losses)
+        added = replace(added, shared=model.spans(self.shared), validate=validate, losses=losses, labels=labels)
         return train(model, client.work(who), self.training, self.ctx, added, kept)
 
     def _step_by_task(self, received: Message, state: State) -> tuple[Payload, LocalResult, State]:

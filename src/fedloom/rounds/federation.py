@@ -8,13 +8,15 @@ from functools import cached_property
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedloom.core.layout import Layout
-from fedloom.data.dataset import Dataset, Examples
+from fedloom.data.dataset import Dataset, Examples, Withheld
 from fedloom.data.partition import Indices, Partition, class_counts, labelled
 from fedloom.errors import DataError
 from fedloom.tasks.task import Task
+from fedloom.training.config import Training
 from fedloom.training.loop import Work
 
 
@@ -64,6 +66,23 @@ class Part:
         return torch.from_numpy(self.positions)
 
 
+TOGETHER = "together"
+"""The name of the trainer who has the examples of all clients."""
+
+
+def together(parts: Sequence[tuple[Part, Iterable[str]]]) -> Part:
+    """Parts of the same examples in one, each with its labels of the given tasks only."""
+    examples = parts[0][0].examples
+    held: dict[str, NDArray[np.bool_]] = {}
+    for part, tasks in parts:
+        for task in tasks:
+            held.setdefault(task, np.zeros(len(examples), bool))[part.of(task).positions] = True
+    positions = np.unique(np.concatenate([part.positions for part, _ in parts]))
+    if all(mine[positions].all() for mine in held.values()):
+        return Part(examples, positions, "all")
+    return Part(Withheld(examples, {task: torch.from_numpy(mine) for task, mine in held.items()}), positions, "all")
+
+
 @dataclass(frozen=True, eq=False)
 class Client:
     """One client: its tasks with loss weights, its data, its domain."""
@@ -74,6 +93,15 @@ class Client:
     val: Part
     test: Part
     domain: str | None = None
+    batches: float = 1.0
+    """How many times larger than the recipe's its batches are."""
+
+    def settings(self, training: Training) -> Training:
+        """The recipe's settings for this client."""
+        training = training.of(self.domain)
+        if self.batches == 1:
+            return training
+        return training.model_copy(update={"batch_size": round(self.batches * training.batch_size)})
 
     def part(self, split: str) -> Part:
         """train, val or test."""
@@ -105,11 +133,16 @@ class Client:
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """All clients. In a unified federation every client holds the heads of all tasks, otherwise only its own."""
+    """All clients. In a unified federation every client holds the heads of all tasks, otherwise only its own.
+
+    A `trainer` has the examples of all clients and is trained in their place; the clients are measured. It is what
+    federations are compared with, and no federation itself (see `pooled`).
+    """
 
     tasks: tuple[Task, ...]
     clients: Mapping[str, Client]
     unified: bool = True
+    trainer: Client | None = None
 
     @staticmethod
     def build(dataset: Dataset, partition: Partition, unified: bool = True) -> Federation:
@@ -146,10 +179,34 @@ class Federation:
                 raise DataError(f"task {name!r} is held by no client")
         return Federation(dataset.tasks, dict(sorted(clients.items())), unified)
 
+    def pooled(self) -> Federation:
+        """The federation with a trainer that has what all clients have: their examples, with the labels of their tasks.
+
+        Its batches are larger than a client's, as many times as it has more examples than the largest client. So it
+        makes as many steps as that one, and passes over the examples as often as the clients do.
+        """
+        if TOGETHER in self.clients:
+            raise DataError(f"client {TOGETHER!r}: the name is that of the trainer who has the examples of all clients")
+        clients = self.clients.values()
+        largest = max(len(client.train) for client in clients)
+        train, val, test = (together([(c.part(split), c.tasks) for c in clients]) for split in ("train", "val", "test"))
+        tasks = {t.name: (t, t.weight) for t in self.tasks}
+        trainer = Client(TOGETHER, tasks, train, val, test, batches=len(train) / largest)
+        return replace(self, trainer=trainer)
+
+    @cached_property
+    def trainers(self) -> Mapping[str, Client]:
+        """Those who train: the clients, or the one who has the examples of all."""
+        return self.clients if self.trainer is None else {self.trainer.id: self.trainer}
+
+    def client(self, name: str) -> Client:
+        """A client, or the trainer."""
+        return self.trainers[name] if name in self.trainers else self.clients[name]
+
     @cached_property
     def held(self) -> dict[str, int]:
-        """Task -> how many clients hold it."""
-        return {task.name: sum(task.name in c.tasks for c in self.clients.values()) for task in self.tasks}
+        """Task -> how many trainers hold it."""
+        return {task.name: sum(task.name in c.tasks for c in self.trainers.values()) for task in self.tasks}
 
     def holder(self, task: str) -> Client:
         """The first client that holds the task."""

@@ -21,7 +21,7 @@ def task_messages(
     method: Method, model: FlatModel, federation: Federation, client: str, received: Message
 ) -> dict[str, Message]:
     """A received message as one message per task, each with a whole vector: the task's own, or that of all."""
-    tasks = federation.clients[client].tasks
+    tasks = federation.client(client).tasks
     if not method.task_vectors:
         return dict.fromkeys(tasks, received)
     params, shared = model.layout.parameters, method.shared_part(model.layout)

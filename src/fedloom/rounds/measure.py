@@ -136,7 +136,7 @@ def groups(built: Built, state: State, splits: Sequence[str], used: bool = False
 
 def trained_records(built: Built, done: Iterable[TrainDone]) -> list[Record]:
     """Records of the models right after local training, if they were measured."""
-    clients = built.federation.clients
+    clients = built.federation.trainers
     return [
         record
         for d in sorted(done, key=lambda d: d.client)

@@ -82,14 +82,14 @@ def rows_of(method: Method, federation: Federation, clients: Iterable[str]) -> t
     """The rows that these clients will send."""
     if method.rows == "client":
         return tuple((client, None) for client in clients)
-    return tuple((client, task) for client in clients for task in sorted(federation.clients[client].tasks))
+    return tuple((client, task) for client in clients for task in sorted(federation.client(client).tasks))
 
 
 def blank(shared: Layout, federation: Federation, rows: tuple[Row, ...], X: Tensor | Rows) -> Updates:
     """Rows X of one client with its presence: a codec packs them, or fills them from zeros."""
     ones = torch.ones(len(rows), dtype=torch.float64)
     tasks = tuple(task for _, task in rows if task is not None)
-    present = federation.present(federation.clients[rows[0][0]], shared, tasks)
+    present = federation.present(federation.client(rows[0][0]), shared, tasks)
     return Updates(shared, rows, X, ones, ones, present=present)
 
 

@@ -75,6 +75,19 @@ def judges_without_validation(built: Built) -> None:
             )
 
 
+def pooled(built: Built) -> None:
+    """The examples of all clients in one place, where there is no such place."""
+    recipe, method = built.recipe, built.method
+    if not method.pooled:
+        return
+    elsewhere = f"runtime.engine: {recipe.runtime.engine}" if recipe.runtime.engine != "process" else None
+    if found := "peers" if recipe.peers is not None else elsewhere:
+        raise RecipeError(
+            f"method: {method.name} needs the examples of all clients in one place, but with {found} there is none; "
+            "run it with engine: process and without peers"
+        )
+
+
 def rows_by_task(built: Built) -> None:
     """Tasks that are trained alone, together with something that needs one model for all of a client's tasks."""
     method, buffers = built.method, built.layout.buffers
@@ -98,9 +111,9 @@ def unaware_of_presence(built: Built) -> None:
     if not (peers is not None and peers.sends_parts):
         shared = method.shared_part(built.layout)
         rows = {
-            client: tuple(c.tasks) if method.rows == "client-task" else () for client, c in federation.clients.items()
+            client: tuple(c.tasks) if method.rows == "client-task" else () for client, c in federation.trainers.items()
         }
-        have = (federation.present(federation.clients[client], shared, tasks) for client, tasks in rows.items())
+        have = (federation.present(federation.trainers[client], shared, tasks) for client, tasks in rows.items())
         if all(mask is None or bool(mask.all()) for mask in have):
             return
     for stage in (*method.edge.unaware(), *method.stage.unaware()):
@@ -140,7 +153,7 @@ def stacks(built: Built) -> None:
         return
     if recipe.runtime.workers > 1:
         raise RecipeError(f"training.stacked: runs in one process, but runtime.workers is {recipe.runtime.workers}")
-    if method.phases or method.stream or method.rows == "client-task":
+    if method.phases or method.stream or method.rows == "client-task" or method.pooled:
         raise RecipeError(f"training.stacked: a stack trains all of one model, but {method.name} does more")
     if built.dataset.train.prefetch:
         raise RecipeError(
@@ -196,6 +209,7 @@ def unmeasured(built: Built) -> list[str]:
 
 
 ALL: tuple[Callable[[Built], None], ...] = (
+    pooled,
     judges_without_validation,
     rows_by_task,
     unaware_of_presence,

@@ -99,7 +99,7 @@ def cohort(clients: Sequence[str], participation: float, seed: int, round: int) 
 def with_server(built: Built, executor: Executor, state: State, now: Round) -> tuple[State, Sequence[str]]:
     """A round of clients and a server."""
     recipe, method, training = built.recipe, built.method, built.recipe.training
-    members = cohort(list(built.federation.clients), training.participation, recipe.seed, now.number)
+    members = cohort(list(built.federation.trainers), training.participation, recipe.seed, now.number)
     with now.ledger.phase("dispatch"):
         messages = dispatch(method, built.layout, built.federation, state["server"], members)
         jobs = [TrainJob(m, now.number, messages[m], state["clients"].get(m, {})) for m in members]
@@ -131,7 +131,7 @@ class Round:
             self.number,
             recipe.seed,
             rows_of(method, federation, members),
-            len(rows_of(method, federation, federation.clients)),
+            len(rows_of(method, federation, federation.trainers)),
             recipe.training.rounds,
             log=self.log,
             record=self.record,
@@ -168,17 +168,17 @@ class Round:
         method, layout, federation = self.built.method, self.built.layout, self.built.federation
         for payload in self.trained(executor, jobs):
             client = payload.row[0]
-            self.ledger.up[client] = count_up(method, layout, federation, payload)
-            self.ledger.down[client] = count_down(
-                method, layout, federation, federation.clients[client], messages[client]
-            )
+            if client in federation.clients:  # what one trainer with the examples of all has goes nowhere
+                mine = federation.clients[client]
+                self.ledger.up[client] = count_up(method, layout, federation, payload)
+                self.ledger.down[client] = count_down(method, layout, federation, mine, messages[client])
             yield payload
 
     def trained(self, executor: Executor, jobs: list[TrainJob]) -> Iterator[Payload]:
         """The results of local training as they finish; the clients' new states are in `clients`."""
         federation = self.built.federation
         # the longest first, so that no worker is left alone with it at the end
-        jobs = sorted(jobs, key=lambda j: -len(federation.clients[j.client].train))
+        jobs = sorted(jobs, key=lambda j: -len(federation.trainers[j.client].train))
         for d in executor.run(jobs, evaluate_trained="trained" in self.built.recipe.evaluation.models):
             # shared memory between processes is scarce: keep a copy
             self.clients[d.client] = map_tensors(d.state, lambda t: t.clone() if t.is_shared() else t)
@@ -186,7 +186,7 @@ class Round:
             if not d.payload.finite:
                 self.log("update dropped", {"client": d.client, "why": why})
             elif d.payload.tasks:
-                for task in federation.clients[d.client].tasks.keys() - d.payload.tasks.keys():
+                for task in federation.trainers[d.client].tasks.keys() - d.payload.tasks.keys():
                     self.log("update dropped", {"client": d.client, "task": task, "why": why})
             self.ledger.add("local training, sum over clients", d.seconds)
             self.ledger.add("waiting for data, sum over clients", d.result.waiting)

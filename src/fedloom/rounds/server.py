@@ -53,7 +53,7 @@ def dispatch(
     """What the server sends to each client. Clients that get the same vector get the same tensor."""
     clients = list(clients)
     if method.task_vectors:
-        held = {client: federation.clients[client].tasks for client in clients}
+        held = {client: federation.client(client).tasks for client in clients}
         return {client: pack_tasks(method, layout, federation, state, client, tasks) for client, tasks in held.items()}
     needed = frozenset[str]().union(*(rule.needs for rule in method.local))
     broadcast = method.stage.broadcast(state["stage"], clients, state["personal"]) if needed else {}
@@ -140,7 +140,7 @@ def _presence(method: Method, federation: Federation, shared: Layout, payloads: 
     """Which blocks the rows have (K x blocks), or None for all."""
     if federation.unified and method.rows == "client":
         return None
-    masks = [federation.present(federation.clients[p.row[0]], shared, tuple(p.tasks)) for p in payloads]
+    masks = [federation.present(federation.client(p.row[0]), shared, tuple(p.tasks)) for p in payloads]
     return torch.cat([m for m in masks if m is not None]) if masks else torch.zeros(0, len(shared.blocks)).bool()
 
 
@@ -261,7 +261,7 @@ def merge_buffers(
     merged = before.clone()
     means: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
     for block, s in zip(layout.blocks, layout.slices, strict=True):
-        who = [p for p in payloads if block.task is None or block.task in federation.clients[p.row[0]].tasks]
+        who = [p for p in payloads if block.task is None or block.task in federation.client(p.row[0]).tasks]
         if not who:
             continue
         w = torch.tensor([p.n if method.weights == "size" else 1.0 for p in who], dtype=torch.float64)

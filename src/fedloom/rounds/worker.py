@@ -117,7 +117,7 @@ class Worker:
         """client_step, and the scores of the trained model if they are wanted."""
         s = self.setup
         start = time.perf_counter()
-        client = s.federation.clients[job.client]
+        client = s.federation.trainers[job.client]
         try:
             payload, result, state = client_step(
                 s.method, self.model, s.federation, client, job.message, job.state, Ctx(job.round, s.seed), s.training
@@ -177,7 +177,7 @@ class Worker:
             if job.shown:
                 with torch.inference_mode():
                     each = [out for _, out, _ in answers(self.model, part.spread(job.examples), job.shown, *how)]
-                said = {name: torch.cat([out[name].float().cpu() for out in each]) for name in job.shown}
+                    said = {name: torch.cat([out[name].float().cpu() for out in each]) for name in job.shown}
         return job.key, Answers(counted, said)
 
     @contextmanager

@@ -24,12 +24,13 @@ from fedloom.settings.problems import carry, explain, found
 from fedloom.settings.section import Section, strict
 from fedloom.settings.yaml import parse, to_yaml
 from fedloom.study.keys import differs
+from fedloom.study.references import CHANGES, Reference
 
 HOME = files("fedloom.study") / "grids"
 """Where the packaged grids are."""
 FILE = "grid.yaml"
 REFUSED = "refused.json"
-OWN = ("seeds", "delta", "show", "at", "metric", "columns", "also", "title")
+OWN = ("references", "seeds", "delta", "show", "at", "metric", "columns", "also", "title")
 """Keys that KEY=VALUE sets in the grid itself; all others are set in every cell's recipe."""
 NO_VALIDATION = "at is best-validation, and there is no validation score to choose a round by"
 
@@ -64,6 +65,9 @@ class Grid(Section):
     """Changes after the base's. The first is the one that Delta is against where `delta` is 'base'."""
     cells: dict[str, Changes] = Field(default_factory=dict)
     """BASE/ADDON -> changes of this combination alone, after the add-on's."""
+    references: tuple[Reference, ...] | None = None
+    """What stands below the bases: the methods `trivial` and `joint` (see `fedloom.study.references`) without add-ons.
+    By default both, and in a grid that is drawn, none."""
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0, 1, 2), min_length=1)
     delta: str = "base"
     """What Delta is against: 'base' (the same base with the first add-on), 'none', or a cell called BASE/ADDON."""
@@ -105,7 +109,12 @@ class Grid(Section):
                     problems.append((f"{key}.{label}", f"would share its folder with {other!r}: choose another label"))
         if len(set(self.seeds)) < len(self.seeds):
             problems.append(("seeds", f"{list(self.seeds)} found: a seed occurs twice"))
-        cells = [f"{base}/{addon}" for base in self.bases for addon in self.addons]
+        problems += [
+            (f"bases.{label}", "the name is that of a reference: choose another, or leave it out of 'references'")
+            for label in self.bases
+            if label in self.reference_rows
+        ]
+        cells = [f"{base}/{addon}" for base, addon in self.combinations]
         problems += [
             (f"cells.{label}", f"no such cell, expected BASE/ADDON.{nearest(label, cells)}")
             for label in self.cells
@@ -123,6 +132,19 @@ class Grid(Section):
         if problems:
             raise carry(problems)
         return self
+
+    @property
+    def combinations(self) -> tuple[tuple[str, str], ...]:
+        """(base, add-on) of every line, the references last."""
+        first = next(iter(self.addons))
+        own = tuple((base, addon) for base in self.bases for addon in self.addons)
+        return *own, *((name, first) for name in self.reference_rows)
+
+    @property
+    def reference_rows(self) -> tuple[Reference, ...]:
+        """`references`, or their default."""
+        default: tuple[Reference, ...] = () if self.figure else tuple(CHANGES)
+        return default if self.references is None else self.references
 
     def reference(self, base: str) -> tuple[str, str] | None:
         """(base, add-on) that cells of `base` are compared with, None for none."""
@@ -171,8 +193,8 @@ def cells(grid: Grid) -> Iterator[Cell]:
     """Seed by seed, so that every cell has a first number early."""
     for seed in grid.seeds:
         for data, row in grid.data.items():
-            for base in grid.bases:
-                for addon in grid.addons if row.bases is None or base in row.bases else ():
+            for base, addon in grid.combinations:
+                if row.bases is None or base in (*row.bases, *grid.reference_rows):
                     yield Cell(data, base, addon, seed)
 
 
@@ -251,11 +273,11 @@ def recipes(grid: Grid) -> dict[Cell, Recipe]:
     for cell in cells(grid):
         row, single = grid.data[cell.data], grid.cells.get(f"{cell.base}/{cell.addon}", {})
         # JSON is YAML, so a value can travel in a KEY=VALUE text; one code path applies them all.
-        changes = [
-            f"{key}={json.dumps(value)}"
-            for part in (row.set, grid.bases[cell.base], grid.addons[cell.addon], single, grid.set)
-            for key, value in part.items()
-        ]
+        if cell.base in grid.bases:
+            parts = [row.set, grid.bases[cell.base], grid.addons[cell.addon], single, grid.set]
+        else:
+            parts = [row.set, grid.set, CHANGES[cell.base]]  # type: ignore[index]
+        changes = [f"{key}={json.dumps(value)}" for part in parts for key, value in part.items()]
         try:
             recipe = load(row.recipe, [*changes, f"seed={cell.seed}"])
         except RecipeError as error:
@@ -281,9 +303,9 @@ def select(grid: Grid, labels: Sequence[str]) -> set[Cell]:
 
     Raises RecipeError for an unknown label.
     """
-    kinds: dict[str, Collection[str]] = {"data": grid.data, "base": grid.bases, "addon": grid.addons}
+    kinds: dict[str, Collection[str]] = {"data": grid.data, "base": [base for base, _ in grid.combinations], "addon": grid.addons}
     for label in labels:
-        known = [one for kind in kinds.values() for one in kind]
+        known = list(dict.fromkeys(one for kind in kinds.values() for one in kind))
         if label not in known:
             raise RecipeError(f"no label {label!r} in the grid.{nearest(label, known)} Labels: {', '.join(known)}")
     wanted = {kind: chosen for kind, known in kinds.items() if (chosen := set(labels) & set(known))}

@@ -69,6 +69,20 @@ class Classification(Task):
         """A new confusion matrix."""
         return ConfusionMetric(self.name, self.channels)
 
+    def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Examples of each class (C), and labelled ones (1)."""
+        counts = torch.bincount(target[target >= 0], minlength=self.channels).double()
+        return counts, counts.sum(0, keepdim=True)
+
+    def constant(self, mean: Tensor) -> Tensor:
+        """Logarithms of the classes' shares."""
+        return log_share(mean)
+
+
+def log_share(p: Tensor) -> Tensor:
+    """Its logarithm; shares below a millionth count as one."""
+    return p.clamp(min=1e-6).log()
+
 
 class RankMetric(ConfusionMetric):
     """Also the area under the ROC curve (AUC) of class 1 against class 0; keeps one number an example."""

@@ -10,15 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from fedloom.errors import RecipeError
-from fedloom.tasks import losses
+from fedloom.tasks import labels, losses
+from fedloom.tasks.classification import log_share
 from fedloom.tasks.edges import OdsF
 from fedloom.tasks.heads import UpHead
 from fedloom.tasks.metrics import Absent, DepthError, MaxF, MeanIoU, Measures, NormalError, PlainEdgeF, probability
-from fedloom.tasks.task import Direction, Task
+from fedloom.tasks.task import IGNORE, Direction, Task
 
 Label = Literal["classes", "binary", "normals", "depth"]
 
@@ -43,6 +45,35 @@ class DenseTask(Task):
         return UpHead(features, self.channels)
 
 
+def _like(task: DenseTask, target: Tensor) -> Tensor:
+    """The shape of a prediction for labels."""
+    return torch.empty(len(target), task.channels, *target.shape[-2:], device="meta")
+
+
+def _total(values: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums over a batch of what is valid (B x k x H x W and B x H x W)."""
+    values = torch.where(valid.unsqueeze(1), values, 0)
+    return values.sum(0, dtype=torch.float64), valid.sum(0, keepdim=True).double()
+
+
+@dataclass(frozen=True)
+class BinaryTask(DenseTask):
+    """Each pixel is or is not: labels 0 or 1; two channels (no, yes), or one logit."""
+
+    label: ClassVar[Label] = "binary"
+    widths: ClassVar[tuple[int, ...]] = (1, 2)
+
+    def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
+        """How often each pixel is (1 x H x W), and how often it has a label."""
+        y, valid = labels.binary(target, _like(self, target))
+        return _total(y.unsqueeze(1), valid)
+
+    def constant(self, mean: Tensor) -> Tensor:
+        """Logarithms of the shares of both, or their difference."""
+        no, yes = log_share(1 - mean), log_share(mean)
+        return yes - no if self.channels == 1 else torch.cat([no, yes])
+
+
 @dataclass(frozen=True)
 class Semseg(DenseTask):
     """Semantic segmentation: one of `channels` classes per pixel, labels 0..channels-1.
@@ -65,6 +96,17 @@ class Semseg(DenseTask):
         """mIoU and pixel accuracy."""
         return Measures(self.name, self.metrics, MeanIoU(self.channels, absent=self.absent))
 
+    def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
+        """How often each pixel is of each class (C x H x W), and how often it has a label."""
+        y = labels.classes(target, _like(self, target))
+        valid = (y != IGNORE).double()
+        counts = torch.zeros(self.channels, *y.shape[1:], dtype=torch.float64)
+        return counts.scatter_add_(0, torch.where(y == IGNORE, 0, y), valid), valid.sum(0, keepdim=True)
+
+    def constant(self, mean: Tensor) -> Tensor:
+        """Logarithms of the classes' shares."""
+        return log_share(mean)
+
 
 @dataclass(frozen=True)
 class HumanParts(Semseg):
@@ -77,15 +119,13 @@ class HumanParts(Semseg):
 
 
 @dataclass(frozen=True)
-class Saliency(DenseTask):
+class Saliency(BinaryTask):
     """Which pixels stand out: labels 0 or 1; two channels (background, salient), or one logit."""
 
     channels: int = 2
     weight: float = 5.0
 
     kind: ClassVar[str] = "saliency"
-    label: ClassVar[Label] = "binary"
-    widths: ClassVar[tuple[int, ...]] = (1, 2)
     metrics: ClassVar[Mapping[str, Direction]] = {"maxf": "max", "max_iou": "max"}
     primary: ClassVar[str] = "maxf"
 
@@ -124,6 +164,10 @@ class Normals(DenseTask):
         """Mean angle in degrees, and shares of small angles."""
         return Measures(self.name, self.metrics, NormalError())
 
+    def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum of each pixel's vectors (3 x H x W), and how many it has."""
+        return _total(*labels.normals(target, _like(self, target)))
+
 
 @dataclass(frozen=True)
 class Depth(DenseTask):
@@ -154,9 +198,18 @@ class Depth(DenseTask):
         """RMSE, MAE, relative error and the delta thresholds."""
         return Measures(self.name, self.metrics, DepthError(limit=self.limit, log=self.log))
 
+    def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum of each pixel's metres (1 x H x W), and how often they are known."""
+        metres, valid = labels.depth(target, _like(self, target))
+        return _total(metres.unsqueeze(1), valid)
+
+    def constant(self, mean: Tensor) -> Tensor:
+        """The mean in metres, as the head says it."""
+        return mean.log1p() if self.log else mean
+
 
 @dataclass(frozen=True)
-class Edge(DenseTask):
+class Edge(BinaryTask):
     """Boundaries: labels 0 or 1 (shares of annotators train as they are, and count as edges from 0.5 up).
 
     `positive_weight` and `negative_weight` weigh the loss of edge and other pixels (see `losses.edge_bce`).
@@ -175,7 +228,6 @@ class Edge(DenseTask):
     thresholds: int = 99
 
     kind: ClassVar[str] = "edge"
-    label: ClassVar[Label] = "binary"
     widths: ClassVar[tuple[int, ...]] = (1,)
 
     @property

@@ -68,6 +68,15 @@ class Regression(Task):
         error = torch.where(valid, output[:, 0] - (target - self.mean) / self.std, 0)
         return error.square().sum() / valid.sum().clamp(min=1)
 
+    def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Sum of the targets in their own units, and how many there are (1 each)."""
+        there = target[~target.isnan()].double()
+        return there.sum(0, keepdim=True), torch.tensor([float(len(there))], dtype=torch.float64)
+
+    def constant(self, mean: Tensor) -> Tensor:
+        """The standardised mean."""
+        return (mean - self.mean) / self.std
+
     def metric(self) -> SquaredError:
         """New sums."""
         return SquaredError(self.mean, self.std)

@@ -69,3 +69,15 @@ class Task(ABC):
     @abstractmethod
     def metric(self) -> Metric:
         """A new accumulator of this task's metrics."""
+
+    def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
+        """What an answer that ignores its input is made of (`constant`), from a batch of labels, which may be missing.
+
+        (sum of the labels as numbers, as many as there are classes where they are classes: k x ...; how many there
+        were: 1 x ...); one a pixel where labels are maps. A task that has no such answer need not have this.
+        """
+        raise NotImplementedError(f"task {self.name!r}: {type(self).__name__} does not say what its labels' mean is")
+
+    def constant(self, mean: Tensor) -> Tensor:
+        """The output (channels x ...) that answers with the mean (k x ...) of the labels, as `sums` adds them up."""
+        return mean

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from fedloom.maths.prototypes import fpl_loss as fpl_loss
     from fedloom.maths.prototypes import prototype_pull as prototype_pull
     from fedloom.maths.prototypes import relaxed_contrast as relaxed_contrast
+    from fedloom.training.averages import LabelMeans as LabelMeans
     from fedloom.training.clusters import BestCluster as BestCluster
     from fedloom.training.clusters import SoftAnchors as SoftAnchors
     from fedloom.training.config import Optimizer as Optimizer

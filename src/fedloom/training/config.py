@@ -81,7 +81,8 @@ class Training(Section):
         return self.epochs or 1
 
     def of(self, domain: str | None) -> Training:
-        """The settings for clients of a domain."""
+        """The settings for clients of a domain; None: for one with the examples of all, which gets the most epochs."""
         if not isinstance(self.epochs, dict):
             return self
-        return self.model_copy(update={"epochs": self.epochs[str(domain)]})
+        epochs = max(self.epochs.values()) if domain is None else self.epochs[domain]
+        return self.model_copy(update={"epochs": epochs})

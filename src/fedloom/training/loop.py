@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -73,6 +73,7 @@ class Additions:
     broadcast: Mapping[str, Tensor] = field(default_factory=dict)
     validate: Callable[[], Mapping[str, float]] | None = None
     losses: Callable[[], Tensor] | None = None
+    labels: Callable[[], Iterable[Mapping[str, Tensor]]] | None = None
 
 
 def batches(
@@ -159,6 +160,7 @@ def _train(
         features=FeatureRecorder(model) if any(rule.features for rule in rules) else None,
         validate=added.validate,
         losses=added.losses,
+        labels=added.labels,
     )
     states = memory.get("rules") or {str(i): rule.init(view.base) for i, rule in enumerate(rules)}
     states = {str(i): rule.begin(view, states[str(i)]) for i, rule in enumerate(rules)}

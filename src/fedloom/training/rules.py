@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -38,6 +38,7 @@ class View:
     features  for rules that ask for them: the batch's encoder features (B x F), now and under other models
     validate  task -> mean loss of the current model on the client's validation data
     losses    the loss of each of the client's training examples (n) under the current model
+    labels    the labels of the client's training examples, as they are measured and batch by batch
     """
 
     params: Tensor
@@ -57,6 +58,7 @@ class View:
     features: FeatureRecorder | None = None
     validate: Callable[[], Mapping[str, float]] | None = None
     losses: Callable[[], Tensor] | None = None
+    labels: Callable[[], Iterable[Mapping[str, Tensor]]] | None = None
 
 
 class LocalRule:

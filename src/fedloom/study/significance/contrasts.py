@@ -17,6 +17,7 @@ from typing import Any, Literal
 from fedloom.errors import StateError
 from fedloom.runs.reader import TaskMetric
 from fedloom.study.grid import Grid
+from fedloom.study.references import at_trivial, note
 from fedloom.study.significance.pairs import Numbers, client_gains, holders, of_clients, refusal
 from fedloom.study.significance.statistics import EXACT, LEVEL, NOISE, Paired, against_zero, holm, p_text, paired
 from fedloom.study.tables.compare import Comparison
@@ -179,7 +180,7 @@ def contrasts(comparison: Comparison, over: Over = "seeds") -> Contrasts:
     lines: list[Contrast] = []
     alone = []
     for side in others:
-        found = _against("", side, base, comparison.rows, over)
+        found = _against("", side, base, comparison.rows, over, untold=comparison.untold)
         lines += found
         alone += [] if found else [side.label]
     if not lines:
@@ -205,13 +206,31 @@ def grid_contrasts(grid: Grid, folder: Path, split: str = "test", over: Over = "
     if grid.delta == "none":
         raise StateError(f"grid {grid.name}: delta is none, so nothing is compared: set it, as in delta: base")
     sides, rows, notes = of_grid(grid, folder, split)
+    untold = {
+        data: at_trivial(
+            [
+                (base if base in grid.reference_rows else "", side.means)
+                for (name, base, _), side in sides.items()
+                if name == data
+            ],
+            {row.task: row.direction for row in rows[data]},
+        )
+        for data in rows
+    }
+    notes += tuple(f"{data}: {note(tasks)}" for data, tasks in untold.items() if tasks)
     lines, alone = [], []
     for (data, base, _), side in sides.items():
+        if base in grid.reference_rows:
+            continue
         reference = grid.reference(base)
         assert reference is not None
         other = sides.get((data, *reference))
         if other is not side:
-            found = [] if other is None else _against(data, side, other, rows[data], over, grid.show != "domains")
+            found = (
+                []
+                if other is None
+                else _against(data, side, other, rows[data], over, grid.show != "domains", untold[data])
+            )
             lines += found
             alone += [] if found else [f"{data} / {side.label}"]
     if not lines:
@@ -224,9 +243,15 @@ def grid_contrasts(grid: Grid, folder: Path, split: str = "test", over: Over = "
 
 
 def _against(
-    data: str, one: Side, base: Side, rows: Sequence[TaskMetric], over: Over, by_client: bool = True
+    data: str,
+    one: Side,
+    base: Side,
+    rows: Sequence[TaskMetric],
+    over: Over,
+    by_client: bool = True,
+    untold: Sequence[str] = (),
 ) -> list[Contrast]:
-    """The lines of one method against its base: its tasks, and all of them together."""
+    """The lines of one method against its base: its tasks, and all but the `untold` ones together."""
     seeds = [seed for seed in one.values if seed in base.values]
     if not seeds:
         return []
@@ -254,7 +279,10 @@ def _against(
                 better = fmean(sum(gain > 0 for gain in gains) / len(gains) for gains in each)
                 test = replace(test, better=better, worst=fmean(min(gains) for gains in each))
             tests.append(test)
-    deltas = {pair: delta_m(of, others[pair], directions) for pair, of in both.items()}
+    told = {pair: {task: v for task, v in of.items() if task not in untold} for pair, of in both.items()}
+    if not any(told.values()):
+        return tests
+    deltas = {pair: delta_m(of, others[pair], directions) for pair, of in told.items()}
     test = Contrast(data, one.label, base.label, None, tuple(seeds), deltas, fmean(deltas.values()))
     # where one number stands for all clients, their Δm differ only because their tasks do
     reason = next((t.reason for t in tests if t.state == "refused"), "")

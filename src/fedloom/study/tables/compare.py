@@ -15,6 +15,7 @@ from fedloom.errors import StateError, nearest
 from fedloom.extras import need
 from fedloom.runs.reader import Final, Run, TaskMetric, human_bytes
 from fedloom.study.keys import QUIET, differs, value_at
+from fedloom.study.references import at_trivial, note
 from fedloom.study.tables.markup import csv_text, full, latex, span, tex
 from fedloom.tasks.delta import delta_m, without_base
 
@@ -85,6 +86,8 @@ class Comparison:
     split: str
     base: str | None = None
     notes: tuple[str, ...] = ()
+    untold: tuple[str, ...] = ()
+    """The tasks on which no method is better than the trivial answer, so that Delta_m leaves them out."""
 
     @property
     def caption(self) -> str:
@@ -148,10 +151,10 @@ class Comparison:
     def _grid(self) -> list[tuple[str, list[str], list[bool]]]:
         """(row name, one text per column, whether each is the best)."""
         plain = [False] * len(self.columns)
-        grid = [
-            (str(row), [str(c.cells[row]) for c in self.columns], [c.label in self.best(row) for c in self.columns])
-            for row in self.rows
-        ]
+        grid = []
+        for row in self.rows:
+            name, best = f"{row}{' †' if row.task in self.untold else ''}", self.best(row)
+            grid.append((name, [str(c.cells[row]) for c in self.columns], [c.label in best for c in self.columns]))
         if self.base is not None:
             deltas = ["base" if c.delta is None else c.delta.signed for c in self.columns]
             grid.append((f"Δm % against {self.base}", deltas, plain))
@@ -197,10 +200,14 @@ def compare(
     if len(columns) == 1 and base is None:
         return Comparison(tuple(columns), rows, split, notes=tuple(notes))
     reference = columns[0] if base is None else _find(columns, base)
-    columns = [c if c is reference else _with_delta(c, reference, rows, notes) for c in columns]
+    found = [(c.runs[0].info["method"], {r.task: c.cells[r].mean for r in rows}) for c in columns]
+    untold = at_trivial(found, {row.task: row.direction for row in rows})
+    notes += [note(untold)] if untold else []
+    told = tuple(row for row in rows if row.task not in untold)
+    columns = [c if c is reference else _with_delta(c, reference, told, notes) for c in columns]
     for pairing in sorted({c.pairing for c in columns if c.pairing}):
         notes.append(f"Δm of {', '.join(c.label for c in columns if c.pairing == pairing)}: {pairing}.")
-    return Comparison(tuple(columns), rows, split, reference.label, tuple(notes))
+    return Comparison(tuple(columns), rows, split, reference.label, tuple(notes), tuple(untold))
 
 
 def _column(label: str, runs: Sequence[Run], rows: Sequence[TaskMetric], split: str) -> RunSet:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 
 from fedloom.runs.reader import Final, Run, TaskMetric
 from fedloom.study.grid import Grid, together
@@ -24,6 +25,12 @@ class Side:
     finals: Mapping[int, Final]
     values: Mapping[int, Mapping[str, float]]
     """Seed -> task -> number."""
+
+    @property
+    def means(self) -> dict[str, float]:
+        """Task -> mean over seeds, of tasks that every seed has."""
+        tasks = set[str].intersection(*(set(values) for values in self.values.values()))
+        return {task: fmean(values[task] for values in self.values.values()) for task in sorted(tasks)}
 
     @cached_property
     def clients(self) -> dict[int, dict[str, Final]]:

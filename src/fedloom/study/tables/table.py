@@ -15,6 +15,7 @@ from typing import Literal
 from fedloom.errors import RecipeError, StateError, nearest
 from fedloom.runs.reader import ARROWS, Run
 from fedloom.study.grid import Cell, Grid, cells, refused_in, together
+from fedloom.study.references import at_trivial, note
 from fedloom.study.tables.compare import Estimate
 from fedloom.study.tables.domains import domain_history
 from fedloom.study.tables.results import Combination, CombinationRuns, Values, about_model, change, read
@@ -52,6 +53,8 @@ class Column:
     task: str = ""
     metric: str = "delta_m"
     direction: str = "max"
+    untold: bool = False
+    """Whether no method is better than the trivial answer, so that Delta leaves the task out."""
 
     def __str__(self) -> str:
         return " ".join(part for part in self.parts if part)
@@ -64,7 +67,7 @@ class Column:
             return above, f"{name} {ARROWS[self.direction]}"
         if not self.metric:  # nothing has been run that could tell
             return self.task, ""
-        return self.task, f"{SPOKEN.get(self.metric, (self.metric,))[0]} {ARROWS[self.direction]}"
+        return self.task + " †" * self.untold, f"{SPOKEN.get(self.metric, (self.metric,))[0]} {ARROWS[self.direction]}"
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,7 @@ class GridTable:
         by_data = {name: [i for i, c in enumerate(self.columns) if c.data == name] for name in self.groups}
         # a data set of which nothing has been run has a single column
         found = [at for at in by_data.values() if len(at) > 1]
-        heads = {tuple(replace(self.columns[i], data="") for i in at) for at in found}
+        heads = {tuple(replace(self.columns[i], data="", untold=False) for i in at) for at in found}
         if len(self.columns) <= WIDEST or len(by_data) < 2 or len(heads) != 1:
             return self.columns, (("", self.lines),)
         width = len(found[0])
@@ -162,7 +165,7 @@ def tabulate(grid: Grid, folder: Path, split: str = "test") -> GridTable:
     refused = refused_in(folder)
     maker = _Maker(grid, split, results, refused, {data: columns_of(grid, data, results) for data in grid.data})
     columns = tuple(column for data in grid.data for column in maker.columns[data])
-    lines = [line for base in grid.bases for addon in grid.addons for line in maker.lines(base, addon)]
+    lines = [line for base, addon in grid.combinations for line in maker.lines(base, addon)]
     if grid.show != "clients":
         lines = _with_best(lines, columns)
     finals = [final for result in results.values() for final in result.finals.values()]
@@ -229,6 +232,12 @@ class _Maker:
     def __post_init__(self) -> None:
         self.left_out: dict[str, set[str]] = {}
         """Whose Delta leaves out tasks -> which, because the reference is 0 or undefined there."""
+        self.untold = {data: self._untold(data) for data in self.columns}
+        """Data set -> the tasks on which no method is better than the trivial answer."""
+        self.columns = {
+            data: tuple(replace(c, untold=c.task in self.untold[data]) for c in columns)
+            for data, columns in self.columns.items()
+        }
 
     @property
     def notes(self) -> list[str]:
@@ -236,6 +245,11 @@ class _Maker:
         notes = [
             f"{DELTA} of {name} leaves out {', '.join(sorted(out))}: 0 or undefined in the base."
             for name, out in self.left_out.items()
+        ]
+        notes += [
+            note(tasks) if len(self.columns) == 1 else f"{data}: {note(tasks)}"
+            for data, tasks in self.untold.items()
+            if tasks
         ]
         notes += [f"refused: {name}: {reason}." for name, reason in self.refused.items()]
         if any(0 < len(result.runs) < len(self.grid.seeds) for result in self.results.values()):
@@ -324,7 +338,23 @@ class _Maker:
         return TableEntry("refused" if Cell(data, base, addon, 0).combination in self.refused else "missing")
 
     def _directions(self, data: str) -> dict[str, str]:
-        return {column.task: column.direction for column in self.columns[data] if column.task}
+        """The tasks that Delta counts."""
+        return {c.task: c.direction for c in self.columns[data] if c.task and not c.untold}
+
+    def _untold(self, data: str) -> list[str]:
+        columns = [column for column in self.columns[data] if column.task]
+        found = [
+            (base if base in self.grid.reference_rows else "", means(columns, result))
+            for (name, base, _), result in self.results.items()
+            if name == data
+        ]
+        return at_trivial(found, {column.task: column.direction for column in columns})
+
+
+def means(columns: Sequence[Column], result: CombinationRuns) -> dict[str, float]:
+    """Task -> mean over seeds."""
+    found = {column.task: estimate(column, columns, result.runs, result.values()) for column in columns}
+    return {task: number.mean for task, number in found.items() if number is not None}
 
 
 def columns_of(grid: Grid, data: str, results: Mapping[Combination, CombinationRuns]) -> tuple[Column, ...]:

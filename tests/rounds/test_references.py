@@ -1,0 +1,241 @@
+"""What federations are compared with: the answer without any input, and training on all data in one place."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedloom
+from fedloom.data.dataset import TensorExamples, Withheld, without_label
+from fedloom.engines.api import Result, plan, trained_models
+from fedloom.errors import DataError, RecipeError
+from fedloom.methods import joint, trivial
+from fedloom.rounds.build import build
+from fedloom.rounds.federation import TOGETHER, Part, together
+from fedloom.stages import Identity
+from fedloom.tasks import BinaryClassification, Classification, Depth, Edge, Normals, Regression, Saliency, Semseg
+from fedloom.training.averages import label_means
+from tests_support import POOLED, assert_same, load_recipe, outcome, stopped_after
+
+Quick = Callable[..., Result]
+ALIKE = ("partition={name: iid, clients: 3}", "training={rounds: 2, epochs: 1, batch_size: 5000, optimizer: {lr: 0.1}}")
+SCENES = ("data.count=48", "data.test_count=12", "training.rounds=1", "training.epochs=1", "training.schedule.warmup=0")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDLOOM_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def values(result: Result, split: str = "test") -> dict[tuple[str, str], float]:
+    """(task, metric) -> the final number."""
+    final = result.run.final(split)
+    return {(task, metric): v for task, of in final.values.items() for metric, v in of.items()}
+
+
+def test_the_trivial_answer_to_classes_is_the_most_frequent_one(quick: Quick) -> None:
+    built = build(load_recipe("method=trivial"))
+    found = values(quick("method=trivial"))
+    for task in built.federation.tasks:
+        clients = [c for c in built.federation.clients.values() if task.name in c.tasks]
+        held = np.concatenate([built.dataset.train.labels_of(task.name)[c.train.positions] for c in clients])
+        truth = built.dataset.test.labels_of(task.name)
+        share = np.bincount(held) / len(held)
+        assert found[task.name, "accuracy"] == pytest.approx((truth == share.argmax()).mean())
+        assert found[task.name, "loss"] == pytest.approx(-np.log(share[truth]).mean(), rel=1e-5)
+
+
+def test_the_trivial_answer_to_maps_is_pixel_by_pixel(tmp_path: Path) -> None:
+    recipe = load_recipe(*SCENES, "training.steps=null", "method=trivial", recipe="feddea/scenes")
+    built = build(recipe)
+    found = values(fedloom.run(recipe, tmp_path / "run"))
+    every = torch.arange(len(built.dataset.test))
+    cpu = torch.device("cpu")
+
+    def labels(task: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        (client,) = (c for c in built.federation.clients.values() if task in c.tasks)
+        mine = built.dataset.train.batch(client.train.index, cpu, tasks=[task])[1][task].double().numpy()
+        return mine, built.dataset.test.batch(every, cpu, tasks=[task])[1][task].double().numpy()
+
+    mine, truth = (of.reshape(len(of), *of.shape[-2:]) for of in labels("depth"))
+    known, asked = (np.isfinite(of) & (of > 0) & (of != 255) for of in (mine, truth))
+    counted = known.sum(0)
+    mean = np.where(counted > 0, (mine * known).sum(0) / np.maximum(counted, 1), mine[known].mean())
+    squares = ((mean - truth) ** 2)[asked]
+    assert found["depth", "rmse"] == pytest.approx(math.sqrt(squares.mean()), rel=1e-4)
+    mine, truth = (of.reshape(len(of), *of.shape[-2:]) for of in labels("semseg"))
+    votes = np.stack([(mine == c).sum(0) for c in range(int(mine[mine != 255].max()) + 1)])
+    right = (votes.argmax(0) == truth)[truth != 255]
+    assert found["semseg", "pixel_accuracy"] == pytest.approx(right.mean(), abs=1e-6)
+    mine, truth = labels("normals")
+    there = ((mine != 255).all(1) & (mine != 0).any(1))[:, None]
+    mean = (mine * there).sum(0)
+    mean = np.where(np.linalg.norm(mean, axis=0) > 0, mean, (mine * there).sum((0, 2, 3))[:, None, None])
+    mean = mean / np.linalg.norm(mean, axis=0)
+    asked = (truth != 255).all(1) & (truth != 0).any(1)
+    cosine = (mean * truth).sum(1) / np.maximum(np.linalg.norm(truth, axis=1), 1e-9)
+    angles = np.degrees(np.arccos(cosine.clip(-1, 1)))[asked]
+    assert found["normals", "merr"] == pytest.approx(angles.mean(), rel=1e-3)
+
+
+def test_the_answer_is_kept_in_later_rounds_and_early_ones(quick: Quick) -> None:
+    _, lines = outcome(quick("method=trivial", "training.rounds=3"))
+    each = [[m["value"] for m in line["metrics"]] for line in lines[1:]]
+    assert each[0] == each[1] == each[2]
+    assert each[0] != [m["value"] for m in lines[0]["metrics"]]
+
+
+def test_means_of_every_kind_of_label_by_hand() -> None:
+    zeros = torch.zeros(2, 2)
+
+    def constant(task: Any, *batches: Any) -> torch.Tensor:
+        return label_means({"t": task}, [{"t": torch.as_tensor(batch)} for batch in batches])["t"]
+
+    shares = constant(Classification("t", 3), [0, 0, -1], [1, 0])
+    torch.testing.assert_close(shares.exp(), torch.tensor([0.75, 0.25, 1e-6]))
+    assert constant(BinaryClassification("t"), [0, 1, 1, 1]).exp().tolist() == pytest.approx([0.25, 0.75])
+    target = torch.tensor([1.0, math.nan, 5.0])
+    assert constant(Regression("t", mean=1.0, std=4.0), target).tolist() == [0.5]
+    # the second pixel of the first row has no label: it gets the mean over all pixels
+    maps = torch.tensor([[[1.0, 255], [4, 6]], [[3, 255], [-1, 2]]])
+    depth = torch.tensor([[2.0, 16 / 5], [4.0, 4.0]])
+    torch.testing.assert_close(constant(Depth("t"), maps), depth[None])
+    torch.testing.assert_close(constant(Depth("t", log=True), maps[:1], maps[1:]), depth.log1p()[None])
+    marks = torch.tensor([[[0.0, 255], [1, 1]], [[1, 255], [1, 0]]])
+    yes = torch.tensor([[0.5, 4 / 6], [1.0, 0.5]])
+    torch.testing.assert_close(constant(Edge("t"), marks).sigmoid()[0], yes, atol=1e-5, rtol=0)
+    torch.testing.assert_close(constant(Saliency("t"), marks).softmax(0)[1], yes, atol=1e-5, rtol=0)
+    found = constant(Semseg("t", 3), torch.tensor([[[0, 2], [1, 255]], [[0, 1], [1, 255]], [[2, 2], [1, -1]]]))
+    assert found.argmax(0)[0].tolist() == [0, 2]
+    assert found[:, 1, 1].exp().tolist() == pytest.approx([2 / 9, 4 / 9, 3 / 9])  # no label here: as everywhere
+    east, up = torch.tensor([1.0, 0, 0]), torch.tensor([0.0, 0, 1])
+    vectors = torch.stack([east, up, up, torch.full((3,), 255.0)])[:, :, None, None]
+    torch.testing.assert_close(constant(Normals("t"), vectors)[:, 0, 0], torch.tensor([1 / 3, 0, 2 / 3]))
+    assert label_means({"t": Depth("t")}, [{"t": zeros[None]}]) == {}
+
+
+def test_labels_that_no_client_holds_are_not_seen() -> None:
+    recipe = load_recipe("method=joint", "partition.all_task_clients=0")
+    built = build(recipe)
+    (trainer,) = built.federation.trainers.values()
+    clients = built.federation.clients.values()
+    assert trainer.id == TOGETHER
+    assert sorted(trainer.train.positions) == sorted(p for c in clients for p in c.train.positions)
+    for client in clients:
+        (task,) = client.tasks
+        assert set(trainer.train.of(task).positions) == set(client.train.positions)
+        assert set(trainer.val.of(task).positions) == set(client.val.positions)
+        _, labels = trainer.train.examples.batch(client.train.index, torch.device("cpu"))
+        assert {name: bool((y >= 0).any()) for name, y in labels.items()} == {name: name == task for name in labels}
+
+
+def test_who_holds_all_labels_sees_them_as_they_are() -> None:
+    examples = TensorExamples(torch.zeros(6, 1), {"a": torch.arange(6), "b": torch.tensor([0, -1, 1, 1, 0, 0])})
+    one, two = Part(examples, np.array([3, 4]), "own"), Part(examples, np.array([0, 1]), "own")
+    both = together([(one, ["a"]), (two, ["a"])])
+    assert both.examples is examples
+    assert both.positions.tolist() == [0, 1, 3, 4]
+    some = together([(one, ["a"]), (two, ["a", "b"])])
+    assert some.of("b").positions.tolist() == [0]  # 1 has no label, 3 and 4 are of a client without the task
+    assert isinstance(some.examples, Withheld)
+    assert len(some.examples) == 6
+    assert some.examples.labels_of("b").tolist() == [0, -1, -1, -1, -1, -1]
+
+
+def test_withheld_labels_are_missing_ones_of_their_kind() -> None:
+    gone = torch.tensor([True, False])
+    assert without_label(torch.tensor([1, 2]), gone).tolist() == [-1, 2]
+    assert without_label(torch.tensor([1.0, 2.0]), gone).tolist() == pytest.approx([math.nan, 2], nan_ok=True)
+    for task, target in {
+        Semseg("t", 4): torch.ones(2, 2, 2, dtype=torch.long),
+        Depth("t"): torch.ones(2, 1, 2, 2),
+        Normals("t"): torch.ones(2, 3, 2, 2),
+        Edge("t"): torch.ones(2, 2, 2),
+    }.items():
+        pred = torch.rand(2, task.channels, 2, 2)
+        both, one = (task.loss(pred[at], without_label(target, gone)[at]) for at in (slice(0, 2), slice(1, 2)))
+        torch.testing.assert_close(both, one)  # a mean over the labels that are there
+
+
+def test_joint_training_is_fedavg_where_each_takes_one_step_on_all_it_has(quick: Quick) -> None:
+    """A mean of the clients' gradients, by examples, is the gradient on all examples."""
+    for model in ("mlp", "small-cnn"):
+        one = quick(*ALIKE, f"model={model}", "method=joint")
+        two = quick(*ALIKE, f"model={model}", "method=fedavg")
+        (a,), (b,) = (trained_models(run.folder).values() for run in (one, two))
+        assert a.keys() == b.keys()
+        for name, tensor in a.items():
+            torch.testing.assert_close(tensor, b[name], atol=2e-5, rtol=1e-4)
+
+
+def test_it_makes_the_steps_of_the_largest_client_and_passes_over_all(quick: Quick) -> None:
+    changes = ("training={rounds: 1, epochs: 2, batch_size: 16}", "partition.all_task_clients=1")
+    built = build(load_recipe(*changes, "method=joint"))
+    sizes = [len(c.train) for c in built.federation.clients.values()]
+    run = quick(*changes, "method=joint").run
+    (line,) = run.rounds[1:]
+    assert line["cohort"] == [TOGETHER]
+    assert {record["client"] for record in line["train"]} == {TOGETHER}
+    assert {record["steps"] for record in line["train"]} == {2 * -(-max(sizes) // 16)}
+    assert {record["examples"] for record in line["train"]} == {2 * sum(sizes)}
+    assert run.bytes_total() == {"up": 0, "down": 0}
+    assert run.bits_per_task() == 0
+    assert {m["client"] for m in line["metrics"]} == set(built.federation.clients)
+
+
+@pytest.mark.parametrize("method", [*POOLED, "{name: joint, add: {by-task: {}}}", "{name: joint, add: {feddea: {}}}"])
+def test_resume_is_bit_identical(method: str, tmp_path: Path) -> None:
+    recipe = load_recipe(f"method={method}", "training.rounds=3")
+    whole = fedloom.run(recipe, tmp_path / "whole")
+    assert_same(whole, fedloom.resume(stopped_after(1, tmp_path / "part", recipe)))
+
+
+def test_each_task_may_have_a_model_of_its_own(quick: Quick) -> None:
+    found = trained_models(quick("method={name: joint, add: {by-task: {}}}").folder)
+    assert set(found) == {"task/digit", "task/parity", "task/large", "task/holes"}
+
+
+@pytest.mark.parametrize(
+    "change", ["peers={}", "runtime.engine=flower", "runtime.engine=cluster", "training.stacked=true"]
+)
+def test_where_examples_cannot_lie_in_one_place(change: str) -> None:
+    with pytest.raises(RecipeError, match="joint needs the examples of all clients in one place|but joint does more"):
+        build(load_recipe("method=joint", change))
+
+
+def test_refusals_of_what_makes_no_sense() -> None:
+    with pytest.raises(ValueError, match="one model is for all"):
+        fedloom.Method(stage=Identity(), private="*", pooled=True)
+    built = build(load_recipe())
+    client = next(iter(built.federation.clients.values()))
+    with pytest.raises(DataError, match="client 'together': the name is that of the trainer"):
+        fedloom.rounds.federation.Federation(built.federation.tasks, {TOGETHER: client}).pooled()
+    assert joint().pooled
+    assert trivial().pooled
+
+
+def test_show_estimates_the_trivial_answer(quick: Quick) -> None:
+    """On all examples the estimate is what the method measures."""
+    found = plan(load_recipe())
+    truth = values(quick("method=trivial"))
+    assert {task: metric for task, (metric, _) in found.trivial.items()} == dict.fromkeys(found.trivial, "accuracy")
+    assert len(found.trivial) == 4
+    for task, (metric, value) in found.trivial.items():
+        assert value == pytest.approx(truth[task, metric], abs=0.05)
+
+
+def test_a_report_of_a_reference_can_be_made(quick: Quick) -> None:
+    from fedloom.study.report import write
+
+    for method in POOLED:
+        page = write(quick(f"method={method}").folder)
+        assert TOGETHER in json.dumps(page.read_text())
