@@ -53,6 +53,8 @@ WHY = (
     "are there already",
     "running statistics",
     "are of one instant",
+    "so it is for all",
+    "an encoder with maps",
 )
 HARD = (
     "training.optimizer={name: adamw, lr: 0.001, weight_decay: 0.01}",

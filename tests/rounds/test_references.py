@@ -18,7 +18,7 @@ from fedloom.engines.api import Result, plan, trained_models
 from fedloom.errors import DataError, RecipeError
 from fedloom.methods import joint, trivial
 from fedloom.rounds.build import build
-from fedloom.rounds.federation import TOGETHER, Part, together
+from fedloom.rounds.federation import TOGETHER, Federation, Part, together
 from fedloom.stages import Identity
 from fedloom.tasks import BinaryClassification, Classification, Depth, Edge, Normals, Regression, Saliency, Semseg
 from fedloom.training.averages import label_means
@@ -192,7 +192,7 @@ def test_it_makes_the_steps_of_the_largest_client_and_passes_over_all(quick: Qui
     assert {m["client"] for m in line["metrics"]} == set(built.federation.clients)
 
 
-@pytest.mark.parametrize("method", [*POOLED, "{name: joint, add: {by-task: {}}}", "{name: joint, add: {feddea: {}}}"])
+@pytest.mark.parametrize("method", [*POOLED, "{name: joint, by: task}", "{name: joint, add: {feddea: {}}}"])
 def test_resume_is_bit_identical(method: str, tmp_path: Path) -> None:
     recipe = load_recipe(f"method={method}", "training.rounds=3")
     whole = fedloom.run(recipe, tmp_path / "whole")
@@ -200,8 +200,25 @@ def test_resume_is_bit_identical(method: str, tmp_path: Path) -> None:
 
 
 def test_each_task_may_have_a_model_of_its_own(quick: Quick) -> None:
-    found = trained_models(quick("method={name: joint, add: {by-task: {}}}").folder)
-    assert set(found) == {"task/digit", "task/parity", "task/large", "task/holes"}
+    result = quick("method={name: joint, by: task}", "model={name: resnet10, width: 4}")
+    assert set(trained_models(result.folder)) == {"task/digit", "task/parity", "task/large", "task/holes"}
+    built = build(load_recipe("method={name: joint, by: task}"))
+    for task, who in zip(("digit", "parity", "large", "holes"), built.federation.trainers.values(), strict=True):
+        assert (who.id, set(who.tasks)) == (f"together-{task}", {task})
+        holders = [c for c in built.federation.clients.values() if task in c.tasks]
+        assert sorted(who.train.positions) == sorted(p for c in holders for p in c.train.positions)
+        assert who.batches == len(who.train) / max(len(c.train) for c in holders)
+
+
+def test_a_task_alone_in_one_place_is_its_only_holder_alone(quick: Quick) -> None:
+    """Where each client has one task and each task one client, up to the names of the streams of random numbers."""
+    changes = ("partition.all_task_clients=0", "training={rounds: 2, epochs: 1, batch_size: 5000}", "model=mlp")
+    one = trained_models(quick(*changes, "method={name: joint, by: task}").folder)
+    two = trained_models(quick(*changes, "method=local").folder)
+    for task in ("digit", "parity", "large", "holes"):
+        for name, tensor in one[f"task/{task}"].items():
+            if ".decoders." not in name and not (name.startswith("heads.") and f".{task}." not in name):
+                torch.testing.assert_close(tensor, two[f"{task}-0"][name], atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -213,14 +230,15 @@ def test_where_examples_cannot_lie_in_one_place(change: str) -> None:
 
 
 def test_refusals_of_what_makes_no_sense() -> None:
-    with pytest.raises(ValueError, match="one model is for all"):
-        fedloom.Method(stage=Identity(), private="*", pooled=True)
+    with pytest.raises(ValueError, match="train one model, so it is for all"):
+        fedloom.Method(stage=Identity(), private="*", pooled="all")
+    with pytest.raises(ValueError, match="train a model a task, so there is nothing to share"):
+        fedloom.Method(pooled="task")
     built = build(load_recipe())
     client = next(iter(built.federation.clients.values()))
-    with pytest.raises(DataError, match="client 'together': the name is that of the trainer"):
-        fedloom.rounds.federation.Federation(built.federation.tasks, {TOGETHER: client}).pooled()
-    assert joint().pooled
-    assert trivial().pooled
+    with pytest.raises(DataError, match="client 'together': that is the name of who has the examples of all"):
+        Federation(built.federation.tasks, {TOGETHER: client}).pooled("all")
+    assert [joint().pooled, joint(by="task").pooled, trivial().pooled] == ["all", "task", "all"]
 
 
 def test_show_estimates_the_trivial_answer(quick: Quick) -> None:

@@ -178,9 +178,9 @@ def test_passes_counts_the_batches() -> None:
             for skip in (False, True):
                 training = Training(batch_size=size)
                 drawn = list(batches(torch.arange(examples), training, Ctx(1, 0), "c", skip))
-                assert passes(examples, training, skip) == len(drawn), (examples, size, skip)
+                assert passes([examples], training, skip) == len(drawn), (examples, size, skip)
     assert (
-        passes(3, Training(batch_size=2))
+        passes([3], Training(batch_size=2))
         == len(list(batches(torch.arange(3), Training(batch_size=2), Ctx(), "c")))
         == 2
     )

@@ -185,11 +185,21 @@ class Withheld:
         x, y = self.examples.batch(index, device, rng, tasks)
         return x, {task: without_label(labels, ~self.kept[task][index]) for task, labels in y.items()}
 
+    def apart(self, index: Tensor) -> list[Tensor]:
+        """As the examples'."""
+        return apart(self.examples, index)
+
     def labels_of(self, task: str) -> np.ndarray[Any, Any]:
         """-1 where the label is withheld, and otherwise as the examples' (0 where that is no whole number)."""
         labels = self.examples.labels_of(task)
         whole = labels if labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer) else np.zeros(len(labels), int)
         return np.where(self.kept[task].numpy(), whole, -1)
+
+
+def apart(examples: Examples, index: Tensor) -> list[Tensor]:
+    """Positions in groups, so that a batch may hold examples of one group only: several for joined data sets alone."""
+    groups: list[Tensor] = examples.apart(index) if hasattr(examples, "apart") else [index]
+    return groups
 
 
 def without_label(labels: Tensor, where: Tensor) -> Tensor:

@@ -68,9 +68,13 @@ class JoinedExamples:
     def batch(
         self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
     ) -> Batch:
-        """Inputs and labels of examples of one piece. Raises DataError for a batch of several."""
+        """Inputs and labels of examples of one piece, of those of the tasks that it has.
+
+        Raises DataError for a batch of several.
+        """
         name, piece, index = self.piece(index)
-        own = None if tasks is None else [task.removeprefix(f"{name}-") for task in tasks]
+        asked = [task for task in self.tasks[name] if tasks is None or f"{name}-{task}" in tasks]
+        own = None if tasks is None else asked
         x, y = piece.batch(index, device, rng, own)
         return x, {f"{name}-{task}": labels for task, labels in y.items()}
 
@@ -83,6 +87,11 @@ class JoinedExamples:
         if len(names) != 1:
             raise DataError(f"expected a batch of one data set, found {', '.join(names)}")
         return names[0], self.pieces[names[0]], index - self.starts[names[0]]
+
+    def apart(self, index: Tensor) -> list[Tensor]:
+        """Positions by piece."""
+        domain = self.domain[index]
+        return [index[domain == i] for i in domain.unique()]
 
     def labels_of(self, task: str) -> np.ndarray[Any, Any]:
         """The labels where the example's piece has the task, -1 elsewhere."""

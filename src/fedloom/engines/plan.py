@@ -124,9 +124,9 @@ def trivial_scores(built: Built, some: int = SOME) -> dict[str, tuple[str, float
     Metrics that take long are left out for the next one of the task. Validation data where there is no test data.
     """
     tasks = {task.name: task for task in built.federation.tasks}
-    everyone = built.federation.pooled().trainers[TOGETHER]
+    everyone = built.federation.pooled("all").trainers[TOGETHER]
     train, test = everyone.train.spread(some), (everyone.test if len(everyone.test) else everyone.val).spread(some)
-    means = label_means(tasks, (y for _, y in _batches(train, tuple(tasks))))
+    means = label_means(tasks, (y for part, names in train.by_labels(tasks) for _, y in _batches(part, names)))
     found = {}
     for part, names in test.by_labels(means):
         metrics = {name: tasks[name].metric().cheap() for name in names}

@@ -46,7 +46,8 @@ class Method:
     weights  a row's weight before any stage: its number of examples, or 1
     buffers  float buffers such as batch norm statistics: weighted mean over the clients that trained them, kept
              local, or pooled (variance = mean of variances + variance of means)
-    pooled   no federation at all, but what one is compared with: the examples of all clients lie in one place
+    pooled   no federation at all, but what one is compared with: the examples of all clients lie in one place, and
+             train one model ("all"), or one a task ("task")
     """
 
     name: str = "fedavg"
@@ -64,7 +65,7 @@ class Method:
     rows: Literal["client", "client-task"] = "client"
     weights: Literal["size", "uniform"] = "size"
     buffers: Literal["mean", "local", "pooled"] = "mean"
-    pooled: bool = False
+    pooled: Literal["all", "task"] | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for a method that could not work or would silently do nothing."""
@@ -90,8 +91,13 @@ class Method:
             raise ValueError(f"{self.name}: rows are client, but {self.stage!r} leaves one row a task")
         if self.rows == "client-task":
             self._check_by_task()
-        if self.pooled and not (self.stage.traits.reduces and self.private is None and not self.own_model):
-            raise ValueError(f"{self.name}: the examples of all clients are in one place, so one model is for all")
+        apart = not self.stage.traits.reduces or self.private is not None or self.own_model
+        if self.pooled == "all" and apart:
+            raise ValueError(f"{self.name}: the examples of all clients train one model, so it is for all")
+        if self.pooled == "task" and not self.shares_nothing:
+            raise ValueError(
+                f"{self.name}: the examples of all clients train a model a task, so there is nothing to share"
+            )
         check_closed([self.edge, self.stage], self.name)
         alone = sorted(f for f in self.edge.traits.reads if f == "base" or f.startswith("auxiliary:"))
         if alone:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fedloom import training
+from typing import Literal
+
+from fedloom import stages, training
 from fedloom.methods import registry as m
 
 
@@ -17,15 +19,18 @@ def trivial() -> m.Method:
     """
     from fedloom.models.constant import ConstantAnswers  # imports torch
 
-    return m.Method(name="trivial", model=(ConstantAnswers(),), local=(training.LabelMeans(),), pooled=True)
+    return m.Method(name="trivial", model=(ConstantAnswers(),), local=(training.LabelMeans(),), pooled="all")
 
 
 @m.METHODS.register("joint")
-def joint() -> m.Method:
+def joint(*, by: Literal["all", "task"] = "all") -> m.Method:
     """One multi-task model, trained on the examples of all clients in one place: what collaboration can hope for.
 
     The examples have the labels that some client holds. A round makes as many steps as the largest client does and
     passes over all examples as often, so its batches are larger than the recipe's: as many times as there are more
-    examples than the largest client has. Nothing is sent. With the add-on by-task each task has a model of its own.
+    examples than the largest client has. Nothing is sent. With `by: task` each task has a model of its own, trained on
+    the examples of all who hold it.
     """
-    return m.Method(name="joint", pooled=True)
+    if by == "task":
+        return m.Method(name="joint", stage=stages.Identity(), private="*", buffers="local", pooled="task")
+    return m.Method(name="joint", pooled="all")

@@ -36,10 +36,16 @@ class MultiTask(nn.Module):
 
     more_roles: dict[str, str]
     """Globs that go before all others in `roles`: for what a `ModelChange` puts into the model."""
+    rescale: tuple[Tensor, Tensor] | None
+    """What inputs are multiplied by, and what is then added (1 x C x 1 x 1), before the encoder; None for nothing."""
+    frozen_statistics: bool
+    """Whether norm layers of the encoder stay in evaluation mode."""
 
     def __init__(self, encoder: Encoder, tasks: Sequence[Task]) -> None:
         super().__init__()
         self.more_roles = {}
+        self.rescale: tuple[Tensor, Tensor] | None = None
+        self.frozen_statistics = False
         self.tasks = tuple(tasks)
         self.encoder = encoder
         self.decoders = nn.ModuleDict()
@@ -74,6 +80,9 @@ class MultiTask(nn.Module):
         The encoder runs once. A dense task's output is B x channels x H x W, as large as the input. RecipeError where
         the sides of an image are no multiples of the encoder's last stride.
         """
+        if self.rescale is not None:
+            scale, shift = (v.to(x) for v in self.rescale)
+            x = x * scale + shift
         if not isinstance(self.encoder, PyramidEncoder):
             features = self.encoder(x)
             return {task: self.heads[task](features) for task in (self.heads if tasks is None else tasks)}
@@ -91,6 +100,15 @@ class MultiTask(nn.Module):
                 y = interpolate(y, size=size, mode="bilinear", align_corners=False)
             outputs[task] = y
         return outputs
+
+    def train(self, mode: bool = True) -> MultiTask:
+        """As usual, but for frozen statistics."""
+        super().train(mode)
+        if self.frozen_statistics:
+            for module in self.encoder.modules():
+                if isinstance(module, nn.modules.batchnorm._NormBase):
+                    module.eval()
+        return self
 
     def roles(self) -> dict[str, str | tuple[str, str]]:
         """Glob over parameter names -> role, or (role, task) for what belongs to one task."""

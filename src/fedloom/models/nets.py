@@ -19,6 +19,11 @@ class Encoder(nn.Module):
 
     features: int
 
+    @property
+    def seen(self) -> tuple[Sequence[float], Sequence[float]] | None:
+        """Mean and standard deviation by channel, of 0..1, of the images that its known weights were trained on."""
+        return None
+
     def adopt(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """A checkpoint (name -> tensor) under this encoder's own names, which here it must have already."""
         return state

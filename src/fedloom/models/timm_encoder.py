@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -82,6 +82,11 @@ class TimmPyramid(PyramidEncoder):
         if self.norms is None:
             return maps
         return [norm(m.permute(0, 2, 3, 1)).permute(0, 3, 1, 2) for norm, m in zip(self.norms, maps, strict=True)]
+
+    @property
+    def seen(self) -> tuple[Sequence[float], Sequence[float]]:
+        """As timm says."""
+        return self.net.pretrained_cfg["mean"], self.net.pretrained_cfg["std"]
 
     def adopt(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Timm's own weights, or a segmentation network whose backbone has the original Swin names.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -38,6 +39,11 @@ class TimmEncoder(Encoder):
         """B x C x H x W to B x features."""
         features: Tensor = self.net(x)
         return features
+
+    @property
+    def seen(self) -> tuple[Sequence[float], Sequence[float]]:
+        """As timm says."""
+        return self.net.pretrained_cfg["mean"], self.net.pretrained_cfg["std"]
 
     def adopt(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Timm's own weights too: position embeddings are resized, a classifier is left out."""

@@ -27,6 +27,14 @@ QUIET = ("engine", "flower", "workers", "checkpoint_every", "diagnostics", "trac
 """Keys of the section runtime on which results do not depend."""
 
 
+LATER: dict[tuple[str, ...], dict[str, Any]] = {
+    ("model",): {"inputs": "data", "freeze": None, "frozen_statistics": False},
+    ("training", "optimizer"): {"encoder_lr": None},
+    ("training", "schedule"): {"warmup_share": 0.0},
+}
+"""Keys that came later, with their defaults, at which the hash of a recipe is what it was without them."""
+
+
 class Named(Section):
     """A section that names a registered function: call it with `entry.function(..., **section.params)`.
 
@@ -112,6 +120,12 @@ class ModelSection(Named):
     heads: Literal["all", "own"] = "all"
     weights: str | None = None
     """A file with the encoder's weights to start from (.safetensors, .pth), such as `fedloom pretrain` writes."""
+    inputs: Literal["data", "weights"] = "data"
+    """How images are normalised: as the data set does it, or as the images were that timm's weights were trained on."""
+    freeze: str | None = None
+    """A glob of parameters' names, such as encoder.*: these are never trained and never sent."""
+    frozen_statistics: bool = False
+    """Norm layers of the encoder keep the running statistics that they begin with, and use them in training too."""
     lora: Lora | None = None
     """Train low-rank factors beside the encoder's linear layers, which then stay as they are."""
 
@@ -206,6 +220,13 @@ def recipe_hash(recipe: Recipe | Mapping[str, Any]) -> str:
     """
     value = recipe.model_dump(mode="json") if isinstance(recipe, Recipe) else dict(recipe)
     value.pop("name", None)
+    for path, defaults in LATER.items():
+        section: dict[str, Any] = value
+        for key in path:
+            section[key] = section = dict(section.get(key) or {})
+        for key, default in defaults.items():
+            if section.get(key) == default:
+                section.pop(key, None)
     if value.get("peers") is None:  # the hash of recipes older than this section stays
         value.pop("peers", None)
     else:  # likewise for keys that came later

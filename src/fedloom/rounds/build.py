@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from typing import Any
 
+import torch
 from pydantic import TypeAdapter, ValidationError
+from torch import Tensor
 
 from fedloom.codecs import Raw, Sparse, Unified
 from fedloom.core.layout import Layout
-from fedloom.data.dataset import Dataset
+from fedloom.data.dataset import Dataset, Examples
 from fedloom.data.partition import Partition, Pool
+from fedloom.data.preview import normal
 from fedloom.errors import RecipeError, nearest
 from fedloom.methods.at_peers import at_peers
 from fedloom.methods.method import Method
 from fedloom.methods.registry import ADDONS
 from fedloom.models.changes import changed
-from fedloom.models.multitask import build_model
+from fedloom.models.multitask import MultiTask, build_model
 from fedloom.recipes.schema import DataSection, MethodSection, Recipe
 from fedloom.rounds import refusals
 from fedloom.rounds.built import Built
@@ -96,10 +100,42 @@ def build(
         partition.check(pool, shared=True)
     assert partition is not None
     federation = Federation.build(dataset, partition, unified=recipe.model.heads == "all")
-    federation = federation.pooled() if method.pooled else federation
+    federation = federation.pooled(method.pooled) if method.pooled else federation
     built = assemble(recipe, method, dataset, pool, partition, federation)
     refusals.unmeasured(built)
     return built
+
+
+def _rescaling(module: MultiTask, examples: Examples) -> tuple[Tensor, Tensor]:
+    """What takes inputs from the data set's normalisation to that of the encoder's weights (1 x C x 1 x 1 each)."""
+    wanted = module.encoder.seen
+    if wanted is None:
+        raise RecipeError(
+            f"model.inputs: weights found, but nobody knows how images for {type(module.encoder).__name__} are "
+            "normalised; timm says so for its architectures (model: timm, vit)"
+        )
+    found = normal(examples, torch.arange(min(len(examples), 1000)))
+    mean, std = (v[:1].double() for v in found) if found else (torch.zeros(1, 1), torch.ones(1, 1))
+    if found and any(bool((v != v[:1]).any()) for v in found):
+        raise RecipeError("model.inputs: weights found, but the data set normalises each of its sets in another way")
+    goal, spread = (torch.tensor([list(v)], dtype=torch.float64) for v in wanted)
+    if examples.input_shape[0] != goal.shape[1]:
+        raise RecipeError(
+            f"model.inputs: the weights are for images of {goal.shape[1]} channels, found {examples.input_shape[0]}"
+        )
+    scale, shift = std / spread, (mean - goal) / spread
+    return scale.view(1, -1, 1, 1).float(), shift.view(1, -1, 1, 1).float()
+
+
+def _freeze(module: MultiTask, glob: str) -> None:
+    """No gradient for the parameters whose names match."""
+    names = [name for name, _ in module.named_parameters()]
+    chosen = fnmatch.filter(names, glob)
+    if not chosen or len(chosen) == len(names):
+        what = "no parameter" if not chosen else "every parameter"
+        raise RecipeError(f"model.freeze: {glob!r} matches {what}; names are such as {names[0]}, {names[-1]}")
+    for name in chosen:
+        module.get_parameter(name).requires_grad_(False)
 
 
 def assemble(
@@ -110,7 +146,12 @@ def assemble(
     module = build_model(
         model.name, model.params, dataset.input_shape, dataset.tasks, recipe.seed, model.weights, model.lora
     )
+    if model.inputs == "weights":
+        module.rescale = _rescaling(module, dataset.train)
+    module.frozen_statistics = model.frozen_statistics
     module = changed(module, method.model, dataset.input_shape, recipe.seed)
+    if model.freeze is not None:
+        _freeze(module, model.freeze)
     layout = Layout.from_module(module)
     try:
         method.stage.init(method.shared_part(layout))

@@ -116,8 +116,9 @@ class ClientRound:
             return each
 
         def labels() -> Iterator[Mapping[str, Tensor]]:
-            for batch in client.train.index.split(batch_size):
-                yield client.train.examples.batch(batch, torch.device("cpu"), tasks=tuple(client.tasks))[1]
+            for part, names in client.train.by_labels(client.tasks):
+                for batch in part.index.split(batch_size):
+                    yield part.examples.batch(batch, torch.device("cpu"), tasks=names)[1]
 
         kept: State = {kind: memory[kind] for kind in ("rules", "optimizer") if kind in memory}
         if "rules" in kept:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedloom.core.layout import Layout
-from fedloom.data.dataset import Dataset, Examples, Withheld
+from fedloom.data.dataset import Dataset, Examples, Withheld, apart
 from fedloom.data.partition import Indices, Partition, class_counts, labelled
 from fedloom.errors import DataError
 from fedloom.tasks.task import Task
@@ -66,8 +67,10 @@ class Part:
         return torch.from_numpy(self.positions)
 
 
+Pooled = Literal["all", "task"]
+"""Whether the examples of all clients in one place train one model, or one a task."""
 TOGETHER = "together"
-"""The name of the trainer who has the examples of all clients."""
+"""The name of who has the examples of all clients."""
 
 
 def together(parts: Sequence[tuple[Part, Iterable[str]]]) -> Part:
@@ -123,7 +126,9 @@ class Client:
 
     def work(self, who: str) -> Work:
         """Its train examples, for all its tasks; `who` names the streams of random numbers."""
-        return Work(who, self.train.examples, self.train.index, self.tasks, self.train.partial(self.tasks))
+        train = self.train
+        groups = tuple(apart(train.examples, train.index))
+        return Work(who, train.examples, train.index, self.tasks, train.partial(self.tasks), groups=groups)
 
     def only(self, task: str) -> Client:
         """The client with one of its tasks, and the examples that have a label of it."""
@@ -135,14 +140,14 @@ class Client:
 class Federation:
     """All clients. In a unified federation every client holds the heads of all tasks, otherwise only its own.
 
-    A `trainer` has the examples of all clients and is trained in their place; the clients are measured. It is what
-    federations are compared with, and no federation itself (see `pooled`).
+    With a `pool`, one who has the examples of all clients, or one a task, trains in the clients' place, and clients are
+    only measured: that is what federations are compared with, and no federation itself (see `pooled`).
     """
 
     tasks: tuple[Task, ...]
     clients: Mapping[str, Client]
     unified: bool = True
-    trainer: Client | None = None
+    pool: Mapping[str, Client] | None = None
 
     @staticmethod
     def build(dataset: Dataset, partition: Partition, unified: bool = True) -> Federation:
@@ -179,33 +184,45 @@ class Federation:
                 raise DataError(f"task {name!r} is held by no client")
         return Federation(dataset.tasks, dict(sorted(clients.items())), unified)
 
-    def pooled(self) -> Federation:
-        """The federation with a trainer that has what all clients have: their examples, with the labels of their tasks.
+    def pooled(self, by: Pooled) -> Federation:
+        """The federation with one who trains on what all clients have: their examples, with the labels of their tasks.
 
-        Its batches are larger than a client's, as many times as it has more examples than the largest client. So it
-        makes as many steps as that one, and passes over the examples as often as the clients do.
+        "all" is for all tasks at once, "task" one for each. Batches are larger than a client's, as many times as there
+        are more examples than the largest client has. So there are as many steps as that one makes, and all examples
+        are seen as often as the clients see theirs.
+
+        Raises DataError for a client of the same name.
         """
-        if TOGETHER in self.clients:
-            raise DataError(f"client {TOGETHER!r}: the name is that of the trainer who has the examples of all clients")
         clients = self.clients.values()
-        largest = max(len(client.train) for client in clients)
         train, val, test = (together([(c.part(split), c.tasks) for c in clients]) for split in ("train", "val", "test"))
         tasks = {t.name: (t, t.weight) for t in self.tasks}
-        trainer = Client(TOGETHER, tasks, train, val, test, batches=len(train) / largest)
-        return replace(self, trainer=trainer)
+        everyone = Client(TOGETHER, tasks, train, val, test)
+        some = {TOGETHER: (everyone, self.clients)}
+        if by == "task":
+            some = {
+                f"{TOGETHER}-{task}": (everyone.only(task), {c.id: c.only(task) for c in clients if task in c.tasks})
+                for task in tasks
+            }
+        pool = {}
+        for name, (one, holders) in some.items():
+            if name in self.clients:
+                raise DataError(f"client {name!r}: that is the name of who has the examples of all clients")
+            largest = max(len(client.train) for client in holders.values())
+            pool[name] = replace(one, id=name, batches=len(one.train) / largest)
+        return replace(self, pool=pool)
 
     @cached_property
     def trainers(self) -> Mapping[str, Client]:
-        """Those who train: the clients, or the one who has the examples of all."""
-        return self.clients if self.trainer is None else {self.trainer.id: self.trainer}
+        """Those who train: the clients, or who has the examples of all."""
+        return self.clients if self.pool is None else self.pool
 
     def client(self, name: str) -> Client:
-        """A client, or the trainer."""
+        """A client, or one of the pool."""
         return self.trainers[name] if name in self.trainers else self.clients[name]
 
     @cached_property
     def held(self) -> dict[str, int]:
-        """Task -> how many trainers hold it."""
+        """Task -> how many of those who train hold it."""
         return {task.name: sum(task.name in c.tasks for c in self.trainers.values()) for task in self.tasks}
 
     def holder(self, task: str) -> Client:

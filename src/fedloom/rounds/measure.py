@@ -62,6 +62,10 @@ def models_for(built: Built, state: State, client: str) -> list[Model]:
     else:
         server, mine = state["server"], state["clients"].get(client, {})
     tasks = tuple(built.federation.clients[client].tasks)
+    if method.pooled == "task":
+        of = {task: who.id for who in built.federation.trainers.values() for task in who.tasks}
+        message = Message(server["model"], server["buffers"], server["integers"])
+        return [Model("global", (task,), message, state["clients"].get(of[task], {}), task) for task in tasks]
     models: list[Model] = []
     if method.task_vectors or (method.rows == "client-task" and "global" not in built.models):
         received = Message(model_of(server, client), server["buffers"], server["integers"])

@@ -66,8 +66,8 @@ class Grid(Section):
     cells: dict[str, Changes] = Field(default_factory=dict)
     """BASE/ADDON -> changes of this combination alone, after the add-on's."""
     references: tuple[Reference, ...] | None = None
-    """What stands below the bases: the methods `trivial` and `joint` (see `fedloom.study.references`) without add-ons.
-    By default both, and in a grid that is drawn, none."""
+    """What stands below the bases, without add-ons (see `fedloom.study.references`): the method `trivial`, and `joint`
+    for all tasks at once and for each alone. By default all, and in a grid that is drawn, none."""
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0, 1, 2), min_length=1)
     delta: str = "base"
     """What Delta is against: 'base' (the same base with the first add-on), 'none', or a cell called BASE/ADDON."""
@@ -144,6 +144,8 @@ class Grid(Section):
     def reference_rows(self) -> tuple[Reference, ...]:
         """`references`, or their default."""
         default: tuple[Reference, ...] = () if self.figure else tuple(CHANGES)
+        if self.show == "domains":  # one task, so both are the same
+            default = tuple(name for name in default if name != "joint-by-task")
         return default if self.references is None else self.references
 
     def reference(self, base: str) -> tuple[str, str] | None:
@@ -303,7 +305,11 @@ def select(grid: Grid, labels: Sequence[str]) -> set[Cell]:
 
     Raises RecipeError for an unknown label.
     """
-    kinds: dict[str, Collection[str]] = {"data": grid.data, "base": [base for base, _ in grid.combinations], "addon": grid.addons}
+    kinds: dict[str, Collection[str]] = {
+        "data": grid.data,
+        "base": [base for base, _ in grid.combinations],
+        "addon": grid.addons,
+    }
     for label in labels:
         known = list(dict.fromkeys(one for kind in kinds.values() for one in kind))
         if label not in known:

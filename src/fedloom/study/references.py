@@ -1,22 +1,23 @@
-"""The two rows that a table's methods stand beside: the answer without any input, and all data in one place."""
+"""The rows that a table's methods stand beside: the answer without any input, and training on all data in one place."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from fedloom.tasks.delta import delta_terms
 
-Reference = Literal["trivial", "joint"]
-"""The methods of that name."""
+Reference = Literal["joint", "joint-by-task", "trivial"]
+"""The methods `joint`, for all tasks at once and for each alone, and `trivial`."""
 
+_POOLED = {"evaluation.models": ["global"], "peers": None}
 CHANGES: dict[Reference, dict[str, Any]] = {
-    "joint": {"method": "joint", "evaluation.models": ["global"], "peers": None},
+    "joint": {"method": "joint", **_POOLED},
+    "joint-by-task": {"method": {"name": "joint", "by": "task"}, **_POOLED},
     "trivial": {
         "method": "trivial",
-        "evaluation.models": ["global"],
-        "peers": None,
+        **_POOLED,
         "training.rounds": 1,  # there is nothing to train
         "training.schedule": {"name": "constant"},
         "early_stopping": None,
@@ -33,7 +34,7 @@ def at_trivial(found: Iterable[tuple[str, Mapping[str, float]]], directions: Map
     """
     rows = list(found)
     trivial = [values for method, values in rows if method == "trivial"]
-    others = [values for method, values in rows if method not in ("trivial", "joint")]
+    others = [values for method, values in rows if method not in get_args(Reference)]
     if not trivial or not others:
         return []
 

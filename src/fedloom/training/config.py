@@ -14,6 +14,8 @@ class Optimizer(Section):
 
     name: Literal["sgd", "adam", "adamw"] = "sgd"
     lr: Positive = 0.05
+    encoder_lr: Positive | None = None
+    """The encoder's own learning rate, which follows the same schedule; null: `lr`."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
     nesterov: bool = False
     weight_decay: NonNegative = 0.0
@@ -33,17 +35,24 @@ class Optimizer(Section):
 class Schedule(Section):
     """The learning rate as a pure function of the local epoch, counted over all rounds from 0.
 
-    Linear warm-up from `warmup_start` x lr over `warmup` epochs, then constant, cosine towards `floor` x lr at the end
-    of the run, or a factor `gamma` every `step_every` epochs. If local training is given in steps, a round counts as
-    one epoch.
+    Linear warm-up from `warmup_start` x lr over `warmup` epochs, or over a share of the run, then constant, cosine
+    towards `floor` x lr at the end of the run, or a factor `gamma` every `step_every` epochs. If local training is
+    given in steps, a round counts as one epoch.
     """
 
     name: Literal["constant", "cosine", "step"] = "constant"
     warmup: NonNegative = 0.0
+    warmup_share: Annotated[float, Field(ge=0, lt=1)] = 0.0
     warmup_start: Annotated[float, Field(ge=0, le=1)] = 0.0
     floor: Annotated[float, Field(ge=0, le=1)] = 0.0
     step_every: Count = 30
     gamma: Annotated[float, Field(gt=0, le=1)] = 0.1
+
+    @model_validator(mode="after")
+    def _one_warmup(self) -> Schedule:
+        if self.warmup and self.warmup_share:
+            raise ValueError("give warmup (epochs) or warmup_share (of the run), not both")
+        return self
 
 
 class Training(Section):

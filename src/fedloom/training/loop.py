@@ -18,7 +18,7 @@ from fedloom.tasks.task import Task
 from fedloom.training.config import Training
 from fedloom.training.features import FeatureRecorder
 from fedloom.training.flat import FlatModel
-from fedloom.training.optim import Sgd, build, export_state, import_state, learning_rate
+from fedloom.training.optim import Sgd, build, export_state, import_state, learning_rate, set_rate
 from fedloom.training.phases import Phase, ends
 from fedloom.training.prefetch import Clocked, ahead
 from fedloom.training.rules import LocalRule, View
@@ -54,6 +54,8 @@ class Work:
     """Task -> the labelled ones of the examples at `index`, for tasks that lack labels for some."""
     draws: tuple[str, ...] = ()
     """Names what random layers such as dropout draw; by default ("model", who)."""
+    groups: tuple[Tensor, ...] = ()
+    """The examples at `index` in groups, if a batch may hold examples of one group only."""
 
     def labels_in(self, batch: Tensor, task: str) -> int:
         """How many examples of a batch (positions) have a label of the task."""
@@ -77,18 +79,29 @@ class Additions:
 
 
 def batches(
-    index: Tensor, training: Training, ctx: Ctx, client: str, skip_single: bool = False
+    index: Tensor,
+    training: Training,
+    ctx: Ctx,
+    client: str,
+    skip_single: bool = False,
+    groups: Sequence[Tensor] = (),
 ) -> Iterator[tuple[int, Tensor]]:
     """(epoch within the round, positions of one batch): a fresh order every epoch, a pure function of
     (seed, round, client, epoch).
 
     With `steps`, passes follow each other until that many batches are drawn. `skip_single` leaves out a last batch
-    of one example, on which batch norm cannot train.
+    of one example, on which batch norm cannot train. With several `groups` a batch is of one of them.
     """
     size, drawn, epoch = training.batch_size, 0, 0
     while True:
-        order = index[torch.randperm(len(index), generator=ctx.rng("order", client, epoch))]
-        for batch in order.split(size):
+        rng = ctx.rng("order", client, epoch)
+        order = index[torch.randperm(len(index), generator=rng)]
+        if len(groups) > 1:
+            parts = [batch for group in groups for batch in order[torch.isin(order, group)].split(size)]
+            dealt: Sequence[Tensor] = [parts[i] for i in torch.randperm(len(parts), generator=rng).tolist()]
+        else:
+            dealt = order.split(size)
+        for batch in dealt:
             if skip_single and len(batch) == 1 and min(size, len(index)) > 1:
                 continue
             yield epoch, batch
@@ -100,11 +113,11 @@ def batches(
             return
 
 
-def passes(examples: int, training: Training, skip_single: bool = False) -> int:
-    """How many batches one pass over the examples has (see `batches`)."""
-    size = training.batch_size
-    alone = skip_single and examples % size == 1 and min(size, examples) > 1
-    return -(-examples // size) - alone
+def passes(groups: Sequence[int], training: Training, skip_single: bool = False) -> int:
+    """How many batches one pass over groups of so many examples has (see `batches`)."""
+    size, all_examples = training.batch_size, sum(groups)
+    alone = sum(skip_single and examples % size == 1 and min(size, all_examples) > 1 for examples in groups)
+    return sum(-(-examples // size) for examples in groups) - alone
 
 
 def task_losses(
@@ -142,7 +155,9 @@ def _train(
     model: FlatModel, work: Work, training: Training, ctx: Ctx, added: Additions, memory: Mapping[str, State]
 ) -> LocalResult:
     names, rules = tuple(work.tasks), added.rules
-    size = training.steps or training.local_epochs * passes(len(work.index), training, model.has_batch_norm)
+    size = training.steps or training.local_epochs * passes(
+        [len(group) for group in work.groups or (work.index,)], training, model.has_batch_norm
+    )
     trained = model.trained(names)
     turns = _turns(model, trained, training, added.phases, size, memory.get("optimizer") or {})
     received = model.vector.clone()
@@ -171,7 +186,9 @@ def _train(
     result = LocalResult()
     loaded: Iterator[tuple[int, Tensor, tuple[Tensor, dict[str, Tensor]]]] = (
         (epoch, batch, work.examples.batch(batch, model.device, ctx.rng("augment", work.who, number), names))
-        for number, (epoch, batch) in enumerate(batches(work.index, training, ctx, work.who, model.has_batch_norm))
+        for number, (epoch, batch) in enumerate(
+            batches(work.index, training, ctx, work.who, model.has_batch_norm, work.groups)
+        )
     )
     stream = Clocked(ahead(loaded) if work.examples.prefetch else loaded)
     repeat = max((rule.repeat for rule in rules), default=1)
@@ -186,14 +203,15 @@ def _train(
             model.module.train()
             now.freeze_others(model)
         view.lr = learning_rate(training, ctx.round, epoch)
-        now.optimizer.param_groups[0]["lr"] = view.lr
+        set_rate(now.optimizer, view.lr)
         if training.channels_last and x.ndim == 4:
             x = channels_last(x)
         for g in active:
             g.zero_()
         with half or contextlib.nullcontext(), view.features.recording() if view.features else contextlib.nullcontext():
-            view.outputs, view.targets = model.module(x, names), targets
-            loss, losses = task_losses(view.outputs, targets, work.tasks)
+            here = work.tasks if len(targets) == len(names) else {n: t for n, t in work.tasks.items() if n in targets}
+            view.outputs, view.targets = model.module(x, tuple(here)), targets
+            loss, losses = task_losses(view.outputs, targets, here)
             for i, rule in enumerate(rules):
                 penalty = rule.penalty(view, states[str(i)])
                 if penalty is not None:
@@ -215,7 +233,7 @@ def _train(
         result.rules[str(i)], extra = rule.finish(view, states[str(i)])
         result.extra.update(extra)
     result.steps, result.waiting = view.step, stream.seconds
-    result.losses = {name: float(s) / max(counts[name], 1) for name, s in sums.items()}
+    result.losses = {name: float(sums[name]) / max(counts[name], 1) for name in names if name in sums}
     if training.keep_optimizer:
         result.optimizer = {str(i): export_state(turn.optimizer) for i, turn in enumerate(turns)}
     return result
@@ -232,7 +250,9 @@ def _turns(
     turns = []
     for i, (layout, until) in enumerate(parts or [(trained, size)]):
         spans = model.spans(layout)
-        optimizer = build(training.optimizer, model.params, model.grad, spans)
+        slow = layout.select(name="encoder.*") if training.optimizer.encoder_lr is not None else Layout(())
+        rest, encoder = model.spans(layout.without(slow)), model.spans(slow)
+        optimizer = build(training.optimizer, model.params, model.grad, rest, encoder)
         if str(i) in memory:
             import_state(optimizer, memory[str(i)])
         turns.append(_Turn(layout, optimizer, [model.grad[s] for s in spans], until))

@@ -19,7 +19,7 @@ from fedloom.errors import UserError
 from fedloom.training.config import Training
 from fedloom.training.flat import FlatModel
 from fedloom.training.loop import LocalResult, Work, batches, clip, task_losses
-from fedloom.training.optim import build, learning_rate
+from fedloom.training.optim import build, learning_rate, set_rate
 from fedloom.training.rules import LocalRule, View
 
 Losses = dict[str, Tensor]
@@ -43,6 +43,8 @@ def refuse(module: nn.Module, training: Training, rules: Sequence[LocalRule]) ->
             reasons.append(f"the model has dropout ({name})")
     if training.keep_optimizer:
         reasons.append("training.keep_optimizer is set, and a stack begins with a fresh optimiser")
+    if training.optimizer.encoder_lr is not None:
+        reasons.append("training.optimizer.encoder_lr is set, and a stack has one learning rate")
     if training.precision != "fp32":
         reasons.append(f"training.precision is {training.precision}")
     if reasons:
@@ -93,7 +95,7 @@ def train_stacked(
     for drawn in zip(*(batches(c.work.index, training, ctx, c.work.who) for c in clients), strict=True):
         epoch = drawn[0][0]
         view.lr = learning_rate(training, ctx.round, epoch)
-        optimizer.param_groups[0]["lr"] = view.lr
+        set_rate(optimizer, view.lr)
         x, y = clients[0].work.examples.batch(torch.cat([index for _, index in drawn]), model.device, tasks=names)
         shape = (len(clients), len(drawn[0][1]))
         view.grad.zero_()
