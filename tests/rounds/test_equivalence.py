@@ -55,6 +55,7 @@ WHY = (
     "are of one instant",
     "so it is for all",
     "an encoder with maps",
+    "need a task with one class per example",
 )
 HARD = (
     "training.optimizer={name: adamw, lr: 0.001, weight_decay: 0.01}",

@@ -1,0 +1,134 @@
+"""Models that begin from known weights: parts that stay as they are, rates of their own, inputs as they want them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedloom
+from fedloom.data.preview import normal
+from fedloom.engines.api import Result, trained_models
+from fedloom.errors import RecipeError
+from fedloom.models.multitask import MultiTask
+from fedloom.recipes.schema import Recipe, recipe_hash
+from fedloom.rounds.build import build
+from fedloom.training.config import Schedule, Training
+from fedloom.training.optim import learning_rate
+from tests_support import assert_same, load_recipe, stopped_after
+
+Quick = Callable[..., Result]
+RESNET = "model={name: resnet10, width: 4"
+
+
+def model_of(recipe: Recipe) -> MultiTask:
+    return build(recipe).module
+
+
+def test_frozen_parts_neither_move_nor_travel(quick: Quick) -> None:
+    frozen = quick(RESNET + ", freeze: 'encoder.*'}", "training.optimizer.weight_decay=0.1")
+    free = quick(RESNET + "}")
+    before = model_of(load_recipe(RESNET + "}")).state_dict()
+    (after,) = trained_models(frozen.folder).values()
+    for name, _ in model_of(load_recipe(RESNET + "}")).named_parameters():
+        assert torch.equal(after[name], before[name]) == name.startswith("encoder."), name
+    assert sum(frozen.run.bytes_total().values()) < 0.2 * sum(free.run.bytes_total().values())
+
+
+def test_what_cannot_be_frozen() -> None:
+    with pytest.raises(
+        RecipeError, match=r"model\.freeze: 'encodr\.\*' matches no parameter; names are such as encoder"
+    ):
+        build(load_recipe("model.freeze=encodr.*"))
+    with pytest.raises(RecipeError, match=r"model\.freeze: '\*' matches every parameter"):
+        build(load_recipe("model.freeze=*"))
+
+
+def test_frozen_statistics_are_used_and_stay(quick: Quick) -> None:
+    recipe = load_recipe(RESNET + ", frozen_statistics: true}")
+    module = copy.deepcopy(model_of(recipe)).train()
+    x = torch.randn(4, 1, 16, 16)
+    assert torch.equal(module(x)["digit"], module.eval()(x)["digit"])
+    plain = model_of(load_recipe(RESNET + "}")).train()
+    assert not torch.allclose(plain(x)["digit"], plain.eval()(x)["digit"])
+    before = model_of(recipe).state_dict()
+    (after,) = trained_models(quick(RESNET + ", frozen_statistics: true}").folder).values()
+    assert all(torch.equal(after[name], before[name]) for name in before if "running" in name)
+    assert any(not torch.equal(after[name], before[name]) for name in before if name.startswith("encoder."))
+
+
+def test_the_encoder_moves_at_its_own_rate(quick: Quick) -> None:
+    """One step of SGD: what moves at a tenth of the rate goes a tenth of the way."""
+    one = ("method=local", "training={rounds: 1, steps: 1, batch_size: 64, optimizer: {lr: 0.1}}")
+    before = model_of(load_recipe()).state_dict()
+    plain, slow = (
+        trained_models(quick(*one, *more).folder)["digit-0"] for more in ((), ("training.optimizer.encoder_lr=0.01",))
+    )
+    for name, start in before.items():
+        share = 0.1 if name.startswith("encoder.") else 1.0
+        torch.testing.assert_close(slow[name] - start, share * (plain[name] - start), atol=1e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["{name: adamw, lr: 0.01, encoder_lr: 0.001}", "{lr: 0.1, momentum: 0.9, encoder_lr: 0.02}"]
+)
+def test_a_run_with_two_rates_resumes_bit_identically(optimizer: str, tmp_path: Path) -> None:
+    changes = (f"training.optimizer={optimizer}", "training.keep_optimizer=true", "training.rounds=3")
+    recipe = load_recipe(*changes, "training.schedule={name: cosine, warmup_share: 0.4}")
+    whole = fedloom.run(recipe, tmp_path / "whole")
+    assert_same(whole, fedloom.resume(stopped_after(1, tmp_path / "part", recipe)))
+
+
+def test_equal_rates_are_one_rate(quick: Quick) -> None:
+    same = ("training.optimizer={name: adamw, lr: 0.01%s}", "training.keep_optimizer=true")
+    a, b = (quick(same[0] % more, same[1]) for more in ("", ", encoder_lr: 0.01"))
+    (one,), (two,) = (trained_models(run.folder).values() for run in (a, b))
+    for name, tensor in one.items():
+        torch.testing.assert_close(tensor, two[name], atol=1e-6, rtol=1e-5)
+
+
+def test_a_share_of_the_run_is_so_many_epochs() -> None:
+    def rates(**schedule: Any) -> list[float]:
+        training = Training(rounds=10, epochs=3, schedule=Schedule(name="cosine", warmup_start=0.1, **schedule))
+        return [learning_rate(training, round, epoch) for round in range(1, 11) for epoch in range(3)]
+
+    assert rates(warmup_share=0.2) == pytest.approx(rates(warmup=6))
+    assert rates(warmup_share=0.2) != pytest.approx(rates())
+    with pytest.raises(RecipeError, match="give warmup .* or warmup_share .*, not both"):
+        load_recipe("training.schedule={warmup: 1, warmup_share: 0.1}")
+
+
+def test_inputs_are_as_the_weights_want_them() -> None:
+    timm = pytest.importorskip("timm")
+    architecture = "model={name: timm, architecture: tf_efficientnet_lite0, inputs: weights}"
+    small = ("data.count=8", "data.test_count=4", "training.steps=null")
+    built = build(load_recipe(*small, architecture, recipe="feddea/scenes"))
+    index = torch.arange(4)
+    x, _ = built.dataset.train.batch(index, torch.device("cpu"))
+    seen: list[torch.Tensor] = []
+    built.module.encoder.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    built.module.eval()(x)
+    config = timm.get_pretrained_cfg("tf_efficientnet_lite0")
+    found = normal(built.dataset.train, index)
+    assert found is not None
+    image = x * found[1].float().view(1, -1, 1, 1) + found[0].float().view(1, -1, 1, 1)
+    mean, std = (torch.tensor(config_value).view(1, -1, 1, 1) for config_value in (config.mean, config.std))
+    torch.testing.assert_close(seen[0], (image - mean) / std, atol=1e-5, rtol=1e-5)
+    with pytest.raises(RecipeError, match="nobody knows how images for SmallCNN are normalised"):
+        build(load_recipe("model.inputs=weights"))
+    with pytest.raises(RecipeError, match="the weights are for images of 3 channels, found 1"):
+        build(load_recipe("model={name: timm, architecture: resnet18, inputs: weights}", "data.size=32"))
+
+
+def test_the_hash_of_a_recipe_without_the_keys_is_as_it_was() -> None:
+    recipe = load_recipe()
+    value = recipe.model_dump(mode="json")
+    for key in ("inputs", "freeze", "frozen_statistics"):
+        del value["model"][key]
+    del value["training"]["optimizer"]["encoder_lr"], value["training"]["schedule"]["warmup_share"]
+    assert recipe_hash(value) == recipe_hash(recipe)
+    assert recipe_hash(load_recipe("training.optimizer.encoder_lr=0.01")) != recipe_hash(recipe)
