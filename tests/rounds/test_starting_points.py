@@ -40,12 +40,10 @@ def test_frozen_parts_neither_move_nor_travel(quick: Quick) -> None:
 
 
 def test_what_cannot_be_frozen() -> None:
-    with pytest.raises(
-        RecipeError, match=r"model\.freeze: 'encodr\.\*' matches no parameter; names are such as encoder"
-    ):
+    with pytest.raises(RecipeError, match=r"model\.freeze: 'encodr\.\*' matches no parameter; names are such as enc"):
         build(load_recipe("model.freeze=encodr.*"))
     with pytest.raises(RecipeError, match=r"model\.freeze: '\*' matches every parameter"):
-        build(load_recipe("model.freeze=*"))
+        build(load_recipe("model.freeze='*'"))
 
 
 def test_frozen_statistics_are_used_and_stay(quick: Quick) -> None:
