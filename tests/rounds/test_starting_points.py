@@ -14,6 +14,7 @@ import fedloom
 from fedloom.data.preview import normal
 from fedloom.engines.api import Result, trained_models
 from fedloom.errors import RecipeError
+from fedloom.extras import need
 from fedloom.models.multitask import MultiTask
 from fedloom.recipes.schema import Recipe, recipe_hash
 from fedloom.rounds.build import build
@@ -101,7 +102,7 @@ def test_a_share_of_the_run_is_so_many_epochs() -> None:
 
 
 def test_inputs_are_as_the_weights_want_them() -> None:
-    timm = pytest.importorskip("timm")
+    timm = need("timm", "vision")
     architecture = "model={name: timm, architecture: tf_efficientnet_lite0, inputs: weights}"
     small = ("data.count=8", "data.test_count=4", "training.steps=null")
     built = build(load_recipe(*small, architecture, recipe="feddea/scenes"))

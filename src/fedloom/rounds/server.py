@@ -267,7 +267,8 @@ def merge_buffers(
         w = torch.tensor([p.n if method.weights == "size" else 1.0 for p in who], dtype=torch.float64)
         values = torch.stack([p.buffers[s] for p in who if p.buffers is not None])
         p_k = (w / w.sum()).to(values)
-        merged[s] = p_k @ values
+        # what is the same everywhere, as frozen statistics are, stays so to the last bit
+        merged[s] = torch.where((values == values[0]).all(0), values[0], p_k @ values)
         prefix, _, kind = block.name.rpartition(".")
         if kind == "running_mean":
             means[prefix] = (p_k, values, merged[s])
