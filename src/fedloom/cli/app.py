@@ -211,7 +211,7 @@ def compare(
 
 
 for command in (
-    *(doctor.doctor, export.export, export.predict, features.features, grid.grid, grid.table, grid.figure),
+    *(doctor.doctor, export.export, export.predict, features.features, grid.grid, grid.table, grid.figure, grid.bed),
     *(pretrain.pretrain, records.activated, records.hyper, records.domains, report.report),
     *(tasks.relatedness, tasks.join, watch.watch),
 ):

@@ -183,6 +183,25 @@ def figure(
     typer.echo(f"{out}")
 
 
+def bed(source: Source) -> None:
+    """Say whether a test bed can tell methods apart, from a grid of Local, joint and trivial, on validation data.
+
+    The rules, and why, are in docs/beds.md. Exit code 1 where a data set of the grid fails one.
+    """
+    from fedloom.study.bed import judge, verdict_lines
+
+    opened, folder = _opened(source, None)
+    verdicts = judge(opened, folder)
+    for verdict in verdicts:
+        typer.echo(f"{verdict.data} (validation data, seeds {', '.join(map(str, verdict.seeds))}), percent")
+        head = ["task", "alone over trivial", "joint over alone", "loss falls a round"]
+        shared.print_table(head, verdict.rows)
+    for line in verdict_lines(verdicts):
+        typer.echo(line)
+    if any(verdict.reasons for verdict in verdicts):
+        raise typer.Exit(1)
+
+
 def size(text: str) -> int:
     """'8GB', '500 MB' or '2e9' in bytes (powers of ten). Raises UserError."""
     found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*([kMGT]?)B?\s*", text)

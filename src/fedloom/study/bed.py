@@ -1,0 +1,134 @@
+"""Whether a test bed can tell methods apart, decided on validation data before any method runs (docs/beds.md)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+
+from fedloom.errors import StateError
+from fedloom.runs.reader import Run
+from fedloom.study.grid import Grid
+from fedloom.study.tables.results import CombinationRuns, read
+from fedloom.study.tables.table import columns_of, means
+from fedloom.tasks.delta import delta_terms
+
+ALONE = "Local"
+"""The base of a bed's grid in which every client trains alone."""
+OVER_TRIVIAL = 5.0
+"""Percent by which training alone must be better than the trivial answer, on every task."""
+OVER_ALONE = 5.0
+"""Percent (mean over tasks) by which training on all data in one place must be better than training alone."""
+STILL = 1.0
+"""Percent by which the training loss may still fall in a round."""
+LAST = 0.2
+"""The share of the rounds, at the end, over which that is measured."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a bed's three rules find on validation data."""
+
+    data: str
+    tasks: tuple[str, ...]
+    over_trivial: Mapping[str, float]
+    """Task -> percent by which training alone is better than the trivial answer."""
+    over_alone: Mapping[str, float]
+    """Task -> percent by which the better of the two joint trainings is better than training alone."""
+    falling: Mapping[str, float]
+    """Task -> percent by which the training loss of clients that train alone falls in one of the last rounds."""
+    seeds: tuple[int, ...]
+
+    @property
+    def reasons(self) -> list[str]:
+        """Why the bed cannot judge; empty if it can."""
+        found = [
+            f"{task}: training alone is {gain:+.1f} % better than the trivial answer, expected {OVER_TRIVIAL:g} % "
+            "or more"
+            for task, gain in self.over_trivial.items()
+            if not gain >= OVER_TRIVIAL
+        ]
+        gain = fmean(self.over_alone.values())
+        if not gain >= OVER_ALONE:
+            found.append(
+                f"all data in one place is {gain:+.1f} % better than training alone (mean over tasks), expected "
+                f"{OVER_ALONE:g} % or more"
+            )
+        found += [
+            f"{task}: the training loss still falls by {fall:.1f} % a round, expected {STILL:g} % or less"
+            for task, fall in self.falling.items()
+            if not fall <= STILL
+        ]
+        return found
+
+    @property
+    def rows(self) -> list[tuple[str, str, str, str]]:
+        """A line a task: (task, and the three numbers in percent)."""
+        return [
+            (t, f"{self.over_trivial[t]:+.1f}", f"{self.over_alone[t]:+.1f}", f"{self.falling[t]:.2f}")
+            for t in self.tasks
+        ]
+
+
+def judge(grid: Grid, folder: Path) -> list[Verdict]:
+    """A verdict for each data set of a grid with the base `Local` and the references.
+
+    Raises StateError where one of them has not been run.
+    """
+    results, _ = read(grid, folder, "val")
+    verdicts = []
+    for data in grid.data:
+        columns = [column for column in columns_of(grid, data, results) if column.task]
+        directions = {column.task: column.direction for column in columns}
+        alone = _runs(results, data, ALONE)
+        one, trivial = means(columns, alone), means(columns, _runs(results, data, "trivial"))
+        joint = [means(columns, _runs(results, data, name)) for name in ("joint", "joint-by-task")]
+        each = [delta_terms(values, one, directions) for values in joint]
+        verdicts.append(
+            Verdict(
+                data,
+                tuple(directions),
+                delta_terms(one, trivial, directions),
+                {task: max(terms.get(task, math.nan) for terms in each) for task in directions},
+                {task: fmean(falling(run, task) for run in alone.runs.values()) for task in directions},
+                tuple(alone.runs),
+            )
+        )
+    return verdicts
+
+
+def _runs(results: Mapping[tuple[str, str, str], CombinationRuns], data: str, base: str) -> CombinationRuns:
+    for (name, label, _), found in results.items():
+        if (name, label) == (data, base):
+            return found
+    raise StateError(f"{data}: {base} has not been run; a bed is judged by {ALONE}, joint, joint-by-task and trivial")
+
+
+def falling(run: Run, task: str) -> float:
+    """Percent by which the mean training loss of a task fell in a round, at the end of a run.
+
+    From the mean losses of the first and the second half of the last rounds.
+    """
+    by_round = [
+        fmean(losses)
+        for line in run.rounds
+        if (losses := [record["loss"] for record in line.get("train", ()) if record["task"] == task])
+    ]
+    last = by_round[-max(2, round(LAST * len(by_round))) :]
+    if len(last) < 2:
+        raise StateError(f"{run.folder}: expected several rounds of training, found {len(by_round)}")
+    half = len(last) // 2
+    before, after = fmean(last[:half]), fmean(last[-half:])
+    apart = (len(last) - half) or 1
+    return 100 * (1 - (max(after, 1e-12) / before) ** (1 / apart)) if before > 0 else 0.0
+
+
+def verdict_lines(verdicts: Sequence[Verdict]) -> list[str]:
+    """What to print below the tables."""
+    lines = []
+    for v in verdicts:
+        lines += [f"{v.data}: {reason}" for reason in v.reasons]
+        lines += [] if v.reasons else [f"{v.data}: this bed can judge (validation data, seeds {v.seeds})"]
+    return lines
