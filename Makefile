@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/ci.txt $(PIP_ARGS)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo demo-digits test test-flower-oldest nightly mutants lint clean
+.PHONY: demo demo-scenes test test-flower-oldest nightly mutants lint clean
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -25,8 +25,18 @@ $(VENV)/.test: pyproject.toml constraints/ci.txt | $(VENV)/bin/python
 	$(INSTALL) -e '.[test]'
 	@touch $@ $(VENV)/.demo
 
-# The main job: Local, FedAvg and FedAvg + FedDEA on four dense tasks of rendered scenes, and a picture.
+# What the project is for: sixteen clients with one of four tasks each, alone and together, three seeds; then for whom
+# it was worth it, and by how much, and the page of all runs.
 demo: $(VENV)/.demo
+	@rm -rf grids/demo
+	@$(BIN)/fedloom grid demo --out grids/demo
+	@$(BIN)/fedloom table grids/demo
+	@$(BIN)/fedloom table grids/demo --tests
+	@echo "The page of these runs, with every client:"
+	@$(BIN)/fedloom report grids/demo
+
+# Four dense tasks of rendered scenes: Local, FedAvg and FedAvg + FedDEA, a table and a picture of what it predicts.
+demo-scenes: $(VENV)/.demo
 	@rm -rf runs/demo
 	@$(BIN)/fedloom run feddea/scenes method=local --out runs/demo/local
 	@$(BIN)/fedloom run feddea/scenes method=fedavg --out runs/demo/fedavg
@@ -35,16 +45,13 @@ demo: $(VENV)/.demo
 	@$(BIN)/fedloom picture runs/demo/feddea runs/demo/predictions.png
 	@echo "The runs are in runs/demo, with the table (comparison.md) and what FedAvg + FedDEA predicts (predictions.png)"
 
-# The same on four tasks of real handwritten digits, three seeds each.
-demo-digits: $(VENV)/.demo
-	@rm -rf runs/digits
-	@for seed in 0 1 2; do \
-	  $(BIN)/fedloom run digits-tasks seed=$$seed method=local --out runs/digits/local-s$$seed && \
-	  $(BIN)/fedloom run digits-tasks seed=$$seed method=fedavg --out runs/digits/fedavg-s$$seed && \
-	  $(BIN)/fedloom run digits-tasks seed=$$seed method=fedavg method.add.feddea.rho=0.3 method.codec=sparse \
-	    --out runs/digits/feddea-s$$seed || exit 1; \
-	done
-	@$(BIN)/fedloom compare runs/digits/local-s* runs/digits/fedavg-s* runs/digits/feddea-s*
+# The numbers of docs/results, again: `make results-claims/fedhca2-scenes` runs the grid of that name (fedloom grid
+# lists them), goes on where it was stopped, and writes its table, its tests and its page to grids/NAME.
+results-%: $(VENV)/.test
+	$(BIN)/fedloom grid $* --out grids/$* $(ARGS)
+	$(BIN)/fedloom table grids/$* --format markdown --out grids/$*/table.md
+	$(BIN)/fedloom table grids/$* --tests --format markdown --out grids/$*/tests.md
+	$(BIN)/fedloom report grids/$*
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
