@@ -321,6 +321,18 @@ def test_agreement_of_exactly_rho_counts_in_full() -> None:
     assert aggregate_tasks(clients, rho=2).vectors[0].tolist() == pytest.approx([0.36, 0.16])
 
 
+@pytest.mark.parametrize("clients", [127, 128, 300])
+def test_many_clients_that_agree_or_not(clients: int) -> None:
+    """Their signs are counted in whole numbers of a byte as long as those suffice. Half agree on the second number."""
+    found = aggregate_tasks([Upload(torch.tensor([-1.0, i % 2]), ("a",), (1,), client=f"{i}") for i in range(clients)])
+    half = clients // 2 / clients
+    assert found.vectors[0].tolist() == pytest.approx([-1, half])
+    found = aggregate_tasks(
+        [Upload(torch.tensor([-1.0, i % 2]), ("a",), (1,), client=f"{i}") for i in range(clients)], rho=0.6
+    )
+    assert found.vectors[0].tolist() == pytest.approx([-1, half * half])
+
+
 def test_outside_of_all_masks_is_zero() -> None:
     clients = [
         Upload(torch.tensor([1.0, 1]), ("a", "b"), (1, 1), torch.tensor([[True, False], [False, True]]), torch.ones(2))

@@ -8,14 +8,17 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
+import torch
 from pydantic import BaseModel
+from torch import Tensor
 
 from fedloom import methods, server, stages, training
 from fedloom.methods import ADDONS, METHODS, Method
-from fedloom.peers import Safeguards, Sketch
-from fedloom.peers.config import AdaptiveScope, GroupsSection, SafeguardsSection, Weights
+from fedloom.peers import TOPOLOGIES, Safeguards, Scenario, Sketch, coarse_clusters, next_scope, soft_weights
+from fedloom.peers.config import AdaptiveScope, Choose, ConflictAverse, GroupsSection, SafeguardsSection, Weights
+from fedloom.peers.scenario import Stragglers
 from fedloom.stages import Identity, Mean
-from fedloom.training import Optimizer, Schedule, Training
+from fedloom.training import Optimizer, Schedule, Training, gumbel_mask
 from fedloom.training.inter_cluster import InterCluster
 
 LITTLE = 1e-9
@@ -41,6 +44,30 @@ def between(
     good, bad = ([low + LITTLE], [low]) if open_low else ([low, low + LITTLE], [low - LITTLE])
     more, worse = ([high - LITTLE], [high]) if open_high else ([high, high - LITTLE], [high + LITTLE])
     return good + more, bad + worse
+
+
+def small_world(**given: Any) -> Any:
+    return TOPOLOGIES["small-world"].params(**given)
+
+
+def torus(**given: Any) -> Any:
+    return TOPOLOGIES["torus"].params(**given)
+
+
+def scope(**given: float) -> str:
+    return next_scope(0.0, **given)
+
+
+def soft(**given: float) -> dict[str, float]:
+    return soft_weights("a", {"b": 1.0}, ["b"], **given)
+
+
+def clusters(**given: int) -> Any:
+    return coarse_clusters(["a"], torch.ones(1, 1), **given)
+
+
+def mask(sigma: float) -> Tensor:
+    return gumbel_mask(torch.zeros(2), sigma)
 
 
 RANGES: list[tuple[Callable[..., Any], dict[str, Any], str, tuple[list[float], list[float]]]] = [
@@ -98,6 +125,35 @@ RANGES: list[tuple[Callable[..., Any], dict[str, Any], str, tuple[list[float], l
     (server.Adaptive, {"kind": "adam"}, "b2", between(0, 1, open_high=True)),
     (server.Adaptive, {"kind": "adam"}, "eps", above(0)),
     (server.Adaptive, {"kind": "adam"}, "v0", least(0)),
+    (training.Dual, {}, "alpha", above(0)),
+    (mask, {}, "sigma", above(0)),
+    (Optimizer, {}, "momentum", between(0, 1, open_high=True)),
+    (Schedule, {}, "warmup_start", between(0, 1)),
+    (Schedule, {}, "floor", between(0, 1)),
+    (Schedule, {}, "gamma", between(0, 1, open_low=True)),
+    (Training, {}, "participation", between(0, 1, open_low=True)),
+    (Choose, {}, "top", whole(0)),
+    (GroupsSection, {}, "low", whole(2)),
+    (GroupsSection, {"low": 2}, "high", whole(2)),
+    (GroupsSection, {}, "fine", between(0, 1)),
+    (Weights, {}, "step", between(0, 1, open_low=True)),
+    (SafeguardsSection, {}, "ema", between(0, 1, open_high=True)),
+    (ConflictAverse, {}, "c", between(0, 1, open_high=True)),
+    (AdaptiveScope, {"leave": -1}, "enter", between(-1, 1)),
+    (AdaptiveScope, {"enter": 1}, "leave", between(-1, 1)),
+    (Scenario, {}, "seed", whole(0)),
+    (Scenario, {}, "dropout", between(0, 1, open_high=True)),
+    (Scenario, {}, "loss", between(0, 1, open_high=True)),
+    (Stragglers, {}, "share", between(0, 1, open_high=True)),
+    (Stragglers, {}, "slowdown", least(1)),
+    (small_world, {}, "k", whole(2)),
+    (small_world, {}, "p", between(0, 1)),
+    (torus, {}, "rows", whole(2)),
+    (scope, {"leave": -1}, "enter", between(-1, 1)),
+    (scope, {"enter": 1}, "leave", between(-1, 1)),
+    (soft, {}, "step", between(0, 1, open_low=True)),
+    (clusters, {}, "low", whole(2)),
+    (clusters, {"low": 3}, "high", whole(3)),
 ]
 
 

@@ -51,6 +51,7 @@ def test_soft_weights() -> None:
     # eq. 4.11: a part of the way to the neighbours
     half = soft_weights("a", SIMILARITY, ["b", "c"], step=0.5)
     assert half == pytest.approx({"a": 1 - 0.7 / 2.4, "b": 0.45 / 2.4, "c": 0.25 / 2.4})
+    assert soft_weights("a", SIMILARITY, ["b"], own_similarity=0.0) == {"a": 0.0, "b": 1.0}
     assert soft_weights("a", SIMILARITY, ["b"], own_similarity=0.1) == pytest.approx({"a": 0.1, "b": 0.9})
     # The release: the neighbours' mean replaces the own model.
     assert soft_weights("a", SIMILARITY, ["b", "c"], include_self=False) == pytest.approx(
