@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -14,11 +15,34 @@ from torch import Tensor
 
 from fedloom import methods, server, stages, training
 from fedloom.methods import ADDONS, METHODS, Method
-from fedloom.peers import TOPOLOGIES, Safeguards, Scenario, Sketch, coarse_clusters, next_scope, soft_weights
-from fedloom.peers.config import AdaptiveScope, Choose, ConflictAverse, GroupsSection, SafeguardsSection, Weights
-from fedloom.peers.scenario import Stragglers
+from fedloom.peers import (
+    TOPOLOGIES,
+    Safeguards,
+    Scenario,
+    Sketch,
+    coarse_clusters,
+    conflict_averse_mix,
+    fine_clusters,
+    next_scope,
+    soft_weights,
+)
+from fedloom.peers.config import (
+    AdaptiveScope,
+    Choose,
+    ConflictAverse,
+    GroupsSection,
+    PeersBase,
+    SafeguardsSection,
+    SketchSection,
+    Warmup,
+    Weights,
+)
+from fedloom.peers.scenario import Presence, Stragglers
 from fedloom.stages import Identity, Mean
-from fedloom.training import Optimizer, Schedule, Training, gumbel_mask
+from fedloom.stages.domains import domain_aware_weights
+from fedloom.tasks import Depth, DepthError, Edge, OdsF, PlainEdgeF, edge_bce
+from fedloom.taskvectors import aggregate_tasks
+from fedloom.training import Optimizer, Schedule, Training, feature_losses, gumbel_mask
 from fedloom.training.inter_cluster import InterCluster
 
 LITTLE = 1e-9
@@ -206,6 +230,60 @@ def test_the_defaults_of_a_method_are_those_of_its_stages(name: str) -> None:
             if isinstance(field.default, int | float | str) and getattr(part, field.name) != field.default
         }
         assert other == OTHERWISE.get((name, type(part).__name__), set()), part
+
+
+def defaults(function: Callable[..., Any], *names: str) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters
+    return {name: parameters[name].default for name in names}
+
+
+def test_what_a_recipe_leaves_out_is_what_the_functions_do_by_themselves() -> None:
+    mix = defaults(conflict_averse_mix, "c", "rescale", "add_own")
+    assert SafeguardsSection().model_dump() == dataclasses.asdict(Safeguards())
+    assert ConflictAverse().model_dump(exclude={"safeguards"}) == mix
+    assert defaults(stages.ConflictAverseMix, "c", "rescale", "add_own") == mix
+    assert AdaptiveScope().model_dump() == defaults(next_scope, "enter", "leave")
+    assert GroupsSection().model_dump() == {
+        **defaults(coarse_clusters, "low", "high"),
+        "fine": defaults(fine_clusters, "threshold")["threshold"],
+    }
+    assert Weights().model_dump(exclude={"kind"}) == defaults(soft_weights, "step", "include_self")
+    assert defaults(stages.SimilarityMix, "step", "include_self") == defaults(soft_weights, "step", "include_self")
+    assert SketchSection().model_dump() == defaults(Sketch, "m", "kind")
+    assert OdsF().max_dist == Edge("e").max_dist
+    assert len(OdsF().levels) == len(PlainEdgeF().levels) == Edge("e").thresholds
+    assert defaults(edge_bce, "positive_weight") == defaults(Edge, "positive_weight")
+    assert defaults(DepthError, "limit", "log") == defaults(Depth, "limit", "log")
+    assert defaults(domain_aware_weights, "alpha", "beta") == defaults(stages.DomainWeights, "alpha", "beta")
+    fusion = ("rho", "kappa", "epsilon", "combine", "cross", "source")
+    assert defaults(aggregate_tasks, *fusion) == defaults(stages.TaskVectors, *fusion)
+    losses = ("tau", "lambda1", "lambda2")
+    assert defaults(feature_losses, *losses) == defaults(training.FeatureModules, *losses)
+    assert Optimizer().model_dump(include={"betas", "eps"}) == defaults(torch.optim.Adam, "betas", "eps")
+
+
+LEFT_OUT: list[tuple[BaseModel, BaseModel]] = [
+    (
+        Training(),
+        Training(
+            rounds=10, epochs=None, steps=None, batch_size=32, clip_norm=None, keep_optimizer=False, participation=1,
+            precision="fp32", stacked=False,
+        ),
+    ),
+    (Optimizer(), Optimizer(name="sgd", lr=0.05, momentum=0, nesterov=False, weight_decay=0, fused=False)),
+    (Schedule(), Schedule(name="constant", warmup=0, warmup_start=0, floor=0, step_every=30, gamma=0.1)),
+    (Scenario(), Scenario(seed=0, dropout=0, loss=0, bandwidth=None, latency=0, speed=None)),
+    (Scenario().stragglers, Stragglers(share=0, slowdown=5, every_round=False)),
+    (Presence(), Presence(joins=1, away=())),
+    (PeersBase(), PeersBase(similarity={"signals": {"gradient": 1}, "every": 1}, scope="full", penalty=0)),
+    (Warmup(until=3), Warmup(until=3, scope="encoder", alone=1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("short", "long"), LEFT_OUT, ids=[type(short).__name__ for short, _ in LEFT_OUT])
+def test_defaults_of_recipe_sections(short: BaseModel, long: BaseModel) -> None:
+    """Recipes that are written down leave them out, and must go on meaning the same."""
+    assert type(short).model_validate(short.model_dump()) == long
 
 
 @pytest.mark.parametrize(
