@@ -105,6 +105,7 @@ def test_inter_cluster_penalty() -> None:
     assert w.grad is not None
     assert w.grad.tolist() == pytest.approx([-0.2, 0.1])
     assert float(inter_cluster_penalty(w.detach(), others, torch.tensor([3.0, 0.0]), 0.1)) == pytest.approx(0.2)
+    assert float(inter_cluster_penalty(w.detach(), others)) == pytest.approx(0.05)  # mu = 0.01
     assert float(inter_cluster_penalty(w.detach(), others[:0])) == 0
     assert float(inter_cluster_penalty(w.detach(), others, mu=0.0)) == 0
     for weights, mu in ((torch.zeros(2), 1.0), (torch.ones(3), 1.0), (None, -1.0)):
@@ -146,6 +147,15 @@ def test_coarse_clusters_of_few_or_equal_peers() -> None:
         coarse_clusters(["a", "b"], torch.ones(2, 2), low=1)
 
 
+def test_coarse_clusters_are_two_to_four() -> None:
+    assert coarse_clusters(["a", "b", "c"], blocks([2, 1], 0.9, 0.1)) == (("a", "b"), ("c",))
+    names = [f"p{i}" for i in range(10)]
+    five = blocks([2] * 5, 0.9, 0.1)
+    assert len(coarse_clusters(names, five)) == 4
+    assert len(coarse_clusters(names, five, high=6)) == 5
+    assert len(coarse_clusters(names, blocks([5, 5], 0.9, 0.1), low=3)) == 3
+
+
 def test_fine_clusters() -> None:
     S = torch.tensor([[1, 0.7, 0.5], [0.7, 1, 0.6], [0.5, 0.6, 1]])
     # a and b at 0.3; c to both on average (0.5 + 0.4) / 2 = 0.45
@@ -163,6 +173,7 @@ def test_groups_and_leaders_of_colnet() -> None:
     assert [leader(groups["seg"], r) for r in (1, 2, 3)] == ["a", "c", "a"]
     assert [leader(groups["seg"], r, rotate=False) for r in (1, 2)] == ["a", "a"]
     assert leader(["c"], 1) == "c"  # the first is absent
+    assert leader(["c", "a", "b"]) == "a"
     with pytest.raises(ValueError, match="no leader"):
         leader([])
 
