@@ -227,6 +227,8 @@ def test_sign_similarity_golden_values() -> None:
     out = sign_similarity(ROWS, zeros="out")
     assert [out[0, 1], out[0, 2], out[1, 2]] == pytest.approx([0, 0.5, 1 / 3])
     assert out.diagonal().tolist() == [1, 1, 1]
+    one = torch.tensor([[1.0, 0, 2], [-1, 3, 0]])  # they share a single coordinate
+    assert sign_similarity(one, zeros="out").tolist() == [[1, 0], [0, 1]]
     assert sign_similarity(torch.zeros(2, 3), zeros="out").tolist() == [[0.5, 0.5], [0.5, 0.5]]
 
 

@@ -176,6 +176,18 @@ def test_one_group_is_fedavg_on_the_encoder() -> None:
         torch.testing.assert_close(personal(one, name), mean.point, atol=1e-14, rtol=0)
 
 
+def test_soft_groups_by_hand() -> None:
+    """Cosines 0.6, 0 and -0.48: relu(cos + threshold), times the weights 1, 2 and 4."""
+    X = torch.tensor([[1.0, 0, 0], [3, 4, 0], [0, -3, 4]], dtype=torch.float64)
+    cosine = torch.tensor([[1, 0.6, 0], [0.6, 1, -0.48], [0, -0.48, 1]], dtype=torch.float64)
+    M = (cosine + 0.5) * torch.tensor([1.0, 2, 4])
+    out, _ = SimilarGroups(soft=True, threshold=0.5, source="update").on(X, n=[1, 2, 4])
+    torch.testing.assert_close(out, M / M.sum(1, keepdim=True) @ X)
+    M = cosine.clamp(min=0) * torch.tensor([1.0, 2, 4])
+    out, _ = SimilarGroups(soft=True, source="update").on(X, n=[1, 2, 4])
+    torch.testing.assert_close(out, M / M.sum(1, keepdim=True) @ X)
+
+
 def test_the_identity_gives_the_update_back_bit_for_bit() -> None:
     rng = torch.Generator().manual_seed(0)
     X, base = torch.randn(2, 4, 1000, generator=rng)
@@ -479,9 +491,11 @@ def test_shares_are_found_in_every_so_many_rounds() -> None:
             return super().begin(view, state)
 
     method = replace(methods.fedsoft(), local=(Counting(every=3),))
-    Quadratics(method, **{**OPPOSITE, "h": [[1.0, 1.0]], "b": [[1.0, 2.0]]}).go(8)
+    run = Quadratics(method, **{**OPPOSITE, "h": [[1.0, 1.0]], "b": [[1.0, 2.0]]})
+    run.go(8)
     # seven rounds with models: in the first, fourth and seventh both are looked at
     assert len(counted) == 3 * 2
+    assert run.clients["c0"]["rules"]["0"]["rounds"] == 7
 
 
 def test_what_is_told_must_be_needed_in_the_same_number() -> None:
