@@ -495,7 +495,7 @@ def test_shares_are_found_in_every_so_many_rounds() -> None:
     run.go(8)
     # seven rounds with models: in the first, fourth and seventh both are looked at
     assert len(counted) == 3 * 2
-    assert run.clients["c0"]["rules"]["0"]["rounds"] == 7
+    assert [client["rules"]["0"]["rounds"] for client in run.clients.values()] == [7]
 
 
 def test_what_is_told_must_be_needed_in_the_same_number() -> None:

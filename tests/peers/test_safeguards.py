@@ -171,7 +171,8 @@ def test_bounded() -> None:
     assert bounded(torch.tensor([1.5, -0.5]).double()).tolist() == pytest.approx([1, 0])
     assert bounded(torch.tensor([0.6, 0.6]).double()).tolist() == pytest.approx([0.5, 0.5])
     for far in (-0.9, 3.0, 0.2, -100.0):
-        assert bounded(torch.tensor([far, far, far + 0.3]).double()).tolist() == pytest.approx([0.7 / 3, 0.7 / 3, 1.6 / 3])
+        apart = torch.tensor([far, far, far + 0.3], dtype=torch.float64)
+        assert bounded(apart).tolist() == pytest.approx([0.7 / 3, 0.7 / 3, 1.6 / 3])
     for low, high in ((0.4, 1.0), (0.0, 0.3)):  # three weights cannot satisfy that
         assert bounded(w, low, high).tolist() == pytest.approx([1 / 3] * 3)
 
