@@ -250,6 +250,10 @@ def test_what_a_recipe_leaves_out_is_what_the_functions_do_by_themselves() -> No
     assert Weights().model_dump(exclude={"kind"}) == defaults(soft_weights, "step", "include_self")
     assert defaults(stages.SimilarityMix, "step", "include_self") == defaults(soft_weights, "step", "include_self")
     assert SketchSection().model_dump() == defaults(Sketch, "m", "kind")
+    assert Optimizer().model_dump(include={"betas", "eps"}) == defaults(torch.optim.Adam, "betas", "eps")
+
+
+def test_classes_and_their_functions_have_the_same_defaults() -> None:
     assert OdsF().max_dist == Edge("e").max_dist
     assert len(OdsF().levels) == len(PlainEdgeF().levels) == Edge("e").thresholds
     assert defaults(edge_bce, "positive_weight") == defaults(Edge, "positive_weight")
@@ -259,7 +263,6 @@ def test_what_a_recipe_leaves_out_is_what_the_functions_do_by_themselves() -> No
     assert defaults(aggregate_tasks, *fusion) == defaults(stages.TaskVectors, *fusion)
     losses = ("tau", "lambda1", "lambda2")
     assert defaults(feature_losses, *losses) == defaults(training.FeatureModules, *losses)
-    assert Optimizer().model_dump(include={"betas", "eps"}) == defaults(torch.optim.Adam, "betas", "eps")
 
 
 LEFT_OUT: list[tuple[BaseModel, BaseModel]] = [

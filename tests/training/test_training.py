@@ -18,7 +18,7 @@ from fedloom.models.multitask import MultiTask
 from fedloom.tasks.classification import Classification
 from fedloom.training import FlatModel, LocalRule, Optimizer, Proximal, Schedule, Training, View
 from fedloom.training.loop import Additions, Work, batches, passes, train
-from fedloom.training.optim import build, export_state, import_state, rate
+from fedloom.training.optim import Sgd, build, export_state, import_state, rate
 from fedloom.training.personal import Anchor
 from fedloom.training.stacked import Stackable, group, refuse, train_stacked
 from quadratics import Point, Valley
@@ -116,6 +116,15 @@ def test_our_sgd_is_torchs_bit_for_bit(decay: float, momentum: float, nesterov: 
         optimizer.step()
         expected.step()
         assert torch.equal(ours, theirs.detach())
+
+
+def test_only_fused_steps_of_sgd_load_torchs_optimisers() -> None:
+    x, grad = torch.ones(3), torch.ones(3)
+    fused = build(Optimizer(lr=0.5, fused=True), x, grad, (slice(0, 3),))
+    assert isinstance(fused, torch.optim.SGD)
+    fused.step()
+    assert x.tolist() == [0.5, 0.5, 0.5]
+    assert isinstance(build(Optimizer(lr=0.5), x, grad, (slice(0, 3),)), Sgd)
 
 
 def test_clipping_equals_torch() -> None:
