@@ -119,6 +119,14 @@ def test_rows_that_are_not_finite(bad: float) -> None:
     assert not torch.isfinite(conflict_averse_mix("a", given, safeguards=OFF).update).all()
 
 
+def test_where_nothing_needs_a_safeguard_none_acts() -> None:
+    """Equal lengths below 10 at a right angle: equal weights, which neither the ridge nor the mean of old ones moves."""
+    policy = Safeguards(normalise="own-norm", clip_result=2.0)
+    mixed = conflict_averse_mix("a", rows([2.0, 0.0], [0.0, 2.0]), safeguards=policy, before={"a": 0.5, "b": 0.5})
+    assert mixed.acted == {}
+    assert mixed.update.tolist() == pytest.approx([1.4 / 1.16, 1.4 / 1.16], rel=1e-3)
+
+
 def test_updates_too_long_for_float32_squares() -> None:
     given = rows([1.0, 0.0], [0.0, 1e30])
     mixed = conflict_averse_mix("a", given, safeguards=Safeguards(None, None, 1.0, None, None, None))

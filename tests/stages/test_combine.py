@@ -311,3 +311,11 @@ class MixByStarts(Stage):
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         return updates, state
+
+
+def test_a_switch_asks_for_the_extras_of_either_phase() -> None:
+    domains = GroupBy("domain", Mean())
+    for switch in (Switch(3, domains, SupportMean()), Switch(3, SupportMean(), domains)):
+        assert "extra:domain" in switch.traits.reads
+    assert "weight" not in Switch(3, Identity(), Mean()).traits.reads
+    assert "weight" in Switch(3, SupportMean(), Mean()).traits.reads

@@ -298,6 +298,7 @@ def test_stacked_equals_one_at_a_time(rules: tuple[LocalRule, ...], clip: float 
             expected = train(alone, c.work, training, ctx, Additions(shared, rules))
             torch.testing.assert_close(params, alone.params, rtol=1e-4, atol=1e-6)
             assert (result.steps, result.examples) == (expected.steps, expected.examples)
+            assert result.waiting == 0  # nothing is loaded
             assert result.losses == pytest.approx(expected.losses, rel=1e-4)
 
 
