@@ -120,7 +120,7 @@ def test_rows_that_are_not_finite(bad: float) -> None:
 
 
 def test_where_nothing_needs_a_safeguard_none_acts() -> None:
-    """Equal lengths below 10 at a right angle: equal weights, which neither the ridge nor the mean of old ones moves."""
+    """Equal lengths at a right angle: equal weights, which neither the ridge nor old weights move."""
     policy = Safeguards(normalise="own-norm", clip_result=2.0)
     mixed = conflict_averse_mix("a", rows([2.0, 0.0], [0.0, 2.0]), safeguards=policy, before={"a": 0.5, "b": 0.5})
     assert mixed.acted == {}
