@@ -163,6 +163,8 @@ def test_fine_clusters() -> None:
     assert fine_clusters(["a", "b", "c"], S) == (("a", "b"), ("c",))
     assert fine_clusters(["a", "b", "c"], S, 0.46) == (("a", "b", "c"),)
     assert fine_clusters(["c", "a", "b"], S[[2, 0, 1]][:, [2, 0, 1]]) == (("a", "b"), ("c",))
+    assert fine_clusters(["a", "b"], S[:2, :2]) == (("a", "b"),)
+    assert fine_clusters(["a", "c"], S[::2, ::2]) == (("a",), ("c",))
     assert fine_clusters(["a"], torch.ones(1, 1)) == (("a",),)
     assert fine_clusters([], torch.zeros(0, 0)) == ()
 
