@@ -250,6 +250,22 @@ def test_rules_add_up_and_keep_their_state() -> None:
     assert result.rules["0"] == {"rounds": 2}
 
 
+def test_rules_see_the_rate_and_number_of_each_step() -> None:
+    seen: list[Any] = []
+
+    class Watch(LocalRule):
+        def begin(self, view: View, state: State) -> State:
+            seen.append((view.lr, view.step))
+            return state
+
+        def grad(self, view: View, state: State) -> None:
+            seen.append((view.lr, view.step))
+
+    schedule = Schedule(name="step", step_every=1, gamma=0.5)
+    run(network(), Training(epochs=2, batch_size=10, optimizer=Optimizer(lr=0.4), schedule=schedule), (Watch(),))
+    assert seen == [(0, 0), (0.4, 0), (0.4, 1), (0.2, 2), (0.2, 3)]
+
+
 def test_half_precision_trains() -> None:
     result, model = run(network(), Training(epochs=30, optimizer=Optimizer(lr=0.1), precision="bf16"))
     first, _ = run(network(), Training(epochs=1, precision="bf16"))
