@@ -46,6 +46,15 @@ def test_later_layers_count_more() -> None:
     assert layer_weights(3, 0).tolist() == pytest.approx([1 / 3] * 3)
 
 
+def test_the_variance_of_channels_in_the_releases_term() -> None:
+    """Channels 0, 3 and 6: mean 3, variance 18 / 2. One channel has variance 0."""
+    term, (m, v) = released_consistency([(t(1, 3, 0), t(1, 1, 1))], [t(0, 3, 6)], None, beta=0.0)
+    assert (float(m), float(v)) == (3, 9)
+    assert float(term) == pytest.approx((10 / 3 - 9) / 18 + (math.log(9) + 1 / 9) / 2)
+    _, (m, v) = released_consistency([(t(1), t(1))], [t(5)], None, beta=0.0)
+    assert (float(m), float(v)) == (5, 0)
+
+
 def test_the_releases_term_by_hand() -> None:
     """Two layers of two channels: one mean and variance run through both."""
     term, (m, v) = released_consistency([(t(1, 3), t(1, 1)), (t(0, 0), t(1, 4))], [t(0, 2), t(4, 8)], None, beta=0.0)
