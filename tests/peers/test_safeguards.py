@@ -137,7 +137,7 @@ def test_updates_too_long_for_float32_squares() -> None:
 def test_finite_rows_whose_products_are_not_count_alike() -> None:
     """1e200 squared is no float64. All rows count alike, and nothing is added along g_w."""
     given = dict(zip("ab", 1e200 * torch.eye(2, dtype=torch.float64), strict=True))
-    mixed = conflict_averse_mix("a", given, safeguards=Safeguards(clip=None))
+    mixed = conflict_averse_mix("a", given, safeguards=Safeguards(clip=None, bounds=None))
     assert mixed.weights == {"a": 0.5, "b": 0.5}
     assert mixed.update.tolist() == pytest.approx([0.5e200 / 1.16, 0.5e200 / 1.16])
     assert mixed.acted["nonfinite"] == {"equal weights": True}
