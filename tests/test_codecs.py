@@ -121,6 +121,8 @@ def test_heads_of_holders_without_examples_count_alike() -> None:
     X = torch.tensor([[1.0, 2, 4], [1, 8, 0]])
     out, _ = TaskVectors()(Updates.of(X, [0, 0], layout, [("a", "x"), ("b", "x")]), {}, Ctx(1))
     assert out.X[0, 1:].tolist() == [5, 2]
+    out, _ = TaskVectors()(Updates.of(X, [0.25, 0.5], layout, [("a", "x"), ("b", "x")]), {}, Ctx(1))
+    assert out.X[0, 1:].tolist() == pytest.approx([6, 4 / 3])
 
 
 def test_one_client_alone_with_each_task_gets_its_vector_back() -> None:
