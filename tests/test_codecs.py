@@ -116,6 +116,15 @@ def test_heads_are_the_mean_of_their_holders_weighted_by_examples() -> None:
     assert not LAYOUT.take(out.X[0], LAYOUT.select(task="z")).any()
 
 
+def test_heads_of_holders_without_examples_count_alike() -> None:
+    layout = Layout((Block("encoder.w", (1,)), Block("heads.x.w", (2,), role="head", task="x")))
+    X = torch.tensor([[1.0, 2, 4], [1, 8, 0]])
+    out, _ = TaskVectors()(Updates.of(X, [0, 0], layout, [("a", "x"), ("b", "x")]), {}, Ctx(1))
+    assert out.X[0, 1:].tolist() == [5, 2]
+    out, _ = TaskVectors()(Updates.of(X, [0.25, 0.5], layout, [("a", "x"), ("b", "x")]), {}, Ctx(1))
+    assert out.X[0, 1:].tolist() == pytest.approx([6, 4 / 3])
+
+
 def test_one_client_alone_with_each_task_gets_its_vector_back() -> None:
     updates, dense = folded(sent("a", "x", 1), sent("b", "y", 2))
     out, _ = TaskVectors(cross="none")(updates, {}, Ctx(1))

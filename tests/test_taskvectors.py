@@ -227,6 +227,8 @@ def test_sign_similarity_golden_values() -> None:
     out = sign_similarity(ROWS, zeros="out")
     assert [out[0, 1], out[0, 2], out[1, 2]] == pytest.approx([0, 0.5, 1 / 3])
     assert out.diagonal().tolist() == [1, 1, 1]
+    one = torch.tensor([[1.0, 0, 2], [-1, 3, 0]])  # they share a single coordinate
+    assert sign_similarity(one, zeros="out").tolist() == [[1, 0], [0, 1]]
     assert sign_similarity(torch.zeros(2, 3), zeros="out").tolist() == [[0.5, 0.5], [0.5, 0.5]]
 
 
@@ -319,6 +321,18 @@ def test_agreement_of_exactly_rho_counts_in_full() -> None:
     assert aggregate_tasks(clients).vectors[0].tolist() == pytest.approx([0.6, 0.4])
     assert aggregate_tasks(clients, rho=0.41).vectors[0].tolist() == pytest.approx([0.6, 0.16])
     assert aggregate_tasks(clients, rho=2).vectors[0].tolist() == pytest.approx([0.36, 0.16])
+
+
+@pytest.mark.parametrize("clients", [127, 128, 300])
+def test_many_clients_that_agree_or_not(clients: int) -> None:
+    """Their signs are counted in whole numbers of a byte as long as those suffice. Half agree on the second number."""
+    found = aggregate_tasks([Upload(torch.tensor([-1.0, i % 2]), ("a",), (1,), client=f"{i}") for i in range(clients)])
+    half = clients // 2 / clients
+    assert found.vectors[0].tolist() == pytest.approx([-1, half])
+    found = aggregate_tasks(
+        [Upload(torch.tensor([-1.0, i % 2]), ("a",), (1,), client=f"{i}") for i in range(clients)], rho=0.6
+    )
+    assert found.vectors[0].tolist() == pytest.approx([-1, half * half])
 
 
 def test_outside_of_all_masks_is_zero() -> None:

@@ -35,6 +35,14 @@ def layout(net: Net) -> Layout:
     return Layout.from_module(net, ROLES)
 
 
+def test_rows_without_names_are_numbered_in_their_order() -> None:
+    for count, first, last in ((1, "c0", "c0"), (9, "c0", "c8"), (10, "c0", "c9"), (11, "c00", "c10")):
+        rows = Updates.of(torch.arange(float(count))[:, None])
+        assert (rows.rows[0], rows.rows[-1]) == ((first, None), (last, None))
+        assert rows.X[:, 0].tolist() == list(range(count))
+    assert Updates.of(torch.zeros(0, 2)).rows == ()
+
+
 def test_norms_are_found_by_type_and_integer_buffers_left_out(layout: Layout) -> None:
     norms = {b.name for b in layout.blocks if b.role == "norm"}
     assert norms == {"encoder.1.weight", "encoder.1.bias", "encoder.2.0.weight", "encoder.2.0.bias"}

@@ -82,3 +82,17 @@ def test_what_keeps_a_model_for_each_sees_updates_as_a_server_does(quick: Quick)
 def test_local_has_nothing_to_tell(quick: Quick) -> None:
     with pytest.raises(RecipeError, match="shares nothing"):
         quick(*SHORT, "method=local", "peers={weights: {kind: uniform}}")
+
+
+@pytest.mark.parametrize("scope", ["encoder", "full"])
+def test_after_a_round_all_have_the_mean_of_what_is_in_scope_and_their_own_rest(scope: str, quick: Quick) -> None:
+    once = ("training.steps=1", "training.rounds=1", "evaluation={every: 1, splits: [val]}", "model.heads=all")
+    alone = trained_models(quick(*once, "partition.val_fraction=0.1", "method=local").folder)
+    mixed = trained_models(
+        quick(*once, "partition.val_fraction=0.1", f"peers={{scope: {scope}, weights: {{kind: uniform}}}}").folder
+    )
+    for name, model in mixed.items():
+        for key, tensor in model.items():
+            shared = scope == "full" or key.startswith("encoder.")
+            expected = torch.stack([own[key] for own in alone.values()]).mean(0) if shared else alone[name][key]
+            torch.testing.assert_close(tensor, expected, msg=f"{name}, {key}")

@@ -3,19 +3,46 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
+import torch
 from pydantic import BaseModel
+from torch import Tensor
 
 from fedloom import methods, server, stages, training
 from fedloom.methods import ADDONS, METHODS, Method
-from fedloom.peers import Safeguards, Sketch
-from fedloom.peers.config import AdaptiveScope, GroupsSection, SafeguardsSection, Weights
+from fedloom.peers import (
+    TOPOLOGIES,
+    Safeguards,
+    Scenario,
+    Sketch,
+    coarse_clusters,
+    conflict_averse_mix,
+    fine_clusters,
+    next_scope,
+    soft_weights,
+)
+from fedloom.peers.config import (
+    AdaptiveScope,
+    Choose,
+    ConflictAverse,
+    GroupsSection,
+    PeersBase,
+    SafeguardsSection,
+    SketchSection,
+    Warmup,
+    Weights,
+)
+from fedloom.peers.scenario import Presence, Stragglers
 from fedloom.stages import Identity, Mean
-from fedloom.training import Optimizer, Schedule, Training
+from fedloom.stages.domains import domain_aware_weights
+from fedloom.tasks import Depth, DepthError, Edge, OdsF, PlainEdgeF, edge_bce
+from fedloom.taskvectors import aggregate_tasks
+from fedloom.training import Optimizer, Schedule, Training, feature_losses, gumbel_mask
 from fedloom.training.inter_cluster import InterCluster
 
 LITTLE = 1e-9
@@ -41,6 +68,30 @@ def between(
     good, bad = ([low + LITTLE], [low]) if open_low else ([low, low + LITTLE], [low - LITTLE])
     more, worse = ([high - LITTLE], [high]) if open_high else ([high, high - LITTLE], [high + LITTLE])
     return good + more, bad + worse
+
+
+def small_world(**given: Any) -> Any:
+    return TOPOLOGIES["small-world"].params(**given)
+
+
+def torus(**given: Any) -> Any:
+    return TOPOLOGIES["torus"].params(**given)
+
+
+def scope(**given: float) -> str:
+    return next_scope(0.0, **given)
+
+
+def soft(**given: float) -> dict[str, float]:
+    return soft_weights("a", {"b": 1.0}, ["b"], **given)
+
+
+def clusters(**given: int) -> Any:
+    return coarse_clusters(["a"], torch.ones(1, 1), **given)
+
+
+def mask(sigma: float) -> Tensor:
+    return gumbel_mask(torch.zeros(2), sigma)
 
 
 RANGES: list[tuple[Callable[..., Any], dict[str, Any], str, tuple[list[float], list[float]]]] = [
@@ -98,6 +149,35 @@ RANGES: list[tuple[Callable[..., Any], dict[str, Any], str, tuple[list[float], l
     (server.Adaptive, {"kind": "adam"}, "b2", between(0, 1, open_high=True)),
     (server.Adaptive, {"kind": "adam"}, "eps", above(0)),
     (server.Adaptive, {"kind": "adam"}, "v0", least(0)),
+    (training.Dual, {}, "alpha", above(0)),
+    (mask, {}, "sigma", above(0)),
+    (Optimizer, {}, "momentum", between(0, 1, open_high=True)),
+    (Schedule, {}, "warmup_start", between(0, 1)),
+    (Schedule, {}, "floor", between(0, 1)),
+    (Schedule, {}, "gamma", between(0, 1, open_low=True)),
+    (Training, {}, "participation", between(0, 1, open_low=True)),
+    (Choose, {}, "top", whole(0)),
+    (GroupsSection, {}, "low", whole(2)),
+    (GroupsSection, {"low": 2}, "high", whole(2)),
+    (GroupsSection, {}, "fine", between(0, 1)),
+    (Weights, {}, "step", between(0, 1, open_low=True)),
+    (SafeguardsSection, {}, "ema", between(0, 1, open_high=True)),
+    (ConflictAverse, {}, "c", between(0, 1, open_high=True)),
+    (AdaptiveScope, {"leave": -1}, "enter", between(-1, 1)),
+    (AdaptiveScope, {"enter": 1}, "leave", between(-1, 1)),
+    (Scenario, {}, "seed", whole(0)),
+    (Scenario, {}, "dropout", between(0, 1, open_high=True)),
+    (Scenario, {}, "loss", between(0, 1, open_high=True)),
+    (Stragglers, {}, "share", between(0, 1, open_high=True)),
+    (Stragglers, {}, "slowdown", least(1)),
+    (small_world, {}, "k", whole(2)),
+    (small_world, {}, "p", between(0, 1)),
+    (torus, {}, "rows", whole(2)),
+    (scope, {"leave": -1}, "enter", between(-1, 1)),
+    (scope, {"enter": 1}, "leave", between(-1, 1)),
+    (soft, {}, "step", between(0, 1, open_low=True)),
+    (clusters, {}, "low", whole(2)),
+    (clusters, {"low": 3}, "high", whole(3)),
 ]
 
 
@@ -150,6 +230,63 @@ def test_the_defaults_of_a_method_are_those_of_its_stages(name: str) -> None:
             if isinstance(field.default, int | float | str) and getattr(part, field.name) != field.default
         }
         assert other == OTHERWISE.get((name, type(part).__name__), set()), part
+
+
+def defaults(function: Callable[..., Any], *names: str) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters
+    return {name: parameters[name].default for name in names}
+
+
+def test_what_a_recipe_leaves_out_is_what_the_functions_do_by_themselves() -> None:
+    mix = defaults(conflict_averse_mix, "c", "rescale", "add_own")
+    assert SafeguardsSection().model_dump() == dataclasses.asdict(Safeguards())
+    assert ConflictAverse().model_dump(exclude={"safeguards"}) == mix
+    assert defaults(stages.ConflictAverseMix, "c", "rescale", "add_own") == mix
+    assert AdaptiveScope().model_dump() == defaults(next_scope, "enter", "leave")
+    assert GroupsSection().model_dump() == {
+        **defaults(coarse_clusters, "low", "high"),
+        "fine": defaults(fine_clusters, "threshold")["threshold"],
+    }
+    assert Weights().model_dump(exclude={"kind"}) == defaults(soft_weights, "step", "include_self")
+    assert defaults(stages.SimilarityMix, "step", "include_self") == defaults(soft_weights, "step", "include_self")
+    assert SketchSection().model_dump() == defaults(Sketch, "m", "kind")
+    assert Optimizer().model_dump(include={"betas", "eps"}) == defaults(torch.optim.Adam, "betas", "eps")
+
+
+def test_classes_and_their_functions_have_the_same_defaults() -> None:
+    assert OdsF().max_dist == Edge("e").max_dist
+    assert len(OdsF().levels) == len(PlainEdgeF().levels) == Edge("e").thresholds
+    assert defaults(edge_bce, "positive_weight") == defaults(Edge, "positive_weight")
+    assert defaults(DepthError, "limit", "log") == defaults(Depth, "limit", "log")
+    assert defaults(domain_aware_weights, "alpha", "beta") == defaults(stages.DomainWeights, "alpha", "beta")
+    fusion = ("rho", "kappa", "epsilon", "combine", "cross", "source")
+    assert defaults(aggregate_tasks, *fusion) == defaults(stages.TaskVectors, *fusion)
+    losses = ("tau", "lambda1", "lambda2")
+    assert defaults(feature_losses, *losses) == defaults(training.FeatureModules, *losses)
+
+
+LEFT_OUT: list[tuple[BaseModel, BaseModel]] = [
+    (
+        Training(),
+        Training(
+            rounds=10, epochs=None, steps=None, batch_size=32, clip_norm=None, keep_optimizer=False, participation=1,
+            precision="fp32", stacked=False,
+        ),
+    ),
+    (Optimizer(), Optimizer(name="sgd", lr=0.05, momentum=0, nesterov=False, weight_decay=0, fused=False)),
+    (Schedule(), Schedule(name="constant", warmup=0, warmup_start=0, floor=0, step_every=30, gamma=0.1)),
+    (Scenario(), Scenario(seed=0, dropout=0, loss=0, bandwidth=None, latency=0, speed=None)),
+    (Scenario().stragglers, Stragglers(share=0, slowdown=5, every_round=False)),
+    (Presence(), Presence(joins=1, away=())),
+    (PeersBase(), PeersBase(similarity={"signals": {"gradient": 1}, "every": 1}, scope="full", penalty=0)),
+    (Warmup(until=3), Warmup(until=3, scope="encoder", alone=1)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("short", "long"), LEFT_OUT, ids=[type(short).__name__ for short, _ in LEFT_OUT])
+def test_defaults_of_recipe_sections(short: BaseModel, long: BaseModel) -> None:
+    """Recipes that are written down leave them out, and must go on meaning the same."""
+    assert type(short).model_validate(short.model_dump()) == long
 
 
 @pytest.mark.parametrize(

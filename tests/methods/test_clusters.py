@@ -34,6 +34,7 @@ from fedloom.stages import (
     PCGrad,
     PerTask,
     SimilarGroups,
+    SoftClusters,
     SplittingClusters,
 )
 from fedloom.stages.clusters import agglomerate, bipartition, cosines, mixed_models
@@ -173,6 +174,18 @@ def test_one_group_is_fedavg_on_the_encoder() -> None:
     mean.go(5)
     for name in one.names:
         torch.testing.assert_close(personal(one, name), mean.point, atol=1e-14, rtol=0)
+
+
+def test_soft_groups_by_hand() -> None:
+    """Cosines 0.6, 0 and -0.48: relu(cos + threshold), times the weights 1, 2 and 4."""
+    X = torch.tensor([[1.0, 0, 0], [3, 4, 0], [0, -3, 4]], dtype=torch.float64)
+    cosine = torch.tensor([[1, 0.6, 0], [0.6, 1, -0.48], [0, -0.48, 1]], dtype=torch.float64)
+    M = (cosine + 0.5) * torch.tensor([1.0, 2, 4])
+    out, _ = SimilarGroups(soft=True, threshold=0.5, source="update").on(X, n=[1, 2, 4])
+    torch.testing.assert_close(out, M / M.sum(1, keepdim=True) @ X)
+    M = cosine.clamp(min=0) * torch.tensor([1.0, 2, 4])
+    out, _ = SimilarGroups(soft=True, source="update").on(X, n=[1, 2, 4])
+    torch.testing.assert_close(out, M / M.sum(1, keepdim=True) @ X)
 
 
 def test_the_identity_gives_the_update_back_bit_for_bit() -> None:
@@ -422,6 +435,52 @@ def test_fedsoft_is_drawn_to_its_models() -> None:
         torch.testing.assert_close(personal(run, name), expected, atol=1e-12, rtol=0)
 
 
+def test_soft_clusters_by_hand() -> None:
+    """c_0 = (0.5 * 1 w_0 + 0.25 * 3 w_1) / 1.25; the largest share of c_1 is the floor itself, so it stays."""
+    X, base = torch.tensor([[[1.0, 2], [5, 0]], [[1, 1], [-2, 3]]], dtype=torch.float64)
+    stage, before = SoftClusters(floor=0.05), [torch.tensor([9.0, 9]).double(), torch.tensor([1.0, 1]).double()]
+    updates = Updates.of(X, [1, 3], base=base, share0=[0.5, 0.25], share1=[0.0, 0.05])
+    same, state = stage(updates, {"models": before}, Ctx(2))
+    w = X + base
+    torch.testing.assert_close(state["models"][0], (0.5 * w[0] + 0.75 * w[1]) / 1.25)
+    assert torch.equal(state["models"][1], before[1])
+    assert same is updates
+
+
+@pytest.mark.parametrize("first", ["noise", "groups"])
+def test_the_first_models_by_hand(first: Any) -> None:
+    """Groups of alike rows, or the mean with noise of half its root mean square."""
+    X = torch.tensor([[1.0, 2, 0], [-3, -1, 0], [2, 2, 0], [-1, -1, 4]], dtype=torch.float64)
+    base = torch.full_like(X, 7.0)
+    ctx = Ctx(1, seed=5)
+    _, state = SoftClusters(3, first, noise=0.5)(Updates.of(X, [1, 2, 3, 4], base=base), {"models": []}, ctx)
+    weights = torch.tensor([1.0, 2, 3, 4]).double() / 10
+    mean = weights @ X
+    noise = [torch.randn(3, generator=ctx.rng("cluster", j), dtype=torch.float64) for j in range(3)]
+    expected = [7 + mean + 0.5 * float(mean.square().mean()) ** 0.5 * draw for draw in noise]
+    if first == "groups":
+        # the cosines with 1 are 0.99 (row 2), -0.95 and -0.32; of the last two 0.3
+        expected = [7 + (X[0] + 3 * X[2]) / 4, 7 + X[1], 7 + X[3]]
+    for found, wanted in zip(state["models"], expected, strict=True):
+        torch.testing.assert_close(found, wanted)
+
+
+def test_chosen_clusters_by_hand() -> None:
+    """Members of a cluster move to its new model, wherever they started; z is absent, and moves as its model does."""
+    X, base = torch.tensor([[[1.0], [2], [6]], [[0], [10], [12]]], dtype=torch.float64)
+    stage = ChosenClusters(count=3)
+    models = [torch.tensor([m]).double() for m in (0.0, 10.0, 50.0)]
+    state = {"models": models, "members": {"c": 0, "z": 1}, "stages": [{}, {}, {}]}
+    updates = Updates.of(X, [1, 1, 3], rows=["a", "b", "c"], base=base, cluster=[0, 1, 1])
+    out, state = stage(updates, state, Ctx(3))
+    # model 1 moves by (2 + 3 (6 + 12 - 10)) / 4 = 6.5
+    assert [float(m) for m in state["models"]] == [1, 16.5, 50]
+    assert state["members"] == {"a": 0, "b": 1, "c": 1, "z": 1}
+    assert [client for client, _ in out.rows] == ["a", "b", "c", "z"]
+    assert out.X[:, 0].tolist() == [1, 16.5 - 10, 16.5 - 12, 6.5]
+    assert out.n.tolist() == [1, 1, 3, 0]
+
+
 def test_shares_are_found_in_every_so_many_rounds() -> None:
     counted: list[int] = []
 
@@ -432,9 +491,11 @@ def test_shares_are_found_in_every_so_many_rounds() -> None:
             return super().begin(view, state)
 
     method = replace(methods.fedsoft(), local=(Counting(every=3),))
-    Quadratics(method, **{**OPPOSITE, "h": [[1.0, 1.0]], "b": [[1.0, 2.0]]}).go(8)
+    run = Quadratics(method, **{**OPPOSITE, "h": [[1.0, 1.0]], "b": [[1.0, 2.0]]})
+    run.go(8)
     # seven rounds with models: in the first, fourth and seventh both are looked at
     assert len(counted) == 3 * 2
+    assert [client["rules"]["0"]["rounds"] for client in run.clients.values()] == [7]
 
 
 def test_what_is_told_must_be_needed_in_the_same_number() -> None:

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from fedloom.peers import Events, synchronous
+from fedloom.peers import Arrival, Events, synchronous
 
 TRAINING = {"a": 1.0, "b": 4.0, "c": 20.0}
 TRANSFERS = {("a", "b"): 2.0, ("b", "a"): 6.0, ("a", "c"): 9.0, ("c", "a"): 0.5}
@@ -77,6 +77,14 @@ def test_messages_of_a_pair_stay_together_and_in_order() -> None:
         ("b", 1),
         ("c", 0),
     ]
+
+
+def test_events_are_the_same_whatever_they_carry() -> None:
+    assert (
+        len({Arrival(1.0, "b", "a", 0, ["a list has no hash"]), Arrival(1.0, "b", "a", 0), Arrival(1.0, "b", "a", 1)})
+        == 2
+    )
+    assert Events().put(1.0, "a", "b", "this") == Events().put(1.0, "a", "b", "that")
 
 
 def test_the_clock_moves_with_what_is_taken() -> None:

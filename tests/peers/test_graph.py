@@ -76,6 +76,8 @@ def test_time_varying_graphs(name: str) -> None:
     assert rounds[0] == rounds[1] == rounds[2] != rounds[3] == rounds[5] != rounds[6]
     fixed = candidates(name, many, seed=1, round=5, **PARAMS[name])
     assert fixed == rounds[0] != candidates(name, many, seed=2, **PARAMS[name])
+    assert candidates(name, many, **PARAMS[name]) == candidates(name, many, seed=0, round=1, every=1, **PARAMS[name])
+    assert candidates(name, many, every=1, **PARAMS[name]) == candidates(name, many, **PARAMS[name])
 
 
 @every_kind

@@ -51,6 +51,7 @@ def test_soft_weights() -> None:
     # eq. 4.11: a part of the way to the neighbours
     half = soft_weights("a", SIMILARITY, ["b", "c"], step=0.5)
     assert half == pytest.approx({"a": 1 - 0.7 / 2.4, "b": 0.45 / 2.4, "c": 0.25 / 2.4})
+    assert soft_weights("a", SIMILARITY, ["b"], own_similarity=0.0) == {"a": 0.0, "b": 1.0}
     assert soft_weights("a", SIMILARITY, ["b"], own_similarity=0.1) == pytest.approx({"a": 0.1, "b": 0.9})
     # The release: the neighbours' mean replaces the own model.
     assert soft_weights("a", SIMILARITY, ["b", "c"], include_self=False) == pytest.approx(
@@ -104,6 +105,7 @@ def test_inter_cluster_penalty() -> None:
     assert w.grad is not None
     assert w.grad.tolist() == pytest.approx([-0.2, 0.1])
     assert float(inter_cluster_penalty(w.detach(), others, torch.tensor([3.0, 0.0]), 0.1)) == pytest.approx(0.2)
+    assert float(inter_cluster_penalty(w.detach(), others)) == pytest.approx(0.05)  # mu = 0.01
     assert float(inter_cluster_penalty(w.detach(), others[:0])) == 0
     assert float(inter_cluster_penalty(w.detach(), others, mu=0.0)) == 0
     for weights, mu in ((torch.zeros(2), 1.0), (torch.ones(3), 1.0), (None, -1.0)):
@@ -145,6 +147,15 @@ def test_coarse_clusters_of_few_or_equal_peers() -> None:
         coarse_clusters(["a", "b"], torch.ones(2, 2), low=1)
 
 
+def test_coarse_clusters_are_two_to_four() -> None:
+    assert coarse_clusters(["a", "b", "c"], blocks([2, 1], 0.9, 0.1)) == (("a", "b"), ("c",))
+    names = [f"p{i}" for i in range(10)]
+    five = blocks([2] * 5, 0.9, 0.1)
+    assert len(coarse_clusters(names, five)) == 4
+    assert len(coarse_clusters(names, five, high=6)) == 5
+    assert len(coarse_clusters(names, blocks([5, 5], 0.9, 0.1), low=3)) == 3
+
+
 def test_fine_clusters() -> None:
     S = torch.tensor([[1, 0.7, 0.5], [0.7, 1, 0.6], [0.5, 0.6, 1]])
     # a and b at 0.3; c to both on average (0.5 + 0.4) / 2 = 0.45
@@ -152,6 +163,8 @@ def test_fine_clusters() -> None:
     assert fine_clusters(["a", "b", "c"], S) == (("a", "b"), ("c",))
     assert fine_clusters(["a", "b", "c"], S, 0.46) == (("a", "b", "c"),)
     assert fine_clusters(["c", "a", "b"], S[[2, 0, 1]][:, [2, 0, 1]]) == (("a", "b"), ("c",))
+    assert fine_clusters(["a", "b"], S[:2, :2]) == (("a", "b"),)
+    assert fine_clusters(["a", "c"], S[::2, ::2]) == (("a",), ("c",))
     assert fine_clusters(["a"], torch.ones(1, 1)) == (("a",),)
     assert fine_clusters([], torch.zeros(0, 0)) == ()
 
@@ -162,6 +175,7 @@ def test_groups_and_leaders_of_colnet() -> None:
     assert [leader(groups["seg"], r) for r in (1, 2, 3)] == ["a", "c", "a"]
     assert [leader(groups["seg"], r, rotate=False) for r in (1, 2)] == ["a", "a"]
     assert leader(["c"], 1) == "c"  # the first is absent
+    assert leader(["c", "a", "b"]) == "a"
     with pytest.raises(ValueError, match="no leader"):
         leader([])
 

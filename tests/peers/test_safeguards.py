@@ -119,11 +119,29 @@ def test_rows_that_are_not_finite(bad: float) -> None:
     assert not torch.isfinite(conflict_averse_mix("a", given, safeguards=OFF).update).all()
 
 
+def test_where_nothing_needs_a_safeguard_none_acts() -> None:
+    """Equal lengths at a right angle: equal weights, which neither the ridge nor old weights move."""
+    policy = Safeguards(normalise="own-norm", clip_result=2.0)
+    mixed = conflict_averse_mix("a", rows([2.0, 0.0], [0.0, 2.0]), safeguards=policy, before={"a": 0.5, "b": 0.5})
+    assert mixed.acted == {}
+    assert mixed.update.tolist() == pytest.approx([1.4 / 1.16, 1.4 / 1.16], rel=1e-3)
+
+
 def test_updates_too_long_for_float32_squares() -> None:
     given = rows([1.0, 0.0], [0.0, 1e30])
     mixed = conflict_averse_mix("a", given, safeguards=Safeguards(None, None, 1.0, None, None, None))
     expected = conflict_averse_mix("a", rows([1.0, 0.0], [0.0, 1.0]), safeguards=OFF)
     torch.testing.assert_close(mixed.update, expected.update)
+
+
+def test_finite_rows_whose_products_are_not_count_alike() -> None:
+    """1e200 squared is no float64. All rows count alike, and nothing is added along g_w."""
+    given = dict(zip("ab", 1e200 * torch.eye(2, dtype=torch.float64), strict=True))
+    mixed = conflict_averse_mix("a", given, safeguards=Safeguards(clip=None, bounds=None))
+    assert mixed.weights == {"a": 0.5, "b": 0.5}
+    assert mixed.update.tolist() == pytest.approx([0.5e200 / 1.16, 0.5e200 / 1.16])
+    assert mixed.acted["nonfinite"] == {"equal weights": True}
+    assert conflict_averse_mix("a", given, safeguards=OFF).acted == {}
 
 
 # Each safeguard
@@ -160,6 +178,9 @@ def test_bounded() -> None:
     assert bounded(w, 0.1, 0.6).tolist() == pytest.approx([0.6, 0.25, 0.15])
     assert bounded(torch.tensor([1.5, -0.5]).double()).tolist() == pytest.approx([1, 0])
     assert bounded(torch.tensor([0.6, 0.6]).double()).tolist() == pytest.approx([0.5, 0.5])
+    for far in (-0.9, 3.0, 0.2, -100.0):
+        apart = torch.tensor([far, far, far + 0.3], dtype=torch.float64)
+        assert bounded(apart).tolist() == pytest.approx([0.7 / 3, 0.7 / 3, 1.6 / 3])
     for low, high in ((0.4, 1.0), (0.0, 0.3)):  # three weights cannot satisfy that
         assert bounded(w, low, high).tolist() == pytest.approx([1 / 3] * 3)
 

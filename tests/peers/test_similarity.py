@@ -134,6 +134,7 @@ def test_the_task_with_the_largest_unit_does_not_decide() -> None:
     # Tasks that the peer does not have play no part.
     assert per_task(torch.tensor([[1.0, NAN], [2.0, INF]]), torch.tensor([3.0, 0.0])).tolist() == [1.0, 2.0]
     assert per_task(torch.tensor([[0.0], [0.0]]), torch.ones(1)).tolist() == [0, 0]
+    assert per_task(torch.tensor([[0.0, 6], [0, 3], [5, 3]]), torch.tensor([3.0, 1])).tolist() == [0.5, 0.25, 4.0]
     assert per_task(torch.tensor([[7.0]]), torch.ones(1)).tolist() == [1]
     assert per_task(torch.tensor([[1.0], [1e20], [2.0]]), torch.ones(1)).tolist() == pytest.approx([0.5, 5e19, 1])
     assert per_task(torch.zeros(0, 2), both).shape == (0,)
@@ -162,11 +163,15 @@ def test_candidates_that_are_all_alike(how: str, flat: float) -> None:
 @pytest.mark.parametrize("how", ["min-max", "z-score"])
 def test_normalised_matrix_is_row_by_row_without_self(how: str) -> None:
     S = torch.rand(5, 5, generator=torch.Generator().manual_seed(0)).fill_diagonal_(1.0)
+    S[0, 3] = S[0, 4] = S[2, 1] = NAN
+    S[3] *= 1e13  # what is round-off in one row is not in another
+    S[3, 3] = 1.0
     found = normalised(S, how)  # type: ignore[arg-type]
     assert torch.equal(found.diagonal(), torch.ones(5).double())
     for i in range(5):
         others = [j for j in range(5) if j != i]
-        torch.testing.assert_close(found[i, others], normalised(S[i, others], how))  # type: ignore[arg-type]
+        expected = normalised(S[i, others], how)  # type: ignore[arg-type]
+        torch.testing.assert_close(found[i, others], expected, equal_nan=True)
 
 
 def test_combined() -> None:

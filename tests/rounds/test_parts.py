@@ -21,13 +21,14 @@ from fedloom.core.updates import Updates
 from fedloom.data.dataset import TensorExamples
 from fedloom.data.partition import Partition, Share
 from fedloom.engines.api import Result, plan
-from fedloom.errors import DataError
+from fedloom.errors import DataError, UserError
 from fedloom.methods.method import Method
 from fedloom.rounds.build import build
 from fedloom.rounds.federation import Federation, Part
 from fedloom.rounds.messages import Payload
 from fedloom.rounds.rounds import Patience, cohort, initial_state
-from fedloom.rounds.server import merge_buffers, server_step
+from fedloom.rounds.server import merge_buffers, server_init, server_step
+from fedloom.rounds.worker import check_device
 from fedloom.stages import Identity
 from tests_support import load_recipe, outcome
 
@@ -202,6 +203,30 @@ def test_clients_of_a_domain_share_its_test_images(quick: Quick) -> None:
 
 def payload(client: str, n: float, mean: float, var: float) -> Payload:
     return Payload((client, None), n, buffers=torch.tensor([mean, var]))
+
+
+@pytest.mark.parametrize(("count", "there"), [(0, 0), (1, 2), (2, 3)])
+def test_cuda_devices_are_numbered_from_0(count: int, there: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    names = ["cuda", "cuda:0", "cuda:1", "cuda:2"]
+    assert [check_device(name) for name in names[:there]] == names[:there]
+    for name in names[there:]:
+        with pytest.raises(UserError, match=f"'{name}' asked for, but {count} CUDA devices are here"):
+            check_device(name)
+    assert check_device("cpu") == "cpu"
+
+
+def test_the_server_begins_with_the_buffers_and_counters_that_it_merges() -> None:
+    layout = Layout((Block("encoder.w", (2,)), Block("encoder.bn.running_mean", (1,), role="buffer", part="encoder")))
+    initial, counters = torch.tensor([1.0, 2, 3]), {"encoder.bn.num_batches_tracked": torch.tensor(5)}
+    for buffers in ("mean", "pooled", "local"):
+        state = server_init(Method(buffers=buffers), layout, initial, counters)
+        assert state["model"].tolist() == [1, 2]
+        if buffers == "local":
+            assert (state["buffers"], state["integers"]) == (None, {})
+        else:
+            assert state["buffers"].tolist() == [3]
+            assert state["integers"] == counters
 
 
 def test_buffers_are_averaged_or_pooled_over_those_who_trained_them() -> None:

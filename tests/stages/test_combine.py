@@ -13,17 +13,23 @@ from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
 from fedloom.stages import (
     AcrossTasks,
+    AtPeer,
+    Attention,
     AttentionAcrossTasks,
     Chain,
+    ChosenClusters,
     CosineMix,
     Every,
     GroupBy,
     Identity,
     Mean,
     PartlyShared,
+    PCGrad,
     PerTask,
     Scope,
+    SoftClusters,
     Split,
+    SplittingClusters,
     Stage,
     SupportMean,
     Switch,
@@ -311,3 +317,31 @@ class MixByStarts(Stage):
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         return updates, state
+
+
+def test_a_switch_asks_for_the_extras_of_either_phase() -> None:
+    domains = GroupBy("domain", Mean())
+    for switch in (Switch(3, domains, SupportMean()), Switch(3, SupportMean(), domains)):
+        assert "extra:domain" in switch.traits.reads
+    assert "weight" not in Switch(3, Identity(), Mean()).traits.reads
+    assert "weight" in Switch(3, SupportMean(), Mean()).traits.reads
+
+
+def test_what_stages_around_others_read_and_want() -> None:
+    mean = {"X", "coef", "weight"}
+    assert GroupBy("domain", SupportMean()).traits.reads == {*mean, "extra:domain"}
+    assert GroupBy("domain", SupportMean()).traits.wants == {"support"}
+    assert GroupBy("client", Mean()).traits.reads == GroupBy("task", Mean()).traits.reads == mean
+    assert PerTask(Mean()).traits.wants == PerTask(SupportMean()).traits.wants == {"support"}
+    assert PerTask(Mean()).traits.reduces
+    assert not PerTask(Identity()).traits.reduces
+    chosen = ChosenClusters(3, stage=GroupBy("domain", Identity()) >> Mean()).traits
+    assert chosen.reads == {*mean, "base", "extra:cluster", "extra:domain"}
+    assert chosen.broadcasts == {f"broadcast:cluster{j}" for j in range(3)}
+    assert SplittingClusters(stage=PCGrad() >> Mean()).traits.reads == mean
+    assert SoftClusters().traits.reads == {"X", "base", "weight", "extra:share0", "extra:share1"}
+    peer = AtPeer(GroupBy("domain", Mean()), also=frozenset({"broadcast:pull"})).traits
+    assert (peer.reads, peer.writes) == ({*mean, "extra:domain"}, {"X"})
+    assert peer.broadcasts == {"broadcast:pull"}
+    assert AtPeer(Attention()).traits.broadcasts == {"broadcast:anchor"}
+    assert AtPeer(Attention()).traits.writes == set()

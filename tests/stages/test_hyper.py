@@ -224,6 +224,10 @@ def test_at_the_bounds_gradients_pass() -> None:
         _, states, records = play(stage, [make(X).select(encoder), make(X).select(encoder)])
         inner = float(X[0, : encoder.d] @ states[0]["direction"])
         assert alphas(records)[1]["c0"] == pytest.approx(start + 0.01 * inner, rel=1e-12)
+        # and none where a weight is a little outside
+        outside = start + 0.3 if start else -0.3
+        states[0]["clients"]["c0"] = {"weight": outside, "momentum": None}
+        assert alphas(play(stage, [make(X).select(encoder)], states[0])[2])[0]["c0"] == outside
 
 
 def test_beta_is_learned_per_decoder_and_layer() -> None:

@@ -41,6 +41,15 @@ def test_presence_is_per_block() -> None:
     close(Mean().on(D, layout=TWO, present=present, coef=torch.ones(3, 4))[0], [0.5, 0.5, 1, 0])
 
 
+def test_coef_and_presence_of_three_blocks() -> None:
+    layout = Layout((Block("a", (1,)), Block("b", (2,)), Block("c", (1,))))
+    present = [[True, False, True], [True, True, False], [False, False, True]]
+    close(Mean().on(D, layout=layout, present=present)[0], [0.5, 2, 1, 1])
+    coef = torch.tensor([[0.5], [1], [1]]).expand(3, 4)
+    close(Mean().on(D, layout=layout, present=present, coef=coef)[0], [(1.5 - 2) / 1.5, 2, 1, 1 / 1.5])
+    close(SupportMean().on(D, coef=coef)[0], [(1.5 - 2 + 1) / 2.5, (-0.5 + 2 + 1) / 2.5, (1 - 4) / 2, 1 / 0.5])
+
+
 def test_support_is_what_is_not_zero() -> None:
     close(SupportMean().on(D)[0], [0.666667, 0.666667, -1.5, 2])
     close(SupportMean().on(D, n=[1, 1, 3])[0], [(3 - 2 + 3) / 5, (-1 + 2 + 3) / 5, (1 - 12) / 4, 2])

@@ -59,6 +59,14 @@ def test_the_conflict_averse_mix_is_the_functions_where_all_have_blocks() -> Non
         stage.on(X)
 
 
+def test_without_the_peer_itself_or_a_block_that_all_have_the_mix_is_the_weighted_mean() -> None:
+    mean = (X[0] + 2 * X[1] + X[2]) / 4
+    torch.testing.assert_close(at(ConflictAverseMix(), "z"), mean)
+    apart = torch.tensor([[1, 0], [1, 0], [0, 1]]).bool()
+    found = at(ConflictAverseMix(), "a", present=apart)
+    torch.testing.assert_close(found, torch.cat([(X[0] + 2 * X[1])[:2] / 3, X[2, 2:]]))
+
+
 def test_smoothed_weights_are_remembered() -> None:
     stage = ConflictAverseMix(safeguards=Safeguards(ema=0.5))
     updates = Updates.of(X, rows=["a", "b", "c"])

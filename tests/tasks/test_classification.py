@@ -46,6 +46,7 @@ def test_auc_is_that_of_scikit_learn(seed, n, dtype):
     output = torch.randint(-3, 4, (n, 2), generator=rng).to(dtype)  # many ties
     target = torch.randint(-1, 2, (n,), generator=rng)
     task = BinaryClassification("t")
+    assert task.head(3)(torch.zeros(5, 3)).shape == (5, 2)
     metric = task.metric()
     for part in torch.arange(n).split(7):
         metric.update(output[part], target[part])

@@ -11,7 +11,7 @@ import torch
 
 from fedloom import tasks
 from fedloom.errors import DataError, RecipeError
-from fedloom.tasks import Classification, DenseTask, Depth, Edge, HumanParts, Normals, Saliency, Semseg
+from fedloom.tasks import Classification, DenseTask, Depth, Edge, HumanParts, Normals, Regression, Saliency, Semseg
 from fedloom.tasks.losses import edge_bce
 from tests_support import loaded
 
@@ -141,6 +141,22 @@ def test_channels_that_make_no_sense_are_errors(make, message):
 def test_errors_of_labels_name_the_task():
     with pytest.raises(DataError, match="task 'semseg': expected labels below 5, or 255 for none, found 7"):
         Semseg("semseg", 5).metric().update(torch.zeros(1, 5, 1, 1), torch.full((1, 1, 1), 7))
+
+
+def test_pixels_of_255_are_in_no_confusion_and_only_tasks_with_classes_have_one():
+    metric = Semseg("s", 3).metric()
+    metric.update(torch.eye(3).view(1, 3, 1, 3), torch.tensor([[[0, 2, 255]]]))
+    assert metric.confusion.tolist() == [[1, 0, 0], [0, 0, 0], [0, 1, 0]]
+    assert Depth("d").metric().confusion is None
+    other = Regression("r").metric()
+    assert other.confusion is None
+    assert other.cheap() is other  # nothing of it takes long
+
+
+def test_only_odsf_is_left_out_of_what_is_cheap():
+    metrics = {task.name: task.metric() for task in TASKS}
+    assert [name for name, metric in metrics.items() if metric.cheap() is not metric] == ["ods"]
+    assert set(metrics["ods"].cheap().compute()) == set(metrics["ods"].compute()) - {"odsf"}
 
 
 def test_absent_classes_may_count_as_zero():

@@ -302,6 +302,21 @@ def test_maxf_pools_images_and_max_iou_averages_them():
     assert measure.all() == pytest.approx({"maxf": 1.3 * 0.5 / (0.3 * 0.5 + 1), "max_iou": (1 + 1 / 4) / 2})
 
 
+def test_a_single_pixel_counts_in_full():
+    measure = MaxF()
+    measure.update(torch.tensor([9.0, -9, -9]).view(1, 1, 1, 3), torch.tensor([[[1, 0, 0]]]))
+    assert measure.all() == {"maxf": pytest.approx(1), "max_iou": 1}
+    classes = MeanIoU(3)
+    classes.update(as_logits([2, 0], 3), torch.tensor([[[2, 0]]]))
+    assert classes.compute() == 1
+
+
+def test_thresholds_at_which_there_is_nothing_in_any_image_have_no_iou():
+    measure = MaxF()
+    measure.update(torch.zeros(1, 1, 2, 2), torch.zeros(1, 2, 2))  # false up to 0.5
+    assert measure.all() == {"maxf": 0, "max_iou": 0}
+
+
 @settings(max_examples=20, deadline=None)
 @given(st.integers(0, 10**6))
 def test_best_f_is_that_of_its_definition(seed):

@@ -42,8 +42,17 @@ def test_later_layers_count_more() -> None:
     last = consistency([same, same], [same, apart], beta=1.0)
     assert float(first) == pytest.approx(2 / (1 + math.e))
     assert float(first + last) == pytest.approx(2)
-    assert float(consistency([same, same], [same, same], 0.1)) == 0
+    assert float(consistency([same, same], [same, same], beta=1.0)) == 0
     assert layer_weights(3, 0).tolist() == pytest.approx([1 / 3] * 3)
+
+
+def test_the_variance_of_channels_in_the_releases_term() -> None:
+    """Channels 0, 3 and 6: mean 3, variance 18 / 2. One channel has variance 0."""
+    term, (m, v) = released_consistency([(t(1, 3, 0), t(1, 1, 1))], [t(0, 3, 6)], None, beta=0.0)
+    assert (float(m), float(v)) == (3, 9)
+    assert float(term) == pytest.approx((10 / 3 - 9) / 18 + (math.log(9) + 1 / 9) / 2)
+    _, (m, v) = released_consistency([(t(1), t(1))], [t(5)], None, beta=0.0)
+    assert (float(m), float(v)) == (5, 0)
 
 
 def test_the_releases_term_by_hand() -> None:
@@ -54,9 +63,9 @@ def test_the_releases_term_by_hand() -> None:
     second = -2.25 / 5.2 + ((math.log(2.6) + 1 / 2.6) + (math.log(2.6 / 4) + 4 / 2.6)) / 4
     assert (float(m), float(v)) == pytest.approx((1.5, 2.6))
     assert float(term) == pytest.approx((first + second) / 2)
-    lower, _ = released_consistency([(t(0, 0), t(1, 1))], [t(10, 10.1)], None, 0.1)
+    lower, _ = released_consistency([(t(0, 0), t(1, 1))], [t(10, 10.1)], None, beta=1.0)
     assert float(lower) < 0  # it is no divergence
-    again, _ = released_consistency([(t(1, 3), t(1, 1))], [t(0, 2)], (t(1).sum(), t(2).sum()), 0.1)
+    again, _ = released_consistency([(t(1, 3), t(1, 1))], [t(0, 2)], (t(1).sum(), t(2).sum()), beta=1.0)
     assert float(again) == pytest.approx(first)
 
 

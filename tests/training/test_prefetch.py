@@ -32,6 +32,7 @@ def test_errors_are_raised_where_the_items_are_used() -> None:
 
 
 def test_leaving_early_ends_the_thread_and_works_no_further_than_depth() -> None:
+    """One item is in use, two are ready, and one is made and waits for its place."""
     made = []
 
     def items():
@@ -39,12 +40,12 @@ def test_leaving_early_ends_the_thread_and_works_no_further_than_depth() -> None
             made.append(i)
             yield i
 
-    stream = ahead(items(), depth=2)
+    stream = ahead(items())
     assert next(stream) == 0
     time.sleep(0.2)
     stream.close()
     assert alive() == 0
-    assert len(made) <= 5
+    assert len(made) <= 4
 
 
 def test_the_next_item_is_made_while_one_is_in_use() -> None:

@@ -18,7 +18,7 @@ from fedloom.models.multitask import MultiTask
 from fedloom.tasks.classification import Classification
 from fedloom.training import FlatModel, LocalRule, Optimizer, Proximal, Schedule, Training, View
 from fedloom.training.loop import Additions, Work, batches, passes, train
-from fedloom.training.optim import build, export_state, import_state, rate
+from fedloom.training.optim import Sgd, build, export_state, import_state, rate
 from fedloom.training.personal import Anchor
 from fedloom.training.stacked import Stackable, group, refuse, train_stacked
 from quadratics import Point, Valley
@@ -116,6 +116,15 @@ def test_our_sgd_is_torchs_bit_for_bit(decay: float, momentum: float, nesterov: 
         optimizer.step()
         expected.step()
         assert torch.equal(ours, theirs.detach())
+
+
+def test_only_fused_steps_of_sgd_load_torchs_optimisers() -> None:
+    x, grad = torch.ones(3), torch.ones(3)
+    fused = build(Optimizer(lr=0.5, fused=True), x, grad, (slice(0, 3),))
+    assert isinstance(fused, torch.optim.SGD)
+    fused.step()
+    assert x.tolist() == [0.5, 0.5, 0.5]
+    assert isinstance(build(Optimizer(lr=0.5), x, grad, (slice(0, 3),)), Sgd)
 
 
 def test_clipping_equals_torch() -> None:
@@ -241,6 +250,22 @@ def test_rules_add_up_and_keep_their_state() -> None:
     assert result.rules["0"] == {"rounds": 2}
 
 
+def test_rules_see_the_rate_and_number_of_each_step() -> None:
+    seen: list[Any] = []
+
+    class Watch(LocalRule):
+        def begin(self, view: View, state: State) -> State:
+            seen.append((view.lr, view.step))
+            return state
+
+        def grad(self, view: View, state: State) -> None:
+            seen.append((view.lr, view.step))
+
+    schedule = Schedule(name="step", step_every=1, gamma=0.5)
+    run(network(), Training(epochs=2, batch_size=10, optimizer=Optimizer(lr=0.4), schedule=schedule), (Watch(),))
+    assert seen == [(0, 0), (0.4, 0), (0.4, 1), (0.2, 2), (0.2, 3)]
+
+
 def test_half_precision_trains() -> None:
     result, model = run(network(), Training(epochs=30, optimizer=Optimizer(lr=0.1), precision="bf16"))
     first, _ = run(network(), Training(epochs=1, precision="bf16"))
@@ -289,6 +314,7 @@ def test_stacked_equals_one_at_a_time(rules: tuple[LocalRule, ...], clip: float 
             expected = train(alone, c.work, training, ctx, Additions(shared, rules))
             torch.testing.assert_close(params, alone.params, rtol=1e-4, atol=1e-6)
             assert (result.steps, result.examples) == (expected.steps, expected.examples)
+            assert result.waiting == 0  # nothing is loaded
             assert result.losses == pytest.approx(expected.losses, rel=1e-4)
 
 

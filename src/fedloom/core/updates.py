@@ -177,7 +177,7 @@ class Updates:
             raise ValueError(f"X: expected a matrix (K x d), found shape {tuple(X.shape)}")
         k = len(X)
         if rows is None:
-            width = len(str(max(k - 1, 0)))
+            width = len(str(k - 1))
             rows = [f"c{i:0{width}d}" for i in range(k)]
         keys: list[Row] = [(r, None) if isinstance(r, str) else r for r in rows]
         if len(keys) != k:

@@ -96,7 +96,7 @@ def _by(peers: Iterable[str], pairs: Iterable[tuple[str, str]]) -> dict[str, tup
 
 
 def candidates(
-    name: str, peers: Sequence[str], *, seed: int = 0, round: int = 0, every: int = 0, **params: Any
+    name: str, peers: Sequence[str], *, seed: int = 0, round: int = 1, every: int = 0, **params: Any
 ) -> Graph:
     """The graph of a registered topology on named peers, in one round.
 

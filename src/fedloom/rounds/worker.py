@@ -64,7 +64,7 @@ class EvalJob:
     client: str
     split: str
     tasks: tuple[str, ...]
-    round: int = 0
+    round: int
     personal: bool = False
     task: str | None = None
     costly: bool = False

@@ -55,7 +55,7 @@ def _edge(x: Tensor, k: int, largest: bool) -> tuple[int, int]:
     """The k-th largest key, and how many values with this key are among the k largest."""
     bits = 8 * x.element_size()
     edge, left = 0, k
-    for shift in range(bits - 16, -1, -16):
+    for shift in reversed(range(0, bits, 16)):
         count = torch.zeros(_BINS, dtype=torch.int64, device=x.device)
         for part in x.split(_CHUNK):
             keys = _keys(part, largest)
