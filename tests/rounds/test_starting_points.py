@@ -14,8 +14,11 @@ import fedloom
 from fedloom.data.preview import normal
 from fedloom.engines.api import Result, trained_models
 from fedloom.errors import RecipeError
+from fedloom.experiments.pretrain import pretrain
+from fedloom.export.bundle import Bundle, export
 from fedloom.extras import need
 from fedloom.models.multitask import MultiTask
+from fedloom.recipes.loader import load
 from fedloom.recipes.schema import Recipe, recipe_hash
 from fedloom.rounds.build import build
 from fedloom.training.config import Schedule, Training
@@ -23,6 +26,7 @@ from fedloom.training.optim import learning_rate
 from tests_support import assert_same, load_recipe, stopped_after
 
 Quick = Callable[..., Result]
+SMALL = ("data.count=8", "data.test_count=4", "training.steps=null", "training.epochs=1")
 RESNET = "model={name: resnet10, width: 4"
 
 
@@ -104,8 +108,7 @@ def test_a_share_of_the_run_is_so_many_epochs() -> None:
 def test_inputs_are_as_the_weights_want_them() -> None:
     timm = need("timm", "vision")
     architecture = "model={name: timm, architecture: tf_efficientnet_lite0, inputs: weights}"
-    small = ("data.count=8", "data.test_count=4", "training.steps=null")
-    built = build(load_recipe(*small, architecture, recipe="feddea/scenes"))
+    built = build(load_recipe(*SMALL, architecture, recipe="feddea/scenes"))
     index = torch.arange(4)
     x, _ = built.dataset.train.batch(index, torch.device("cpu"))
     seen: list[torch.Tensor] = []
@@ -131,3 +134,38 @@ def test_the_hash_of_a_recipe_without_the_keys_is_as_it_was() -> None:
     del value["training"]["optimizer"]["encoder_lr"], value["training"]["schedule"]["warmup_share"]
     assert recipe_hash(value) == recipe_hash(recipe)
     assert recipe_hash(load_recipe("training.optimizer.encoder_lr=0.01")) != recipe_hash(recipe)
+
+
+def test_an_exported_model_gets_images_as_its_weights_want_them(quick: Quick, tmp_path: Path) -> None:
+    """The same answers to the same images: 0..1, scaled by the run's data set and then for the weights, or at once."""
+    model = "model={name: timm, architecture: tf_efficientnet_lite0, inputs: weights}"
+    run = quick(*SMALL, "training.rounds=1", model, recipe="feddea/scenes").folder
+    bundle = Bundle.read(export(run, tmp_path / "out"))
+    built = build(load_recipe(*SMALL, model, recipe="feddea/scenes"))
+    built.module.load_state_dict(trained_models(run)[""])
+    index = torch.arange(2)
+    x, _ = built.dataset.test.batch(index, torch.device("cpu"))
+    found = normal(built.dataset.test, index)
+    assert found is not None
+    assert bundle.mean is not None
+    assert bundle.std is not None
+    mean, std, own_mean, own_std = (
+        torch.as_tensor(v, dtype=torch.float32).view(1, -1, 1, 1) for v in (*found, bundle.mean, bundle.std)
+    )
+    with torch.inference_mode():
+        expected = built.module.eval()(x)
+        found_outputs = bundle.module(((x * std + mean) - own_mean) / own_std)
+    for task, output in expected.items():
+        torch.testing.assert_close(found_outputs[task], output, atol=1e-4, rtol=1e-4)
+
+
+def test_pretraining_sees_inputs_as_the_run_will(tmp_path: Path) -> None:
+    model = "model={name: timm, architecture: tf_efficientnet_lite0%s}"
+    plain, scaled = (
+        pretrain(load("feddea/scenes", [*SMALL, model % more]), 1, tmp_path / f"{i}.safetensors").scores
+        for i, more in enumerate(("", ", inputs: weights"))
+    )
+    # the weights were trained with another mean than that of the data, so the first step already differs
+    assert plain != scaled
+    with pytest.raises(RecipeError, match=r"set model\.freeze=null"):
+        pretrain(load("digits-tasks", ["model.freeze='encoder.*'"]), 1, tmp_path / "x.safetensors")

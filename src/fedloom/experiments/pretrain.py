@@ -14,9 +14,8 @@ from safetensors.torch import save_file
 from fedloom.core.context import Ctx, State
 from fedloom.data.joined import JoinedExamples
 from fedloom.errors import DataError, RecipeError, StateError, UserError, writing
-from fedloom.models.multitask import build_model
 from fedloom.recipes.schema import Recipe
-from fedloom.rounds.build import load_data, with_options
+from fedloom.rounds.build import load_data, starting_model, with_options
 from fedloom.rounds.evaluation import Scores, evaluate
 from fedloom.rounds.federation import Part
 from fedloom.rounds.worker import check_device
@@ -54,11 +53,13 @@ def pretrain(
     It is replaced, in one piece, after every epoch; `tell` then gets the epoch's number and its mean loss, summed over
     the tasks with their weights.
 
-    Raises RecipeError for a recipe with LoRA, StateError where the file exists, UserError for another suffix and where
-    the model is not finite any more, DataError for data sets that share no batches (`several`).
+    Raises RecipeError for a recipe with LoRA or frozen parts, StateError where the file exists, UserError for another
+    suffix and where the model is not finite any more, DataError for data sets that share no batches (`several`).
     """
     if recipe.model.lora is not None:
         raise RecipeError("model.lora: pretraining trains all of the encoder; set model.lora=null")
+    if recipe.model.freeze is not None:
+        raise RecipeError("model.freeze: pretraining trains all of the encoder; set model.freeze=null")
     if file.suffix != ".safetensors":
         raise UserError(f"{file}: expected a file that ends in .safetensors")
     if file.exists():
@@ -70,10 +71,8 @@ def pretrain(
             f"data set {dataset.name!r}: batches of pretraining mix all examples, but those of "
             f"{', '.join(dataset.train.pieces)} have no common batches; pretrain on one of them, or use 'many'"
         )
-    section, seed = recipe.model, recipe.seed
-    module = build_model(
-        section.name, section.params, dataset.input_shape, dataset.tasks, seed, weights=section.weights
-    )
+    seed = recipe.seed
+    module = starting_model(recipe, dataset)
     model = FlatModel(module, device=device)
     tasks = {task.name: (task, task.weight) for task in dataset.tasks}
     once = {"rounds": epochs, "epochs": 1, "steps": None, "keep_optimizer": True}

@@ -133,7 +133,7 @@ def _inputs(
         _, part, index = part.piece(tests[0])
     found = normal(part, index)
     if found is None:
-        return part, None, None
+        return part, *_before_encoder(built, None, None)
     each = torch.cat(found, 1).unique(dim=0)
     if len(each) > 1:
         names = ", ".join(task.name for task in wanted)
@@ -142,7 +142,15 @@ def _inputs(
             "one task with --task"
         )
     mean, std = each[0].tensor_split(2)
-    return part, mean.tolist(), std.tolist()
+    return part, *_before_encoder(built, mean.tolist(), std.tolist())
+
+
+def _before_encoder(
+    built: Built, mean: list[float] | None, std: list[float] | None
+) -> tuple[list[float] | None, list[float] | None]:
+    """How images reach the encoder: as the data set has them, or as its weights want them (`model.inputs`)."""
+    seen = built.module.encoder.seen
+    return (mean, std) if built.module.rescale is None or seen is None else (list(seen[0]), list(seen[1]))
 
 
 @dataclass(frozen=True, eq=False)

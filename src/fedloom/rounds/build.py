@@ -127,6 +127,18 @@ def _rescaling(module: MultiTask, examples: Examples) -> tuple[Tensor, Tensor]:
     return scale.view(1, -1, 1, 1).float(), shift.view(1, -1, 1, 1).float()
 
 
+def starting_model(recipe: Recipe, dataset: Dataset) -> MultiTask:
+    """The recipe's model before a method changes it, with the weights that it begins with."""
+    model = recipe.model
+    module = build_model(
+        model.name, model.params, dataset.input_shape, dataset.tasks, recipe.seed, model.weights, model.lora
+    )
+    if model.inputs == "weights":
+        module.rescale = _rescaling(module, dataset.train)
+    module.frozen_statistics = model.frozen_statistics
+    return module
+
+
 def _freeze(module: MultiTask, glob: str) -> None:
     """No gradient for the parameters whose names match."""
     names = [name for name, _ in module.named_parameters()]
@@ -142,16 +154,10 @@ def assemble(
     recipe: Recipe, method: Method, dataset: Dataset, pool: Pool, partition: Partition, federation: Federation
 ) -> Built:
     """Build the model for the clients of a federation, and refuse combinations that do not work."""
-    model = recipe.model
-    module = build_model(
-        model.name, model.params, dataset.input_shape, dataset.tasks, recipe.seed, model.weights, model.lora
-    )
-    if model.inputs == "weights":
-        module.rescale = _rescaling(module, dataset.train)
-    module.frozen_statistics = model.frozen_statistics
+    module = starting_model(recipe, dataset)
     module = changed(module, method.model, dataset.input_shape, recipe.seed)
-    if model.freeze is not None:
-        _freeze(module, model.freeze)
+    if recipe.model.freeze is not None:
+        _freeze(module, recipe.model.freeze)
     layout = Layout.from_module(module)
     try:
         method.stage.init(method.shared_part(layout))
