@@ -18,6 +18,7 @@ from fedloom.study import grid
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "coverage.md"
 STATES = ("full", "small", "tried", "packaged", "tested", "missing", "none")
+GRID = r"\b(?:feddea|fedhca2|matu|f2dc|thesis|beds|claims)/[\w*-]+|\bdemo\b"
 COLUMNS = ("where", "what", "command", "test", "state")
 # What each document has, by its own numbers.
 NUMBERED = {
@@ -117,7 +118,7 @@ def test_commands_that_it_names_exist() -> None:
             assert text.split()[1] in known, text
         elif text.startswith("python "):
             assert (ROOT / text.split()[1]).is_file(), text
-        for name in re.findall(r"\b(?:feddea|fedhca2|matu|f2dc|thesis)/[\w*-]+", text):
+        for name in re.findall(GRID, text):
             assert any(fnmatch(one, name) for one in packaged()), f"{name} in {text}"
         if figure := re.search(r"fedloom figure (\S+) .*--named (?:\"([^\"]+)\"|(\S+))", text):
             figures = grid.load_grid(figure[1]).model_dump_json()
@@ -126,5 +127,5 @@ def test_commands_that_it_names_exist() -> None:
 
 def test_every_packaged_grid_has_a_row() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    named = re.findall(r"\b(?:feddea|fedhca2|matu|f2dc|thesis)/[\w*-]+", page)
+    named = re.findall(GRID, page)
     assert [name for name in grid.names() if not any(fnmatch(name, one) for one in named)] == []
