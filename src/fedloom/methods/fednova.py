@@ -14,10 +14,10 @@ from fedloom.methods import registry as m
 def fednova(*, mu: Annotated[float, Field(ge=0)] = 0.0, tau_eff: Literal["weights", "steps"] = "weights") -> m.Method:
     """Normalised averaging: clients that take more local steps do not pull the optimum to themselves.
 
-    u = tau_eff sum_k p_k Delta_k / a_k, tau_eff = sum_k p_k a_k. a_k is the sum of the weights with which the local
-    gradients enter Delta_k: tau_k for plain SGD, [tau - r(1-r^tau)/(1-r)]/(1-r) with momentum r,
-    [1-(1-lr mu)^tau]/(lr mu) with a proximal term, found for any of these together, and with a schedule, by running
-    the local optimiser on unit gradients. mu > 0 adds FedProx's term.
+    u = tau_eff sum_k p_k Delta_k / a_k, tau_eff = sum_k p_k a_k, both over the rows that have a block. a_k is the sum
+    of the weights with which the local gradients enter Delta_k: tau_k for plain SGD, with momentum r
+    [tau - r(1-r^tau)/(1-r)]/(1-r), with a proximal term [1-(1-lr mu)^tau]/(lr mu), found for any of these together, and
+    with a schedule, by running the local optimiser on unit gradients. mu > 0 adds FedProx's term.
 
     paper    as above
     release  with mu > 0, tau_eff = sum_k p_k tau_k (`tau_eff: steps`); both recursions at once where momentum and mu
