@@ -354,7 +354,7 @@ training: {optimizer: &o {lr: 1e-2, momentum: 0.5}}
 
 
 def test_an_unknown_recipe_lists_the_packaged_ones(tmp_path):
-    with pytest.raises(RecipeError, match=r"Did you mean 'digits-tasks'\? Packaged: dfmtl-digits, dfmtl-scenes"):
+    with pytest.raises(RecipeError, match=r"Did you mean 'digits-tasks'\? Packaged: beds/digits, beds/har, "):
         load("digit-task")
     with pytest.raises(RecipeError, match=r"is a folder; a run folder's recipe is"):
         load(tmp_path)

@@ -149,7 +149,7 @@ def ends(labels: dict[str, Any]) -> dict[str, Any]:
 def start_dry(name: str, grid: Grid, folder: Path) -> None:
     """Prepare a packaged grid where no data lies: all cells would start, or it is said which files are missing."""
     known = {cell.combination for cell in cells(grid)}
-    if name.endswith(("-embedded", "-scenes")):
+    if name.endswith(("-embedded", "scenes", "digits", "demo")):
         prepared = prepare(grid, folder / "grid")
         assert set(prepared.refused) == REFUSED.get(name, set()) & known
         assert {cell.combination for cell in prepared.todo} == known - set(prepared.refused)
@@ -167,6 +167,7 @@ def test_packaged_grids_start_dry(name: str, tmp_path: Path, monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     grid = load_grid(name)
     few = {"bases": ends(grid.bases), "addons": ends(grid.addons), "seeds": grid.seeds[:1]}
+    few["references"] = grid.reference_rows[:1]
     start_dry(name, grid.model_copy(update=few), tmp_path)
 
 
