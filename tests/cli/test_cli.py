@@ -35,7 +35,7 @@ class FakeApi:
             raise KeyboardInterrupt
         return self._finish(folder, 0.5 if recipe.method.name == "fedavg" else 0.4)
 
-    def resume(self, folder: Path, *, progress: Any) -> Any:
+    def resume(self, folder: Path, *, progress: Any, accept_changes: bool = False) -> Any:
         self.calls.append(("resume", folder, progress))
         return self._finish(folder, 0.5)
 

@@ -415,9 +415,11 @@ def test_a_run_of_peers_resumes_each_from_its_own_folder(quick: Quick, tmp_path:
         fedloom.run(load_recipe(*changes), folder, progress=Crash())
     own = sorted(path.name for path in (folder / "peers").iterdir())
     assert own == ["all-0", "digit-0", "holes-0", "large-0", "parity-0"]
-    tree, _, _ = checkpoint.load(folder / "peers" / "digit-0", "state", lambda head: head["round"])
-    # one peer was faster than the others when the power went
-    checkpoint.save(folder / "peers" / "digit-0", "state", {**tree, "similarity": {}}, round=3)
+    home = folder / "peers" / "digit-0"
+    tree, _, _ = checkpoint.load(home, "state-2", lambda head: head["round"])
+    # one peer was faster than the others when the power went, twice
+    for _ in range(2):
+        checkpoint.save(home, "state-3", {**tree, "similarity": {}}, round=3)
     resumed = fedloom.resume(folder)
     (a, lines_a), (b, lines_b) = outcome(whole), outcome(resumed)
     assert_equal(a, b)

@@ -92,6 +92,9 @@ def run(
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of an interrupted run.")],
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Go on although the recipe in the folder was changed; record that.")
+    ] = False,
     quiet: shared.Quiet = False,
 ) -> None:
     """Continue an interrupted run; the result is the same, bit for bit, as without the interruption."""
@@ -100,7 +103,7 @@ def resume(
     with _watched(folder, quiet) as progress:
         from fedloom.engines import api
 
-        result = api.resume(folder, progress=progress)
+        result = api.resume(folder, progress=progress, accept_changes=accept_changes)
     _conclude(result)
 
 

@@ -97,22 +97,32 @@ def run(
 
 
 def resume(
-    folder: Path | str, *, method: Method | None = None, progress: Progress | None = None, engine: Engine | None = None
+    folder: Path | str,
+    *,
+    method: Method | None = None,
+    progress: Progress | None = None,
+    engine: Engine | None = None,
+    accept_changes: bool = False,
 ) -> Result:
     """Continue a run after its last whole checkpoint, bit for bit as if it had never stopped.
 
-    Raises StateError if the folder is no run folder or is damaged, or if the data, model or method changed.
+    `accept_changes` lets the recipe in the folder differ from the one that the run began with, but for its method,
+    model and data; what differs is recorded. Only the engine process knows it.
+
+    Raises StateError if the folder is no run folder or is damaged, or if the data, model, method or recipe changed.
     """
     progress = progress or Progress()
     recipe, partition = RunFolder.read(Path(folder))
     if method is None:
         refusals.method_in_python(recipe, None)
     engine = engine or engine_of(recipe.runtime)
+    if accept_changes and recipe.runtime.engine != "process":
+        raise StateError(f"{folder}: --accept-changes works with runtime.engine: process, not {recipe.runtime.engine}")
     if (ended := engine.takes_over(recipe, Path(folder), method, progress, fresh=False)) is not None:
         return Result(Path(folder), ended)
     built = engine.build(recipe, method, partition)
     with RunFolder(Path(folder)) as run_folder:
-        state = run_folder.continued(built.about, lambda: engine.initial(built), progress.event)
+        state = run_folder.continued(built.about, lambda: engine.initial(built), progress.event, accept_changes)
         return _go(engine, built, run_folder, state, progress)
 
 

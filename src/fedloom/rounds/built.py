@@ -40,6 +40,7 @@ class Built:
             "method": self.method.name,
             "recipe_text": str(self.method),
             "outline": asdict(self.method.outline),
+            "recipe": self.recipe.model_dump(mode="json"),
             "recipe_hash": recipe_hash(self.recipe),
             "partition_hash": self.partition.hash,
             "layout_hash": self.layout.hash,

@@ -1,7 +1,7 @@
 """Checkpoints: any tree of tensors and plain values, saved so that a crash at any instant loses nothing.
 
 A checkpoint is two files: NAME.safetensors holds the tensors, NAME.json the tree with everything else (scalars,
-strings, empty containers) and the checksum of the tensor file. Nothing is pickled.
+strings, empty containers) and the checksum of the tensor file, and below it the checksum of that. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedloom.errors import StateError
 
-_FORMAT = 1
+_FORMAT = 2
 _NAMES = ("{}.next", "{}", "{}.prev")
 
 
@@ -90,7 +90,7 @@ def save(folder: Path, name: str, tree: Any, **labels: Any) -> None:
     text = json.dumps(
         {**labels, "format": _FORMAT, "sha256": _digest(folder / f"{fresh}.safetensors"), "tree": skeleton}
     )
-    write_text(folder / f"{fresh}.json", text)
+    write_text(folder / f"{fresh}.json", f"{text}\n{digest_of(text)}\n")
     for kind in ("safetensors", "json"):
         if (folder / f"{now}.{kind}").exists():
             os.replace(folder / f"{now}.{kind}", folder / f"{before}.{kind}")
@@ -99,10 +99,16 @@ def save(folder: Path, name: str, tree: Any, **labels: Any) -> None:
     _sync(folder)
 
 
-def load(folder: Path, name: str, newest: Callable[[Mapping[str, Any]], Any]) -> tuple[Any, dict[str, Any], list[str]]:
+def load(
+    folder: Path,
+    name: str,
+    newest: Callable[[Mapping[str, Any]], Any],
+    complete: Callable[[Any, Mapping[str, Any]], Any] = lambda tree, labels: tree,
+) -> tuple[Any, dict[str, Any], list[str]]:
     """The newest whole checkpoint: (tree, labels, problems met on the way). `newest` maps labels to what is compared.
 
-    A damaged file is passed over in favour of the checkpoint before it. Raises StateError if none is whole.
+    A damaged file is passed over in favour of the checkpoint before it, and so is a tree that `complete`, which makes
+    the result of a tree and its labels, refuses with a StateError. Raises StateError if none is whole.
     """
     problems: list[str] = []
     heads = []
@@ -111,7 +117,7 @@ def load(folder: Path, name: str, newest: Callable[[Mapping[str, Any]], Any]) ->
         if not path.exists():
             continue
         try:
-            head = json.loads(path.read_text())
+            head = _head(path.read_text())
             heads.append((newest(head), path, head, head["sha256"], head["tree"]))
         except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
             problems.append(f"{path.name} is damaged ({error})")
@@ -125,12 +131,29 @@ def load(folder: Path, name: str, newest: Callable[[Mapping[str, Any]], Any]) ->
                 # a copy, because the file may be replaced while the tensors are in use
                 tensors = {k: t.clone() for k, t in load_file(candidate).items()}
                 labels = {k: v for k, v in head.items() if k not in ("format", "sha256", "tree")}
-                return join_tree(tree, tensors), labels, problems
+                return complete(join_tree(tree, tensors), labels), labels, problems
             except (SafetensorError, KeyError, ValueError) as error:
                 problems.append(f"{candidate.name} is damaged ({error})")
+            except StateError as error:
+                problems.append(f"{path.name} cannot be used: {error}")
         problems.append(f"{path.name} has no tensor file with its checksum, which is truncated, changed or missing")
     found = "; ".join(problems) or f"no file {name}.json there"
     raise StateError(f"{folder}: no whole checkpoint {name!r}: {found}")
+
+
+def _head(text: str) -> dict[str, Any]:
+    """What a checkpoint's text file says. Raises ValueError where that is not what was written."""
+    head, _, check = text.partition("\n")
+    value: dict[str, Any] = json.loads(head)
+    # the first format had no checksum
+    if check.strip() != digest_of(head) and not (value["format"] == 1 and not check):
+        raise ValueError("its checksum is not that of its content")
+    return value
+
+
+def digest_of(text: str) -> str:
+    """Checksum of a text, 64 hexadecimal digits."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write_text(path: Path, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -24,6 +25,7 @@ from fedloom.runs import checkpoint
 from fedloom.runs.ledger import Ledger
 from fedloom.runs.reader import DIAGNOSTICS, lines_of
 from fedloom.runs.track import Tracker
+from fedloom.settings.paths import differs, value_at
 
 _LOGS = ("metrics.jsonl", "bytes.jsonl")
 _DIAGNOSTICS = f"{DIAGNOSTICS}.jsonl"
@@ -32,6 +34,7 @@ _SAME = {
     "layout_hash": "model",
     "data_hash": "data set",
     "frozen_hash": "frozen part of the model",
+    "partition_hash": "partition",
 }
 """What must be unchanged when a run is resumed: key of run.json -> the word for it."""
 
@@ -40,7 +43,8 @@ class RunFolder:
     """Reads and writes one run folder.
 
     A round's lines are appended (and synced) before its checkpoint. So a crash between the two leaves too many lines,
-    never too few, and `resume` cuts off the extra ones.
+    never too few, and `resume` cuts off the extra ones. A checkpoint has the checksums of the lines before it and of
+    the partition, run.json its own: what is read back is what was written, or it is said.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,6 +52,10 @@ class RunFolder:
         self.path = path
         self.tracker: Tracker | None = None
         """The tracker that is sent each round, if any."""
+        self._events: list[dict[str, Any]] = []
+        """What happened between two sessions, for the next round's line."""
+        self._written: dict[str, tuple[int, Any]] = {}
+        """Log -> (bytes, running checksum) of what it holds."""
         self._lock: IO[str] | None = None
         try:
             import fcntl
@@ -102,23 +110,66 @@ class RunFolder:
         """Write run.json: what this run is (`Built.about`) and how far it has come."""
         final_round = round_ if final_round is None else final_round
         value = {"fedloom": __version__, **about, "status": status, "rounds": round_, "final_round": final_round}
-        checkpoint.write_text(self.path / "run.json", json.dumps(value, indent=1))
+        if self.changes:
+            value["changes"] = self.changes
+        self._describe(value)
 
-    def check(self, about: Mapping[str, Any]) -> None:
-        """Check that a resumed run is still the same. Raises StateError that names what changed."""
+    def _describe(self, value: Mapping[str, Any]) -> None:
+        text = json.dumps({**value, "check": _check(value)}, indent=1)
+        checkpoint.write_text(self.path / "run.json", text)
+
+    @property
+    def changes(self) -> list[dict[str, Any]]:
+        """The changes of the recipe that were accepted, as run.json has them."""
+        return list(self._info().get("changes", [])) if (self.path / "run.json").exists() else []
+
+    def _info(self) -> dict[str, Any]:
+        """What run.json says. Raises StateError where that is not what was written."""
         try:
-            before = json.loads((self.path / "run.json").read_text())
-        except (OSError, ValueError) as error:
+            info: dict[str, Any] = json.loads((self.path / "run.json").read_text())
+            check = info.pop("check", None)  # runs from before it have none
+        except (OSError, ValueError, AttributeError) as error:
             raise StateError(f"{self.path / 'run.json'} cannot be read: {error}") from error
+        if check not in (None, _check(info)):
+            raise StateError(f"{self.path / 'run.json'}: its checksum is not that of its content: it was changed")
+        return info
+
+    def check(self, about: Mapping[str, Any], accept: bool = False) -> None:
+        """Check that a resumed run is still the same. Raises StateError that names what changed.
+
+        With `accept` other keys of the recipe than those of method, model and data may differ; that is recorded in
+        run.json and an event of the next round. So is another version of the package.
+        """
+        before = self._info()
+        if before.get("fedloom") != __version__:
+            self._events.append({"event": "version changed", "was": before.get("fedloom"), "now": __version__})
         for key, what in _SAME.items():
-            if before.get(key) != about[key]:
+            if key in before and before[key] != about[key]:
                 raise StateError(
                     f"{self.path}: the {what} is not what it was when the run began ({key}: {before.get(key)!r} "
                     f"recorded, {about[key]!r} now)"
                 )
+        if before.get("recipe_hash") == about["recipe_hash"]:
+            return
+        keys = sorted(differs("", before.get("recipe", {}), about["recipe"])) if "recipe" in before else []
+        told = {key: [value_at(before["recipe"], key), value_at(about["recipe"], key)] for key in keys}
+        text = (
+            ", ".join(f"{key} was {was!r}, is {now!r}" for key, (was, now) in told.items()) or "which keys is not known"
+        )
+        if not accept:
+            raise StateError(
+                f"{self.path}: the recipe is not the one that the run began with: {text}. Change it back, or go on "
+                "with --accept-changes, which records that"
+            )
+        change = {"after_round": before["rounds"], "keys": told}
+        self._events.append({"event": "recipe changed", "keys": text})
+        self._describe({**before, **about, "changes": [*before.get("changes", []), change]})
 
     def write_round(self, line: Mapping[str, Any], ledger: Ledger) -> None:
         """Append one round to metrics.jsonl and bytes.jsonl, and its diagnostics, if there are any, to their file."""
+        if self._events:
+            line = {**line, "events": [*self._events, *line["events"]]}
+            self._events = []
         looked = {k: v for k, v in line.items() if k in ("round", DIAGNOSTICS)}
         line = {k: v for k, v in line.items() if k != DIAGNOSTICS}
         bytes_ = {"round": line["round"], "up": ledger.entries("up"), "down": ledger.entries("down")}
@@ -126,7 +177,7 @@ class RunFolder:
         if len(looked) > 1:
             logs = {_DIAGNOSTICS: looked, **logs}
         for name, value in logs.items():
-            _append(self.path / name, value)
+            self._append(name, value)
         if self.tracker is not None:
             self.tracker.round(logs[_LOGS[0]], bytes_)
 
@@ -138,7 +189,7 @@ class RunFolder:
         known = {tuple(record[name] for name in names) for record in line["metrics"]}
         more = [record for record in records if tuple(record[name] for name in names) not in known]
         if more:
-            _append(path, {**line, "metrics": [*line["metrics"], *more]})
+            self._append(path.name, {**line, "metrics": [*line["metrics"], *more]})
 
     def cut(self, round_: int) -> None:
         """Drop lines of rounds after `round_`, and a torn last line."""
@@ -155,40 +206,122 @@ class RunFolder:
                     break
                 kept.append(text + "\n")
             checkpoint.write_text(path, "".join(kept))
+            self._written.pop(name, None)
+
+    def _append(self, name: str, line: Mapping[str, Any]) -> None:
+        size, digest = self._log(name)
+        text = (json.dumps(_finite(line), allow_nan=False) + "\n").encode()
+        with (self.path / name).open("ab") as opened:
+            opened.write(text)
+            opened.flush()
+            os.fsync(opened.fileno())
+        digest.update(text)
+        self._written[name] = size + len(text), digest
+
+    def _log(self, name: str) -> tuple[int, Any]:
+        """(bytes, running checksum) of a log."""
+        if name not in self._written:
+            data = (self.path / name).read_bytes() if (self.path / name).exists() else b""
+            self._written[name] = len(data), hashlib.sha256(data)
+        return self._written[name]
+
+    def _sums(self) -> dict[str, Any]:
+        """Checksums of what a resumed run reads beside the checkpoint."""
+        logs = {name: self._log(name) for name in (*_LOGS, _DIAGNOSTICS)}
+        return {name: [size, digest.hexdigest()] for name, (size, digest) in logs.items() if size}
+
+    def _compare(self, labels: Mapping[str, Any]) -> None:
+        """Raise StateError where a log's lines before a checkpoint are not those that were there when it was saved."""
+        for name, (size, digest) in labels.get("logs", {}).items():
+            path = self.path / name
+            with path.open("rb") if path.exists() else open(os.devnull, "rb") as opened:
+                if hashlib.sha256(opened.read(size)).hexdigest() != digest:
+                    raise StateError(
+                        f"{path}: its lines up to round {labels['round']} are not those that the run wrote: they were "
+                        "changed or cut off; put the file back"
+                    )
 
     def save(self, state: State, name: str = "state") -> None:
-        """Checkpoint a state. Each peer's state is in a folder of its own, peers/NAME, written before the rest."""
+        """Checkpoint a state. It is there once the rest is written: each peer's own is before that in peers/NAME, under
+        the round's number, and stays until no checkpoint of the rest asks for it."""
+        round_ = state["round"]
         for peer, own in state.get("peers", {}).items():
             home = self.peer(peer)
             home.mkdir(parents=True, exist_ok=True)
-            checkpoint.save(home, name, own, round=state["round"])
+            checkpoint.save(home, f"{name}-{round_}", own, round=round_)
         rest = state if "peers" not in state else {**state, "peers": sorted(state["peers"])}
-        checkpoint.save(self.path, name, rest, round=state["round"])
+        checkpoint.save(self.path, name, rest, round=round_, logs=self._sums())
+        for peer in state.get("peers", {}):
+            self._forget(self.peer(peer), name, round_)
+
+    @staticmethod
+    def _forget(home: Path, name: str, round_: int) -> None:
+        """Delete a peer's checkpoints but for this round's and that of the last round before it."""
+        there: dict[int, list[Path]] = {}
+        for path in home.glob(f"{name}-*"):
+            number = path.name.removeprefix(f"{name}-").partition(".")[0]
+            if number.isdecimal():
+                there.setdefault(int(number), []).append(path)
+        kept = sorted((number for number in there if number <= round_), reverse=True)[:2]
+        for stale in there.keys() - set(kept):
+            for path in there[stale]:
+                path.unlink(missing_ok=True)
 
     def peer(self, name: str) -> Path:
         """The folder of one peer's own files."""
         return self.path / "peers" / quote(name, safe=" ")
 
-    def load(self, name: str = "state") -> tuple[State, list[str]] | None:
-        """The newest whole checkpoint and the problems met, or None if none was ever written."""
+    def load(self, name: str = "state") -> tuple[State, dict[str, Any], list[str]] | None:
+        """The newest whole checkpoint, its labels and the problems met, or None if none was ever written."""
         if not any(self.path.glob(f"{name}*.json")):
             return None
-        tree, _, problems = checkpoint.load(self.path, name, newest=lambda head: int(head["round"]))
-        if "peers" in tree:
-            tree = {**tree, "peers": {peer: self._own(peer, name, tree["round"], problems) for peer in tree["peers"]}}
-        return tree, problems
 
-    def continued(self, about: Mapping[str, Any], initial: Callable[[], State], tell: Callable[[str], None]) -> State:
+        def whole(tree: State, labels: Mapping[str, Any]) -> State:
+            if "peers" not in tree:
+                return tree
+            return {
+                **tree,
+                "peers": {peer: self._own(self.peer(peer), name, labels["round"]) for peer in tree["peers"]},
+            }
+
+        return checkpoint.load(self.path, name, newest=lambda head: int(head["round"]), complete=whole)
+
+    @staticmethod
+    def _own(home: Path, name: str, round_: int) -> State:
+        """A peer's state of a round. Runs from before had the newest two under one name."""
+        named = f"{name}-{round_}"
+        file = named if any(home.glob(f"{named}.*json")) else name
+        tree, labels, _ = checkpoint.load(home, file, newest=lambda head: head["round"] == round_)
+        if labels["round"] != round_:
+            raise StateError(f"{home}: a checkpoint of round {labels['round']} found, expected {round_}")
+        state: State = tree
+        return state
+
+    def continued(
+        self,
+        about: Mapping[str, Any],
+        initial: Callable[[], State],
+        tell: Callable[[str], None],
+        accept: bool = False,
+    ) -> State:
         """The state to go on from, `initial` where nothing was saved; lines of rounds after it are cut off.
 
-        `tell` hears of damaged checkpoints. Raises StateError where the run is not what it was (see `check`).
+        `tell` hears of damaged checkpoints. Raises StateError where the run is not what it was (see `check`), or where
+        its checkpoints are gone.
         """
-        self.check(about)
+        self.check(about, accept)
         found = self.load()
         if found is None:
+            metrics = self.path / _LOGS[0]
+            if metrics.exists() and (last := max((line["round"] for line in lines_of(metrics)), default=0)):
+                raise StateError(
+                    f"{self.path}: its checkpoints (state.json, state.safetensors) are gone, but {metrics.name} has "
+                    f"{last} rounds: put them back, or begin anew in another folder"
+                )
             self.cut(-1)
             return initial()
-        state, problems = found
+        state, labels, problems = found
+        self._compare(labels)
         for problem in problems:
             tell(f"checkpoint: {problem}; continuing from round {state['round']}")
         self.cut(state["round"] or -1)  # round 0 is measured anew
@@ -203,17 +336,6 @@ class RunFolder:
             raise StateError(f"{self.path}: the best state is missing")
         return found[0]
 
-    def _own(self, peer: str, name: str, round_: int, problems: list[str]) -> State:
-        """A peer's state in the round that all peers have; its newest may be one round ahead."""
-        own, labels, more = checkpoint.load(self.peer(peer), name, newest=lambda head: head["round"] == round_)
-        problems += [f"peer {peer!r}: {problem}" for problem in more]
-        if labels["round"] != round_:
-            raise StateError(
-                f"{self.peer(peer)}: peer {peer!r} has a checkpoint of round {labels['round']}, expected {round_}"
-            )
-        state: State = own
-        return state
-
     def save_model(self, tensors: Mapping[str, Tensor], labels: Mapping[str, str]) -> None:
         """Write model.safetensors, readable without fedloom."""
         part = self.path / "model.safetensors.part"
@@ -221,11 +343,8 @@ class RunFolder:
         os.replace(part, self.path / "model.safetensors")
 
 
-def _append(file: Path, line: Mapping[str, Any]) -> None:
-    with file.open("a", encoding="utf-8") as opened:
-        opened.write(json.dumps(_finite(line), allow_nan=False) + "\n")
-        opened.flush()
-        os.fsync(opened.fileno())
+def _check(value: Mapping[str, Any]) -> str:
+    return checkpoint.digest_of(json.dumps(value, sort_keys=True))[:16]
 
 
 def _finite(value: Any) -> Any:

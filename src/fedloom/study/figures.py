@@ -16,9 +16,9 @@ from typing import Any, Literal
 from fedloom.errors import RecipeError, StateError, nearest, writing
 from fedloom.extras import figure, save_figure
 from fedloom.runs.reader import Run
+from fedloom.settings.paths import value_at
 from fedloom.settings.registry import Registry
 from fedloom.study.grid import Grid, cells, together
-from fedloom.study.keys import value_at
 from fedloom.study.panels import STYLES, Panels, Point, line
 from fedloom.study.tables.compare import Estimate
 from fedloom.study.tables.results import Combination, CombinationRuns, Values, about_model, over_rounds, read

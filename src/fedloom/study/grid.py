@@ -20,10 +20,10 @@ from fedloom.errors import RecipeError, StateError, nearest
 from fedloom.recipes import loader
 from fedloom.recipes.loader import load
 from fedloom.recipes.schema import Named, Recipe, recipe_hash
+from fedloom.settings.paths import differs
 from fedloom.settings.problems import carry, explain, found
 from fedloom.settings.section import Section, strict
 from fedloom.settings.yaml import parse, to_yaml
-from fedloom.study.keys import differs
 from fedloom.study.references import CHANGES, Reference
 
 HOME = files("fedloom.study") / "grids"

@@ -198,7 +198,7 @@ class Node:
         return state
 
     def _digest(self, path: Path) -> str:
-        return str(json.loads(path.read_text())["sha256"])
+        return checkpoint.digest_of(path.read_text())
 
     def _keep(self, folder: RunFolder, state: State, round_: int, marker: Mapping[str, Any]) -> None:
         """Save the state of a round; states to which the server may still return are kept."""

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from fedloom.errors import StateError
 from fedloom.runs.reader import Final, Run, TaskMetric
-from fedloom.study.keys import QUIET, differs, value_at
+from fedloom.settings.paths import differs, value_at
+from fedloom.study.keys import QUIET
 from fedloom.tasks.delta import delta_m, delta_terms, without_base
 
 SPLITS = ("test", "val")

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from fedloom.errors import StateError, nearest
 from fedloom.extras import need
 from fedloom.runs.reader import Final, Run, TaskMetric, human_bytes
-from fedloom.study.keys import QUIET, differs, value_at
+from fedloom.settings.paths import differs, value_at
+from fedloom.study.keys import QUIET
 from fedloom.study.references import at_trivial, note
 from fedloom.study.tables.markup import csv_text, full, latex, span, tex
 from fedloom.tasks.delta import delta_m, without_base

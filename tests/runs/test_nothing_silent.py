@@ -1,0 +1,200 @@
+"""What a resumed run reads is what was written, and a run goes on as what it was; or it is said."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import fedloom
+from fedloom.cli.app import app
+from fedloom.errors import StateError
+from fedloom.runs import checkpoint, folder
+from fedloom.runs.reader import Run
+from tests_support import assert_same, load_recipe, stopped_after
+
+CHANGES = ("training.rounds=4",)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four rounds."""
+    return fedloom.run(load_recipe(*CHANGES), tmp_path_factory.mktemp("whole") / "run").folder
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same run, stopped in its third round."""
+    return stopped_after(2, tmp_path_factory.mktemp("stopped") / "run", load_recipe(*CHANGES))
+
+
+@pytest.fixture
+def part(stopped: Path, tmp_path: Path) -> Path:
+    """A copy of the stopped run."""
+    return Path(shutil.copytree(stopped, tmp_path / "part"))
+
+
+def edit(file: Path, old: str, new: str, count: int = 1) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, count))
+
+
+def peers_stopped_while_saving(folder_: Path, times: int, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A run of peers that is killed again and again after the peers of round 3 were saved, and before the rest was."""
+    recipe = load_recipe("training.rounds=4", "model.heads=own", "peers={}")
+
+    class Killed(Exception):
+        pass
+
+    real = checkpoint.save
+
+    def save(home: Path, name: str, tree: Any, **labels: Any) -> None:
+        if home == folder_ and name == "state" and labels["round"] == 3:
+            raise Killed
+        real(home, name, tree, **labels)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(folder.checkpoint, "save", save)
+        with pytest.raises(Killed):
+            fedloom.run(recipe, folder_)
+        for _ in range(times - 1):
+            with pytest.raises(Killed):
+                fedloom.resume(folder_)
+    return recipe
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_peers_killed_while_the_same_round_is_saved(
+    times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = peers_stopped_while_saving(tmp_path / "killed", times, monkeypatch)
+    resumed = fedloom.resume(tmp_path / "killed")
+    assert_same(fedloom.run(recipe, tmp_path / "whole"), resumed)
+    # only what the last two checkpoints of the rest ask for is kept
+    kept = {path.name.partition(".")[0] for path in (tmp_path / "killed" / "peers" / "digit-0").iterdir()}
+    assert kept == {"state-3", "state-4"}
+
+
+def test_a_damaged_peer_falls_back_to_the_round_before(tmp_path: Path) -> None:
+    recipe = load_recipe("training.rounds=4", "model.heads=own", "peers={}")
+    path = stopped_after(3, tmp_path / "part", recipe)
+    file = path / "peers" / "digit-0" / "state-3.safetensors"
+    file.write_bytes(file.read_bytes()[:-7])
+    assert_same(fedloom.run(recipe, tmp_path / "whole"), fedloom.resume(path))
+
+
+def test_a_changed_digit_in_a_checkpoint_is_damage(part: Path, whole: Path) -> None:
+    edit(part / "state.json", '"round": 2', '"round": 1', count=2)
+    assert_same(whole, fedloom.resume(part))  # from the checkpoint before it
+
+
+def test_checkpoints_from_before_there_were_checksums_are_read(tmp_path: Path) -> None:
+    checkpoint.save(tmp_path, "s", {"n": 1}, round=1)
+    head = json.loads((tmp_path / "s.json").read_text().splitlines()[0])
+    (tmp_path / "s.json").write_text(json.dumps({**head, "format": 1}))
+    assert checkpoint.load(tmp_path, "s", lambda head: 0)[0] == {"n": 1}
+    (tmp_path / "s.json").write_text(json.dumps(head))
+    with pytest.raises(StateError, match=r"s\.json is damaged \(its checksum is not that of its content\)"):
+        checkpoint.load(tmp_path, "s", lambda head: 0)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "bytes.jsonl", "diagnostics.jsonl"])
+@pytest.mark.parametrize("damage", ["digit", "line", "file"])
+def test_lines_that_the_run_did_not_write(name: str, damage: str, part: Path) -> None:
+    file = part / name
+    text = file.read_text()
+    if damage == "digit":
+        number = re.search(r"\d(?=\d\d)", text)
+        assert number is not None
+        at = number.start()
+        file.write_text(text[:at] + str((int(text[at]) + 1) % 10) + text[at + 1 :])
+    elif damage == "line":
+        file.write_text("".join(text.splitlines(keepends=True)[1:]))
+    else:
+        file.unlink()
+    before = {path.name: path.read_bytes() for path in part.iterdir() if path.is_file()}
+    with pytest.raises(StateError, match=rf"{name}: its lines up to round 2 are not those that the run wrote"):
+        fedloom.resume(part)
+    assert before == {path.name: path.read_bytes() for path in part.iterdir() if path.is_file()}
+
+
+def test_a_changed_run_json_and_another_partition(part: Path) -> None:
+    edit(part / "run.json", '"rounds": 0', '"rounds": 1')
+    with pytest.raises(StateError, match=r"run\.json: its checksum is not that of its content: it was changed"):
+        fedloom.resume(part)
+
+
+def test_another_partition_is_refused(part: Path, tmp_path: Path) -> None:
+    other = fedloom.run(load_recipe("training.rounds=1", "seed=1"), tmp_path / "other").folder
+    shutil.copy(other / "partition.json", part / "partition.json")
+    with pytest.raises(StateError, match="the partition is not what it was when the run began"):
+        fedloom.resume(part)
+
+
+def test_an_edited_recipe_is_refused_with_its_keys(part: Path) -> None:
+    recipe = yaml.safe_load((part / "recipe.yaml").read_text())
+    recipe["training"]["optimizer"]["lr"] *= 10
+    recipe["training"]["batch_size"] = 16
+    recipe["runtime"]["workers"] = 2  # results do not depend on it
+    (part / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    with pytest.raises(
+        StateError,
+        match=r"the recipe is not the one that the run began with: .*training\.batch_size was 32, is 16, "
+        r"training\.optimizer\.lr was 0\.05, is 0\.5.*--accept-changes",
+    ):
+        fedloom.resume(part)
+
+
+def test_accepted_changes_are_recorded_once(part: Path) -> None:
+    recipe = yaml.safe_load((part / "recipe.yaml").read_text())
+    recipe["training"]["optimizer"]["lr"] = 0.01
+    (part / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    result = CliRunner().invoke(app, ["resume", str(part), "--quiet"])
+    assert result.exit_code != 0
+    result = CliRunner().invoke(app, ["resume", str(part), "--quiet", "--accept-changes"])
+    assert result.exit_code == 0, result.output
+    (event,) = [e for line in Run.read(part).rounds for e in line["events"] if e["event"] == "recipe changed"]
+    assert event["keys"] == "training.optimizer.lr was 0.05, is 0.01"
+    info = json.loads((part / "run.json").read_text())
+    keys = {"training.optimizer.lr": [0.05, 0.01]}
+    assert info["changes"] == [{"after_round": 0, "keys": keys}] or info["changes"][0]["keys"] == keys
+    assert fedloom.resume(part).status == "finished"  # now it is the run's recipe
+
+
+def test_another_method_is_never_accepted(part: Path) -> None:
+    recipe = yaml.safe_load((part / "recipe.yaml").read_text())
+    recipe["method"] = {"name": "fedprox", "mu": 0.1}
+    (part / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    with pytest.raises(StateError, match="the method is not what it was when the run began"):
+        fedloom.resume(part, accept_changes=True)
+
+
+def test_another_version_is_an_event(part: Path, whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder, "__version__", "9.9")
+    resumed = fedloom.resume(part)
+    (event,) = [e for line in resumed.run.rounds for e in line["events"] if e["event"] == "version changed"]
+    assert (event["was"], event["now"]) == (fedloom.__version__, "9.9")
+    assert_same(whole, resumed, models_only=True)
+
+
+def test_without_its_checkpoints_a_run_does_not_begin_anew(part: Path) -> None:
+    for path in part.glob("state*"):
+        path.unlink()
+    lines = (part / "metrics.jsonl").read_bytes()
+    with pytest.raises(StateError, match=r"its checkpoints .* are gone, but metrics\.jsonl has 2 rounds"):
+        fedloom.resume(part)
+    assert (part / "metrics.jsonl").read_bytes() == lines
+
+
+def test_a_run_that_stopped_before_its_first_checkpoint_begins_anew(whole: Path, tmp_path: Path) -> None:
+    path = stopped_after(0, tmp_path / "run", load_recipe(*CHANGES))
+    for file in path.glob("state*"):
+        file.unlink()
+    assert_same(whole, fedloom.resume(path))
