@@ -156,6 +156,9 @@ def test_weights_that_do_not_fit(tmp_path):
     wrong = {**state, "layer1.0.conv1.weight": torch.ones(3)}
     with pytest.raises(UserError, match=r"layer1\.0\.conv1\.weight: expected shape \(.*\), found \(3,\)"):
         encoder(SMALL, weights=save(wrong, tmp_path / "c.pth"))
+    state["layer1.0.conv1.weight"][0] = float("nan")
+    with pytest.raises(UserError, match=r"d\.pth: nan or inf in 'net\.layer1\.0\.conv1\.weight'"):
+        encoder(SMALL, weights=save(state, tmp_path / "d.pth"))
 
 
 def test_weights_files_that_cannot_be_read(tmp_path):

@@ -198,3 +198,23 @@ def test_a_run_that_stopped_before_its_first_checkpoint_begins_anew(whole: Path,
     for file in path.glob("state*"):
         file.unlink()
     assert_same(whole, fedloom.resume(path))
+
+
+def test_a_run_that_learned_nothing_says_so(tmp_path: Path) -> None:
+    result = CliRunner().invoke(
+        app,
+        [
+            "run",
+            "digits-tasks",
+            "training.rounds=2",
+            "training.optimizer.lr=1e30",
+            "--quiet",
+            "--out",
+            str(tmp_path / "r"),
+        ],
+    )
+    assert result.exit_code == 1
+    assert "nothing learned: " in result.output
+    assert "every update of every round was dropped" in result.output
+    assert json.loads((tmp_path / "r" / "run.json").read_text())["status"] == "nothing learned"
+    assert fedloom.resume(tmp_path / "r").status == "nothing learned"

@@ -251,6 +251,11 @@ def _conclude(result: Any) -> None:
     typer.echo(result.table())
     typer.echo(f"sent by clients: {human_bytes(total['up'])}, sent to clients: {human_bytes(total['down'])}")
     typer.echo(f"{result.status}: {result.folder}")
+    if result.status == "nothing learned":
+        typer.echo(
+            "every update of every round was dropped, for it was not finite (see the events in the report)", err=True
+        )
+        raise typer.Exit(1)
 
 
 def _find(name: str, *registries: Registry) -> tuple[Registry, Registered]:

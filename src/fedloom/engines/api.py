@@ -39,7 +39,7 @@ class Result:
 
     folder: Path
     status: str
-    """finished, or stopped early."""
+    """finished, stopped early, or nothing learned, where every update of every round was dropped."""
 
     @property
     def run(self) -> Run:

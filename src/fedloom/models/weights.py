@@ -48,6 +48,9 @@ def load_weights(encoder: Encoder, file: str | Path) -> None:
     problems = [f"{what} {_few(keys)}" for what, keys in (("missing", missing), ("unexpected", unexpected)) if keys]
     if problems or shapes:
         raise UserError(f"weights file {path}: {'; '.join([*problems, *shapes[:3]])}")
+    broken = sorted(key for key, v in state.items() if v.is_floating_point() and not bool(torch.isfinite(v).all()))
+    if broken:
+        raise UserError(f"weights file {path}: nan or inf in {_few(broken)}")
     encoder.load_state_dict(state, strict=False)
 
 

@@ -22,6 +22,9 @@ from fedloom.runs.ledger import Ledger
 from fedloom.runs.reader import DIAGNOSTICS, described, validation_loss
 from fedloom.training.flat import integer_buffers
 
+NOTHING = "nothing learned"
+"""The status of a run in which every update of every round was dropped."""
+
 
 def initial_state(built: Built) -> State:
     """The state of a run before its first round."""
@@ -31,7 +34,9 @@ def initial_state(built: Built) -> State:
 
 
 def status(state: State) -> str:
-    """How a run that is over ended."""
+    """How a run that is over ended: finished, stopped early, or nothing learned where every update was dropped."""
+    if state.get("idle", 0) == state["round"] > 0:
+        return NOTHING
     return "stopped early" if state["stopped"] else "finished"
 
 
@@ -70,6 +75,8 @@ def run_rounds(
             if last or now.number % evaluation.every == 0:
                 records += measure(built, executor, state, evaluation.in_full(now.number, training.rounds))
         state = _watch(built, folder, state, records, now)
+        if members and not now.used:
+            state = {**state, "idle": state.get("idle", 0) + 1}
         line = {
             "round": now.number,
             "cohort": list(members),
@@ -137,6 +144,16 @@ class Round:
             record=self.record,
             held=federation.held,
         )
+
+    @property
+    def used(self) -> bool:
+        """Whether any update that was made was not dropped."""
+        if not self.done:
+            return True
+        dropped = {
+            event["client"] for event in self.events if event["event"] == "update dropped" and "task" not in event
+        }
+        return not {d.client for d in self.done} <= dropped
 
     def log(self, event: str, fields: dict[str, Any]) -> None:
         """Log something that a person should see."""

@@ -340,7 +340,7 @@ def is_over(folder: Path) -> bool:
         status = json.loads((folder / "run.json").read_text("utf-8"))["status"]
     except (OSError, ValueError, KeyError):
         return False
-    return status in ("finished", "stopped early")
+    return status in ("finished", "stopped early", "nothing learned")
 
 
 def save(grid: Grid, folder: Path, refused: Mapping[str, str]) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
+
+from pydantic import Field
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -42,7 +44,7 @@ class Task(ABC):
 
     name: str
     channels: int
-    weight: float = 1.0
+    weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
 
     kind: ClassVar[str]
     dense: ClassVar[bool] = False
