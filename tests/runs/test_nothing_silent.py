@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -218,3 +219,18 @@ def test_a_run_that_learned_nothing_says_so(tmp_path: Path) -> None:
     assert "every update of every round was dropped" in result.output
     assert json.loads((tmp_path / "r" / "run.json").read_text())["status"] == "nothing learned"
     assert fedloom.resume(tmp_path / "r").status == "nothing learned"
+
+
+def test_other_inputs_with_the_same_labels_are_refused(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {f"x_{split}": rng.integers(0, 256, (60, 8, 8), dtype=np.uint8) for split in ("train", "test")}
+    arrays |= {f"y_{split}": np.arange(60) % 3 for split in ("train", "test")}
+    np.savez(tmp_path / "a.npz", **arrays)
+    data = f"data={{name: arrays, path: {tmp_path / 'a.npz'}, images: 'x_{{split}}', labels: {{kind: 'y_{{split}}'}}}}"
+    recipe = load_recipe("training.rounds=3", data, "partition={name: iid, clients: 2}")
+    path = stopped_after(1, tmp_path / "run", recipe)
+    np.savez(tmp_path / "a.npz", **{**arrays, "x_train": 255 - arrays["x_train"]})
+    with pytest.raises(StateError, match="the data set, in its inputs, is not what it was when the run began"):
+        fedloom.resume(path)
+    np.savez(tmp_path / "a.npz", **arrays)
+    assert fedloom.resume(path).status == "finished"

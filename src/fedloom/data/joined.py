@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from fedloom.data.dataset import Batch, Examples
+from fedloom.data.dataset import Batch, Examples, contents
 from fedloom.errors import DataError
 from fedloom.tasks.task import Task
 
@@ -64,6 +64,10 @@ class JoinedExamples:
     def fingerprint(self) -> bytes:
         """The pieces' fingerprints with their names."""
         return b"".join(name.encode() + p.fingerprint() for name, p in self.pieces.items())
+
+    def contents(self) -> bytes:
+        """The pieces' checksums."""
+        return b"".join(contents(piece) for piece in self.pieces.values())
 
     def batch(
         self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.layout import Layout
-from fedloom.data.dataset import Dataset
+from fedloom.data.dataset import Dataset, contents
 from fedloom.data.partition import Partition, Pool
 from fedloom.methods.method import Method
 from fedloom.models.multitask import MultiTask
@@ -45,6 +45,7 @@ class Built:
             "partition_hash": self.partition.hash,
             "layout_hash": self.layout.hash,
             "data_hash": self.data_hash,
+            "inputs_hash": self.inputs_hash,
             "frozen_hash": self.frozen_hash,
             "parameters": self.layout.parameters.d,
             "tasks": {
@@ -101,6 +102,11 @@ class Built:
         for name, p in self.frozen.items():
             digest.update(name.encode() + p.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()[:16]
+
+    @property
+    def inputs_hash(self) -> str:
+        """16 hexadecimal digits over the inputs that are in memory."""
+        return hashlib.sha256(contents(self.dataset.train) + contents(self.dataset.test)).hexdigest()[:16]
 
     @property
     def data_hash(self) -> str:

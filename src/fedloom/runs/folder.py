@@ -33,6 +33,7 @@ _SAME = {
     "recipe_text": "method",
     "layout_hash": "model",
     "data_hash": "data set",
+    "inputs_hash": "data set, in its inputs,",
     "frozen_hash": "frozen part of the model",
     "partition_hash": "partition",
 }
