@@ -234,3 +234,10 @@ def test_other_inputs_with_the_same_labels_are_refused(tmp_path: Path) -> None:
         fedloom.resume(path)
     np.savez(tmp_path / "a.npz", **arrays)
     assert fedloom.resume(path).status == "finished"
+
+
+def test_equal_runs_write_equal_models(whole: Path, part: Path, tmp_path: Path) -> None:
+    again = fedloom.run(load_recipe(*CHANGES), tmp_path / "again").folder
+    resumed = fedloom.resume(part).folder
+    models = {path: (path / "model.safetensors").read_bytes() for path in (whole, again, resumed)}
+    assert len(set(models.values())) == 1

@@ -341,11 +341,24 @@ class RunFolder:
         """Write model.safetensors, readable without fedloom."""
         part = self.path / "model.safetensors.part"
         save_file({k: t.clone() for k, t in tensors.items()}, part, metadata=dict(labels))
+        _sort_labels(part)
         os.replace(part, self.path / "model.safetensors")
 
 
 def _check(value: Mapping[str, Any]) -> str:
     return checkpoint.digest_of(json.dumps(value, sort_keys=True))[:16]
+
+
+def _sort_labels(file: Path) -> None:
+    """Put the labels of a safetensors file in order: the library writes them in a random one."""
+    with file.open("r+b") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        head = json.loads(opened.read(size))
+        head["__metadata__"] = dict(sorted(head["__metadata__"].items()))
+        text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) <= size:
+            opened.seek(8)
+            opened.write(text.ljust(size))
 
 
 def _finite(value: Any) -> Any:
