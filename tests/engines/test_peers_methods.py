@@ -64,7 +64,7 @@ def test_vectors_of_tasks_equal_the_servers(quick: Quick) -> None:
     server, _, _ = load(quick(*changes).folder, "state", lambda head: head["round"])
     run = quick(*changes, "peers={weights: {kind: uniform}}")
     for peer in run.run.info["clients"]:
-        own, _, _ = load(run.folder / "peers" / peer, "state", lambda head: head["round"])
+        own, _, _ = load(run.folder / "peers" / peer, f"state-{run.run.last_round}", lambda head: head["round"])
         assert same(own["server"]["tasks"], server["server"]["tasks"])
 
 
