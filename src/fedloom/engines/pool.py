@@ -47,7 +47,8 @@ class Stacked(InProcess):
 class WorkerPool:
     """Worker processes, each with its own model; data and vectors lie in shared memory.
 
-    A job goes to the next idle worker. Results do not depend on which worker takes a job.
+    A job goes to the next idle worker. Results do not depend on which worker takes a job. Processes start empty and get
+    what they need over the pipe, so one that cannot load it says so, and nobody waits for it.
     """
 
     def __init__(self, setup: Setup, devices: Sequence[str], workers: int) -> None:
@@ -57,14 +58,23 @@ class WorkerPool:
         self.pipes: list[Connection] = []
         for name in names:
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, setup, name), daemon=True)
+            process = context.Process(target=_serve, args=(there, name), daemon=True)
             process.start()
             there.close()
             self.processes.append(process)
             self.pipes.append(here)
+        for pipe in self.pipes:
+            self._talk(pipe, setup)
+        self.loading = list(self.pipes)
+        """Workers that have not said yet that they have loaded it."""
 
     def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
         """Results in order of completion. Raises UserError if a worker fails or dies."""
+        while self.loading:
+            ok, value = self._hear(self.loading.pop())
+            if not ok:
+                self.close()
+                raise value
         todo = list(reversed(jobs))
         busy: set[Connection] = set()
         idle = list(self.pipes)
@@ -134,10 +144,18 @@ def _tensor(raw: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tenso
     return torch.frombuffer(raw, dtype=dtype).view(shape) if raw else torch.empty(shape, dtype=dtype)
 
 
-def _serve(pipe: Connection, setup: Setup, device: str) -> None:
-    """A worker process: jobs in, results out, until the pipe closes."""
-    torch.set_num_threads(setup.threads)
-    worker = Worker(setup, device)
+def _serve(pipe: Connection, device: str) -> None:
+    """A worker process: what it needs in, then jobs in and results out, until the pipe closes."""
+    try:
+        setup: Setup = pipe.recv()
+        torch.set_num_threads(setup.threads)
+        worker = Worker(setup, device)
+    except (EOFError, KeyboardInterrupt):
+        return
+    except Exception as error:
+        pipe.send_bytes(_Pickler.dumps((False, UserError(_unloadable(error)))))
+        return
+    pipe.send_bytes(_Pickler.dumps((True, None)))
     while True:
         try:
             job, options = pipe.recv()
@@ -150,6 +168,14 @@ def _serve(pipe: Connection, setup: Setup, device: str) -> None:
         except Exception as error:
             answer = (False, _portable(error))
         pipe.send_bytes(_Pickler.dumps(answer))
+
+
+def _unloadable(error: Exception) -> str:
+    return (
+        f"a worker process cannot load the model, the method or the data: {type(error).__name__}: {error}. It lacks "
+        "what is defined in a notebook or in the script that runs: put that into a module that can be imported, or set "
+        "runtime.workers to 1"
+    )
 
 
 def _portable(error: Exception) -> Exception:
