@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,12 +40,28 @@ Changes = Annotated[
 
 
 def main() -> None:
-    """Entry point: a mistake that the user can mend ends in one message and exit code 2."""
+    """Entry point: what the user or the machine can mend ends in one message and exit code 2; a bug shows itself."""
     try:
         app()
-    except UserError as error:
-        typer.echo(f"{typer.style('error:', fg='red', bold=True)} {error}", err=True)
+    except Exception as error:
+        text = told(error)
+        if text is None:
+            traceback.print_exc()
+            typer.echo("This is a bug of fedloom, not your mistake: please report it with the lines above.", err=True)
+            sys.exit(1)
+        typer.echo(f"{typer.style('error:', fg='red', bold=True)} {text}", err=True)
         sys.exit(2)
+
+
+def told(error: Exception) -> str | None:
+    """One sentence for what the user or the machine can mend, None for a bug."""
+    if isinstance(error, UserError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{error.filename}: {error.strerror or error}" if error.filename else error.strerror or str(error)
+    if isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error):
+        return f"memory ran out: {str(error).splitlines()[0] if str(error) else 'nothing more is known'}"
+    return None
 
 
 def _version(wanted: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from fedloom.settings.problems import carry
 from fedloom.settings.section import Count, NonNegative, Positive, Section
@@ -29,9 +29,9 @@ class Runtime(Section):
     engine: Literal["process", "cluster", "flower"] = "process"
     """process: on this machine. cluster: torch.distributed under torchrun. flower: messages to Flower's nodes."""
     flower: FlowerSettings = FlowerSettings()
-    workers: Count = 1
+    workers: Annotated[int, Field(ge=1, le=1024)] = 1
     """Worker processes; 1 trains in this process."""
-    threads: Count = 1
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Threads of each process. Keep workers x threads within the cores."""
     device: str | tuple[str, ...] = "cpu"
     """cpu, or cuda devices by name (cuda:0); several are given to the workers in turn."""
@@ -44,6 +44,13 @@ class Runtime(Section):
     exact: bool = True
     """Of the engine cluster. true: all updates go to one process, which adds them up as `process` does, bit for bit.
     false: processes share the work, and where a method lets them only sums travel; results differ by rounding."""
+
+    @field_validator("device")
+    @classmethod
+    def _some(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if not value:
+            raise ValueError("no device found, expected one such as cpu or cuda:0")
+        return value
 
     @property
     def devices(self) -> tuple[str, ...]:
