@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -46,7 +46,8 @@ SOME = 500
 def plan(recipe: Recipe, method: Method | None = None) -> Plan:
     """Build everything, train nothing: parameters by role, the partition, bytes of one full round, memory."""
     refusals.method_in_python(recipe, method)
-    return plan_of(build(recipe, method))
+    built = build(recipe, method)
+    return replace(plan_of(built), trivial=trivial_scores(built))
 
 
 def _second_round(built: Built) -> State:
@@ -59,7 +60,7 @@ def _second_round(built: Built) -> State:
 
 
 def plan_of(built: Built) -> Plan:
-    """The plan of a run that is already built."""
+    """The plan of a run that is already built, without the trivial answer, which takes a look at the data."""
     recipe = built.recipe
     layout, federation = built.layout, built.federation
     shared = built.method.shared_part(layout)
@@ -115,7 +116,7 @@ def plan_of(built: Built) -> Plan:
     if built.method.codec.varies:
         notes.append("bytes up are those of a random update; a real one may be sparser")
     clients, shape = built.partition.table(built.pool), tuple(built.dataset.input_shape)
-    return Plan(str(built.method), parameters, clients, up, down, memory, notes, shape, trivial_scores(built))
+    return Plan(str(built.method), parameters, clients, up, down, memory, notes, shape)
 
 
 def trivial_scores(built: Built, some: int = SOME) -> dict[str, tuple[str, float]]:
@@ -130,10 +131,11 @@ def trivial_scores(built: Built, some: int = SOME) -> dict[str, tuple[str, float
     found = {}
     for part, names in test.by_labels(means):
         metrics = {name: tasks[name].metric().cheap() for name in names}
+        heads = {name: ConstantHead(tasks[name], tuple(means[name].shape)) for name in names}
+        for name, head in heads.items():
+            head.answer.data = means[name]
         for x, y in _batches(part, names):
-            for name in names:
-                head = ConstantHead(tasks[name], tuple(means[name].shape))
-                head.answer.data = means[name]
+            for name, head in heads.items():
                 metrics[name].update(head(x).detach(), y[name])
         for name, metric in metrics.items():
             values = metric.compute()
