@@ -13,10 +13,15 @@ if TYPE_CHECKING:
     from fedloom.core.layout import Layout as Layout
     from fedloom.core.layout import Select as Select
     from fedloom.core.updates import Updates as Updates
+    from fedloom.data.own import Client as Client
+    from fedloom.data.own import Federation as Federation
     from fedloom.engines.api import Result as Result
     from fedloom.engines.api import plan as plan
     from fedloom.engines.api import resume as resume
     from fedloom.engines.api import run as run
+    from fedloom.experiments.compared import compare as compare
     from fedloom.methods.method import Method as Method
+    from fedloom.models.own import model as model
+    from fedloom.tasks.own import task as task
 
 __getattr__, __dir__ = lazy(__name__)

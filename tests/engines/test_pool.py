@@ -1,40 +1,73 @@
-"""Worker processes: what they cannot load is said, at once."""
+"""Worker processes: what a notebook defines travels to them, or is refused before training."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-NOTEBOOK = """
-from dataclasses import dataclass
 import fedloom
-from fedloom.stages import Mean, Stage
+from fedloom.engines.api import Result
+from fedloom.errors import UserError
+from fedloom.server import Plain
+from fedloom.stages import Mean
+from tests_support import assert_same
 
-@dataclass(frozen=True)
-class Mine(Stage):
-    traits = Mean().traits
+SCRIPT = """
+import fedloom
+from fedloom.stages import Mean
 
-    def __call__(self, updates, state, ctx):
-        return Mean()(updates, state, ctx)
+class Mine(Mean):
+    pass
 
-changes = ["training.rounds=1", "training.epochs=1", "data.size=%d", "runtime.workers=2"]
-try:
-    fedloom.run("digits-tasks", overrides=changes, method=fedloom.Method(stage=Mine()))
-except fedloom.errors.UserError as error:
-    print(error)
+changes = ["training.rounds=1", "training.steps=1", "training.epochs=null", "data.size=8"]
+print(fedloom.run("digits-tasks", overrides=changes, workers=2, method=fedloom.Method(stage=Mine())).status)
 """
 
 
-@pytest.mark.parametrize("size", [8, 64])
-def test_a_class_of_a_notebook_is_named_and_nothing_hangs(size: int) -> None:
-    """Code that is in no file, as in a notebook's cell; with 64 x 64 pixels the data are larger than a pipe holds."""
-    done = subprocess.run(
-        [sys.executable, "-c", NOTEBOOK % size], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert "a worker process cannot load the model, the method or the data: AttributeError: " in done.stdout, (
-        done.stderr
-    )
-    assert "Mine" in done.stdout
-    assert "put that into a module that can be imported, or set runtime.workers to 1" in done.stdout
+def local_method() -> fedloom.Method:
+    """A method whose stage no other process can import."""
+
+    class Mine(Mean):
+        """The mean."""
+
+    return fedloom.Method(stage=Mine())
+
+
+def test_a_class_of_a_notebook_travels_to_worker_processes(quick: Callable[..., Result]) -> None:
+    assert_same(quick(method=local_method()), quick("runtime.workers=2", method=local_method()))
+
+
+def test_without_cloudpickle_it_is_refused_with_what_to_do(
+    quick: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    with pytest.raises(UserError, match=r"Mine is defined in a notebook, .*fedloom\[notebook\].* runtime.workers to 1"):
+        quick("runtime.workers=2", method=local_method())
+
+
+@pytest.mark.slow
+def test_a_script_needs_no_guard(tmp_path: Path) -> None:
+    """Worker processes do not run it again."""
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=False)
+    assert done.stdout == "finished\n", done.stderr
+
+
+def test_what_cannot_be_copied_is_refused(quick: Callable[..., Result]) -> None:
+    method = replace(fedloom.methods.fedavg(), server=Locked())
+    with pytest.raises(UserError, match=r"cannot be sent to a worker process: TypeError: cannot pickle '_thread.lock'"):
+        quick("runtime.workers=2", method=method)
+
+
+@dataclass(frozen=True)
+class Locked(Plain):
+    """A server rule with a lock."""
+
+    lock: Any = field(default_factory=threading.Lock)

@@ -28,7 +28,7 @@ def t(*values: Any) -> torch.Tensor:
 
 
 def model(encoder: str, shape: tuple[int, ...] = SHAPE, **params: Any) -> MultiTask:
-    from fedloom.models.multitask import build_model
+    from fedloom.models.build import build_model
 
     return build_model(encoder, params, shape, [Classification("a", 3)], 0)
 

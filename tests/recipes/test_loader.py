@@ -10,6 +10,7 @@ import yaml
 from pydantic import Field
 
 from fedloom.errors import RecipeError
+from fedloom.methods import CODECS
 from fedloom.recipes import Recipe, dump, load, names, recipe_hash, without_seed
 from fedloom.recipes.schema import DataSection, MethodSection, ModelSection, Named, PartitionSection
 from fedloom.settings.registry import Registry
@@ -68,6 +69,7 @@ HOMES = {
     ("fedloom.models", "ENCODERS"): MODEL,
     ("fedloom.methods", "METHODS"): METHOD,
     ("fedloom.methods", "ADDONS"): ADDON,
+    ("fedloom.methods", "CODECS"): CODECS,
 }
 BASE = {"name": "t", "data": "toy", "partition": "one-task", "model": "small-cnn", "method": "fedprox"}
 
@@ -215,7 +217,7 @@ def test_the_source_mapping_is_left_alone(toys):
         ("training=5", "training: 5 found, expected a mapping with rounds, epochs, steps, batch_size, optimizer, "
          "schedule, clip_norm, keep_optimizer, participation, precision, channels_last, stacked"),
         ("data=5", "data: 5 found, expected a name, or a mapping with 'name' and its parameters"),
-        ("data=toi", "data.name: unknown data set 'toi'. Did you mean 'toy'? Allowed: toy"),
+        ("data=toi", "data.name: unknown data set 'toi'. Did you mean 'toy'? Allowed: toy, or package.module:name"),
         ("data={size: 8}", "data.name: missing, expected one of toy"),
         ("data.size=4", "data.size: 4 found, expected an integer of at least 8"),
         ("data.sise=16", "data.sise: unknown key. Did you mean 'size'? Allowed: name, size, tasks"),
@@ -232,7 +234,7 @@ def test_the_source_mapping_is_left_alone(toys):
         ("partition.order=[x]", "partition.order[0]: 'x' found, expected 'a' or 'b'"),
         ("runtime.device=[cuda:0, 1]", "runtime.device[1]: 1 found, expected a text"),
         ("method.add=feddea", "method.add: 'feddea' found, expected a mapping of add-ons, each with its parameters"),
-        ("method.add.fedea=", "method.add.fedea: unknown add-on 'fedea'. Did you mean 'feddea'? Allowed: clip, feddea"),
+        ("method.add.fedea=", "method.add.fedea: unknown add-on 'fedea'. Did you mean 'feddea'? Allowed: clip, feddea, or package.module:name"),
         (
             "method.add.feddea=0.3",
             "method.add.feddea: 0.3 found, expected a mapping with its parameters",

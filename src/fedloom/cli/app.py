@@ -244,7 +244,7 @@ def _default_folder(recipe: Recipe) -> Path:
 
 
 @contextmanager
-def _watched(folder: Path, quiet: bool) -> Iterator[Progress | None]:
+def _watched(folder: Path, quiet: bool) -> Iterator[Progress]:
     """Progress while a run goes on; Ctrl-C ends it with exit code 130 and the way to go on."""
     from fedloom.rounds.progress import progress
 
@@ -257,8 +257,7 @@ def _watched(folder: Path, quiet: bool) -> Iterator[Progress | None]:
         typer.echo(f"interrupted; {more}", err=True)
         raise typer.Exit(130) from None
     finally:
-        if watch is not None:
-            watch.stop()
+        watch.stop()
 
 
 def _conclude(result: Any) -> None:

@@ -157,7 +157,7 @@ class Layout:
         for name, p in module.named_parameters():
             if not p.requires_grad:
                 continue
-            rule = _rule(roles, name)
+            rule = rule_of(roles, name)
             if rule is None and name not in norms:
                 raise ValueError(f"parameter {name!r} {tuple(p.shape)} is named by no role rule; {_known(roles)}")
             part, task = rule or (None, None)
@@ -166,7 +166,7 @@ class Layout:
         persistent = module.state_dict(keep_vars=True)
         for name, b in module.named_buffers():
             if b.is_floating_point() and name in persistent:
-                part, task = _rule(roles, name) or (None, None)
+                part, task = rule_of(roles, name) or (None, None)
                 blocks.append(Block(name, tuple(b.shape), dtype_name(b), "buffer", task, part))
         return Layout(tuple(blocks))
 
@@ -336,7 +336,8 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return dict((*module.named_parameters(), *module.named_buffers()))
 
 
-def _rule(roles: Roles, name: str) -> tuple[str, str | None] | None:
+def rule_of(roles: Roles, name: str) -> tuple[str, str | None] | None:
+    """The role of a parameter and its task, by the first rule that matches; None where none does."""
     if callable(roles):
         rule = roles(name)
     else:

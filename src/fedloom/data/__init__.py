@@ -31,5 +31,7 @@ if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset as Dataset
     from fedloom.data.dataset import Examples as Examples
     from fedloom.data.dataset import TensorExamples as TensorExamples
+    from fedloom.data.own import Client as Client
+    from fedloom.data.own import Federation as Federation
 
 __getattr__, __dir__ = lazy(__name__)

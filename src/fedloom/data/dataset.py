@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -96,6 +96,11 @@ class InMemoryExamples:
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input."""
         return tuple(self.images.shape[1:])
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Type of an input as it is stored."""
+        return self.images.dtype
 
     @property
     def nbytes(self) -> int:
@@ -225,13 +230,17 @@ def without_label(labels: Tensor, where: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A named data set: its tasks, its train and test examples, the names of its domains (may be empty)."""
+    """A named data set: its tasks, its train and test examples, the names of its domains (may be empty).
+
+    `deal` says who holds what, (pool, seed) -> Partition, where that belongs to the data.
+    """
 
     name: str
     tasks: tuple[Task, ...]
     train: Examples
     test: Examples
     domains: tuple[str, ...] = ()
+    deal: Callable[[Any, int], Any] | None = None
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from fedloom.settings.registry import Registry
 
-DATASETS = Registry("data set")
+DATASETS = Registry("data set", "fedloom.data")
 """Functions `f(seed, *, ...) -> Dataset`; their keyword-only arguments are the recipe's keys."""

@@ -21,10 +21,8 @@ def _check(sets: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     for name, section in sets.items():
         if "name" not in section:
             raise ValueError(f"set {name!r} names no data set; expected a mapping with 'name' and its parameters")
-        if section["name"] not in DATASETS.entries:
-            raise ValueError(
-                f"set {name!r}: unknown data set {section['name']!r}; known: {', '.join(DATASETS.entries)}"
-            )
+        if problem := DATASETS.problem(section["name"]):
+            raise ValueError(f"set {name!r}: {problem}")
         try:
             given = {key: value for key, value in section.items() if key != "name"}
             DATASETS[section["name"]].params.model_validate(given)

@@ -2,131 +2,189 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
 
 from fedloom.core.context import State
+from fedloom.data.own import Federation
 from fedloom.engines.engine import Engine, engine_of
-from fedloom.engines.plan import Plan, plan
-from fedloom.errors import StateError
-from fedloom.methods.method import Method
-from fedloom.recipes.loader import load
-from fedloom.recipes.schema import Recipe, with_method
+from fedloom.engines.plan import Plan
+from fedloom.engines.plan import plan as plan_recipe
+from fedloom.engines.result import Result, model_file, trained_models
+from fedloom.errors import RecipeError, StateError
+from fedloom.recipes.loader import load, read
+from fedloom.recipes.objects import described, separated, with_options
+from fedloom.recipes.schema import GIVEN, Recipe
 from fedloom.rounds import refusals
 from fedloom.rounds.built import Built
 from fedloom.rounds.measure import complete
-from fedloom.rounds.progress import Progress
+from fedloom.rounds.progress import Progress, shown
 from fedloom.rounds.rounds import run_rounds, status
 from fedloom.rounds.worker import check_device
 from fedloom.runs.folder import RunFolder
-from fedloom.runs.reader import Run
 from fedloom.runs.track import tracker_of
 
-__all__ = ["Plan", "Result", "plan", "resume", "run"]
+__all__ = ["Plan", "Result", "model_file", "plan", "resume", "run", "trained_models"]
+
+START = "start.safetensors"
+"""The weights with which a model that was made in Python began."""
+
+Source = Federation | Recipe | str | Path | Mapping[str, Any]
 
 
-@dataclass(frozen=True)
-class Result:
-    """A finished run. Everything in it is read from the run folder."""
+def recipe_of(
+    what: Source, model: Any = None, method: Any = None, overrides: Sequence[str] = (), **options: Any
+) -> Recipe:
+    """The recipe of a run: a federation with a model, or a recipe, with its objects in it (see `run`)."""
+    if isinstance(what, Recipe) and model is None and not overrides and not options:
+        recipe, objects = what, {}
+    else:
+        value, objects = separated(with_options(_content(what, model, method), options))
+        recipe = load(value, overrides)
+    if method is not None and not isinstance(method, str | Mapping):
+        objects["method"] = method, described(method)
+        refusals.undone(recipe.method, objects["method"][1])
+    return recipe.holding(**objects)
 
-    folder: Path
-    status: str
-    """finished, stopped early, or nothing learned, where every update of every round was dropped."""
 
-    @property
-    def run(self) -> Run:
-        """The run as it was recorded: rounds, final numbers, bytes."""
-        return Run.read(self.folder)
-
-    def table(self, split: str | None = None) -> str:
-        """Tasks x metrics of the final model, as text, with the model, the data and the split that they belong to.
-
-        The split is test, or val if nothing was measured on test.
-        """
-        run = self.run
-        measured = {entry["split"] for line in run.rounds for entry in line["metrics"]}
-        final = run.final(split or ("val" if measured == {"val"} else "test"))
-        width = max(map(len, final.values), default=0)
-        lines = [
-            f"{task:<{width}}  " + "  ".join(f"{metric} {value:.4f}" for metric, value in values.items())
-            for task, values in final.values.items()
-        ]
-        about = f"{final.model} model, {', '.join(final.data)} data, round {final.round}, mean over a task's clients"
-        return "\n".join([*lines, about])
+def _content(what: Source, model: Any, method: Any) -> dict[str, Any]:
+    if isinstance(what, Federation):
+        value: dict[str, Any] = {"name": "run", "data": what, "partition": "own", "method": "fedavg"}
+        if model is None:
+            raise RecipeError("run: model= is missing, expected a torch.nn.Module, fl.model(...) or an encoder's name")
+    elif isinstance(what, Recipe | Mapping | str | Path):
+        _, value = read(what.model_dump(mode="json") if isinstance(what, Recipe) else what)
+        if not isinstance(value, Mapping):
+            return load(what).model_dump(mode="json")  # says what is wrong with it
+    else:
+        raise RecipeError(
+            f"run: {type(what).__name__} found, expected a fl.Federation, or a recipe: a name, a file, a mapping or a "
+            "Recipe"
+        )
+    if model is not None:
+        value = {**value, "model": model}
+    return {**value, "method": method} if isinstance(method, str | Mapping) else dict(value)
 
 
 def run(
-    recipe: Recipe | str | Path | Mapping[str, Any],
+    what: Source,
     folder: Path | str | None = None,
     *,
+    model: Any = None,
+    method: Any = None,
     overrides: Sequence[str] = (),
-    method: Method | None = None,
     progress: Progress | None = None,
     engine: Engine | None = None,
+    **options: Any,
 ) -> Result:
-    """Run a recipe (a packaged name, a file, a mapping or a Recipe) and return its result.
+    """Run a federation or a recipe and return the result.
 
-    `folder` must be new or empty; without it a temporary one is made. `overrides` are "key.path=value" texts. `method`
-    replaces the recipe's method by a Method built in Python; `resume` then needs it again, and the recipe's section
-    `method` may not say more than a name. `engine` is an existing engine, used in place of the one that the recipe
-    names.
+    what       a `fl.Federation`, or a recipe: a packaged name, a file, a mapping or a Recipe; in a mapping objects may
+               stand where names do
+    folder     must be new or empty; without it a temporary one is made, which goes with the result
+    model      a torch.nn.Module, `fl.model(...)`, a function or class that makes one, an encoder's name, or a mapping
+               with such a `name` and keys of the section model. It is not changed
+    method     a Method, a function that makes one, or a name with its parameters as in a recipe
+    overrides  "key.path=value" texts
+    progress   what hears of the run; by default bars where stderr is a terminal, and in a notebook
+    engine     an existing engine, used in place of the one that the recipe names
+    options    a recipe's sections (training={"lr": ...}), and keys of `training` and `runtime` (rounds=20, workers=2)
 
-    Raises UserError (RecipeError, DataError, StateError) for bad input.
+    What is made in Python is not in the folder: `resume` needs it again. Raises UserError (RecipeError, DataError,
+    StateError) for bad input.
     """
-    recipe = recipe if isinstance(recipe, Recipe) and not overrides else load(_plain(recipe), overrides)
-    refusals.method_in_python(recipe, method)
-    if method is not None:
-        recipe = with_method(recipe, method.name)
+    recipe = recipe_of(what, model, method, overrides, **options)
+    refusals.without_method(recipe)
     for device in recipe.runtime.devices:  # before the data is loaded, because this fails at once
         check_device(device)
     engine = engine or engine_of(recipe.runtime)
+    progress = progress or shown()
     path = Path(tempfile.mkdtemp(prefix="fedloom-")) if folder is None else Path(folder)
-    if (ended := engine.takes_over(recipe, path, method, progress or Progress(), fresh=True)) is not None:
-        return Result(path, ended)
-    built = engine.build(recipe, method)
-    with RunFolder.create(path, recipe, built.dealt, built.about) as run_folder:
-        return _go(engine, built, run_folder, engine.initial(built), progress or Progress())
+    try:
+        if (ended := engine.takes_over(recipe, path, None, progress, fresh=True)) is not None:
+            return Result(path, ended, temporary=folder is None)
+        built = engine.build(recipe)
+        with RunFolder.create(path, recipe, built.dealt, built.about) as run_folder:
+            if recipe.model.is_held:
+                run_folder.save_model(built.module.state_dict(), {"round": "0"}, START)
+            ended = _go(engine, built, run_folder, engine.initial(built), progress)
+    except BaseException:
+        if folder is None:
+            shutil.rmtree(path, ignore_errors=True)
+        raise
+    return Result(path, ended, built, temporary=folder is None)
 
 
 def resume(
     folder: Path | str,
     *,
-    method: Method | None = None,
+    federation: Federation | None = None,
+    model: Any = None,
+    method: Any = None,
     progress: Progress | None = None,
     engine: Engine | None = None,
     accept_changes: bool = False,
 ) -> Result:
     """Continue a run after its last whole checkpoint, bit for bit as if it had never stopped.
 
-    `accept_changes` lets the recipe in the folder differ from the one that the run began with, but for its method,
-    model and data; what differs is recorded. Only the engine process knows it.
+    `federation`, `model` and `method` are the objects that the run began with, if it had any; the model's weights are
+    those that the run began with, whatever they are now. `accept_changes` lets the recipe in the folder differ from the
+    one that the run began with, but for its method, model and data; what differs is recorded. Only the engine process
+    knows it.
 
     Raises StateError if the folder is no run folder or is damaged, or if the data, model, method or recipe changed.
     """
-    progress = progress or Progress()
-    recipe, partition = RunFolder.read(Path(folder))
-    if method is None:
-        refusals.method_in_python(recipe, None)
+    path = Path(folder)
+    progress = progress or shown()
+    recipe, partition = RunFolder.read(path)
+    given = {"data": federation, "model": model, "method": method}
+    for key, thing in given.items():
+        section = getattr(recipe, key)
+        if thing is not None and key != "method" and section.name != GIVEN:
+            raise StateError(
+                f"{folder}: {section.argument}= is given, but the run has {key}: {section.name}; leave it out"
+            )
+    recipe = recipe.holding(**{key: (thing, described(thing)) for key, thing in given.items() if thing is not None})
+    refusals.without_method(recipe)
     engine = engine or engine_of(recipe.runtime)
     if accept_changes and recipe.runtime.engine != "process":
         raise StateError(f"{folder}: --accept-changes works with runtime.engine: process, not {recipe.runtime.engine}")
-    if (ended := engine.takes_over(recipe, Path(folder), method, progress, fresh=False)) is not None:
-        return Result(Path(folder), ended)
-    built = engine.build(recipe, method, partition)
-    with RunFolder(Path(folder)) as run_folder:
+    if (ended := engine.takes_over(recipe, path, None, progress, fresh=False)) is not None:
+        return Result(path, ended)
+    built = engine.build(recipe, None, partition)
+    if recipe.model.is_held:
+        _begin_again(built, path)
+    with RunFolder(path) as run_folder:
         state = run_folder.continued(built.about, lambda: engine.initial(built), progress.event, accept_changes)
-        return _go(engine, built, run_folder, state, progress)
+        return Result(path, _go(engine, built, run_folder, state, progress), built)
 
 
-def _go(engine: Engine, built: Built, folder: RunFolder, state: State, progress: Progress) -> Result:
+def _begin_again(built: Built, folder: Path) -> None:
+    """Give a model that was made in Python the weights that the run began with."""
+    try:
+        built.module.load_state_dict(load_file(folder / START))
+    except (OSError, RuntimeError) as error:
+        raise StateError(f"{folder / START}: the model is not the one that the run began with: {error}") from None
+
+
+def plan(recipe: Source, method: Any = None, *, model: Any = None, **options: Any) -> Plan:
+    """What a run would do, without doing it: parameters by role, the partition, bytes of one full round, memory.
+
+    Takes what `run` takes.
+    """
+    made = recipe_of(recipe, model, method, **options)
+    refusals.without_method(made)
+    return plan_recipe(made)
+
+
+def _go(engine: Engine, built: Built, folder: RunFolder, state: State, progress: Progress) -> str:
     recipe = built.recipe
     folder.tracker = tracker_of(recipe, folder.path, state["round"], progress.event)
     progress.start(recipe.training.rounds, state["round"])
@@ -138,7 +196,7 @@ def _go(engine: Engine, built: Built, folder: RunFolder, state: State, progress:
             folder.save_model(*engine.export(built, final))
             engine.show(built, executor, folder.path, final)
         folder.describe(built.about, status(state), state["round"], final["round"])
-        return Result(folder.path, status(state))
+        return status(state)
     finally:
         progress.stop()
 
@@ -152,28 +210,3 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _plain(recipe: Recipe | str | Path | Mapping[str, Any]) -> str | Path | Mapping[str, Any]:
-    return recipe.model_dump(mode="json") if isinstance(recipe, Recipe) else recipe
-
-
-def model_file(folder: Path | str) -> Path:
-    """The file of a run's final models. Raises StateError if the run has not saved them yet."""
-    path = Path(folder) / "model.safetensors"
-    if not path.is_file():
-        raise StateError(f"{folder} has no model.safetensors: the run is not finished")
-    return path
-
-
-def trained_models(folder: Path | str) -> dict[str, dict[str, Tensor]]:
-    """A finished run's models as state dictionaries: "" is the global model, others have the name of their client, or
-    task/NAME if each task has a model.
-
-    Raises StateError if the run has not saved a model yet.
-    """
-    models: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in load_file(model_file(folder)).items():
-        owner, _, name = key.rpartition("/")
-        models.setdefault(owner.removeprefix("client/"), {})[name] = tensor
-    return models

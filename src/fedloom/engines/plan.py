@@ -10,7 +10,6 @@ import torch
 
 from fedloom.core.context import Ctx, State
 from fedloom.data.dataset import Batch
-from fedloom.methods.method import Method
 from fedloom.models.constant import ConstantHead
 from fedloom.recipes.schema import Recipe
 from fedloom.rounds import refusals
@@ -43,10 +42,9 @@ SOME = 500
 """Examples that are enough for an estimate."""
 
 
-def plan(recipe: Recipe, method: Method | None = None) -> Plan:
+def plan(recipe: Recipe) -> Plan:
     """Build everything, train nothing: parameters by role, the partition, bytes of one full round, memory."""
-    refusals.method_in_python(recipe, method)
-    built = build(recipe, method)
+    built = build(recipe)
     return replace(plan_of(built), trivial=trivial_scores(built))
 
 

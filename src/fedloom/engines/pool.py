@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
+from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -56,15 +58,23 @@ class WorkerPool:
         names = [check_device(devices[i % len(devices)]) for i in range(workers)]
         self.processes = []
         self.pipes: list[Connection] = []
-        for name in names:
-            here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, name), daemon=True)
-            process.start()
-            there.close()
-            self.processes.append(process)
-            self.pipes.append(here)
-        for pipe in self.pipes:
-            self._talk(pipe, setup)
+        with _no_main():
+            for name in names:
+                here, there = context.Pipe()
+                process = context.Process(target=_serve, args=(there, name), daemon=True)
+                process.start()
+                there.close()
+                self.processes.append(process)
+                self.pipes.append(here)
+        try:
+            for pipe in self.pipes:
+                self._talk(pipe, setup)
+        except UserError:
+            self.close()
+            raise
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            self.close()
+            raise UserError(_unsendable(error)) from error
         self.loading = list(self.pipes)
         """Workers that have not said yet that they have loaded it."""
 
@@ -130,9 +140,14 @@ class WorkerPool:
 
 
 class _Pickler(ForkingPickler):
-    """Small tensors travel as bytes: sharing one's memory takes about a millisecond, whatever its size."""
+    """Small tensors travel as bytes: sharing one's memory takes about a millisecond, whatever its size.
+
+    Functions and classes that a notebook or the script that runs defines travel by value.
+    """
 
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, FunctionType | type):
+            return NotImplemented if _importable(value) else (_loads, (_by_value(value),))
         plain = type(value) is Tensor and value.device.type == "cpu" and value.layout == torch.strided
         if not plain or value.requires_grad or value.nbytes > _SMALL:
             return NotImplemented
@@ -142,6 +157,40 @@ class _Pickler(ForkingPickler):
 
 def _tensor(raw: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
     return torch.frombuffer(raw, dtype=dtype).view(shape) if raw else torch.empty(shape, dtype=dtype)
+
+
+def _importable(value: Any) -> bool:
+    """Whether another process can import a function or class: no notebook, no script and no function defines it."""
+    return value.__module__ != "__main__" and "<" not in value.__qualname__
+
+
+def _by_value(value: Any) -> bytes:
+    try:
+        import cloudpickle
+    except ImportError:
+        raise UserError(
+            f"{value.__qualname__} is defined in a notebook, in the script that runs or inside a function, so worker "
+            "processes cannot import it: pip install 'fedloom[notebook]', which sends it to them; or put it into a "
+            "module that can be imported, or set runtime.workers to 1"
+        ) from None
+    data: bytes = cloudpickle.dumps(value)
+    return data
+
+
+def _loads(data: bytes) -> Any:
+    return pickle.loads(data)
+
+
+@contextlib.contextmanager
+def _no_main() -> Iterator[None]:
+    """Inside, new processes do not run the script that runs here again: what they need of it comes by value."""
+    main, blank = sys.modules["__main__"], ModuleType("__main__")
+    blank.__spec__ = None
+    sys.modules["__main__"] = blank
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def _serve(pipe: Connection, device: str) -> None:
@@ -170,11 +219,17 @@ def _serve(pipe: Connection, device: str) -> None:
         pipe.send_bytes(_Pickler.dumps(answer))
 
 
+def _unsendable(error: Exception) -> str:
+    return (
+        f"the model, the method, the tasks or the data cannot be sent to a worker process: {type(error).__name__}: "
+        f"{error}. Leave out what cannot be copied, such as open files and locks, or set runtime.workers to 1"
+    )
+
+
 def _unloadable(error: Exception) -> str:
     return (
-        f"a worker process cannot load the model, the method or the data: {type(error).__name__}: {error}. It lacks "
-        "what is defined in a notebook or in the script that runs: put that into a module that can be imported, or set "
-        "runtime.workers to 1"
+        f"a worker process cannot load the model, the method or the data: {type(error).__name__}: {error}. What they "
+        "need must be in modules that worker processes can import; or set runtime.workers to 1"
     )
 
 

@@ -22,7 +22,7 @@ from fedloom.data.dataset import Dataset
 from fedloom.data.partition import Indices, Partition, Share, labelled
 from fedloom.errors import DataError, RecipeError, StateError, nearest
 from fedloom.experiments.task_models import TaskModels, task_models
-from fedloom.models.multitask import build_model
+from fedloom.models.build import build_model
 from fedloom.recipes.loader import load
 from fedloom.recipes.schema import Recipe
 from fedloom.rounds.build import load_data, with_options
@@ -252,7 +252,7 @@ class _Newcomer:
     def __init__(self, found: TaskModels, alone: Dataset, me: Client, device: str) -> None:
         built = found.built
         recipe, section = built.recipe, built.recipe.model
-        made = build_model(section.name, section.params, alone.input_shape, alone.tasks, recipe.seed)
+        made = build_model(section.entry, section.arguments, alone.input_shape, alone.tasks, recipe.seed)
         # the run's initial encoder, with the head that the seed gives to a single task
         module = copy.deepcopy(built.module)
         module.heads, module.decoders = made.heads, made.decoders

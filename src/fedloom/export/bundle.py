@@ -30,7 +30,8 @@ from fedloom.export.finished import model_keys, reopen
 from fedloom.export.loader import LOADER, WEIGHTS, loader, loader_fits
 from fedloom.extras import need
 from fedloom.models.changes import changed
-from fedloom.models.multitask import MultiTask, build_model
+from fedloom.models.build import build_model
+from fedloom.models.multitask import MultiTask
 from fedloom.recipes.loader import dump, load
 from fedloom.recipes.schema import Recipe
 from fedloom.rounds.build import method_of
@@ -117,7 +118,7 @@ def _about(built: Built, key: str, client: str | None, wanted: Sequence[Task], l
         "input_shape": list(part.input_shape),
         "mean": mean,
         "std": std,
-        "tasks": [{"class": type(t).__name__, **asdict(t)} for t in wanted],
+        "tasks": [{"class": type(t.known).__name__, **asdict(t.known)} for t in wanted],
     }
 
 
@@ -249,6 +250,6 @@ def _task(folder: Path, value: dict[str, Any]) -> Task:
 def _module(recipe: Recipe, shape: tuple[int, ...], tasks: Sequence[Task]) -> MultiTask:
     """The model as the run had it, with initial weights: what is loaded replaces them all."""
     model = recipe.model
-    params = {k: False if k == "pretrained" else v for k, v in model.params.items()}
-    module = build_model(model.name, params, shape, tasks, recipe.seed, None, model.lora)
+    params = {k: False if k == "pretrained" else v for k, v in model.arguments.items()}
+    module = build_model(model.entry, params, shape, tasks, recipe.seed, None, model.lora)
     return changed(module, method_of(recipe, None).model, shape, recipe.seed)

@@ -58,6 +58,7 @@ from fedloom.methods.pfedme import pfedme as pfedme
 from fedloom.methods.references import joint as joint
 from fedloom.methods.references import trivial as trivial
 from fedloom.methods.registry import ADDONS as ADDONS
+from fedloom.methods.registry import CODECS as CODECS
 from fedloom.methods.registry import METHODS as METHODS
 from fedloom.methods.scaffold import scaffold as scaffold
 from fedloom.methods.staleness import staleness as staleness

@@ -5,16 +5,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import wraps
-from typing import TYPE_CHECKING, Any, cast
+from inspect import isclass
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-from fedloom.settings.registry import F, Registry
+from pydantic import create_model
+
+from fedloom.settings.registry import F, Registered, Registry
 
 if TYPE_CHECKING:
+    from fedloom.codecs import Codec
     from fedloom.methods.method import Method as Method
 
 
 class AddOns(Registry):
-    """Add-ons; the method that one returns is called as in a recipe: 'fedavg + feddea'."""
+    """Add-ons; the method that one returns is called as in a recipe: 'fedavg + feddea'.
+
+    The class of a stage, under a name `package.module:Class`, is an add-on too: the stage is added to the method, at
+    the client or the server as its key `at` says.
+    """
+
+    def of(self, name: str, thing: Any, source: str = "", package: str = "") -> Registered:
+        """As in other registries, and for classes of stages."""
+        if not (isclass(thing) and hasattr(thing, "traits")):
+            return super().of(name, thing, source, package)
+        made = super().of(name, thing, source, package)
+
+        def added(method: Method, *, at: Literal["edge", "server"] = "edge", **params: Any) -> Method:
+            return method.plus(thing(**params), at=at)
+
+        model = create_model(f"{self.kind}:{name}", __base__=made.params, at=(Literal["edge", "server"], "edge"))
+        return replace(made, function=wraps(thing, updated=())(added), params=model, takes=1)
 
     def register(self, name: str, source: str = "") -> Callable[[F], F]:
         """Register an add-on under `name`, which it adds to the method's."""
@@ -30,10 +50,38 @@ class AddOns(Registry):
         return named
 
 
-METHODS = Registry("method")
+METHODS = Registry("method", "fedloom.methods")
 """Functions (*, parameters) -> Method."""
-ADDONS = AddOns("add-on")
-"""Functions (method, *, parameters) -> Method."""
+ADDONS = AddOns("add-on", "fedloom.addons")
+"""Functions (method, *, parameters) -> Method, and classes of stages."""
+
+CODECS = Registry("codec", "fedloom.codecs")
+"""Functions (*, parameters) -> Codec."""
+
+
+@CODECS.register("raw")
+def raw() -> Codec:
+    """Every value as it is."""
+    from fedloom.codecs import Raw
+
+    return Raw()
+
+
+@CODECS.register("sparse")
+def sparse() -> Codec:
+    """The values that are not zero, and one bit per coordinate that says where they are."""
+    from fedloom.codecs import Sparse
+
+    return Sparse()
+
+
+@CODECS.register("unified")
+def unified() -> Codec:
+    """One vector for all tasks of a client, with a mask and a scale for each (MaTU)."""
+    from fedloom.codecs import Unified
+
+    return Unified()
+
 
 if not TYPE_CHECKING:
 

@@ -17,6 +17,9 @@ from fedloom.tasks.task import Task
 class ConstantAnswers:
     """Heads that ignore their input, in place of the encoder, the decoders and the heads."""
 
+    replaces_all = True
+    """Whether nothing is left of the model, so that it may be any."""
+
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
         model.encoder = _Inputs()
         model.decoders = nn.ModuleDict()

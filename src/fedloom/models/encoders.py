@@ -19,7 +19,7 @@ from fedloom.settings.section import Count
 if TYPE_CHECKING:
     from fedloom.models.nets import Encoder, PyramidEncoder
 
-ENCODERS = Registry("encoder")
+ENCODERS = Registry("encoder", "fedloom.encoders")
 """Functions `f(input_shape, *, ...) -> Encoder`; their keyword-only arguments are the recipe's keys."""
 
 DropPath = Annotated[float, Field(ge=0, lt=1)]

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from fedloom.core.context import derive_seed
 from fedloom.errors import RecipeError
 from fedloom.models.decoders import make_decoder
-from fedloom.models.encoders import ENCODERS
-from fedloom.models.lora import Lora, add_lora
 from fedloom.models.nets import Encoder, PyramidEncoder
-from fedloom.models.weights import load_weights
 from fedloom.tasks.task import Task
 
 
@@ -24,7 +18,8 @@ class MultiTask(nn.Module):
     """`encoder`, `decoders` (a module per dense task) and `heads` (a module per task).
 
     Dense tasks need an encoder that gives feature maps. Each has a decoder of its own on all maps, and its head's
-    output is resized to the input's size (bilinear, align_corners false). `encoder.decoder` says which decoder:
+    output is resized to the input's size (bilinear, align_corners false). `heads` are given where they are not to be
+    the tasks' own. `encoder.decoder` says which decoder:
     `pyramid` (`PyramidDecoder`), `transposed` (`TransposedDecoder`, of the decentralised thesis) or `thesis`
     (`ThesisDecoder`, of its release). Other tasks read the encoder's features; those of maps are the mean of the last
     one.
@@ -41,7 +36,9 @@ class MultiTask(nn.Module):
     frozen_statistics: bool
     """Whether norm layers of the encoder stay in evaluation mode."""
 
-    def __init__(self, encoder: Encoder, tasks: Sequence[Task]) -> None:
+    def __init__(
+        self, encoder: Encoder, tasks: Sequence[Task], heads: Mapping[str, nn.Module] | None = None
+    ) -> None:
         super().__init__()
         self.more_roles = {}
         self.rescale: tuple[Tensor, Tensor] | None = None
@@ -63,6 +60,9 @@ class MultiTask(nn.Module):
                     f"task name {task.name!r} cannot be used: torch.nn.ModuleDict has an attribute of that name. "
                     f"Rename the task, for example {task.name + '_task'!r}"
                 )
+            if heads is not None:
+                self.heads[task.name] = heads[task.name]
+                continue
             if not task.dense:
                 self.heads[task.name] = task.head(encoder.features)
                 continue
@@ -115,33 +115,3 @@ class MultiTask(nn.Module):
         decoders = {f"decoders.{task}.*": ("decoder", task) for task in self.decoders}
         heads = {f"heads.{task}.*": ("head", task) for task in self.heads}
         return {**self.more_roles, "encoder.*": "encoder", **decoders, **heads}
-
-
-def build_model(
-    encoder: str,
-    params: Mapping[str, Any],
-    input_shape: tuple[int, ...],
-    tasks: Sequence[Task],
-    seed: int,
-    weights: str | None = None,
-    lora: Lora | None = None,
-) -> MultiTask:
-    """The named encoder (with its recipe parameters) and the tasks' heads on the CPU, initialised from `seed` alone.
-
-    The encoder then loads the file `weights`, and `lora` freezes it and adds factors. What is drawn for one part does
-    not depend on the others: heads are the same with and without weights or LoRA.
-
-    The global random state of torch is as before afterwards. Raises RecipeError for an unknown encoder, an input shape
-    that it cannot take, a task name that cannot be used, or a target of LoRA that is no layer; UserError for weights
-    that do not fit.
-    """
-    entry = ENCODERS[encoder]
-    with torch.random.fork_rng(devices=[]):
-        # Not torch.manual_seed, which would also reseed every accelerator.
-        torch.default_generator.manual_seed(derive_seed(seed, "init"))
-        model = MultiTask(entry.function(input_shape, **params), tasks)
-        if weights is not None:
-            load_weights(model.encoder, weights)
-        if lora is not None:
-            add_lora(model.encoder, lora)
-        return model

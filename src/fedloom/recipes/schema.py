@@ -10,14 +10,24 @@ import hashlib
 import importlib
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_serializer, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
-from fedloom.errors import nearest
+from fedloom.errors import RecipeError
 from fedloom.models.lora import Lora
 from fedloom.peers.config import PeersBase
 from fedloom.recipes.runtime import EarlyStopping, Evaluation, Runtime
+from fedloom.settings.names import imported, source
 from fedloom.settings.problems import Problem, carry, explain, found, join
 from fedloom.settings.registry import Registered, Registry
 from fedloom.settings.section import Section, strict
@@ -35,19 +45,29 @@ LATER: dict[tuple[str, ...], dict[str, Any]] = {
 """Keys that came later, with their defaults, at which the hash of a recipe is what it was without them."""
 
 
-class Named(Section):
-    """A section that names a registered function: call it with `entry.function(..., **section.params)`.
+GIVEN = "given"
+"""The name of what was given as an object, in Python; `what` says what it was."""
 
-    In a recipe the parameters stand beside the name; a bare name is short for a section with defaults only.
+
+class Named(Section):
+    """A section that names a function of a registry: call it with `section.make(...)`.
+
+    In a recipe the parameters stand beside the name; a bare name is short for a section with defaults only. In Python
+    an object may stand in the name's place (see `holding`).
     """
 
     home: ClassVar[tuple[str, str]]
     """Module and name of the registry, imported when a recipe is read."""
+    section: ClassVar[str]
+    """Its key path in a recipe."""
+    argument: ClassVar[str] = ""
+    """What `fl.run` and `fl.resume` call an object in the name's place."""
     inline: ClassVar[str] = "params"
     expected: ClassVar[str] = "a name, or a mapping with 'name' and its parameters"
 
     name: str
     params: Annotated[dict[str, Any], Field(default_factory=dict, validate_default=True)]
+    _held: Registered | None = PrivateAttr(None)
 
     @classmethod
     def registry(cls) -> Registry:
@@ -61,8 +81,41 @@ class Named(Section):
 
     @property
     def entry(self) -> Registered:
-        """The registered function that the section names."""
+        """The function that the section names, or one that gives the object in its place.
+
+        Raises RecipeError where the object was given in Python and is not here.
+        """
+        if self._held is not None:
+            return self._held
+        if self.name == GIVEN:
+            raise RecipeError(
+                f"{self.section}: {self.params['what']!r} was given in Python, which a recipe cannot hold; give it as "
+                f"{self.argument}= in Python (fedloom.run, fedloom.resume), or name it as package.module:name"
+            )
         return self.registry()[self.name]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The parameters with which `entry` is called."""
+        return {} if self.is_held else self.params
+
+    @property
+    def is_held(self) -> bool:
+        """Whether an object is here in the name's place."""
+        return self._held is not None
+
+    def make(self, *given: Any) -> Any:
+        """Call what the section names."""
+        return self.entry.make(*given, **self.arguments)
+
+    def holding(self, thing: Any, what: str) -> Self:
+        """The section with an object in the name's place, called `what`."""
+        made = self.model_copy(update={"name": GIVEN, "params": {"what": what}})
+        return made._with(thing)
+
+    def _with(self, thing: Any) -> Self:
+        self._held = self.registry().of(GIVEN, thing)
+        return self
 
     @model_validator(mode="before")
     @classmethod
@@ -72,7 +125,7 @@ class Named(Section):
         if not isinstance(value, Mapping):
             return value
         if "name" not in value:
-            raise carry([("name", f"missing, expected one of {', '.join(sorted(cls.registry().entries))}")])
+            raise carry([("name", f"missing, expected one of {', '.join(cls.registry().names)}")])
         common = cls.common()
         params = {k: v for k, v in value.items() if k not in common}
         return {**{k: v for k, v in value.items() if k in common}, "params": params}
@@ -80,7 +133,7 @@ class Named(Section):
     @field_validator("name")
     @classmethod
     def _known(cls, value: str) -> str:
-        if problem := _unknown(value, cls.registry()):
+        if value != GIVEN and (problem := cls.registry().problem(value)):
             raise carry([("", problem)])
         return value
 
@@ -89,7 +142,9 @@ class Named(Section):
     def _resolved(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
         if "name" not in info.data:
             return value
-        values, problems = _resolve(cls.registry()[info.data["name"]], value, cls.common())
+        name = info.data["name"]
+        params = _Given if name == GIVEN else cls.registry()[name].params
+        values, problems = _resolve(params, value, cls.common())
         if problems:
             raise carry(problems)
         return values
@@ -100,22 +155,32 @@ class Named(Section):
         return {"name": self.name, **self.params, **own}
 
 
+class _Given(Section):
+    what: str
+
+
 class DataSection(Named):
     """The data set."""
 
     home = ("fedloom.data", "DATASETS")
+    section = "data"
+    argument = "federation"
 
 
 class PartitionSection(Named):
     """Who holds which tasks and which examples."""
 
     home = ("fedloom.data.partition", "PARTITIONERS")
+    section = "partition"
+    argument = "federation"
 
 
 class ModelSection(Named):
     """The encoder. `heads` says whether a client holds the heads of all tasks (one unified model) or its own only."""
 
     home = ("fedloom.models", "ENCODERS")
+    section = "model"
+    argument = "model"
 
     heads: Literal["all", "own"] = "all"
     weights: str | None = None
@@ -134,6 +199,8 @@ class MethodSection(Named):
     """The federated method and what is added to it."""
 
     home = ("fedloom.methods", "METHODS")
+    section = "method"
+    argument = "method"
 
     add: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="a mapping of add-ons, each with its parameters"
@@ -143,11 +210,22 @@ class MethodSection(Named):
     """How much a client counts: by its number of examples, or all alike; null: as the method has it."""
     buffers: Literal["mean", "local", "pooled"] | None = None
     """What happens to running statistics of norm layers; null: as the method has it."""
-    codec: Literal["raw", "sparse", "unified"] | None = None
+    codec: str | None = Field(default=None, description="'raw', 'sparse', 'unified', package.module:name or null")
     """How an update travels; null: as the method has it."""
     python: str | None = None
     """In the recipe of a run: the Method made in Python that took this section's place, and that resuming needs again.
     """
+
+    def holding(self, thing: Any, what: str) -> Self:
+        """The section with a Method in the name's place, which stays as it was."""
+        return self.model_copy(update={"python": what})._with(thing)
+
+    @field_validator("codec")
+    @classmethod
+    def _known_codec(cls, value: str | None) -> str | None:
+        if value is not None and (problem := _registry("fedloom.methods", "CODECS").problem(value)):
+            raise carry([("", problem)])
+        return value
 
     @field_validator("add", mode="before")
     @classmethod
@@ -158,12 +236,12 @@ class MethodSection(Named):
         resolved: dict[str, Any] = {}
         problems: list[Problem] = []
         for name, params in value.items():
-            if problem := _unknown(name, addons):
+            if problem := addons.problem(name):
                 problems.append((name, problem))
             elif not isinstance(params, Mapping | None):
                 problems.append((name, f"{found(params)} found, expected a mapping with its parameters"))
             else:
-                resolved[name], wrong = _resolve(addons[name], params or {}, {})
+                resolved[name], wrong = _resolve(addons[name].params, params or {}, {})
                 problems += [(join(name, path), message) for path, message in wrong]
         if problems:
             raise carry(problems)
@@ -174,6 +252,7 @@ class GraphSection(Named):
     """Which peers receive from which; a new graph is drawn every `every` rounds, or never for 0."""
 
     home = ("fedloom.peers.graph", "TOPOLOGIES")
+    section = "peers.graph"
 
     every: Annotated[int, Field(ge=0)] = 0
 
@@ -201,6 +280,33 @@ class Recipe(Section):
     runtime: Runtime = Runtime()
     evaluation: Evaluation = Evaluation()
     early_stopping: EarlyStopping | None = None
+
+    @property
+    def named(self) -> tuple[Named, ...]:
+        """The sections that name something, or hold an object."""
+        return self.data, self.partition, self.model, self.method
+
+    def holding(self, **objects: tuple[Any, str]) -> Recipe:
+        """The recipe with objects, (object, what it is), in the place of what sections (data, model, ...) name."""
+        held = {key: getattr(self, key).holding(*each) for key, each in objects.items()}
+        return self.model_copy(update=held)
+
+    @property
+    def origins(self) -> dict[str, dict[str, str | None]]:
+        """Key or name -> module, package, version and source of what is not fedloom's own."""
+        found = {section.section if section.is_held else section.name: section.entry for section in self.named}
+        addons = _registry("fedloom.methods", "ADDONS")
+        found |= {name: addons[name] for name in self.method.add}
+        if self.method.codec is not None:
+            found[self.method.codec] = _registry("fedloom.methods", "CODECS")[self.method.codec]
+        origins = {name: entry.origin for name, entry in found.items()}
+        origins |= {
+            name: source(imported(name))
+            for options in self.tasks.values()
+            for name in (options.get("loss"), *dict(options.get("metrics") or {}).values())
+            if isinstance(name, str)
+        }
+        return {name: origin for name, origin in origins.items() if origin is not None}
 
     @model_validator(mode="after")
     def _fits(self) -> Recipe:
@@ -253,29 +359,16 @@ def without_seed(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"seed": 0})
 
 
-def with_method(recipe: Recipe, name: str) -> Recipe:
-    """The recipe of a run whose method is a Method made in Python, of this name."""
-    return recipe.model_copy(update={"method": recipe.method.model_copy(update={"python": name})})
-
-
 def _registry(module: str, name: str) -> Registry:
     registry: Registry = getattr(importlib.import_module(module), name)
     return registry
 
 
-def _unknown(name: str, registry: Registry) -> str | None:
-    """What to say about a name that is not registered."""
-    if name in registry.entries:
-        return None
-    known = ", ".join(sorted(registry.entries))
-    return f"unknown {registry.kind} {name!r}.{nearest(name, registry.entries)} Allowed: {known}"
-
-
 def _resolve(
-    entry: Registered, params: Mapping[str, Any], also: Mapping[str, Any]
+    model: type[BaseModel], params: Mapping[str, Any], also: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[Problem]]:
     """All parameters of a registered function with defaults filled in, and what is wrong with those given."""
     try:
-        return dict(strict(entry.params, params)), []
+        return dict(strict(model, params)), []
     except ValidationError as error:
-        return {}, explain(error, entry.params, also)
+        return {}, explain(error, model, also)

@@ -11,40 +11,49 @@ import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
 
-from fedloom.codecs import Raw, Sparse, Unified
 from fedloom.core.layout import Layout
 from fedloom.data.dataset import Dataset, Examples
 from fedloom.data.partition import Partition, Pool
+from fedloom.data.partition.listed import as_partition
 from fedloom.data.preview import normal
 from fedloom.errors import RecipeError, nearest
 from fedloom.methods.at_peers import at_peers
 from fedloom.methods.method import Method
-from fedloom.methods.registry import ADDONS
+from fedloom.methods.registry import ADDONS, CODECS
 from fedloom.models.changes import changed
-from fedloom.models.multitask import MultiTask, build_model
+from fedloom.models.build import build_model
+from fedloom.models.multitask import MultiTask
 from fedloom.recipes.schema import DataSection, MethodSection, Recipe
 from fedloom.rounds import refusals
 from fedloom.rounds.built import Built
 from fedloom.rounds.federation import Federation
-
-_CODECS = {"raw": Raw(), "sparse": Sparse(), "unified": Unified()}
-
+from fedloom.settings.names import imported, is_import
+from fedloom.tasks.own import Own
+from fedloom.tasks.task import Task
 
 def build_method(section: MethodSection) -> Method:
     """The recipe's method with its add-ons and common settings. Raises RecipeError for a refused combination."""
     try:
-        method: Method = section.entry.function(**section.params)
+        method = section.make()
+        if section.is_held:
+            return _a_method(method, "method")
         for name, params in section.add.items():
-            method = ADDONS[name].function(method, **params)
+            method = _a_method(ADDONS[name].make(method, **params), f"method.add.{name}")
         return replace(
-            method,
+            _a_method(method, "method"),
             name=" + ".join([section.name, *section.add]),
-            codec=_CODECS[section.codec] if section.codec else method.codec,
+            codec=CODECS[section.codec].make() if section.codec else method.codec,
             weights=section.weights or method.weights,
             buffers=section.buffers or method.buffers,
         )
     except ValueError as error:
         raise RecipeError(f"method: {error}") from error
+
+
+def _a_method(made: Any, where: str) -> Method:
+    if not isinstance(made, Method):
+        raise RecipeError(f"{where}: {type(made).__name__} found, expected a function that returns a fedloom.Method")
+    return made
 
 
 def with_options(dataset: Dataset, options: Mapping[str, Mapping[str, Any]]) -> Dataset:
@@ -53,25 +62,57 @@ def with_options(dataset: Dataset, options: Mapping[str, Mapping[str, Any]]) -> 
     for name, changes in options.items():
         if name not in tasks:
             raise RecipeError(f"tasks.{name}: unknown task.{nearest(name, tasks)} Tasks: {', '.join(tasks)}")
-        known = [f.name for f in fields(tasks[name]) if f.name not in ("name", "channels")]
+        task = tasks[name].known
+        known = [f.name for f in fields(task) if f.name not in ("name", "channels")]
         for key in changes:
-            if key not in known:
+            if key not in (*known, *OWN):
+                every = [*known, *OWN]
                 raise RecipeError(
-                    f"tasks.{name}.{key}: unknown option.{nearest(key, known)} Options: {', '.join(known)}"
+                    f"tasks.{name}.{key}: unknown option.{nearest(key, every)} Options: {', '.join(every)}"
                 )
         try:
-            kind = TypeAdapter(type(tasks[name]))
-            tasks[name] = kind.validate_python({**asdict(tasks[name]), **changes})
+            usual = {key: value for key, value in changes.items() if key not in OWN}
+            base = TypeAdapter(type(task)).validate_python({**asdict(task), **usual})
         except ValidationError as error:
             wrong = error.errors()[0]
             raise RecipeError(f"tasks.{name}.{wrong['loc'][0]}: {wrong['input']!r} found: {wrong['msg']}") from None
+        tasks[name] = tasks[name].on(base) if usual == changes else _own(base, changes)
     return replace(dataset, tasks=tuple(tasks.values()))
 
 
+OWN = ("loss", "metrics")
+"""Options of every task: a name of the form package.module:name, and {metric: such a name, or [name, "min"]}."""
+
+
+def _own(base: Task, changes: Mapping[str, Any]) -> Task:
+    """The task with a loss and metrics of a module."""
+
+    def named(value: Any, key: str) -> Any:
+        if isinstance(value, list) and len(value) == 2:
+            return named(value[0], key), value[1]
+        if not isinstance(value, str) or not is_import(value):
+            raise RecipeError(f"tasks.{base.name}.{key}: {value!r} found, expected package.module:name")
+        return imported(value)
+
+    loss, metrics = changes.get("loss"), changes.get("metrics")
+    if not isinstance(metrics, Mapping | None):
+        raise RecipeError(f"tasks.{base.name}.metrics: {metrics!r} found, expected {{metric: package.module:name}}")
+    measured = {name: named(value, f"metrics.{name}") for name, value in (metrics or {}).items()}
+    return Own.of(base, None if loss is None else named(loss, "loss"), measured)
+
+
 def load_data(section: DataSection, seed: int) -> Dataset:
-    """The recipe's data set, with unchanged tasks. Equal for recipes with equal data sections and seeds."""
-    dataset: Dataset = section.entry.function(seed, **section.params)
-    return dataset
+    """The recipe's data set, with unchanged tasks. Equal for recipes with equal data sections and seeds.
+
+    Raises RecipeError where what the section names gives no data set.
+    """
+    made = section.make(seed)
+    made = getattr(made, "dataset", made)  # a Federation holds one
+    if not isinstance(made, Dataset):
+        raise RecipeError(
+            f"data: {section.name} gives {type(made).__name__}, expected a fedloom.Federation or a fedloom.data.Dataset"
+        )
+    return made
 
 
 def method_of(recipe: Recipe, method: Method | None) -> Method:
@@ -94,11 +135,9 @@ def build(
     dataset = with_options(dataset or load_data(recipe.data, recipe.seed), recipe.tasks)
     pool = Pool.of(dataset)
     if partition is None:
-        section = recipe.partition
-        partition = section.entry.function(pool, recipe.seed, **section.params)
+        partition = as_partition(recipe.partition.make(pool, recipe.seed), pool, recipe.seed)
     else:
         partition.check(pool, shared=True)
-    assert partition is not None
     federation = Federation.build(dataset, partition, unified=recipe.model.heads == "all")
     federation = federation.pooled(method.pooled) if method.pooled else federation
     built = assemble(recipe, method, dataset, pool, partition, federation)
@@ -130,8 +169,16 @@ def _rescaling(module: MultiTask, examples: Examples) -> tuple[Tensor, Tensor]:
 def starting_model(recipe: Recipe, dataset: Dataset) -> MultiTask:
     """The recipe's model before a method changes it, with the weights that it begins with."""
     model = recipe.model
+    dtype = getattr(dataset.train, "dtype", torch.float32)
     module = build_model(
-        model.name, model.params, dataset.input_shape, dataset.tasks, recipe.seed, model.weights, model.lora
+        model.entry,
+        model.arguments,
+        dataset.input_shape,
+        dataset.tasks,
+        recipe.seed,
+        model.weights,
+        model.lora,
+        dtype if dtype == torch.int64 else torch.float32,
     )
     if model.inputs == "weights":
         module.rescale = _rescaling(module, dataset.train)
@@ -155,6 +202,7 @@ def assemble(
 ) -> Built:
     """Build the model for the clients of a federation, and refuse combinations that do not work."""
     module = starting_model(recipe, dataset)
+    refusals.needs_parts(method, module)
     module = changed(module, method.model, dataset.input_shape, recipe.seed)
     if recipe.model.freeze is not None:
         _freeze(module, recipe.model.freeze)

@@ -16,11 +16,18 @@ class Progress:
     def stop(self) -> None: ...
 
 
-def progress(quiet: bool = False) -> Progress | None:
-    """Bars if stderr is a terminal, lines if it is not, None (no reports at all) if `quiet`."""
+def progress(quiet: bool = False) -> Progress:
+    """Bars if stderr is a terminal, lines if it is not, no reports at all if `quiet`."""
     if quiet:
-        return None
+        return Progress()
     return Bars() if sys.stderr.isatty() else Lines()
+
+
+def shown() -> Progress:
+    """Bars on a terminal and in a notebook; elsewhere nothing, as suits a library."""
+    from rich.console import Console
+
+    return Bars() if sys.stderr.isatty() or Console().is_jupyter else Progress()
 
 
 class Lines(Progress):

@@ -9,7 +9,9 @@ from collections.abc import Callable
 
 from fedloom.errors import RecipeError, nearest
 from fedloom.methods.method import AGES, Method
-from fedloom.recipes.schema import Recipe
+from fedloom.models.multitask import MultiTask
+from fedloom.models.own import is_whole
+from fedloom.recipes.schema import MethodSection, Recipe
 from fedloom.rounds.built import Built
 from fedloom.training import stacked
 
@@ -30,16 +32,18 @@ def pace(recipe: Recipe, method: Method) -> None:
         )
 
 
-def method_in_python(recipe: Recipe, method: Method | None) -> None:
-    """A recipe that needs a Method made in Python, without one; or keys that such a Method would silently undo."""
+def without_method(recipe: Recipe) -> None:
+    """A recipe that needs a Method made in Python, without one."""
     section = recipe.method
-    if method is None:
-        if section.python is not None:
-            raise RecipeError(
-                f"method.python: the method was {section.python!r}, made in Python, which a recipe cannot hold; give "
-                "it as method= in Python (fedloom.run, fedloom.resume)"
-            )
-        return
+    if section.python is not None and not section.is_held:
+        raise RecipeError(
+            f"method.python: the method was {section.python!r}, made in Python, which a recipe cannot hold; give "
+            "it as method= in Python (fedloom.run, fedloom.resume)"
+        )
+
+
+def undone(section: MethodSection, name: str) -> None:
+    """Keys of a recipe that a Method made in Python, of this name, would silently undo."""
     known = section.entry.params.model_fields
     given = {k: v for k, v in section.params.items() if v != known[k].get_default(call_default_factory=True)}
     common = {"add": section.add, "weights": section.weights, "buffers": section.buffers, "codec": section.codec}
@@ -47,8 +51,20 @@ def method_in_python(recipe: Recipe, method: Method | None) -> None:
     for key, value in given.items():
         found = ", ".join(value) if isinstance(value, dict) else value
         raise RecipeError(
-            f"method.{key}: {found} found, but the Method {method.name!r}, made in Python, takes the place of the "
+            f"method.{key}: {found} found, but the Method {name!r}, made in Python, takes the place of the "
             f"recipe's, so this would be ignored; leave it out (method={section.name}), and set it in Python"
+        )
+
+
+def needs_parts(method: Method, module: MultiTask) -> None:
+    """Methods that look into a model, where the model is one module of which nobody knows where its features are."""
+    if not is_whole(module):
+        return
+    parts = [*(change for change in method.model if not getattr(change, "replaces_all", False))]
+    for part in (*parts, *(rule for rule in method.local if rule.features)):
+        raise RecipeError(
+            f"model: {method.name} looks at features, heads or layers ({part!r}), but the model is one module; give an "
+            "encoder: fl.model(encoder, heads='linear') or fl.model(encoder, heads={task: module})"
         )
 
 

@@ -337,12 +337,14 @@ class RunFolder:
             raise StateError(f"{self.path}: the best state is missing")
         return found[0]
 
-    def save_model(self, tensors: Mapping[str, Tensor], labels: Mapping[str, str]) -> None:
-        """Write model.safetensors, readable without fedloom."""
-        part = self.path / "model.safetensors.part"
+    def save_model(
+        self, tensors: Mapping[str, Tensor], labels: Mapping[str, str], name: str = "model.safetensors"
+    ) -> None:
+        """Write model.safetensors, or another file of tensors, readable without fedloom."""
+        part = self.path / f"{name}.part"
         save_file({k: t.clone() for k, t in tensors.items()}, part, metadata=dict(labels))
         _sort_labels(part)
-        os.replace(part, self.path / "model.safetensors")
+        os.replace(part, self.path / name)
 
 
 def _check(value: Mapping[str, Any]) -> str:

@@ -41,6 +41,11 @@ class Final:
     data: tuple[str, ...]
     """Whose data was used, as the run recorded it."""
 
+    @property
+    def caption(self) -> str:
+        """Which model, whose data, which round, and what is averaged."""
+        return f"{self.model} model, {', '.join(self.data)} data, round {self.round}, mean over a task's clients"
+
 
 @dataclass(frozen=True)
 class Run:
@@ -183,6 +188,15 @@ class Run:
         weights = {client: about["tasks"] for client, about in self.info["clients"].items()}
         found = {int(line["round"]): validation_loss(line["metrics"], weights) for line in self.rounds}
         return {number: loss for number, loss in found.items() if number and loss is not None}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Every number that was measured: seed, round, client (None: all), task, metric, split, model, value."""
+        keys = ("client", "task", "metric", "split", "model")
+        return [
+            {"seed": self.seed, "round": int(line["round"]), **{k: m[k] for k in keys}, "value": number_of(m["value"])}
+            for line in self.rounds
+            for m in line["metrics"]
+        ]
 
     def bytes_total(self) -> dict[str, int]:
         """{'up': bytes from clients, 'down': bytes to clients} over all rounds."""

@@ -1,64 +1,133 @@
 """Named, typed functions that a recipe may call: methods, add-ons, data sets, partitioners, encoders.
 
-A registered function's signature is the schema of its recipe section: names, types, ranges and defaults stand in one
-place. Modules that register must not import torch at module level, so that a recipe can be checked without it.
+A function's signature is the schema of its recipe section: names, types, ranges and defaults stand in one place. What
+stands under a name is registered here, announced by an installed package as an entry point, or, under a name of the
+form `package.module:name`, imported. An object in a name's place is the same as a function that returns it.
+
+Modules that register must not import torch at module level, so that a recipe can be checked without it.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property, partial
+from importlib import metadata
 from types import SimpleNamespace
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, create_model
 
-from fedloom.errors import RecipeError, unknown
+from fedloom.errors import RecipeError, nearest, unknown
+from fedloom.settings.names import imported, is_import, source
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True)
 class Registered:
-    """One registered function: `params` is the pydantic model of its keyword-only arguments."""
+    """One named function: `params` is the pydantic model of its parameters that are keyword-only or have a default."""
 
     name: str
     function: Callable[..., Any]
     params: type[BaseModel]
     summary: str
-    source: str = ""
+    source: str
+    takes: int
+    """How many arguments it takes by position."""
+    package: str = ""
+    """The package that it comes from; empty for this one."""
+
+    def make(self, *given: Any, **params: Any) -> Any:
+        """Call it, with as many of the given values as it takes."""
+        return self.function(*given[: self.takes], **params)
+
+    @property
+    def origin(self) -> dict[str, str | None] | None:
+        """Module, package, version and source of a function that is not fedloom's own."""
+        found = source(self.function)
+        return None if str(found["module"]).partition(".")[0] == "fedloom" else found
 
 
 @dataclass
 class Registry:
-    """The named functions of one kind; `kind` is the word used in messages."""
+    """The functions of one kind; `kind` is the word used in messages, `group` that of entry points."""
 
     kind: str
+    group: str = ""
     entries: dict[str, Registered] = field(default_factory=dict)
 
     def register(self, name: str, source: str = "") -> Callable[[F], F]:
-        """Register a function under `name`. Its keyword-only parameters become recipe keys."""
+        """Register a function under `name`. Its parameters that are keyword-only become recipe keys."""
 
         def add(function: F) -> F:
             if name in self.entries:
                 raise ValueError(f"{self.kind} {name!r} is registered twice")
-            keys = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
-            # Only the keys need to resolve: positional arguments and results may be typed with torch.
-            own = SimpleNamespace(__annotations__={p.name: p.annotation for p in keys})
-            hints = get_type_hints(own, globalns=inspect.unwrap(function).__globals__, include_extras=True)
-            fields: dict[str, Any] = {p.name: (hints[p.name], ... if p.default is p.empty else p.default) for p in keys}
-            model = create_model(f"{self.kind}:{name}", __config__=ConfigDict(extra="forbid", strict=False), **fields)
-            summary = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
-            self.entries[name] = Registered(name, function, model, summary, source)
+            self.entries[name] = self.of(name, function, source)
             return function
 
         return add
 
+    def of(self, name: str, thing: Any, source: str = "", package: str = "") -> Registered:
+        """What stands under a name. An object that is no function and no class is its own result."""
+        called = inspect.isroutine(thing) or inspect.isclass(thing) or isinstance(thing, partial)
+        function = thing if called else lambda: thing
+        params = inspect.signature(function).parameters.values()
+        wanted = [p for p in params if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty]
+        keys = [
+            p
+            for p in params
+            if p.kind is p.KEYWORD_ONLY or (p.kind is p.POSITIONAL_OR_KEYWORD and p.default is not p.empty)
+        ]
+        # Only the keys need to resolve: positional arguments and results may be typed with torch.
+        own = SimpleNamespace(__annotations__={p.name: Any if p.annotation is p.empty else p.annotation for p in keys})
+        home = function.__init__ if inspect.isclass(function) else inspect.unwrap(function)
+        space = getattr(home.func if isinstance(home, partial) else home, "__globals__", {})
+        hints = get_type_hints(own, globalns=space, include_extras=True)
+        fields: dict[str, Any] = {p.name: (hints[p.name], ... if p.default is p.empty else p.default) for p in keys}
+        model = create_model(f"{self.kind}:{name}", __config__=ConfigDict(extra="forbid", strict=False), **fields)
+        summary = (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ")
+        return Registered(name, function, model, summary, source, len(wanted), package)
+
+    @cached_property
+    def announced(self) -> Mapping[str, metadata.EntryPoint]:
+        """Name -> what an installed package announces under it."""
+        return {point.name: point for point in metadata.entry_points(group=self.group)} if self.group else {}
+
+    @property
+    def names(self) -> list[str]:
+        """All names, but for those that are imported."""
+        return sorted({*self.entries, *self.announced})
+
+    def problem(self, name: str) -> str | None:
+        """What to say about a name that stands for nothing here."""
+        if name in self.entries or name in self.announced:
+            return None
+        if is_import(name):
+            try:
+                self[name]
+            except RecipeError as error:
+                return str(error)
+            return None
+        return (
+            f"unknown {self.kind} {name!r}.{nearest(name, self.names)} Allowed: {', '.join(self.names)}, or "
+            "package.module:name"
+        )
+
     def __getitem__(self, name: str) -> Registered:
-        if name not in self.entries:
-            raise RecipeError(unknown(self.kind, name, sorted(self.entries)))
-        return self.entries[name]
+        if name in self.entries:
+            return self.entries[name]
+        if name in self.announced:
+            point = self.announced[name]
+            return self.of(name, imported(point.value), package=point.dist.name if point.dist else "")
+        if is_import(name):
+            thing = imported(name)
+            try:
+                return self.of(name, thing, package=name.partition(":")[0].partition(".")[0])
+            except (TypeError, ValueError, NameError) as error:
+                raise RecipeError(f"{name!r}: its parameters cannot be recipe keys: {error}") from None
+        raise RecipeError(unknown(self.kind, name, self.names))
 
     def __iter__(self) -> Iterator[Registered]:
-        return iter(self.entries[name] for name in sorted(self.entries))
+        return iter(self[name] for name in self.names)

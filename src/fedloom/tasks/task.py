@@ -60,6 +60,15 @@ class Task(ABC):
     def primary(self) -> str:
         """The metric that stands for the task in Delta_m; may be a class variable."""
 
+    @property
+    def known(self) -> Task:
+        """The task as far as a file can hold it: without functions that a user wrote."""
+        return self
+
+    def on(self, base: Task) -> Task:
+        """What is a user's own in this task, on another `known`."""
+        return base
+
     @abstractmethod
     def head(self, features: int) -> nn.Module:
         """A new prediction head on encoder features of width `features`."""

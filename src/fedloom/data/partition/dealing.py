@@ -18,7 +18,7 @@ from fedloom.data.partition.table import Indices, Labels, Partition, Pool, Share
 from fedloom.errors import DataError, RecipeError, unknown
 from fedloom.settings.registry import Registry
 
-PARTITIONERS = Registry("partition")
+PARTITIONERS = Registry("partition", "fedloom.partitions")
 
 Groups = list[Indices]
 Held = Sequence[Mapping[str, float]]
@@ -47,6 +47,20 @@ def empty(count: int) -> Groups:
     return [np.empty(0, np.int64) for _ in range(count)]
 
 
+def by_rank(pool: Pool, seed: int) -> Indices:
+    """The order (N) in which examples are taken for validation, the same for all clients."""
+    return stream(seed, "val").permutation(len(pool))
+
+
+def set_apart(index: Indices, val_fraction: float, priority: Indices) -> tuple[Indices, Indices]:
+    """A client's examples as training and validation part, both sorted."""
+    val = round(val_fraction * len(index))
+    if val_fraction > 0:
+        val = min(max(1, val), len(index) - 1)
+    ranked = index[np.argsort(priority[index])]
+    return np.sort(ranked[val:]), np.sort(ranked[:val])
+
+
 def finish(
     pool: Pool,
     seed: int,
@@ -58,7 +72,7 @@ def finish(
     shared: bool = False,
 ) -> Partition:
     """Set validation data apart, sort, and check. `tasks` None: each client holds the tasks it has labels of."""
-    priority = stream(seed, "val").permutation(len(pool))
+    priority = by_rank(pool, seed)
     shares = []
     for k, (client, index) in enumerate(zip(clients, groups, strict=True)):
         if not len(index):
@@ -67,11 +81,7 @@ def finish(
             held = {task: 1.0 for task in pool.tasks if pool.labelled(task)[index].any()}
         else:
             held = {task: float(weight) for task, weight in tasks[k].items()}
-        val = round(val_fraction * len(index))
-        if val_fraction > 0:
-            val = min(max(1, val), len(index) - 1)
-        ranked = index[np.argsort(priority[index])]
-        parts = np.sort(ranked[val:]), np.sort(ranked[:val])
+        parts = set_apart(index, val_fraction, priority)
         shares.append(Share(client, held, *parts, None if domains is None else domains[k]))
     partition = Partition(tuple(sorted(shares, key=lambda s: s.client)))
     partition.check(pool, shared)

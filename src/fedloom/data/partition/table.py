@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,13 +29,15 @@ class Pool:
     domain: Labels | None = None
     domains: tuple[str, ...] = ()
     """Names of the values of `domain`."""
+    deal: Callable[[Pool, int], Partition] | None = None
+    """Who holds what, where the data set says so itself."""
 
     @staticmethod
     def of(dataset: Dataset) -> Pool:
         """The pool of a data set's train part."""
         part = dataset.train
         labels = {task.name: part.labels_of(task.name) for task in dataset.tasks}
-        return Pool(labels, None if part.domain is None else part.domain.numpy(), dataset.domains)
+        return Pool(labels, None if part.domain is None else part.domain.numpy(), dataset.domains, dataset.deal)
 
     @property
     def tasks(self) -> tuple[str, ...]:

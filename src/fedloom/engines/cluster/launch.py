@@ -35,11 +35,12 @@ class Cluster(Engine):
         self, recipe: Recipe, folder: Path, method: Method | None, progress: Progress, fresh: bool
     ) -> str | None:
         """Do the whole run in the processes of a cluster, and return how it ended."""
-        if method is not None:
-            raise RecipeError(
-                "runtime.engine: a method made in Python does not travel to other processes; "
-                "register it (fedloom.methods.METHODS) or use runtime.engine=process"
-            )
+        for section in recipe.named:
+            if section.is_held:
+                raise RecipeError(
+                    f"runtime.engine: a {section.section} made in Python does not travel to the processes of a "
+                    "cluster; name it in the recipe as package.module:name, or use runtime.engine=process"
+                )
         if recipe.peers is not None and recipe.peers.mode == "asynchronous":
             raise RecipeError("peers.mode: peers at their own pace run with runtime.engine=process only")
         if torchrun.rank() is not None:

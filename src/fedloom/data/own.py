@@ -1,0 +1,216 @@
+"""Data of one's own: arrays, tensors and torch data sets of clients become one data set that says who holds what."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedloom.data.dataset import Dataset
+from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share
+from fedloom.data.partition.dealing import by_rank, set_apart
+from fedloom.data.partition.listed import as_partition
+from fedloom.data.reading import Keys, Piece, gathered, read
+from fedloom.errors import DataError, unknown
+from fedloom.settings.section import strict
+from fedloom.tasks.own import Description
+from fedloom.tasks.task import Task
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """One client of a `Federation`.
+
+    train   its examples: a torch Dataset with a length that gives (x, y), (x, {task: y}) or a mapping; a TensorDataset
+            (x, then a column of labels for each task); (x, y) or (x, {task: y}) as arrays; a split of Hugging Face
+            datasets. y is the label of its only task, or a mapping
+    val     the share of them that is set apart for validation, or a data set of its own
+    tasks   names of its tasks, or {name: weight of the loss}; by default all tasks of the federation
+    test    its own test data; by default it shares the federation's. A client with its own is a domain of its own
+    """
+
+    train: Any
+    val: Any = 0.1
+    tasks: Sequence[str] | Mapping[str, float] | None = None
+    test: Any = None
+
+
+class Federation:
+    """Clients with their data and tasks, for `fl.run` in the place of a recipe's `data` and `partition`.
+
+    clients    {name: Client}
+    tasks      {name: fl.task(...) or a Task}
+    test       test data that all clients share; may be left out where clients have their own, or only validate
+    data       instead of `clients`: one data set, which
+    partition  deals out: lists of positions, {name: positions}, a partition's name or its section as in a recipe
+               ({"name": "iid", "clients": 10}), or a function (pool, seed) -> Partition or lists of positions
+    inputs     for data sets that give mappings: the key of the input
+    labels     and {task: key of its label}
+
+    Tensors and arrays are used as they are, but that uint8 is scaled to 0..1; other data sets are read example by
+    example, batch after batch, and their labels once at the beginning. What they draw from torch's random stream in
+    training, such as augmentations, follows from the run's seed.
+
+    Raises DataError for what does not fit, naming the client, the task, what was found and what is expected.
+    """
+
+    def __init__(
+        self,
+        clients: Mapping[str, Client] | None = None,
+        tasks: Mapping[str, Description | Task] | None = None,
+        test: Any = None,
+        *,
+        data: Any = None,
+        partition: Any = None,
+        inputs: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        name: str = "federation",
+    ) -> None:
+        if (clients is None) == (data is None):
+            both = "neither" if clients is None else "both"
+            raise DataError(f"Federation: {both} of clients= and data= found, expected one of them")
+        if (data is None) != (partition is None):
+            raise DataError(
+                "Federation: data= needs partition=, such as {'name': 'iid', 'clients': 10} or lists of positions"
+                if partition is None
+                else "Federation: partition= deals out data=, but there are clients= with data of their own"
+            )
+        if isinstance(data, Dataset):
+            if tasks is not None or test is not None:
+                raise DataError("Federation: a fedloom Dataset has tasks and test data of its own; leave them out")
+            self.dataset = replace(data, deal=_rule(partition))
+            return
+        known = _tasks(tasks)
+        keys = Keys(inputs, dict(labels) if labels is not None else None)
+        if clients is None:
+            parts = [read(data, known, "Federation, data", keys)]
+            deal: Any = _rule(partition)
+        else:
+            parts, deal = _clients(clients, known, keys)
+        shape, dtype = parts[0].shape, parts[0].dtype
+        own = {} if clients is None else {who: c.test for who, c in clients.items() if c.test is not None}
+        tests = [] if test is None else [read(test, known, "Federation, test", keys)]
+        tests += [read(each, known, f"client {who!r}, test", keys) for who, each in own.items()]
+        for part in (*parts, *tests):
+            if part.shape != shape:
+                raise DataError(f"{part.where}: inputs of shape {part.shape} found, but {parts[0].where} has {shape}")
+        whose = [*([-1] if test is not None else []), *range(len(own))]
+        sizes = [len(part) for part in tests]
+        domain = torch.repeat_interleave(torch.tensor(whose, dtype=torch.int64), torch.tensor(sizes)) if own else None
+        self.dataset = Dataset(
+            name,
+            tuple(known.values()),
+            gathered(parts, known, shape, dtype),
+            gathered(tests, known, shape, dtype, domain),
+            tuple(own),
+            deal,
+        )
+
+    @property
+    def tasks(self) -> tuple[Task, ...]:
+        """Its tasks."""
+        return self.dataset.tasks
+
+    def partition(self, seed: int = 0) -> Partition:
+        """Who holds what in a run with this seed."""
+        assert self.dataset.deal is not None
+        return self.dataset.deal(Pool.of(self.dataset), seed)
+
+    def __repr__(self) -> str:
+        shares = self.partition().shares
+        told = [f"{s.client} ({', '.join(s.tasks)}; {len(s.train)} + {len(s.val)})" for s in shares[:8]]
+        more = f", and {len(shares) - 8} more" if len(shares) > 8 else ""
+        tasks = ", ".join(f"{t.name} ({t.kind}, {t.channels})" for t in self.tasks)
+        return (
+            f"Federation: {len(shares)} clients with train + validation examples: {', '.join(told)}{more}; tasks: "
+            f"{tasks}; {len(self.dataset.test)} test examples; inputs of shape {self.dataset.input_shape}"
+        )
+
+
+def _tasks(tasks: Any) -> dict[str, Task]:
+    if not isinstance(tasks, Mapping) or not tasks:
+        raise DataError(f"Federation: tasks={tasks!r} found, expected {{name: fl.task(...)}}")
+    known = {}
+    for name, each in tasks.items():
+        if not isinstance(each, Description | Task):
+            raise DataError(f"Federation, tasks: {name!r} is {each!r}, expected fl.task(...)")
+        known[str(name)] = each.named(str(name)) if isinstance(each, Description) else replace(each, name=str(name))
+    return known
+
+
+def _rule(partition: Any) -> Any:
+    """A partition in one of the forms that `Federation` takes, as a function of (pool, seed)."""
+    if isinstance(partition, str):
+        partition = {"name": partition}
+    if isinstance(partition, Mapping) and "name" in partition:
+        from pydantic import ValidationError
+
+        from fedloom.settings.problems import explain
+
+        if problem := PARTITIONERS.problem(partition["name"]):
+            raise DataError(f"Federation, partition: {problem}")
+        entry = PARTITIONERS[partition["name"]]
+        try:
+            params = dict(strict(entry.params, {k: v for k, v in partition.items() if k != "name"}))
+        except ValidationError as error:
+            said = "; ".join(f"{path}: {message}" for path, message in explain(error, entry.params))
+            raise DataError(f"Federation, partition {entry.name!r}: {said}") from None
+        return lambda pool, seed: as_partition(entry.make(pool, seed, **params), pool, seed)
+    if callable(partition):
+        return lambda pool, seed: as_partition(partition(pool, seed), pool, seed)
+    return lambda pool, seed: as_partition(partition, pool, seed)
+
+
+def _clients(clients: Any, known: Mapping[str, Task], keys: Keys) -> tuple[list[Piece], Any]:
+    """The clients' data one after another, and the function that says whose is what."""
+    if not isinstance(clients, Mapping) or not clients:
+        raise DataError(f"Federation: clients={clients!r} found, expected {{name: fl.Client(...)}}")
+    parts: list[Piece] = []
+    held: list[tuple[str, dict[str, float], np.ndarray[Any, Any], Any]] = []
+    at = 0
+    for who, client in sorted(clients.items()):
+        if not isinstance(client, Client):
+            raise DataError(f"Federation, clients: {who!r} is {type(client).__name__}, expected fl.Client(...)")
+        weights = _weights(who, client.tasks, known)
+        mine = {name: known[name] for name in weights}
+        part = read(client.train, mine, f"client {who!r}, train", keys)
+        spans = [part]
+        if isinstance(client.val, bool) or not isinstance(client.val, int | float):
+            spans.append(read(client.val, mine, f"client {who!r}, val", keys))
+        elif not 0 <= client.val < 1:
+            raise DataError(f"client {who!r}: val={client.val!r} found, expected a share from 0 to below 1, or data")
+        ranges = []
+        for span in spans:
+            ranges.append(np.arange(at, at + len(span), dtype=np.int64))
+            at += len(span)
+        parts += spans
+        held.append((str(who), weights, ranges[0], ranges[1] if len(ranges) > 1 else float(client.val)))
+    own = {who for who, client in clients.items() if client.test is not None}
+
+    def deal(pool: Pool, seed: int) -> Partition:
+        priority = by_rank(pool, seed)
+        shares = []
+        for who, weights, index, val in held:
+            split = set_apart(index, val, priority) if isinstance(val, float) else (index, val)
+            shares.append(Share(who, weights, *split, who if who in own else None))
+        partition = Partition(tuple(shares))
+        partition.check(pool)
+        return partition
+
+    return parts, deal
+
+
+def _weights(who: str, tasks: Any, known: Mapping[str, Task]) -> dict[str, float]:
+    if tasks is None:
+        tasks = list(known)
+    if isinstance(tasks, str) or not isinstance(tasks, Mapping | Iterable):
+        raise DataError(f"client {who!r}: tasks={tasks!r} found, expected a list of names, or {{name: weight}}")
+    weights = {name: float(w) for name, w in (tasks.items() if isinstance(tasks, Mapping) else ((t, 1) for t in tasks))}
+    for name in weights:
+        if name not in known:
+            raise DataError(f"client {who!r}: {unknown('task', name, known)}")
+    if not weights:
+        raise DataError(f"client {who!r}: tasks is empty, expected at least one of {', '.join(known)}")
+    return weights

@@ -1,0 +1,121 @@
+"""What a run gives back."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import weakref
+from dataclasses import KW_ONLY, InitVar, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedloom.errors import StateError, unknown
+from fedloom.extras import need
+from fedloom.models.own import is_whole
+from fedloom.rounds.build import build
+from fedloom.rounds.built import Built
+from fedloom.runs.folder import RunFolder
+from fedloom.runs.notebook import page
+from fedloom.runs.reader import Final, Run
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished run. Everything in it is read from the run folder."""
+
+    folder: Path
+    status: str
+    """finished, stopped early, or nothing learned, where every update of every round was dropped."""
+    built: Built | None = field(default=None, repr=False, compare=False)
+    """What the run was built from, where that happened in this process."""
+    _: KW_ONLY
+    temporary: InitVar[bool] = False
+    """Whether the folder goes with this object."""
+
+    def __post_init__(self, temporary: bool) -> None:
+        if temporary:
+            weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+
+    @property
+    def run(self) -> Run:
+        """The run as it was recorded: rounds, final numbers, bytes."""
+        return Run.read(self.folder)
+
+    def table(self, split: str | None = None) -> str:
+        """Tasks x metrics of the final model, as text, with the model, the data and the split that they belong to.
+
+        The split is test, or val if nothing was measured on test.
+        """
+        final = self._final(split)
+        width = max(map(len, final.values), default=0)
+        lines = [
+            f"{task:<{width}}  " + "  ".join(f"{metric} {value:.4f}" for metric, value in values.items())
+            for task, values in final.values.items()
+        ]
+        return "\n".join([*lines, final.caption])
+
+    def to_pandas(self) -> Any:
+        """A pandas.DataFrame, one row a number: seed, round, client (None: all), task, metric, split, model, value."""
+        return need("pandas", "notebook").DataFrame(self.run.rows())
+
+    def model(self, client: str | None = None, task: str | None = None) -> nn.Module:
+        """The final model that a client uses, in evaluation mode: a new module, of the user's class where the run was
+        given a whole model. Without a client: the model that all share.
+
+        `task` is for methods that have a model for each task. Raises StateError where there is no such model.
+        """
+        models = trained_models(self.folder)
+        built = self.built or build(*_saved(self.folder))
+        if client is not None and client not in built.federation.clients:
+            raise StateError(f"{self.folder}: {unknown('client', client, built.federation.clients)}")
+        keys = [f"{client}/task/{task}", client] if client is not None else []
+        found = next((key for key in (*keys, f"task/{task}", "") if key in models), None)
+        if found is None:
+            known = ", ".join(sorted(models))
+            what = "one model for all" if client is None else f"one model of client {client!r}"
+            raise StateError(f"{self.folder}: the run has not {what}; name a client or a task. Its models: {known}")
+        module = copy.deepcopy(built.module)
+        own = module.state_dict()
+        for name, tensor in models[found].items():
+            own[name].copy_(tensor)
+        inner: nn.Module = module.encoder.net if is_whole(module) else module  # type: ignore[assignment]
+        return inner.eval()
+
+    def _final(self, split: str | None = None) -> Final:
+        run = self.run
+        measured = {entry["split"] for line in run.rounds for entry in line["metrics"]}
+        return run.final(split or ("val" if measured == {"val"} else "test"))
+
+    def _repr_html_(self) -> str:
+        """For notebooks: a table, curves, and where the report is."""
+        final = self._final()
+        return page(self.run, final, self.status)
+
+
+def _saved(folder: Path) -> tuple[Any, None, Any]:
+    recipe, partition = RunFolder.read(folder)
+    return recipe, None, partition
+
+
+def model_file(folder: Path | str) -> Path:
+    """The file of a run's final models. Raises StateError if the run has not saved them yet."""
+    path = Path(folder) / "model.safetensors"
+    if not path.is_file():
+        raise StateError(f"{folder} has no model.safetensors: the run is not finished")
+    return path
+
+
+def trained_models(folder: Path | str) -> dict[str, dict[str, Tensor]]:
+    """A finished run's models as state dictionaries: "" is the global model, others have the name of their client, or
+    task/NAME if each task has a model.
+
+    Raises StateError if the run has not saved a model yet.
+    """
+    models: dict[str, dict[str, Tensor]] = {}
+    for key, tensor in load_file(model_file(folder)).items():
+        owner, _, name = key.rpartition("/")
+        models.setdefault(owner.removeprefix("client/"), {})[name] = tensor
+    return models
