@@ -234,7 +234,8 @@ def test_the_source_mapping_is_left_alone(toys):
         ("partition.order=[x]", "partition.order[0]: 'x' found, expected 'a' or 'b'"),
         ("runtime.device=[cuda:0, 1]", "runtime.device[1]: 1 found, expected a text"),
         ("method.add=feddea", "method.add: 'feddea' found, expected a mapping of add-ons, each with its parameters"),
-        ("method.add.fedea=", "method.add.fedea: unknown add-on 'fedea'. Did you mean 'feddea'? Allowed: clip, feddea, or package.module:name"),
+        ("method.add.fedea=", "method.add.fedea: unknown add-on 'fedea'. Did you mean 'feddea'? Allowed: clip, "
+         "feddea, or package.module:name"),
         (
             "method.add.feddea=0.3",
             "method.add.feddea: 0.3 found, expected a mapping with its parameters",

@@ -19,6 +19,7 @@ from fedloom.settings.section import strict
 from fedloom.tasks.own import Description
 from fedloom.tasks.task import Task
 
+
 @dataclass(frozen=True, eq=False)
 class Client:
     """One client of a `Federation`.
@@ -193,8 +194,8 @@ def _clients(clients: Any, known: Mapping[str, Task], keys: Keys) -> tuple[list[
         priority = by_rank(pool, seed)
         shares = []
         for who, weights, index, val in held:
-            split = set_apart(index, val, priority) if isinstance(val, float) else (index, val)
-            shares.append(Share(who, weights, *split, who if who in own else None))
+            train, apart = set_apart(index, val, priority) if isinstance(val, float) else (index, val)
+            shares.append(Share(who, weights, train, apart, who if who in own else None))
         partition = Partition(tuple(shares))
         partition.check(pool)
         return partition

@@ -54,12 +54,12 @@ def read(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piece:
                 f"{where}: a TensorDataset with {len(columns)} columns of labels found, expected one for each of the "
                 f"tasks {', '.join(tasks)}"
             )
-        data = x, dict(zip(tasks, columns, strict=True))
+        return _arrays(x, dict(zip(tasks, columns, strict=True)), tasks, where)
     if isinstance(data, tuple | list) and len(data) == 2 and _is_array(data[0]):
-        return _arrays(*data, tasks, where)
+        return _arrays(data[0], data[1], tasks, where)
     if isinstance(data, Mapping) and keys.inputs in data:
-        columns = {task: data[key] for task, key in _columns(keys, tasks, where).items() if key in data}
-        return _arrays(data[keys.inputs], columns, tasks, where)
+        named = {task: data[key] for task, key in _columns(keys, tasks, where).items() if key in data}
+        return _arrays(data[keys.inputs], named, tasks, where)
     if not hasattr(data, "__getitem__") or not hasattr(data, "__len__") or isinstance(data, str | bytes | Mapping):
         hint = ""
         if isinstance(data, Mapping):
@@ -180,8 +180,10 @@ def _column(values: Tensor | None, task: Task, count: int, where: str) -> Tensor
     if real:
         return values.float()
     if values.is_floating_point() or values.is_complex():
-        raise DataError(f"{about}: labels of {values.dtype} found, expected whole numbers from 0 to {task.channels - 1}"
-                        " (-1: no label)")  # fmt: skip
+        raise DataError(
+            f"{about}: labels of {values.dtype} found, expected whole numbers from 0 to {task.channels - 1} (-1: no "
+            "label)"
+        )
     values = values.long()
     low, high = int(values.min()), int(values.max())
     if low < -1 or high >= task.channels:
@@ -213,6 +215,10 @@ def as_input(x: Any, where: str) -> Tensor:
     return tensor.float() if tensor.is_floating_point() else tensor.long()
 
 
+def _mine(part: Piece, task: Task) -> Tensor:
+    return part.labels[task.name] if task.name in part.labels else _column(None, task, len(part), part.where)
+
+
 def gathered(
     parts: Sequence[Piece],
     tasks: Mapping[str, Task],
@@ -222,17 +228,14 @@ def gathered(
 ) -> Examples:
     """Parts as one: in memory where all are, else read example by example."""
     labels = {
-        name: torch.cat([
-            part.labels[name] if name in part.labels else _column(None, task, len(part), part.where)
-            for part in parts
-        ] or [torch.zeros(0, dtype=torch.float32 if task.kind == "regression" else torch.int64)])
+        name: torch.cat([_column(None, task, 0, ""), *(_mine(part, task) for part in parts)])
         for name, task in tasks.items()
-    }  # fmt: skip
+    }
     if all(isinstance(part.source, Tensor) for part in parts):
         inputs = torch.cat([part.source for part in parts]) if parts else torch.zeros(0, *shape, dtype=dtype)
         return TensorExamples(inputs, labels, domain)
-    inputs = next((p.inputs for p in parts if p.inputs is not None), None)
-    return ItemExamples(tuple(p.source for p in parts), labels, shape, dtype, domain, inputs)
+    key = next((p.inputs for p in parts if p.inputs is not None), None)
+    return ItemExamples(tuple(p.source for p in parts), labels, shape, dtype, domain, key)
 
 
 @dataclass(frozen=True, eq=False)

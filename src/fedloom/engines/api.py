@@ -44,7 +44,7 @@ def recipe_of(
 ) -> Recipe:
     """The recipe of a run: a federation with a model, or a recipe, with its objects in it (see `run`)."""
     if isinstance(what, Recipe) and model is None and not overrides and not options:
-        recipe, objects = what, {}
+        recipe, objects = what, dict[str, tuple[Any, str]]()
     else:
         value, objects = separated(with_options(_content(what, model, method), options))
         recipe = load(value, overrides)

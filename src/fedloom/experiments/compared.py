@@ -55,7 +55,9 @@ def compare(
     Raises UserError for bad input.
     """
     if isinstance(methods, str | Mapping) or not isinstance(methods, Sequence) or not methods:
-        raise RecipeError(f"compare: methods={methods!r} found, expected a list of methods, such as ['local', 'fedavg']")
+        raise RecipeError(
+            f"compare: methods={methods!r} found, expected a list of methods, such as ['local', 'fedavg']"
+        )
     if isinstance(seeds, bool) or not isinstance(seeds, int | Sequence) or isinstance(seeds, str) or not seeds:
         raise RecipeError(f"compare: seeds={seeds!r} found, expected how many, or a list of seeds")
     every = range(seeds) if isinstance(seeds, int) else seeds

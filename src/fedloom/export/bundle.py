@@ -29,8 +29,8 @@ from fedloom.export.card import RECIPE, card, is_image
 from fedloom.export.finished import model_keys, reopen
 from fedloom.export.loader import LOADER, WEIGHTS, loader, loader_fits
 from fedloom.extras import need
-from fedloom.models.changes import changed
 from fedloom.models.build import build_model
+from fedloom.models.changes import changed
 from fedloom.models.multitask import MultiTask
 from fedloom.recipes.loader import dump, load
 from fedloom.recipes.schema import Recipe

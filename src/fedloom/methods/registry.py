@@ -31,9 +31,10 @@ class AddOns(Registry):
         made = super().of(name, thing, source, package)
 
         def added(method: Method, *, at: Literal["edge", "server"] = "edge", **params: Any) -> Method:
-            return method.plus(thing(**params), at=at)
+            return method.plus(made.make(**params), at=at)
 
-        model = create_model(f"{self.kind}:{name}", __base__=made.params, at=(Literal["edge", "server"], "edge"))
+        at: Any = (Literal["edge", "server"], "edge")
+        model = create_model(f"{self.kind}:{name}", __base__=made.params, at=at)
         return replace(made, function=wraps(thing, updated=())(added), params=model, takes=1)
 
     def register(self, name: str, source: str = "") -> Callable[[F], F]:

@@ -36,9 +36,7 @@ class MultiTask(nn.Module):
     frozen_statistics: bool
     """Whether norm layers of the encoder stay in evaluation mode."""
 
-    def __init__(
-        self, encoder: Encoder, tasks: Sequence[Task], heads: Mapping[str, nn.Module] | None = None
-    ) -> None:
+    def __init__(self, encoder: Encoder, tasks: Sequence[Task], heads: Mapping[str, nn.Module] | None = None) -> None:
         super().__init__()
         self.more_roles = {}
         self.rescale: tuple[Tensor, Tensor] | None = None

@@ -44,7 +44,7 @@ def described(thing: Any) -> str:
     if hasattr(thing, "stage") and hasattr(thing, "name"):  # a Method
         return str(thing.name)
     dataset = getattr(thing, "dataset", thing)
-    if hasattr(dataset, "fingerprint") or hasattr(dataset, "train") and hasattr(dataset, "test"):
+    if hasattr(dataset, "fingerprint") or (hasattr(dataset, "train") and hasattr(dataset, "test")):
         digest = hashlib.sha256(dataset.train.fingerprint() + dataset.test.fingerprint())
         return f"{dataset.name}, {len(dataset.train)} examples, {digest.hexdigest()[:8]}"
     module = getattr(thing, "module", thing)
@@ -63,8 +63,9 @@ def with_options(value: Mapping[str, Any], options: Mapping[str, Any]) -> dict[s
     for key, given in options.items():
         if key in Recipe.model_fields:
             before = result.get(key)
-            both = isinstance(given, Mapping) and isinstance(before, Mapping) and "name" not in given
-            result[key] = {**before, **given} if both else given
+            if isinstance(given, Mapping) and isinstance(before, Mapping) and "name" not in given:
+                given = {**before, **given}
+            result[key] = given
             continue
         home = next((n for n, model in (("training", Training), ("runtime", Runtime)) if key in model.model_fields), "")
         if not home:

@@ -20,8 +20,8 @@ from fedloom.errors import RecipeError, nearest
 from fedloom.methods.at_peers import at_peers
 from fedloom.methods.method import Method
 from fedloom.methods.registry import ADDONS, CODECS
-from fedloom.models.changes import changed
 from fedloom.models.build import build_model
+from fedloom.models.changes import changed
 from fedloom.models.multitask import MultiTask
 from fedloom.recipes.schema import DataSection, MethodSection, Recipe
 from fedloom.rounds import refusals
@@ -30,6 +30,7 @@ from fedloom.rounds.federation import Federation
 from fedloom.settings.names import imported, is_import
 from fedloom.tasks.own import Own
 from fedloom.tasks.task import Task
+
 
 def build_method(section: MethodSection) -> Method:
     """The recipe's method with its add-ons and common settings. Raises RecipeError for a refused combination."""

@@ -42,6 +42,7 @@ class Built:
             "outline": asdict(self.method.outline),
             "recipe": self.recipe.model_dump(mode="json"),
             "recipe_hash": recipe_hash(self.recipe),
+            **({"origins": origins} if (origins := self.recipe.origins) else {}),
             "partition_hash": self.partition.hash,
             "layout_hash": self.layout.hash,
             "data_hash": self.data_hash,

@@ -144,6 +144,10 @@ class RunFolder:
         before = self._info()
         if before.get("fedloom") != __version__:
             self._events.append({"event": "version changed", "was": before.get("fedloom"), "now": __version__})
+        for name, now in about.get("origins", {}).items():
+            was = before.get("origins", {}).get(name)
+            if was is not None and was != now:
+                self._events.append({"event": "source changed", "of": name, "was": _origin(was), "now": _origin(now)})
         for key, what in _SAME.items():
             if key in before and before[key] != about[key]:
                 raise StateError(
@@ -345,6 +349,11 @@ class RunFolder:
         save_file({k: t.clone() for k, t in tensors.items()}, part, metadata=dict(labels))
         _sort_labels(part)
         os.replace(part, self.path / name)
+
+
+def _origin(value: Mapping[str, Any]) -> str:
+    """Version and source of what a package brings."""
+    return ", ".join(str(value[key]) for key in ("package", "version", "source") if value.get(key))
 
 
 def _check(value: Mapping[str, Any]) -> str:

@@ -38,6 +38,8 @@ class Registered:
     """How many arguments it takes by position."""
     package: str = ""
     """The package that it comes from; empty for this one."""
+    thing: Any = None
+    """What stands under the name: the function, or the object that it gives."""
 
     def make(self, *given: Any, **params: Any) -> Any:
         """Call it, with as many of the given values as it takes."""
@@ -46,7 +48,7 @@ class Registered:
     @property
     def origin(self) -> dict[str, str | None] | None:
         """Module, package, version and source of a function that is not fedloom's own."""
-        found = source(self.function)
+        found = source(getattr(self.thing, "module", self.thing))  # of fl.model(...), the module in it
         return None if str(found["module"]).partition(".")[0] == "fedloom" else found
 
 
@@ -88,7 +90,7 @@ class Registry:
         fields: dict[str, Any] = {p.name: (hints[p.name], ... if p.default is p.empty else p.default) for p in keys}
         model = create_model(f"{self.kind}:{name}", __config__=ConfigDict(extra="forbid", strict=False), **fields)
         summary = (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ")
-        return Registered(name, function, model, summary, source, len(wanted), package)
+        return Registered(name, function, model, summary, source, len(wanted), package, thing)
 
     @cached_property
     def announced(self) -> Mapping[str, metadata.EntryPoint]:

@@ -33,13 +33,14 @@ class Measured:
 
         Without a direction a torchmetrics object has its own (`higher_is_better`), and for others more is better.
         """
+        direction: Any
         score, direction = value if isinstance(value, tuple | list) and len(value) == 2 else (value, None)
         if direction is None:
             direction = "min" if getattr(score, "higher_is_better", None) is False else "max"
         if not callable(score) or isinstance(score, type) or direction not in ("max", "min"):
             raise RecipeError(
-                f"task {task!r}, metrics: {name!r} is {value!r}, expected a function of (outputs, labels), an object of "
-                "torchmetrics, or a pair of one of them and 'max' or 'min'"
+                f"task {task!r}, metrics: {name!r} is {value!r}, expected a function of (outputs, labels), an object "
+                "of torchmetrics, or a pair of one of them and 'max' or 'min'"
             )
         return Measured(name, score, direction)
 
