@@ -81,17 +81,31 @@ def _options(
 
 @app.command()
 def run(
-    recipe: shared.RecipeArgument,
+    recipe: Annotated[
+        str | None,
+        typer.Argument(metavar="RECIPE", help="A packaged recipe (see `fedloom recipes`) or a YAML file."),
+    ] = None,
     changes: Changes = None,
     out: Annotated[
         Path | None, typer.Option(help="Run folder.", show_default="runs/NAME-METHOD-sSEED", file_okay=False)
+    ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="RUN", help="Begin with this run's model; without RECIPE, with its recipe."),
     ] = None,
     quiet: shared.Quiet = False,
 ) -> None:
     """Train as a recipe says and write a run folder."""
     from fedloom.recipes import load
 
-    checked = load(recipe, changes or ())
+    asked = list(changes or ())
+    if start is not None:
+        if recipe is None or "=" in recipe:  # no recipe, and the first change in its place
+            asked, recipe = [*([recipe] if recipe else []), *asked], str(start / "recipe.yaml")
+        asked.append(f"model.start={start.resolve()}")
+    if recipe is None:
+        raise UserError("run: RECIPE is missing, expected a packaged recipe (see `fedloom recipes`) or a YAML file")
+    checked = load(recipe, asked)
     folder = out or _default_folder(checked)
     # of several processes, only the first one writes the folder and prints
     rank = torchrun.rank() if checked.runtime.engine == "cluster" else None
@@ -109,18 +123,22 @@ def run(
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of an interrupted run.")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE...", help="training.rounds=50 extends the run; keys of runtime may change."),
+    ] = None,
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Go on although the recipe in the folder was changed; record that.")
     ] = False,
     quiet: shared.Quiet = False,
 ) -> None:
-    """Continue an interrupted run; the result is the same, bit for bit, as without the interruption."""
+    """Continue an interrupted run, or extend a finished one; the result is the same, bit for bit, as in one go."""
     if not (folder / "recipe.yaml").is_file():
         raise StateError(f"{folder} is not a run folder: recipe.yaml is absent")
     with _watched(folder, quiet) as progress:
         from fedloom.engines import api
 
-        result = api.resume(folder, progress=progress, accept_changes=accept_changes)
+        result = api.resume(folder, progress=progress, accept_changes=accept_changes, overrides=changes or ())
     _conclude(result)
 
 
@@ -239,8 +257,9 @@ for command in (
 
 
 def _default_folder(recipe: Recipe) -> Path:
-    method = "+".join([recipe.method.name, *recipe.method.add])
-    return Path("runs") / f"{recipe.name}-{method}-s{recipe.seed}"
+    method = "+".join(name.rpartition(":")[2] for name in (recipe.method.name, *recipe.method.add))
+    after = f"-after-{Path(recipe.model.start).name}" if recipe.model.start else ""
+    return Path("runs") / f"{recipe.name}-{method}-s{recipe.seed}{after}"
 
 
 @contextmanager

@@ -29,7 +29,10 @@ from fedloom.rounds.progress import Progress, shown
 from fedloom.rounds.rounds import run_rounds, status
 from fedloom.rounds.worker import check_device
 from fedloom.runs.folder import RunFolder
+from fedloom.runs.reader import Run
 from fedloom.runs.track import tracker_of
+from fedloom.settings.paths import differs
+from fedloom.training.optim import learning_rate
 
 __all__ = ["Plan", "Result", "model_file", "plan", "resume", "run", "trained_models"]
 
@@ -131,8 +134,14 @@ def resume(
     progress: Progress | None = None,
     engine: Engine | None = None,
     accept_changes: bool = False,
+    overrides: Sequence[str] = (),
+    **options: Any,
 ) -> Result:
     """Continue a run after its last whole checkpoint, bit for bit as if it had never stopped.
+
+    `overrides` ("training.rounds=50") and `options` (rounds=50) may change how many rounds the run has, where nothing
+    in the rounds that are done would have been another, and keys of `runtime`. That begins a new segment of the run,
+    which run.json, an event and the report tell.
 
     `federation`, `model` and `method` are the objects that the run began with, if it had any; the model's weights are
     those that the run began with, whatever they are now. `accept_changes` lets the recipe in the folder differ from the
@@ -151,19 +160,67 @@ def resume(
             raise StateError(
                 f"{folder}: {section.argument}= is given, but the run has {key}: {section.name}; leave it out"
             )
+    changed: list[str] = []
+    if overrides or options:
+        recipe, changed = _extended(path, recipe, overrides, options)
     recipe = recipe.holding(**{key: (thing, described(thing)) for key, thing in given.items() if thing is not None})
     refusals.without_method(recipe)
     engine = engine or engine_of(recipe.runtime)
     if accept_changes and recipe.runtime.engine != "process":
         raise StateError(f"{folder}: --accept-changes works with runtime.engine: process, not {recipe.runtime.engine}")
+    if changed and recipe.runtime.engine != "process":
+        raise StateError(
+            f"{folder}: {', '.join(changed)} can be changed with runtime.engine: process, not {recipe.runtime.engine}"
+        )
     if (ended := engine.takes_over(recipe, path, None, progress, fresh=False)) is not None:
         return Result(path, ended)
     built = engine.build(recipe, None, partition)
     if recipe.model.is_held:
         _begin_again(built, path)
+    if ROUNDS in changed and built.method.stage.traits.paced:
+        raise StateError(f"{folder}: {ROUNDS} cannot be changed, for {built.method.name} paces itself by it")
     with RunFolder(path) as run_folder:
-        state = run_folder.continued(built.about, lambda: engine.initial(built), progress.event, accept_changes)
+        accepted = accept_changes or changed
+        state = run_folder.continued(built.about, lambda: engine.initial(built), progress.event, accepted)
+        if changed:
+            run_folder.rewrite(recipe)
         return Result(path, _go(engine, built, run_folder, state, progress), built)
+
+
+ROUNDS = "training.rounds"
+
+
+def _extended(
+    folder: Path, before: Recipe, overrides: Sequence[str], options: Mapping[str, Any]
+) -> tuple[Recipe, list[str]]:
+    """The recipe of a run that goes on in another way, and the keys that changed.
+
+    Raises StateError for a key that may not change, and where the schedule of the learning rate forbids it.
+    """
+    old = before.model_dump(mode="json")
+    after = load(with_options(old, options), overrides)
+    changed = sorted(differs("", old, after.model_dump(mode="json")))
+    for key in changed:
+        if key != ROUNDS and (not key.startswith("runtime.") or key == "runtime.engine"):
+            raise StateError(
+                f"{folder}: {key} cannot change in a run that has begun, only {ROUNDS} and keys of runtime can; "
+                f"`fedloom run --from {folder} {key}=...` begins a new run with its model"
+            )
+    run = Run.read(folder)
+    if ROUNDS in changed and (run.info["status"] == "stopped early" or run.last_round > after.training.rounds):
+        why = "stopped early" if run.info["status"] == "stopped early" else f"has had {run.last_round} rounds"
+        raise StateError(f"{folder}: the run {why}, so {ROUNDS} cannot become {after.training.rounds}")
+    schedule = after.training.schedule
+    if ROUNDS in changed and (schedule.name == "cosine" or schedule.warmup_share):
+        what = "cosine" if schedule.name == "cosine" else f"warmup_share: {schedule.warmup_share:g}"
+        last = before.training.rounds
+        was, now = (learning_rate(t.of(None), last, 0) for t in (before.training, after.training))
+        raise StateError(
+            f"{folder}: {ROUNDS} was {last}, {after.training.rounds} found, but training.schedule ({what}) runs over "
+            f"all rounds, so those that are done would have had other learning rates (round {last}: {was:.3g} was, "
+            f"{now:.3g} would be); `fedloom run --from {folder}` begins a new run with its model"
+        )
+    return after, changed
 
 
 def _begin_again(built: Built, folder: Path) -> None:

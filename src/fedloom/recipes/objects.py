@@ -63,6 +63,8 @@ def with_options(value: Mapping[str, Any], options: Mapping[str, Any]) -> dict[s
     for key, given in options.items():
         if key in Recipe.model_fields:
             before = result.get(key)
+            if key in SECTIONS and before is not None and not isinstance(before, Mapping):
+                before = {"name": before}
             if isinstance(given, Mapping) and isinstance(before, Mapping) and "name" not in given:
                 given = {**before, **given}
             result[key] = given

@@ -38,7 +38,7 @@ QUIET = ("engine", "flower", "workers", "checkpoint_every", "diagnostics", "trac
 
 
 LATER: dict[tuple[str, ...], dict[str, Any]] = {
-    ("model",): {"inputs": "data", "freeze": None, "frozen_statistics": False},
+    ("model",): {"inputs": "data", "freeze": None, "frozen_statistics": False, "start": None},
     ("training", "optimizer"): {"encoder_lr": None},
     ("training", "schedule"): {"warmup_share": 0.0},
 }
@@ -185,6 +185,8 @@ class ModelSection(Named):
     heads: Literal["all", "own"] = "all"
     weights: str | None = None
     """A file with the encoder's weights to start from (.safetensors, .pth), such as `fedloom pretrain` writes."""
+    start: str | None = None
+    """A run's folder, or a model.safetensors: begin with the model that all its clients share."""
     inputs: Literal["data", "weights"] = "data"
     """How images are normalised: as the data set does it, or as the images were that timm's weights were trained on."""
     freeze: str | None = None

@@ -5,10 +5,13 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from fedloom.core.layout import Layout
@@ -187,6 +190,33 @@ def starting_model(recipe: Recipe, dataset: Dataset) -> MultiTask:
     return module
 
 
+def begin_with(module: MultiTask, start: str) -> None:
+    """Load the model that all clients of a run share: from its folder, or from its model.safetensors.
+
+    Raises RecipeError where there is none, or it does not fit.
+    """
+    path = Path(start).expanduser()
+    file = path / "model.safetensors" if path.is_dir() else path
+    if not file.is_file():
+        raise RecipeError(f"model.start: {start!r}: there is no file {file}; a finished run has one")
+    try:
+        found = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise RecipeError(f"model.start: {file} cannot be read: {error}") from None
+    wanted = module.state_dict()
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        owners = sorted({name.rpartition("/")[0] for name in found if "/" in name})
+        own = f"; it has models of {', '.join(owners)}, and none that all share" if owners else ""
+        raise RecipeError(f"model.start: {file} has no {missing[0]!r} ({len(missing)} of {len(wanted)} missing){own}")
+    for name, tensor in wanted.items():
+        if found[name].shape != tensor.shape:
+            raise RecipeError(
+                f"model.start: {file}, {name!r}: shape {tuple(found[name].shape)} found, expected {tuple(tensor.shape)}"
+            )
+    module.load_state_dict({name: found[name] for name in wanted})
+
+
 def _freeze(module: MultiTask, glob: str) -> None:
     """No gradient for the parameters whose names match."""
     names = [name for name, _ in module.named_parameters()]
@@ -205,6 +235,8 @@ def assemble(
     module = starting_model(recipe, dataset)
     refusals.needs_parts(method, module)
     module = changed(module, method.model, dataset.input_shape, recipe.seed)
+    if recipe.model.start is not None:
+        begin_with(module, recipe.model.start)
     if recipe.model.freeze is not None:
         _freeze(module, recipe.model.freeze)
     layout = Layout.from_module(module)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
@@ -107,6 +107,10 @@ class RunFolder:
             raise StateError(f"{path / 'partition.json'} cannot be read: {error}") from error
         return load(path / "recipe.yaml"), partition
 
+    def rewrite(self, recipe: Recipe) -> None:
+        """Put another recipe in the place of the folder's."""
+        checkpoint.write_text(self.path / "recipe.yaml", dump(recipe))
+
     def describe(self, about: Mapping[str, Any], status: str, round_: int, final_round: int | None = None) -> None:
         """Write run.json: what this run is (`Built.about`) and how far it has come."""
         final_round = round_ if final_round is None else final_round
@@ -135,11 +139,12 @@ class RunFolder:
             raise StateError(f"{self.path / 'run.json'}: its checksum is not that of its content: it was changed")
         return info
 
-    def check(self, about: Mapping[str, Any], accept: bool = False) -> None:
+    def check(self, about: Mapping[str, Any], accept: bool | Collection[str] = False) -> None:
         """Check that a resumed run is still the same. Raises StateError that names what changed.
 
-        With `accept` other keys of the recipe than those of method, model and data may differ; that is recorded in
-        run.json and an event of the next round. So is another version of the package.
+        With `accept` other keys of the recipe than those of method, model and data may differ, or only the keys that it
+        names; that is recorded in run.json and an event of the next round. So is another version of the package, or of
+        another package's source.
         """
         before = self._info()
         if before.get("fedloom") != __version__:
@@ -161,14 +166,14 @@ class RunFolder:
         text = (
             ", ".join(f"{key} was {was!r}, is {now!r}" for key, (was, now) in told.items()) or "which keys is not known"
         )
-        if not accept:
+        if not accept or (accept is not True and not set(keys) <= set(accept)):
             raise StateError(
                 f"{self.path}: the recipe is not the one that the run began with: {text}. Change it back, or go on "
                 "with --accept-changes, which records that"
             )
         change = {"after_round": before["rounds"], "keys": told}
         self._events.append({"event": "recipe changed", "keys": text})
-        self._describe({**before, **about, "changes": [*before.get("changes", []), change]})
+        self._describe({**before, **about, "status": "running", "changes": [*before.get("changes", []), change]})
 
     def write_round(self, line: Mapping[str, Any], ledger: Ledger) -> None:
         """Append one round to metrics.jsonl and bytes.jsonl, and its diagnostics, if there are any, to their file."""
@@ -307,7 +312,7 @@ class RunFolder:
         about: Mapping[str, Any],
         initial: Callable[[], State],
         tell: Callable[[str], None],
-        accept: bool = False,
+        accept: bool | Collection[str] = False,
     ) -> State:
         """The state to go on from, `initial` where nothing was saved; lines of rounds after it are cut off.
 

@@ -51,6 +51,7 @@ class GapWeights(Stage):
         "mix",
         reads={"extra:loss_received", "extra:loss_trained"},
         writes={"weight"},
+        paced=True,
         separable=True,
         presence="coupled",
     )

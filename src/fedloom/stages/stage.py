@@ -40,6 +40,8 @@ class Traits:
     """K rows become one; with `by_task`, rows are (client, task) and become new task vectors, one per task, with the
     key ("*", task)."""
     by_task: bool = False
+    paced: bool = False
+    """Whether what it does depends on how many rounds the run will have."""
     separable: bool = False
     """Treats every column alike, with Gram matrices and sums by `fedloom.core.spread`; so columns may lie apart."""
     presence: Presence | None = None
@@ -66,6 +68,7 @@ class Traits:
             wants=set().union(*(t.wants for t in each)),
             reduces=reduces,
             separable=all(t.separable for t in each),
+            paced=any(t.paced for t in each),
             presence=min((t.presence for t in each), key=(None, *reversed(_PRESENCES)).index, default="block"),
         )
 

@@ -210,6 +210,16 @@ def _outline(run: Run) -> Outline | None:
         return None
 
 
+def _segments(info: Mapping[str, Any]) -> str | None:
+    """What was changed after which round; None where nothing was."""
+    told = [
+        f"after round {change['after_round']}: "
+        + ", ".join(f"{key} was {was}, is {now}" for key, (was, now) in change["keys"].items())
+        for change in info.get("changes", ())
+    ]
+    return "; ".join(told) or None
+
+
 def _facts(run: Run) -> Facts:
     info = run.info
     domains = sorted({str(c["domain"]) for c in info["clients"].values() if c.get("domain") is not None})
@@ -218,6 +228,7 @@ def _facts(run: Run) -> Facts:
         "status": _status(run),
         "rounds": run.last_round,
         "kept model": f"of round {info['final_round']}" if run.is_finished and "final_round" in info else None,
+        "segments": _segments(info),
         "seed": run.seed,
         "method": run.label,
         "data": run.recipe["data"]["name"],

@@ -1,0 +1,76 @@
+"""Runs that go on further than they were meant to, and runs that begin with another one's model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import fedloom as fl
+from fedloom.cli.app import app
+from fedloom.engines.api import Result
+from fedloom.errors import RecipeError, StateError
+from fedloom.study.report.collect import of_run
+from tests_support import assert_same, load_recipe
+
+Quick = Callable[..., Result]
+
+
+def test_a_run_goes_on_as_if_it_had_been_meant_to(quick: Quick) -> None:
+    short, long = quick(), quick("training.rounds=4")
+    assert CliRunner().invoke(app, ["resume", str(short.folder), "training.rounds=4"]).exit_code == 0
+    assert_same(short.folder, long, models_only=True)
+    assert [row for row in short.run.rows() if row["round"] == 4] == [r for r in long.run.rows() if r["round"] == 4]
+    info = json.loads((short.folder / "run.json").read_text())
+    assert info["changes"] == [{"after_round": 2, "keys": {"training.rounds": [2, 4]}}]
+    assert (info["status"], info["rounds"]) == ("finished", 4)
+    assert dict(of_run(short.run).facts)["segments"] == "after round 2: training.rounds was 2, is 4"
+    assert "recipe changed" in (short.folder / "metrics.jsonl").read_text()
+    fl.resume(short.folder, rounds=5)  # once more, from Python
+    assert [c["after_round"] for c in short.run.info["changes"]] == [2, 4]
+    assert fl.resume(short.folder).run.last_round == 5
+
+
+@pytest.mark.parametrize(
+    ("started", "change", "message"),
+    [
+        ("training.schedule.name=cosine", "training.rounds=4", r"training.schedule \(cosine\) runs over all rounds, .*"
+         r"round 2: 0.025 was, 0.0427 would be"),
+        ("training.schedule.warmup_share=0.5", "training.rounds=4", r"training.schedule \(warmup_share: 0.5\)"),
+        ("method=fedga", "training.rounds=4", "training.rounds cannot be changed, for fedga paces itself by it"),
+        ("seed=0", "training.rounds=1", "has had 2 rounds, so training.rounds cannot become 1"),
+        ("seed=0", "training.batch_size=4", r"training.batch_size cannot change in a run that has begun.*--from"),
+    ],
+)  # fmt: skip
+def test_what_would_change_rounds_that_are_done_is_refused(
+    quick: Quick, started: str, change: str, message: str
+) -> None:
+    run = quick(started)
+    before = {f.name: f.read_bytes() for f in run.folder.iterdir() if f.is_file() and f.name != "run.json"}
+    with pytest.raises(StateError, match=message):
+        fl.resume(run.folder, overrides=[change])
+    assert before == {f.name: f.read_bytes() for f in run.folder.iterdir() if f.is_file() and f.name != "run.json"}
+    assert fl.resume(run.folder).run.last_round == 2
+
+
+def test_a_run_begins_with_the_model_of_another(quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = quick()
+    done = CliRunner().invoke(app, ["run", "--from", str(first.folder), "training.rounds=1", "--quiet"])
+    assert done.exit_code == 0, done.output
+    second = Path("runs") / f"digits-tasks-fedavg-s0-after-{first.folder.name}"
+    start, end = (
+        {(r["client"], r["task"], r["metric"], r["split"]): r["value"] for r in run.rows() if r["round"] == number}
+        for run, number in ((fl.Result(second, "").run, 0), (first.run, 2))
+    )
+    assert start == end
+    local = quick("method=local")
+    with pytest.raises(RecipeError, match=r"model.start: .*it has models of client/all-0, .*, and none that all share"):
+        quick(f"model.start={local.folder}")
+    with pytest.raises(RecipeError, match=r"'encoder.conv1.weight': shape \(16, 1, 3, 3\) found, expected \(4, 1"):
+        quick(f"model.start={first.folder}", "model.width=4")
+    with pytest.raises(RecipeError, match="there is no file"):
+        fl.run(load_recipe(), model={"name": "small-cnn", "start": "nowhere"})
