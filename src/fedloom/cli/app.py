@@ -17,6 +17,7 @@ from fedloom.cli.data import data
 from fedloom.cli.flower import flower
 from fedloom.engines.cluster import torchrun
 from fedloom.errors import StateError, UserError, unknown, writing
+from fedloom.settings.names import is_import
 
 if TYPE_CHECKING:
     from fedloom.recipes import Recipe
@@ -193,7 +194,8 @@ def methods(
     if name is None:
         for registry in (METHODS, ADDONS):
             shared.print_table(
-                [registry.kind, "what it does", "source"], [(e.name, e.summary, e.source) for e in registry]
+                [registry.kind, "what it does", "source"],
+                [(e.name, e.summary, e.source or e.package) for e in registry],
             )
         typer.echo("Details: fedloom methods NAME")
     else:
@@ -295,9 +297,11 @@ def _conclude(result: Any) -> None:
 
 def _find(name: str, *registries: Registry) -> tuple[Registry, Registered]:
     for registry in registries:
-        if name in registry.entries:
+        if registry.problem(name) is None:
             return registry, registry[name]
-    known = sorted(name for registry in registries for name in registry.entries)
+    if is_import(name):
+        raise UserError(str(registries[0].problem(name)))
+    known = sorted(name for registry in registries for name in registry.names)
     raise UserError(unknown("method or add-on", name, known))
 
 

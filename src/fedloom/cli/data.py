@@ -100,5 +100,6 @@ def build(name: str, parameters: list[str] | tuple[str, ...], seed: int = 0) -> 
     except ValidationError as error:
         lines = [f"{path}: {message}" for path, message in explain(error, DataSection)]
         raise RecipeError("\n".join([f"data set {name!r}:", *lines])) from None
-    dataset: Dataset = checked.entry.function(seed, **checked.params)
-    return dataset
+    from fedloom.data.registry import loaded
+
+    return loaded(checked.entry, seed, checked.arguments)

@@ -2,7 +2,30 @@
 
 from __future__ import annotations
 
-from fedloom.settings.registry import Registry
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fedloom.errors import RecipeError
+from fedloom.settings.registry import Registered, Registry
+
+if TYPE_CHECKING:
+    from fedloom.data.dataset import Dataset
 
 DATASETS = Registry("data set", "fedloom.data")
-"""Functions `f(seed, *, ...) -> Dataset`; their keyword-only arguments are the recipe's keys."""
+"""Functions `f(seed, *, ...) -> Dataset`, or Federation; their keyword-only arguments are the recipe's keys."""
+
+
+def loaded(entry: Registered, seed: int, params: Mapping[str, Any]) -> Dataset:
+    """The data set that a function of the registry gives; of a Federation, the one in it.
+
+    Raises RecipeError where it gives something else.
+    """
+    from fedloom.data.dataset import Dataset
+
+    made = entry.make(seed, **params)
+    made = getattr(made, "dataset", made)
+    if not isinstance(made, Dataset):
+        raise RecipeError(
+            f"data: {entry.name} gives {type(made).__name__}, expected a fedloom.Federation or a fedloom.data.Dataset"
+        )
+    return made

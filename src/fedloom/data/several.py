@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError
 
-from fedloom.data.registry import DATASETS
+from fedloom.data.registry import DATASETS, loaded
 from fedloom.errors import DataError
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ def load(
     given.update((key, value) for key, value in section.items() if key != "name")
     if root is not None and "path" in given:
         given["path"] = str(Path(root, given["path"]))  # an absolute path stays as it is
-    dataset: Dataset = entry.function(seed, **dict(entry.params.model_validate(given)))
-    return dataset
+    return loaded(entry, seed, dict(entry.params.model_validate(given)))
 
 
 Sets = Annotated[dict[str, dict[str, Any]], Field(min_length=1), AfterValidator(_check)]

@@ -100,6 +100,9 @@ def _apply(value: dict[str, Any], override: str) -> None:
     """Set one key path in place, creating the mappings on the way."""
     path, equals, text = override.partition("=")
     keys = path.strip().split(".")
+    imported = [i for i, key in enumerate(keys) if ":" in key]
+    if keys[:2] == ["method", "add"] and imported:  # the dots of package.module:name are no steps
+        keys[2 : imported[0] + 1] = [".".join(keys[2 : imported[0] + 1])]
     if not equals or not all(keys):
         raise RecipeError(f"{override!r}: expected key.path=value, for example training.rounds=20")
     level = value

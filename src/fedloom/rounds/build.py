@@ -19,6 +19,7 @@ from fedloom.data.dataset import Dataset, Examples
 from fedloom.data.partition import Partition, Pool
 from fedloom.data.partition.listed import as_partition
 from fedloom.data.preview import normal
+from fedloom.data.registry import loaded
 from fedloom.errors import RecipeError, nearest
 from fedloom.methods.at_peers import at_peers
 from fedloom.methods.method import Method
@@ -110,13 +111,7 @@ def load_data(section: DataSection, seed: int) -> Dataset:
 
     Raises RecipeError where what the section names gives no data set.
     """
-    made = section.make(seed)
-    made = getattr(made, "dataset", made)  # a Federation holds one
-    if not isinstance(made, Dataset):
-        raise RecipeError(
-            f"data: {section.name} gives {type(made).__name__}, expected a fedloom.Federation or a fedloom.data.Dataset"
-        )
-    return made
+    return loaded(section.entry, seed, section.arguments)
 
 
 def method_of(recipe: Recipe, method: Method | None) -> Method:

@@ -358,7 +358,7 @@ class RunFolder:
 
 def _origin(value: Mapping[str, Any]) -> str:
     """Version and source of what a package brings."""
-    return ", ".join(str(value[key]) for key in ("package", "version", "source") if value.get(key))
+    return ", ".join(str(value[key]) for key in ("module", "version", "source") if value.get(key))
 
 
 def _check(value: Mapping[str, Any]) -> str:

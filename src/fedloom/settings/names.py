@@ -52,8 +52,8 @@ def imported(name: str) -> Any:
 def source(thing: Any) -> dict[str, str | None]:
     """Where a function, a class or an object of one comes from.
 
-    Its module; the package that brings the module, and its version; 16 hexadecimal digits over the module's file, or
-    over the text of what a notebook defines. None where that is not known.
+    Its module; the version of the package that brings it; 16 hexadecimal digits over the module's file, or over the
+    text of what a notebook defines. None where that is not known.
     """
     thing = inspect.unwrap(thing.func if isinstance(thing, partial) else thing)
     home = thing if inspect.isroutine(thing) or inspect.isclass(thing) else type(thing)
@@ -63,10 +63,13 @@ def source(thing: Any) -> dict[str, str | None]:
         text = Path(file).read_bytes() if file else inspect.getsource(home).encode()
     except (OSError, TypeError):
         text = None
-    package = next(iter(metadata.packages_distributions().get(module.partition(".")[0], ())), None)
+    package = module.partition(".")[0]
+    try:
+        version: str | None = metadata.version(package)
+    except metadata.PackageNotFoundError:  # a file, or a package whose name is not that of its module
+        version = getattr(sys.modules.get(package), "__version__", None)
     return {
         "module": module,
-        "package": package,
-        "version": None if package is None else metadata.version(package),
+        "version": version,
         "source": None if text is None else hashlib.sha256(text).hexdigest()[:16],
     }

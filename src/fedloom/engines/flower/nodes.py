@@ -17,6 +17,7 @@ import fedloom.tasks.dense
 import fedloom.tasks.regression  # noqa: F401  (makes all kinds of tasks known)
 from fedloom.data.dataset import Batch, Dataset
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share, ValFraction
+from fedloom.data.registry import loaded
 from fedloom.errors import DataError, RecipeError, nearest
 from fedloom.methods.method import Method
 from fedloom.recipes.loader import read
@@ -103,7 +104,7 @@ class Elsewhere:
 def own_data(recipe: Recipe, config: NodeConfig) -> tuple[Dataset, Client]:
     """A node's data set and the client that holds all of it. Raises DataError for a task that the data set lacks."""
     assert config.data is not None
-    dataset: Dataset = config.data.entry.function(recipe.seed, **config.data.params)
+    dataset = loaded(config.data.entry, recipe.seed, config.data.arguments)
     known = {task.name: task for task in dataset.tasks}
     options = {name: changes for name, changes in recipe.tasks.items() if name in known}
     known = {task.name: task for task in with_options(dataset, options).tasks}
