@@ -33,10 +33,9 @@ training: {rounds: 1, steps: 2}
 GRID = """
 name: mine
 data: {Wines: {recipe: wines.yaml}}
-bases: {Local: {method: local}, Clipped: {method: "beacon:clipped"}}
-addons: {"-": {}, Clip: {"method.add.beacon:Clip.limit": 0.2}}
+bases: {Clipped: {method: "beacon:clipped"}}
+addons: {Clip: {"method.add.beacon:Clip.limit": 0.2}}
 seeds: [0]
-delta: Local/-
 """
 
 

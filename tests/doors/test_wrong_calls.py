@@ -1,0 +1,237 @@
+"""Calls that a newcomer gets wrong: the error names the argument, what was found and what is expected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+import fedloom as fl
+from fedloom.errors import UserError
+
+X = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
+Y = torch.arange(24) % 3
+DATA = TensorDataset(X, Y)
+TASKS = {"sort": fl.task(classes=3)}
+TWO = {"sort": fl.task(classes=3), "odd": fl.task(classes=2)}
+
+
+def federation(train: Any = DATA, tasks: Any = TASKS, test: Any = DATA, **client: Any) -> fl.Federation:
+    return fl.Federation(clients={"ann": fl.Client(train, **client)}, tasks=tasks, test=test)
+
+
+def run(model: Any = None, what: Any = None, **options: Any) -> fl.Result:
+    model = nn.Linear(4, 3) if model is None else model
+    return fl.run(federation() if what is None else what, model=model, **{"rounds": 1, "steps": 1, **options})
+
+
+class Pairs(Dataset[Any]):
+    """A map-style data set of given items."""
+
+    def __init__(self, *items: Any) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, i: int) -> Any:
+        return self.items[i]
+
+
+class Stream(IterableDataset[Any]):
+    """What has no positions."""
+
+    def __iter__(self) -> Any:
+        return iter(DATA)
+
+
+class Broken(nn.Module):
+    """A model for other inputs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.conv2d(x, torch.zeros(3, 1, 3, 3))
+
+
+WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    "nothing": (lambda: fl.Federation(tasks=TASKS), "Federation: neither of clients= and data= found"),
+    "no tasks": (lambda: federation(tasks=None), r"Federation: tasks=None found, expected \{name: fl.task\(...\)\}"),
+    "a number as task": (lambda: federation(tasks={"sort": 3}), r"tasks: 'sort' is 3, expected fl.task\(...\)"),
+    "a list of clients": (
+        lambda: fl.Federation(clients=[fl.Client(DATA)], tasks=TASKS),
+        r"Federation: clients=\[.*\] found, expected \{name: fl.Client",
+    ),
+    "data as client": (
+        lambda: fl.Federation(clients={"ann": DATA}, tasks=TASKS),
+        r"clients: 'ann' is TensorDataset, expected fl.Client\(...\)",
+    ),
+    "data without partition": (lambda: fl.Federation(data=DATA, tasks=TASKS), "data= needs partition="),
+    "partition without data": (
+        lambda: fl.Federation(clients={"ann": fl.Client(DATA)}, tasks=TASKS, partition="iid"),
+        r"partition= deals out data=, but there are clients=",
+    ),
+    "a misspelt partition": (
+        lambda: fl.Federation(data=DATA, tasks=TASKS, partition="idd"),
+        r"partition: unknown partition 'idd'. Did you mean 'iid'\?",
+    ),
+    "a partition without its key": (
+        lambda: fl.Federation(data=DATA, tasks=TASKS, partition="iid"),
+        "partition 'iid': clients: missing, expected an integer of at least 1",
+    ),
+    "a position that is not there": (
+        lambda: fl.Federation(data=DATA, tasks=TASKS, partition=[[0, 1, 2], [24, 5]]).partition(),
+        "client 'c01': position 24 found, expected 0 to 23",
+    ),
+    "positions twice": (
+        lambda: fl.Federation(data=DATA, tasks=TASKS, partition=[[0, 1, 2], [2, 3]]).partition(),
+        "clients 'c00' and 'c01' both hold example 2",
+    ),
+    "a partition of text": (
+        lambda: fl.Federation(data=DATA, tasks=TASKS, partition=[["a"], [1]]).partition(),
+        r"partition, client 0: \['a'\] found, expected a list of positions such as \[0, 5, 9\]",
+    ),
+    "an unknown task": (
+        lambda: fl.Federation(clients={"ann": fl.Client(DATA, tasks=["sorts"])}, tasks=TASKS),
+        r"client 'ann': unknown task 'sorts'. Did you mean 'sort'\?",
+    ),
+    "a task as text": (
+        lambda: fl.Federation(clients={"ann": fl.Client(DATA, tasks="sort")}, tasks=TASKS),
+        r"client 'ann': tasks='sort' found, expected a list of names",
+    ),
+    "val of everything": (lambda: federation(val=1.5), "client 'ann': val=1.5 found, expected a share from 0"),
+    "an iterable": (
+        lambda: federation(train=Stream()),
+        "client 'ann', train: Stream found, expected a torch Dataset with a length .* has no positions to deal out",
+    ),
+    "a path": (lambda: federation(train="data.csv"), "client 'ann', train: str found, expected a torch Dataset"),
+    "labels too few": (
+        lambda: federation(train=(X, Y[:5])),
+        "client 'ann', train, task 'sort': 5 labels found, expected 24, one for each example",
+    ),
+    "a label too large": (
+        lambda: federation(tasks={"sort": fl.task(classes=2)}),
+        r"client 'ann', train, task 'sort': the label 2 found, expected 0 to 1 \(-1: no label\), for classes=2",
+    ),
+    "labels that are no classes": (
+        lambda: federation(train=(X, Y / 2)),
+        r"client 'ann', train, task 'sort': labels of torch.float32 found, expected whole numbers from 0 to 2",
+    ),
+    "one label for two tasks": (
+        lambda: federation(train=(X, Y), tasks=TWO),
+        r"client 'ann', train: one label an example found, expected \{task: label\} for sort, odd",
+    ),
+    "columns for other tasks": (
+        lambda: federation(tasks=TWO),
+        "client 'ann', train: a TensorDataset with 1 columns of labels found, expected one for each of the tasks",
+    ),
+    "mappings without keys": (
+        lambda: federation(train=Pairs({"image": X[0], "label": 1})),
+        r"client 'ann', train, example 0: a mapping with image, label found; name the input and the labels",
+    ),
+    "items of one part": (
+        lambda: federation(train=Pairs((X[0],))),
+        r"client 'ann', train, example 0: tuple found, expected \(x, y\), \(x, \{task: y\}\) or a mapping",
+    ),
+    "other inputs at the test": (
+        lambda: federation(test=(X[:, :2], Y)),
+        r"Federation, test: inputs of shape \(2,\) found, but client 'ann', train has \(4,\)",
+    ),
+    "text as input": (
+        lambda: federation(train=Pairs(("a wine", 0))),
+        "client 'ann', train, example 0: an input of type str found, expected a tensor, an array or numbers",
+    ),
+    "classes as text": (lambda: fl.task(classes="3"), "task: classes='3' found, expected a whole number of at least 2"),
+    "a loss by name": (lambda: fl.task(classes=3, loss="focal"), "loss: 'focal' found, expected a function of"),
+    "a loss that is a class": (
+        lambda: fl.task(classes=3, loss=nn.CrossEntropyLoss),
+        r"expected a function of \(outputs, labels\) or a module such as torch.nn.CrossEntropyLoss\(\)",
+    ),
+    "a metric by name": (
+        lambda: fl.task(classes=3, metrics={"f1": "macro"}),
+        r"metrics: 'f1' is 'macro', expected a function of \(outputs, labels\), an object of torchmetrics",
+    ),
+    "a loss that fails": (
+        lambda: run(what=federation(tasks={"sort": fl.task(classes=3, loss=lambda o, t: o @ t)})),
+        r"task 'sort', loss: RuntimeError: .* \(called with outputs of shape \(\d+, 3\) and labels of shape",
+    ),
+    "a loss that is no tensor": (
+        lambda: run(what=federation(tasks={"sort": fl.task(classes=3, loss=lambda o, t: 1.0)})),
+        "task 'sort', loss: 1.0 found, expected a tensor with one number",
+    ),
+    "no model": (lambda: fl.run(federation()), r"run: model= is missing, expected a torch.nn.Module, fl.model\(...\)"),
+    "a misspelt encoder": (lambda: run("mpl"), r"model.name: unknown encoder 'mpl'. Did you mean 'mlp'\?"),
+    "a number as model": (lambda: run(3), "model: 3 found, expected a name, a section or an object"),
+    "an object that is no model": (
+        lambda: run(object()), r"model: object found, expected a torch.nn.Module, or fl.model\(...\)"
+    ),
+    "a model for other inputs": (
+        lambda: run(Broken()), r"model: Broken cannot take an input of shape \(1, 4\), torch.float32: RuntimeError"
+    ),
+    "a model with other outputs": (
+        lambda: run(nn.Linear(4, 7)),
+        r"model: Linear gives shape \(1, 7\) for one example of task 'sort', expected 1 x 3",
+    ),
+    "one tensor for two tasks": (
+        lambda: run(nn.Linear(4, 3), federation((X, {"sort": Y, "odd": Y % 2}), TWO, None)),
+        r"model: Linear gives one tensor, expected \{task: outputs\} for the tasks sort, odd; or give an encoder",
+    ),
+    "a head that is missing": (
+        lambda: run(fl.model(nn.Linear(4, 8), heads={"sorts": nn.Linear(8, 3)})),
+        r"model, heads: none for task 'sort'. Did you mean 'sorts'\? Found: sorts",
+    ),
+    "a role that is not": (
+        lambda: run(fl.model(nn.Linear(4, 3), roles={"*": "body"})),
+        r"model, roles: 'body' found for 'weight', expected 'encoder', 'decoder' or 'head', or \(role, task\)",
+    ),
+    "a misspelt method": (lambda: run(method="fedavgg"), r"method.name: unknown method 'fedavgg'. Did you mean"),
+    "a method that is none": (lambda: run(method=object()), "method: object found, expected a function that returns a"),
+    "a misspelt option": (lambda: run(round=3), r"round: unknown option. Did you mean 'rounds'\?"),
+    "a wrong value": (lambda: run(rounds="ten"), "training.rounds: 'ten' found, expected an integer of at least 1"),
+    "a module that is not there": (
+        lambda: run("nowhere.at:all"), "model.name: 'nowhere.at:all': there is no module 'nowhere', neither"
+    ),
+    "a name that is not in it": (
+        lambda: run("torch.nn:Linearr"), r"model.name: 'torch.nn:Linearr': torch.nn has no 'Linearr'. Did you mean 'Lin"
+    ),
+    "data that are none": (lambda: fl.run(DATA, model="mlp"), "run: TensorDataset found, expected a fl.Federation"),
+    "a method for parts": (lambda: run(method="moon"), "model: moon looks at features, .* give an encoder: fl.model"),
+    "methods as text": (
+        lambda: fl.compare(federation(), model="mlp", methods="local"),
+        r"compare: methods='local' found, expected a list of methods, such as \['local', 'fedavg'\]",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_call_is_answered(name: str) -> None:
+    call, message = WRONG[name]
+    with pytest.raises(UserError, match=message):
+        call()
+
+
+def test_there_are_thirty() -> None:
+    assert len(WRONG) >= 30
+
+
+def test_a_resumed_run_says_what_it_lacks(tmp_path: Path) -> None:
+    fed, net = federation(), nn.Linear(4, 3)
+    fl.run(fed, tmp_path / "a", model=net, rounds=1, steps=1)
+    with pytest.raises(UserError, match=r"data: 'federation, 24 examples, .*' was given in Python, .* as federation="):
+        fl.resume(tmp_path / "a")
+    with pytest.raises(UserError, match=r"model: 'Linear, .*' was given in Python, .* give it as model="):
+        fl.resume(tmp_path / "a", federation=fed)
+    with pytest.raises(UserError, match="the data set is not what it was"):
+        fl.resume(tmp_path / "a", federation=federation((X, Y.flip(0))), model=net)
+    fl.run("digits-tasks", tmp_path / "b", training={"rounds": 1, "epochs": 1})
+    with pytest.raises(UserError, match="federation= is given, but the run has data: digits; leave it out"):
+        fl.resume(tmp_path / "b", federation=fed)
+    # the weights of the model that is given again do not count
+    again = fl.resume(tmp_path / "a", federation=fed, model=nn.Linear(4, 3), rounds=2)
+    straight = fl.run(fed, tmp_path / "c", model=net, rounds=2, steps=1)
+    assert torch.equal(again.model().weight, straight.model().weight)
+    assert np.isfinite(again.run.rows()[-1]["value"])
