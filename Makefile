@@ -18,7 +18,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml constraints/ci.txt | $(VENV)/bin/python
-	$(INSTALL) -e '.[digits,vision]'
+	$(INSTALL) -e '.[digits,vision,report]'
 	@touch $@
 
 $(VENV)/.test: pyproject.toml constraints/ci.txt | $(VENV)/bin/python

@@ -42,4 +42,16 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """The message for the name of a task, a method or the like that is not among the known ones."""
     known = tuple(known)
-    return f"unknown {kind} {name!r}.{nearest(name, known)} Known: {', '.join(known)}"
+    return f"unknown {kind} {name!r}.{nearest(name, known)} {listed('Known', name, known)}"
+
+
+MANY = 12
+"""More names than so many are not listed."""
+
+
+def listed(lead: str, word: str, known: Iterable[str]) -> str:
+    """'Known: a, b, c'; of many names the three nearest to the word."""
+    known = tuple(known)
+    if len(known) <= MANY:
+        return f"{lead}: {', '.join(known)}"
+    return f"Nearest of {len(known)}: {', '.join(difflib.get_close_matches(word, known, n=3, cutoff=0))}"

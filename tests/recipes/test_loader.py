@@ -77,7 +77,7 @@ BASE = {"name": "t", "data": "toy", "partition": "one-task", "model": "small-cnn
 @pytest.fixture
 def toys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Registries of this file's own, so that these tests do not depend on what fedloom registers."""
-    monkeypatch.setattr("fedloom.recipes.schema._registry", lambda module, name: HOMES[module, name])
+    monkeypatch.setattr("fedloom.recipes.schema.registry", lambda module, name: HOMES[module, name])
 
 
 @pytest.fixture

@@ -33,6 +33,8 @@ app = typer.Typer(
 )
 app.add_typer(data, name="data")
 app.add_typer(flower, name="flower")
+recipe_app = typer.Typer(help="Help for writing recipes.", no_args_is_help=True)
+app.add_typer(recipe_app, name="recipe")
 
 Changes = Annotated[
     list[str] | None,
@@ -208,6 +210,21 @@ def recipes() -> None:
     from fedloom.recipes.loader import names, summary
 
     shared.print_table(["recipe", "what it trains"], [(name, summary(name)) for name in names()])
+
+
+@recipe_app.command()
+def schema() -> None:
+    """Print the JSON Schema of recipes, with which editors complete and check them."""
+    import json
+
+    from fedloom.recipes.json_schema import schema as made
+
+    typer.echo(json.dumps(made(), indent=1))
+
+
+@recipe_app.callback()
+def _recipe() -> None:
+    pass
 
 
 @app.command()

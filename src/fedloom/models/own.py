@@ -193,8 +193,8 @@ def _roles(module: nn.Module, roles: Roles | None, tasks: Sequence[Task]) -> dic
         role, task = rule if isinstance(rule, tuple) else (rule, None)
         if role not in ("encoder", "decoder", "head") or task not in (None, *known):
             raise RecipeError(
-                f"model, roles: {(rule if task else role)!r} found for {name!r}, expected 'encoder', 'decoder' or 'head', "
-                f"or (role, task) with one of the tasks {', '.join(sorted(known))}"
+                f"model, roles: {(rule if task else role)!r} found for {name!r}, expected 'encoder', 'decoder' or "
+                f"'head', or (role, task) with one of the tasks {', '.join(sorted(known))}"
             )
         result[f"encoder.net.{name}"] = role if task is None else (role, task)
     return result

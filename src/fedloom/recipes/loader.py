@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedloom.errors import RecipeError, nearest
+from fedloom.errors import RecipeError, listed, nearest
 from fedloom.recipes.schema import Named, Recipe
 from fedloom.settings.problems import explain, found
 from fedloom.settings.section import strict
@@ -77,7 +77,8 @@ def read(
     if path.is_dir():
         hint = f" It is a folder; a {'run' if kind == 'recipe' else kind} folder's {kind} is {path / kind}.yaml."
     raise RecipeError(
-        f"no {kind} {str(source)!r}: neither a file nor a packaged {kind}.{hint} Packaged: {', '.join(sorted(known))}"
+        f"no {kind} {str(source)!r}: neither a file nor a packaged {kind}.{hint} "
+        f"{listed('Packaged', str(source), sorted(known))}"
     )
 
 

@@ -72,7 +72,7 @@ class Named(Section):
     @classmethod
     def registry(cls) -> Registry:
         """The functions that this section may name."""
-        return _registry(*cls.home)
+        return registry(*cls.home)
 
     @classmethod
     def common(cls) -> dict[str, Any]:
@@ -225,7 +225,7 @@ class MethodSection(Named):
     @field_validator("codec")
     @classmethod
     def _known_codec(cls, value: str | None) -> str | None:
-        if value is not None and (problem := _registry("fedloom.methods", "CODECS").problem(value)):
+        if value is not None and (problem := registry("fedloom.methods", "CODECS").problem(value)):
             raise carry([("", problem)])
         return value
 
@@ -234,7 +234,7 @@ class MethodSection(Named):
     def _resolve_add(cls, value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
-        addons = _registry("fedloom.methods", "ADDONS")
+        addons = registry("fedloom.methods", "ADDONS")
         resolved: dict[str, Any] = {}
         problems: list[Problem] = []
         for name, params in value.items():
@@ -297,10 +297,10 @@ class Recipe(Section):
     def origins(self) -> dict[str, dict[str, str | None]]:
         """Key or name -> module, package, version and source of what is not fedloom's own."""
         found = {section.section if section.is_held else section.name: section.entry for section in self.named}
-        addons = _registry("fedloom.methods", "ADDONS")
+        addons = registry("fedloom.methods", "ADDONS")
         found |= {name: addons[name] for name in self.method.add}
         if self.method.codec is not None:
-            found[self.method.codec] = _registry("fedloom.methods", "CODECS")[self.method.codec]
+            found[self.method.codec] = registry("fedloom.methods", "CODECS")[self.method.codec]
         origins = {name: entry.origin for name, entry in found.items()}
         origins |= {
             name: source(imported(name))
@@ -361,9 +361,10 @@ def without_seed(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"seed": 0})
 
 
-def _registry(module: str, name: str) -> Registry:
-    registry: Registry = getattr(importlib.import_module(module), name)
-    return registry
+def registry(module: str, name: str) -> Registry:
+    """A registry by the module that has it and its name there."""
+    found: Registry = getattr(importlib.import_module(module), name)
+    return found
 
 
 def _resolve(

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, create_model
 
-from fedloom.errors import RecipeError, nearest, unknown
+from fedloom.errors import RecipeError, listed, nearest, unknown
 from fedloom.settings.names import imported, is_import, source
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -113,7 +113,7 @@ class Registry:
                 return str(error)
             return None
         return (
-            f"unknown {self.kind} {name!r}.{nearest(name, self.names)} Allowed: {', '.join(self.names)}, or "
+            f"unknown {self.kind} {name!r}.{nearest(name, self.names)} {listed('Allowed', name, self.names)}, or "
             "package.module:name"
         )
 
