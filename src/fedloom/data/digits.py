@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset
 
 FILE = Path(__file__).with_name("digits.npz")
-"""The test part of UCI's "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak, 1998; CC BY 4.0), the same that
-scikit-learn bundles: images (1797 x 8 x 8, uint8, 0..16) and digit (1797, uint8)."""
+"""The test part of UCI's "Optical Recognition of Handwritten Digits" (Alpaydin and Kaynak, 1998; CC BY 4.0), the same
+that scikit-learn bundles: images (1797 x 8 x 8, uint8, 0..16) and digit (1797, uint8)."""
 DigitTask = Literal["digit", "parity", "large", "holes"]
 DigitDomain = Literal["plain", "inverted", "noisy", "thickened", "textured"]
 
