@@ -77,7 +77,7 @@ class Verdict:
 
 
 def judge(grid: Grid, folder: Path) -> tuple[list[Verdict], list[str]]:
-    """A verdict for each data set of a grid with the base `Local` and the references, and a line for each that lacks one.
+    """A verdict for each data set of a grid with the base `Local` and the references, and why others have none.
 
     Raises StateError where all do.
     """
