@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import sys
 import traceback
 from collections.abc import Iterator, Sequence
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
-from types import FunctionType, ModuleType
+from types import FunctionType
 from typing import Any
 
 import torch
-import torch.multiprocessing as mp
+import torch.multiprocessing
 from torch import Tensor
 
+from fedloom.engines import processes
 from fedloom.errors import UserError
 from fedloom.rounds.worker import EvalJob, Executor, Job, Setup, TrainJob, Worker, check_device
 
@@ -54,18 +55,15 @@ class WorkerPool:
     """
 
     def __init__(self, setup: Setup, devices: Sequence[str], workers: int) -> None:
-        context = mp.get_context("spawn")
         names = [check_device(devices[i % len(devices)]) for i in range(workers)]
         self.processes = []
         self.pipes: list[Connection] = []
-        with _no_main():
-            for name in names:
-                here, there = context.Pipe()
-                process = context.Process(target=_serve, args=(there, name), daemon=True)
-                process.start()
-                there.close()
-                self.processes.append(process)
-                self.pipes.append(here)
+        for name in names:
+            here, there = Pipe()
+            process = processes.start(_serve, there, name, daemon=True)
+            there.close()
+            self.processes.append(process)
+            self.pipes.append(here)
         try:
             for pipe in self.pipes:
                 self._talk(pipe, setup)
@@ -179,18 +177,6 @@ def _by_value(value: Any) -> bytes:
 
 def _loads(data: bytes) -> Any:
     return pickle.loads(data)
-
-
-@contextlib.contextmanager
-def _no_main() -> Iterator[None]:
-    """Inside, new processes do not run the script that runs here again: what they need of it comes by value."""
-    main, blank = sys.modules["__main__"], ModuleType("__main__")
-    blank.__spec__ = None
-    sys.modules["__main__"] = blank
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
 
 
 def _serve(pipe: Connection, device: str) -> None:

@@ -27,6 +27,10 @@ LAST = 0.2
 """The share of the rounds, at the end, over which that is measured."""
 
 
+Results = Mapping[tuple[str, str, str], CombinationRuns]
+"""(data set, base, add-on) -> its runs."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What a bed's three rules find on validation data."""
@@ -44,14 +48,20 @@ class Verdict:
     @property
     def reasons(self) -> list[str]:
         """Why the bed cannot judge; empty if it can."""
+        unmeasured = [t for t in self.tasks if math.isnan(self.over_trivial[t]) or math.isnan(self.over_alone[t])]
+        if unmeasured:
+            return [
+                f"no change in percent on validation data of {', '.join(unmeasured)}, in all seeds: are there clients, "
+                "and validation data, of these tasks in each?"
+            ]
         found = [
             f"{task}: training alone is {gain:+.1f} % better than the trivial answer, expected {OVER_TRIVIAL:g} % "
             "or more"
             for task, gain in self.over_trivial.items()
-            if not gain >= OVER_TRIVIAL
+            if gain < OVER_TRIVIAL
         ]
         gain = fmean(self.over_alone.values())
-        if not gain >= OVER_ALONE:
+        if gain < OVER_ALONE:
             found.append(
                 f"all data in one place is {gain:+.1f} % better than training alone (mean over tasks), expected "
                 f"{OVER_ALONE:g} % or more"
@@ -72,34 +82,41 @@ class Verdict:
         ]
 
 
-def judge(grid: Grid, folder: Path) -> list[Verdict]:
-    """A verdict for each data set of a grid with the base `Local` and the references.
+def judge(grid: Grid, folder: Path) -> tuple[list[Verdict], list[str]]:
+    """A verdict for each data set of a grid with the base `Local` and the references, and why others have none.
 
-    Raises StateError where one of them has not been run.
+    Raises StateError where all do.
     """
     results, _ = read(grid, folder, "val")
-    verdicts = []
+    verdicts, unjudged = [], []
     for data in grid.data:
-        columns = [column for column in columns_of(grid, data, results) if column.task]
-        directions = {column.task: column.direction for column in columns}
-        alone = _runs(results, data, ALONE)
-        one, trivial = means(columns, alone), means(columns, _runs(results, data, "trivial"))
-        joint = [means(columns, _runs(results, data, name)) for name in ("joint", "joint-by-task")]
-        each = [delta_terms(values, one, directions) for values in joint]
-        verdicts.append(
-            Verdict(
-                data,
-                tuple(directions),
-                delta_terms(one, trivial, directions),
-                {task: max(terms.get(task, math.nan) for terms in each) for task in directions},
-                {task: fmean(falling(run, task) for run in alone.runs.values()) for task in directions},
-                tuple(alone.runs),
-            )
-        )
-    return verdicts
+        try:
+            verdicts.append(_verdict(grid, data, results))
+        except StateError as error:
+            unjudged.append(str(error))
+    if not verdicts:
+        raise StateError(unjudged[0])
+    return verdicts, unjudged
 
 
-def _runs(results: Mapping[tuple[str, str, str], CombinationRuns], data: str, base: str) -> CombinationRuns:
+def _verdict(grid: Grid, data: str, results: Results) -> Verdict:
+    columns = [column for column in columns_of(grid, data, results) if column.task]
+    directions = {column.task: column.direction for column in columns}
+    alone = _runs(results, data, ALONE)
+    one, trivial = means(columns, alone), means(columns, _runs(results, data, "trivial"))
+    joint = [means(columns, _runs(results, data, name)) for name in ("joint", "joint-by-task")]
+    terms, each = delta_terms(one, trivial, directions), [delta_terms(values, one, directions) for values in joint]
+    return Verdict(
+        data,
+        tuple(directions),
+        {task: terms.get(task, math.nan) for task in directions},
+        {task: max(terms.get(task, math.nan) for terms in each) for task in directions},
+        {task: fmean(falling(run, task) for run in alone.runs.values()) for task in directions},
+        tuple(alone.runs),
+    )
+
+
+def _runs(results: Results, data: str, base: str) -> CombinationRuns:
     for (name, label, _), found in results.items():
         if (name, label) == (data, base):
             return found
