@@ -20,7 +20,7 @@ from fedloom.engines.plan import plan as plan_recipe
 from fedloom.engines.result import Result, model_file, trained_models
 from fedloom.errors import RecipeError, StateError
 from fedloom.recipes.loader import load, read
-from fedloom.recipes.objects import described, separated, with_options
+from fedloom.recipes.objects import described, separated, with_keywords
 from fedloom.recipes.schema import GIVEN, Recipe
 from fedloom.rounds import refusals
 from fedloom.rounds.built import Built
@@ -49,7 +49,7 @@ def recipe_of(
     if isinstance(what, Recipe) and model is None and not overrides and not options:
         recipe, objects = what, dict[str, tuple[Any, str]]()
     else:
-        value, objects = separated(with_options(_content(what, model, method), options))
+        value, objects = separated(with_keywords(_content(what, model, method), options))
         recipe = load(value, overrides)
     if method is not None and not isinstance(method, str | Mapping):
         objects["method"] = method, described(method)
@@ -111,7 +111,7 @@ def run(
     progress = progress or shown()
     path = Path(tempfile.mkdtemp(prefix="fedloom-")) if folder is None else Path(folder)
     try:
-        if (ended := engine.takes_over(recipe, path, None, progress, fresh=True)) is not None:
+        if (ended := engine.takes_over(recipe, path, progress, fresh=True)) is not None:
             return Result(path, ended, temporary=folder is None)
         built = engine.build(recipe)
         with RunFolder.create(path, recipe, built.dealt, built.about) as run_folder:
@@ -172,7 +172,7 @@ def resume(
         raise StateError(
             f"{folder}: {', '.join(changed)} can be changed with runtime.engine: process, not {recipe.runtime.engine}"
         )
-    if (ended := engine.takes_over(recipe, path, None, progress, fresh=False)) is not None:
+    if (ended := engine.takes_over(recipe, path, progress, fresh=False)) is not None:
         return Result(path, ended)
     built = engine.build(recipe, None, partition)
     if recipe.model.is_held:
@@ -198,7 +198,7 @@ def _extended(
     Raises StateError for a key that may not change, and where the schedule of the learning rate forbids it.
     """
     old = before.model_dump(mode="json")
-    after = load(with_options(old, options), overrides)
+    after = load(with_keywords(old, options), overrides)
     changed = sorted(differs("", old, after.model_dump(mode="json")))
     for key in changed:
         if key != ROUNDS and (not key.startswith("runtime.") or key == "runtime.engine"):

@@ -36,9 +36,7 @@ ENGINES = {
 class Engine:
     """Runs jobs in this process or in a pool of workers. Subclasses differ; none has state between two runs."""
 
-    def takes_over(
-        self, recipe: Recipe, folder: Path, method: Method | None, progress: Progress, fresh: bool
-    ) -> str | None:
+    def takes_over(self, recipe: Recipe, folder: Path, progress: Progress, fresh: bool) -> str | None:
         """Do the whole run, a `fresh` one or the rest of the folder's, in other processes; returns how it ended.
 
         Returns None if this process shall do it. Raises UserError as `fedloom.engines.api.run` does.

@@ -54,7 +54,7 @@ def described(thing: Any) -> str:
     return str(getattr(thing, "__qualname__", type(thing).__qualname__))
 
 
-def with_options(value: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def with_keywords(value: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """A recipe's content with keywords: sections (training={...}), and keys of `training` and `runtime` by themselves.
 
     A section given as a mapping changes those of its keys that it names. Raises RecipeError for an unknown keyword.

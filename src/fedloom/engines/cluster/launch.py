@@ -13,7 +13,6 @@ from pathlib import Path
 from fedloom.engines.cluster import torchrun
 from fedloom.engines.engine import Engine
 from fedloom.errors import RecipeError, UserError
-from fedloom.methods.method import Method
 from fedloom.recipes.schema import Recipe
 from fedloom.rounds.build import build
 from fedloom.rounds.built import Built
@@ -31,9 +30,7 @@ _TAIL = 30
 class Cluster(Engine):
     """One process a rank, in torchrun's processes; without torchrun it starts `runtime.workers` of them."""
 
-    def takes_over(
-        self, recipe: Recipe, folder: Path, method: Method | None, progress: Progress, fresh: bool
-    ) -> str | None:
+    def takes_over(self, recipe: Recipe, folder: Path, progress: Progress, fresh: bool) -> str | None:
         """Do the whole run in the processes of a cluster, and return how it ended."""
         for section in recipe.named:
             if section.is_held:
