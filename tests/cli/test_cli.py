@@ -14,7 +14,7 @@ import pytest
 import fedloom.engines
 from fedloom import __version__
 from fedloom.recipes import Recipe, dump, load
-from fedloom.rounds.progress import Lines, progress
+from fedloom.rounds.progress import Lines, Progress, progress
 
 
 @dataclass
@@ -35,7 +35,7 @@ class FakeApi:
             raise KeyboardInterrupt
         return self._finish(folder, 0.5 if recipe.method.name == "fedavg" else 0.4)
 
-    def resume(self, folder: Path, *, progress: Any, accept_changes: bool = False) -> Any:
+    def resume(self, folder: Path, *, progress: Any, accept_changes: bool = False, overrides: Any = ()) -> Any:
         self.calls.append(("resume", folder, progress))
         return self._finish(folder, 0.5)
 
@@ -106,7 +106,8 @@ def test_run_writes_to_a_folder_of_its_own(api, fedloom_):
 
 def test_quiet_means_no_progress(api, fedloom_):
     assert fedloom_("run", "digits-tasks", "--quiet", "--out", "x")[2] == ""
-    assert api.calls[0][2:] == (Path("x"), None)
+    assert api.calls[0][2] == Path("x")
+    assert type(api.calls[0][3]) is Progress
     assert fedloom_("resume", "x", "-q")[2] == ""
 
 

@@ -212,3 +212,13 @@ def test_methods_are_compared(tmp_path: Path) -> None:
     assert "Δm" in str(found)
     if find_spec("pandas") is not None:
         assert set(found.to_pandas()["method"]) == {"local", "fedavg + TopMagnitude(rho=0.5)"}
+
+
+def test_a_recipe_takes_keywords_and_names_too() -> None:
+    recipe = recipe_of("digits-tasks")
+    assert recipe_of(recipe, method="fedprox", rounds=3, workers=2, training={"epochs": 1}).method.name == "fedprox"
+    changed = recipe_of(recipe, {"name": "mlp", "heads": "own"}, rounds=3, training={"epochs": 1})
+    assert (changed.model.params, changed.model.heads) == ({"hidden": [128, 64]}, "own")
+    assert (changed.training.rounds, changed.training.epochs) == (3, 1)
+    assert recipe_of(recipe, method="fedprox").method.name == "fedprox"
+    assert recipe_of(recipe) is not None

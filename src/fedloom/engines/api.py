@@ -46,7 +46,8 @@ def recipe_of(
     what: Source, model: Any = None, method: Any = None, overrides: Sequence[str] = (), **options: Any
 ) -> Recipe:
     """The recipe of a run: a federation with a model, or a recipe, with its objects in it (see `run`)."""
-    if isinstance(what, Recipe) and model is None and not overrides and not options:
+    changes = model is not None or isinstance(method, str | Mapping) or overrides or options
+    if isinstance(what, Recipe) and not changes:
         recipe, objects = what, dict[str, tuple[Any, str]]()
     else:
         value, objects = separated(with_keywords(_content(what, model, method), options))
