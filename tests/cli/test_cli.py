@@ -13,6 +13,7 @@ import pytest
 
 import fedloom.engines
 from fedloom import __version__
+from fedloom.cli.app import PANELS, app
 from fedloom.recipes import Recipe, dump, load
 from fedloom.rounds.progress import Lines, Progress, progress
 
@@ -238,3 +239,9 @@ def test_lines_that_need_no_torch(answers_without_torch):
         "resume nothing",
         "compare nothing",
     )
+
+
+def test_every_command_is_in_a_group_of_the_help():
+    known = [*app.registered_commands, *app.registered_groups]
+    assert {info.name or info.callback.__name__ for info in known} == {n for names in PANELS.values() for n in names}
+    assert all(info.rich_help_panel in PANELS for info in known)

@@ -29,7 +29,6 @@ app = typer.Typer(
     help="Federated multi-task learning: clients with different tasks train together.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
 )
 app.add_typer(data, name="data")
 app.add_typer(flower, name="flower")
@@ -273,6 +272,21 @@ for command in (
     *(tasks.relatedness, tasks.join, watch.watch),
 ):
     app.command()(command)
+
+
+PANELS = {
+    "Train": ("run", "resume", "grid", "pretrain"),
+    "Look": ("show", "watch", "report", "picture", "methods", "recipes", "recipe"),
+    "Compare": ("compare", "table", "figure", "bed", "relatedness"),
+    "Data": ("data",),
+    "Deploy": ("export", "predict", "flower", "doctor"),
+    "Papers": ("activated", "hyper", "domains", "join", "features"),
+}
+"""The groups of the help, with their commands."""
+everything: list[Any] = [*app.registered_commands, *app.registered_groups]
+for entry in everything:
+    called = entry.name or entry.callback.__name__
+    entry.rich_help_panel = next((panel for panel, members in PANELS.items() if called in members), None)
 
 
 def _default_folder(recipe: Recipe) -> Path:

@@ -356,8 +356,10 @@ def save(grid: Grid, folder: Path, refused: Mapping[str, str]) -> None:
 
 
 def open_folder(source: str | Path) -> tuple[Grid, Path]:
-    """(grid, folder) of a grid's folder, or of a packaged grid or a grid file that was run in its default folder."""
+    """(grid, folder) of a grid's folder; or of a packaged grid, a grid file or a grid's name, from where it ran."""
     folder = Path(source)
+    if not folder.exists() and (GRIDS / folder / FILE).is_file():
+        folder = GRIDS / folder
     if not (folder / FILE).is_file():
         if folder.is_dir() and str(source) not in names():
             raise StateError(f"{folder} is not a grid's folder: {FILE} is absent")
@@ -383,9 +385,12 @@ def runs_in(source: Path) -> list[Path]:
     return found
 
 
+GRIDS = Path("grids")
+
+
 def default_folder(grid: Grid) -> Path:
     """Where a grid runs unless told otherwise."""
-    return Path("grids") / grid.name
+    return GRIDS / grid.name
 
 
 def refused_in(folder: Path) -> dict[str, str]:
