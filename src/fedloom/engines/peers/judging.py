@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from fedloom.codecs import Raw
 from fedloom.core.context import State, derive_seed
+from fedloom.core.foreign import Array
 from fedloom.engines.peers.community import Terms
 from fedloom.engines.peers.letters import filled
 from fedloom.engines.peers.trained import Trained
@@ -39,6 +41,8 @@ _SIMILARITY: dict[str, Callable[..., Tensor]] = {
     "features": features,
     "overlap": overlap,
 }
+_NAMES = {"cross-loss": "model"}
+"""Signals whose tensor has another name."""
 
 
 def due(terms: Terms, round: int) -> bool:
@@ -65,8 +69,24 @@ def signals(terms: Terms, trained: Trained, state: State) -> dict[str, Tensor]:
         tensors["features"] = terms.probe.features(terms.client, state, trained.model)
     if "cross-loss" in wanted:
         like = blank(terms.shared, terms.federation, ((terms.client.id, None),), trained.model[None])
-        tensors["model"] = Raw().pack(like)["values"]
+        tensors[_NAMES["cross-loss"]] = Raw().pack(like)["values"]
     return tensors
+
+
+def signal_fields(terms: Terms) -> dict[str, Array]:
+    """What the tensors of `signals` must be, of this peer."""
+    similarity = terms.config.similarity
+    d = shared_columns(terms.shared).d
+    short = similarity.sketch is not None and d > similarity.sketch.m
+    size, kind = (similarity.sketch.m, torch.bfloat16) if short and similarity.sketch else (d, torch.float32)
+    model = Raw().fields(blank(terms.shared, terms.federation, ((terms.client.id, None),), terms.origin[None]))
+    fields = {
+        "gradient": Array((size,), kind, exact=True),
+        "parameters": Array((size,), kind, exact=True),
+        "features": Array((2, "features"), torch.float64, exact=True),
+        "cross-loss": replace(model["values"], exact=True),
+    }
+    return {_NAMES.get(name, name): field for name, field in fields.items() if name in similarity.signals}
 
 
 def judge(
@@ -143,7 +163,7 @@ def _cross_loss(terms: Terms, trained: Trained, state: State, letters: Mapping[s
     tasks = tuple(me.tasks)
     jobs: list[Job] = []
     for i, name in enumerate(names):
-        model = filled(terms, letters[name], letters[name].tensors["model"], terms.shared, trained.model)
+        model = filled(terms, letters[name], letters[name].tensors[_NAMES["cross-loss"]], terms.shared, trained.model)
         message = Message(model, server["buffers"], server["integers"])
         jobs.append(EvalJob(i, message, state["client"], me.id, "val", tasks, trained.round))
     scores: dict[int, Scores] = dict(run(jobs))
