@@ -74,7 +74,9 @@ class Number:
     def read(self, value: Any, sender: Sender) -> Any:
         kind = isinstance(value, int | float) and not isinstance(value, bool)
         if not (kind and self.low <= value <= self.high and (not self.whole or value == math.floor(value))):
-            raise ValueError(f"expected a {'whole ' * self.whole}number from {self.low:g} to {self.high:g}, {_but(value)}")
+            raise ValueError(
+                f"expected a {'whole ' * self.whole}number from {self.low:g} to {self.high:g}, {_but(value)}"
+            )
         return value
 
 

@@ -24,7 +24,8 @@ def check_name(task: str) -> None:
     """Raise RecipeError unless a task's name can be a part of parameter names."""
     if not re.fullmatch(r"[A-Za-z0-9_-]+", task):
         raise RecipeError(
-            f"task name {task!r}: expected letters, digits, '_' and '-' only, since it becomes a part of parameter names"
+            f"task name {task!r}: expected letters, digits, '_' and '-' only, since it becomes a part of "
+            "parameter names"
         )
     if hasattr(nn.ModuleDict(), task):
         raise RecipeError(

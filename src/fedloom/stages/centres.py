@@ -109,7 +109,9 @@ class ChosenClusters(Aggregation):
             return out, {"models": models, "members": {}, "stages": [inner] * self.count}
         base = torch.zeros_like(updates.X) if updates.base is None else updates.base
         clients = [client for client, _ in updates.rows]
-        chosen = [max(int(j), 0) for j in updates.extra["cluster"]]  # -1, of one that says it had no models, is the first
+        chosen = [
+            max(int(j), 0) for j in updates.extra["cluster"]
+        ]  # -1, of one that says it had no models, is the first
         members = dict(sorted({**state["members"], **dict(zip(clients, chosen, strict=True))}.items()))
         models, stages = list(state["models"]), list(state["stages"])
         moves: dict[str, Tensor] = {}

@@ -165,4 +165,3 @@ def _tensors(value: Any) -> list[Tensor]:
         return [value]
     inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
     return [t for one in inside for t in _tensors(one)]
-

@@ -41,7 +41,9 @@ def key_of(head: Mapping[str, Any], nonce: str, client: str) -> str:
         known = ed25519.Ed25519PublicKey.from_public_bytes(bytes.fromhex(key))
         known.verify(bytes.fromhex(str(head.get("signature"))), _text(nonce, client))
     except Exception:
-        raise RefusedError(f"client {client!r}: the hello is not signed by the key that it shows, {shown(key)}") from None
+        raise RefusedError(
+            f"client {client!r}: the hello is not signed by the key that it shows, {shown(key)}"
+        ) from None
     return known.public_bytes_raw().hex()
 
 
@@ -52,11 +54,15 @@ def _text(nonce: str, client: str) -> bytes:
 def _private(home: Path) -> Any:
     ed25519 = need("cryptography.hazmat.primitives.asymmetric.ed25519", "flower")
     path = home / _FILE
-    home.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):  # of two processes at once, one draws it
-        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    if not path.is_file():
+        home.mkdir(parents=True, exist_ok=True)
+        drawn = home / f"{_FILE}.{os.getpid()}"
+        with os.fdopen(os.open(drawn, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
             file.write(ed25519.Ed25519PrivateKey.generate().private_bytes_raw().hex())
+        with contextlib.suppress(FileExistsError):  # of two processes at once, one gives the key
+            os.link(drawn, path)
+        drawn.unlink()
     try:
         return ed25519.Ed25519PrivateKey.from_private_bytes(bytes.fromhex(path.read_text()))
-    except (OSError, ValueError) as error:
+    except ValueError as error:
         raise UserError(f"{path} is not this node's key ({error}); restore it, or delete it for a new one") from None

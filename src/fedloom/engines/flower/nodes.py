@@ -72,7 +72,9 @@ class NodeReport(Section):
         for task in tasks:
             check_name(task.name)
             if not 1 <= task.channels <= _CHANNELS:
-                raise ValueError(f"task {task.name!r}: expected 1 to {_CHANNELS} channels, found {shown(task.channels)}")
+                raise ValueError(
+                    f"task {task.name!r}: expected 1 to {_CHANNELS} channels, found {shown(task.channels)}"
+                )
         if math.prod(report.input_shape) > _VALUES:
             raise ValueError(f"input_shape: expected at most {_VALUES} values, found {report.input_shape}")
         return report
@@ -245,7 +247,9 @@ def federation_of(reports: Mapping[str, NodeReport], unified: bool) -> tuple[Fed
     dataset = Dataset("nodes", tuple(known.values()), train_part, Elsewhere(sum(s.test for s in sizes), shape))
     shares, clients = [], {}
     for name, node in sorted(reports.items()):
-        train, val, test = (np.broadcast_to(np.int64(0), (n,)) for n in (node.sizes.train, node.sizes.val, node.sizes.test))
+        train, val, test = (
+            np.broadcast_to(np.int64(0), (n,)) for n in (node.sizes.train, node.sizes.val, node.sizes.test)
+        )
         clients[name] = Client(
             name,
             {task: (known[task], float(weight)) for task, weight in sorted(node.weights.items())},

@@ -34,7 +34,7 @@ _LINES = 1000
 
 
 def open_reply(content: Any, limit: int, **expected: Any) -> tuple[Any, dict[str, float]]:
-    """(tree, numbers) of an answer of at most `limit` bytes. Raises RefusedError, with the node's words if it failed."""
+    """(tree, numbers) of an answer of at most `limit` bytes. RefusedError, with the node's words, if it failed."""
     size = size_of(content)
     if size > limit:
         raise RefusedError(f"payload: expected at most {limit} bytes, found {size}")

@@ -74,10 +74,14 @@ def encode(tree: Any, head: Mapping[str, Any], numbers: Mapping[str, float] | No
 def head_of(content: Any) -> dict[str, Any]:
     """The plain values of a message. Raises RefusedError for a message of another kind or format."""
     if set(content) != {"payload", "meta", "metrics"}:
-        raise RefusedError(f"expected the records meta, metrics, payload, found {plain(', '.join(content), 200) or 'none'}")
+        raise RefusedError(
+            f"expected the records meta, metrics, payload, found {plain(', '.join(content), 200) or 'none'}"
+        )
     head = dict(content["meta"])
     if head.get("format") != FORMAT:
-        raise RefusedError(f"format: expected {FORMAT}, found {shown(head.get('format'))}; is fedloom the same version?")
+        raise RefusedError(
+            f"format: expected {FORMAT}, found {shown(head.get('format'))}; is fedloom the same version?"
+        )
     return head
 
 
@@ -138,6 +142,8 @@ def _tensor(name: str, array: Any) -> Tensor:
         raise RefusedError(f"array {shown(name)} cannot be read: {plain(str(error), 200)}") from None
     left = len(array.data) - file.tell()
     if dtype.kind not in _KINDS or math.prod(shape) * dtype.itemsize != left or any(n < 0 for n in shape):
-        raise RefusedError(f"array {shown(name)}: {plain(f'{dtype} of shape {shape}', 200)} does not fit its {left} bytes")
+        raise RefusedError(
+            f"array {shown(name)}: {plain(f'{dtype} of shape {shape}', 200)} does not fit its {left} bytes"
+        )
     values = np.frombuffer(array.data, dtype, offset=file.tell()).copy()
     return torch.from_numpy(values.reshape(shape, order="F" if fortran else "C"))
