@@ -21,7 +21,8 @@ from fedloom.engines.api import Result, run
 from fedloom.engines.flower import Node, client_app
 from fedloom.engines.flower.engine import OverGrid
 from fedloom.engines.flower.local import LocalGrid
-from fedloom.engines.flower.nodes import NodeReport, federation_of
+from fedloom.engines.flower.nodes import NodeReport, agreed, build_from, federation_of
+from fedloom.engines.flower.roster import Roster
 from fedloom.engines.peers.transport import Letter
 from fedloom.errors import UserError
 from fedloom.extras import need
@@ -29,7 +30,8 @@ from fedloom.runs import checkpoint
 from sites_support import SITES, Go, events, recipe, trained
 
 HONEST = sorted({*SITES} - {"lab"})
-Change = Callable[[dict[str, Any]], None]
+Spoil = Callable[[dict[str, Any]], object]
+Change = Callable[[dict[str, Any], int], object]
 
 
 def dropped(result: Result) -> list[dict[str, Any]]:
@@ -37,19 +39,19 @@ def dropped(result: Result) -> list[dict[str, Any]]:
 
 
 def hostile(monkeypatch: pytest.MonkeyPatch, what: str, change: Change) -> None:
-    """From now on the node of "lab" changes what it answers in round 2 to messages of one kind."""
+    """From now on the node of "lab" changes what it answers to messages of one kind."""
     honest = getattr(Node, what)
 
     def answer(self: Node, head: Any, tree: Any) -> Any:
         value, numbers = honest(self, head, tree)
-        if self.client == "lab" and head["round"] == 2:
-            change(value)
+        if self.client == "lab":
+            change(value, head["round"])
         return value, numbers
 
     monkeypatch.setattr(Node, what, answer)
 
 
-def put(*path: str, value: Any) -> Change:
+def put(*path: str, value: Any) -> Spoil:
     def change(tree: dict[str, Any]) -> None:
         for key in path[:-1]:
             tree = tree[key]
@@ -58,7 +60,7 @@ def put(*path: str, value: Any) -> Change:
     return change
 
 
-def large(*path: str) -> Change:
+def large(*path: str) -> Spoil:
     """Finite as float64, infinite as float32."""
 
     def change(tree: dict[str, Any]) -> None:
@@ -83,7 +85,7 @@ def half_a_point(tree: dict[str, Any]) -> None:
 
 
 BATCH_NORM = "model={name: resnet10, width: 4}"
-PAYLOADS: dict[str, tuple[tuple[str, ...], Change, str]] = {
+PAYLOADS: dict[str, tuple[tuple[str, ...], Spoil, str]] = {
     "n is a tensor": ((), put("n", value=torch.ones(2)), "n: expected 54"),
     "integers": ((), put("integers", value=True), "integers: expected nothing"),
     "side": ((), put("side", value=[]), "side: expected nothing"),
@@ -116,10 +118,10 @@ PAYLOADS: dict[str, tuple[tuple[str, ...], Change, str]] = {
 
 @pytest.mark.parametrize("case", PAYLOADS)
 def test_a_field_that_is_not_as_declared_drops_the_answer(go: Go, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    changes, change, why = PAYLOADS[case]
-    hostile(monkeypatch, "train", change)
-    result = go(*changes, "evaluation.every=3")
-    assert trained(result.folder) == [sorted(SITES), HONEST, sorted(SITES)]
+    changes, spoil, why = PAYLOADS[case]
+    hostile(monkeypatch, "train", lambda tree, round: spoil(tree) if round == 2 else None)
+    result = go(*changes, "evaluation.every=2", "training.rounds=2")
+    assert trained(result.folder) == [sorted(SITES), HONEST]
     (event,) = dropped(result)
     assert event["client"] == "lab"
     assert why in event["why"], event["why"]
@@ -144,45 +146,54 @@ def rewritten(letter: Letter, **changes: Any) -> bytes:
     return replace(letter, **changes).encoded
 
 
-LETTERS: dict[str, Callable[[Letter], bytes]] = {
-    "nested": deep,
-    "of another": lambda letter: rewritten(letter, sender="office"),
-    "kind": lambda letter: rewritten(letter, kind="gossip"),
-    "a task it lacks": lambda letter: rewritten(letter, values={**letter.values, "tasks": {"digit": 1.0}}),
-    "another shape": lambda letter: rewritten(letter, tensors={**letter.tensors, "gradient": torch.zeros(3)}),
-    "1e300": lambda letter: rewritten(
-        letter, tensors={n: torch.full_like(t, 1e300, dtype=torch.float64) for n, t in letter.tensors.items()}
+LETTERS: dict[str, tuple[Callable[[Letter], bytes], str]] = {
+    "nested": (deep, "maximum recursion depth"),
+    "of another": (lambda letter: rewritten(letter, sender="office"), "sender: expected 'lab'"),
+    "of another round": (lambda letter: rewritten(letter, round=1), "round: expected"),
+    "kind": (lambda letter: rewritten(letter, kind="gossip"), "expected 'signal' or"),
+    "a task it lacks": (
+        lambda letter: rewritten(letter, values={**letter.values, "tasks": {"digit": 1.0}}),
+        "tasks: expected even",
     ),
-    "cut": lambda letter: letter.encoded[:-3],
-    "no values": lambda letter: rewritten(letter, values=[]),
+    "another shape": (
+        lambda letter: rewritten(letter, tensors={"gradient": torch.zeros(3)}),
+        "gradient: expected shape",
+    ),
+    "1e300": (
+        lambda letter: rewritten(letter, tensors={n: t.double() + 1e300 for n, t in letter.tensors.items()}),
+        "gradient: expected shape",
+    ),
+    "cut": (lambda letter: letter.encoded[:-3], "its checksum is wrong"),
+    "no values": (lambda letter: rewritten(letter, values=[]), "expected tasks, due"),
 }
 
 
-@pytest.mark.parametrize("case", LETTERS)
-def test_a_letter_that_is_not_as_declared_reaches_nobody(go: Go, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
-    def change(tree: dict[str, Any]) -> None:
-        tree["letters"] = [
-            [to, torch.frombuffer(bytearray(LETTERS[case](Letter.decode(data.numpy().tobytes()))), dtype=torch.uint8)]
-            for to, data in tree["letters"]
-        ]
+def test_a_letter_that_is_not_as_declared_reaches_nobody(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kind of bad letter a round, beginning in the second."""
+    cases = list(LETTERS.values())
+
+    def change(tree: dict[str, Any], round: int) -> None:
+        if round > 1:
+            bad = [(to, cases[round - 2][0](Letter.decode(data.numpy().tobytes()))) for to, data in tree["letters"]]
+            tree["letters"] = [[to, torch.frombuffer(bytearray(data), dtype=torch.uint8)] for to, data in bad]
 
     hostile(monkeypatch, "peer", change)
-    result = go("peers={similarity: {signals: {gradient: 1.0}}}", "evaluation.every=3")
-    assert trained(result.folder)[2] == sorted(SITES)
-    (event,) = dropped(result)
-    assert event["client"] == "lab"
-    assert {e["client"] for e in events(result.folder)} == {"lab"}
+    rounds = f"training.rounds={1 + len(cases)}"
+    result = go("peers={similarity: {signals: {gradient: 1.0}}}", "evaluation.every=20", rounds)
+    assert [event["client"] for event in events(result.folder)] == ["lab"] * len(cases)
+    for event, (_, why) in zip(dropped(result), cases, strict=True):
+        assert why in event["why"], event["why"]
 
 
 def test_a_nodes_words_are_its_own(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
     """An event of a node cannot be taken for the server's, name another client or write to the terminal."""
     evil = 'x"\x1b[31m\nround 9: update dropped: client office'
 
-    def change(tree: dict[str, Any]) -> None:
+    def change(tree: dict[str, Any], round: int) -> None:
         tree["events"] = [["update dropped", {"client": "office", "why": evil}], [evil, 3]]
 
     hostile(monkeypatch, "peer", change)
-    told = events(go("peers={}", "evaluation.every=3").folder)
+    told = events(go("peers={}", "evaluation.every=3", "training.rounds=1").folder)
     assert {event["event"] for event in told} == {"node"}
     assert {event["client"] for event in told} == {"lab"}
     for event in told:
@@ -191,26 +202,30 @@ def test_a_nodes_words_are_its_own(go: Go, monkeypatch: pytest.MonkeyPatch) -> N
         assert event["why"].count('"') == 2
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        put("events", value=[["x", {"t": torch.zeros(1)}]]),
-        put("records", value=[["x", {"t": torch.zeros(1)}]]),
-        put("records", value=[["x", {"peer": "office"}]]),
-        put("records", value=[["x", {"kind": "diagnostics"}]]),
-        put("up", value=[["encoder", "", -1]]),
-        put("letters", value=[["nobody", torch.zeros(1)]]),
-        put("letters", value=torch.zeros(3)),
-    ],
-    ids=["event", "record", "of another", "two kinds", "bytes", "receiver", "tensor"],
-)
-def test_what_a_peer_tells_beside_letters(go: Go, monkeypatch: pytest.MonkeyPatch, change: Change) -> None:
+TOLD: dict[str, Any] = {
+    "events": [["x", {"t": torch.zeros(1)}]],
+    "records": [["x", {"t": torch.zeros(1)}]],
+    "records ": [["x", {"peer": "office"}]],
+    "records  ": [["x", {"kind": "diagnostics"}]],
+    "up": [["encoder", "", -1]],
+    "letters": [["nobody", torch.zeros(1)]],
+    "letters ": torch.zeros(3),
+}
+
+
+def test_what_a_peer_tells_beside_letters(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another field a round is not as it should be."""
+    cases = list(TOLD.items())
+
+    def change(tree: dict[str, Any], round: int) -> None:
+        name, value = cases[round - 1]
+        tree[name.strip()] = value
+
     hostile(monkeypatch, "peer", change)
-    result = go("peers={}", "evaluation.every=3")
-    assert trained(result.folder)[2] == sorted(SITES)
-    assert {event["client"] for event in events(result.folder)} <= {"lab"}
-    text = (result.folder / "metrics.jsonl").read_text()
-    assert '"kind": "diagnostics"' not in text
+    result = go("peers={}", "evaluation.every=20", f"training.rounds={len(cases)}")
+    assert {event["client"] for event in events(result.folder)} == {"lab"}
+    assert len(dropped(result)) == len(cases) - 1  # an event is taken as words
+    assert '"kind": "diagnostics"' not in (result.folder / "metrics.jsonl").read_text()
 
 
 def hello(monkeypatch: pytest.MonkeyPatch, client: str, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -232,7 +247,7 @@ def hello(monkeypatch: pytest.MonkeyPatch, client: str, change: Callable[[dict[s
     monkeypatch.setattr(Node, "hello", answer)
 
 
-HELLOS: dict[str, Change] = {
+HELLOS: dict[str, Spoil] = {
     "a weight of a task it lacks": lambda r: r["weights"].update(digit=1.0),
     "no tasks": lambda r: r.update(tasks=[], weights={}),
     "many tasks": lambda r: r.update(
@@ -259,21 +274,18 @@ HELLOS: dict[str, Change] = {
 
 @pytest.mark.parametrize("case", HELLOS)
 def test_a_hello_that_will_not_do_is_refused_and_the_others_begin(
-    homes: dict[int, dict[str, str]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    case: str,
-    capsys: pytest.CaptureFixture[str],
+    homes: dict[int, dict[str, str]], monkeypatch: pytest.MonkeyPatch, case: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hello(monkeypatch, "lab", HELLOS[case])
-    one = recipe("runtime.flower.nodes=2", "training.rounds=1", "runtime.flower.wait=3")
-    grid = LocalGrid(client_app(one), homes)
+    one = recipe()
     # "lab" comes first, so its word stands before others are there
-    grid.contexts = dict(sorted(grid.contexts.items(), key=lambda item: item[0] != 99))
-    result = run(one, tmp_path / "run", engine=OverGrid(grid, tmp_path / "run"))
-    assert trained(result.folder) == [HONEST]
+    first = dict(sorted(homes.items(), key=lambda item: item[0] != 99))
+    roster = Roster(LocalGrid(client_app(one), first), one)
+    assert roster.wait(3, 2.0) == 2
+    reports, left_out = agreed({client: roster.reports[client] for client in roster.there()})
+    assert sorted(build_from(one, None, reports).federation.clients) == HONEST
     said = capsys.readouterr().out
-    assert "node refused" in said or "client left out" in said
+    assert "node refused" in said or [*left_out] == ["lab"]
     assert said.replace("\n", "").isprintable()
 
 
