@@ -71,7 +71,9 @@ def main(out: Path) -> None:
     client = out / "sites" / "sites" / "client_app.py"
     client.write_text(client.read_text() + ROGUE)
     run = out / "runs" / "trials"
-    changes = "training.rounds=9; evaluation.every=9; runtime.flower={nodes: 3, min_clients: 1, deadline: 240, wait: 300}"
+    changes = (
+        "training.rounds=9; evaluation.every=9; runtime.flower={nodes: 3, min_clients: 1, deadline: 240, wait: 300}"
+    )
     configs = make_data(out / "data")
     with deployment(out) as here:
         for site, config in configs.items():

@@ -144,10 +144,10 @@ class Roster:
                     yield node, answer
             if not to_send and not waiting:
                 return
-            if time.monotonic() >= end:
+            if time.monotonic() >= end and not to_send:
                 break
-            if not came:
-                time.sleep(pause)
+            if to_send or not came:
+                time.sleep(_POLL[1] if to_send else pause)
             pause = _POLL[0] if came else min(2 * pause, _POLL[1])
         for node in waiting.values():
             yield node, RefusedError(f"no answer within {seconds:g} s")
@@ -203,7 +203,7 @@ class Roster:
 def _content(message: Any) -> Any:
     """The content of an answer, or why there is none."""
     if message.has_error():
-        return FailedError(f"Flower's error {message.error.code}: {plain(str(message.error.reason), 500)}")
+        return FailedError(said(message.error.reason, f"Flower's error {message.error.code}:"))
     try:
         with reading():
             if size_of(message.content) <= _HELLO and message.content["meta"].get("again") is True:

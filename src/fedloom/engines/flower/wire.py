@@ -97,10 +97,10 @@ def numbers_of(content: Any) -> dict[str, float]:
     return {name: value for name, value in content["metrics"].items() if isinstance(value, int | float)}
 
 
-def said(words: Any) -> str:
-    """What a node says, marked as its own words: one line in quotation marks."""
+def said(words: Any, who: str = "its node says") -> str:
+    """What somebody else says, marked as their own words: one line in quotation marks."""
     quoted = plain(str(words), 500).replace('"', "'")
-    return f'its node says "{quoted}"'
+    return f'{who} "{quoted}"'
 
 
 def size_of(content: Any) -> int:
