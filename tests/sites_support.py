@@ -22,7 +22,7 @@ RECIPE = {
     "model": "small-cnn",
     "method": "fedavg",
     "training": {"rounds": 3, "steps": 2, "epochs": None},
-    "runtime": {"engine": "flower", "flower": {"nodes": 3, "wait": 1.0, "deadline": 1.0}},
+    "runtime": {"engine": "flower", "flower": {"nodes": 3, "wait": 1.0, "deadline": 10.0}},
 }
 
 

@@ -137,7 +137,7 @@ class Roster:
                 gone = [each for each, node in waiting.items() if node not in here]
                 came += [(waiting.pop(each), RefusedError("its node is gone")) for each in gone]
             for node, answer in came:
-                if isinstance(answer, FailedError) and left[node] > 0 and time.monotonic() < end:
+                if isinstance(answer, FailedError) and left[node] > 0 and time.monotonic() + _POLL[1] < end:
                     left[node] -= 1
                     to_send.append(node)
                 else:

@@ -42,8 +42,8 @@ def reading() -> Iterator[None]:
     except RefusedError:
         raise
     except Exception as error:
-        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
-        raise RefusedError(f"cannot be read: {kind}{plain(str(error), 300)}") from None
+        text = str(error) if type(error) is ValueError else f"cannot be read: {type(error).__name__}: {error}"
+        raise RefusedError(plain(text, 500)) from None
 
 
 def encode(tree: Any, head: Mapping[str, Any], numbers: Mapping[str, float] | None = None) -> Any:
