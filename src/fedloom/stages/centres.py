@@ -109,9 +109,8 @@ class ChosenClusters(Aggregation):
             return out, {"models": models, "members": {}, "stages": [inner] * self.count}
         base = torch.zeros_like(updates.X) if updates.base is None else updates.base
         clients = [client for client, _ in updates.rows]
-        chosen = [
-            max(int(j), 0) for j in updates.extra["cluster"]
-        ]  # -1, of one that says it had no models, is the first
+        # one that says that it had no models, -1, counts to the first
+        chosen = [max(int(j), 0) for j in updates.extra["cluster"]]
         members = dict(sorted({**state["members"], **dict(zip(clients, chosen, strict=True))}.items()))
         models, stages = list(state["models"]), list(state["stages"])
         moves: dict[str, Tensor] = {}

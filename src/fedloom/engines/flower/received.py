@@ -95,10 +95,9 @@ def told_by(built: Built, community: Community, client: str, round: int, tree: A
     for data in {id(data): data for _, data in letters}.values():
         read_letter(built, terms, Letter.decode(data.numpy().tobytes()), round)
     records = [(name, _record(client, name, fields)) for name, fields in _some(tree["records"], "records", _LINES)]
-    events = [said(f"{event}{_about(fields)}") for event, fields in _some(tree["events"], "events", 1 << 20)]
-    if len(events) > _LINES:
-        events[_LINES:] = [f"and {len(events) - _LINES} more"]
-    return Told(letters, records, events, as_counts(tree["up"]), as_counts(tree["down"]))
+    events = _some(tree["events"], "events", _LINES)
+    words = [said(f"{event}{described(fields) if isinstance(fields, dict) else ''}") for event, fields in events]
+    return Told(letters, records, words, as_counts(tree["up"]), as_counts(tree["down"]))
 
 
 def _some(value: Any, field: str, most: int) -> list[Any]:
@@ -113,14 +112,12 @@ def _record(client: str, kind: Any, fields: Any) -> dict[str, Any]:
     if not isinstance(fields, dict) or "kind" in fields or fields.get("peer", client) != client:
         raise ValueError(f"records: expected fields of peer {client!r}, found {shown(fields)}")
     try:
-        json.dumps(fields)
+        size = len(json.dumps(fields))
     except TypeError as error:
         raise ValueError(f"records: expected plain values, but {error}") from None
+    if size > ANSWER:
+        raise ValueError(f"records: expected at most {ANSWER} bytes, found {size}")
     return fields
-
-
-def _about(fields: Any) -> str:
-    return described(fields) if isinstance(fields, dict) else ""
 
 
 def result_of(numbers: Mapping[str, float], tasks: Mapping[str, Any]) -> LocalResult:

@@ -41,8 +41,6 @@ _SIMILARITY: dict[str, Callable[..., Tensor]] = {
     "features": features,
     "overlap": overlap,
 }
-_NAMES = {"cross-loss": "model"}
-"""Signals whose tensor has another name."""
 
 
 def due(terms: Terms, round: int) -> bool:
@@ -69,24 +67,24 @@ def signals(terms: Terms, trained: Trained, state: State) -> dict[str, Tensor]:
         tensors["features"] = terms.probe.features(terms.client, state, trained.model)
     if "cross-loss" in wanted:
         like = blank(terms.shared, terms.federation, ((terms.client.id, None),), trained.model[None])
-        tensors[_NAMES["cross-loss"]] = Raw().pack(like)["values"]
+        tensors["model"] = Raw().pack(like)["values"]
     return tensors
 
 
 def signal_fields(terms: Terms) -> dict[str, Array]:
     """What the tensors of `signals` must be, of this peer."""
-    similarity = terms.config.similarity
+    wanted, sketch = terms.config.similarity.signals, terms.config.similarity.sketch
     d = shared_columns(terms.shared).d
-    short = similarity.sketch is not None and d > similarity.sketch.m
-    size, kind = (similarity.sketch.m, torch.bfloat16) if short and similarity.sketch else (d, torch.float32)
-    model = Raw().fields(blank(terms.shared, terms.federation, ((terms.client.id, None),), terms.origin[None]))
-    fields = {
-        "gradient": Array((size,), kind, exact=True),
-        "parameters": Array((size,), kind, exact=True),
-        "features": Array((2, "features"), torch.float64, exact=True),
-        "cross-loss": replace(model["values"], exact=True),
-    }
-    return {_NAMES.get(name, name): field for name, field in fields.items() if name in similarity.signals}
+    vector = (
+        Array((d,), exact=True) if sketch is None or d <= sketch.m else Array((sketch.m,), torch.bfloat16, exact=True)
+    )
+    fields: dict[str, Array] = {str(name): vector for name in ("gradient", "parameters") if name in wanted}
+    if "features" in wanted:
+        fields["features"] = Array((2, "features"), torch.float64, exact=True)
+    if "cross-loss" in wanted:
+        like = blank(terms.shared, terms.federation, ((terms.client.id, None),), terms.origin[None])
+        fields["model"] = replace(Raw().fields(like)["values"], exact=True)
+    return fields
 
 
 def judge(
@@ -163,7 +161,7 @@ def _cross_loss(terms: Terms, trained: Trained, state: State, letters: Mapping[s
     tasks = tuple(me.tasks)
     jobs: list[Job] = []
     for i, name in enumerate(names):
-        model = filled(terms, letters[name], letters[name].tensors[_NAMES["cross-loss"]], terms.shared, trained.model)
+        model = filled(terms, letters[name], letters[name].tensors["model"], terms.shared, trained.model)
         message = Message(model, server["buffers"], server["integers"])
         jobs.append(EvalJob(i, message, state["client"], me.id, "val", tasks, trained.round))
     scores: dict[int, Scores] = dict(run(jobs))
