@@ -72,7 +72,7 @@ def main(out: Path) -> None:
     client.write_text(client.read_text() + ROGUE)
     run = out / "runs" / "trials"
     changes = (
-        "training.rounds=9; evaluation.every=9; runtime.flower={nodes: 3, min_clients: 1, deadline: 240, wait: 300}"
+        "training.rounds=11; evaluation.every=11; runtime.flower={nodes: 3, min_clients: 1, deadline: 240, wait: 300}"
     )
     configs = make_data(out / "data")
     with deployment(out) as here:
@@ -95,8 +95,8 @@ def main(out: Path) -> None:
             wait(here, run, here.rounds(run) + 1)
         here.stop("impostor")
         here.start_node("office")
-        wait(here, run, 11)
-        say("'office' is started again; server killed in round 12")
+        wait(here, run, 10)
+        say("'office' is started again; server killed in round 11")
         here.stop("superlink", signal.SIGKILL)
         here.start_superlink()
         code = here.processes["keep"].wait(timeout=1200)

@@ -90,6 +90,11 @@ def test_begun_anew_it_watches_the_run_that_goes_on(flwr: Path) -> None:
     assert kept(flwr, ("list", RUNNING, rounds(1)), ("list", RUNNING, ENDED)).exit_code == 0
 
 
+def test_a_run_that_ends_while_flower_is_asked_is_not_started_again(flwr: Path) -> None:
+    completed = {"success": True, "runs": [{"status": "finished:completed"}]}
+    assert kept(flwr, ("run", STARTED, None), ("list", completed, ENDED)).exit_code == 0
+
+
 def test_a_run_that_is_finished_is_left_alone(flwr: Path) -> None:
     (flwr / "run").mkdir()
     (flwr / "run" / "run.json").write_text(ENDED["run.json"])

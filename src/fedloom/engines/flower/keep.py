@@ -35,13 +35,16 @@ def keep(
     note, tries, done, pause = folder.with_name(f"{folder.name}.flwr"), 0, _rounds(folder), _PAUSES[0]
     run = note.read_text().strip() if note.is_file() else ""
     words = "it was not started yet"
-    while (about := _about(folder)).get("status") in (None, "running"):
+    while True:
         try:
             status, details = _status(run, connection) if run else ("none", "")
         except ConnectionError as error:
             say(f"the SuperLink does not answer: {error}")
             time.sleep(_WATCH)
             continue
+        if (about := _about(folder)).get("status") not in (None, "running"):
+            note.unlink(missing_ok=True)
+            return about
         if not status.startswith(("finished", "none")):
             time.sleep(_WATCH)
             continue
@@ -66,8 +69,6 @@ def keep(
         note.parent.mkdir(parents=True, exist_ok=True)
         checkpoint.write_text(note, run)
         say(f"run {run} is started")
-    note.unlink(missing_ok=True)
-    return about
 
 
 def _quoted(value: object) -> str:
