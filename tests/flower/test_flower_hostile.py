@@ -418,3 +418,18 @@ def test_a_node_that_dies_is_not_waited_for(go: Go) -> None:
     result = go("runtime.flower.deadline=1000000", "evaluation.every=3", change=change)
     assert trained(result.folder) == [HONEST] * 3
     assert "its node is gone" in dropped(result)[0]["why"]
+
+
+def test_a_silent_node_does_not_keep_the_others_waiting(homes: dict[int, dict[str, str]], tmp_path: Path) -> None:
+    """It has a minute to say who it is, whatever the server is ready to wait for the others; then it may try again."""
+    one = recipe("runtime.flower.nodes=2", "runtime.flower.wait=100000")
+    grid = LocalGrid(client_app(one), homes)
+    grid.silent.add(99)
+    roster = Roster(grid, one)
+    clock = Roster.wait.__globals__["time"]
+    assert roster.wait(2, 100_000) == 2
+    assert clock.monotonic() < 70
+    grid.silent.clear()
+    clock.sleep(30)
+    roster.meet()
+    assert sorted(roster.there()) == sorted(SITES)

@@ -53,8 +53,6 @@ from fedloom.training.flat import FlatModel
 
 _KEYS = "keys.json"
 """The file of a run folder with the keys that clients' names belong to."""
-_HELLO = 60.0
-"""Seconds within which a node that joins during a run must say who it is."""
 
 
 class AtNodes:
@@ -81,7 +79,7 @@ class AtNodes:
 
     def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
         """Results as they arrive. Raises StateError if too few clients of a round of training answer."""
-        self.nodes.meet(_HELLO, self.built.federation.clients)
+        self.nodes.meet(self.built.federation.clients)
         yield from self._train([job for job in jobs if isinstance(job, TrainJob)], **options)
         yield from self._evaluate([job for job in jobs if isinstance(job, EvalJob)])
 
@@ -170,7 +168,7 @@ class AtNodes:
         self.nodes.log = now.log
         if built.recipe.peers is None:
             return with_server(built, executor, state, now)
-        self.nodes.meet(_HELLO, built.federation.clients)
+        self.nodes.meet(built.federation.clients)
         names = sorted(built.federation.clients)
         members = cohort(names, built.recipe.training.participation, built.recipe.seed, now.number)
         with now.ledger.phase("train and mix"):

@@ -29,8 +29,10 @@ _LOOK = 5.0
 """Seconds between two looks at who is connected, while answers are awaited."""
 _STUCK = 60.0
 """Seconds for which an answer may be impossible to fetch before it is given up."""
-_AGAIN = 300.0
-"""Seconds after which a node that was refused is asked once more who it is."""
+_JOIN = 60.0
+"""Seconds within which a node must say who it is."""
+_AGAIN = 30.0, 300.0
+"""Seconds after which it is asked once more: where it did not say it, and where it was refused."""
 _HELLO = 1 << 18
 """Most bytes of a hello."""
 _NAME = TypeAdapter(ClientId)
@@ -63,7 +65,7 @@ class Roster:
         now = set(self.grid.get_node_ids())
         return {client: node for client, node in sorted(self.ids.items()) if node in now}
 
-    def meet(self, seconds: float, known: Iterable[str] | None = None) -> None:
+    def meet(self, known: Iterable[str] | None = None, seconds: float = _JOIN) -> None:
         """Ask nodes that are new who they are. A client counts once, and only if it is among those `known`."""
         here, now = set(self.grid.get_node_ids()), time.monotonic()
         self._refused = {node: at for node, at in self._refused.items() if at > now}
@@ -76,7 +78,7 @@ class Roster:
                     self._greet(node, answer, nonces[node], here, known)
             except RefusedError as error:
                 self.log("node refused", {"node": node, "why": str(error)})
-                self._refused[node] = time.monotonic() + _AGAIN
+                self._refused[node] = time.monotonic() + _AGAIN[not isinstance(answer, RefusedError)]
 
     def _greet(self, node: int, answer: Any, nonce: str, here: set[int], known: Iterable[str] | None) -> None:
         """Take in a node by its hello. Raises RefusedError, or anything, for one that will not do."""
@@ -103,7 +105,7 @@ class Roster:
         """Wait until so many clients are there whose reports agree, or time is over. Returns how many are."""
         end = time.monotonic() + seconds
         while True:
-            self.meet(max(end - time.monotonic(), 1.0), known)
+            self.meet(known, min(max(end - time.monotonic(), 1.0), _JOIN))
             told = {client: self.reports[client] for client in self.there()}
             found = len(agreed(told)[0]) if known is None else len(told)
             if found >= count or time.monotonic() >= end:
