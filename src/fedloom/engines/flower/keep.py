@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedloom.core.foreign import plain
 from fedloom.errors import UserError
 from fedloom.runs import checkpoint
 
@@ -39,7 +40,7 @@ def keep(
         try:
             status, details = _status(run, connection) if run else ("none", "")
         except ConnectionError as error:
-            say(f"the SuperLink does not answer: {error}")
+            say(f"the SuperLink does not answer: {plain(str(error), 300)}")
             time.sleep(_WATCH)
             continue
         if (about := _about(folder)).get("status") not in (None, "running"):
@@ -62,7 +63,7 @@ def keep(
             told = _flwr("run", app.resolve(), connection, "--run-config", settings, "--format", "json")
             run = str(told["run-id"])
         except ConnectionError as error:
-            say(f"the run cannot be started: {error}")
+            say(f"the run cannot be started: {plain(str(error), 300)}")
             run = ""
             time.sleep(pause)
             continue
