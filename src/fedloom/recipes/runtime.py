@@ -21,6 +21,11 @@ class FlowerSettings(Section):
     """A round in which fewer clients answer ends the run, which can be resumed."""
     deadline: Positive = 3600.0
     """Seconds for the answers to one round of training, or of measuring; later ones are not used."""
+    retries: Annotated[int, Field(ge=0, le=100)] = 1
+    """How often a node that failed for a reason that may pass is asked again within the deadline."""
+    keys: dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = Field(default_factory=dict)
+    """Client -> the public key of its node, as `fedloom flower check --home` prints it. The name of a client that is
+    not listed belongs to the node that says it first."""
 
 
 class Runtime(Section):
