@@ -261,6 +261,13 @@ def _watched(folder: Path, quiet: bool) -> Iterator[Progress | None]:
             watch.stop()
 
 
+_IN_VAIN = {
+    "nothing learned": "every update of every round was dropped, or every round was lost",
+    "gave up": "three rounds in a row were lost; the model is that of the last good one, resume tries again",
+}
+"""Status -> what is wrong with a run that ended so."""
+
+
 def _conclude(result: Any) -> None:
     from fedloom.runs.reader import Run, human_bytes
 
@@ -268,10 +275,8 @@ def _conclude(result: Any) -> None:
     typer.echo(result.table())
     typer.echo(f"sent by clients: {human_bytes(total['up'])}, sent to clients: {human_bytes(total['down'])}")
     typer.echo(f"{result.status}: {result.folder}")
-    if result.status == "nothing learned":
-        typer.echo(
-            "every update of every round was dropped, for it was not finite (see the events in the report)", err=True
-        )
+    if why := _IN_VAIN.get(result.status):
+        typer.echo(f"{why} (see the events in the report)", err=True)
         raise typer.Exit(1)
 
 

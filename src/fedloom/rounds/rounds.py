@@ -13,6 +13,7 @@ from fedloom.rounds.built import Built
 from fedloom.rounds.measure import headline, measure, train_records, train_seconds, trained_records
 from fedloom.rounds.messages import Message, Payload, count_down, count_up, rows_of
 from fedloom.rounds.progress import Progress
+from fedloom.rounds.recovery import again, gave_up, lost_rounds
 from fedloom.rounds.refusals import unmeasured
 from fedloom.rounds.server import dispatch, server_init, server_step
 from fedloom.rounds.worker import Executor, TrainDone, TrainJob
@@ -23,7 +24,9 @@ from fedloom.runs.reader import DIAGNOSTICS, described, validation_loss
 from fedloom.training.flat import integer_buffers
 
 NOTHING = "nothing learned"
-"""The status of a run in which every update of every round was dropped."""
+"""The status of a run in which every round was lost, or had all its updates dropped."""
+GAVE_UP = "gave up"
+"""The status of a run that stopped because it lost several rounds in a row (see `fedloom.rounds.recovery`)."""
 
 
 def initial_state(built: Built) -> State:
@@ -34,9 +37,11 @@ def initial_state(built: Built) -> State:
 
 
 def status(state: State) -> str:
-    """How a run that is over ended: finished, stopped early, or nothing learned where every update was dropped."""
+    """How a run that is over ended: finished, stopped early, or in vain (NOTHING, GAVE_UP)."""
     if state.get("idle", 0) == state["round"] > 0:
         return NOTHING
+    if gave_up(state):
+        return GAVE_UP
     return "stopped early" if state["stopped"] else "finished"
 
 
@@ -54,10 +59,11 @@ def run_rounds(
 ) -> State:
     """Run from the round after `state` to the last one, with checkpoints. Returns the last state.
 
-    Without `advance` the run has a server.
+    Without `advance` the run has a server. A run that gave up is tried again.
     """
     recipe = built.recipe
     training, evaluation = recipe.training, recipe.evaluation
+    state = again(state) if gave_up(state) else state
     if state["round"] == 0:
         start = Round(built, 0, progress)
         for why in unmeasured(built):
@@ -66,7 +72,7 @@ def run_rounds(
         line = {"round": 0, "cohort": [], "train": [], "metrics": metrics, "events": start.events}
         folder.write_round(line, Ledger())
         folder.save(state)
-    while state["round"] < training.rounds and not state["stopped"]:
+    while state["round"] < training.rounds and not (state["stopped"] or gave_up(state)):
         now = Round(built, state["round"] + 1, progress)
         last = now.number == training.rounds
         state, members = (advance or with_server)(built, executor, state, now)
@@ -87,7 +93,7 @@ def run_rounds(
             **now.recorded,
         }
         folder.write_round(line, now.ledger)
-        if last or state["stopped"] or now.number % recipe.runtime.checkpoint_every == 0:
+        if last or state["stopped"] or gave_up(state) or now.number % recipe.runtime.checkpoint_every == 0:
             folder.save(state)
         progress.round(now.number, *headline(built, line))
     return state
@@ -114,8 +120,7 @@ def with_server(built: Built, executor: Executor, state: State, now: Round) -> t
     with now.ledger.phase("train and aggregate"):
         received = now.payloads(executor, jobs, messages)
         server = server_step(method, built.layout, built.federation, received, state["server"], ctx)
-    clients = {**state["clients"], **now.clients}
-    return {**state, "round": now.number, "server": server, "clients": clients}, members
+    return now.after(state, server), members
 
 
 @dataclass
@@ -145,9 +150,17 @@ class Round:
             held=federation.held,
         )
 
+    def after(self, state: State, server: State) -> State:
+        """The state after the round, from the one before and the server's new one. A lost round leaves nothing."""
+        was_lost = lost_rounds(server) > lost_rounds(state["server"])
+        clients = state["clients"] if was_lost else {**state["clients"], **self.clients}
+        return {**state, "round": self.number, "server": server, "clients": clients}
+
     @property
     def used(self) -> bool:
-        """Whether any update that was made was not dropped."""
+        """Whether the round was not lost, and some update that was made was not dropped."""
+        if any(event["event"] == "round lost" and "peer" not in event for event in self.events):
+            return False
         if not self.done:
             return True
         dropped = {

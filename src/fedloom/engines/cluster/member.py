@@ -76,8 +76,7 @@ class Member:
         ctx = now.ctx(members)
         with now.ledger.phase("train and aggregate"):
             server = self._step(state["server"], self._trained(now, jobs, messages), ctx, members)
-        clients = {**state["clients"], **now.clients}
-        return {**state, "round": now.number, "server": server, "clients": clients}, members
+        return now.after(state, server), members
 
     def _trained(self, now: Round, jobs: list[TrainJob], messages: Mapping[str, Message]) -> Iterator[Payload]:
         """Payloads of this process's clients; after the last one all processes know all results of training."""
