@@ -1,15 +1,16 @@
 """Rounds that fail: what may take the place of a state, which rows are to blame where it may not, when a run gives up.
 
-Nobody knows what a method does to its updates. So what is judged is what came out of them. A round fails where a model,
-or what the stages, the server rule or the buffers hold, is not finite; and where a model is more than GROWTH times what
-it was before and more than UPDATES times a usual update. A usual update is the median of the norms of updates that are
-not zero, over the round and the last REMEMBERED ones. The state is then the one before, and the round is done again
-without the rows to blame: those of more than BLAMED usual updates. If that fails too, or no row is to blame, the round
-is lost: nothing of it is kept. After TRIES lost rounds in a row a run stops.
+Nobody knows what a method does to its updates, so what is judged is what came out of them. A round fails where a model,
+or what the stages, the server rule or the buffers hold, is not finite; where a model's norm is more than GROWTH times
+what it, or the model for all, was before and more than UPDATES usual updates; and where it is more than FAR times what
+it was before. A usual update is the median of the norms of a round's updates that are not zero, and the median of that
+over the round and the last REMEMBERED ones. The state is then the one before, and the round is done again without the
+rows to blame: those of more than BLAMED usual updates. If that fails too, or no row is to blame, the round is lost:
+nothing of it is kept. After TRIES lost rounds in a row a run stops.
 
 What a row has beside its update goes into sums too, and nobody knows where they will act. So a row is dropped where an
-auxiliary vector, an extra or the buffers are not finite in the model's precision, or more than BESIDE times the median
-of the round's rows.
+auxiliary vector or the buffers are not finite in the model's precision, or where one of them, or a tensor among its
+extras, is more than FAR times the median of the round's rows.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from fedloom.core.spread import total
 from fedloom.core.updates import Updates, row_norms
 from fedloom.rounds.messages import Payload
 
-GROWTH, UPDATES, BLAMED, BESIDE = 10.0, 1e3, 1e2, 1e6
+GROWTH, UPDATES, BLAMED, FAR = 10.0, 1e3, 1e2, 1e6
 REMEMBERED, TRIES = 10, 3
 
 Step = Callable[[Updates, Sequence[Payload], Ctx], State]
@@ -37,14 +38,20 @@ Agree = Callable[[str | None], str | None]
 """Makes what one process found known to all: the first of their reasons."""
 
 
-def lost_rounds(server: State) -> int:
-    """How many rounds a server, or a peer, has lost in a row."""
-    return int(_recent(server)["lost"])
-
-
 def gave_up(state: State) -> bool:
-    """Whether a run of a server has lost so many rounds in a row that it stops. Peers go on beside each other."""
-    return "server" in state and lost_rounds(state["server"]) >= TRIES
+    """Whether a run with a server has lost so many rounds in a row that it stops. Peers go on beside each other."""
+    return "server" in state and bool(_recent(state["server"])["lost"] >= TRIES)
+
+
+def kept(before: State, server: State, clients: State) -> State:
+    """The clients' states after a round: their new ones, but the old ones of those whose updates were not used.
+
+    `before` and `server` are the server's states, `clients` the new states of those who trained.
+    """
+    recent = _recent(server)
+    if recent["lost"] > _recent(before)["lost"]:
+        return {}
+    return {client: state for client, state in clients.items() if client not in recent.get("without", ())}
 
 
 def again(state: State) -> State:
@@ -64,11 +71,11 @@ def usable(updates: Updates, came: Sequence[Payload], ctx: Ctx) -> tuple[Updates
     for what, beside in _beside(updates, came):
         known = usual([size for row, size in beside.items() if row not in bad])
         for row, size in beside.items():
-            if row not in bad and not size <= BESIDE * known:
+            if row not in bad and not size <= FAR * known:
                 text = f"of norm {size:.3g}, while {known:.3g} is usual" if math.isfinite(size) else "not finite"
                 bad[row] = f"{what} {text}"
     for (client, task), why in bad.items():
-        ctx.log("update dropped", {**_key((client, task)), "why": why})
+        ctx.log("update dropped", {**_at(ctx), **_key((client, task)), "why": why})
     if any(client == ctx.peer for client, _ in bad):  # nobody mixes without a model of its own
         bad = dict.fromkeys(updates.rows, "")
     left = updates.keep([i for i, row in enumerate(updates.rows) if row not in bad])
@@ -113,19 +120,22 @@ def careful(
         return new, why
 
     new, why = attempt(updates)
+    left = set(updates.rows)
     if why is not None:
-        blamed = [row for row, size in sizes.items() if size > BLAMED * known and row[0] != ctx.peer]
         ctx.log("round rolled back", {**_at(ctx), "why": why})
+        blamed = [row for row, size in sizes.items() if size > BLAMED * known and row[0] != ctx.peer]
+        if not 0 < len(blamed) < len(updates):
+            return lost(state, ctx, "all rows are to blame" if blamed else "no row is to blame")
         for row in blamed:
             because = f"of norm {sizes[row]:.3g}, while {known:.3g} is usual, in a round that failed"
-            ctx.log("update dropped", {**_key(row), "why": because})
-        if not 0 < len(blamed) < len(updates):
-            return lost(state, ctx, "no row is to blame" if not blamed else "no row is left")
-        new, why = attempt(updates.keep([i for i, row in enumerate(updates.rows) if row not in blamed]))
+            ctx.log("update dropped", {**_at(ctx), **_key(row), "why": because})
+        left -= set(blamed)
+        new, why = attempt(updates.keep([i for i, row in enumerate(updates.rows) if row in left]))
         if why is not None:
             return lost(state, ctx, why)
-        now = usual(size for row, size in sizes.items() if row not in blamed)
-    return {**new, "recent": {"updates": [*recent["updates"], now][-REMEMBERED:], "lost": 0}}
+        now = usual(sizes[row] for row in left)
+    without = sorted({p.row[0] for p in came} - {client for client, _ in left})
+    return {**new, "recent": {"updates": [*recent["updates"], now][-REMEMBERED:], "lost": 0, "without": without}}
 
 
 def lost(state: State, ctx: Ctx, why: str) -> State:
@@ -145,26 +155,30 @@ def nothing_came(state: State, ctx: Ctx) -> State:
 
 def _wrong(new: State, before: State, known: float) -> str | None:
     """Why a state may not take the place of the one before; None if it may."""
-    for what, model, start in _models(new, before):
+    start = _size(before["model"])
+    for what, model, then in _models(new, before):
         size = _size(model)
         if not math.isfinite(size):
             return f"{what} would have nan or inf"
-        if size > UPDATES * known and size > GROWTH * (was := _size(start)):
-            return f"{what} would grow from norm {was:.3g} to {size:.3g}, with updates of {known:.3g}"
-    kept = {"stages": (new["stage"],), "buffers": (new["buffers"],)}
-    old = before["rule"]
-    kept["server rule"] = tuple(memory for name, memory in new["rule"].items() if memory is not old.get(name))
-    for what, tree in kept.items():
-        if not all(math.isfinite(_size(tensor)) for tensor in _tensors(tree)):
-            return f"what the {what} keep would have nan or inf"
+        if size > GROWTH * start:
+            was = max(start, _size(then))
+            if size > max(GROWTH * was, UPDATES * known) or size > FAR * was > 0:
+                return f"{what} would grow from norm {was:.3g} to {size:.3g}, with updates of {known:.3g}"
+    memory = [one for name, one in new["rule"].items() if one is not before["rule"].get(name)]
+    held = {"the state of stages": new["stage"], "the memory of the server rule": memory, "buffers": new["buffers"]}
+    for what, tree in held.items():
+        largest = max(map(_size, _tensors(tree)), key=lambda size: (math.isnan(size), size), default=0.0)
+        if not math.isfinite(largest):
+            return f"{what} would have nan or inf"
+        if tree is memory and largest > FAR * max(start, known, 1.0):
+            return f"{what} would be of norm {largest:.3g}, with a model of {start:.3g} and updates of {known:.3g}"
     return None
 
 
 def _models(new: State, before: State) -> Iterator[tuple[str, Tensor, Tensor]]:
-    """Models of a state that are not those of the one before: (what, now, before), each in its words."""
+    """Models and task vectors that are not those of the state before: (what, now, before)."""
     if new["model"] is not before["model"]:
         yield "the model", new["model"], before["model"]
-    # a model or task vector that is new is measured by the model that all began with
     for kind, word in (("personal", "model of client"), ("tasks", "vector of task")):
         for name, now in new.get(kind, {}).items():
             then = before[kind].get(name, before["model"])

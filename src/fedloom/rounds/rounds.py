@@ -13,7 +13,7 @@ from fedloom.rounds.built import Built
 from fedloom.rounds.measure import headline, measure, train_records, train_seconds, trained_records
 from fedloom.rounds.messages import Message, Payload, count_down, count_up, rows_of
 from fedloom.rounds.progress import Progress
-from fedloom.rounds.recovery import again, gave_up, lost_rounds
+from fedloom.rounds.recovery import again, gave_up, kept
 from fedloom.rounds.refusals import unmeasured
 from fedloom.rounds.server import dispatch, server_init, server_step
 from fedloom.rounds.worker import Executor, TrainDone, TrainJob
@@ -151,20 +151,20 @@ class Round:
         )
 
     def after(self, state: State, server: State) -> State:
-        """The state after the round, from the one before and the server's new one. A lost round leaves nothing."""
-        was_lost = lost_rounds(server) > lost_rounds(state["server"])
-        clients = state["clients"] if was_lost else {**state["clients"], **self.clients}
+        """The state after the round, from the one before and the server's new one."""
+        clients = {**state["clients"], **kept(state["server"], server, self.clients)}
         return {**state, "round": self.number, "server": server, "clients": clients}
 
     @property
     def used(self) -> bool:
         """Whether the round was not lost, and some update that was made was not dropped."""
-        if any(event["event"] == "round lost" and "peer" not in event for event in self.events):
+        events = [event for event in self.events if "peer" not in event]
+        if any(event["event"] == "round lost" for event in events):
             return False
         if not self.done:
             return True
         dropped = {
-            event["client"] for event in self.events if event["event"] == "update dropped" and "task" not in event
+            event["client"] for event in events if event["event"] == "update dropped" and "task" not in event
         }
         return not {d.client for d in self.done} <= dropped
 
