@@ -3,7 +3,7 @@
 Nobody knows what a method does to its updates, so what is judged is what came out of them. A round fails where a model,
 or what the stages, the server rule or the buffers hold, is not finite; where a model's norm is more than GROWTH times
 what it, or the model for all, was before and more than UPDATES usual updates; and where it is more than FAR times what
-it was before. A usual update is the median of the norms of a round's updates that are not zero, and the median of that
+it was before (than 1 where it was smaller). A usual update is the median of the norms of a round's updates that are not zero, and the median of that
 over the round and the last REMEMBERED ones. The state is then the one before, and the round is done again without the
 rows to blame: those of more than BLAMED usual updates. If that fails too, or no row is to blame, the round is lost:
 nothing of it is kept. After TRIES lost rounds in a row a run stops.
@@ -162,7 +162,7 @@ def _wrong(new: State, before: State, known: float) -> str | None:
             return f"{what} would have nan or inf"
         if size > GROWTH * start:
             was = max(start, _size(then))
-            if size > max(GROWTH * was, UPDATES * known) or size > FAR * was > 0:
+            if size > max(GROWTH * was, UPDATES * known) or size > FAR * max(was, 1.0):
                 return f"{what} would grow from norm {was:.3g} to {size:.3g}, with updates of {known:.3g}"
     memory = [one for name, one in new["rule"].items() if one is not before["rule"].get(name)]
     held = {"the state of stages": new["stage"], "the memory of the server rule": memory, "buffers": new["buffers"]}
