@@ -122,7 +122,7 @@ def resume(
     if (ended := engine.takes_over(recipe, Path(folder), method, progress, fresh=False)) is not None:
         return Result(Path(folder), ended)
     built = engine.build(recipe, method, partition)
-    with RunFolder(Path(folder)) as run_folder:
+    with RunFolder(Path(folder), recipe.runtime.mirror) as run_folder:
         state = run_folder.continued(built.about, lambda: engine.initial(built), progress.event, accept_changes)
         return _go(engine, built, run_folder, state, progress)
 

@@ -163,9 +163,7 @@ class Round:
             return False
         if not self.done:
             return True
-        dropped = {
-            event["client"] for event in events if event["event"] == "update dropped" and "task" not in event
-        }
+        dropped = {event["client"] for event in events if event["event"] == "update dropped" and "task" not in event}
         return not {d.client for d in self.done} <= dropped
 
     def log(self, event: str, fields: dict[str, Any]) -> None:
