@@ -238,7 +238,7 @@ class Folded:
         return Folded(tuple(kept))
 
     def norms(self) -> Tensor:
-        """The rows' norms (K), or a bound: a row is some of its sender's vector times its scale, and its own columns."""
+        """Bounds of the rows' norms (K): a row is some of its sender's vector times its scale, and its own columns."""
         found = []
         for packed, like in self.parts:
             common = row_norms(packed["vector"][None]) * packed["scales"].double().abs()

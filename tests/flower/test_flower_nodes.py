@@ -253,7 +253,7 @@ def test_too_few_end_the_run_and_it_can_be_resumed(go: Go, homes: dict[int, dict
 
 
 def test_a_round_needs_only_enough_answers(go: Go) -> None:
-    """The lab is slow: its answers come a round late, are dropped and counted, and it is heard again once it is fast."""
+    """The lab is slow: its answers come a round late, and are dropped and counted."""
 
     def change(grid: LocalGrid) -> None:
         pull, lab = grid.pull_messages, 99

@@ -155,7 +155,7 @@ class Updates:
 
     @cached_property
     def norms(self) -> Tensor:
-        """The Euclidean norms of the rows (K, float64), not finite for rows with nan or inf alone; of packed rows bounds."""
+        """The rows' Euclidean norms (K, float64), of packed rows bounds; not finite for rows with nan or inf alone."""
         return row_norms(self.X) if isinstance(self.given, Tensor) or self.mixing is not None else self.given.norms()
 
     @staticmethod

@@ -45,8 +45,8 @@ class Runtime(Section):
     """cpu, or cuda devices by name (cuda:0); several are given to the workers in turn."""
     checkpoint_every: Count = 1
     mirror: str | None = None
-    """A folder, better on another disk, for a copy of the checkpoints and of all else that resuming needs, under the name
-    of the run's folder. It takes the place of what is damaged, and can be resumed itself where the run's folder is lost."""
+    """A folder, better on another disk, for a copy of the checkpoints and of all else that resuming needs, under the
+    name of the run's folder. What is damaged comes back from it; where the run's folder is lost, resume the copy."""
     diagnostics: bool = True
     """Note, in diagnostics.jsonl, how the updates of a round agree and how they were weighted. Changes no result."""
     track: Literal["tensorboard", "mlflow", "wandb"] | None = None

@@ -2,11 +2,13 @@
 
 Nobody knows what a method does to its updates, so what is judged is what came out of them. A round fails where a model,
 or what the stages, the server rule or the buffers hold, is not finite; where a model's norm is more than GROWTH times
-what it, or the model for all, was before and more than UPDATES usual updates; and where it is more than FAR times what
-it was before (than 1 where it was smaller). A usual update is the median of the norms of a round's updates that are not zero, and the median of that
-over the round and the last REMEMBERED ones. The state is then the one before, and the round is done again without the
-rows to blame: those of more than BLAMED usual updates. If that fails too, or no row is to blame, the round is lost:
-nothing of it is kept. After TRIES lost rounds in a row a run stops.
+what it, or the model for all, was before and more than UPDATES usual updates; and where a model, or the server rule's
+memory, is more than FAR times what the model was before (than 1 where that was smaller). A usual update is the median
+of the norms of a round's updates that are not zero, and the median of that over the round and the last REMEMBERED ones.
+
+The state is then the one before, and the round is done again without the rows to blame: those of more than BLAMED usual
+updates. If that fails too, or no row is to blame, the round is lost: nothing of it is kept. After TRIES lost rounds in
+a row a run stops.
 
 What a row has beside its update goes into sums too, and nobody knows where they will act. So a row is dropped where an
 auxiliary vector or the buffers are not finite in the model's precision, or where one of them, or a tensor among its
@@ -21,7 +23,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedloom.core.context import Ctx, Row, State
@@ -43,15 +44,15 @@ def gave_up(state: State) -> bool:
     return "server" in state and bool(_recent(state["server"])["lost"] >= TRIES)
 
 
-def kept(before: State, server: State, clients: State) -> State:
-    """The clients' states after a round: their new ones, but the old ones of those whose updates were not used.
+def was_lost(before: State, server: State) -> bool:
+    """Whether the round between two states of a server, or of a peer's model, was lost."""
+    return bool(_recent(server)["lost"] > _recent(before)["lost"])
 
-    `before` and `server` are the server's states, `clients` the new states of those who trained.
-    """
-    recent = _recent(server)
-    if recent["lost"] > _recent(before)["lost"]:
-        return {}
-    return {client: state for client, state in clients.items() if client not in recent.get("without", ())}
+
+def kept(before: State, server: State, clients: State) -> State:
+    """Of the new states of `clients`, those to keep: not where their updates were not used between two server states."""
+    without = clients if was_lost(before, server) else _recent(server).get("without", ())
+    return {client: state for client, state in clients.items() if client not in without}
 
 
 def again(state: State) -> State:

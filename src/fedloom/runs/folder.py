@@ -37,6 +37,8 @@ _SAME = {
     "partition_hash": "partition",
 }
 """What must be unchanged when a run is resumed: key of run.json -> the word for it."""
+_UNKNOWN = hashlib.sha256().hexdigest()[:16]
+"""What older runs recorded of inputs that they did not read."""
 
 
 class RunFolder:
@@ -50,7 +52,7 @@ class RunFolder:
     def __init__(self, path: Path, copies: str | None = None) -> None:
         """Opens an existing directory for this process alone. Raises StateError if another process is at work there.
 
-        What resuming needs is copied into the folder `copies`, under the directory's name, whenever a checkpoint is saved.
+        What resuming needs is copied into the folder `copies`, under the directory's name, with each checkpoint.
         """
         self.path = path
         self.mirror = mirror.place(path, copies)
@@ -153,7 +155,7 @@ class RunFolder:
         if before.get("fedloom") != __version__:
             self._events.append({"event": "version changed", "was": before.get("fedloom"), "now": __version__})
         for key, what in _SAME.items():
-            if key in before and before[key] != about[key]:
+            if before.get(key, _UNKNOWN) != _UNKNOWN and before[key] != about[key]:
                 raise StateError(
                     f"{self.path}: the {what} is not what it was when the run began ({key}: {before.get(key)!r} "
                     f"recorded, {about[key]!r} now)"

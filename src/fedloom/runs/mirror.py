@@ -23,7 +23,7 @@ _NEEDED = (
     ),
     "run.json",
 )
-"""Patterns of the files, in the order in which they are copied: peers before the rest, the last checkpoint but one before
+"""Patterns of the files, in the order in which they are copied: peers before the rest, the checkpoint but one before
 the last, and tensors before their text, so that at every instant the copy has a whole checkpoint."""
 
 

@@ -241,7 +241,9 @@ class Flower(Engine):
             raise RecipeError("training.stacked: nodes train one client each, so nothing can be stacked")
         refuse(recipe.peers)
         if recipe.peers is not None and recipe.runtime.flower.enough is not None:
-            raise RecipeError("runtime.flower.enough: peers wait for each other's letters; it is for runs with a server")
+            raise RecipeError(
+                "runtime.flower.enough: peers wait for each other's letters; it is for runs with a server"
+            )
         return self._build(recipe, method, partition)
 
     def initial(self, built: Built) -> State:
