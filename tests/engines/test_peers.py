@@ -15,8 +15,8 @@ import fedloom
 from fedloom import Method
 from fedloom.codecs import Sparse
 from fedloom.core.context import State
-from fedloom.engines.api import Result, trained_models
 from fedloom.core.updates import Updates
+from fedloom.engines.api import Result, trained_models
 from fedloom.errors import RecipeError
 from fedloom.methods import METHODS, feddea, heal, local, pcgrad
 from fedloom.methods.at_peers import at_peers

@@ -13,18 +13,22 @@ import torch
 from typer.testing import CliRunner
 
 import fedloom
-from fedloom import Method
+from fedloom import Ctx, Method
 from fedloom.cli.app import app
 from fedloom.core.context import State
 from fedloom.engines.api import Result, trained_models
 from fedloom.engines.pool import InProcess
 from fedloom.methods import METHODS
-from fedloom.rounds.messages import Payload
+from fedloom.rounds import client
+from fedloom.rounds.build import build
+from fedloom.rounds.messages import Message, Payload
 from fedloom.rounds.recovery import usual
 from fedloom.rounds.worker import TrainDone
 from fedloom.runs import checkpoint
 from fedloom.server import Plain
 from fedloom.stages import Mean
+from fedloom.training.flat import FlatModel
+from fedloom.training.loop import LocalResult
 from peers_support import Valleys
 from quadratics import Quadratics
 from tests_support import assert_same, load_recipe, outcome, stopped_after
@@ -233,6 +237,33 @@ def test_a_peer_whose_own_variate_is_not_finite_does_not_mix() -> None:
     assert after["c00"].equal(before["c00"])
     assert all(after[name].isfinite().all() and not after[name].equal(before[name]) for name in ("c01", "c02"))
     assert {fields["client"] for event, fields in peers.events if event == "update dropped"} == {"c00"}
+
+
+@pytest.mark.parametrize("bad", ["params", "buffers", None])
+def test_training_that_leaves_nan_in_parameters_or_in_buffers(bad: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = build(load_recipe("model={name: resnet10, width: 4}"))
+    model = FlatModel(built.module)
+
+    def trained(*_: Any) -> LocalResult:
+        model.params.fill_(torch.nan if bad == "params" else 1.0)
+        model.buffers.fill_(torch.nan if bad == "buffers" else 1.0)
+        return LocalResult(1, 1, dict.fromkeys(built.federation.clients["all-0"].tasks, 0.0))
+
+    monkeypatch.setattr(client, "train", trained)
+    received = Message(
+        built.method.shared_part(built.layout).flatten(built.module).detach(), torch.zeros(model.buffers.shape)
+    )
+    payload, _, _ = client.client_step(
+        built.method,
+        model,
+        built.federation,
+        built.federation.clients["all-0"],
+        received,
+        {},
+        Ctx(1),
+        built.recipe.training,
+    )
+    assert payload.finite == (bad is None)
 
 
 def test_what_is_usual() -> None:

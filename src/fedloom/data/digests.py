@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from fedloom.data.scenes.store import cache_folder
+from fedloom.data.prepare import cache_folder
 from fedloom.errors import DataError
 
 Known = dict[str, list[int | str]]

@@ -50,7 +50,7 @@ def was_lost(before: State, server: State) -> bool:
 
 
 def kept(before: State, server: State, clients: State) -> State:
-    """Of the new states of `clients`, those to keep: not where their updates were not used between two server states."""
+    """Of the new states of `clients`, those to keep: those whose updates were used between two states of the server."""
     without = clients if was_lost(before, server) else _recent(server).get("without", ())
     return {client: state for client, state in clients.items() if client not in without}
 

@@ -349,10 +349,22 @@ class RunFolder:
             self.cut(-1)
             return initial()
         state, _, problems = found
-        for problem in problems:
+        for problem in [*problems, *self._damaged_before(state["round"])]:
             tell(f"checkpoint: {problem}; continuing from round {state['round']}")
         self.cut(state["round"] or -1)  # round 0 is measured anew
         return state
+
+    def _damaged_before(self, round_: int, name: str = "state") -> list[str]:
+        """What is wrong with the peers' checkpoints of the round before, which are not read while the newest are whole."""
+        found = []
+        for file in sorted(self.path.glob(f"peers/*/{name}-*.json")):
+            stem = file.name.partition(".")[0]
+            if stem.removeprefix(f"{name}-").isdecimal() and int(stem.removeprefix(f"{name}-")) < round_:
+                try:
+                    checkpoint.load(file.parent, stem, newest=lambda head: head["round"])
+                except StateError as error:
+                    found.append(str(error))
+        return found
 
     def _newest(self) -> tuple[State, dict[str, Any], list[str]] | None:
         """`load`, with the lines before the checkpoint compared. None if no round was ever saved."""
