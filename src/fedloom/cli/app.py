@@ -261,21 +261,14 @@ def _watched(folder: Path, quiet: bool) -> Iterator[Progress | None]:
             watch.stop()
 
 
-_IN_VAIN = {
-    "nothing learned": "every update of every round was dropped, or every round was lost",
-    "gave up": "three rounds in a row were lost; the model is that of the last good one, resume tries again",
-}
-"""Status -> what is wrong with a run that ended so."""
-
-
 def _conclude(result: Any) -> None:
-    from fedloom.runs.reader import Run, human_bytes
+    from fedloom.runs.reader import IN_VAIN, Run, human_bytes
 
     total = Run.read(result.folder).bytes_total()
     typer.echo(result.table())
     typer.echo(f"sent by clients: {human_bytes(total['up'])}, sent to clients: {human_bytes(total['down'])}")
     typer.echo(f"{result.status}: {result.folder}")
-    if why := _IN_VAIN.get(result.status):
+    if why := IN_VAIN.get(result.status):
         typer.echo(f"{why} (see the events in the report)", err=True)
         raise typer.Exit(1)
 

@@ -20,13 +20,8 @@ from fedloom.rounds.worker import Executor, TrainDone, TrainJob
 from fedloom.runs.checkpoint import map_tensors
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.ledger import Ledger
-from fedloom.runs.reader import DIAGNOSTICS, described, validation_loss
+from fedloom.runs.reader import DIAGNOSTICS, GAVE_UP, NOTHING, described, validation_loss
 from fedloom.training.flat import integer_buffers
-
-NOTHING = "nothing learned"
-"""The status of a run in which every round was lost, or had all its updates dropped."""
-GAVE_UP = "gave up"
-"""The status of a run that stopped because it lost several rounds in a row (see `fedloom.rounds.recovery`)."""
 
 
 def initial_state(built: Built) -> State:

@@ -355,7 +355,7 @@ class RunFolder:
         return state
 
     def _damaged_before(self, round_: int, name: str = "state") -> list[str]:
-        """What is wrong with the peers' checkpoints of the round before, which are not read while the newest are whole."""
+        """What is wrong with the peers' checkpoints of the round before: not read while the newest are whole."""
         found = []
         for file in sorted(self.path.glob(f"peers/*/{name}-*.json")):
             stem = file.name.partition(".")[0]

@@ -12,6 +12,7 @@ _NEEDED = (
     "partition.json",
     "nodes.json",
     "flower.json",
+    "keys.json",
     "*.jsonl",
     "peers/*/*.safetensors",
     "peers/*/*.json",
