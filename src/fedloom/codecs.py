@@ -14,7 +14,7 @@ from torch import Tensor
 from fedloom.core.context import Row
 from fedloom.core.foreign import Array, Named, Sender
 from fedloom.core.layout import Layout
-from fedloom.core.updates import RowList, Rows, Updates
+from fedloom.core.updates import RowList, Rows, Updates, row_norms
 from fedloom.taskvectors import Upload, modulate, unify
 
 Packed = Mapping[str, Tensor]
@@ -281,15 +281,16 @@ class Folded:
                 kept.append((fewer, left))
         return Folded(tuple(kept))
 
-    def bad(self) -> set[int]:
-        """Positions of the rows with nan or inf."""
-        found: set[int] = set()
-        for (packed, like), a in zip(self.parts, self._ends, strict=False):
-            if all(bool(torch.isfinite(t).all()) for name, t in packed.items() if name != "masks"):
-                continue
-            X = Unified().unpack(packed, like.replace(X=torch.zeros(len(like), self.layout.d)))
-            found |= {a + i for i, x in enumerate(X) if not bool(torch.isfinite(x).all())}
-        return found
+    def norms(self) -> Tensor:
+        """Bounds of the rows' norms (K): a row is some of its sender's vector times its scale, and its own columns."""
+        found = []
+        for packed, like in self.parts:
+            common = row_norms(packed["vector"][None]) * packed["scales"].double().abs()
+            norms = torch.stack([common, row_norms(_own(packed, like))]).norm(dim=0)
+            if not bool(norms.isfinite().all()):  # which of the rows it is
+                norms = row_norms(Unified().unpack(packed, like.replace(X=torch.zeros(len(like), self.layout.d))))
+            found.append(norms)
+        return torch.cat(found)
 
 
 def _by_owner(layout: Layout) -> tuple[Layout, Layout]:

@@ -172,6 +172,36 @@ def test_too_few_end_the_run_and_it_can_be_resumed(go: Go, homes: dict[int, dict
     assert trained(result.folder) == [sorted(SITES)] * 3
 
 
+def test_a_round_needs_only_enough_answers(go: Go) -> None:
+    """The lab is slow: its answers come a round late, and are dropped and counted."""
+
+    def change(grid: LocalGrid) -> None:
+        pull, lab = grid.pull_messages, 99
+        asked = {"lab": 0}
+
+        def pulled(ids: Any) -> Any:
+            trains = [each for each in ids if grid._waiting[each].metadata.message_type == "train.fedloom"]
+            slow = [each for each in trains if grid._waiting[each].metadata.dst_node_id == lab]
+            asked["lab"] += len(slow) > 0 and len(ids) == 3
+            return pull([each for each in ids if each not in slow] if len(ids) > 1 and asked["lab"] < 3 else ids)
+
+        grid.pull_messages = pulled  # type: ignore[method-assign]
+
+    result = go("runtime.flower.enough=2", "evaluation.every=3", change=change)
+    assert trained(result.folder)[:2] == [["clinic", "office"]] * 2
+    said = events(result.folder)
+    assert {(e["came"], e["asked"]) for e in said if e["event"] == "enough answers"} == {(2, 3)}
+    assert [e["client"] for e in said if e["event"] == "late answer dropped"][:2] == ["lab", "lab"]
+    assert result.status == "finished"
+
+
+def test_enough_is_at_least_the_least_and_not_for_peers(go: Go) -> None:
+    with pytest.raises(RecipeError, match=r"runtime\.flower\.enough: 1 found, expected at least min_clients \(2\)"):
+        go("runtime.flower.enough=1", "runtime.flower.min_clients=2")
+    with pytest.raises(RecipeError, match=r"runtime\.flower\.enough: peers wait for each other's letters"):
+        go("runtime.flower.enough=2", "peers={}")
+
+
 def test_two_nodes_of_one_client_and_another_recipe(homes: dict[int, dict[str, str]], tmp_path: Path) -> None:
     doubled = {**homes, 200: homes[100]}
     grid = LocalGrid(client_app(recipe()), doubled)

@@ -39,7 +39,8 @@ class Result:
 
     folder: Path
     status: str
-    """finished, stopped early, or nothing learned, where every update of every round was dropped."""
+    """finished or stopped early; nothing learned, where no round had an update that could be used; gave up, where
+    several rounds in a row had none."""
 
     @property
     def run(self) -> Run:
@@ -121,7 +122,7 @@ def resume(
     if (ended := engine.takes_over(recipe, Path(folder), method, progress, fresh=False)) is not None:
         return Result(Path(folder), ended)
     built = engine.build(recipe, method, partition)
-    with RunFolder(Path(folder)) as run_folder:
+    with RunFolder(Path(folder), recipe.runtime.mirror) as run_folder:
         state = run_folder.continued(built.about, lambda: engine.initial(built), progress.event, accept_changes)
         return _go(engine, built, run_folder, state, progress)
 

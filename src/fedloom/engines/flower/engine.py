@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from fedloom.core.context import State
 from fedloom.data.partition import Partition
 from fedloom.engines.engine import Engine
 from fedloom.engines.flower.client import client_app
+from fedloom.engines.flower.late import Prompt
 from fedloom.engines.flower.local import LocalGrid
 from fedloom.engines.flower.node import identity, marker, message_tree
 from fedloom.engines.flower.nodes import NodeReport, agreed, as_plain, build_from
@@ -60,6 +61,7 @@ class AtNodes:
 
     def __init__(self, built: Built, nodes: Roster, run: str, deadline: float) -> None:
         self.built, self.nodes, self.run_id, self.deadline = built, nodes, run, deadline
+        nodes.grid = Prompt(nodes.grid)
         self.config: FlowerSettings = built.recipe.runtime.flower
         own_data = built.recipe.data.name == "nodes"
         self.head = {
@@ -79,6 +81,9 @@ class AtNodes:
 
     def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
         """Results as they arrive. Raises StateError if too few clients of a round of training answer."""
+        clients = {node: client for client, node in self.nodes.ids.items()}
+        for node in self.nodes.grid.late():
+            self.nodes.log("late answer dropped", {"client": clients.get(node, f"at node {node}")})
         self.nodes.meet(self.built.federation.clients)
         yield from self._train([job for job in jobs if isinstance(job, TrainJob)], **options)
         yield from self._evaluate([job for job in jobs if isinstance(job, EvalJob)])
@@ -96,7 +101,7 @@ class AtNodes:
         round: int,
         limits: Mapping[str, int] | None = None,
         read: Callable[[Built, str, Any], Any] = lambda built, client, tree: tree,
-    ) -> Iterator[tuple[str, Any, dict[str, float]]]:
+    ) -> Generator[tuple[str, Any, dict[str, float]]]:
         """(client, result of `read` on its tree, numbers) of good answers; the others are logged."""
         expected = {"run": self.run_id, "round": round, "layout": self.head["layout"]}
         for client, answer in self.nodes.ask(kind, contents, self.deadline):
@@ -135,9 +140,15 @@ class AtNodes:
         }
         limits = {client: limit_of(self.built, client) for client in contents}
         splits = self.built.recipe.evaluation.splits if evaluate_trained else ()
-        for client, payload, numbers in self._answers("train.fedloom", contents, round_, limits, payload_of):
-            came += 1
-            yield self._done(client, payload, round_, numbers, splits)
+        enough = self.config.enough or len(jobs)
+        with closing(self._answers("train.fedloom", contents, round_, limits, payload_of)) as answers:
+            for client, payload, numbers in answers:
+                came += 1
+                enough -= payload.finite
+                yield self._done(client, payload, round_, numbers, splits)
+                if not enough and came < len(jobs):
+                    self.nodes.log("enough answers", {"came": came, "asked": len(jobs)})
+                    break
         self._few(round_, came, len(jobs))
 
     def _done(
@@ -252,6 +263,10 @@ class Flower(Engine):
         if recipe.training.stacked:
             raise RecipeError("training.stacked: nodes train one client each, so nothing can be stacked")
         refuse(recipe.peers)
+        if recipe.peers is not None and recipe.runtime.flower.enough is not None:
+            raise RecipeError(
+                "runtime.flower.enough: peers wait for each other's letters; it is for runs with a server"
+            )
         return self._build(recipe, method, partition)
 
     def initial(self, built: Built) -> State:
