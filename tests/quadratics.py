@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom import Ctx, Method
+from fedloom.core.context import Log
 from fedloom.data.dataset import TensorExamples
 from fedloom.rounds.client import client_step
 from fedloom.rounds.federation import Client, Federation, Part
@@ -109,7 +110,13 @@ class Quadratics:
         """The global model."""
         return self.server["model"]
 
-    def go(self, rounds: int = 1, members: Sequence[Sequence[str]] | None = None, reverse: bool = False) -> Tensor:
+    def go(
+        self,
+        rounds: int = 1,
+        members: Sequence[Sequence[str]] | None = None,
+        reverse: bool = False,
+        log: Log = lambda event, fields: None,
+    ) -> Tensor:
         """Run some rounds; `members` are those of each round. Returns the global model."""
         for i in range(rounds):
             self.round += 1
@@ -117,7 +124,7 @@ class Quadratics:
             if not here:
                 continue
             rows, every = (rows_of(self.method, self.federation, names) for names in (here, self.names))
-            ctx = Ctx(self.round, 0, rows, len(every), held=self.federation.held)
+            ctx = Ctx(self.round, 0, rows, len(every), log=log, held=self.federation.held)
             messages = dispatch(self.method, self.model.layout, self.federation, self.server, here)
             payloads = []
             for name in reversed(here) if reverse else here:

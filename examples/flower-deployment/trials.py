@@ -1,7 +1,8 @@
 """Failures on purpose, in a deployment with TLS and node keys: what happens, and whether the run survives.
 
-python trials.py [OUT]: a stranger's key; payloads with nan, far too large, of another model; a node killed with -9 in
-the middle of a round, and started again; the server killed with -9, and started again.
+python trials.py [OUT]: a stranger's key; payloads with nan, far too large, of another model; a failure that passes; a
+node killed with -9 in the middle of a round, another that takes its name, and the first one started again; the server
+killed with -9, and started again: `fedloom flower keep` then starts its run again.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from run import make_data
 
 from fedloom.engines.flower.project import new
 
-# What the app of the site "lab" does to its answers in rounds 1 to 3.
+# What the app of the site "lab" does to its answers in rounds 1 to 3; in round 5 it fails once.
 ROGUE = """
 import torch
 from fedloom.engines.flower.node import Node
@@ -28,6 +29,10 @@ honest = Node.train
 
 
 def train(self, head, tree):
+    failed = self.home / "failed"
+    if self.client == "lab" and head["round"] == 5 and not failed.exists():
+        failed.touch()
+        raise OSError("the share is not mounted")
     payload, numbers = honest(self, head, tree)
     if self.client == "lab":
         values = payload["packed"]["values"]
@@ -66,14 +71,16 @@ def main(out: Path) -> None:
     client = out / "sites" / "sites" / "client_app.py"
     client.write_text(client.read_text() + ROGUE)
     run = out / "runs" / "trials"
-    changes = "training.rounds=8; runtime.flower={nodes: 3, min_clients: 1, deadline: 240, wait: 300}"
+    changes = (
+        "training.rounds=11; evaluation.every=11; runtime.flower={nodes: 3, min_clients: 1, deadline: 240, wait: 300}"
+    )
     configs = make_data(out / "data")
     with deployment(out) as here:
         for site, config in configs.items():
             here.start_node(site, config)
         here.start_node("stranger", "client: stranger\n", register=False)
         stranger = here.processes["stranger"]
-        here.submit(out / "sites", run, changes)
+        here.start("keep", "fedloom", *("flower", "keep", out / "sites", "tls", "--folder", run, "--changes", changes))
         say(f"a node with a key that is not registered: exit code {stranger.wait(timeout=300)}")
         here.processes.pop("stranger")
         wait(here, run, 3)
@@ -82,15 +89,20 @@ def main(out: Path) -> None:
         here.stop("office", signal.SIGKILL)
         say("node 'office' killed in round 4")
         wait(here, run, 4)
-        say("round 4 is over")
+        say("round 4 is over; a node with another key, which is registered, says that it is 'office'")
+        here.start_node("impostor", configs["office"])
+        while not any(event["event"] == "node refused" for line in lines(run) for event in line["events"]):
+            wait(here, run, here.rounds(run) + 1)
+        here.stop("impostor")
         here.start_node("office")
-        wait(here, run, 6)
-        say("'office' is started again; server killed in round 7")
+        wait(here, run, 10)
+        say("'office' is started again; server killed in round 11")
         here.stop("superlink", signal.SIGKILL)
         here.start_superlink()
-        again = here.submit(out / "sites", run, changes)
-        about = here.finished(again, run, 1200)
-        say(f"started again: {about['status']} after {about['rounds']} rounds")
+        code = here.processes["keep"].wait(timeout=1200)
+        here.processes.pop("keep")
+        about = json.loads((run / "run.json").read_text())
+        say(f"`fedloom flower keep` ended with code {code}: {about['status']} after {about['rounds']} rounds")
     for line in lines(run)[1:]:
         trained = sorted({each["client"] for each in line["train"]})
         say(f"round {line['round']}: trained {', '.join(trained)}")

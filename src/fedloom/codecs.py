@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedloom.core.context import Row
+from fedloom.core.foreign import Array, Named, Sender
 from fedloom.core.layout import Layout
-from fedloom.core.updates import RowList, Rows, Updates
+from fedloom.core.updates import RowList, Rows, Updates, row_norms
 from fedloom.taskvectors import Upload, modulate, unify
 
 Packed = Mapping[str, Tensor]
@@ -38,6 +39,16 @@ class Codec:
     def pack(self, updates: Updates) -> dict[str, Tensor]:
         """Named tensors to send; blocks that a row does not have are left out."""
         raise NotImplementedError
+
+    def read(self, packed: Any, like: Updates) -> Packed:
+        """What came from elsewhere, if `pack` could have made it of rows like these; its values are finite.
+
+        Raises ValueError that names the tensor. A codec that says nothing of its tensors tries to unpack them.
+        """
+        X = self.unpack(packed, like.replace(X=torch.zeros_like(like.data)))
+        Array((len(like), like.layout.d), like.data.dtype).read(X, Sender())
+        known: Packed = packed
+        return known
 
     def unpack(self, packed: Packed, like: Updates) -> Tensor:
         """X (K x d) again; `like` has the layout, rows and presence, and an X of zeros that is filled."""
@@ -70,6 +81,14 @@ def _values(updates: Updates) -> Tensor:
     return torch.cat(rows) if rows else updates.X.new_zeros(0)
 
 
+def _count(like: Updates) -> int:
+    """How many values there are in the columns that the rows have."""
+    if like.present is None:
+        return len(like) * like.layout.d
+    sizes = torch.tensor([block.size for block in like.layout.blocks])
+    return int((like.present * sizes).sum())
+
+
 def _fill(values: Tensor, like: Updates) -> Tensor:
     """Inverse of `_values`."""
     if like.present is None or bool(like.present.all()):
@@ -89,6 +108,13 @@ class Raw(Codec):
 
     def pack(self, updates: Updates) -> dict[str, Tensor]:
         return {"values": _values(updates)}
+
+    def fields(self, like: Updates) -> dict[str, Array]:
+        """What each tensor must be."""
+        return {"values": Array((_count(like),), like.data.dtype)}
+
+    def read(self, packed: Any, like: Updates) -> Packed:
+        return Named(self.fields(like)).read(packed, Sender())
 
     def unpack(self, packed: Packed, like: Updates) -> Tensor:
         return _fill(packed["values"], like)
@@ -114,6 +140,15 @@ class Sparse(Codec):
         if kept.nbytes + bits.nbytes >= values.nbytes:
             return {"values": values}
         return {"values": kept, "mask": bits}
+
+    def read(self, packed: Any, like: Updates) -> Packed:
+        size = _count(like)
+        if not isinstance(packed, Mapping) or "mask" not in packed:
+            return Raw().read(packed, like)
+        mask = Array((-(-size // 8),), torch.uint8).read(packed["mask"], Sender())
+        kept = int(np.unpackbits(mask.numpy(), count=size).sum())
+        bits = Array(tuple(mask.shape), torch.uint8)
+        return Named({"values": Array((kept,), like.data.dtype), "mask": bits}).read(packed, Sender())
 
     def unpack(self, packed: Packed, like: Updates) -> Tensor:
         if "mask" not in packed:
@@ -157,6 +192,15 @@ class Unified(Codec):
         values = torch.stack([layout.take(x, own) for x in rows])
         mine = Updates(own, updates.rows, values, updates.n, updates.weight, present=_of(updates, own))
         return {**packed, "own": _values(mine)}
+
+    def read(self, packed: Any, like: Updates) -> Packed:
+        common, own = _by_owner(like.layout)
+        k, kind = len(like), like.data.dtype
+        masks = Array((k, -(-common.d // 8)), torch.uint8)
+        arrays = {"vector": Array((common.d,), kind), "masks": masks, "scales": Array((k,), kind)}
+        if own.blocks:
+            arrays["own"] = Array((_count(like.select(own)),), kind)
+        return Named(arrays).read(packed, Sender())
 
     def unpack(self, packed: Packed, like: Updates) -> Tensor:
         common, own = _by_owner(like.layout)
@@ -237,15 +281,16 @@ class Folded:
                 kept.append((fewer, left))
         return Folded(tuple(kept))
 
-    def bad(self) -> set[int]:
-        """Positions of the rows with nan or inf."""
-        found: set[int] = set()
-        for (packed, like), a in zip(self.parts, self._ends, strict=False):
-            if all(bool(torch.isfinite(t).all()) for name, t in packed.items() if name != "masks"):
-                continue
-            X = Unified().unpack(packed, like.replace(X=torch.zeros(len(like), self.layout.d)))
-            found |= {a + i for i, x in enumerate(X) if not bool(torch.isfinite(x).all())}
-        return found
+    def norms(self) -> Tensor:
+        """Bounds of the rows' norms (K): a row is some of its sender's vector times its scale, and its own columns."""
+        found = []
+        for packed, like in self.parts:
+            common = row_norms(packed["vector"][None]) * packed["scales"].double().abs()
+            norms = torch.stack([common, row_norms(_own(packed, like))]).norm(dim=0)
+            if not bool(norms.isfinite().all()):  # which of the rows it is
+                norms = row_norms(Unified().unpack(packed, like.replace(X=torch.zeros(len(like), self.layout.d))))
+            found.append(norms)
+        return torch.cat(found)
 
 
 def _by_owner(layout: Layout) -> tuple[Layout, Layout]:

@@ -189,6 +189,7 @@ def test_limit_draws_from_each_part(npz):
         ({}, {"labels": {"label": "label_{split}"}}, "no key 'label_train'"),
         ({"y_test": np.zeros(19, int)}, {}, "expected as many 'y_test' as 'x_test', 20, found 19"),
         ({"y_train": np.full(40, -2)}, {}, "task 'label': expected labels from 0, or -1 for unlabelled, found -2"),
+        ({"y_train": np.full(40, 2**64 - 1, np.uint64)}, {}, r"'y_train' expected integers below 2\^63, found 18"),
         ({"y_train": np.zeros(40)}, {}, "'y_train' expected one integer per example, found float64"),
         ({"y_train": np.zeros((40, 2), int)}, {}, r"found int64 of shape \(40, 2\)"),
         ({"y_train": np.full(40, -1), "y_test": np.full(20, -1)}, {}, "task 'label': no example is labelled"),

@@ -136,6 +136,11 @@ def test_a_pool_is_split_and_limited(load):
         ({"seg": np.zeros((4, 9, 12), np.uint8)}, SEG, "expected 4 labels of 10 x 12, as 'image_train' has, found"),
         ({"seg": np.zeros((3, 10, 12), np.uint8)}, SEG, "expected as many 'seg_train' as 'image_train', 4, found 3"),
         ({"seg": np.full((4, 10, 12), 300)}, SEG, "expected labels in 0..254, or 255 or -1 to ignore, found 300..300"),
+        (
+            {"depth": np.full((4, 10, 12), 1e300)},
+            "a: {kind: depth, key: 'depth_{split}'}",
+            "that float32 can hold, found 1e",
+        ),
         ({"image": np.zeros((4, 10, 12, 3), np.float32)}, SEG, "dense labels need uint8 images, found float32"),
     ],
 )

@@ -97,6 +97,23 @@ def test_what_does_not_fit_is_named(table, params, message):
         load(table, **params)
 
 
+@pytest.mark.parametrize(
+    ("kind", "label", "message"),
+    [
+        ("classification", 40_000, "'label_train' expected labels from 0 to 32767, or -1, found 40000"),
+        ("regression", 1e300, "'y_train' expected numbers that float32 can hold, found 1e\\+300"),
+    ],
+)
+def test_labels_that_would_become_others_are_refused(table, tmp_path, kind, label, message):
+    column = "label_train" if kind == "classification" else "y_train"
+    arrays = {name: array.copy() for name, array in np.load(table).items()}
+    arrays[column].flat[0] = label
+    np.savez(tmp_path / "bad.npz", **arrays)
+    more = {"targets": "label_{split}"} if kind == "classification" else {}
+    with pytest.raises(DataError, match=message):
+        load(str(tmp_path / "bad.npz"), kind, **more)
+
+
 def test_a_task_needs_examples_in_both_parts(table, tmp_path):
     raw = dict(np.load(table))
     np.savez(tmp_path / "u.npz", **{**raw, "task_test": np.array([3, 3])})

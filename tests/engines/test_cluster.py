@@ -37,6 +37,7 @@ HARD = (
     "training.rounds=3",
 )
 NORM = ("model={name: resnet10, width: 4}", "evaluation.models=[global, personal, trained]")
+ENORMOUS = ("digits-tasks", "training.steps=1", "tasks.large.weight=1e30")  # two of five clients send updates of 1e28
 PEERS = ("dfmtl-digits", "training.rounds=3", "partition.clients=5", "peers.choose.top=2", "peers.warmup.until=2")
 
 # What differs in what travels, in what is kept, and in how columns are combined.
@@ -51,6 +52,7 @@ EXACT: Mapping[str, tuple[str, ...]] = {
     "codec": (*HARD, "method={name: fedprox, add: {feddea: {rho: 0.5}, heal: }}", "method.codec=sparse"),
     "nothing-shared": (*HARD, "method=local"),
     "stopped-early": (*HARD, "early_stopping={patience: 1, min_delta: 9}", "training.rounds=5"),
+    "enormous": ENORMOUS,
     "peers": PEERS,
     "peers-scenario": (*PEERS, "peers.scenario={latency: 0.1}", "peers.similarity.signals={cross-loss: 1}"),
 }
@@ -67,6 +69,7 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "cagrad": (*HARD, "method={name: fedavg, add: {cagrad: }}"),
     "support": (*HARD, "method={name: fedavg, add: {support-mean: }}"),
     "norm": (*HARD, *NORM, "method=fedper"),
+    "enormous": (*ENORMOUS, "method=scaffold"),
     "not-separable": (*HARD, "method={name: fedavg, add: {heal: }}"),
 }
 TOLERANCE = 2e-4
@@ -135,10 +138,18 @@ def both(cases: Mapping[str, tuple[str, ...]], shared: Mapping[str, tuple[str, .
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("two")
-    quick = ("fedavg", "personal", "tasks", "stopped-early", "peers-scenario")
-    shared = ("scaffold", "history", "personal", "pcgrad")
+    quick = ("fedavg", "personal", "tasks", "stopped-early", "enormous", "peers-scenario")
+    shared = ("scaffold", "history", "personal", "pcgrad", "enormous")
     run_all(out, both({n: EXACT[n] for n in quick}, {n: SHARED[n] for n in shared}), 2)
     return out
+
+
+@pytest.mark.parametrize("name", ["enormous", "enormous~"])
+def test_processes_agree_on_who_is_to_blame(two: Path, name: str) -> None:
+    said = [[line["events"] for line in outcome(two / ranks / name)[1]] for ranks in ("one", "2")]
+    assert said[0] == said[1]
+    assert {e["client"] for line in said[0] for e in line if "client" in e} == {"all-0", "large-0"}
+    assert_near(two / "one" / name, two / "2" / name, 0.01)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "personal", "tasks", "stopped-early", "peers-scenario"])

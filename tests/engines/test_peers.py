@@ -15,8 +15,8 @@ import fedloom
 from fedloom import Method
 from fedloom.codecs import Sparse
 from fedloom.core.context import State
+from fedloom.core.updates import Updates
 from fedloom.engines.api import Result, trained_models
-from fedloom.engines.peers.mixing import Mix
 from fedloom.errors import RecipeError
 from fedloom.methods import METHODS, feddea, heal, local, pcgrad
 from fedloom.methods.at_peers import at_peers
@@ -28,6 +28,7 @@ from fedloom.rounds.progress import Progress
 from fedloom.runs import checkpoint
 from fedloom.settings.section import strict
 from fedloom.stages import Identity, Mean, Split
+from fedloom.stages.peer import AtPeer
 from peers_support import Valleys
 from quadratics import Quadratics
 from tests_support import load_recipe, outcome
@@ -98,30 +99,27 @@ def test_phases_alone_then_the_mean_then_conflict_averse() -> None:
         load("dfmtl-digits", ["peers.warmup={until: 2, alone: 3}"])
 
 
-@pytest.mark.parametrize("what", ["local training", "the mix"])
+@pytest.mark.parametrize("what", ["local training gave nan or inf", "the mix failed"])
 def test_a_peer_goes_back_to_the_model_that_it_kept(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     peers = Valleys({"graph": "ring", "rollback": 2}, H, B)
     peers.go()
     assert not any("kept" in state for state in peers.states.values())
     kept = {name: model.clone() for name, model in peers.go().items()}
     peers.go()
-    if what == "the mix":
-        mixed = Mix.into
+    if what == "the mix failed":
+        mixed = AtPeer.__call__
 
-        def spoilt(mix: Mix, state: State, env: Any) -> Any:
-            new, about = mixed(mix, state, env)
-            return {
-                **new,
-                "server": {**new["server"], "model": torch.full_like(new["server"]["model"], torch.nan)},
-            }, about
+        def spoilt(stage: AtPeer, updates: Updates, state: State, ctx: Any) -> Any:
+            out, state = mixed(stage, updates, state, ctx)
+            return out.replace(X=torch.full_like(out.X, torch.nan)), state
 
-        monkeypatch.setattr(Mix, "into", spoilt)
+        monkeypatch.setattr(AtPeer, "__call__", spoilt)
     else:
         for state in peers.states.values():
             state["server"] = {**state["server"], "model": torch.full_like(state["server"]["model"], torch.inf)}
     assert_equal(peers.go(), kept)
     said = [fields["why"] for event, fields in peers.events if event == "rolled back"]
-    assert said == [f"{what} gave nan or inf"] * 4
+    assert said == [what] * 4
     monkeypatch.undo()
     assert all(model.isfinite().all() and not model.equal(kept[name]) for name, model in peers.go().items())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
@@ -52,6 +53,16 @@ def test_a_message_survives_the_wire() -> None:
         raw = [t.contiguous().reshape(-1).view(torch.uint8) for t in (got.tensors[name], tensor)]
         assert torch.equal(*raw), name
     assert sent.nbytes == got.nbytes == 3 * 2 * 2 + 8 + 0 + 4 * 4 + 3 * 4
+
+
+def test_a_letter_that_is_nested_too_deep_is_dropped(box: Box) -> None:
+    body = Letter("model", "a", 1, LAYOUT, {}, {"x": 0}).encoded[16:]
+    nested = body.replace(b'{\\"x\\": 0}', b"[" * 100_000 + b"]" * 100_000)
+    size = int.from_bytes(nested[:8], "little") + len(nested) - len(body)
+    body = size.to_bytes(8, "little") + nested[8:]
+    box.network.post("a", "b", hashlib.blake2b(body, digest_size=16).digest() + body)
+    assert box.mailbox.receive(1, "model") == []
+    assert box.dropped == ["corrupted"]
 
 
 def test_the_receiver_has_memory_of_its_own(box: Box) -> None:

@@ -3,104 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 
 import fedloom
-from fedloom.engines.api import Result, resume, run
+from fedloom.engines.api import resume, run
 from fedloom.errors import DataError, RecipeError, StateError, UserError
-from fedloom.recipes.loader import load
-from fedloom.recipes.schema import Recipe
+from sites_support import SITES, Go, events, recipe, trained
 
 pytest.importorskip("flwr")
 
 from flwr.app import ConfigRecord
 
-from fedloom.engines.flower import Node, client_app, roster
+from fedloom.engines.flower import Node, client_app
 from fedloom.engines.flower.engine import OverGrid
 from fedloom.engines.flower.local import LocalGrid
-
-SITES = {"clinic": ("digit",), "lab": ("even",), "office": ("digit", "even")}
-RECIPE = {
-    "name": "sites",
-    "data": "nodes",
-    "partition": "nodes",
-    "model": "small-cnn",
-    "method": "fedavg",
-    "training": {"rounds": 3, "steps": 2, "epochs": None},
-    "runtime": {"engine": "flower", "flower": {"nodes": 3, "wait": 1.0, "deadline": 1.0}},
-}
-
-
-@pytest.fixture(autouse=True)
-def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time passes only while the server waits, however busy this machine is."""
-    now = [0.0]
-
-    def sleep(seconds: float) -> None:
-        now[0] += seconds
-
-    monkeypatch.setattr(roster, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
-
-
-def recipe(*changes: str) -> Recipe:
-    return load(RECIPE, changes)
-
-
-@pytest.fixture(scope="module")
-def homes(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, str]]:
-    """Node configs of three nodes, each with a part of the digits and labels of its own tasks."""
-    base = tmp_path_factory.mktemp("sites")
-    digits = load_digits()
-    images, labels = (digits.images * 15).astype(np.uint8)[:, None], {"digit": digits.target}
-    labels["even"] = (digits.target % 2 == 0).astype(np.int64)
-    configs = {}
-    for number, (site, tasks) in enumerate(SITES.items()):
-        part = slice(number * 80, number * 80 + 80)
-        arrays = {"x_train": images[part][:60], "x_test": images[part][60:]}
-        arrays |= {
-            f"{t}_{s}": labels[t][part][c] for t in tasks for s, c in (("train", np.s_[:60]), ("test", np.s_[60:]))
-        }
-        np.savez(base / f"{site}.npz", **arrays)
-        home = base / site
-        home.mkdir()
-        named = {task: f"{task}_{{split}}" for task in tasks}
-        data = {"name": "arrays", "path": str(base / f"{site}.npz"), "labels": named}
-        (home / "node.yaml").write_text(json.dumps({"client": site, "data": data}))
-        configs[100 - number] = {"home": str(home)}
-    return configs
-
-
-def events(folder: Path) -> list[dict[str, Any]]:
-    return [e for line in (folder / "metrics.jsonl").read_text().splitlines() for e in json.loads(line)["events"]]
-
-
-def trained(folder: Path) -> list[list[str]]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [sorted({each["client"] for each in line["train"]}) for line in lines[1:]]
-
-
-Go = Callable[..., Result]
-
-
-@pytest.fixture
-def go(homes: dict[int, dict[str, str]], tmp_path: Path) -> Go:
-    """Run over a grid of the three nodes; `grid` may be changed before, by a function."""
-
-    def run_it(*changes: str, change: Callable[[LocalGrid], object] = lambda grid: None) -> Result:
-        one = recipe(*changes)
-        grid = LocalGrid(client_app(one), homes)
-        change(grid)
-        return run(one, tmp_path / "run", engine=OverGrid(grid, tmp_path / "run"))
-
-    return run_it
 
 
 @pytest.mark.parametrize("changes", [(), ("method=matu",), ("method=fedper", "model.heads=own"), ("peers={}",)])
@@ -151,7 +71,7 @@ def _else(payload: dict[str, Any]) -> None:
     payload["packed"] = {"nothing": torch.zeros(1)}
 
 
-BAD = {_nan: "packed", _huge: "at most", _short: "packed", _lies: "n: expected", _else: "packed: KeyError"}
+BAD = {_nan: "packed", _huge: "at most", _short: "packed", _lies: "n: expected", _else: "packed: expected values"}
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda f: f.__name__[1:])
@@ -250,6 +170,36 @@ def test_too_few_end_the_run_and_it_can_be_resumed(go: Go, homes: dict[int, dict
     one = recipe("runtime.flower.min_clients=3", "evaluation.every=3")
     result = resume(tmp_path / "run", engine=OverGrid(LocalGrid(client_app(one), homes), tmp_path / "run"))
     assert trained(result.folder) == [sorted(SITES)] * 3
+
+
+def test_a_round_needs_only_enough_answers(go: Go) -> None:
+    """The lab is slow: its answers come a round late, and are dropped and counted."""
+
+    def change(grid: LocalGrid) -> None:
+        pull, lab = grid.pull_messages, 99
+        asked = {"lab": 0}
+
+        def pulled(ids: Any) -> Any:
+            trains = [each for each in ids if grid._waiting[each].metadata.message_type == "train.fedloom"]
+            slow = [each for each in trains if grid._waiting[each].metadata.dst_node_id == lab]
+            asked["lab"] += len(slow) > 0 and len(ids) == 3
+            return pull([each for each in ids if each not in slow] if len(ids) > 1 and asked["lab"] < 3 else ids)
+
+        grid.pull_messages = pulled  # type: ignore[method-assign]
+
+    result = go("runtime.flower.enough=2", "evaluation.every=3", change=change)
+    assert trained(result.folder)[:2] == [["clinic", "office"]] * 2
+    said = events(result.folder)
+    assert {(e["came"], e["asked"]) for e in said if e["event"] == "enough answers"} == {(2, 3)}
+    assert [e["client"] for e in said if e["event"] == "late answer dropped"][:2] == ["lab", "lab"]
+    assert result.status == "finished"
+
+
+def test_enough_is_at_least_the_least_and_not_for_peers(go: Go) -> None:
+    with pytest.raises(RecipeError, match=r"runtime\.flower\.enough: 1 found, expected at least min_clients \(2\)"):
+        go("runtime.flower.enough=1", "runtime.flower.min_clients=2")
+    with pytest.raises(RecipeError, match=r"runtime\.flower\.enough: peers wait for each other's letters"):
+        go("runtime.flower.enough=2", "peers={}")
 
 
 def test_two_nodes_of_one_client_and_another_recipe(homes: dict[int, dict[str, str]], tmp_path: Path) -> None:

@@ -218,7 +218,8 @@ def test_nan_in_every_client_changes_nothing(quick: Quick) -> None:
     result = quick("training.optimizer={name: sgd, lr: 1.0e+30}")
     tensors, lines = outcome(result)
     assert all(torch.isfinite(t).all() for t in tensors.values())
-    assert len(lines[-1]["events"]) == 5
+    said = [event["event"] for event in lines[-1]["events"]]
+    assert said == ["update dropped"] * 5 + ["round lost"]  # all of them: it may be the model
 
 
 def test_a_run_never_writes_over_another(quick: Quick) -> None:

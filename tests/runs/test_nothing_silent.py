@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import fedloom
 from fedloom.cli.app import app
 from fedloom.errors import StateError
+from fedloom.rounds.progress import Progress
 from fedloom.runs import checkpoint, folder
 from fedloom.runs.reader import Run
 from tests_support import assert_same, load_recipe, stopped_after
@@ -89,6 +90,24 @@ def test_a_damaged_peer_falls_back_to_the_round_before(tmp_path: Path) -> None:
     file = path / "peers" / "digit-0" / "state-3.safetensors"
     file.write_bytes(file.read_bytes()[:-7])
     assert_same(fedloom.run(recipe, tmp_path / "whole"), fedloom.resume(path))
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "json"])
+def test_a_damaged_older_checkpoint_of_a_peer_is_told(kind: str, tmp_path: Path) -> None:
+    path = stopped_after(3, tmp_path / "part", load_recipe("training.rounds=4", "model.heads=own", "peers={}"))
+    file = path / "peers" / "digit-0" / f"state-2.{kind}"
+    file.write_bytes(file.read_bytes()[:-7])
+    said: list[str] = []
+
+    class Heard(Progress):
+        def event(self, text: str) -> None:
+            said.append(text)
+
+    fedloom.resume(path, progress=Heard())
+    (about,) = [text for text in said if text.startswith("checkpoint")]
+    assert "digit-0" in about
+    assert "state-2" in about
+    assert about.endswith("continuing from round 3")
 
 
 def test_a_changed_digit_in_a_checkpoint_is_damage(part: Path, whole: Path) -> None:

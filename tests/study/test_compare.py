@@ -210,6 +210,8 @@ def test_what_makes_runs_incomparable_is_said(run):
         "Δm of x: each seed against the base's same seed.",
     )
     assert result.best(result.rows[0]) == {"fedavg"}
+    gave_up = compare([runs[0], run({"depth": 1.0}, "x", folder="four", status="gave up")])
+    assert any(note.startswith("four gave up: three rounds in a row were lost") for note in gave_up.notes)
     other_data = compare([runs[0], run({"depth": 1.0}, "z", folder="three", data="changed")])
     assert other_data.notes[:-1] == ("Not the same clients or examples at seed 0: one, three.",)
     with pytest.raises(StateError, match=r"the tasks differ: .*one has depth; .* has semseg"):

@@ -313,16 +313,14 @@ def _watched(folder: Path, quiet: bool) -> Iterator[Progress]:
 
 
 def _conclude(result: Any) -> None:
-    from fedloom.runs.reader import Run, human_bytes
+    from fedloom.runs.reader import IN_VAIN, Run, human_bytes
 
     total = Run.read(result.folder).bytes_total()
     typer.echo(result.table())
     typer.echo(f"sent by clients: {human_bytes(total['up'])}, sent to clients: {human_bytes(total['down'])}")
     typer.echo(f"{result.status}: {result.folder}")
-    if result.status == "nothing learned":
-        typer.echo(
-            "every update of every round was dropped, for it was not finite (see the events in the report)", err=True
-        )
+    if why := IN_VAIN.get(result.status):
+        typer.echo(f"{why} (see the events in the report)", err=True)
         raise typer.Exit(1)
 
 

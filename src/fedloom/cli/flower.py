@@ -44,3 +44,17 @@ def check(
         wrong += not good
         typer.echo(f"{typer.style('ok   ' if good else 'WRONG', fg='green' if good else 'red')} {what}: {text}")
     raise typer.Exit(1 if wrong else 0)
+
+
+@flower.command()
+def keep(
+    app: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of an app.", file_okay=False, exists=True)],
+    connection: Annotated[str, typer.Argument(metavar="CONNECTION", help="As for `flwr run`.")],
+    folder: Annotated[Path, typer.Option(help="The run folder, on this machine, where the SuperLink is.")],
+    changes: Annotated[str, typer.Option(help="Changes of the recipe, separated by semicolons.")] = "",
+) -> None:
+    """`flwr run`, and again whenever the run ends early, until it is finished: let it start with the machine."""
+    from fedloom.engines.flower.keep import keep as watch
+
+    about = watch(app, connection, folder, changes, typer.echo)
+    typer.echo(f"{about['status']} after {about['rounds']} rounds: {folder}")

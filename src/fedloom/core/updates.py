@@ -7,6 +7,7 @@ aggregation rule may need.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -37,8 +38,8 @@ class Rows(Protocol):
         """Some of the rows, by position in ascending order."""
         ...
 
-    def bad(self) -> set[int]:
-        """Positions of the rows with nan or inf."""
+    def norms(self) -> Tensor:
+        """The rows' norms (K), or bounds of them, as `Updates.norms`."""
         ...
 
 
@@ -81,9 +82,9 @@ class RowList:
         """Some of the rows."""
         return RowList(tuple(self.vectors[i] for i in index))
 
-    def bad(self) -> set[int]:
-        """Positions of the rows with nan or inf."""
-        return {i for i, x in enumerate(self.vectors) if not bool(torch.isfinite(x).all())}
+    def norms(self) -> Tensor:
+        """The rows' norms (K)."""
+        return torch.cat([row_norms(x[None]) for x in self.vectors])
 
 
 @dataclass(frozen=True, eq=False)
@@ -151,6 +152,11 @@ class Updates:
     def X(self) -> Tensor:  # noqa: N802
         """The rows (K x d)."""
         return self.data if self.mixing is None else self.mixing.to(self.data) @ self.data
+
+    @cached_property
+    def norms(self) -> Tensor:
+        """The rows' Euclidean norms (K, float64), of packed rows bounds; not finite for rows with nan or inf alone."""
+        return row_norms(self.X) if isinstance(self.given, Tensor) or self.mixing is not None else self.given.norms()
 
     @staticmethod
     def of(
@@ -273,12 +279,7 @@ class Updates:
 
     def finite(self) -> tuple[Updates, tuple[Row, ...]]:
         """Drop rows with nan or inf; return what is left and the keys of the dropped rows."""
-        if isinstance(self.given, Tensor) or self.mixing is not None:
-            # A sum is finite only if all its terms are; only a suspect row is looked at value by value.
-            suspects = [i for i, s in enumerate(self.X.sum(dim=1).tolist()) if s != s or abs(s) == float("inf")]
-            bad = {i for i in suspects if not bool(torch.isfinite(self.X[i]).all())}
-        else:
-            bad = self.given.bad()
+        bad = {i for i, norm in enumerate(self.norms.tolist()) if not math.isfinite(norm)}
         if not bad:
             return self, ()
         return self.keep([i for i in range(len(self)) if i not in bad]), tuple(self.rows[i] for i in sorted(bad))
@@ -294,6 +295,15 @@ class Updates:
             self.weight.sum().reshape(1),
             present=present,
         )
+
+
+def row_norms(X: Tensor) -> Tensor:
+    """The Euclidean norms of the rows of a matrix (K, float64), not finite for rows with nan or inf alone."""
+    norms = torch.linalg.vector_norm(X, dim=1).double()
+    for i in (~norms.isfinite()).nonzero().flatten().tolist():  # squares may overflow
+        x = X[i].double()
+        norms[i] = (largest := x.abs().amax()) * (x / largest).norm()
+    return norms
 
 
 def _keys(rows: Sequence[Row]) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from pydantic import Field
 
+from fedloom.data.digests import digest
 from fedloom.data.download import SOURCES
 from fedloom.data.images import SUFFIXES, Fit, read
 from fedloom.data.many import Columns, joined
@@ -99,6 +100,10 @@ class Decoded:
     def version(self) -> str:
         """Changes with the names of the files."""
         return f"{zlib.crc32(chr(10).join(self.files).encode()):08x}"
+
+    def contents(self) -> bytes:
+        """Checksum of all files."""
+        return digest([Path(self.root, file) for file in self.files])
 
     def __call__(self, index: Tensor) -> Tensor:
         return read([Path(self.root, self.files[position]) for position in index.tolist()], self.size, self.fit)

@@ -113,8 +113,12 @@ class InMemoryExamples:
 
     def contents(self) -> bytes:
         """Checksum of all inputs."""
-        raw = self.images.contiguous().reshape(-1).view(torch.uint8).numpy()
-        return hashlib.sha256(raw.data).digest()
+        return tensor_digest(self.images)
+
+
+def tensor_digest(tensor: Tensor) -> bytes:
+    """Checksum of a tensor's values."""
+    return hashlib.sha256(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data).digest()
 
 
 def label_bytes(labels: Mapping[str, Tensor]) -> bytes:
@@ -208,7 +212,7 @@ class Withheld:
 
 
 def contents(examples: Examples) -> bytes:
-    """Checksum of the inputs of examples in memory; nothing for those in files, whose fingerprint has their sizes."""
+    """Checksum of the inputs of examples; nothing for those whose fingerprint has it, or that lie elsewhere."""
     found: bytes = examples.contents() if hasattr(examples, "contents") else b""
     return found
 

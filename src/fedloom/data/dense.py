@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from torch import Generator, Tensor
 from fedloom.data.augment import Augment
 from fedloom.data.dataset import Batch
 from fedloom.data.dense_label import Kind, Reader
+from fedloom.data.digests import digest
 from fedloom.data.prepare import Array
 from fedloom.data.transforms import augmented, plain, raw_ignore
 from fedloom.errors import DataError
@@ -64,8 +66,8 @@ class DenseExamples:
     evaluation, which only normalises and pads to `size` (height, width). `size` must hold the largest image.
 
     `annotated` (task -> N, bool) says which examples have a label of a task; by default all have. `domain` (N, int64)
-    says where an example comes from. `version` stands for the contents: whatever a resumed run must find unchanged.
-    `batch` only reads, so several threads may call it.
+    says where an example comes from. `version` stands for the contents, whatever a resumed run must find unchanged, but
+    for those of `files`. `batch` only reads, so several threads may call it.
     """
 
     source: Stored | Files
@@ -76,6 +78,7 @@ class DenseExamples:
     annotated: Mapping[str, Array] = field(default_factory=dict)
     domain: Tensor | None = None
     version: str = ""
+    files: tuple[Path, ...] = ()
 
     def __post_init__(self) -> None:
         if isinstance(self.source, Stored):
@@ -121,6 +124,10 @@ class DenseExamples:
         """Bytes that change with the version, the tasks and what is annotated."""
         parts = [self.version, *(f"{task} {kind}" for task, kind in sorted(self.kinds.items()))]
         return "\n".join(parts).encode() + b"".join(self.labels_of(task).tobytes() for task in sorted(self.kinds))
+
+    def contents(self) -> bytes:
+        """Checksum of the files, if it is read from some."""
+        return digest(self.files) if self.files else b""
 
     def batch(
         self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None

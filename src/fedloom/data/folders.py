@@ -29,12 +29,14 @@ class FileSplit:
     reader      reads one
     annotated   task -> N, bool: which examples have a label
     version     changes when files are exchanged
+    files       the files of images and labels, whose contents a resumed run must find unchanged
     """
 
     names: tuple[str, ...]
     reader: Reader
     annotated: Mapping[str, Array]
     version: str
+    files: tuple[Path, ...]
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,9 @@ def dataset(
         if kept is not None:
             source = Files(SubsetReader(part.reader, tuple(kept.tolist())), len(kept))
             annotated = {task: has[kept] for task, has in annotated.items()}
-        ready[which] = DenseExamples(source, kinds, size, training, annotated=annotated, version=part.version)
+        ready[which] = DenseExamples(
+            source, kinds, size, training, annotated=annotated, version=part.version, files=part.files
+        )
     heads = tuple(KINDS[task](task, **options.get(task, {})) for task in tasks)
     return Dataset(name, heads, ready["train"], ready["test"])
 

@@ -91,7 +91,7 @@ def open_split(
     reader = LabelledReader(file, positions, table, normals_from, size)
     names = tuple(f"{FILE}, image {p + 1}" for p in positions)
     version = f"{file.stat().st_size} {table is None or table.tobytes().hex()}"
-    return FileSplit(names, reader, {task: np.ones(len(names), bool) for task in tasks}, version)
+    return FileSplit(names, reader, {task: np.ones(len(names), bool) for task in tasks}, version, (file,))
 
 
 @dataclass(frozen=True, eq=False)

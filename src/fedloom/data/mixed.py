@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from fedloom.data.dataset import Batch, label_bytes
+from fedloom.data.dataset import Batch, label_bytes, tensor_digest
 from fedloom.data.prepare import Array
 
 
@@ -37,6 +37,10 @@ class Inputs(Protocol):
         """A short text that changes when the inputs are exchanged, if that can be told without reading them."""
         ...
 
+    def contents(self) -> bytes:
+        """Checksum of all inputs."""
+        ...
+
     def __call__(self, index: Tensor) -> Tensor: ...
 
 
@@ -57,6 +61,10 @@ class TensorInputs:
     def nbytes(self) -> int:
         """Bytes in memory."""
         return self.inputs.nbytes
+
+    def contents(self) -> bytes:
+        """Checksum of all inputs."""
+        return tensor_digest(self.inputs)
 
     def __call__(self, index: Tensor) -> Tensor:
         return self.inputs.index_select(0, index)
@@ -99,6 +107,10 @@ class MixedExamples:
     def fingerprint(self) -> bytes:
         """The source's version and all labels, task by task."""
         return self.source.version.encode() + label_bytes(self.labels)
+
+    def contents(self) -> bytes:
+        """Checksum of all inputs."""
+        return self.source.contents()
 
     def batch(
         self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None

@@ -83,8 +83,15 @@ def open_split(root: str, split: str, tasks: list[NyudTask], classes: int = 40) 
     listed = path / "gt_sets" / f"{split}.txt"
     names = folders.split_list(listed)
     annotated = {str(task): folders.present(path / FILES[task].format(name) for name in names) for task in tasks}
-    version = folders.sizes((path / "images" / f"{name}.png" for name in names), listed)
-    return FileSplit(names, NyudReader(path, names, tuple(tasks), classes), annotated, version)
+    images = [path / "images" / f"{name}.png" for name in names]
+    labels = [
+        path / FILES[task].format(name)
+        for task in tasks
+        for name, there in zip(names, annotated[task], strict=True)
+        if there
+    ]
+    reader = NyudReader(path, names, tuple(tasks), classes)
+    return FileSplit(names, reader, annotated, folders.sizes(images, listed), (*images, *labels))
 
 
 @dataclass(frozen=True)

@@ -109,13 +109,20 @@ def open_split(root: str, split: str, tasks: list[PascalTask], classes: int = 21
     path = folders.find("pascal-context", root, "ImageSets/Context", ADVICE)
     listed = path / "ImageSets" / "Context" / f"{split}.txt"
     names = folders.split_list(listed)
-    version = folders.sizes((path / "JPEGImages" / f"{name}.jpg" for name in names), listed)
+    images = [path / "JPEGImages" / f"{name}.jpg" for name in names]
+    version = folders.sizes(images, listed)
     valid = _normal_classes(path) if "normals" in tasks else None
     reader = PascalReader(path, names, tuple(tasks), classes, valid, parts)
     annotated = {task: reader.annotated(task) for task in tasks}
     if "human_parts" in tasks:
         annotated["human_parts"] &= _with_people(path / "ImageSets" / "Parts" / f"{split}.txt", names)
-    return FileSplit(names, reader, {str(task): has for task, has in annotated.items()}, version)
+    labels = {
+        file: None
+        for task, has in annotated.items()
+        for name, there in zip(names, has, strict=True)
+        for file in (reader.files(task, name) if there else ())
+    }
+    return FileSplit(names, reader, {str(task): has for task, has in annotated.items()}, version, (*images, *labels))
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,10 @@
-"""What several data sets need: types of keys, a stratified split, a subset, the statistics that normalise."""
+"""What several data sets need: types of keys, a folder for caches, a stratified split, a subset, statistics."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
@@ -18,6 +20,14 @@ Array = np.ndarray[Any, Any]
 SPLITS = ("train", "test")
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 TestFraction = Annotated[float, Field(gt=0, lt=1)]
+
+
+def cache_folder() -> Path:
+    """Where scenes and checksums are kept: FEDLOOM_CACHE, or `fedloom` in XDG_CACHE_HOME, or ~/.cache/fedloom."""
+    named = os.environ.get("FEDLOOM_CACHE")
+    if named:
+        return Path(named).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedloom"
 
 
 def no_repeats(where: str, what: str, names: Sequence[str]) -> None:

@@ -102,6 +102,8 @@ class Store:
             raise DataError(
                 f"arrays, {self.path}: expected as many {key!r} as {beside!r}, {expected}, found {len(column)}"
             )
+        if column.dtype == np.uint64 and len(column) and column.max() > np.iinfo(np.int64).max:
+            raise DataError(f"arrays, {self.path}: {key!r} expected integers below 2^63, found {column.max()}")
         return column.astype(np.int64)
 
     def names(self, key: str) -> tuple[str, ...]:

@@ -107,6 +107,9 @@ def tables(
     return Dataset(title, tuple(known), train, test_part, domains)
 
 
+_CLASSES = np.iinfo(np.int16).max + 1  # labels are kept as int16
+
+
 class _Table(NamedTuple):
     """One part: features (N x F, float64), targets (N x K) and the value that says the task (N)."""
 
@@ -126,13 +129,18 @@ def _read(store: Store, split: str, keys: Sequence[str], kind: str) -> _Table:
         raise DataError(f"{where}: {features!r} expected finite features, found NaN or infinity")
     if kind == "classification":
         y = store.integers(targets, len(x), features)[:, None]
-        if y.min() < -1:
-            raise DataError(f"{where}: {targets!r} expected labels from 0, or -1, found {y.min()}")
+        if y.min() < -1 or y.max() >= _CLASSES:
+            found = y.min() if y.min() < -1 else y.max()
+            raise DataError(f"{where}: {targets!r} expected labels from 0 to {_CLASSES - 1}, or -1, found {found}")
     else:
         y = store.read(targets).astype(np.float64)
         y = y[:, None] if y.ndim == 1 else y
         if y.ndim != 2 or len(y) != len(x) or np.isinf(y).any():
             raise DataError(f"{where}: {targets!r} expected {len(x)} finite numbers (x K), found shape {y.shape}")
+        if (np.abs(y) > np.finfo(np.float32).max).any():
+            raise DataError(
+                f"{where}: {targets!r} expected numbers that float32 can hold, found {np.nanmax(np.abs(y))}"
+            )
     return _Table(x.reshape(len(x), -1).astype(np.float64), y, store.integers(task_by, len(x), features))
 
 

@@ -180,7 +180,7 @@ def resume(
         _begin_again(built, path)
     if ROUNDS in changed and built.method.stage.traits.paced:
         raise StateError(f"{folder}: {ROUNDS} cannot be changed, for {built.method.name} paces itself by it")
-    with RunFolder(path) as run_folder:
+    with RunFolder(path, recipe.runtime.mirror) as run_folder:
         accepted = accept_changes or changed
         state = run_folder.continued(built.about, lambda: engine.initial(built), progress.event, accepted)
         if changed:

@@ -28,7 +28,8 @@ class Result:
 
     folder: Path
     status: str
-    """finished, stopped early, or nothing learned, where every update of every round was dropped."""
+    """finished or stopped early; nothing learned, where no round had an update that could be used; gave up, where
+    several rounds in a row had none."""
     built: Built | None = field(default=None, repr=False, compare=False)
     """What the run was built from, where that happened in this process."""
     _: KW_ONLY

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from fedloom.codecs import Codec, Raw
 from fedloom.core.context import Fields
+from fedloom.core.foreign import Foreign, Scalar
 from fedloom.core.layout import Layout, Selector, as_select
 from fedloom.core.outline import Box, Outline, listed
 from fedloom.server import Plain, ServerRule
@@ -188,6 +189,12 @@ class Method:
     def extras(self) -> frozenset[str]:
         """Names of the extras that some stage uses: only these travel."""
         return frozenset(f.removeprefix("extra:") for f in self._used if f.startswith("extra:"))
+
+    @cached_property
+    def extra_values(self) -> dict[str, Foreign]:
+        """What a row's value of each extra must be, as the stages that use it declare."""
+        declared = {**self.edge.traits.extras, **self.stage.traits.extras}
+        return {name: declared.get(name, Scalar()) for name in sorted(self.extras)}
 
     @cached_property
     def wants_support(self) -> bool:

@@ -14,6 +14,20 @@ from fedloom.models.nets import Encoder, PyramidEncoder
 from fedloom.tasks.task import Task
 
 
+def check_name(task: str) -> None:
+    """Raise RecipeError unless a task's name can be a part of parameter names."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", task):
+        raise RecipeError(
+            f"task name {task!r}: expected letters, digits, '_' and '-' only, since it becomes a part of "
+            "parameter names"
+        )
+    if hasattr(nn.ModuleDict(), task):
+        raise RecipeError(
+            f"task name {task!r} cannot be used: torch.nn.ModuleDict has an attribute of that name. "
+            f"Rename the task, for example {task + '_task'!r}"
+        )
+
+
 class MultiTask(nn.Module):
     """`encoder`, `decoders` (a module per dense task) and `heads` (a module per task).
 
@@ -46,18 +60,9 @@ class MultiTask(nn.Module):
         self.decoders = nn.ModuleDict()
         self.heads = nn.ModuleDict()
         for task in tasks:
-            if not re.fullmatch(r"[A-Za-z0-9_-]+", task.name):
-                raise RecipeError(
-                    f"task name {task.name!r}: expected letters, digits, '_' and '-' only, since it becomes a part of "
-                    "parameter names"
-                )
+            check_name(task.name)
             if task.name in self.heads:
                 raise RecipeError(f"task name {task.name!r} occurs twice")
-            if hasattr(self.heads, task.name):
-                raise RecipeError(
-                    f"task name {task.name!r} cannot be used: torch.nn.ModuleDict has an attribute of that name. "
-                    f"Rename the task, for example {task.name + '_task'!r}"
-                )
             if heads is not None:
                 self.heads[task.name] = heads[task.name]
                 continue

@@ -151,8 +151,8 @@ class PeersBase(Section):
     """null: models are mixed by the method's own aggregation."""
     warmup: Warmup | None = None
     rollback: Count | None = None
-    """A peer keeps its model every so many rounds, and goes on from it where training or a mix is not finite (DFMTL
-    thesis, section 6.2.2, four phases)."""
+    """A peer keeps its model every so many rounds, and goes on from it where training is not finite or a mix fails
+    (DFMTL thesis, section 6.2.2, four phases); null: from its model of the round before."""
     penalty: NonNegative = 0.0
     """mu of mu/2 |w - mean of the models of candidates that were not chosen|^2 in the local loss."""
     scenario: Scenario | None = None

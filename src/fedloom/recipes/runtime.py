@@ -19,8 +19,21 @@ class FlowerSettings(Section):
     """Seconds to wait for them."""
     min_clients: Count = 1
     """A round in which fewer clients answer ends the run, which can be resumed."""
+    enough: Count | None = None
+    """A round of training waits for no more answers once so many have come; null: for all, until the deadline."""
     deadline: Positive = 3600.0
     """Seconds for the answers to one round of training, or of measuring; later ones are not used."""
+    retries: Annotated[int, Field(ge=0, le=100)] = 1
+    """How often a node that failed for a reason that may pass is asked again within the deadline."""
+    keys: dict[str, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = Field(default_factory=dict)
+    """Client -> the public key of its node, as `fedloom flower check --home` prints it. The name of a client that is
+    not listed belongs to the node that says it first."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> FlowerSettings:
+        if self.enough is not None and self.enough < self.min_clients:
+            raise carry([("enough", f"{self.enough} found, expected at least min_clients ({self.min_clients})")])
+        return self
 
 
 class Runtime(Section):
@@ -36,6 +49,9 @@ class Runtime(Section):
     device: str | tuple[str, ...] = "cpu"
     """cpu, or cuda devices by name (cuda:0); several are given to the workers in turn."""
     checkpoint_every: Count = 1
+    mirror: str | None = None
+    """A folder, better on another disk, for a copy of the checkpoints and of all else that resuming needs, under the
+    name of the run's folder. What is damaged comes back from it; where the run's folder is lost, resume the copy."""
     diagnostics: bool = True
     """Note, in diagnostics.jsonl, how the updates of a round agree and how they were weighted. Changes no result."""
     track: Literal["tensorboard", "mlflow", "wandb"] | None = None

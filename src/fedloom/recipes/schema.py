@@ -33,7 +33,7 @@ from fedloom.settings.registry import Registered, Registry
 from fedloom.settings.section import Section, strict
 from fedloom.training.config import Training
 
-QUIET = ("engine", "flower", "workers", "checkpoint_every", "diagnostics", "track")
+QUIET = ("engine", "flower", "workers", "checkpoint_every", "diagnostics", "mirror", "track")
 """Keys of the section runtime on which results do not depend."""
 
 

@@ -106,7 +106,7 @@ class Built:
 
     @property
     def inputs_hash(self) -> str:
-        """16 hexadecimal digits over the inputs that are in memory."""
+        """16 hexadecimal digits over the inputs, in memory or in files."""
         return hashlib.sha256(contents(self.dataset.train) + contents(self.dataset.test)).hexdigest()[:16]
 
     @property

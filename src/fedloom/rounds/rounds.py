@@ -13,17 +13,15 @@ from fedloom.rounds.built import Built
 from fedloom.rounds.measure import headline, measure, train_records, train_seconds, trained_records
 from fedloom.rounds.messages import Message, Payload, count_down, count_up, rows_of
 from fedloom.rounds.progress import Progress
+from fedloom.rounds.recovery import again, gave_up, kept
 from fedloom.rounds.refusals import unmeasured
 from fedloom.rounds.server import dispatch, server_init, server_step
 from fedloom.rounds.worker import Executor, TrainDone, TrainJob
 from fedloom.runs.checkpoint import map_tensors
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.ledger import Ledger
-from fedloom.runs.reader import DIAGNOSTICS, described, validation_loss
+from fedloom.runs.reader import DIAGNOSTICS, GAVE_UP, NOTHING, described, validation_loss
 from fedloom.training.flat import integer_buffers
-
-NOTHING = "nothing learned"
-"""The status of a run in which every update of every round was dropped."""
 
 
 def initial_state(built: Built) -> State:
@@ -34,9 +32,11 @@ def initial_state(built: Built) -> State:
 
 
 def status(state: State) -> str:
-    """How a run that is over ended: finished, stopped early, or nothing learned where every update was dropped."""
+    """How a run that is over ended: finished, stopped early, or in vain (NOTHING, GAVE_UP)."""
     if state.get("idle", 0) == state["round"] > 0:
         return NOTHING
+    if gave_up(state):
+        return GAVE_UP
     return "stopped early" if state["stopped"] else "finished"
 
 
@@ -54,10 +54,11 @@ def run_rounds(
 ) -> State:
     """Run from the round after `state` to the last one, with checkpoints. Returns the last state.
 
-    Without `advance` the run has a server.
+    Without `advance` the run has a server. A run that gave up is tried again.
     """
     recipe = built.recipe
     training, evaluation = recipe.training, recipe.evaluation
+    state = again(state) if gave_up(state) else state
     if state["round"] == 0:
         start = Round(built, 0, progress)
         for why in unmeasured(built):
@@ -66,7 +67,7 @@ def run_rounds(
         line = {"round": 0, "cohort": [], "train": [], "metrics": metrics, "events": start.events}
         folder.write_round(line, Ledger())
         folder.save(state)
-    while state["round"] < training.rounds and not state["stopped"]:
+    while state["round"] < training.rounds and not (state["stopped"] or gave_up(state)):
         now = Round(built, state["round"] + 1, progress)
         last = now.number == training.rounds
         state, members = (advance or with_server)(built, executor, state, now)
@@ -87,7 +88,7 @@ def run_rounds(
             **now.recorded,
         }
         folder.write_round(line, now.ledger)
-        if last or state["stopped"] or now.number % recipe.runtime.checkpoint_every == 0:
+        if last or state["stopped"] or gave_up(state) or now.number % recipe.runtime.checkpoint_every == 0:
             folder.save(state)
         progress.round(now.number, *headline(built, line))
     return state
@@ -114,8 +115,7 @@ def with_server(built: Built, executor: Executor, state: State, now: Round) -> t
     with now.ledger.phase("train and aggregate"):
         received = now.payloads(executor, jobs, messages)
         server = server_step(method, built.layout, built.federation, received, state["server"], ctx)
-    clients = {**state["clients"], **now.clients}
-    return {**state, "round": now.number, "server": server, "clients": clients}, members
+    return now.after(state, server), members
 
 
 @dataclass
@@ -145,14 +145,20 @@ class Round:
             held=federation.held,
         )
 
+    def after(self, state: State, server: State) -> State:
+        """The state after the round, from the one before and the server's new one."""
+        clients = {**state["clients"], **kept(state["server"], server, self.clients)}
+        return {**state, "round": self.number, "server": server, "clients": clients}
+
     @property
     def used(self) -> bool:
-        """Whether any update that was made was not dropped."""
+        """Whether the round was not lost, and some update that was made was not dropped."""
+        events = [event for event in self.events if "peer" not in event]
+        if any(event["event"] == "round lost" for event in events):
+            return False
         if not self.done:
             return True
-        dropped = {
-            event["client"] for event in self.events if event["event"] == "update dropped" and "task" not in event
-        }
+        dropped = {event["client"] for event in events if event["event"] == "update dropped" and "task" not in event}
         return not {d.client for d in self.done} <= dropped
 
     def log(self, event: str, fields: dict[str, Any]) -> None:

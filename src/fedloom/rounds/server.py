@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from fedloom.rounds import diagnostics
 from fedloom.rounds.federation import Federation
 from fedloom.rounds.loading import pack_tasks
 from fedloom.rounds.messages import ALL, Message, Payload, blank
+from fedloom.rounds.recovery import careful, nothing_came, usable
 from fedloom.runs.reader import DIAGNOSTICS
 
 
@@ -103,7 +105,8 @@ def collect(
             X[[expected[row] for row in payload.rows]] = method.codec.unpack(payload.packed, like)
         for name, matrix in beside.items():
             matrix[i] = payload.auxiliary[name]
-        came[i] = Payload(**{**vars(payload), "packed": {}, "auxiliary": {}})
+        buffers = None if payload.buffers is None else payload.buffers.to(dtype)
+        came[i] = replace(payload, packed={}, auxiliary={}, buffers=buffers)
         del payload  # before the next one arrives
     ordered = [came[i] for i in sorted(came)]
     here = [expected[row] for payload in ordered for row in payload.rows]
@@ -170,32 +173,24 @@ def server_step(
     """The server's (or a peer's) part of a round. `ctx.targets` are the participants.
 
     `starts` are the vectors from which clients started, if they are not in the state. Rows with nan or inf are dropped
-    and logged; if none is left, the state stays as it was.
+    and logged; if none is left, or the round fails, the models stay as they were (see `fedloom.rounds.recovery`).
     """
     updates, came = collect(method, layout, federation, payloads, ctx.targets or (), state["model"].dtype)
-    updates = finite_rows(updates, ctx)
+    updates, sizes = usable(updates, came, ctx)
     if not len(updates):
-        return state
-    alive = {client for client, _ in updates.rows}
+        return nothing_came(state, ctx)
     if "base" in method.stage.traits.reads:
         clients = [client for client, _ in updates.rows]
         base = bases(method, state, clients) if starts is None else torch.stack([starts[c] for c in clients])
         updates = updates.replace(base=base)
-    out, stage = method.stage(updates, state["stage"], ctx)
-    if ctx.peer is None or diagnostics.looks(ctx.peer, ctx.population, ctx.round):
-        ctx.record(DIAGNOSTICS, partial(diagnostics.look, updates, out, ctx.peer))
-    del updates  # the matrix is no longer needed, and below there may be a model for each row
-    came = [p for p in came if p.row[0] in alive]
-    return settled(method, layout, federation, {**state, "stage": stage}, zip(out.rows, out.X, strict=True), came)
 
+    def step(updates: Updates, came: Sequence[Payload], ctx: Ctx) -> State:
+        out, stage = method.stage(updates, state["stage"], ctx)
+        if ctx.peer is None or diagnostics.looks(ctx.peer, ctx.population, ctx.round):
+            ctx.record(DIAGNOSTICS, partial(diagnostics.look, updates, out, ctx.peer))
+        return settled(method, layout, federation, {**state, "stage": stage}, zip(out.rows, out.X, strict=True), came)
 
-def finite_rows(updates: Updates, ctx: Ctx) -> Updates:
-    """The updates without rows that have nan or inf; these are logged."""
-    updates, dropped = updates.finite()
-    for client, task in dropped:
-        about = {"client": client} if task is None else {"client": client, "task": task}
-        ctx.log("update dropped", {**about, "why": "not finite after the client's stages"})
-    return updates
+    return careful(updates, sizes, came, state, ctx, step)
 
 
 def settled(

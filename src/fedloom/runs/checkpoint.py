@@ -99,6 +99,19 @@ def save(folder: Path, name: str, tree: Any, **labels: Any) -> None:
     _sync(folder)
 
 
+def save_tensors(file: Path, tensors: Mapping[str, Tensor], labels: Mapping[str, str]) -> None:
+    """Write tensors that others may read. The labels are in order: the library writes them in a random one."""
+    save_file({k: t.clone() for k, t in tensors.items()}, file, metadata=dict(labels))
+    with file.open("r+b") as opened:
+        size = int.from_bytes(opened.read(8), "little")
+        head = json.loads(opened.read(size))
+        head["__metadata__"] = dict(sorted(head["__metadata__"].items()))
+        text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
+        if len(text) <= size:
+            opened.seek(8)
+            opened.write(text.ljust(size))
+
+
 def load(
     folder: Path,
     name: str,

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from fedloom._version import __version__
@@ -21,7 +20,7 @@ from fedloom.errors import StateError
 from fedloom.recipes.loader import dump, load
 from fedloom.recipes.runtime import EarlyStopping
 from fedloom.recipes.schema import Recipe
-from fedloom.runs import checkpoint
+from fedloom.runs import checkpoint, mirror
 from fedloom.runs.ledger import Ledger
 from fedloom.runs.reader import DIAGNOSTICS, lines_of
 from fedloom.runs.track import Tracker
@@ -38,6 +37,8 @@ _SAME = {
     "partition_hash": "partition",
 }
 """What must be unchanged when a run is resumed: key of run.json -> the word for it."""
+_UNKNOWN = hashlib.sha256().hexdigest()[:16]
+"""What older runs recorded of inputs that they did not read."""
 
 
 class RunFolder:
@@ -48,9 +49,13 @@ class RunFolder:
     the partition, run.json its own: what is read back is what was written, or it is said.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Opens an existing directory for this process alone. Raises StateError if another process is at work there."""
+    def __init__(self, path: Path, copies: str | None = None) -> None:
+        """Opens an existing directory for this process alone. Raises StateError if another process is at work there.
+
+        What resuming needs is copied into the folder `copies`, under the directory's name, with each checkpoint.
+        """
         self.path = path
+        self.mirror = mirror.place(path, copies)
         self.tracker: Tracker | None = None
         """The tracker that is sent each round, if any."""
         self._events: list[dict[str, Any]] = []
@@ -88,8 +93,11 @@ class RunFolder:
         """A new folder with partition.json and run.json. Raises StateError if the folder is not empty."""
         if path.exists() and (not path.is_dir() or any(path.iterdir())):
             raise StateError(f"{path} exists and is not empty; continue it with resume, or choose another folder")
+        copy = mirror.place(path, recipe.runtime.mirror)
+        if copy is not None and copy.exists():
+            raise StateError(f"runtime.mirror: {copy} exists: it may be the copy of another run")
         path.mkdir(parents=True, exist_ok=True)
-        folder = RunFolder(path)
+        folder = RunFolder(path, recipe.runtime.mirror)
         checkpoint.write_text(path / "partition.json", json.dumps(partition))
         folder.describe(about, "running", 0)
         # last, because a folder with a recipe is one that can be resumed
@@ -118,6 +126,7 @@ class RunFolder:
         if self.changes:
             value["changes"] = self.changes
         self._describe(value)
+        self._copy()
 
     def _describe(self, value: Mapping[str, Any]) -> None:
         text = json.dumps({**value, "check": _check(value)}, indent=1)
@@ -126,17 +135,18 @@ class RunFolder:
     @property
     def changes(self) -> list[dict[str, Any]]:
         """The changes of the recipe that were accepted, as run.json has them."""
-        return list(self._info().get("changes", [])) if (self.path / "run.json").exists() else []
+        return list(self._info(self.path).get("changes", [])) if (self.path / "run.json").exists() else []
 
-    def _info(self) -> dict[str, Any]:
+    @staticmethod
+    def _info(home: Path) -> dict[str, Any]:
         """What run.json says. Raises StateError where that is not what was written."""
         try:
-            info: dict[str, Any] = json.loads((self.path / "run.json").read_text())
+            info: dict[str, Any] = json.loads((home / "run.json").read_text())
             check = info.pop("check", None)  # runs from before it have none
         except (OSError, ValueError, AttributeError) as error:
-            raise StateError(f"{self.path / 'run.json'} cannot be read: {error}") from error
+            raise StateError(f"{home / 'run.json'} cannot be read: {error}") from error
         if check not in (None, _check(info)):
-            raise StateError(f"{self.path / 'run.json'}: its checksum is not that of its content: it was changed")
+            raise StateError(f"{home / 'run.json'}: its checksum is not that of its content: it was changed")
         return info
 
     def check(self, about: Mapping[str, Any], accept: bool | Collection[str] = False) -> None:
@@ -146,7 +156,7 @@ class RunFolder:
         names; that is recorded in run.json and an event of the next round. So is another version of the package, or of
         another package's source.
         """
-        before = self._info()
+        before = self._info(self.path)
         if before.get("fedloom") != __version__:
             self._events.append({"event": "version changed", "was": before.get("fedloom"), "now": __version__})
         for name, now in about.get("origins", {}).items():
@@ -154,7 +164,7 @@ class RunFolder:
             if was is not None and was != now:
                 self._events.append({"event": "source changed", "of": name, "was": _origin(was), "now": _origin(now)})
         for key, what in _SAME.items():
-            if key in before and before[key] != about[key]:
+            if before.get(key, _UNKNOWN) != _UNKNOWN and before[key] != about[key]:
                 raise StateError(
                     f"{self.path}: the {what} is not what it was when the run began ({key}: {before.get(key)!r} "
                     f"recorded, {about[key]!r} now)"
@@ -263,6 +273,16 @@ class RunFolder:
         checkpoint.save(self.path, name, rest, round=round_, logs=self._sums())
         for peer in state.get("peers", {}):
             self._forget(self.peer(peer), name, round_)
+        self._copy()
+
+    def _copy(self) -> None:
+        """Bring the mirror up to date. Where that fails the run goes on, and the next round's line says so."""
+        if self.mirror is None:
+            return
+        try:
+            mirror.copy(self.path, self.mirror)
+        except OSError as error:
+            self._events.append({"event": "mirror failed", "why": str(error)})
 
     @staticmethod
     def _forget(home: Path, name: str, round_: int) -> None:
@@ -279,11 +299,15 @@ class RunFolder:
 
     def peer(self, name: str) -> Path:
         """The folder of one peer's own files."""
-        return self.path / "peers" / quote(name, safe=" ")
+        return _peer(self.path, name)
 
     def load(self, name: str = "state") -> tuple[State, dict[str, Any], list[str]] | None:
         """The newest whole checkpoint, its labels and the problems met, or None if none was ever written."""
-        if not any(self.path.glob(f"{name}*.json")):
+        return self._load(self.path, name)
+
+    def _load(self, home: Path, name: str) -> tuple[State, dict[str, Any], list[str]] | None:
+        """The same from the run's folder or its mirror."""
+        if not any(home.glob(f"{name}*.json")):
             return None
 
         def whole(tree: State, labels: Mapping[str, Any]) -> State:
@@ -291,10 +315,10 @@ class RunFolder:
                 return tree
             return {
                 **tree,
-                "peers": {peer: self._own(self.peer(peer), name, labels["round"]) for peer in tree["peers"]},
+                "peers": {peer: self._own(_peer(home, peer), name, labels["round"]) for peer in tree["peers"]},
             }
 
-        return checkpoint.load(self.path, name, newest=lambda head: int(head["round"]), complete=whole)
+        return checkpoint.load(home, name, newest=lambda head: int(head["round"]), complete=whole)
 
     @staticmethod
     def _own(home: Path, name: str, round_: int) -> State:
@@ -320,22 +344,58 @@ class RunFolder:
         its checkpoints are gone.
         """
         self.check(about, accept)
-        found = self.load()
+        try:
+            found = self._newest()
+        except StateError as error:
+            if self.mirror is None or not (kept := self._load(self.mirror, "state")):
+                raise
+            self._of_this_run(self.mirror, about)
+            mirror.copy(self.mirror, self.path)
+            self._written = {}
+            tell(f"{error}; its copy in {self.mirror} is whole and has round {kept[0]['round']}")
+            found = self._newest()
         if found is None:
-            metrics = self.path / _LOGS[0]
-            if metrics.exists() and (last := max((line["round"] for line in lines_of(metrics)), default=0)):
-                raise StateError(
-                    f"{self.path}: its checkpoints (state.json, state.safetensors) are gone, but {metrics.name} has "
-                    f"{last} rounds: put them back, or begin anew in another folder"
-                )
             self.cut(-1)
             return initial()
-        state, labels, problems = found
-        self._compare(labels)
-        for problem in problems:
+        state, _, problems = found
+        for problem in [*problems, *self._damaged_before(state["round"])]:
             tell(f"checkpoint: {problem}; continuing from round {state['round']}")
         self.cut(state["round"] or -1)  # round 0 is measured anew
         return state
+
+    def _damaged_before(self, round_: int, name: str = "state") -> list[str]:
+        """What is wrong with the peers' checkpoints of the round before: not read while the newest are whole."""
+        found = []
+        for file in sorted(self.path.glob(f"peers/*/{name}-*.json")):
+            stem = file.name.partition(".")[0]
+            if stem.removeprefix(f"{name}-").isdecimal() and int(stem.removeprefix(f"{name}-")) < round_:
+                try:
+                    checkpoint.load(file.parent, stem, newest=lambda head: head["round"])
+                except StateError as error:
+                    found.append(str(error))
+        return found
+
+    def _newest(self) -> tuple[State, dict[str, Any], list[str]] | None:
+        """`load`, with the lines before the checkpoint compared. None if no round was ever saved."""
+        found = self.load()
+        if found is not None:
+            self._compare(found[1])
+            return found
+        metrics = self.path / _LOGS[0]
+        if metrics.exists() and (last := max((line["round"] for line in lines_of(metrics)), default=0)):
+            raise StateError(
+                f"{self.path}: its checkpoints (state.json, state.safetensors) are gone, but {metrics.name} has "
+                f"{last} rounds: put them back, or begin anew in another folder"
+            )
+        return None
+
+    @staticmethod
+    def _of_this_run(home: Path, about: Mapping[str, Any]) -> None:
+        """Raise StateError where a mirror has another run."""
+        theirs = RunFolder._info(home)
+        for key in ("recipe_hash", "partition_hash"):
+            if theirs.get(key) != about[key]:
+                raise StateError(f"{home}: the copy is of another run ({key}: {theirs.get(key)!r}, not {about[key]!r})")
 
     def kept(self, state: State, early: EarlyStopping | None) -> State:
         """The state to keep of a run that ended in `state`: the best one if it stopped early and wants that back."""
@@ -351,8 +411,7 @@ class RunFolder:
     ) -> None:
         """Write model.safetensors, or another file of tensors, readable without fedloom."""
         part = self.path / f"{name}.part"
-        save_file({k: t.clone() for k, t in tensors.items()}, part, metadata=dict(labels))
-        _sort_labels(part)
+        checkpoint.save_tensors(part, tensors, labels)
         os.replace(part, self.path / name)
 
 
@@ -361,20 +420,12 @@ def _origin(value: Mapping[str, Any]) -> str:
     return ", ".join(str(value[key]) for key in ("module", "version", "source") if value.get(key))
 
 
+def _peer(home: Path, name: str) -> Path:
+    return home / "peers" / quote(name, safe=" ")
+
+
 def _check(value: Mapping[str, Any]) -> str:
     return checkpoint.digest_of(json.dumps(value, sort_keys=True))[:16]
-
-
-def _sort_labels(file: Path) -> None:
-    """Put the labels of a safetensors file in order: the library writes them in a random one."""
-    with file.open("r+b") as opened:
-        size = int.from_bytes(opened.read(8), "little")
-        head = json.loads(opened.read(size))
-        head["__metadata__"] = dict(sorted(head["__metadata__"].items()))
-        text = json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode()
-        if len(text) <= size:
-            opened.seek(8)
-            opened.write(text.ljust(size))
 
 
 def _finite(value: Any) -> Any:

@@ -19,6 +19,12 @@ PREDICTIONS, CONFUSION, INDEX = "predictions", "confusion.json", "index.json"
 """A run's folder of the final models' predictions on test data, its file of counts, its index of pictures."""
 DIAGNOSTICS = "diagnostics"
 """Diagnostics of the updates' agreement: the kind of these records, and the name of their file."""
+NOTHING, GAVE_UP = "nothing learned", "gave up"
+IN_VAIN = {
+    NOTHING: "every update of every round was dropped, or every round was lost",
+    GAVE_UP: "three rounds in a row were lost; the model is that of the last good one, and resume tries again",
+}
+"""The status of a run that ended in vain -> why."""
 ARROWS = {"max": "↑", "min": "↓"}
 """The direction in which a metric is better."""
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Broadcast, Ctx, State
+from fedloom.core.foreign import Number
 from fedloom.core.layout import Layout
 from fedloom.core.outline import Box
 from fedloom.core.updates import Updates
@@ -87,7 +88,9 @@ class ChosenClusters(Aggregation):
     def traits(self) -> Traits:
         inner = Traits.around(self.inner)
         reads = inner.reads | {"base", "extra:cluster"}
-        return Traits("matrix", reads, wants=inner.wants, broadcasts=_names(self.count), presence="coupled")
+        extras = {**inner.extras, "cluster": Number(-1, self.count - 1, whole=True)}
+        broadcasts = _names(self.count)
+        return Traits("matrix", reads, wants=inner.wants, broadcasts=broadcasts, presence="coupled", extras=extras)
 
     def init(self, layout: Layout) -> State:
         """No models yet."""
@@ -106,7 +109,8 @@ class ChosenClusters(Aggregation):
             return out, {"models": models, "members": {}, "stages": [inner] * self.count}
         base = torch.zeros_like(updates.X) if updates.base is None else updates.base
         clients = [client for client, _ in updates.rows]
-        chosen = [int(j) for j in updates.extra["cluster"]]
+        # one that says that it had no models, -1, counts to the first
+        chosen = [max(int(j), 0) for j in updates.extra["cluster"]]
         members = dict(sorted({**state["members"], **dict(zip(clients, chosen, strict=True))}.items()))
         models, stages = list(state["models"]), list(state["stages"])
         moves: dict[str, Tensor] = {}
@@ -146,9 +150,10 @@ class SoftClusters(Identity):
 
     @cached_property
     def traits(self) -> Traits:
-        reads = {"X", "base", "weight"}.union(f"extra:share{j}" for j in range(self.count))
+        extras = {f"share{j}": Number(0, 1) for j in range(self.count)}
+        reads = {"X", "base", "weight"}.union(f"extra:{name}" for name in extras)
         broadcasts = _names(self.count)
-        return Traits("matrix", reads, writes=frozenset(), broadcasts=broadcasts, presence="coupled")
+        return Traits("matrix", reads, writes=set(), broadcasts=broadcasts, presence="coupled", extras=extras)
 
     def init(self, layout: Layout) -> State:
         """No models yet."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Broadcast, Ctx, State
+from fedloom.core.foreign import Number
 from fedloom.core.layout import Layout
 from fedloom.core.outline import Box
 from fedloom.core.spread import cut, join
@@ -109,7 +110,8 @@ class NormaliseSteps(Stage):
     @cached_property
     def traits(self) -> Traits:
         counts = {"extra:steps"} if self.tau_eff == "steps" else set()
-        return Traits("mix", {"X", "weight", "extra:a", *counts}, presence="block", separable=True)
+        reads = {"X", "weight", "extra:a", *counts}
+        return Traits("mix", reads, presence="block", separable=True, extras={"a": Number(0)})
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         moved = [i for i, a in enumerate(updates.extra["a"]) if float(a) > 0]

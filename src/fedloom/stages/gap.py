@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from fedloom.core.context import Ctx, State, row_key
+from fedloom.core.foreign import Number
 from fedloom.core.updates import Updates
 from fedloom.stages.stage import Stage, Traits
 
@@ -54,6 +55,7 @@ class GapWeights(Stage):
         paced=True,
         separable=True,
         presence="coupled",
+        extras={"loss_received": Number(), "loss_trained": Number()},
     )
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:

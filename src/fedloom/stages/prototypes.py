@@ -10,12 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from fedloom.core.context import Broadcast, Ctx, State, derive_seed
+from fedloom.core.foreign import Array, Sender
 from fedloom.core.layout import Layout
 from fedloom.core.updates import Updates
 from fedloom.maths.prototypes import (
@@ -28,6 +29,21 @@ from fedloom.maths.prototypes import (
     trained_generator,
 )
 from fedloom.stages.stage import Identity, Traits
+
+
+@dataclass(frozen=True)
+class ClassLabels:
+    """What prototype labels must be where they come from a node: (points x 3) of whole numbers, task by task.
+
+    In the order of tasks; of each of the sender's own there are all classes in their order, or none.
+    """
+
+    def read(self, value: Any, sender: Sender) -> Tensor:
+        labels = Array(("points", 3), torch.int64, 0, 1 << 53).read(value, sender)
+        tasks = labels[:, 0].unique().tolist()
+        if labels[:, :2].tolist() != [[task, c] for task in tasks for c in range(sender.classes.get(task, 0))]:
+            raise ValueError("expected the classes of the sender's own tasks")
+        return labels
 
 
 def by_task(updates: Updates) -> dict[str, list[Prototypes]]:
@@ -52,6 +68,7 @@ class KeepsPrototypes(Identity):
         broadcasts={"broadcast:prototype_labels", "broadcast:prototypes"},
         separable=True,
         presence="block",
+        extras={"prototypes": Array(("points", "features")), "prototype_labels": ClassLabels()},
     )
 
     def update(self, before: State | None, prototypes: Sequence[Prototypes], task: str, ctx: Ctx) -> State:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
 from torch import Tensor
 
 from fedloom.core.context import Broadcast, Ctx, State
+from fedloom.core.foreign import Foreign
 from fedloom.core.layout import Layout
 from fedloom.core.outline import Box
 from fedloom.core.updates import Updates
@@ -49,6 +50,9 @@ class Traits:
     in it, so it ends where it would end in a federation of these clients alone. "row": also what these rows hold
     elsewhere, because one choice or one number of a row stems from all its blocks. "coupled": also rows that lack it,
     by design. None: the stage knows nothing of presence, and is refused where rows may lack blocks."""
+    extras: Mapping[str, Foreign] = field(default_factory=dict, hash=False)
+    """What one row's value of an extra that it reads must be, where it comes from a node: name -> `Number`, `Array` or
+    the like of `fedloom.core.foreign`. One that is not named here may be a number or a short text."""
 
     def __post_init__(self) -> None:
         for name in ("reads", "writes", "wants", "broadcasts"):
@@ -69,6 +73,7 @@ class Traits:
             reduces=reduces,
             separable=all(t.separable for t in each),
             paced=any(t.paced for t in each),
+            extras={name: value for t in each for name, value in t.extras.items()},
             presence=min((t.presence for t in each), key=(None, *reversed(_PRESENCES)).index, default="block"),
         )
 

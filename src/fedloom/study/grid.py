@@ -335,12 +335,12 @@ def state_of(cell: Cell, recipe: Recipe, grid_folder: Path) -> Literal["new", "i
 
 
 def is_over(folder: Path) -> bool:
-    """Whether a run folder's run has finished, or was stopped early."""
+    """Whether a run folder's run has ended, however it did."""
     try:
         status = json.loads((folder / "run.json").read_text("utf-8"))["status"]
     except (OSError, ValueError, KeyError):
         return False
-    return status in ("finished", "stopped early", "nothing learned")
+    return status != "running"
 
 
 def save(grid: Grid, folder: Path, refused: Mapping[str, str]) -> None:

@@ -15,19 +15,11 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.context import derive_seed
-from fedloom.data.prepare import Array
+from fedloom.data.prepare import Array, cache_folder
 from fedloom.data.scenes import render, world
 
 MANIFEST = "manifest.json"
 PIXELS = 65536  # rendered together; more would not fit into a processor's own cache
-
-
-def cache_folder() -> Path:
-    """Where rendered scenes are kept: FEDLOOM_CACHE, or `fedloom` in XDG_CACHE_HOME, or ~/.cache/fedloom."""
-    named = os.environ.get("FEDLOOM_CACHE")
-    if named:
-        return Path(named).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedloom"
 
 
 def key(settings: Mapping[str, Any]) -> str:

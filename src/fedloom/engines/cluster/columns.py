@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedloom.core.context import Row
 from fedloom.core.layout import Layout
-from fedloom.core.updates import Updates
+from fedloom.core.updates import Updates, row_norms
 from fedloom.engines.cluster.comm import Comm, offsets, shares
 
 _VALUES = 1 << 23  # values of the matrix in one message
@@ -178,15 +178,11 @@ class DistributedRows:
             X[self._of(q)] = rows
         return X
 
-    def bad(self) -> set[int]:
-        """Positions of the rows with nan or inf."""
-        # a sum is finite only if all its terms are, and quick to compute; only a suspect row is read value by value
-        mine = [
-            i
-            for i, x in zip(self._of(self._rank), self.own, strict=True)
-            if not math.isfinite(float(x.sum())) and not bool(torch.isfinite(x).all())
-        ]
-        return {i for found in self.columns.comm.all(mine) for i in found}
+    def norms(self) -> Tensor:
+        """The rows' norms (K), each found where its row is."""
+        mine = list(zip(self._of(self._rank), row_norms(self.own).tolist(), strict=True))
+        found = {i: norm for part in self.columns.comm.all(mine) for i, norm in part}
+        return torch.tensor([found[i] for i in range(len(self.places))], dtype=torch.float64)
 
     def summed(self, runs: Sequence[tuple[int, int, Tensor]]) -> Tensor:
         """sum_k p_k X_k over runs of blocks (first, end, p), in the columns of this process.

@@ -76,8 +76,7 @@ class Member:
         ctx = now.ctx(members)
         with now.ledger.phase("train and aggregate"):
             server = self._step(state["server"], self._trained(now, jobs, messages), ctx, members)
-        clients = {**state["clients"], **now.clients}
-        return {**state, "round": now.number, "server": server, "clients": clients}, members
+        return now.after(state, server), members
 
     def _trained(self, now: Round, jobs: list[TrainJob], messages: Mapping[str, Message]) -> Iterator[Payload]:
         """Payloads of this process's clients; after the last one all processes know all results of training."""
@@ -246,7 +245,7 @@ def meet(comm: Comm, now: Round) -> None:
     now.done[:] = sorted(done, key=lambda d: (-len(clients[d.client].train), d.client))
     place = {d.client: i for i, d in enumerate(now.done)}
     events = [event for head in heads for event in head["events"]]
-    now.events[:] = sorted(events, key=lambda e: place.get(e.get("client", ""), -1))
+    now.events[:] = sorted(events, key=lambda e: -1 if "peer" in e else place.get(e.get("client", ""), -1))
     # records of peers come from their processes, sorted; all others are equal in all processes
     of_peers = [record for head in heads for record in head["records"] if "peer" in record]
     others = [record for record in now.records if "peer" not in record]

@@ -11,13 +11,15 @@ from torch import Tensor
 
 from fedloom.core.context import Ctx, Row, State
 from fedloom.core.spread import spread
+from fedloom.core.updates import Updates
 from fedloom.engines.cluster.columns import Columns, DistributedRows
 from fedloom.engines.cluster.comm import Comm
 from fedloom.engines.cluster.member import Member
 from fedloom.rounds import diagnostics
 from fedloom.rounds.built import Built
 from fedloom.rounds.messages import ALL, Payload, rows_of
-from fedloom.rounds.server import assembled, bases, collect, finite_rows, settled
+from fedloom.rounds.recovery import careful, nothing_came, usable
+from fedloom.rounds.server import assembled, bases, collect, settled
 from fedloom.rounds.worker import Executor
 from fedloom.runs.reader import DIAGNOSTICS
 
@@ -75,9 +77,10 @@ class Sharing(Member):
 
         auxiliary = {name: given(X, places).dense() for name, X in mine.auxiliary.items()}
         updates = assembled(method, federation, columns.here, came, given(mine.X, places), auxiliary)
-        updates = finite_rows(updates, ctx)
+        with spread(columns):
+            updates, sizes = usable(updates, came, ctx)
         if not len(updates):
-            return server
+            return nothing_came(server, ctx)
         alive = [client for client, _ in updates.rows]
         if "base" in method.stage.traits.reads:
             if any(head["personal"] for head in heads):
@@ -87,10 +90,15 @@ class Sharing(Member):
             else:
                 base = columns.cut(columns.here, bases(method, server, alive))
             updates = updates.replace(base=base)
-        with spread(columns):
+
+        def step(updates: Updates, came: Sequence[Payload], ctx: Ctx) -> State:
             out, stage = method.stage(updates, server["stage"], ctx)
             ctx.record(DIAGNOSTICS, partial(diagnostics.look, updates, out))
-        moved: list[tuple[Row, Any]] = columns.back(out, self.owner, self._knows_all)
-        del updates, out
-        came = [p for p in came if p.row[0] in set(alive)]
-        return settled(method, layout, federation, {**server, "stage": stage}, moved, came)
+            moved: list[tuple[Row, Any]] = columns.back(out, self.owner, self._knows_all)
+            return settled(method, layout, federation, {**server, "stage": stage}, moved, came)
+
+        def agree(why: str | None) -> str | None:
+            return next((one for one in self.comm.all(why) if one is not None), None)
+
+        with spread(columns):
+            return careful(updates, sizes, came, server, ctx, step, agree)

@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from fedloom.engines.flower.keys import public_key
 from fedloom.engines.flower.nodes import NodeConfig, own_data
 from fedloom.errors import UserError
 from fedloom.extras import need
@@ -107,11 +108,12 @@ def _node(app: Path, home: Path) -> str:
     if not home.is_dir():
         raise UserError(f"{home} is no folder")
     config = NodeConfig.read(home / "node.yaml")
+    key = f"key {public_key(home)}"
     if config.data is None:
-        return f"client {config.client!r}, with its share of the recipe's data"
+        return f"client {config.client!r}, with its share of the recipe's data, {key}"
     _, client = own_data(load(_read(app)[1]), config)
     sizes = ", ".join(f"{len(client.part(split))} {split}" for split in ("train", "val", "test"))
-    return f"client {config.client!r}, tasks {', '.join(client.tasks)}, {sizes} examples"
+    return f"client {config.client!r}, tasks {', '.join(client.tasks)}, {sizes} examples, {key}"
 
 
 def _key(path: Path) -> str:

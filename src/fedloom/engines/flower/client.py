@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom._version import __version__
+from fedloom.engines.flower.keys import signed
 from fedloom.engines.flower.node import Bench, Node
 from fedloom.engines.flower.nodes import NodeConfig
 from fedloom.engines.flower.wire import RefusedError, decode, encode, head_of
@@ -56,11 +57,16 @@ def client_app(recipe: Recipe | Path | str, method: Method | None = None, built:
                 tree, numbers = what(node, head, decode(message.content))
                 context.state["fedloom"] = flwr.ConfigRecord(kept)
                 about: dict[str, Any] = {k: head[k] for k in ("run", "round", "layout") if k in head}
+                if "nonce" in head:
+                    about |= signed(node.home, str(head["nonce"]), node.client)
                 content = encode(tree, {**about, "client": node.client, **_versions()}, numbers)
-            except (UserError, RefusedError) as error:
+            except (RecipeError, RefusedError) as error:
                 content = encode(None, {"error": str(error)})
-            except Exception:
-                content = encode(None, {"error": traceback.format_exc()})
+            except UserError as error:
+                content = encode(None, {"error": str(error), "again": True})
+            except Exception as error:
+                traceback.print_exc()  # for who runs the node; the server is told what happened, not where
+                content = encode(None, {"error": f"{type(error).__name__}: {error}", "again": True})
             return flwr.Message(content, reply_to=message)
 
         return handle

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -17,14 +18,27 @@ from fedloom.core.context import State
 from fedloom.data.partition import Partition
 from fedloom.engines.engine import Engine
 from fedloom.engines.flower.client import client_app
+from fedloom.engines.flower.late import Prompt
 from fedloom.engines.flower.local import LocalGrid
 from fedloom.engines.flower.node import identity, marker, message_tree
-from fedloom.engines.flower.nodes import NodeReport, as_plain, build_from
-from fedloom.engines.flower.received import letters_of, limit_of, open_reply, payload_of, result_of, scores_of
+from fedloom.engines.flower.nodes import NodeReport, agreed, as_plain, build_from
+from fedloom.engines.flower.received import (
+    ANSWER,
+    Told,
+    limit_of,
+    open_reply,
+    payload_of,
+    result_of,
+    scores_of,
+    seconds_of,
+    told_by,
+)
 from fedloom.engines.flower.relay import TURNS, refuse, stub
 from fedloom.engines.flower.roster import Roster
-from fedloom.engines.flower.wire import RefusedError, encode
-from fedloom.errors import DataError, RecipeError, StateError, UserError
+from fedloom.engines.flower.wire import RefusedError, encode, reading
+from fedloom.engines.peers.community import Community
+from fedloom.engines.peers.rounds import community_of
+from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.extras import need
 from fedloom.methods.method import Method
 from fedloom.recipes.runtime import FlowerSettings
@@ -38,8 +52,8 @@ from fedloom.runs import checkpoint
 from fedloom.runs.folder import RunFolder
 from fedloom.training.flat import FlatModel
 
-_HELLO = 60.0
-"""Seconds within which a node that joins during a run must say who it is."""
+_KEYS = "keys.json"
+"""The file of a run folder with the keys that clients' names belong to."""
 
 
 class AtNodes:
@@ -47,6 +61,7 @@ class AtNodes:
 
     def __init__(self, built: Built, nodes: Roster, run: str, deadline: float) -> None:
         self.built, self.nodes, self.run_id, self.deadline = built, nodes, run, deadline
+        nodes.grid = Prompt(nodes.grid)
         self.config: FlowerSettings = built.recipe.runtime.flower
         own_data = built.recipe.data.name == "nodes"
         self.head = {
@@ -59,9 +74,17 @@ class AtNodes:
         self.tasks = {task.name: task for task in built.federation.tasks}
         self.failed = "none"
 
+    @cached_property
+    def community(self) -> Community:
+        """The peers whose letters are carried."""
+        return community_of(self.built)
+
     def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
         """Results as they arrive. Raises StateError if too few clients of a round of training answer."""
-        self.nodes.meet(_HELLO, self.built.federation.clients)
+        clients = {node: client for client, node in self.nodes.ids.items()}
+        for node in self.nodes.grid.late():
+            self.nodes.log("late answer dropped", {"client": clients.get(node, f"at node {node}")})
+        self.nodes.meet(self.built.federation.clients)
         yield from self._train([job for job in jobs if isinstance(job, TrainJob)], **options)
         yield from self._evaluate([job for job in jobs if isinstance(job, EvalJob)])
 
@@ -76,18 +99,19 @@ class AtNodes:
         kind: str,
         contents: Mapping[str, Any],
         round: int,
-        limits: Mapping[str, float] | None = None,
+        limits: Mapping[str, int] | None = None,
         read: Callable[[Built, str, Any], Any] = lambda built, client, tree: tree,
-    ) -> Iterator[tuple[str, Any, dict[str, float]]]:
+    ) -> Generator[tuple[str, Any, dict[str, float]]]:
         """(client, result of `read` on its tree, numbers) of good answers; the others are logged."""
         expected = {"run": self.run_id, "round": round, "layout": self.head["layout"]}
         for client, answer in self.nodes.ask(kind, contents, self.deadline):
             try:
-                if isinstance(answer, RefusedError):
-                    raise answer
-                limit = (limits or {}).get(client, 1 << 16)
-                tree, numbers = open_reply(answer, limit, client=client, **expected)
-                value = read(self.built, client, tree)
+                with reading():
+                    if isinstance(answer, RefusedError):
+                        raise answer
+                    limit = (limits or {}).get(client, ANSWER)
+                    tree, numbers = open_reply(answer, limit, client=client, **expected)
+                    value = read(self.built, client, tree)
             except RefusedError as error:
                 self.failed = f"client {client!r}, {kind}: {error}"
                 self.nodes.log("answer dropped", {"client": client, "to": kind, "why": str(error)})
@@ -116,9 +140,15 @@ class AtNodes:
         }
         limits = {client: limit_of(self.built, client) for client in contents}
         splits = self.built.recipe.evaluation.splits if evaluate_trained else ()
-        for client, payload, numbers in self._answers("train.fedloom", contents, round_, limits, payload_of):
-            came += 1
-            yield self._done(client, payload, round_, numbers, splits)
+        enough = self.config.enough or len(jobs)
+        with closing(self._answers("train.fedloom", contents, round_, limits, payload_of)) as answers:
+            for client, payload, numbers in answers:
+                came += 1
+                enough -= payload.finite
+                yield self._done(client, payload, round_, numbers, splits)
+                if not enough and came < len(jobs):
+                    self.nodes.log("enough answers", {"came": came, "asked": len(jobs)})
+                    break
         self._few(round_, came, len(jobs))
 
     def _done(
@@ -127,7 +157,7 @@ class AtNodes:
         tasks = self.built.federation.clients[client].tasks
         mine = {name: self.tasks[name] for name in tasks}
         trained = {split: scores_of(f"trained/{split}", numbers, mine) for split in splits}
-        seconds = float(numbers.get("seconds", 0.0))
+        seconds = seconds_of(numbers, "seconds")
         return TrainDone(client, payload, result_of(numbers, tasks), marker(round_, tasks), seconds, trained)
 
     def _evaluate(self, jobs: Sequence[EvalJob]) -> Iterator[tuple[int, Any]]:
@@ -149,7 +179,7 @@ class AtNodes:
         self.nodes.log = now.log
         if built.recipe.peers is None:
             return with_server(built, executor, state, now)
-        self.nodes.meet(_HELLO, built.federation.clients)
+        self.nodes.meet(built.federation.clients)
         names = sorted(built.federation.clients)
         members = cohort(names, built.recipe.training.participation, built.recipe.seed, now.number)
         with now.ledger.phase("train and mix"):
@@ -161,9 +191,13 @@ class AtNodes:
         federation, round_ = self.built.federation, now.number
         there, letters = list(members), dict[str, list[Tensor]]()
         # a peer sends a few letters, each of at most its start and its model; to some of them all others listen
-        limits = {name: 8.0 * limit_of(self.built, name) + 64.0 * len(names) for name in names}
+        limits = {name: 8 * limit_of(self.built, name) + 64 * len(names) for name in names}
         trained = "trained" in self.built.recipe.evaluation.models
         splits = self.built.recipe.evaluation.splits if trained else ()
+
+        def read(built: Built, client: str, tree: Any) -> Told:
+            return told_by(built, self.community, client, round_, tree)
+
         for turn in TURNS:
             contents = {
                 name: self._content(
@@ -179,11 +213,11 @@ class AtNodes:
                 )
                 for name in there
             }
-            came: dict[str, Any] = {}
+            came: dict[str, Told] = {}
             carried: dict[str, list[tuple[str, int, Tensor]]] = {}
-            for name, tree, numbers in self._answers("train.peer", contents, round_, limits, letters_of):
-                came[name] = tree
-                for i, (receiver, data) in enumerate(tree["letters"]):
+            for name, told, numbers in self._answers("train.peer", contents, round_, limits, read):
+                came[name] = told
+                for i, (receiver, data) in enumerate(told.letters):
                     carried.setdefault(receiver, []).append((name, i, data))
                 if turn == TURNS[0]:
                     now.done.append(self._done(name, Payload((name, None), 0.0), round_, numbers, splits))
@@ -194,13 +228,13 @@ class AtNodes:
             letters = {name: [data for *_, data in sorted(each, key=lambda e: e[:2])] for name, each in carried.items()}
             there = sorted(came)
             for name in there:
-                for event, fields in came[name]["events"]:
-                    now.log(event, fields)
-                for kind, fields in came[name]["records"]:
+                for words in came[name].events:
+                    now.log("node", {"client": name, "why": words})
+                for kind, fields in came[name].records:
                     now.record(kind, fields)
         self._few(round_, len(there), len(members))
         for name in there:
-            now.ledger.up[name], now.ledger.down[name] = came[name]["up"], came[name]["down"]
+            now.ledger.up[name], now.ledger.down[name] = came[name].up, came[name].down
         return {**states, **{name: stub(marker(round_, federation.clients[name].tasks)) for name in there}}
 
     def export(self, state: State) -> dict[str, Tensor]:
@@ -229,6 +263,10 @@ class Flower(Engine):
         if recipe.training.stacked:
             raise RecipeError("training.stacked: nodes train one client each, so nothing can be stacked")
         refuse(recipe.peers)
+        if recipe.peers is not None and recipe.runtime.flower.enough is not None:
+            raise RecipeError(
+                "runtime.flower.enough: peers wait for each other's letters; it is for runs with a server"
+            )
         return self._build(recipe, method, partition)
 
     def initial(self, built: Built) -> State:
@@ -242,7 +280,9 @@ class Flower(Engine):
     @contextmanager
     def start(self, built: Built, folder: RunFolder) -> Iterator[tuple[Executor, Advance | None]]:
         """Wait for the nodes and send them jobs."""
-        self.at = AtNodes(built, self._nodes(built, folder), _run_id(folder.path), self._deadline(built))
+        nodes = self._nodes(built, folder)
+        nodes.keep(folder.path / _KEYS)
+        self.at = AtNodes(built, nodes, _run_id(folder.path), self._deadline(built))
         self._wait(built)
         yield self.at, self.at.advance
 
@@ -253,7 +293,8 @@ class Flower(Engine):
             node: {"home": str(home), "client": client, "device": device}
             for node, (client, home) in enumerate(self.homes.items(), start=1)
         }
-        return Roster(LocalGrid(client_app(built.recipe, self.method, built), configs), built.recipe)
+        grid = LocalGrid(client_app(built.recipe, self.method, built), configs)
+        return Roster(grid, built.recipe, folder.path / _KEYS)
 
     def _deadline(self, built: Built) -> float:
         return 1e9  # nodes work one after another, so none is late
@@ -290,7 +331,7 @@ class OverGrid(Flower):
 
     def _build(self, recipe: Recipe, method: Method | None, partition: Partition | None) -> Built:
         """With data at the nodes: wait for the nodes, and make the federation from their reports."""
-        self.nodes = Roster(self.grid, recipe)
+        self.nodes = Roster(self.grid, recipe, self.folder / _KEYS)
         if recipe.data.name != "nodes":
             return super()._build(recipe, method, partition)
         file = self.folder / "nodes.json"
@@ -300,21 +341,20 @@ class OverGrid(Flower):
                 self.reports = {client: NodeReport.model_validate(report) for client, report in value.items()}
             except (OSError, ValueError) as error:
                 raise StateError(f"{file} cannot be read: {error}") from error
-            return build_from(recipe, method, self.reports)
+            return build_from(recipe, method, self.reports, partition)
         config = recipe.runtime.flower
         if config.nodes is None:
             raise RecipeError("runtime.flower.nodes: null found, expected how many nodes to wait for (data: nodes)")
         found = self.nodes.wait(config.nodes, config.wait)
+        self.reports, left_out = agreed({client: self.nodes.reports[client] for client in self.nodes.there()})
+        for client, why in left_out.items():
+            self.nodes.log("client left out", {"client": client, "why": why})
         if found < config.nodes:
+            others = "".join(f". Client {client!r} is left out: {why}" for client, why in left_out.items())
             raise UserError(
                 f"{found} of {config.nodes} nodes reported within {config.wait:g} s (runtime.flower.wait). "
-                f"There: {', '.join(self.nodes.there()) or 'none'}"
+                f"There: {', '.join(self.nodes.there()) or 'none'}{others}"
             )
-        self.reports = {}
-        for client, report in self.nodes.reports.items():
-            if report is None:
-                raise DataError(f"client {client!r} has no data of its own: its node.yaml has no section data")
-            self.reports[client] = report
         return build_from(recipe, method, self.reports)
 
     def _nodes(self, built: Built, folder: RunFolder) -> Roster:

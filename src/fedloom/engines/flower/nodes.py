@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,11 +17,13 @@ from torch import Tensor
 import fedloom.tasks.classification
 import fedloom.tasks.dense
 import fedloom.tasks.regression  # noqa: F401  (makes all kinds of tasks known)
+from fedloom.core.foreign import shown
 from fedloom.data.dataset import Batch, Dataset
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share, ValFraction
 from fedloom.data.registry import loaded
 from fedloom.errors import DataError, RecipeError, nearest
 from fedloom.methods.method import Method
+from fedloom.models.multitask import check_name
 from fedloom.recipes.loader import read
 from fedloom.recipes.schema import DataSection, Recipe
 from fedloom.rounds import refusals
@@ -31,7 +35,12 @@ from fedloom.settings.section import Section, strict
 from fedloom.tasks.task import Task
 
 ClientId = Annotated[str, Field(pattern=r"^\w[\w .-]*$", max_length=200)]
-_MOST = 50_000_000  # most examples of one client
+_MOST = 10_000_000
+"""Most examples of one split of a client."""
+_VALUES = 1 << 26
+"""Most values of one input."""
+_CHANNELS = 1 << 15
+"""Most channels of a task."""
 
 
 class Sizes(Section):
@@ -46,11 +55,30 @@ class NodeReport(Section):
     """What a node with its own data reports about itself: nothing about single examples."""
 
     client: ClientId
-    tasks: tuple[dict[str, Any], ...]
-    weights: dict[str, Annotated[float, Field(gt=0)]]
+    tasks: Annotated[tuple[dict[str, Any], ...], Field(min_length=1, max_length=256)]
+    weights: dict[str, Annotated[float, Field(gt=0, le=1e6)]]
     sizes: Sizes
-    domain: str | None
-    input_shape: tuple[Annotated[int, Field(ge=1, le=1 << 20)], ...]
+    domain: Annotated[str, Field(max_length=200, pattern=r"^\P{C}*$")] | None
+    input_shape: Annotated[tuple[Annotated[int, Field(ge=1, le=_VALUES)], ...], Field(min_length=1, max_length=4)]
+
+    @staticmethod
+    def read(value: Any, client: str) -> NodeReport:
+        """A client's report as it came. Raises ValueError or DataError, with the field, if no model could be made."""
+        report = NodeReport.model_validate(value)
+        if report.client != client:
+            raise ValueError(f"client: expected {client!r}, found {report.client!r}")
+        tasks = [as_task(plain) for plain in report.tasks]
+        if sorted(report.weights) != sorted(task.name for task in tasks):
+            raise ValueError(f"weights: expected one for each task, found {shown(', '.join(report.weights))}")
+        for task in tasks:
+            check_name(task.name)
+            if not 1 <= task.channels <= _CHANNELS:
+                raise ValueError(
+                    f"task {task.name!r}: expected 1 to {_CHANNELS} channels, found {shown(task.channels)}"
+                )
+        if math.prod(report.input_shape) > _VALUES:
+            raise ValueError(f"input_shape: expected at most {_VALUES} values, found {report.input_shape}")
+        return report
 
 
 class NodeConfig(Section):
@@ -98,7 +126,7 @@ class Elsewhere:
 
     def labels_of(self, task: str) -> np.ndarray[Any, Any]:
         """-1 for each: labels stay at the node."""
-        return np.full(self.count, -1)
+        return np.broadcast_to(np.int64(-1), (self.count,))
 
 
 def own_data(recipe: Recipe, config: NodeConfig) -> tuple[Dataset, Client]:
@@ -149,67 +177,101 @@ def as_plain(task: Task) -> dict[str, Any]:
 def as_task(plain: Mapping[str, Any]) -> Task:
     """Inverse of `as_plain`. Raises DataError for values that are no task."""
     kinds = {kind.__name__: kind for kind in _kinds()}
-    values = dict(plain)
+    values, name = dict(plain), shown(plain.get("name"))
     kind = values.pop("kind", None)
-    if kind not in kinds:
-        raise DataError(f"task {plain.get('name')!r}: kind {kind!r} found, expected one of {', '.join(sorted(kinds))}")
+    if not isinstance(kind, str) or kind not in kinds:
+        raise DataError(f"task {name}: kind {shown(kind)} found, expected one of {', '.join(sorted(kinds))}")
     try:
-        task: Task = TypeAdapter(kinds[kind]).validate_python(values)
+        task: Task = _adapter(kinds[kind]).validate_python(values)
         return task
     except ValidationError as error:
         wrong = error.errors()[0]
-        raise DataError(f"task {plain.get('name')!r}: {wrong['loc']}: {wrong['msg']}") from None
+        raise DataError(f"task {name}: {shown(wrong['loc'])}: {wrong['msg']}") from None
+
+
+@cache
+def _adapter(kind: type[Task]) -> TypeAdapter[Task]:
+    return TypeAdapter(kind)
 
 
 def _kinds(base: Any = Task) -> list[Any]:
     return [kind for sub in base.__subclasses__() for kind in (sub, *_kinds(sub))]
 
 
+def agreed(reports: Mapping[str, NodeReport | None]) -> tuple[dict[str, NodeReport], dict[str, str]]:
+    """(reports that fit together, client -> why it is left out): what most clients say of inputs and of a task holds.
+
+    Of what equally many say, what the first of them says. A node without data of its own is left out, too.
+    """
+    told, out = dict[str, NodeReport](), dict[str, str]()
+    for name, report in sorted(reports.items()):
+        if report is None:
+            out[name] = "it has no data of its own: its node.yaml has no section data"
+        else:
+            told[name] = report
+    for what, of in (("inputs", _inputs), ("task", _tasks)):
+        said: dict[str, dict[Any, list[str]]] = {}
+        for name, report in told.items():
+            for about, value in of(report).items():
+                said.setdefault(about, {}).setdefault(value, []).append(name)
+        for about, values in said.items():
+            right = max(values, key=lambda value: len(values[value]))
+            for value in values.keys() - {right}:
+                other = values[right][0]
+                for name in values[value]:
+                    out[name] = f"{what} {about}: it has {value}, client {other!r} has {right}"
+        told = {name: report for name, report in told.items() if name not in out}
+    return told, out
+
+
+def _inputs(report: NodeReport) -> dict[str, Any]:
+    return {"shape": report.input_shape}
+
+
+def _tasks(report: NodeReport) -> dict[str, Any]:
+    return {task.name: task for task in map(as_task, report.tasks)}
+
+
 def federation_of(reports: Mapping[str, NodeReport], unified: bool) -> tuple[Federation, Dataset, Partition]:
     """A federation whose data are elsewhere, from the nodes' reports. Tasks are in the order of their names.
 
-    Raises DataError that names two clients which disagree about a task or the shape of inputs.
+    Raises DataError that names a client whose report does not fit the others'.
     """
     if not reports:
         raise DataError("no node has reported what it holds")
-    tasks: dict[str, tuple[str, Task]] = {}
-    first = min(reports)
-    shape = reports[first].input_shape
-    for name, node in sorted(reports.items()):
-        if node.input_shape != shape:
-            raise DataError(f"client {name!r}: inputs have shape {node.input_shape}, those of client {first!r} {shape}")
-        for each in node.tasks:
-            task = as_task(each)
-            other, before = tasks.setdefault(task.name, (name, task))
-            if before != task:
-                raise DataError(f"task {task.name!r}: client {name!r} has {task}, client {other!r} has {before}")
-    known = {task: found for task, (_, found) in sorted(tasks.items())}
+    for name, why in agreed(reports)[1].items():
+        raise DataError(f"client {name!r}: {why}")
+    shape = next(iter(reports.values())).input_shape
+    known = dict(sorted({name: task for report in reports.values() for name, task in _tasks(report).items()}.items()))
     sizes = [node.sizes for node in reports.values()]
     train_part = Elsewhere(sum(size.train + size.val for size in sizes), shape)
     dataset = Dataset("nodes", tuple(known.values()), train_part, Elsewhere(sum(s.test for s in sizes), shape))
-    shares, clients, at, tested = [], {}, 0, 0
+    shares, clients = [], {}
     for name, node in sorted(reports.items()):
-        size = node.sizes
-        train, val, test = (np.arange(n, dtype=np.int64) for n in (size.train, size.val, size.test))
-        train, val = train + at, val + at + len(train)
+        train, val, test = (
+            np.broadcast_to(np.int64(0), (n,)) for n in (node.sizes.train, node.sizes.val, node.sizes.test)
+        )
         clients[name] = Client(
             name,
             {task: (known[task], float(weight)) for task, weight in sorted(node.weights.items())},
             Part(dataset.train, train, "own"),
             Part(dataset.train, val, "own"),
-            Part(dataset.test, test + tested, "own"),
+            Part(dataset.test, test, "own"),
             node.domain,
         )
-        shares.append(Share(name, node.weights, train, val, node.domain))
-        at, tested = at + len(train) + len(val), tested + len(test)
+        # nothing is dealt out: only the node has positions
+        nowhere = np.zeros(0, dtype=np.int64)
+        shares.append(Share(name, node.weights, nowhere, nowhere, node.domain))
     return Federation(dataset.tasks, clients, unified), dataset, Partition(tuple(shares))
 
 
-def build_from(recipe: Recipe, method: Method | None, reports: Mapping[str, NodeReport]) -> Built:
-    """A recipe made concrete at a server that has no data."""
+def build_from(
+    recipe: Recipe, method: Method | None, reports: Mapping[str, NodeReport], saved: Partition | None = None
+) -> Built:
+    """A recipe made concrete at a server that has no data; `saved` is the partition of a run that goes on."""
     federation, dataset, partition = federation_of(reports, recipe.model.heads == "all")
     pool = Pool.of(dataset)
-    built = assemble(recipe, method_of(recipe, method), dataset, pool, partition, federation)
+    built = assemble(recipe, method_of(recipe, method), dataset, pool, saved or partition, federation)
     refusals.unmeasured(built)
     return built
 

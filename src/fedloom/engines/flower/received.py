@@ -2,35 +2,47 @@
 
 from __future__ import annotations
 
-import math
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedloom.codecs import ByteCount
+from fedloom.core.foreign import Array, Sender, Text, shown
+from fedloom.engines.flower.fields import payload_fields, read_letter, sender_of
 from fedloom.engines.flower.relay import as_counts
-from fedloom.engines.flower.wire import RefusedError, decode, expect, head_of, numbers_of
+from fedloom.engines.flower.wire import RefusedError, decode, expect, head_of, numbers_of, said, size_of
+from fedloom.engines.peers.community import Community
 from fedloom.engines.peers.transport import Letter
 from fedloom.rounds.built import Built
 from fedloom.rounds.evaluation import Scores
-from fedloom.rounds.messages import Payload, blank, rows_of
+from fedloom.rounds.messages import Payload, rows_of
+from fedloom.runs.reader import described
 from fedloom.tasks.task import Task
 from fedloom.training.flat import integer_buffers
 from fedloom.training.loop import LocalResult
 
 _BESIDE = 1 << 20
 """Most bytes of one extra of one row."""
-_FIELDS = {"n", "packed", "extra", "side", "support", "buffers", "integers", "tasks"}
+ANSWER = 1 << 20
+"""Most bytes of an answer's texts and numbers, beside a payload."""
+_LINES = 1000
+"""Most records, and most events, of one turn of a peer."""
 
 
-def open_reply(content: Any, limit: float = math.inf, **expected: Any) -> tuple[Any, dict[str, float]]:
-    """(tree, numbers) of an answer. Raises RefusedError with the node's own words if the node failed."""
+def open_reply(content: Any, limit: int, **expected: Any) -> tuple[Any, dict[str, float]]:
+    """(tree, numbers) of an answer of at most `limit` bytes. RefusedError, with the node's words, if it failed."""
+    size = size_of(content)
+    if size > limit:
+        raise RefusedError(f"payload: expected at most {limit} bytes, found {size}")
     head = head_of(content)
     if "error" in head:
-        raise RefusedError(str(head["error"])[:4000])
+        raise RefusedError(said(head["error"]))
     expect(head, **expected)
-    return decode(content, limit), numbers_of(content)
+    return decode(content), numbers_of(content)
 
 
 def limit_of(built: Built, client: str) -> int:
@@ -39,111 +51,73 @@ def limit_of(built: Built, client: str) -> int:
     rows = len(rows_of(method, built.federation, [client]))
     vector = 4 * shared.d
     packed = rows * (vector + shared.d // 8 + len(shared.blocks) + 1024)
-    beside = len(method.auxiliary) * vector + rows * (len(method.extras) * _BESIDE + len(shared.blocks))
+    sender = sender_of(built, built.federation.clients[client])
+    points = 8 * sum(sender.classes.values()) * (sender.sizes.get("features", 0) + 3)
+    beside = len(method.auxiliary) * vector + rows * (len(method.extras) * (_BESIDE + points) + len(shared.blocks))
     buffers = 8 * built.layout.buffers.d + sum(t.nbytes for t in integer_buffers(built.module).values())
-    return packed + beside + buffers + (1 << 16)
+    return packed + beside + buffers + ANSWER
 
 
 def payload_of(built: Built, client: str, tree: Any) -> Payload:
-    """A client's payload. Raises RefusedError, with the field, if it does not fit the method and the model."""
+    """A client's payload. Raises ValueError, with the field, if it does not fit the method and the model."""
     held = built.federation.clients[client]
-    _check(
-        isinstance(tree, dict) and set(tree) - {"finite"} == _FIELDS,
-        "payload",
-        f"the fields {', '.join(sorted(_FIELDS))}",
-    )
-    _check(tree["n"] == len(held.train), "n", f"{len(held.train)} examples", tree["n"])
-    row = (client, None)
-    if tree.get("finite", True) is not True:
-        return Payload(row, tree["n"], finite=False)
-    by_task = built.method.rows == "client-task"
-    sizes = tree["tasks"]
-    good = isinstance(sizes, dict) and all(isinstance(n, float) and 0 < n <= len(held.train) for n in sizes.values())
-    _check(good and set(sizes) <= set(held.tasks) and bool(sizes) == by_task, "tasks", "examples of the client's tasks")
-    payload = Payload.of(client, tree)
-    _check_vectors(built, payload)
-    _check_beside(built, payload)
-    return payload
+    if isinstance(tree, dict) and tree.get("finite", True) is False:
+        return Payload((client, None), len(held.train), finite=False)
+    shared, buffers = built.method.shared_part(built.layout), built.method.shared_buffers(built.layout)
+    fields, sender = payload_fields(built, held, tree, shared, built.method.codec, buffers)
+    return Payload.of(client, fields.read(tree, sender))
 
 
-def letters_of(built: Built, client: str, tree: Any) -> dict[str, Any]:
-    """The result of a peer's turn: letters (receiver, bytes), all its own, records, events and byte counts."""
+@dataclass(frozen=True, eq=False)
+class Told:
+    """What a peer's turn left, as its node tells it: letters (receiver, bytes), records, events, byte counts."""
+
+    letters: list[tuple[str, Tensor]]
+    records: list[tuple[str, dict[str, Any]]]
+    events: list[str]
+    """In the node's words."""
+    up: ByteCount
+    down: ByteCount
+
+
+def told_by(built: Built, community: Community, client: str, round: int, tree: Any) -> Told:
+    """A peer's turn. Raises ValueError, with the field, for what an honest peer would not tell in this round."""
+    if not isinstance(tree, dict) or tree.keys() != {"letters", "records", "events", "up", "down"}:
+        raise ValueError("expected letters, records, events, up, down")
+    terms, names = community.terms.at(client), built.federation.clients
+    letters = []
+    for receiver, data in _some(tree["letters"], "letters", len(names)):
+        if receiver not in names:
+            raise ValueError(f"letters: expected a client of this run, found {shown(receiver)}")
+        data = Array((data.numel(),), torch.uint8).read(data, Sender())
+        letters.append((receiver, data))
+    # the same bytes to several are one tensor
+    for data in {id(data): data for _, data in letters}.values():
+        read_letter(built, terms, Letter.decode(data.numpy().tobytes()), round)
+    records = [(name, _record(client, name, fields)) for name, fields in _some(tree["records"], "records", _LINES)]
+    events = _some(tree["events"], "events", _LINES)
+    words = [said(f"{event}{described(fields) if isinstance(fields, dict) else ''}") for event, fields in events]
+    return Told(letters, records, words, as_counts(tree["up"]), as_counts(tree["down"]))
+
+
+def _some(value: Any, field: str, most: int) -> list[Any]:
+    if not (isinstance(value, list) and len(value) <= most and all(isinstance(v, list) and len(v) == 2 for v in value)):
+        raise ValueError(f"{field}: expected at most {most} pairs, found {shown(value)}")
+    return value
+
+
+def _record(client: str, kind: Any, fields: Any) -> dict[str, Any]:
+    """A record of a peer, of plain values, and about itself alone."""
+    Text(50).read(kind, Sender())
+    if not isinstance(fields, dict) or "kind" in fields or fields.get("peer", client) != client:
+        raise ValueError(f"records: expected fields of peer {client!r}, found {shown(fields)}")
     try:
-        for receiver, data in tree["letters"]:
-            _check(receiver in built.federation.clients, "letters", "a client of this run", receiver)
-            letter = Letter.decode(data.numpy().tobytes())
-            _check(letter.sender == client, "letters", f"sender {client!r}", letter.sender)
-            _check(letter.layout == built.layout.hash, "letters", f"layout {built.layout.hash}", letter.layout)
-            _check(_finite(dict(letter.tensors)), "letters", "finite values")
-        for kind, fields in (*tree["records"], *tree["events"]):
-            _check(isinstance(kind, str) and isinstance(fields, dict), "records", "names with fields")
-        return {**tree, "up": as_counts(tree["up"]), "down": as_counts(tree["down"])}
-    except RefusedError:
-        raise
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RefusedError(f"letters: {type(error).__name__}: {str(error)[:200]}") from None
-
-
-def _check_vectors(built: Built, payload: Payload) -> None:
-    method, layout = built.method, built.layout
-    shared, rows = method.shared_part(layout), len(payload.rows)
-    try:
-        X = method.codec.unpack(
-            payload.packed, blank(shared, built.federation, payload.rows, torch.zeros(rows, shared.d))
-        )
-        good = X.shape == (rows, shared.d) and bool(torch.isfinite(X).all())
-    except (RuntimeError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
-        raise RefusedError(f"packed: {type(error).__name__}: {str(error)[:200]}") from None
-    _check(good, "packed", f"{rows} x {shared.d} finite values")
-    _check(set(payload.auxiliary) == set(method.auxiliary), "auxiliary", ", ".join(method.auxiliary) or "nothing")
-    for name, vector in payload.auxiliary.items():
-        _check_tensor(vector, f"auxiliary.{name}", (shared.d,))
-    sent = method.buffers != "local"
-    floats = method.shared_buffers(layout).d if sent else 0
-    if floats:
-        _check_tensor(payload.buffers, "buffers", (floats,))
-    else:
-        _check(payload.buffers is None, "buffers", "none")
-    integers = integer_buffers(built.module) if sent else {}
-    _check(payload.integers.keys() == integers.keys(), "integers", ", ".join(integers) or "nothing")
-    for name, value in integers.items():
-        _check_tensor(payload.integers[name], f"integers.{name}", tuple(value.shape))
-
-
-def _check_beside(built: Built, payload: Payload) -> None:
-    method, rows = built.method, len(payload.rows)
-    names = method.extras
-    _check(set(payload.extra) == names, "extra", ", ".join(sorted(names)) or "nothing", sorted(payload.extra))
-    for name, value in payload.extra.items():
-        _check(_finite(value), f"extra.{name}", "finite values")
-        if payload.tasks:
-            _check(isinstance(value, list) and len(value) == rows, f"extra.{name}", f"{rows} values")
-    blocks = len(method.shared_part(built.layout).blocks)
-    if method.wants_support:
-        _check_tensor(payload.support, "support", (rows, blocks) if payload.tasks else (blocks,))
-    else:
-        _check(payload.support is None, "support", "none")
-
-
-def _finite(value: Any) -> bool:
-    if isinstance(value, Tensor):
-        return bool(torch.isfinite(value).all())
-    if isinstance(value, Mapping):
-        return all(map(_finite, value.values()))
-    if isinstance(value, list):
-        return all(map(_finite, value))
-    return not isinstance(value, float) or math.isfinite(value)
-
-
-def _check_tensor(value: Any, field: str, shape: tuple[int, ...]) -> None:
-    found = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-    _check(found == shape, field, f"shape {shape}", found)
-    _check(_finite(value), field, "finite values")
-
-
-def _check(good: bool, field: str, expected: str, found: Any = None) -> None:
-    if not good:
-        raise RefusedError(f"{field}: expected {expected}" + ("" if found is None else f", found {str(found)[:200]}"))
+        size = len(json.dumps(fields))
+    except TypeError as error:
+        raise ValueError(f"records: expected plain values, but {error}") from None
+    if size > ANSWER:
+        raise ValueError(f"records: expected at most {ANSWER} bytes, found {size}")
+    return fields
 
 
 def result_of(numbers: Mapping[str, float], tasks: Mapping[str, Any]) -> LocalResult:
@@ -157,14 +131,20 @@ def result_of(numbers: Mapping[str, float], tasks: Mapping[str, Any]) -> LocalRe
         _count(numbers, "steps"),
         _count(numbers, "examples"),
         {task: float(numbers[f"loss/{task}"]) for task in by_task},
-        waiting=float(numbers.get("waiting", 0.0)),
+        waiting=seconds_of(numbers, "waiting"),
         by_task=by_task,
     )
 
 
 def _count(numbers: Mapping[str, float], name: str) -> int:
     value = numbers.get(name, 0)
-    return int(value) if math.isfinite(value) and value >= 0 else 0
+    return int(value) if 0 <= value <= 1 << 53 else 0
+
+
+def seconds_of(numbers: Mapping[str, float], name: str) -> float:
+    """Seconds that a node told; 0 for what cannot be."""
+    value = numbers.get(name, 0.0)
+    return float(value) if 0 <= value <= 1e9 else 0.0
 
 
 def scores_of(prefix: str, numbers: Mapping[str, float], tasks: Mapping[str, Task]) -> Scores:

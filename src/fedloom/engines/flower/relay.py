@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedloom.codecs import ByteCount
 from fedloom.core.context import State
+from fedloom.core.foreign import Each, Number, Sender, Text
 from fedloom.engines.peers.community import Environment
 from fedloom.engines.peers.peer import Peer
 from fedloom.engines.peers.rounds import community_of
@@ -31,6 +32,8 @@ from fedloom.runs.ledger import Ledger
 
 TURNS = ("train", "choose", "answer", "mix")
 _MEMORY = "turns"
+_COUNT = Each((Text(), Text(), Number(0, 1 << 53, whole=True)))
+"""Role, task ("" for none), bytes."""
 
 
 @dataclass
@@ -124,16 +127,15 @@ def take_turn(built: Built, worker: Worker, folder: RunFolder, before: State, jo
 
 def counted(counts: ByteCount) -> list[list[Any]]:
     """Byte counts as plain values."""
-    return [[role, task, count] for (role, task), count in counts.items()]
+    return [[role, task or "", count] for (role, task), count in counts.items()]
 
 
 def as_counts(values: Any) -> ByteCount:
     """Inverse of `counted`. Raises ValueError for anything else."""
     counts: ByteCount = {}
-    for role, task, count in values:
-        if not isinstance(role, str) or not isinstance(task, str | None) or not isinstance(count, int) or count < 0:
-            raise ValueError("byte counts: expected role, task and a number")
-        counts[role, task] = count
+    for each in values:
+        role, task, count = _COUNT.read(each, Sender())
+        counts[role, task or None] = count
     return counts
 
 

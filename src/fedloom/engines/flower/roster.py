@@ -2,71 +2,112 @@
 
 from __future__ import annotations
 
+import json
+import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter
 
 from fedloom.core.context import Log
-from fedloom.engines.flower.nodes import NodeReport
+from fedloom.core.foreign import plain
+from fedloom.engines.flower.keys import key_of
+from fedloom.engines.flower.nodes import ClientId, NodeReport, agreed
 from fedloom.engines.flower.received import open_reply
-from fedloom.engines.flower.wire import RefusedError, encode
+from fedloom.engines.flower.wire import FailedError, RefusedError, encode, reading, said, size_of
+from fedloom.errors import StateError
 from fedloom.extras import need
 from fedloom.recipes.schema import Recipe, recipe_hash
+from fedloom.runs import checkpoint
 from fedloom.runs.reader import described
 
 _POLL = 0.05, 1.0
 """Seconds between two looks for answers: at first, and at most."""
+_LOOK = 5.0
+"""Seconds between two looks at who is connected, while answers are awaited."""
+_STUCK = 60.0
+"""Seconds for which an answer may be impossible to fetch before it is given up."""
+_JOIN = 60.0
+"""Seconds within which a node must say who it is."""
+_AGAIN = 30.0, 300.0
+"""Seconds after which it is asked once more: where it did not say it, and where it was refused."""
+_HELLO = 1 << 18
+"""Most bytes of a hello."""
+_NAME = TypeAdapter(ClientId)
 
 
 class Roster:
-    """Who is there, and how to ask them."""
+    """Who is there, and how to ask them. `file` has the keys that clients' names belong to, of a run that goes on."""
 
-    def __init__(self, grid: Any, recipe: Recipe) -> None:
+    def __init__(self, grid: Any, recipe: Recipe, file: Path | None = None) -> None:
         self.grid, self.hash = grid, recipe_hash(recipe)
+        config = recipe.runtime.flower
+        self.retries = config.retries
+        self.listed = dict(config.keys)
+        self.keys = {**_read(file), **self.listed}
+        self._file: Path | None = None
         self.ids: dict[str, int] = {}
         """Client -> the id of its node, which Flower draws anew."""
         self.reports: dict[str, NodeReport | None] = {}
         self.log: Log = lambda event, fields: print(f"{event}{described(fields)}")
-        self._refused: set[int] = set()
+        self._refused: dict[int, float] = {}
+        """Node -> when to ask it again."""
+
+    def keep(self, file: Path) -> None:
+        """Write the keys that names belong to into a file, now and whenever there is a new one."""
+        self._file = file
+        checkpoint.write_text(file, json.dumps(self.keys, indent=1))
 
     def there(self) -> dict[str, int]:
         """Clients whose nodes are connected, and the nodes' ids."""
         now = set(self.grid.get_node_ids())
         return {client: node for client, node in sorted(self.ids.items()) if node in now}
 
-    def meet(self, seconds: float, known: Iterable[str] | None = None) -> None:
+    def meet(self, known: Iterable[str] | None = None, seconds: float = _JOIN) -> None:
         """Ask nodes that are new who they are. A client counts once, and only if it is among those `known`."""
-        here = set(self.grid.get_node_ids())
-        new = here - set(self.ids.values()) - self._refused
-        if not new:
-            return
-        content = encode(None, {"recipe": self.hash})
-        for node, answer in self._exchange("query.hello", dict.fromkeys(sorted(new), content), seconds):
+        here, now = set(self.grid.get_node_ids()), time.monotonic()
+        self._refused = {node: at for node, at in self._refused.items() if at > now}
+        new = sorted(here - set(self.ids.values()) - self._refused.keys())
+        nonces = {node: secrets.token_hex(16) for node in new}
+        contents = {node: encode(None, {"recipe": self.hash, "nonce": nonce}) for node, nonce in nonces.items()}
+        for node, answer in self._exchange("query.hello", contents, seconds) if new else ():
             try:
-                if isinstance(answer, RefusedError):
-                    raise answer
-                tree, _ = open_reply(answer)
-                client = str(answer["meta"]["client"])
-                report = None if tree is None else NodeReport.model_validate(tree)
-                if known is not None and client not in known:
-                    raise RefusedError(f"client {client!r} is not one of this run")
-                if self.ids.get(client) in here:
-                    raise RefusedError(f"client {client!r} is there already, at node {self.ids[client]}")
-                if report is not None and report.client != client:
-                    raise RefusedError(f"client: expected {client!r}, found {report.client!r}")
-                self.ids[client], self.reports[client] = node, report
-            except (RefusedError, ValidationError) as error:
+                with reading():
+                    self._greet(node, answer, nonces[node], here, known)
+            except RefusedError as error:
                 self.log("node refused", {"node": node, "why": str(error)})
-                self._refused.add(node)
+                self._refused[node] = time.monotonic() + _AGAIN[not isinstance(answer, RefusedError)]
+
+    def _greet(self, node: int, answer: Any, nonce: str, here: set[int], known: Iterable[str] | None) -> None:
+        """Take in a node by its hello. Raises RefusedError, or anything, for one that will not do."""
+        if isinstance(answer, RefusedError):
+            raise answer
+        tree, _ = open_reply(answer, _HELLO)
+        client = _NAME.validate_python(answer["meta"]["client"])
+        if known is not None and client not in known:
+            raise RefusedError(f"client {client!r} is not one of this run")
+        key = key_of(answer["meta"], nonce, client)
+        if self.keys.get(client, key) != key:
+            first = "runtime.flower.keys lists" if client in self.listed else "a node of this name first showed"
+            raise RefusedError(f"client {client!r}: {first} the key {self.keys[client]}, found {key}")
+        if self.ids.get(client) in here:
+            raise RefusedError(f"client {client!r} is there already, at node {self.ids[client]}")
+        report = None if tree is None else NodeReport.read(tree, client)
+        self.ids[client], self.reports[client] = node, report
+        if client not in self.keys:
+            self.keys[client] = key
+            if self._file is not None:
+                self.keep(self._file)
 
     def wait(self, count: int, seconds: float, known: Iterable[str] | None = None) -> int:
-        """Wait until so many clients are there, or time is over. Returns how many are."""
+        """Wait until so many clients are there whose reports agree, or time is over. Returns how many are."""
         end = time.monotonic() + seconds
         while True:
-            self.meet(max(end - time.monotonic(), 1.0), known)
-            found = len(self.there())
+            self.meet(known, min(max(end - time.monotonic(), 1.0), _JOIN))
+            told = {client: self.reports[client] for client in self.there()}
+            found = len(agreed(told)[0]) if known is None else len(told)
             if found >= count or time.monotonic() >= end:
                 return found
             time.sleep(_POLL[1])
@@ -78,30 +119,107 @@ class Roster:
             yield client, RefusedError("its node is not connected")
         clients = {there[client]: client for client in contents if client in there}
         messages = {node: contents[client] for node, client in clients.items()}
-        for node, answer in self._exchange(kind, messages, seconds):
+        for node, answer in self._exchange(kind, messages, seconds, self.retries):
             yield clients[node], answer
 
-    def _exchange(self, kind: str, contents: Mapping[int, Any], seconds: float) -> Iterator[tuple[int, Any]]:
-        flwr = need("flwr.app", "flower")
-        messages = [flwr.Message(content, node, kind, ttl=seconds) for node, content in contents.items()]
-        nodes = list(contents)
-        pushed = [str(each) if each else "" for each in self.grid.push_messages(messages)]
-        del messages
-        waiting = {node: each for node, each in zip(nodes, pushed, strict=True) if each}
-        for node in set(nodes) - waiting.keys():
-            yield node, RefusedError("the message could not be sent")
-        end, pause = time.monotonic() + seconds, _POLL[0]
-        while waiting and time.monotonic() < end:
-            came = [m for m in self.grid.pull_messages(list(waiting.values())) if m.metadata.src_node_id in waiting]
-            for message in came:
-                node = message.metadata.src_node_id
-                del waiting[node]
-                if message.has_error():
-                    yield node, RefusedError(f"Flower's error {message.error.code}: {message.error.reason}")
+    def _exchange(
+        self, kind: str, contents: Mapping[int, Any], seconds: float, retries: int = 0
+    ) -> Iterator[tuple[int, Any]]:
+        """(node, answer) as answers come. A node that fails for a reason that may pass is asked again."""
+        waiting: dict[str, int] = {}  # number of a message -> node
+        left, to_send = dict.fromkeys(contents, retries), list(contents)
+        end, pause, stuck = time.monotonic() + seconds, _POLL[0], dict[str, float]()
+        look = time.monotonic() + _LOOK
+        while True:
+            came = self._send(kind, {node: contents[node] for node in to_send}, end - time.monotonic(), waiting)
+            to_send = []
+            came += self._fetch(waiting, stuck)
+            if time.monotonic() >= look:
+                here, look = set(self.grid.get_node_ids()), time.monotonic() + _LOOK
+                gone = [each for each, node in waiting.items() if node not in here]
+                came += [(waiting.pop(each), RefusedError("its node is gone")) for each in gone]
+            for node, answer in came:
+                if isinstance(answer, FailedError) and left[node] > 0 and time.monotonic() + _POLL[1] < end:
+                    left[node] -= 1
+                    to_send.append(node)
                 else:
-                    yield node, message.content
-            if not came:
-                time.sleep(pause)
+                    yield node, answer
+            if not to_send and not waiting:
+                return
+            if time.monotonic() >= end and not to_send:
+                break
+            if to_send or not came:
+                time.sleep(_POLL[1] if to_send else pause)
             pause = _POLL[0] if came else min(2 * pause, _POLL[1])
-        for node in waiting:
+        for node in waiting.values():
             yield node, RefusedError(f"no answer within {seconds:g} s")
+
+    def _send(
+        self, kind: str, contents: Mapping[int, Any], seconds: float, waiting: dict[str, int]
+    ) -> list[tuple[int, Any]]:
+        """Send messages; their numbers are added to `waiting`. Returns (node, why) of those that could not be sent."""
+        if not contents:
+            return []
+        flwr = need("flwr.app", "flower")
+        messages = [flwr.Message(content, node, kind, ttl=max(seconds, 1.0)) for node, content in contents.items()]
+        try:
+            pushed = list(self.grid.push_messages(messages))
+        except Exception as error:  # the link to the SuperLink: Flower has tried it several times
+            why = FailedError(f"the message could not be sent: {plain(str(error), 200)}")
+            return [(node, why) for node in contents]
+        numbers = dict(zip(contents, [*pushed, *[None] * (len(contents) - len(pushed))], strict=True))
+        waiting.update({str(each): node for node, each in numbers.items() if each})
+        return [(node, FailedError("the message could not be sent")) for node, each in numbers.items() if not each]
+
+    def _fetch(self, waiting: dict[str, int], stuck: dict[str, float]) -> list[tuple[int, Any]]:
+        """(node, answer) of answers that have come; their messages are taken out of `waiting`.
+
+        One that Flower cannot put together must not stand in the way of others: then each is fetched alone.
+        """
+        if not waiting:
+            return []
+        came: list[tuple[int, Any]] = []
+        try:
+            messages = list(self.grid.pull_messages(list(waiting)))
+        except Exception:
+            messages = []
+            for each in list(waiting):
+                try:
+                    messages += self.grid.pull_messages([each])
+                    stuck.pop(each, None)
+                except Exception as error:
+                    if time.monotonic() - stuck.setdefault(each, time.monotonic()) > _STUCK:
+                        why = f"its answer cannot be fetched: {plain(str(error), 200)}"
+                        came.append((waiting.pop(each), RefusedError(why)))
+        nodes = {node: each for each, node in waiting.items()}
+        for message in messages:
+            about = message.metadata
+            # Flower's own errors come from the SuperLink, answers from the node that was asked
+            each = about.reply_to_message_id if message.has_error() else ""
+            each = each if each in waiting else nodes.get(about.src_node_id, "")
+            if each in waiting:
+                came.append((waiting.pop(each), _content(message)))
+        return came
+
+
+def _content(message: Any) -> Any:
+    """The content of an answer, or why there is none."""
+    if message.has_error():
+        return FailedError(said(message.error.reason, f"Flower's error {message.error.code}:"))
+    try:
+        with reading():
+            if size_of(message.content) <= _HELLO and message.content["meta"].get("again") is True:
+                return FailedError(said(message.content["meta"].get("error")))
+    except RefusedError as error:
+        return error
+    return message.content
+
+
+def _read(file: Path | None) -> dict[str, str]:
+    """The keys in a file; none where there is no file. Raises StateError for a file that is damaged."""
+    if file is None or not file.is_file():
+        return {}
+    try:
+        return TypeAdapter(dict[str, str]).validate_json(file.read_text())
+    except (OSError, ValueError) as error:
+        raise StateError(f"{file} cannot be read: {error}") from error

@@ -9,23 +9,41 @@ from __future__ import annotations
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.core.foreign import plain, shown
 from fedloom.extras import need
 from fedloom.runs.checkpoint import join_tree, split_tree
 
-FORMAT = 1
+FORMAT = 2
 _STYPE = "numpy.ndarray"
 _KINDS = "fiub"  # no objects, no texts
 
 
 class RefusedError(ValueError):
     """A message that cannot be used; the text says why."""
+
+
+class FailedError(RefusedError):
+    """No answer, for a reason that may pass: asking again may help."""
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Inside, whatever goes wrong is a RefusedError: what a node sends may spoil its own answer and nothing else."""
+    try:
+        yield
+    except RefusedError:
+        raise
+    except Exception as error:
+        text = str(error) if type(error) is ValueError else f"cannot be read: {type(error).__name__}: {error}"
+        raise RefusedError(plain(text, 500)) from None
 
 
 def encode(tree: Any, head: Mapping[str, Any], numbers: Mapping[str, float] | None = None) -> Any:
@@ -56,10 +74,14 @@ def encode(tree: Any, head: Mapping[str, Any], numbers: Mapping[str, float] | No
 def head_of(content: Any) -> dict[str, Any]:
     """The plain values of a message. Raises RefusedError for a message of another kind or format."""
     if set(content) != {"payload", "meta", "metrics"}:
-        raise RefusedError(f"expected the records meta, metrics, payload, found {', '.join(sorted(content)) or 'none'}")
+        raise RefusedError(
+            f"expected the records meta, metrics, payload, found {plain(', '.join(content), 200) or 'none'}"
+        )
     head = dict(content["meta"])
     if head.get("format") != FORMAT:
-        raise RefusedError(f"format: expected {FORMAT}, found {head.get('format')!r}; is fedloom the same version?")
+        raise RefusedError(
+            f"format: expected {FORMAT}, found {shown(head.get('format'))}; is fedloom the same version?"
+        )
     return head
 
 
@@ -67,7 +89,7 @@ def expect(head: Mapping[str, Any], **fields: Any) -> None:
     """Raises RefusedError if a field of a message differs from what is expected."""
     for name, value in fields.items():
         if head.get(name) != value:
-            raise RefusedError(f"{name}: expected {value!r}, found {_short(head.get(name))}")
+            raise RefusedError(f"{name}: expected {value!r}, found {shown(head.get(name))}")
 
 
 def numbers_of(content: Any) -> dict[str, float]:
@@ -75,46 +97,53 @@ def numbers_of(content: Any) -> dict[str, float]:
     return {name: value for name, value in content["metrics"].items() if isinstance(value, int | float)}
 
 
-def decode(content: Any, limit: float = math.inf) -> Any:
-    """The tree of a message. Raises RefusedError if it is damaged, or larger than `limit` bytes."""
+def said(words: Any, who: str = "its node says") -> str:
+    """What somebody else says, marked as their own words: one line in quotation marks."""
+    quoted = plain(str(words), 500).replace('"', "'")
+    return f'{who} "{quoted}"'
+
+
+def size_of(content: Any) -> int:
+    """Bytes of a message, of its arrays, texts and numbers, before any of it is read."""
+    size = 0
+    for record in content.values():
+        for name, value in record.items():
+            size += len(name) + (len(value.data) if hasattr(value, "data") else _weight(value))
+    return size
+
+
+def _weight(value: Any) -> int:
+    if isinstance(value, str | bytes):
+        return len(value)
+    return sum(map(_weight, value)) if isinstance(value, list) else 8
+
+
+def decode(content: Any) -> Any:
+    """The tree of a message. Raises RefusedError if it is damaged."""
     head = head_of(content)
-    record = content["payload"]
-    size = sum(len(array.data) for array in record.values()) + len(str(head.get("tree")))
-    if size > limit:
-        raise RefusedError(f"payload: expected at most {int(limit)} bytes, found {size}")
-    tensors = {name: _tensor(name, array) for name, array in record.items()}
-    try:
+    with reading():
+        tensors = {name: _tensor(name, array) for name, array in content["payload"].items()}
         for name in head["bfloat16"]:
             tensors[name] = tensors[name].view(torch.bfloat16)
         skeleton, same = json.loads(head["tree"])
         return join_tree(skeleton, {**tensors, **{name: tensors[other] for name, other in same.items()}})
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, RecursionError) as error:
-        raise RefusedError(f"meta cannot be read: {type(error).__name__}: {_short(error)}") from None
 
 
 def _tensor(name: str, array: Any) -> Tensor:
     """One array; nothing is allocated before its header agrees with the bytes in the message."""
     if array.stype != _STYPE:
-        raise RefusedError(f"array {_short(name)}: expected {_STYPE}, found {_short(array.stype)}")
+        raise RefusedError(f"array {shown(name)}: expected {_STYPE}, found {shown(array.stype)}")
     file = io.BytesIO(array.data)
     try:
         version = np.lib.format.read_magic(file)
         read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
         shape, fortran, dtype = read(file)
-    except (ValueError, KeyError, TypeError, SyntaxError) as error:
-        raise RefusedError(f"array {_short(name)} cannot be read: {_short(error)}") from None
+    except Exception as error:  # whatever numpy's parser meets
+        raise RefusedError(f"array {shown(name)} cannot be read: {plain(str(error), 200)}") from None
     left = len(array.data) - file.tell()
     if dtype.kind not in _KINDS or math.prod(shape) * dtype.itemsize != left or any(n < 0 for n in shape):
         raise RefusedError(
-            f"array {_short(name)}: {_short(dtype)} of shape {_short(shape)} does not fit its {left} bytes"
+            f"array {shown(name)}: {plain(f'{dtype} of shape {shape}', 200)} does not fit its {left} bytes"
         )
-    try:
-        values = np.frombuffer(array.data, dtype, offset=file.tell()).copy()
-        return torch.from_numpy(values.reshape(shape, order="F" if fortran else "C"))
-    except (TypeError, ValueError) as error:
-        raise RefusedError(f"array {_short(name)} cannot be read: {_short(error)}") from None
-
-
-def _short(value: Any) -> str:
-    text = str(value) if isinstance(value, Exception) else repr(value)
-    return text if len(text) <= 200 else text[:200] + " ..."
+    values = np.frombuffer(array.data, dtype, offset=file.tell()).copy()
+    return torch.from_numpy(values.reshape(shape, order="F" if fortran else "C"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from fedloom.codecs import Raw
 from fedloom.core.context import State, derive_seed
+from fedloom.core.foreign import Array
 from fedloom.engines.peers.community import Terms
 from fedloom.engines.peers.letters import filled
 from fedloom.engines.peers.trained import Trained
@@ -67,6 +69,22 @@ def signals(terms: Terms, trained: Trained, state: State) -> dict[str, Tensor]:
         like = blank(terms.shared, terms.federation, ((terms.client.id, None),), trained.model[None])
         tensors["model"] = Raw().pack(like)["values"]
     return tensors
+
+
+def signal_fields(terms: Terms) -> dict[str, Array]:
+    """What the tensors of `signals` must be, of this peer."""
+    wanted, sketch = terms.config.similarity.signals, terms.config.similarity.sketch
+    d = shared_columns(terms.shared).d
+    vector = (
+        Array((d,), exact=True) if sketch is None or d <= sketch.m else Array((sketch.m,), torch.bfloat16, exact=True)
+    )
+    fields: dict[str, Array] = {str(name): vector for name in ("gradient", "parameters") if name in wanted}
+    if "features" in wanted:
+        fields["features"] = Array((2, "features"), torch.float64, exact=True)
+    if "cross-loss" in wanted:
+        like = blank(terms.shared, terms.federation, ((terms.client.id, None),), terms.origin[None])
+        fields["model"] = replace(Raw().fields(like)["values"], exact=True)
+    return fields
 
 
 def judge(

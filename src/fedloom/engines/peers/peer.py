@@ -20,6 +20,7 @@ from fedloom.engines.peers.transport import Letter, Mailbox
 from fedloom.methods.method import Method
 from fedloom.peers.graph import Graph
 from fedloom.rounds.messages import ALL, Payload
+from fedloom.rounds.recovery import was_lost
 from fedloom.rounds.server import dispatch, server_init
 from fedloom.rounds.worker import TrainJob
 
@@ -83,7 +84,7 @@ class Peer:
     def trained(self, payload: Payload, client: State, made: float | None = None) -> Trained | None:
         """Take over what local training left, at the simulated time `made`; None where training failed."""
         if not payload.finite:
-            self._roll_back("local training")
+            self._roll_back("local training gave nan or inf")
             return None
         self.state, server = {**self.state, "client": client}, self.state["server"]
         start = self.terms.method.server.dispatch(server["model"], server["rule"][ALL])
@@ -139,26 +140,27 @@ class Peer:
         trained, federation = published.trained, acquainted(self.terms, letters.values())
         heard = {name: read(self.terms, letter, trained, self._age(letter)) for name, letter in letters.items()}
         mix = Mix(self.terms, federation, published.graph, trained, heard, [name for name in heard if asked[name]])
+        before = self.state["server"]
         self.state, about = mix.into(self.state, self.env)
         self.env.record("peer", {"peer": self.name, **about, **self._also(heard)})
-        self._keep()
+        self._keep(before)
         return {name: was_chosen for name, was_chosen in asked.items() if name not in heard}
 
-    def _keep(self) -> None:
-        """Keep the model for a later rollback, or go back to the kept one where the mix is not finite."""
+    def _keep(self, before: State) -> None:
+        """Keep the model for a later rollback, or go back to the kept one where the mix failed."""
         every, server = self.terms.config.rollback, self.state["server"]
         if every is None:
             return
-        if not bool(server["model"].isfinite().all()):
-            self._roll_back("the mix")
+        if was_lost(before, server):
+            self._roll_back("the mix failed")
         elif self.round % every == 0:
             self.state = {**self.state, "kept": server}
 
-    def _roll_back(self, what: str) -> None:
+    def _roll_back(self, why: str) -> None:
         """Go back to the kept model, if there is one."""
         if kept := self.state.get("kept"):
             self.state = {**self.state, "server": kept}
-            self.env.log("rolled back", {"peer": self.name, "why": f"{what} gave nan or inf"})
+            self.env.log("rolled back", {"peer": self.name, "why": why})
 
     def _ask(self, trained: Trained, names: Sequence[str]) -> None:
         scope = self.terms.scope(self.round, self.state["scope"])

@@ -17,6 +17,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fedloom.core.context import Log
+from fedloom.core.foreign import plain
 
 Lost = Callable[[int, str, str, int], bool] | None
 """Whether a letter is lost: takes (round, sender, receiver, attempt), attempts counting from 0. None loses none."""
@@ -69,8 +70,8 @@ class Letter:
             head = json.loads(json.loads(body[8 : 8 + size])["__metadata__"]["message"])
             tensors = load(body)
             return Letter(head["kind"], head["sender"], head["round"], head["layout"], tensors, head["values"])
-        except (SafetensorError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"it cannot be read ({error})") from None
+        except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise ValueError(f"it cannot be read ({plain(str(error), 200)})") from None
 
 
 def _digest(body: bytes) -> bytes:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from fedloom.errors import StateError, nearest
 from fedloom.extras import need
-from fedloom.runs.reader import Final, Run, TaskMetric, human_bytes
+from fedloom.runs.reader import IN_VAIN, Final, Run, TaskMetric, human_bytes
 from fedloom.settings.paths import differs, value_at
 from fedloom.study.keys import QUIET
 from fedloom.study.references import at_trivial, note
@@ -279,6 +279,8 @@ def _comparable(groups: Sequence[Sequence[Run]]) -> list[str]:
     if len(seeds) > 1:
         notes.append("The runs do not cover the same seeds.")
     notes += [f"Not finished: {run.folder.name}, round {run.last_round}." for run in runs if not run.is_finished]
+    ends = {run.folder.name: run.info["status"] for run in runs}
+    notes += [f"{name} {status}: {IN_VAIN[status]}." for name, status in ends.items() if status in IN_VAIN]
     return notes
 
 

@@ -1,0 +1,221 @@
+"""Values from elsewhere: what each must be, and how it is read. The one schema of all that a node or peer may send.
+
+Nothing that came is used before it was read here. Floating-point tensors are cast before they are tested, because a
+finite float64 may be infinite as float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+_LARGEST = torch.finfo(torch.float32).max
+_MANY = 1 << 53
+_SHOWN = 200
+
+
+@dataclass(frozen=True, eq=False)
+class Sender:
+    """What is known of who sent something: by this its values are judged.
+
+    sizes    name -> number, for shapes of tensors; a name that is not there is learnt from the first tensor that has
+             it, and stands for the same number in all others that came with it
+    classes  number of a task's head in the model -> its classes, for the sender's tasks that have classes
+    """
+
+    sizes: dict[str, int] = field(default_factory=dict)
+    classes: Mapping[int, int] = field(default_factory=dict)
+
+
+class Foreign(Protocol):
+    """What one value must be."""
+
+    def read(self, value: Any, sender: Sender) -> Any:
+        """The value as it is used. Raises ValueError that says what was expected and what was found."""
+        ...
+
+
+def shown(value: Any) -> str:
+    """A value from elsewhere, short and in one line, as an error text may repeat it."""
+    text = f"shape {tuple(value.shape)} of {value.dtype}" if isinstance(value, Tensor) else _repr(value)
+    return plain(text, _SHOWN)
+
+
+def plain(text: str, most: int) -> str:
+    """A text from elsewhere in one line without control characters, of at most about `most` characters."""
+    cut = text[: most + 1]
+    clean = "".join(c if c.isprintable() else " " for c in cut[:most])
+    return f"{clean} ..." if len(cut) > most else clean
+
+
+def _repr(value: Any) -> str:
+    if isinstance(value, str | bytes):
+        return repr(value[:_SHOWN])
+    if isinstance(value, Mapping | list | tuple):
+        return f"a {type(value).__name__} of {len(value)}"
+    if isinstance(value, int) and abs(value) > _MANY:  # it may have more digits than Python is ready to print
+        return "a larger integer"
+    return str(value) if isinstance(value, int | float | None) else f"a {type(value).__name__}"
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number from `low` to `high` that is finite as float32; `whole`: without a fraction."""
+
+    low: float = -_LARGEST
+    high: float = _LARGEST
+    whole: bool = False
+
+    def read(self, value: Any, sender: Sender) -> Any:
+        kind = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (kind and self.low <= value <= self.high and (not self.whole or value == math.floor(value))):
+            raise ValueError(
+                f"expected a {'whole ' * self.whole}number from {self.low:g} to {self.high:g}, {_but(value)}"
+            )
+        return value
+
+
+@dataclass(frozen=True)
+class Text:
+    """A printable text of at most `most` characters."""
+
+    most: int = 200
+
+    def read(self, value: Any, sender: Sender) -> str:
+        if not (isinstance(value, str) and len(value) <= self.most and value.isprintable()):
+            raise ValueError(f"expected a printable text of at most {self.most} characters, {_but(value)}")
+        return value
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A number or a text: what an extra is if no stage says more."""
+
+    def read(self, value: Any, sender: Sender) -> Any:
+        return Text().read(value, sender) if isinstance(value, str) else Number().read(value, sender)
+
+
+@dataclass(frozen=True)
+class Exactly:
+    """One value that is known beforehand."""
+
+    value: Any
+
+    def read(self, value: Any, sender: Sender) -> Any:
+        numbers = all(isinstance(one, int | float) and not isinstance(one, bool) for one in (value, self.value))
+        if not (numbers or type(value) is type(self.value)) or value != self.value:
+            raise ValueError(f"expected {shown(self.value)}, {_but(value)}")
+        return value
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """One of a few values."""
+
+    values: tuple[Any, ...]
+
+    def read(self, value: Any, sender: Sender) -> Any:
+        if not any(type(value) is type(one) and value == one for one in self.values):
+            raise ValueError(f"expected {' or '.join(map(shown, self.values))}, {_but(value)}")
+        return value
+
+
+@dataclass(frozen=True)
+class Array:
+    """A tensor of `shape` (numbers, or names of sizes; see `Sender`) and, once it is cast, of `dtype`.
+
+    Its kind, floating-point, integer or bool, is that of `dtype`; with `exact` so is its dtype. Its values are finite,
+    and from `low` to `high`.
+    """
+
+    shape: tuple[int | str, ...]
+    dtype: torch.dtype = torch.float32
+    low: float | None = None
+    high: float | None = None
+    exact: bool = False
+
+    def read(self, value: Any, sender: Sender) -> Tensor:
+        if not isinstance(value, Tensor) or not self._fits(value, sender):
+            shape = tuple(sender.sizes.get(n, n) if isinstance(n, str) else n for n in self.shape)
+            raise ValueError(f"expected shape {shape} of {self.dtype}, {_but(value)}")
+        cast = value.to(self.dtype)
+        if not bool(torch.isfinite(cast).all()):
+            raise ValueError("expected finite values")
+        low, high = (cast.min(), cast.max()) if cast.numel() and self.dtype != torch.bool else (0, 0)
+        if (self.low is not None and low < self.low) or (self.high is not None and high > self.high):
+            raise ValueError(f"expected values from {self.low} to {self.high}, found {float(low):g} to {float(high):g}")
+        return cast
+
+    def _fits(self, value: Tensor, sender: Sender) -> bool:
+        kind = value.dtype == self.dtype if self.exact else _kind(value.dtype) == _kind(self.dtype)
+        if not kind or value.ndim != len(self.shape):
+            return False
+        for i, (found, wanted) in enumerate(zip(value.shape, self.shape, strict=True)):
+            if not isinstance(wanted, str):
+                good = found == wanted
+            elif i and not len(value):  # without rows it need not be as wide as others
+                good = found <= sender.sizes.get(wanted, 0)
+            else:
+                good = sender.sizes.setdefault(wanted, found) == found
+            if not good:
+                return False
+        return True
+
+
+@dataclass(frozen=True)
+class Each:
+    """A list of as many values, each of its own kind."""
+
+    values: tuple[Foreign, ...]
+
+    def read(self, value: Any, sender: Sender) -> list[Any]:
+        if not (isinstance(value, list) and len(value) == len(self.values)):
+            raise ValueError(f"expected a list of {len(self.values)}, {_but(value)}")
+        return [kind.read(one, sender) for kind, one in zip(self.values, value, strict=True)]
+
+
+@dataclass(frozen=True)
+class Named:
+    """A mapping with exactly these names, each with its own value."""
+
+    fields: Mapping[str, Foreign]
+
+    def read(self, value: Any, sender: Sender) -> dict[str, Any]:
+        names = ", ".join(self.fields) or "nothing"
+        if not isinstance(value, Mapping):
+            raise ValueError(f"expected {names}, {_but(value)}")
+        if value.keys() != self.fields.keys():
+            found = plain(", ".join(map(_repr, list(value)[:20])), _SHOWN)
+            raise ValueError(f"expected {names}, found {found or 'nothing'}")
+        read = {}
+        for name, each in self.fields.items():
+            try:
+                read[name] = each.read(value[name], sender)
+            except ValueError as error:
+                text = str(error)
+                raise ValueError(f"{name}{': ' if text.startswith('expected') else '.'}{text}") from None
+        return read
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """None."""
+
+    def read(self, value: Any, sender: Sender) -> None:
+        if value is not None:
+            raise ValueError(f"expected nothing, {_but(value)}")
+
+
+def _but(value: Any) -> str:
+    return f"found {shown(value)}"
+
+
+def _kind(dtype: torch.dtype) -> str:
+    if dtype.is_floating_point:
+        return "float"
+    return "bool" if dtype == torch.bool else "complex" if dtype.is_complex else "integer"

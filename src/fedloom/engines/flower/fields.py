@@ -1,0 +1,167 @@
+"""What each field of a payload and of a letter must be: what an honest node of this client could send."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.codecs import Codec, Raw
+from fedloom.core.context import Row
+from fedloom.core.foreign import Array, Each, Exactly, Foreign, Named, Nothing, Number, OneOf, Sender, Text, shown
+from fedloom.core.layout import Layout
+from fedloom.core.updates import Updates
+from fedloom.engines.peers.community import Terms
+from fedloom.engines.peers.judging import due, signal_fields
+from fedloom.engines.peers.transport import Letter
+from fedloom.rounds.built import Built
+from fedloom.rounds.federation import Client
+from fedloom.rounds.messages import blank
+from fedloom.runs.checkpoint import join_tree
+from fedloom.training.flat import integer_buffers
+
+_MANY = 1 << 53
+
+
+@dataclass(frozen=True, eq=False)
+class Packed:
+    """What a codec packs of rows like these."""
+
+    codec: Codec
+    like: Updates
+
+    def read(self, value: Any, sender: Sender) -> Mapping[str, Tensor]:
+        return self.codec.read(value, self.like)
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """Float buffers of a layout, end to end; variances are not negative."""
+
+    layout: Layout
+
+    def read(self, value: Any, sender: Sender) -> Tensor:
+        read = Array((self.layout.d,)).read(value, sender)
+        for block, s in zip(self.layout.blocks, self.layout.slices, strict=True):
+            if block.name.endswith("running_var") and bool((read[s] < 0).any()):
+                raise ValueError(f"expected variances of at least 0 in {block.name}, found {float(read[s].min()):g}")
+        return read
+
+
+def payload_fields(
+    built: Built, client: Client, tree: Any, part: Layout, codec: Codec, buffers: Layout
+) -> tuple[Named, Sender]:
+    """(the fields of a payload of a client, what they are judged by): rows over `part`, buffers of that layout.
+
+    `tree` is what came: it says which of the client's tasks are there. Raises ValueError where it does not.
+    """
+    method, shared, n = built.method, built.method.shared_part(built.layout), len(client.train)
+    tasks = _tasks(client, tree) if method.rows == "client-task" else ()
+    rows: tuple[Row, ...] = tuple((client.id, task) for task in tasks) or ((client.id, None),)
+    values = torch.zeros(1, 1).expand(len(rows), part.d)
+    support = Array((len(rows), len(shared.blocks)) if tasks else (len(shared.blocks),), torch.bool)
+    one = [_extras(built, client.only(task)) for task in tasks] or [_extras(built, client)]
+    extras: dict[str, Foreign] = {
+        name: Each(tuple(each[name] for each in one)) if tasks else one[0][name] for name in one[0]
+    }
+    sent = method.buffers != "local"
+    fields: dict[str, Foreign] = {
+        "n": Exactly(n),
+        "tasks": Named({task: Number(1, n, whole=True) for task in tasks}),
+        "packed": Packed(codec, blank(part, built.federation, rows, values)),
+        "extra": Named(extras),
+        "side": Named(dict.fromkeys(method.auxiliary, Array((shared.d,)))),
+        "support": support if method.wants_support else Nothing(),
+        "buffers": Statistics(buffers) if sent and method.shared_buffers(built.layout).d else Nothing(),
+        "integers": Named(_integers(built) if sent else {}),
+    }
+    return Named(fields), sender_of(built, client)
+
+
+def _tasks(client: Client, tree: Any) -> tuple[str, ...]:
+    told = tree.get("tasks") if isinstance(tree, Mapping) else None
+    if not (isinstance(told, Mapping) and told and [*told] == [task for task in sorted(client.tasks) if task in told]):
+        raise ValueError(f"tasks: expected some of {', '.join(sorted(client.tasks))}, sorted, found {shown(told)}")
+    return tuple(told)
+
+
+def _extras(built: Built, client: Client) -> dict[str, Foreign]:
+    """What the stages declare, and closer what the server knows: the client's domain and tasks."""
+    first = next((task.channels for task, _ in client.tasks.values() if task.kind == "classification"), 0)
+    known: dict[str, Foreign] = {
+        "steps": Number(0, _MANY, whole=True),
+        "domain": Exactly(client.domain or ""),
+        "tasks": Exactly(",".join(sorted(client.tasks))),
+        "classes": Array((first,), torch.float64, 0, _MANY),
+    }
+    return {name: known.get(name, value) for name, value in built.method.extra_values.items()}
+
+
+def _integers(built: Built) -> dict[str, Array]:
+    """Counters are not negative; other integers, such as positions, stay in the range that the model has them in."""
+    return {
+        name: Array(tuple(value.shape), value.dtype, 0, _MANY)
+        if not value.ndim or value.dtype == torch.bool
+        else Array(tuple(value.shape), value.dtype, float(value.min()), float(value.max()))
+        for name, value in integer_buffers(built.module).items()
+    }
+
+
+def sender_of(built: Built, client: Client) -> Sender:
+    """What is known of a client."""
+    heads, encoder = list(getattr(built.module, "heads", ())), getattr(built.module, "encoder", None)
+    classes = {heads.index(n): task.channels for n, (task, _) in client.tasks.items() if task.kind == "classification"}
+    width = getattr(encoder, "features", None)
+    return Sender({} if width is None else {"features": width}, classes)
+
+
+def read_letter(built: Built, terms: Terms, letter: Letter, round: int) -> None:
+    """Check what a peer tells others; `terms` are at this peer. Raises ValueError with the field.
+
+    Letters are carried as they came, so nothing in them is cast.
+    """
+    me, sender = terms.client, sender_of(built, terms.client)
+    Named({"round": Exactly(round), "sender": Exactly(me.id), "layout": Exactly(terms.layout.hash)}).read(
+        {"round": letter.round, "sender": letter.sender, "layout": letter.layout}, sender
+    )
+    OneOf(("signal", "request", "model")).read(letter.kind, sender)
+    scope, flag = OneOf(("full", "encoder")), OneOf((True, False))
+    tasks = Named({task: Number(0) for task in me.tasks})
+    if letter.kind == "signal":
+        now = due(terms, round)
+        Named({"tasks": tasks, "due": Exactly(now)}).read(letter.values, sender)
+        Named(signal_fields(terms) if now else {}).read(letter.tensors, sender)
+    elif letter.kind == "request":
+        Named({"base": Text(), "scope": scope}).read(letter.values, sender)
+        Named({}).read(letter.tensors, sender)
+    else:
+        about = dict(letter.values)
+        skeleton = about.pop("payload", None)
+        Named({"update": flag, "scope": scope, "tasks": tasks}).read(about, sender)
+        _read_model(built, terms, letter, join_tree(skeleton, letter.tensors))
+
+
+def _read_model(built: Built, terms: Terms, letter: Letter, tree: Any) -> None:
+    if not isinstance(tree, dict):
+        raise ValueError(f"payload: expected fields, found {shown(tree)}")
+    about, start = letter.values, tree.pop("start", None)
+    part, buffers = terms.part(about["scope"]), terms.buffers(about["scope"])
+    codec = terms.method.codec if about["update"] or terms.by_task else Raw()
+    fields, sender = payload_fields(built, terms.client, tree, part, codec, buffers)
+    read = fields.read(tree, sender)
+    if start is not None:
+        like = blank(part, terms.federation, ((terms.client.id, None),), torch.zeros(1, 1).expand(1, part.d))
+        read["start"] = Raw().read({"values": start}, like)["values"]
+    came = {id(t) for t in letter.tensors.values()}
+    if any(id(t) not in came for t in _tensors(read)):  # it was cast
+        raise ValueError("payload: expected the dtypes of the model")
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    inside = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()
+    return [t for one in inside for t in _tensors(one)]

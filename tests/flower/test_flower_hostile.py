@@ -1,0 +1,435 @@
+"""One authorised node that sends what no honest node would: it loses its answer or its place, and others nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import time
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedloom.core.context import State
+from fedloom.engines.api import Result, run
+from fedloom.engines.flower import Node, client_app
+from fedloom.engines.flower.engine import OverGrid
+from fedloom.engines.flower.local import LocalGrid
+from fedloom.engines.flower.nodes import NodeReport, agreed, build_from, federation_of
+from fedloom.engines.flower.roster import Roster
+from fedloom.engines.peers.transport import Letter
+from fedloom.errors import UserError
+from fedloom.extras import need
+from fedloom.runs import checkpoint
+from sites_support import SITES, Go, events, recipe, trained
+
+HONEST = sorted({*SITES} - {"lab"})
+Spoil = Callable[[dict[str, Any]], object]
+Change = Callable[[dict[str, Any], int], object]
+
+
+def dropped(result: Result) -> list[dict[str, Any]]:
+    return [event for event in events(result.folder) if event["event"] == "answer dropped"]
+
+
+def hostile(monkeypatch: pytest.MonkeyPatch, what: str, change: Change) -> None:
+    """From now on the node of "lab" changes what it answers to messages of one kind."""
+    honest = getattr(Node, what)
+
+    def answer(self: Node, head: Any, tree: Any) -> Any:
+        value, numbers = honest(self, head, tree)
+        if self.client == "lab":
+            change(value, head["round"])
+        return value, numbers
+
+    monkeypatch.setattr(Node, what, answer)
+
+
+def put(*path: str, value: Any) -> Spoil:
+    def change(tree: dict[str, Any]) -> None:
+        for key in path[:-1]:
+            tree = tree[key]
+        tree[path[-1]] = value
+
+    return change
+
+
+def large(*path: str) -> Spoil:
+    """Finite as float64, infinite as float32."""
+
+    def change(tree: dict[str, Any]) -> None:
+        *above, last = path
+        for key in above:
+            tree = tree[key]
+        tree[last] = torch.full_like(tree[last], 1e300, dtype=torch.float64)
+
+    return change
+
+
+def negative_variance(tree: dict[str, Any]) -> None:
+    tree["buffers"] = -tree["buffers"].abs() - 1
+
+
+def other_classes(tree: dict[str, Any]) -> None:
+    tree["extra"]["prototype_labels"][:, 1] += 7
+
+
+def half_a_point(tree: dict[str, Any]) -> None:
+    tree["extra"]["prototypes"] = tree["extra"]["prototypes"][:, :-1]
+
+
+BATCH_NORM = "model={name: resnet10, width: 4}"
+PAYLOADS: dict[str, tuple[tuple[str, ...], Spoil, str]] = {
+    "n is a tensor": ((), put("n", value=torch.ones(2)), "n: expected 54"),
+    "integers": ((), put("integers", value=True), "integers: expected nothing"),
+    "side": ((), put("side", value=[]), "side: expected nothing"),
+    "extra": ((), put("extra", value=[]), "extra: expected nothing"),
+    "finite": ((), put("finite", value=[]), "expected n, tasks"),
+    "tasks": (("method=matu",), put("tasks", value={"even": 1.0, "digit": 1.0}), "tasks: expected some of even"),
+    "packed 1e300": ((), large("packed", "values"), "packed.values: expected finite"),
+    "packed bits": (("method.codec=sparse",), put("packed", "mask", value=torch.ones(9)), "packed: "),
+    "scales 1e300": (("method=matu",), large("packed", "scales"), "packed.scales: expected finite"),
+    "control 1e300": (("method=scaffold",), large("side", "control"), "side.control: expected finite"),
+    "statistics 1e300": ((BATCH_NORM,), large("buffers"), "buffers: expected finite"),
+    "variances": ((BATCH_NORM,), negative_variance, "buffers: expected variances of at least 0"),
+    "a counter": ((BATCH_NORM,), put("integers", value={}), "integers: expected encoder"),
+    "FedNova's a": (("method=fednova",), put("extra", "a", value="x"), "extra.a: expected a number"),
+    "FedNova's a < 0": (("method=fednova",), put("extra", "a", value=-3.0), "extra.a: expected a number from 0"),
+    "cluster": (
+        ("method=ifca",),
+        put("extra", "cluster", value=5.0),
+        "extra.cluster: expected a whole number",
+    ),
+    "labels": (
+        ("method=fedproto",),
+        put("extra", "prototype_labels", value=torch.zeros(4)),
+        "labels: expected",
+    ),
+    "classes": (("method=fedproto",), other_classes, "expected the classes of the sender's own tasks"),
+    "points": (("method=fedproto",), half_a_point, "extra.prototypes: expected shape"),
+}
+
+
+@pytest.mark.parametrize("case", PAYLOADS)
+def test_a_field_that_is_not_as_declared_drops_the_answer(go: Go, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    changes, spoil, why = PAYLOADS[case]
+    hostile(monkeypatch, "train", lambda tree, round: spoil(tree) if round == 2 else None)
+    result = go(*changes, "evaluation.every=2", "training.rounds=2")
+    assert trained(result.folder) == [sorted(SITES), HONEST]
+    (event,) = dropped(result)
+    assert event["client"] == "lab"
+    assert why in event["why"], event["why"]
+    state, _, _ = checkpoint.load(result.folder, "state", newest=lambda head: head["round"])
+    assert all(bool(torch.isfinite(t).all()) for t in tensors(state["server"]) if t.is_floating_point())
+
+
+def tensors(state: State) -> list[Tensor]:
+    return list(checkpoint.split_tree(state)[1].values())
+
+
+def deep(letter: Letter) -> bytes:
+    """A letter with a value that is nested 100,000 deep, which no encoder would write."""
+    body = rewritten(letter, values={"x": 0})[16:]
+    head = body.replace(b'{\\"x\\": 0}', b"[" * 100_000 + b"]" * 100_000)
+    size = int.from_bytes(head[:8], "little") + len(head) - len(body)
+    body = size.to_bytes(8, "little") + head[8:]
+    return hashlib.blake2b(body, digest_size=16).digest() + body
+
+
+def rewritten(letter: Letter, **changes: Any) -> bytes:
+    return replace(letter, **changes).encoded
+
+
+LETTERS: dict[str, tuple[Callable[[Letter], bytes], str]] = {
+    "nested": (deep, "maximum recursion depth"),
+    "of another": (lambda letter: rewritten(letter, sender="office"), "sender: expected 'lab'"),
+    "of another round": (lambda letter: rewritten(letter, round=1), "round: expected"),
+    "kind": (lambda letter: rewritten(letter, kind="gossip"), "expected 'signal' or"),
+    "a task it lacks": (
+        lambda letter: rewritten(letter, values={**letter.values, "tasks": {"digit": 1.0}}),
+        "tasks: expected even",
+    ),
+    "another shape": (
+        lambda letter: rewritten(letter, tensors={"gradient": torch.zeros(3)}),
+        "gradient: expected shape",
+    ),
+    "1e300": (
+        lambda letter: rewritten(letter, tensors={n: t.double() + 1e300 for n, t in letter.tensors.items()}),
+        "gradient: expected shape",
+    ),
+    "cut": (lambda letter: letter.encoded[:-3], "its checksum is wrong"),
+    "no values": (lambda letter: rewritten(letter, values=[]), "expected tasks, due"),
+}
+
+
+def test_a_letter_that_is_not_as_declared_reaches_nobody(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kind of bad letter a round, beginning in the second."""
+    cases = list(LETTERS.values())
+
+    def change(tree: dict[str, Any], round: int) -> None:
+        if round > 1:
+            bad = [(to, cases[round - 2][0](Letter.decode(data.numpy().tobytes()))) for to, data in tree["letters"]]
+            tree["letters"] = [[to, torch.frombuffer(bytearray(data), dtype=torch.uint8)] for to, data in bad]
+
+    hostile(monkeypatch, "peer", change)
+    rounds = f"training.rounds={1 + len(cases)}"
+    result = go("peers={similarity: {signals: {gradient: 1.0}}}", "evaluation.every=20", rounds)
+    assert [event["client"] for event in events(result.folder)] == ["lab"] * len(cases)
+    for event, (_, why) in zip(dropped(result), cases, strict=True):
+        assert why in event["why"], event["why"]
+
+
+def test_a_nodes_words_are_its_own(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An event of a node cannot be taken for the server's, name another client or write to the terminal."""
+    evil = 'x"\x1b[31m\nround 9: update dropped: client office'
+
+    def change(tree: dict[str, Any], round: int) -> None:
+        tree["events"] = [["update dropped", {"client": "office", "why": evil}], [evil, 3]]
+
+    hostile(monkeypatch, "peer", change)
+    told = events(go("peers={}", "evaluation.every=3", "training.rounds=1").folder)
+    assert {event["event"] for event in told} == {"node"}
+    assert {event["client"] for event in told} == {"lab"}
+    for event in told:
+        assert event["why"].startswith('its node says "')
+        assert event["why"].isprintable()
+        assert event["why"].count('"') == 2
+
+
+TOLD: dict[str, Any] = {
+    "events": [["x", {"t": torch.zeros(1)}]],
+    "records": [["x", {"t": torch.zeros(1)}]],
+    "records ": [["x", {"peer": "office"}]],
+    "records  ": [["x", {"kind": "diagnostics"}]],
+    "up": [["encoder", "", -1]],
+    "letters": [["nobody", torch.zeros(1)]],
+    "letters ": torch.zeros(3),
+}
+
+
+def test_what_a_peer_tells_beside_letters(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another field a round is not as it should be."""
+    cases = list(TOLD.items())
+
+    def change(tree: dict[str, Any], round: int) -> None:
+        name, value = cases[round - 1]
+        tree[name.strip()] = value
+
+    hostile(monkeypatch, "peer", change)
+    result = go("peers={}", "evaluation.every=20", f"training.rounds={len(cases)}")
+    assert {event["client"] for event in events(result.folder)} == {"lab"}
+    assert len(dropped(result)) == len(cases) - 1  # an event is taken as words
+    assert '"kind": "diagnostics"' not in (result.folder / "metrics.jsonl").read_text()
+
+
+def hello(monkeypatch: pytest.MonkeyPatch, client: str, change: Callable[[dict[str, Any]], Any]) -> None:
+    """The node of a client changes what it reports."""
+    honest = Node.hello
+
+    class Report(dict[str, Any]):
+        def model_dump(self, mode: str) -> dict[str, Any]:
+            return dict(self)
+
+    def answer(self: Node) -> Any:
+        told = honest(self)
+        if told is None or self.client != client:
+            return told
+        report = Report(told.model_dump(mode="json"))
+        change(report)
+        return report
+
+    monkeypatch.setattr(Node, "hello", answer)
+
+
+HELLOS: dict[str, Spoil] = {
+    "a weight of a task it lacks": lambda r: r["weights"].update(digit=1.0),
+    "no tasks": lambda r: r.update(tasks=[], weights={}),
+    "many tasks": lambda r: r.update(
+        tasks=[{**r["tasks"][0], "name": f"t{i}"} for i in range(300)], weights={f"t{i}": 1.0 for i in range(300)}
+    ),
+    "many more tasks": lambda r: r.update(tasks=[{**r["tasks"][0], "name": f"t{i}"} for i in range(20_000)]),
+    "many examples": lambda r: r["sizes"].update(train=50_000_000),
+    "many channels": lambda r: r["tasks"][0].update(channels=10**9),
+    "no channels": lambda r: r["tasks"][0].update(channels=-1),
+    "a task called keys": lambda r: (r["tasks"][0].update(name="keys"), r.update(weights={"keys": 1.0})),
+    "a kind that is a list": lambda r: r["tasks"][0].update(kind=[]),
+    "infinite weight": lambda r: r["weights"].update(even=float("inf")),
+    "large inputs": lambda r: r.update(input_shape=[1 << 20, 1 << 20, 1 << 20]),
+    "another name": lambda r: r.update(client="office"),
+    "a domain with an escape": lambda r: r.update(domain="\x1b[2J"),
+    "a tensor": lambda r: r.update(sizes=torch.zeros(3)),
+    "other inputs": lambda r: r.update(input_shape=[3, 8, 8]),
+    "another task of the same name": lambda r: (
+        r["tasks"][0].update(name="digit", channels=3),
+        r.update(weights={"digit": 1.0}),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", HELLOS)
+def test_a_hello_that_will_not_do_is_refused_and_the_others_begin(
+    homes: dict[int, dict[str, str]], monkeypatch: pytest.MonkeyPatch, case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hello(monkeypatch, "lab", HELLOS[case])
+    one = recipe()
+    # "lab" comes first, so its word stands before others are there
+    first = dict(sorted(homes.items(), key=lambda item: item[0] != 99))
+    roster = Roster(LocalGrid(client_app(one), first), one)
+    assert roster.wait(3, 2.0) == 2
+    reports, left_out = agreed({client: roster.reports[client] for client in roster.there()})
+    assert sorted(build_from(one, None, reports).federation.clients) == HONEST
+    said = capsys.readouterr().out
+    assert "node refused" in said or [*left_out] == ["lab"]
+    assert said.replace("\n", "").isprintable()
+
+
+def test_fifty_million_examples_cost_nothing() -> None:
+    """What a server keeps of a hello does not grow with what it claims."""
+    report = NodeReport(
+        client="a",
+        tasks=({"kind": "Classification", "name": "even", "channels": 2, "weight": 1.0},),
+        weights={"even": 1.0},
+        sizes={"train": 9_000_000, "val": 1, "test": 1},
+        domain=None,
+        input_shape=(1, 8, 8),
+    )
+    start = time.monotonic()
+    tracemalloc.start()
+    federation, _, partition = federation_of({"a": report}, True)
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert len(federation.clients["a"].train) == 9_000_000
+    assert held < 1_000_000
+    assert len(json.dumps(partition.to_json())) < 1000
+    assert time.monotonic() - start < 5
+
+
+def test_nobody_takes_the_name_of_another(homes: dict[int, dict[str, str]], tmp_path: Path) -> None:
+    """A name belongs to the key that showed it first, also while its node is away and after a resume."""
+    one = recipe("evaluation.every=3", "training.rounds=4")
+    grid = LocalGrid(client_app(one), homes)
+    impostor = tmp_path / "impostor"
+    impostor.mkdir()
+    (impostor / "node.yaml").write_text((Path(homes[99]["home"]) / "node.yaml").read_text())
+    flwr = need("flwr.app", "flower")
+    push, asked = grid.push_messages, {"train": 0}
+
+    def pushed(messages: Any) -> list[str]:
+        messages = list(messages)
+        asked["train"] += any(m.metadata.message_type == "train.fedloom" for m in messages)
+        return push(messages)
+
+    def there() -> list[int]:
+        if asked["train"] == 1:  # after round 1 the node of "lab" is away, and another says that it is "lab"
+            grid.contexts[7] = flwr.Context(1, 7, {"home": str(impostor)}, flwr.RecordDict(), {})
+        return [node for node in grid.contexts if not (node == 99 and asked["train"] in (1, 2))]
+
+    grid.push_messages, grid.get_node_ids = pushed, there  # type: ignore[method-assign]
+    result = run(one, tmp_path / "run", engine=OverGrid(grid, tmp_path / "run"))
+    assert trained(result.folder) == [sorted(SITES), HONEST, HONEST, sorted(SITES)]
+    refused = [e for e in events(result.folder) if e["event"] == "node refused"]
+    assert {e["node"] for e in refused} == {7}
+    assert "a node of this name first showed the key" in refused[0]["why"]
+    keys = json.loads((result.folder / "keys.json").read_text())
+    assert keys.keys() == set(SITES)
+
+
+def test_keys_that_the_recipe_lists(homes: dict[int, dict[str, str]], tmp_path: Path) -> None:
+    from fedloom.engines.flower.keys import public_key
+
+    keys = {site: public_key(Path(homes[100 - i]["home"])) for i, site in enumerate(SITES)}
+    assert (Path(homes[100]["home"]) / "key").stat().st_mode & 0o077 == 0
+    one = recipe(f"runtime.flower.keys={json.dumps(keys)}", "training.rounds=1")
+    grid = LocalGrid(client_app(one), homes)
+    assert run(one, tmp_path / "a", engine=OverGrid(grid, tmp_path / "a")).status == "finished"
+    two = recipe(f"runtime.flower.keys={json.dumps({**keys, 'lab': keys['office']})}")
+    with pytest.raises(UserError, match="2 of 3 nodes"):
+        run(two, tmp_path / "b", engine=OverGrid(LocalGrid(client_app(two), homes), tmp_path / "b"))
+
+
+def test_a_failure_that_passes_is_tried_again(go: Go, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest, failed = Node.train, []
+
+    def train(self: Node, head: Any, tree: Any) -> Any:
+        if self.client == "lab" and head["round"] not in failed:
+            failed.append(head["round"])
+            raise OSError("the share is not mounted")
+        return honest(self, head, tree)
+
+    monkeypatch.setattr(Node, "train", train)
+    result = go()
+    assert failed == [1, 2, 3]
+    assert trained(result.folder) == [sorted(SITES)] * 3
+    assert events(result.folder) == []
+
+
+def test_answers_that_cannot_be_fetched_do_not_stand_in_the_way(go: Go) -> None:
+    """Flower raises as long as one of several answers is malformed; the link itself fails now and then."""
+
+    def change(grid: LocalGrid) -> None:
+        pull, push, count, rng = grid.pull_messages, grid.push_messages, {"push": 0}, random.Random(0)
+
+        def pulled(ids: Any) -> Any:
+            if rng.random() < 0.3:
+                raise ConnectionError("the link is down")
+            for each in ids:
+                message = grid._waiting.get(each)
+                kind = "" if message is None else message.metadata.message_type
+                if kind == "train.fedloom" and message.metadata.dst_node_id == 99:
+                    raise ValueError("Expected 1 child objects but got 2")
+            return pull(ids)
+
+        def pushed(messages: Any) -> Any:
+            count["push"] += 1
+            if count["push"] % 4 == 3:
+                raise ConnectionError("the link is down")
+            return push(messages)
+
+        grid.pull_messages, grid.push_messages = pulled, pushed  # type: ignore[method-assign]
+
+    result = go("runtime.flower.deadline=300", "training.rounds=2", change=change)
+    assert trained(result.folder) == [HONEST] * 2
+    assert {"answer cannot be fetched" in e["why"] for e in dropped(result)} == {True}
+
+
+def test_a_node_that_dies_is_not_waited_for(go: Go) -> None:
+    """The deadline is far away, and the clock stands still while nobody waits."""
+
+    def change(grid: LocalGrid) -> None:
+        push = grid.push_messages
+
+        def pushed(messages: Any) -> list[str]:
+            messages = list(messages)
+            if any(m.metadata.message_type == "train.fedloom" for m in messages):
+                grid.silent.add(99)
+            return push(messages)
+
+        def there() -> list[int]:
+            return [node for node in grid.contexts if node not in grid.silent]
+
+        grid.push_messages, grid.get_node_ids = pushed, there  # type: ignore[method-assign]
+
+    result = go("runtime.flower.deadline=1000000", "evaluation.every=3", change=change)
+    assert trained(result.folder) == [HONEST] * 3
+    assert "its node is gone" in dropped(result)[0]["why"]
+
+
+def test_a_silent_node_does_not_keep_the_others_waiting(homes: dict[int, dict[str, str]], tmp_path: Path) -> None:
+    """It has a minute to say who it is, whatever the server is ready to wait for the others; then it may try again."""
+    one = recipe("runtime.flower.nodes=2", "runtime.flower.wait=100000")
+    grid = LocalGrid(client_app(one), homes)
+    grid.silent.add(99)
+    roster = Roster(grid, one)
+    clock = Roster.wait.__globals__["time"]
+    assert roster.wait(2, 100_000) == 2
+    assert clock.monotonic() < 70
+    grid.silent.clear()
+    clock.sleep(30)
+    roster.meet()
+    assert sorted(roster.there()) == sorted(SITES)

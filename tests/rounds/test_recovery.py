@@ -1,0 +1,273 @@
+"""A round that would spoil the model is rolled back and done again without the rows to blame, or it is lost."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import fedloom
+from fedloom import Ctx, Method
+from fedloom.cli.app import app
+from fedloom.core.context import State
+from fedloom.engines.api import Result, trained_models
+from fedloom.engines.pool import InProcess
+from fedloom.methods import METHODS
+from fedloom.rounds import client
+from fedloom.rounds.build import build
+from fedloom.rounds.messages import Message, Payload
+from fedloom.rounds.recovery import usual
+from fedloom.rounds.worker import TrainDone
+from fedloom.runs import checkpoint
+from fedloom.server import Plain
+from fedloom.stages import Mean
+from fedloom.training.flat import FlatModel
+from fedloom.training.loop import LocalResult
+from peers_support import Valleys
+from quadratics import Quadratics
+from tests_support import assert_same, load_recipe, outcome, stopped_after
+
+Quick = Callable[..., Result]
+ROUNDS = ("training.rounds=4",)
+
+
+def events(result: Result, name: str) -> list[dict[str, Any]]:
+    return [e for line in result.run.rounds for e in line["events"] if e["event"] == name]
+
+
+def finite(result: Result) -> bool:
+    models = trained_models(result.folder)
+    return all(bool(v.isfinite().all()) for model in models.values() for v in model.values() if v.is_floating_point())
+
+
+def spoilt(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[str, int, Payload], Payload]) -> None:
+    """From now on what clients send is what `spoil` makes of (client, round, payload)."""
+
+    class Spoils(InProcess):
+        def __init__(self, setup: Any, devices: Sequence[str], workers: int = 1) -> None:
+            super().__init__(setup, devices)
+
+        def run(self, jobs: Sequence[Any], **options: Any) -> Iterator[Any]:
+            for job, done in zip(jobs, super().run(jobs, **options), strict=True):
+                if isinstance(done, TrainDone):
+                    done = dataclasses.replace(done, payload=spoil(done.client, job.round, done.payload))
+                yield done
+
+    monkeypatch.setattr(fedloom.engines.engine, "executor", Spoils)
+
+
+def times(factor: float, payload: Payload) -> Payload:
+    return dataclasses.replace(payload, packed={k: v * factor for k, v in payload.packed.items()})
+
+
+@pytest.mark.parametrize(("method", "size"), [("fedavg", 1e4), ("fedopt", 1e15), ("fedhca2", 1e30)])
+def test_an_enormous_update_is_to_blame_and_nobody_else(
+    method: str, size: float, quick: Quick, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spoilt(monkeypatch, lambda client, r, p: times(size, p) if (client, r) == ("digit-0", 3) else p)
+    result = quick(f"method={method}", *ROUNDS)
+    assert result.status == "finished"
+    assert [e["client"] for e in events(result, "update dropped")] == ["digit-0"]
+    assert len(events(result, "round rolled back")) == 1
+    # the round is as one in which that client's training had failed
+    monkeypatch.undo()
+    spoilt(
+        monkeypatch,
+        lambda client, r, p: times(float("nan"), p) if (client, r) == ("digit-0", 3) else p,
+    )
+    other = quick(f"method={method}", *ROUNDS)
+    assert_same(result, other, models_only=True)
+    assert outcome(result)[1][3]["metrics"] == outcome(other)[1][3]["metrics"]
+
+
+# the clients of one task send finite updates of 1e28 in each round, in every engine
+HUGE = ("tasks.large.weight=1e30", "training.steps=1")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [(), ("method=scaffold",), ("method=matu",), ("method.codec=sparse",)],
+    ids=str,
+)
+def test_honest_clients_are_never_dropped(quick: Quick, changes: tuple[str, ...]) -> None:
+    result = quick(*HUGE, *changes)
+    assert result.status == "finished"
+    assert {e["client"] for e in events(result, "update dropped")} == {"all-0", "large-0"}
+    assert finite(result)
+
+
+def test_honest_peers_are_never_dropped(quick: Quick) -> None:
+    result = quick(*HUGE, "peers={}")
+    assert {e["client"] for e in events(result, "update dropped")} == {"all-0", "large-0"}
+    assert {e["peer"] for e in events(result, "round lost")} == {"all-0", "large-0"}
+    assert finite(result)
+
+
+def test_a_run_in_which_everybody_is_enormous_gives_up(
+    quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = quick("training.rounds=2")
+    spoilt(monkeypatch, lambda client, r, p: times(1e30, p) if r > 2 else p)
+    result = quick("training.rounds=9")
+    assert result.status == "gave up"
+    assert result.run.last_round == 5
+    assert len(events(result, "round lost")) == 3
+    assert not events(result, "update dropped")
+    assert json.loads((result.folder / "run.json").read_text())["status"] == "gave up"
+    assert_same(good, result, models_only=True)  # the state is that of the last good round
+    # resume tries again: in vain, and then with success
+    assert fedloom.resume(result.folder).run.last_round == 8
+    monkeypatch.undo()
+    shown = CliRunner().invoke(app, ["resume", str(result.folder), "--quiet"])
+    assert shown.exit_code == 0, shown.output
+    assert json.loads((result.folder / "run.json").read_text())["status"] == "finished"
+
+
+def test_the_command_line_says_that_a_run_gave_up(tmp_path: Path) -> None:
+    where = ["--quiet", "--out", str(tmp_path / "r")]
+    changes = ["training.rounds=9", "training.steps=2", "training.epochs=null", "training.optimizer.lr=1e30"]
+    shown = CliRunner().invoke(app, ["run", "digits-tasks", *changes, *where])
+    assert shown.exit_code == 1
+    assert "nothing learned: " in shown.output
+    assert "every round was lost" in shown.output
+    report = CliRunner().invoke(app, ["report", str(tmp_path / "r")])
+    assert report.exit_code == 0
+    assert "nothing learned, 3 rounds" in next((tmp_path / "r").glob("*.html")).read_text()
+
+
+def test_resuming_among_lost_rounds(quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spoilt(monkeypatch, lambda client, r, p: times(1e30, p) if r in (2, 3, 5, 6) else p)
+    whole = quick("training.rounds=6")
+    assert whole.status == "finished"  # never three in a row
+    parts = stopped_after(3, tmp_path / "parts", load_recipe("training.rounds=6"))
+    assert_same(whole, fedloom.resume(parts))
+
+
+def test_lost_rounds_leave_the_clients_as_they_were(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the rounds had not been, for methods whose clients have a state."""
+    changes = ("method=scaffold",)
+    good = quick(*changes, "training.rounds=1")
+    spoilt(monkeypatch, lambda client, r, p: times(1e30, p) if r > 1 else p)
+    bad = quick(*changes, "training.rounds=3")
+    load = [checkpoint.load(r.folder, "state", newest=lambda head: head["round"])[0] for r in (good, bad)]
+    assert checkpoint.same(load[0]["clients"], load[1]["clients"])
+    assert checkpoint.same(load[0]["server"]["stage"], load[1]["server"]["stage"])
+
+
+def beside(what: str, value: float, payload: Payload) -> Payload:
+    if what == "buffers":
+        assert payload.buffers is not None
+        return dataclasses.replace(payload, buffers=torch.full_like(payload.buffers.double(), value))
+    return dataclasses.replace(
+        payload, auxiliary={k: torch.full_like(v.double(), value) for k, v in payload.auxiliary.items()}
+    )
+
+
+@pytest.mark.parametrize(
+    ("what", "changes"),
+    [("auxiliary control", ("method=scaffold",)), ("buffers", ("model={name: resnet10, width: 4}",))],
+)
+@pytest.mark.parametrize("value", [1e300, 1e30])
+def test_what_is_beside_an_update(
+    what: str, changes: tuple[str, ...], value: float, quick: Quick, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = what.split()[0]
+    spoilt(monkeypatch, lambda client, r, p: beside(kind, value, p) if (client, r) == ("digit-0", 1) else p)
+    result = quick(*changes)
+    (dropped,) = events(result, "update dropped")
+    assert dropped["client"] == "digit-0"
+    assert dropped["why"].startswith(what)
+    assert ("not finite" if value == 1e300 else "is usual") in dropped["why"]
+    assert finite(result)
+
+
+class Spoils(Mean):
+    """A stage that gives nan, or keeps it."""
+
+    def __init__(self, where: str) -> None:
+        object.__setattr__(self, "where", where)
+
+    def __call__(self, updates: Any, state: State, ctx: Any) -> Any:
+        out, state = super().__call__(updates, state, ctx)
+        ctx.log("spoke", {})
+        nan = torch.full_like(out.X, torch.nan)
+        return (out.replace(X=nan), state) if self.where == "X" else (out, {"kept": [{"x": nan}]})
+
+
+@pytest.mark.parametrize("where", ["X", "state"])
+def test_a_stage_whose_result_is_not_finite(where: str) -> None:
+    federation = Quadratics(Method(stage=Spoils(where)), [[1.0, 2]] * 3, [[1.0, 2], [3, 4], [5, 6]], steps=1)
+    said: list[tuple[str, Any]] = []
+    before = federation.server
+    federation.go(log=lambda *what: said.append(what))
+    assert federation.server["model"] is before["model"]
+    assert [event for event, _ in said] == ["round rolled back", "round lost"]  # nothing of the attempt is heard
+
+
+@pytest.mark.parametrize(("start", "step", "rounds"), [(0.0, 900.0, 1), (1e-6, 900.0, 1), (1.0, 100.0, 4)])
+def test_large_steps_that_are_meant_are_taken(start: float, step: float, rounds: int) -> None:
+    """A step of 900 updates from nothing, and a model that grows sixfold in each round."""
+    federation = Quadratics(Method(server=Plain(step)), [[-1.0, -1]] * 3, [[1.0, 2], [3, 4], [5, 6]], steps=1)
+    federation.server["model"] += start
+    for _ in range(rounds):
+        before = federation.server["model"]
+        after = federation.go()
+        assert not after.equal(before)
+        assert federation.server["recent"]["lost"] == 0
+
+
+def test_a_peer_whose_own_variate_is_not_finite_does_not_mix() -> None:
+    peers = Valleys({"graph": "full"}, 1.0, [[1.0, 2], [3, 4], [5, 6]], METHODS["scaffold"].function())
+    before = peers.go()
+    train = peers.train
+
+    def spoilt(jobs: Any) -> Iterator[TrainDone]:
+        for done in train(jobs):
+            value = float("inf") if done.client == "c00" else 1.0
+            yield dataclasses.replace(done, payload=beside("auxiliary", value, done.payload))
+
+    peers.train = spoilt  # type: ignore[method-assign]
+    after = peers.go()
+    assert after["c00"].equal(before["c00"])
+    assert all(after[name].isfinite().all() and not after[name].equal(before[name]) for name in ("c01", "c02"))
+    assert {fields["client"] for event, fields in peers.events if event == "update dropped"} == {"c00"}
+
+
+@pytest.mark.parametrize("bad", ["params", "buffers", None])
+def test_training_that_leaves_nan_in_parameters_or_in_buffers(bad: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = build(load_recipe("model={name: resnet10, width: 4}"))
+    model = FlatModel(built.module)
+
+    def trained(*_: Any) -> LocalResult:
+        model.params.fill_(torch.nan if bad == "params" else 1.0)
+        model.buffers.fill_(torch.nan if bad == "buffers" else 1.0)
+        return LocalResult(1, 1, dict.fromkeys(built.federation.clients["all-0"].tasks, 0.0))
+
+    monkeypatch.setattr(client, "train", trained)
+    received = Message(
+        built.method.shared_part(built.layout).flatten(built.module).detach(), torch.zeros(model.buffers.shape)
+    )
+    payload, _, _ = client.client_step(
+        built.method,
+        model,
+        built.federation,
+        built.federation.clients["all-0"],
+        received,
+        {},
+        Ctx(1),
+        built.recipe.training,
+    )
+    assert payload.finite == (bad is None)
+
+
+def test_what_is_usual() -> None:
+    assert usual([]) == 0
+    assert usual([0.0, float("inf"), float("nan")]) == 0
+    assert usual([0.0, 3.0, 1e30]) == 3
+    assert usual([1.0, 2.0, 9.0]) == 2

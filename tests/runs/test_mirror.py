@@ -1,0 +1,123 @@
+"""A copy of the checkpoints on a second path: a run goes on from it when the first is damaged or lost."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import fedloom
+from fedloom.errors import StateError
+from fedloom.recipes.schema import recipe_hash
+from fedloom.runs import mirror
+from fedloom.runs.folder import RunFolder
+from tests_support import assert_same, load_recipe, stopped_after
+
+CHANGES = ("training.rounds=4",)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run without a mirror."""
+    return fedloom.run(load_recipe(*CHANGES), tmp_path_factory.mktemp("whole") / "run").folder
+
+
+def stopped(home: Path, *changes: str) -> tuple[Path, Path]:
+    """(the folder of a run that was stopped in its third round, its mirror)."""
+    recipe = load_recipe(*CHANGES, f"runtime.mirror={home / 'other disk'}", *changes)
+    return stopped_after(2, home / "run", recipe), home / "other disk" / "run"
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut off", "lines"])
+def test_a_damaged_run_goes_on_from_its_mirror(damage: str, whole: Path, tmp_path: Path) -> None:
+    path, _ = stopped(tmp_path)
+    for file in path.glob("state*"):
+        if damage == "gone":
+            file.unlink()
+        elif damage == "cut off":
+            file.write_bytes(file.read_bytes()[:-9])
+    if damage == "lines":
+        (path / "bytes.jsonl").write_text("")
+    assert_same(whole, fedloom.resume(path))
+
+
+def test_a_lost_run_is_resumed_in_its_mirror(whole: Path, tmp_path: Path) -> None:
+    path, other = stopped(tmp_path)
+    shutil.rmtree(path)
+    assert_same(whole, fedloom.resume(other))
+
+
+def test_the_mirror_of_a_run_of_peers(tmp_path: Path) -> None:
+    peers = ("model.heads=own", "peers={}")
+    plain = fedloom.run(load_recipe(*CHANGES, *peers), tmp_path / "plain")
+    path, other = stopped(tmp_path, *peers)
+    shutil.rmtree(path / "peers" / "digit-0")
+    assert_same(plain, fedloom.resume(path))
+    names = [sorted(p.name for p in home.glob("peers/digit-0/*")) for home in (path, other)]
+    assert names[0] == names[1] != []  # the mirror forgets what the run forgets
+
+
+def test_a_mirror_that_is_killed_at_any_file_has_a_whole_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each copy of a file is the last one before a crash, from an older mirror to that of the next round."""
+    path, other = stopped(tmp_path)
+    shutil.copytree(other, tmp_path / "old" / "run")
+    fedloom.resume(path)
+    real, files = mirror.os.replace, 99
+
+    class Killed(Exception):
+        pass
+
+    for number in range(files):
+        target = tmp_path / str(number) / "run"
+        shutil.copytree(tmp_path / "old" / "run", target)
+        done = iter(range(files))
+
+        def replace(source: Path, to: Path, done: object = done, number: int = number) -> None:
+            if next(done) == number:  # type: ignore[call-overload]
+                raise Killed
+            real(source, to)
+
+        monkeypatch.setattr(mirror.os, "replace", replace)
+        try:
+            mirror.copy(path, target)
+        except Killed:
+            with RunFolder(target) as folder:
+                found = folder.load()
+                assert found is not None
+                assert found[0]["round"] in (2, 3, 4)
+        else:
+            break
+    assert 5 < number < files - 1
+
+
+def test_a_mirror_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    result = fedloom.run(load_recipe(f"runtime.mirror={tmp_path / 'file'}"), tmp_path / "run")
+    assert result.status == "finished"
+    said = [e for line in result.run.rounds for e in line["events"] if e["event"] == "mirror failed"]
+    assert said
+    assert "file" in said[0]["why"]
+
+
+def test_the_mirror_of_another_run(tmp_path: Path) -> None:
+    path, other = stopped(tmp_path)
+    with pytest.raises(StateError, match=r"runtime\.mirror: .* exists: it may be the copy of another run"):
+        fedloom.run(load_recipe(f"runtime.mirror={other.parent}"), tmp_path / "elsewhere" / "run")
+    (path / "state.json").unlink()
+    (path / "state.prev.json").unlink()
+    foreign = fedloom.run(load_recipe("seed=1", "training.rounds=1"), tmp_path / "foreign").folder
+    shutil.rmtree(other)
+    mirror.copy(foreign, other)
+    with pytest.raises(StateError, match="the copy is of another run"):
+        fedloom.resume(path)
+
+
+def test_results_do_not_depend_on_a_mirror() -> None:
+    assert recipe_hash(load_recipe("runtime.mirror=elsewhere")) == recipe_hash(load_recipe())
+    old = load_recipe().model_dump(mode="json")
+    del old["runtime"]["mirror"], old["runtime"]["flower"]["enough"]
+    assert recipe_hash(json.loads(json.dumps(old))) == recipe_hash(load_recipe())
