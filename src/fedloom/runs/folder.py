@@ -23,12 +23,12 @@ from fedloom.recipes.runtime import EarlyStopping
 from fedloom.recipes.schema import Recipe
 from fedloom.runs import checkpoint
 from fedloom.runs.ledger import Ledger
-from fedloom.runs.reader import DIAGNOSTICS, lines_of
+from fedloom.runs.reader import DIAGNOSTICS
+from fedloom.runs.recorded import LOGS, RUNNING, checksum, lines_of, read_info, sums
 from fedloom.runs.track import Tracker
 from fedloom.settings.paths import differs, value_at
 
-_LOGS = ("metrics.jsonl", "bytes.jsonl")
-_DIAGNOSTICS = f"{DIAGNOSTICS}.jsonl"
+_METRICS, _BYTES, _DIAGNOSTICS = LOGS
 _SAME = {
     "recipe_text": "method",
     "layout_hash": "model",
@@ -91,7 +91,7 @@ class RunFolder:
         path.mkdir(parents=True, exist_ok=True)
         folder = RunFolder(path)
         checkpoint.write_text(path / "partition.json", json.dumps(partition))
-        folder.describe(about, "running", 0)
+        folder.describe(about, RUNNING, 0)
         # last, because a folder with a recipe is one that can be resumed
         checkpoint.write_text(path / "recipe.yaml", dump(recipe))
         return folder
@@ -113,27 +113,18 @@ class RunFolder:
         value = {"fedloom": __version__, **about, "status": status, "rounds": round_, "final_round": final_round}
         if self.changes:
             value["changes"] = self.changes
+        if status != RUNNING:
+            value["files"] = sums(self.path, (*LOGS, "recipe.yaml", "partition.json"))
         self._describe(value)
 
     def _describe(self, value: Mapping[str, Any]) -> None:
-        text = json.dumps({**value, "check": _check(value)}, indent=1)
+        text = json.dumps({**value, "check": checksum(value)}, indent=1)
         checkpoint.write_text(self.path / "run.json", text)
 
     @property
     def changes(self) -> list[dict[str, Any]]:
         """The changes of the recipe that were accepted, as run.json has them."""
-        return list(self._info().get("changes", [])) if (self.path / "run.json").exists() else []
-
-    def _info(self) -> dict[str, Any]:
-        """What run.json says. Raises StateError where that is not what was written."""
-        try:
-            info: dict[str, Any] = json.loads((self.path / "run.json").read_text())
-            check = info.pop("check", None)  # runs from before it have none
-        except (OSError, ValueError, AttributeError) as error:
-            raise StateError(f"{self.path / 'run.json'} cannot be read: {error}") from error
-        if check not in (None, _check(info)):
-            raise StateError(f"{self.path / 'run.json'}: its checksum is not that of its content: it was changed")
-        return info
+        return list(read_info(self.path).get("changes", [])) if (self.path / "run.json").exists() else []
 
     def check(self, about: Mapping[str, Any], accept: bool = False) -> None:
         """Check that a resumed run is still the same. Raises StateError that names what changed.
@@ -141,7 +132,7 @@ class RunFolder:
         With `accept` other keys of the recipe than those of method, model and data may differ; that is recorded in
         run.json and an event of the next round. So is another version of the package.
         """
-        before = self._info()
+        before = read_info(self.path)
         if before.get("fedloom") != __version__:
             self._events.append({"event": "version changed", "was": before.get("fedloom"), "now": __version__})
         for key, what in _SAME.items():
@@ -174,18 +165,18 @@ class RunFolder:
         looked = {k: v for k, v in line.items() if k in ("round", DIAGNOSTICS)}
         line = {k: v for k, v in line.items() if k != DIAGNOSTICS}
         bytes_ = {"round": line["round"], "up": ledger.entries("up"), "down": ledger.entries("down")}
-        logs = dict(zip(_LOGS, ({**line, "seconds": ledger.seconds}, bytes_), strict=True))
+        logs = {_METRICS: {**line, "seconds": ledger.seconds}, _BYTES: bytes_}
         if len(looked) > 1:
             logs = {_DIAGNOSTICS: looked, **logs}
         for name, value in logs.items():
             self._append(name, value)
         if self.tracker is not None:
-            self.tracker.round(logs[_LOGS[0]], bytes_)
+            self.tracker.round(logs[_METRICS], bytes_)
 
     def add_metrics(self, round_: int, records: Sequence[Mapping[str, Any]]) -> None:
         """Append a round's line of metrics once more, with those of the records that it has not."""
         names = ("client", "task", "metric", "model", "split")
-        path = self.path / _LOGS[0]
+        path = self.path / _METRICS
         line = next(line for line in lines_of(path) if line["round"] == round_)
         known = {tuple(record[name] for name in names) for record in line["metrics"]}
         more = [record for record in records if tuple(record[name] for name in names) not in known]
@@ -194,7 +185,7 @@ class RunFolder:
 
     def cut(self, round_: int) -> None:
         """Drop lines of rounds after `round_`, and a torn last line."""
-        for name in (*_LOGS, _DIAGNOSTICS):
+        for name in LOGS:
             path = self.path / name
             if not path.exists():
                 continue
@@ -228,7 +219,7 @@ class RunFolder:
 
     def _sums(self) -> dict[str, Any]:
         """Checksums of what a resumed run reads beside the checkpoint."""
-        logs = {name: self._log(name) for name in (*_LOGS, _DIAGNOSTICS)}
+        logs = {name: self._log(name) for name in LOGS}
         return {name: [size, digest.hexdigest()] for name, (size, digest) in logs.items() if size}
 
     def _compare(self, labels: Mapping[str, Any]) -> None:
@@ -313,7 +304,7 @@ class RunFolder:
         self.check(about, accept)
         found = self.load()
         if found is None:
-            metrics = self.path / _LOGS[0]
+            metrics = self.path / _METRICS
             if metrics.exists() and (last := max((line["round"] for line in lines_of(metrics)), default=0)):
                 raise StateError(
                     f"{self.path}: its checkpoints (state.json, state.safetensors) are gone, but {metrics.name} has "
@@ -325,6 +316,9 @@ class RunFolder:
         self._compare(labels)
         for problem in problems:
             tell(f"checkpoint: {problem}; continuing from round {state['round']}")
+        info = read_info(self.path)
+        if info.get("status") != RUNNING:  # what is cut off and written again is no finished run
+            self._describe({key: value for key, value in info.items() if key != "files"} | {"status": RUNNING})
         self.cut(state["round"] or -1)  # round 0 is measured anew
         return state
 
@@ -343,10 +337,6 @@ class RunFolder:
         save_file({k: t.clone() for k, t in tensors.items()}, part, metadata=dict(labels))
         _sort_labels(part)
         os.replace(part, self.path / "model.safetensors")
-
-
-def _check(value: Mapping[str, Any]) -> str:
-    return checkpoint.digest_of(json.dumps(value, sort_keys=True))[:16]
 
 
 def _sort_labels(file: Path) -> None:
