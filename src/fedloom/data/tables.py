@@ -71,6 +71,7 @@ def tables(
         raise DataError(f"{where}: expected a name for each of {y.shape[1]} targets, found {', '.join(names)}")
 
     classes = int(max(y.max(), y_test.max())) + 1 if kind == "classification" else 0
+    stored = np.float32 if kind == "regression" else np.int16 if classes < 1 << 15 else np.int64
     if metric == "auc" and classes != 2:
         there = f"{classes} classes" if kind == "classification" else "regression"
         raise DataError(f"{where}: metric auc expects classification with labels 0 and 1, found {there}")
@@ -89,7 +90,7 @@ def tables(
                 mine = np.where(group == value, column[:, k], none)
                 if not ((mine >= 0) if kind == "classification" else ~np.isnan(mine)).any():
                     raise DataError(f"{where}: task {task!r} has no {split} example")
-                found[task] = torch.from_numpy(mine.astype(np.int16 if kind == "classification" else np.float32))
+                found[task] = torch.from_numpy(mine.astype(stored))
             if metric == "auc":
                 known.append(BinaryClassification(task))
             elif kind == "classification":
