@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedloom.data.prepare import Array
-from fedloom.errors import DataError, RecipeError
+from fedloom.errors import DataError, RecipeError, parsing
 from fedloom.extras import need
 
 if TYPE_CHECKING:
@@ -24,11 +24,9 @@ Fit = Literal["stretch", "crop"]
 
 def opened(file: Path) -> Any:
     """A file as a Pillow image in colour; DataError where it cannot be read."""
-    try:
-        with need("PIL.Image", "vision").open(file) as image:
-            return image.convert("RGB")
-    except (OSError, SyntaxError, ValueError) as error:
-        raise DataError(f"{file}: cannot be read as an image ({error})") from None
+    library = need("PIL.Image", "vision")
+    with parsing(f"{file}: cannot be read as an image"), library.open(file) as image:
+        return image.convert("RGB")
 
 
 def read(files: Sequence[Path], size: int, fit: Fit = "stretch") -> Tensor:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-import struct
 import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from fedloom.data.prepare import SPLITS, Array
-from fedloom.errors import DataError, RecipeError, nearest
+from fedloom.errors import DataError, RecipeError, nearest, parsing
 from fedloom.memory import need_memory
 
 
@@ -67,12 +65,8 @@ class Store:
         if path.is_dir():
             self.keys = sorted(file.stem for file in path.glob("*.npy"))
         elif path.is_file():
-            try:
+            with parsing(f"arrays: {path} is neither an .npz archive nor a folder of .npy files"):
                 self.archive = zipfile.ZipFile(path)
-            except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error) as error:
-                raise DataError(
-                    f"arrays: {path} is neither an .npz archive nor a folder of .npy files ({error})"
-                ) from None
             self.keys = sorted(name.removesuffix(".npy") for name in self.archive.namelist())
         else:
             raise DataError(f"arrays: there is no file or folder {path}")
@@ -89,10 +83,8 @@ class Store:
         if key not in self.keys:
             known = ", ".join(self.keys) or "none"
             raise DataError(f"arrays, {self.path}: no key {key!r}.{nearest(key, self.keys)} Found: {known}")
-        try:
+        with parsing(f"arrays, {self.path}: {key!r} cannot be read as a plain array"):
             array = self._mapped(key) if self.archive is None else _unpacked(self.archive, key)
-        except (ValueError, OSError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise DataError(f"arrays, {self.path}: {key!r} cannot be read as a plain array: {error}") from None
         if not array.ndim:
             raise DataError(f"arrays, {self.path}: {key!r} expected a value for each example, found a single one")
         return array
@@ -146,12 +138,10 @@ def _unpacked(archive: zipfile.ZipFile, key: str) -> Array:
 
 def _header(opened: IO[bytes], size: int) -> tuple[tuple[int, ...], Literal["C", "F"], np.dtype[Any]]:
     """(shape, order, type) of an .npy file of so many bytes, which stands at its values then. ValueError for others."""
-    try:
+    with parsing("its header is damaged"):  # numpy reads it as Python
         version = np.lib.format.read_magic(opened)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, by_column, kind = read(opened)
-    except Exception as error:  # numpy parses the header as Python, and raises whatever comes of that
-        raise ValueError(f"its header is damaged ({type(error).__name__}: {error})") from None
     if kind.hasobject:
         raise ValueError("it holds Python objects, which could run foreign code")
     if any(n < 0 for n in shape) or math.prod(shape) * kind.itemsize != size - opened.tell():
