@@ -99,10 +99,10 @@ def bytes_like(data: bytes, rng: random.Random) -> bytes:
     return rng.choice((b"", b"{}", b"[]", b"null", b"PK\x05\x06" + bytes(18), data * 2, b"[" * 100_000))
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterable[tuple[Any, ...]]:
-    """The paths of everything in a JSON value."""
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterable[tuple[tuple[Any, ...], Any]]:
+    """(path, what is there) of everything in a JSON value."""
     if path:
-        yield path
+        yield path, value
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
         yield from places(inner, (*path, key))
@@ -111,7 +111,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterable[tuple[Any, ...]]:
 def value_like(value: Any, rng: random.Random, strange: Sequence[Any] = STRANGE) -> Any:
     """A JSON value in which one thing, at any depth, is replaced, left out or called otherwise."""
     changed = json.loads(json.dumps(value))
-    every = list(places(changed))
+    every = [path for path, _ in places(changed)]
     if not every:
         return rng.choice(strange)
     *above, last = rng.choice(every)

@@ -48,7 +48,8 @@ def decode(array: Array, label: DenseLabel, where: str) -> Array:
             raise DataError(f"{where}: expected depth in numbers, found {array.dtype}")
         if label.factor == 1 and array.dtype in (np.float16, np.float32):
             return array
-        return (array * label.factor).astype(np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):  # an infinite depth is none
+            return (array * label.factor).astype(np.float32)
     if label.threshold is not None:
         if array.dtype.kind not in "fu":
             raise DataError(f"{where}: expected shares as uint8 or floating point, found {array.dtype}")

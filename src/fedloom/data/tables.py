@@ -11,7 +11,7 @@ import numpy as np
 from fedloom.data.prepare import SPLITS, Array, Name, TestFraction, stratified
 from fedloom.data.registry import DATASETS
 from fedloom.data.store import Store, splits
-from fedloom.errors import DataError
+from fedloom.errors import DataError, at
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset
@@ -94,7 +94,8 @@ def tables(
             if metric == "auc":
                 known.append(BinaryClassification(task))
             elif kind == "classification":
-                known.append(Classification(task, classes))
+                with at(where):
+                    known.append(Classification(task, classes))
             else:
                 known.append(Regression(task, mean=float(mean_y[k]), std=float(std_y[k])))
     train, test_part = (
@@ -130,7 +131,10 @@ def _read(store: Store, split: str, keys: Sequence[str], kind: str) -> _Table:
         if y.min() < -1:
             raise DataError(f"{where}: {targets!r} expected labels from 0, or -1, found {y.min()}")
     else:
-        y = store.read(targets).astype(np.float64)
+        y = store.read(targets)
+        if y.dtype.kind not in "fiu":
+            raise DataError(f"{where}: {targets!r} expected numbers, found {y.dtype}")
+        y = y.astype(np.float64)
         y = y[:, None] if y.ndim == 1 else y
         if y.ndim != 2 or len(y) != len(x) or np.isinf(y).any():
             raise DataError(f"{where}: {targets!r} expected {len(x)} finite numbers (x K), found shape {y.shape}")

@@ -21,7 +21,7 @@ LOGS = ("metrics.jsonl", "bytes.jsonl", "diagnostics.jsonl")
 RUNNING = "running"
 
 Natural = Annotated[int, Field(ge=0, lt=1 << 63)]
-Number = Annotated[float, Field(allow_inf_nan=False)] | None
+Number = float | None
 """null stands for nan."""
 Named = dict[str, Any] | None
 """A section of a recipe."""
