@@ -61,7 +61,7 @@ def bed(folder: Path, losses: Any = (1.0, 0.9, 0.899, 0.898), **rows: Any) -> An
 
 
 def test_a_bed_that_can_judge(tmp_path: Path) -> None:
-    (verdict,) = judge(bed(tmp_path), tmp_path)
+    ((verdict,), _) = judge(bed(tmp_path), tmp_path)
     assert verdict.over_trivial == pytest.approx({"semseg": 100, "depth": 10})
     # the better of both joint trainings, task by task
     assert verdict.over_alone == pytest.approx({"semseg": 10, "depth": 10})
@@ -70,17 +70,30 @@ def test_a_bed_that_can_judge(tmp_path: Path) -> None:
 
 
 def test_each_rule_may_fail_alone(tmp_path: Path) -> None:
-    (verdict,) = judge(bed(tmp_path / "a", trivial={"semseg": 0.196, "depth": 2.0}), tmp_path / "a")
+    ((verdict,), _) = judge(bed(tmp_path / "a", trivial={"semseg": 0.196, "depth": 2.0}), tmp_path / "a")
     assert verdict.reasons == ["semseg: training alone is +2.0 % better than the trivial answer, expected 5 % or more"]
-    (verdict,) = judge(bed(tmp_path / "b", joint=WORSE, **{"joint-by-task": WORSE}), tmp_path / "b")
+    ((verdict,), _) = judge(bed(tmp_path / "b", joint=WORSE, **{"joint-by-task": WORSE}), tmp_path / "b")
     assert verdict.reasons == [
         "all data in one place is -10.0 % better than training alone (mean over tasks), expected 5 % or more"
     ]
-    (verdict,) = judge(bed(tmp_path / "c", losses=(1.0, 0.9, 0.8, 0.7)), tmp_path / "c")
+    ((verdict,), _) = judge(bed(tmp_path / "c", losses=(1.0, 0.9, 0.8, 0.7)), tmp_path / "c")
     assert [reason.partition(":")[0] for reason in verdict.reasons] == ["semseg", "depth"]
     assert "still falls by 12.5 % a round, expected 1 % or less" in verdict.reasons[0]
     with pytest.raises(StateError, match="NYUD: joint has not been run; a bed is judged by Local, joint"):
         judge(bed(tmp_path / "d", joint=None), tmp_path / "d")
+
+
+def test_data_sets_that_have_not_been_run_do_not_hide_the_others(tmp_path: Path) -> None:
+    grid = bed(tmp_path)
+    grid = grid.model_copy(update={"data": {**grid.data, "Later": grid.data["NYUD"]}})
+    save(grid, tmp_path, {})
+    verdicts, unjudged = judge(grid, tmp_path)
+    assert [verdict.data for verdict in verdicts] == ["NYUD"]
+    assert unjudged == ["Later: Local has not been run; a bed is judged by Local, joint, joint-by-task and trivial"]
+    result = CliRunner().invoke(app, ["bed", str(tmp_path)])
+    assert result.exit_code == 1
+    assert "NYUD: this bed can judge" in result.output
+    assert "Later: Local has not been run" in result.output
 
 
 def test_the_fall_is_that_of_one_round(tmp_path: Path) -> None:

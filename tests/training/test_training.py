@@ -18,7 +18,7 @@ from fedloom.models.multitask import MultiTask
 from fedloom.tasks.classification import Classification
 from fedloom.training import FlatModel, LocalRule, Optimizer, Proximal, Schedule, Training, View
 from fedloom.training.loop import Additions, Work, batches, passes, train
-from fedloom.training.optim import Sgd, build, export_state, import_state, rate
+from fedloom.training.optim import Adam, Sgd, build, export_state, import_state, rate
 from fedloom.training.personal import Anchor
 from fedloom.training.stacked import Stackable, group, refuse, train_stacked
 from quadratics import Point, Valley
@@ -98,15 +98,26 @@ def test_equals_ordinary_training(config: Optimizer, make: Any, length: dict[str
     assert set(result.losses) == {"a", "b"}
 
 
+STEPS = {
+    "sgd": (Optimizer(lr=0.1), torch.optim.SGD, {}),
+    "momentum": (Optimizer(lr=0.1, momentum=0.9), torch.optim.SGD, {"momentum": 0.9}),
+    "nesterov": (Optimizer(lr=0.1, momentum=0.9, nesterov=True), torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+    "adam": (Optimizer(name="adam", lr=0.1), torch.optim.Adam, {}),
+    "betas": (Optimizer(name="adam", lr=0.1, betas=(0.5, 0.9)), torch.optim.Adam, {"betas": (0.5, 0.9)}),
+    "eps": (Optimizer(name="adam", lr=0.1, eps=0.01), torch.optim.Adam, {"eps": 0.01}),
+    "adamw": (Optimizer(name="adamw", lr=0.1), torch.optim.AdamW, {}),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize("decay", [0, 0.1])
-@pytest.mark.parametrize(("momentum", "nesterov"), [(0, False), (0.9, False), (0.9, True)])
-def test_our_sgd_is_torchs_bit_for_bit(decay: float, momentum: float, nesterov: bool) -> None:
-    config = Optimizer(lr=0.1, momentum=momentum, nesterov=nesterov, weight_decay=decay)
+@pytest.mark.parametrize(("config", "kind", "options"), STEPS.values(), ids=STEPS)
+def test_our_steps_are_torchs_bit_for_bit(config: Optimizer, kind: Any, options: dict[str, Any], decay: float) -> None:
+    config = config.model_copy(update={"weight_decay": decay})
     ours, grad = torch.randn(50, generator=torch.Generator().manual_seed(0)), torch.zeros(50)
     theirs = nn.Parameter(ours.clone())
     theirs.grad = grad
     optimizer = build(config, ours, grad, (slice(0, 50),))
-    expected = torch.optim.SGD([theirs], lr=0.1, momentum=momentum, nesterov=nesterov, weight_decay=decay)
+    expected = kind([theirs], lr=0.1, weight_decay=decay, **options)
     for step in range(5):
         grad.normal_(generator=torch.Generator().manual_seed(step))
         if step == 3:  # state goes through a checkpoint
@@ -118,13 +129,14 @@ def test_our_sgd_is_torchs_bit_for_bit(decay: float, momentum: float, nesterov: 
         assert torch.equal(ours, theirs.detach())
 
 
-def test_only_fused_steps_of_sgd_load_torchs_optimisers() -> None:
+def test_only_fused_steps_load_torchs_optimisers() -> None:
     x, grad = torch.ones(3), torch.ones(3)
     fused = build(Optimizer(lr=0.5, fused=True), x, grad, (slice(0, 3),))
     assert isinstance(fused, torch.optim.SGD)
     fused.step()
     assert x.tolist() == [0.5, 0.5, 0.5]
     assert isinstance(build(Optimizer(lr=0.5), x, grad, (slice(0, 3),)), Sgd)
+    assert isinstance(build(Optimizer(name="adamw"), x, grad, (slice(0, 3),)), Adam)
 
 
 def test_clipping_equals_torch() -> None:

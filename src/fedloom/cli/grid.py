@@ -186,19 +186,19 @@ def figure(
 def bed(source: Source) -> None:
     """Say whether a test bed can tell methods apart, from a grid of Local, joint and trivial, on validation data.
 
-    The rules, and why, are in docs/beds.md. Exit code 1 where a data set of the grid fails one.
+    The rules, and why, are in docs/beds.md. Exit code 1 where a data set of the grid fails one or has not been run.
     """
     from fedloom.study.bed import judge, verdict_lines
 
     opened, folder = _opened(source, None)
-    verdicts = judge(opened, folder)
+    verdicts, unjudged = judge(opened, folder)
     for verdict in verdicts:
         typer.echo(f"{verdict.data} (validation data, seeds {', '.join(map(str, verdict.seeds))}), percent")
         head = ["task", "alone over trivial", "joint over alone", "loss falls a round"]
         shared.print_table(head, verdict.rows)
-    for line in verdict_lines(verdicts):
+    for line in [*verdict_lines(verdicts), *unjudged]:
         typer.echo(line)
-    if any(verdict.reasons for verdict in verdicts):
+    if unjudged or any(verdict.reasons for verdict in verdicts):
         raise typer.Exit(1)
 
 

@@ -6,14 +6,16 @@ import contextlib
 import pickle
 import traceback
 from collections.abc import Iterator, Sequence
+from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
-import torch.multiprocessing as mp
+import torch.multiprocessing
 from torch import Tensor
 
+from fedloom.engines import processes
 from fedloom.errors import UserError
 from fedloom.rounds.worker import EvalJob, Executor, Job, Setup, TrainJob, Worker, check_device
 
@@ -52,14 +54,12 @@ class WorkerPool:
     """
 
     def __init__(self, setup: Setup, devices: Sequence[str], workers: int) -> None:
-        context = mp.get_context("spawn")
         names = [check_device(devices[i % len(devices)]) for i in range(workers)]
         self.processes = []
         self.pipes: list[Connection] = []
         for name in names:
-            here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, name), daemon=True)
-            process.start()
+            here, there = Pipe()
+            process = processes.start(_serve, there, name, daemon=True)
             there.close()
             self.processes.append(process)
             self.pipes.append(here)

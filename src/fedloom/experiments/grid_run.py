@@ -21,6 +21,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from fedloom.engines import processes
 from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.memory import available_memory
 from fedloom.recipes.schema import Recipe, recipe_hash
@@ -329,21 +330,9 @@ def _child(function: Callable[..., None], *arguments: Any) -> None:
 
 
 def _spawn(function: Callable[..., None], *arguments: Any) -> tuple[Connection, Any]:
-    """(pipe, process) of a new child that does not hear of Ctrl-C: the parent does, and stops it."""
-    context = multiprocessing.get_context("spawn")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(function, there, *arguments))
-    if hasattr(signal, "pthread_sigmask"):
-        from multiprocessing import resource_tracker
-
-        resource_tracker.ensure_running()  # else the child's start would start this tracker, which clears the mask
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    else:
-        process.start()
+    """(pipe, process) of a new child."""
+    here, there = multiprocessing.Pipe(duplex=False)
+    process = processes.start(_child, function, there, *arguments)
     there.close()
     return here, process
 

@@ -27,6 +27,10 @@ LAST = 0.2
 """The share of the rounds, at the end, over which that is measured."""
 
 
+Results = Mapping[tuple[str, str, str], CombinationRuns]
+"""(data set, base, add-on) -> its runs."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """What a bed's three rules find on validation data."""
@@ -72,34 +76,41 @@ class Verdict:
         ]
 
 
-def judge(grid: Grid, folder: Path) -> list[Verdict]:
-    """A verdict for each data set of a grid with the base `Local` and the references.
+def judge(grid: Grid, folder: Path) -> tuple[list[Verdict], list[str]]:
+    """A verdict for each data set of a grid with the base `Local` and the references, and why others have none.
 
-    Raises StateError where one of them has not been run.
+    Raises StateError where all do.
     """
     results, _ = read(grid, folder, "val")
-    verdicts = []
+    verdicts, unjudged = [], []
     for data in grid.data:
-        columns = [column for column in columns_of(grid, data, results) if column.task]
-        directions = {column.task: column.direction for column in columns}
-        alone = _runs(results, data, ALONE)
-        one, trivial = means(columns, alone), means(columns, _runs(results, data, "trivial"))
-        joint = [means(columns, _runs(results, data, name)) for name in ("joint", "joint-by-task")]
-        each = [delta_terms(values, one, directions) for values in joint]
-        verdicts.append(
-            Verdict(
-                data,
-                tuple(directions),
-                delta_terms(one, trivial, directions),
-                {task: max(terms.get(task, math.nan) for terms in each) for task in directions},
-                {task: fmean(falling(run, task) for run in alone.runs.values()) for task in directions},
-                tuple(alone.runs),
-            )
-        )
-    return verdicts
+        try:
+            verdicts.append(_verdict(grid, data, results))
+        except StateError as error:
+            unjudged.append(str(error))
+    if not verdicts:
+        raise StateError(unjudged[0])
+    return verdicts, unjudged
 
 
-def _runs(results: Mapping[tuple[str, str, str], CombinationRuns], data: str, base: str) -> CombinationRuns:
+def _verdict(grid: Grid, data: str, results: Results) -> Verdict:
+    columns = [column for column in columns_of(grid, data, results) if column.task]
+    directions = {column.task: column.direction for column in columns}
+    alone = _runs(results, data, ALONE)
+    one, trivial = means(columns, alone), means(columns, _runs(results, data, "trivial"))
+    joint = [means(columns, _runs(results, data, name)) for name in ("joint", "joint-by-task")]
+    each = [delta_terms(values, one, directions) for values in joint]
+    return Verdict(
+        data,
+        tuple(directions),
+        delta_terms(one, trivial, directions),
+        {task: max(terms.get(task, math.nan) for terms in each) for task in directions},
+        {task: fmean(falling(run, task) for run in alone.runs.values()) for task in directions},
+        tuple(alone.runs),
+    )
+
+
+def _runs(results: Results, data: str, base: str) -> CombinationRuns:
     for (name, label, _), found in results.items():
         if (name, label) == (data, base):
             return found

@@ -18,7 +18,7 @@ from fedloom.tasks.task import Task
 from fedloom.training.config import Training
 from fedloom.training.features import FeatureRecorder
 from fedloom.training.flat import FlatModel
-from fedloom.training.optim import Sgd, build, export_state, import_state, learning_rate, set_rate
+from fedloom.training.optim import Stepper, build, export_state, import_state, learning_rate, set_rate
 from fedloom.training.phases import Phase, ends
 from fedloom.training.prefetch import Clocked, ahead
 from fedloom.training.rules import LocalRule, View
@@ -264,7 +264,7 @@ class _Turn:
     """Parameters that one optimiser trains together, for a given number of batches."""
 
     layout: Layout
-    optimizer: torch.optim.Optimizer | Sgd
+    optimizer: Stepper | torch.optim.Optimizer
     grads: list[Tensor]
     until: int
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -34,8 +35,8 @@ def learning_rate(training: Training, round: int, epoch: int) -> float:
     return training.optimizer.lr * rate(training.schedule, now, training.rounds * epochs)
 
 
-class Sgd:
-    """torch.optim.SGD, bit for bit, without the second that torch takes to load its optimisers in every process."""
+class Stepper(ABC):
+    """What torch's optimiser does, bit for bit on a CPU, without the second that torch takes to load its optimisers."""
 
     def __init__(self, groups: list[dict[str, Any]], config: Optimizer) -> None:
         self.config = config
@@ -45,24 +46,56 @@ class Sgd:
     @torch.no_grad()
     def step(self) -> None:
         """One step along the gradients."""
+        for group in self.param_groups:
+            for piece in group["params"]:
+                self._move(piece, piece.grad, group["lr"])
+
+    @abstractmethod
+    def _move(self, piece: Tensor, g: Tensor, lr: float) -> None: ...
+
+
+class Sgd(Stepper):
+    """torch.optim.SGD."""
+
+    def _move(self, piece: Tensor, g: Tensor, lr: float) -> None:
         c = self.config
-        for piece, lr in [(piece, group["lr"]) for group in self.param_groups for piece in group["params"]]:
-            g = piece.grad
-            if c.weight_decay:
-                g = g.add(piece, alpha=c.weight_decay)
-            if c.momentum:
-                if piece in self.state:
-                    memory = self.state[piece]["momentum_buffer"].mul_(c.momentum).add_(g)
-                else:
-                    memory = g.clone()
-                    self.state[piece] = {"momentum_buffer": memory}
-                g = g.add(memory, alpha=c.momentum) if c.nesterov else memory
-            piece.add_(g, alpha=-lr)
+        if c.weight_decay:
+            g = g.add(piece, alpha=c.weight_decay)
+        if c.momentum:
+            if piece in self.state:
+                memory = self.state[piece]["momentum_buffer"].mul_(c.momentum).add_(g)
+            else:
+                memory = g.clone()
+                self.state[piece] = {"momentum_buffer": memory}
+            g = g.add(memory, alpha=c.momentum) if c.nesterov else memory
+        piece.add_(g, alpha=-lr)
+
+
+class Adam(Stepper):
+    """torch.optim.Adam and AdamW, as they are with `foreach: false`."""
+
+    def _move(self, piece: Tensor, g: Tensor, lr: float) -> None:
+        c = self.config
+        if piece not in self.state:
+            moments = {name: torch.zeros_like(piece) for name in ("exp_avg", "exp_avg_sq")}
+            self.state[piece] = {"step": torch.tensor(0.0), **moments}
+        memory = self.state[piece]
+        memory["step"] += 1
+        if c.weight_decay and c.name == "adamw":
+            piece.mul_(1 - lr * c.weight_decay)
+        elif c.weight_decay:
+            g = g.add(piece, alpha=c.weight_decay)
+        mean, square = memory["exp_avg"], memory["exp_avg_sq"]
+        mean.lerp_(g, 1 - c.betas[0])
+        square.mul_(c.betas[1]).addcmul_(g, g, value=1 - c.betas[1])
+        steps = memory["step"].item()
+        spread = (square.sqrt() / (1 - c.betas[1] ** steps) ** 0.5).add_(c.eps)
+        piece.addcdiv_(mean, spread, value=-lr / (1 - c.betas[0] ** steps))
 
 
 def build(
     config: Optimizer, params: Tensor, grad: Tensor, spans: tuple[Columns, ...], encoder: tuple[Columns, ...] = ()
-) -> torch.optim.Optimizer | Sgd:
+) -> Stepper | torch.optim.Optimizer:
     """An optimiser over slices (last dimension) of a flat vector, or of K stacked ones.
 
     Only these slices are touched: parameters that a client does not train neither decay nor move by momentum. The
@@ -80,26 +113,26 @@ def build(
     groups = [group(spans, config.lr)]
     if encoder:
         groups.append(group(encoder, config.encoder_lr or config.lr))
-    if config.name == "sgd" and not config.fused:
-        return Sgd(groups, config)
-    common: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": config.fused or None}
+    if not config.fused:
+        return (Sgd if config.name == "sgd" else Adam)(groups, config)
+    common: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay, "fused": True}
     if config.name == "sgd":
         return torch.optim.SGD(groups, momentum=config.momentum, nesterov=config.nesterov, **common)
     kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
     return kind(groups, betas=config.betas, eps=config.eps, **common)
 
 
-def set_rate(optimizer: torch.optim.Optimizer | Sgd, lr: float) -> None:
+def set_rate(optimizer: Stepper | torch.optim.Optimizer, lr: float) -> None:
     """The learning rate of the next step, and for slices of the encoder their share of it."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group["share"]
 
 
-def _pieces(optimizer: torch.optim.Optimizer | Sgd) -> list[Tensor]:
+def _pieces(optimizer: Stepper | torch.optim.Optimizer) -> list[Tensor]:
     return [piece for group in optimizer.param_groups for piece in group["params"]]
 
 
-def export_state(optimizer: torch.optim.Optimizer | Sgd) -> State:
+def export_state(optimizer: Stepper | torch.optim.Optimizer) -> State:
     """Moments and step counts by position of the slice, for a checkpoint."""
     pieces = _pieces(optimizer)
     return {
@@ -109,7 +142,7 @@ def export_state(optimizer: torch.optim.Optimizer | Sgd) -> State:
     }
 
 
-def import_state(optimizer: torch.optim.Optimizer | Sgd, state: State) -> None:
+def import_state(optimizer: Stepper | torch.optim.Optimizer, state: State) -> None:
     """Inverse of `export_state`; the given tensors are copied."""
     pieces = _pieces(optimizer)
     for i, values in state.items():

@@ -1,0 +1,52 @@
+"""Child processes: where torch and fedloom are loaded once for all of them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from multiprocessing import resource_tracker
+from multiprocessing.context import BaseContext
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+LOADED = ("torch", "torch.optim", "fedloom.engines.api")
+"""What the server that children come from has imported. None of it starts a thread of Python or touches a GPU."""
+
+
+def context() -> BaseContext:
+    """Children are forked from a server of one thread that has `LOADED`, and which all of them, and theirs, share.
+
+    Other systems than Linux have libraries that do not survive a fork, so there every child is a new interpreter.
+    """
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    found = multiprocessing.get_context("forkserver")
+    found.set_forkserver_preload(list(LOADED))
+    return found
+
+
+def start(function: Callable[..., None], *arguments: Any, daemon: bool = False) -> BaseProcess:
+    """A child that runs a function of a module, in this process's environment.
+
+    It does not hear of Ctrl-C: this process does, and stops it.
+    """
+    process = context().Process(target=_begin, args=(dict(os.environ), function, *arguments), daemon=daemon)  # type: ignore[attr-defined]
+    if not hasattr(signal, "pthread_sigmask"):
+        process.start()
+        return process
+    resource_tracker.ensure_running()  # else the child's start would start this tracker, which clears the mask
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return process
+
+
+def _begin(environment: Mapping[str, str], function: Callable[..., None], *arguments: Any) -> None:
+    os.environ.clear()  # the server has that of the moment at which it began
+    os.environ.update(environment)
+    function(*arguments)
