@@ -11,6 +11,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import forkserver, util
 from pathlib import Path
 from typing import Any, Literal
 
@@ -70,6 +71,7 @@ def in_a_process(
 
 def _work(job: Callable[[], Any], home: str, fault: Fault | None, sender: int) -> int:
     """What the child does; returns its exit code."""
+    _adopt_helpers()
     writes, sync = 0, os.fsync
     synced: dict[str, int] = {}
 
@@ -110,3 +112,11 @@ def _work(job: Callable[[], Any], home: str, fault: Fault | None, sender: int) -
         return TRACEBACK if sentence is None else SENTENCE
     os.write(sender, str(writes).encode())
     return 0
+
+
+def _adopt_helpers() -> None:
+    """Let this child, which multiprocessing does not know of, use the server that its parent's workers came from."""
+    util._run_after_forkers()
+    server = forkserver._forkserver
+    if server._forkserver_pid is not None:
+        server.ensure_running = lambda: None  # it would ask whether a child of this process has ended

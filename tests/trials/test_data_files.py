@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import io
 import random
 import shutil
@@ -14,8 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from scipy.io import savemat
 
 from fedloom.cli.data import build
+from folders_support import nyud, pascal, save
 from trials.hostile import Tally, bytes_like, judged
 from trials.scale import cases
 
@@ -96,7 +100,10 @@ READERS = {
     "images": ("arrays", "images=x_{split}", "labels={kind: 'y_{split}'}", "domain=task_{split}"),
     "sized": ("arrays", "images=x_{split}", "labels={kind: 'y_{split}'}", "size=16", "channels=1", "limit=5"),
     "pool": ("arrays", "images=x_train", "labels={kind: y_train}", "test_fraction=0.5"),
-    "dense": ("arrays", "dense={depth: {kind: depth, key: 'depth_{split}'}, s: {kind: semseg, key: 'sem_{split}', classes: 4}}"),  # fmt: skip  # noqa: E501
+    "dense": (
+        "arrays",
+        "dense={depth: {kind: depth, key: 'depth_{split}'}, s: {kind: semseg, key: 'sem_{split}', classes: 4}}",
+    ),  # fmt: skip
     "classes": ("tables", "kind=classification", "features=x_{split}"),
     "numbers": ("tables", "kind=regression", "features=sem_{split}", "targets=y_{split}"),
 }
@@ -119,7 +126,7 @@ def opened(name: str, *changes: str) -> Any:
 @pytest.mark.parametrize("kind", ["npz", "folder"])
 def test_arrays(kind: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     tally = Tally(record_property)
-    for number in range(cases(60, 1500)):
+    for number in range(cases(40, 1500)):
         rng = random.Random(f"{kind} {number}")
         path = tmp_path / ("data.npz" if kind == "npz" else "data")
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
@@ -129,3 +136,83 @@ def test_arrays(kind: str, tmp_path: Path, record_property: Callable[[str, objec
         with tally.case(f"{number}, {reader}"):
             tally.answer(judged(lambda: opened(name, f"path={path}", *changes), path))  # noqa: B023
     tally.close()
+
+
+def domains(root: Path) -> None:
+    for number, place in enumerate(("art/cat", "art/dog", "photo/cat", "photo/dog")):
+        for i in range(10):
+            save(root / place / f"{i}.{'jpg' if i % 2 else 'png'}", np.full((9, 8, 3), 20 * number + i, np.uint8))
+
+
+def classes(root: Path) -> None:
+    for number, place in enumerate(("train/a", "train/b", "test/a", "test/b")):
+        for i in range(3):
+            (root / "set" / place).mkdir(parents=True, exist_ok=True)
+            save(root / "set" / place / f"{i}.png", np.full((9, 8, 3), 20 * number + i, np.uint8))
+
+
+def digits(root: Path) -> None:
+    rng = np.random.default_rng(0)
+    (root / "MNIST/raw").mkdir(parents=True)
+    for stem in ("train", "t10k"):
+        head = struct.pack(">IIII", 0x803, 5, 28, 28) + rng.bytes(5 * 28 * 28)
+        (root / f"MNIST/raw/{stem}-images-idx3-ubyte.gz").write_bytes(gzip.compress(head))
+        (root / f"MNIST/raw/{stem}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, 5) + bytes(range(5)))
+    for name in ("usps", "usps.t"):
+        line = "3 " + " ".join(f"{i + 1}:{0.5:.4f}" for i in range(256))
+        (root / f"{name}.bz2").write_bytes(bz2.compress(f"{line}\n{line}\n".encode()))
+    for name in ("train", "test"):
+        pictures = rng.integers(0, 256, (32, 32, 3, 4), dtype=np.uint8)
+        savemat(root / f"{name}_32x32.mat", {"X": pictures, "y": np.array([[1], [10], [3], [4]], np.uint8)})
+
+
+def cifar(root: Path) -> None:
+    (root / "cifar-10-batches-bin").mkdir()
+    for name in (*(f"data_batch_{n}" for n in range(1, 6)), "test_batch"):
+        (root / f"cifar-10-batches-bin/{name}.bin").write_bytes(bytes([3, *bytes(3072)]) * 3)
+
+
+FOLDERS: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
+    "domain-folders": (domains, ("domain-folders", "root={root}", "size=8")),
+    "class-folders": (classes, ("class-folders", "root={root}", "sets=[set]", "size=8")),
+    "digit-files": (digits, ("digit-files", "root={root}", "domains=[mnist, usps, svhn]", "size=8")),
+    "cifar10": (cifar, ("cifar10", "root={root}")),
+    "nyud": (nyud, ("nyud", "root={root}", "size=[32, 32]")),
+    "pascal-context": (pascal, ("pascal-context", "root={root}", "size=[32, 32]")),
+}
+
+
+def test_folders_of_files(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    """One file of a data set is damaged, exchanged for another, empty, or a folder."""
+    tally, root = Tally(record_property), tmp_path / "damaged"
+    for name, (make, _) in FOLDERS.items():
+        (tmp_path / name).mkdir()
+        make(tmp_path / name)
+    for number in range(cases(12, 400)):
+        rng = random.Random(number)
+        name = rng.choice(list(FOLDERS))
+        shutil.rmtree(root, ignore_errors=True)
+        shutil.copytree(tmp_path / name, root)
+        files = sorted(path for path in root.rglob("*") if path.is_file())
+        file, other = rng.sample(files, 2)
+        if rng.random() < 0.8:
+            file.write_bytes(bytes_like(file.read_bytes(), rng))
+        elif rng.random() < 0.8:
+            shutil.copy(other, file)
+        else:
+            file.unlink()
+            file.mkdir()
+        kind, *changes = (word.format(root=root) for word in FOLDERS[name][1])
+        with tally.case(f"{number}, {name}, {file.relative_to(root)}"):
+            tally.answer(judged(lambda: whole(kind, *changes), root))  # noqa: B023
+    tally.close()
+
+
+def whole(name: str, *changes: str) -> Any:
+    """Read a data set, and all of its examples, one by one."""
+    dataset = build(name, changes)
+    for part in (dataset.train, dataset.test):
+        for position in range(len(part)):
+            x, _ = part.batch(torch.tensor([position]), torch.device("cpu"), torch.Generator())
+            assert bool(torch.isfinite(x).all())
+    return dataset

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import random
+import re
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +17,7 @@ import pytest
 
 import fedloom
 from fedloom.recipes.schema import Recipe
+from fedloom.rounds.progress import Progress
 from fedloom.runs.folder import RunFolder
 from tests_support import assert_same, load_recipe
 from trials.faults import KILLED, SENTENCE, Fault, in_a_process
@@ -63,8 +66,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Who
         if family == "nodes":
             pytest.importorskip("flwr")
         recipe, folder = load_recipe(*SMALL, *FAMILIES[family]), tmp_path_factory.mktemp("whole") / "run"
-        if recipe.runtime.workers == 1:  # so that children need not import anything; pools do not survive a fork
-            fedloom.run(recipe, folder.with_name("here"))
+        fedloom.run(recipe, folder.with_name("here"))  # so that children need not import anything
         start = time.monotonic()
         code, text = in_a_process(partial(fedloom.run, recipe, folder), folder)
         assert code == 0, text
@@ -158,3 +160,47 @@ def test_a_disk_that_refuses(
             check(folder, whole)
         shutil.rmtree(folder, ignore_errors=True)
     record_property("faults", len(tried))
+
+
+def test_a_file_that_cannot_grow(undisturbed: Callable[[str], Whole], tmp_path: Path, record_property: Record) -> None:
+    """Writes that the system itself refuses, also those of libraries that are not Python."""
+    resource = pytest.importorskip("resource")
+    whole, folder, rng = undisturbed("one model"), tmp_path / "run", random.Random(0)
+    largest, refused = max(path.stat().st_size for path in whole.folder.rglob("*") if path.is_file()), 0
+
+    def limited(limit: int) -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        fedloom.run(whole.recipe, folder)
+
+    count = cases(3, 40)
+    for number in range(count):
+        code, text = in_a_process(partial(limited, int(largest * (number + rng.random()) / count)), folder)
+        assert code == SENTENCE, text
+        refused += 1
+        if folder.exists():
+            check(folder, whole)
+        shutil.rmtree(folder, ignore_errors=True)
+    record_property("faults", refused)
+
+
+def test_a_worker_that_dies(undisturbed: Callable[[str], Whole], tmp_path: Path, record_property: Record) -> None:
+    whole, folder = undisturbed("workers"), tmp_path / "run"
+
+    class Deadly(Progress):
+        def __init__(self, at: int) -> None:
+            self.left = at
+
+        def client(self, round: int, done: int, of: int) -> None:
+            self.left -= 1
+            if not self.left:
+                for child in multiprocessing.active_children():
+                    child.kill()
+
+    tried = range(1, 16, cases(7, 1))
+    for at in tried:
+        code, text = in_a_process(partial(fedloom.run, whole.recipe, folder, progress=Deadly(at)), folder)
+        assert code == SENTENCE, text
+        assert re.search("worker process .* ended with exit code -9", text)
+        check(folder, whole)
+        shutil.rmtree(folder)
+    record_property("kills", len(tried))

@@ -38,9 +38,7 @@ SLOW = ("report", "export", "show", "resume")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Whole runs, and one that was stopped."""
     base = tmp_path_factory.mktemp("runs")
-    found = {
-        name: fedloom.run(load_recipe(*SMALL, *changes), base / name).folder for name, changes in RUNS.items()
-    }
+    found = {name: fedloom.run(load_recipe(*SMALL, *changes), base / name).folder for name, changes in RUNS.items()}
     found["stopped"] = stopped_after(1, base / "stopped", load_recipe(*SMALL, *RUNS["server"]))
     return found
 
@@ -78,7 +76,7 @@ def test_a_damaged_run_folder(
         if reader not in SLOW
     }
     run, out, tally = tmp_path / "damaged", tmp_path / "out", Tally(record_property)
-    for number in range(cases(40, 2500)):
+    for number in range(cases(25, 500)):
         rng = random.Random(number)
         name = rng.choice(list(runs))
         shutil.rmtree(run, ignore_errors=True)

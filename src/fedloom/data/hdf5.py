@@ -108,13 +108,12 @@ class LabelledReader:
         """Image (H x W x 3, uint8) and raw labels of `tasks`."""
         p = self.positions[i]
         depth = labels = None
-        with _open(self.file) as opened:
-            with parsing(f"{self.file}, image {p + 1}: cannot be read"):
-                image = np.asarray(opened["images"][p]).transpose(2, 1, 0)
-                if "depth" in tasks or "normals" in tasks:
-                    depth = np.asarray(opened["depths"][p]).T
-                if "semseg" in tasks:
-                    labels = np.asarray(opened["labels"][p]).T
+        with _open(self.file) as opened, parsing(f"{self.file}, image {p + 1}: cannot be read"):
+            image = np.asarray(opened["images"][p]).transpose(2, 1, 0)
+            if "depth" in tasks or "normals" in tasks:
+                depth = np.asarray(opened["depths"][p]).T
+            if "semseg" in tasks:
+                labels = np.asarray(opened["labels"][p]).T
         found: dict[str, Array | None] = {"image": self._image(np.ascontiguousarray(image))}
         if labels is not None and self.table is not None:
             if labels.max(initial=0) >= len(self.table):

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from fedloom import tasks as task_classes
@@ -35,6 +35,7 @@ from fedloom.recipes.loader import dump, load
 from fedloom.recipes.schema import Recipe
 from fedloom.rounds.build import method_of
 from fedloom.rounds.built import Built
+from fedloom.runs.checkpoint import save_tensors
 from fedloom.runs.reader import Run
 from fedloom.tasks.dense import DenseTask, as_label
 from fedloom.tasks.regression import Regression
@@ -71,7 +72,7 @@ def export(run: Path, out: Path, client: str | None = None, task: str | None = N
     mine = _of_tasks(models[key], {t.name for t in wanted})
     about = _about(built, key, client, wanted, licence)
     out.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.contiguous() for name, tensor in mine.items()}, out / WEIGHTS, metadata={"format": "pt"})
+    save_tensors({name: tensor.contiguous() for name, tensor in mine.items()}, out / WEIGHTS, {"format": "pt"})
     files = {
         ABOUT: json.dumps(about, indent=1),
         RECIPE: dump(built.recipe),

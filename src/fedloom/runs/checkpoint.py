@@ -6,6 +6,7 @@ strings, empty containers) and the checksum of the tensor file, and below it the
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -85,7 +86,7 @@ def save(folder: Path, name: str, tree: Any, **labels: Any) -> None:
     """
     skeleton, tensors = split_tree(tree)
     fresh, now, before = (n.format(name) for n in _NAMES)
-    save_file(_apart(tensors), folder / f"{fresh}.safetensors")
+    save_tensors(_apart(tensors), folder / f"{fresh}.safetensors")
     _sync(folder / f"{fresh}.safetensors")
     text = json.dumps(
         {**labels, "format": _FORMAT, "sha256": _digest(folder / f"{fresh}.safetensors"), "tree": skeleton}
@@ -97,6 +98,14 @@ def save(folder: Path, name: str, tree: Any, **labels: Any) -> None:
     for kind in ("safetensors", "json"):
         os.replace(folder / f"{fresh}.{kind}", folder / f"{now}.{kind}")
     _sync(folder)
+
+
+def save_tensors(tensors: Mapping[str, Tensor], file: Path, labels: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file. Raises OSError where the system refuses, as writing other files does."""
+    try:
+        save_file(dict(tensors), file, metadata=None if labels is None else dict(labels))
+    except SafetensorError as error:
+        raise OSError(errno.EIO, str(error), str(file)) from None
 
 
 def load(

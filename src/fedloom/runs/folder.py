@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import IO, Any
 from urllib.parse import quote
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from fedloom._version import __version__
@@ -334,7 +333,7 @@ class RunFolder:
     def save_model(self, tensors: Mapping[str, Tensor], labels: Mapping[str, str]) -> None:
         """Write model.safetensors, readable without fedloom."""
         part = self.path / "model.safetensors.part"
-        save_file({k: t.clone() for k, t in tensors.items()}, part, metadata=dict(labels))
+        checkpoint.save_tensors({k: t.clone() for k, t in tensors.items()}, part, labels)
         _sort_labels(part)
         os.replace(part, self.path / "model.safetensors")
 

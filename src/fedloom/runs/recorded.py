@@ -138,7 +138,9 @@ def check(name: str, value: Any, where: str) -> None:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         field = ".".join(map(str, first["loc"]))
-        raise StateError(f"{where}{f', {field}' if field else ''}: {first['msg'][0].lower()}{first['msg'][1:]}") from None
+        raise StateError(
+            f"{where}{f', {field}' if field else ''}: {first['msg'][0].lower()}{first['msg'][1:]}"
+        ) from None
 
 
 def text_of(file: Path) -> str:
