@@ -1,4 +1,4 @@
-"""What a run survives (see tests/trials for kills): damaged files, a client whose training breaks down, a full or foreign folder."""
+"""What a run survives beside being killed: damaged files, a client whose training breaks down, a foreign folder."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ READERS = {
     "dense": (
         "arrays",
         "dense={depth: {kind: depth, key: 'depth_{split}'}, s: {kind: semseg, key: 'sem_{split}', classes: 4}}",
-    ),  # fmt: skip
+    ),
     "classes": ("tables", "kind=classification", "features=x_{split}"),
     "numbers": ("tables", "kind=regression", "features=sem_{split}", "targets=y_{split}"),
 }

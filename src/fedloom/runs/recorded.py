@@ -137,10 +137,9 @@ def check(name: str, value: Any, where: str) -> None:
         _KINDS.get(name, _LINE).validate_python(value)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        field = ".".join(map(str, first["loc"]))
-        raise StateError(
-            f"{where}{f', {field}' if field else ''}: {first['msg'][0].lower()}{first['msg'][1:]}"
-        ) from None
+        field, problem = ".".join(map(str, first["loc"])), first["msg"]
+        place = f"{where}, {field}" if field else where
+        raise StateError(f"{place}: {problem[0].lower()}{problem[1:]}") from None
 
 
 def text_of(file: Path) -> str:
