@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save, save_file
 from torch import Tensor
@@ -59,6 +60,7 @@ def content(state: Mapping[str, Tensor], rng: random.Random) -> Any:
     )()
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize:UserWarning")
 def test_weights(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     tally = Tally(record_property)
     encoders = {

@@ -24,7 +24,7 @@ from fedloom.data.dataset import Examples
 from fedloom.data.joined import JoinedExamples
 from fedloom.data.preview import Cell, grid, label, normal
 from fedloom.engines.api import trained_models
-from fedloom.errors import StateError, UserError, nearest
+from fedloom.errors import StateError, UserError, nearest, parsing
 from fedloom.export.card import RECIPE, card, is_image
 from fedloom.export.finished import model_keys, reopen
 from fedloom.export.loader import LOADER, WEIGHTS, loader, loader_fits
@@ -176,8 +176,10 @@ class Bundle:
             mean, std = (None if about[k] is None else tuple(map(float, about[k])) for k in ("mean", "std"))
             recipe = load(folder / RECIPE)
             module = _module(recipe, shape, tasks)
-            module.load_state_dict(load_file(folder / WEIGHTS))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            with parsing(f"{folder / WEIGHTS}: cannot be read"):
+                weights = load_file(folder / WEIGHTS)
+            module.load_state_dict(weights)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise StateError(f"{folder / ABOUT} cannot be read: {error!r}") from error
         except RuntimeError as error:
             raise StateError(f"{folder / WEIGHTS} does not fit {RECIPE}: {error}") from None

@@ -41,17 +41,18 @@ def load_weights(encoder: Encoder, file: str | Path) -> None:
     missing = sorted(key for key in wanted.keys() - state.keys() if not key.endswith("num_batches_tracked"))
     unexpected = sorted(state.keys() - wanted.keys())
     shapes = [
-        f"{key}: expected {_kind(wanted[key])}, found {_kind(state[key])}"
+        f"{key}: expected shape {_kind(wanted[key])}, found {_kind(state[key])}"
         for key in wanted
         if key in state and _kind(wanted[key]) != _kind(state[key])
     ]
     problems = [f"{what} {_few(keys)}" for what, keys in (("missing", missing), ("unexpected", unexpected)) if keys]
     if problems or shapes:
         raise UserError(f"weights file {path}: {'; '.join([*problems, *shapes[:3]])}")
-    broken = sorted(key for key, v in state.items() if v.is_floating_point() and not bool(torch.isfinite(v).all()))
+    kept = {key: v.to(wanted[key].dtype) for key, v in state.items()}  # a large number may become infinite
+    broken = sorted(key for key, v in kept.items() if not bool(torch.isfinite(v).all()))
     if broken:
         raise UserError(f"weights file {path}: nan or inf in {_few(broken)}")
-    encoder.load_state_dict(state, strict=False)
+    encoder.load_state_dict(kept, strict=False)
 
 
 def pretrained_file(architecture: str) -> Path:
@@ -98,7 +99,7 @@ def _read(file: Path) -> dict[str, Tensor]:
 
 
 def _kind(value: Tensor) -> str:
-    return f"{'' if value.is_floating_point() else 'integers of '}shape {tuple(value.shape)}"
+    return f"{tuple(value.shape)}{'' if value.is_floating_point() else ' of integers'}"
 
 
 def _few(keys: list[str]) -> str:

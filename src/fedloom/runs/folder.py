@@ -23,7 +23,7 @@ from fedloom.recipes.schema import Recipe
 from fedloom.runs import checkpoint
 from fedloom.runs.ledger import Ledger
 from fedloom.runs.reader import DIAGNOSTICS
-from fedloom.runs.recorded import LOGS, RUNNING, checksum, lines_of, read_info, sums
+from fedloom.runs.recorded import LOGS, MODEL, RUNNING, checksum, lines_of, read_info, sums
 from fedloom.runs.track import Tracker
 from fedloom.settings.paths import differs, value_at
 
@@ -113,7 +113,7 @@ class RunFolder:
         if self.changes:
             value["changes"] = self.changes
         if status != RUNNING:
-            value["files"] = sums(self.path, (*LOGS, "recipe.yaml", "partition.json"))
+            value["files"] = sums(self.path)
         self._describe(value)
 
     def _describe(self, value: Mapping[str, Any]) -> None:
@@ -332,10 +332,10 @@ class RunFolder:
 
     def save_model(self, tensors: Mapping[str, Tensor], labels: Mapping[str, str]) -> None:
         """Write model.safetensors, readable without fedloom."""
-        part = self.path / "model.safetensors.part"
+        part = self.path / f"{MODEL}.part"
         checkpoint.save_tensors({k: t.clone() for k, t in tensors.items()}, part, labels)
         _sort_labels(part)
-        os.replace(part, self.path / "model.safetensors")
+        os.replace(part, self.path / MODEL)
 
 
 def _sort_labels(file: Path) -> None:

@@ -336,12 +336,10 @@ def state_of(cell: Cell, recipe: Recipe, grid_folder: Path) -> Literal["new", "i
 
 
 def is_over(folder: Path) -> bool:
-    """Whether a run folder's run has finished, or was stopped early."""
-    try:
-        status = read_info(folder).get("status")
-    except (OSError, StateError):
+    """Whether a run folder's run has finished, or was stopped early. Raises StateError where its run.json is damaged."""
+    if not (folder / "run.json").is_file():
         return False
-    return status in ("finished", "stopped early", "nothing learned")
+    return read_info(folder).get("status") in ("finished", "stopped early", "nothing learned")
 
 
 def save(grid: Grid, folder: Path, refused: Mapping[str, str]) -> None:
