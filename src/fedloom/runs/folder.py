@@ -16,14 +16,14 @@ from torch import Tensor
 from fedloom._version import __version__
 from fedloom.core.context import State
 from fedloom.data.partition import Partition
-from fedloom.errors import StateError
+from fedloom.errors import StateError, at
 from fedloom.recipes.loader import dump, load
 from fedloom.recipes.runtime import EarlyStopping
 from fedloom.recipes.schema import Recipe
 from fedloom.runs import checkpoint
 from fedloom.runs.ledger import Ledger
 from fedloom.runs.reader import DIAGNOSTICS
-from fedloom.runs.recorded import LOGS, MODEL, RUNNING, checksum, lines_of, read_info, sums
+from fedloom.runs.recorded import LOGS, MODEL, RUNNING, checksum, json_of, lines_of, read_info, sums
 from fedloom.runs.track import Tracker
 from fedloom.settings.paths import differs, value_at
 
@@ -98,12 +98,11 @@ class RunFolder:
     @staticmethod
     def read(path: Path) -> tuple[Recipe, Partition]:
         """The recipe and the partition in a folder. Raises StateError if it is no run folder or is damaged."""
-        if not (path / "recipe.yaml").is_file():
-            raise StateError(f"{path} is not a run folder: it has no recipe.yaml")
-        try:
-            partition = Partition.from_json(json.loads((path / "partition.json").read_text()))
-        except (OSError, ValueError) as error:
-            raise StateError(f"{path / 'partition.json'} cannot be read: {error}") from error
+        for name in ("recipe.yaml", "partition.json"):
+            if not (path / name).is_file():
+                raise StateError(f"{path} is not a run folder: it has no {name}")
+        with at(str(path / "partition.json")):
+            partition = Partition.from_json(json_of(path / "partition.json"))
         return load(path / "recipe.yaml"), partition
 
     def describe(self, about: Mapping[str, Any], status: str, round_: int, final_round: int | None = None) -> None:

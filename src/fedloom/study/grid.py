@@ -20,7 +20,7 @@ from fedloom.errors import RecipeError, StateError, nearest
 from fedloom.recipes import loader
 from fedloom.recipes.loader import load
 from fedloom.recipes.schema import Named, Recipe, recipe_hash
-from fedloom.runs.recorded import json_of, read_info
+from fedloom.runs.recorded import RUNNING, json_of, read_info
 from fedloom.settings.paths import differs
 from fedloom.settings.problems import carry, explain, found
 from fedloom.settings.section import Section, strict
@@ -336,10 +336,8 @@ def state_of(cell: Cell, recipe: Recipe, grid_folder: Path) -> Literal["new", "i
 
 
 def is_over(folder: Path) -> bool:
-    """Whether a run folder's run has finished, or was stopped early. Raises StateError where its run.json is damaged."""
-    if not (folder / "run.json").is_file():
-        return False
-    return read_info(folder).get("status") in ("finished", "stopped early", "nothing learned")
+    """Whether a run folder's run has ended, however it did. Raises StateError where its run.json is damaged."""
+    return (folder / "run.json").is_file() and read_info(folder).get("status", RUNNING) != RUNNING
 
 
 def save(grid: Grid, folder: Path, refused: Mapping[str, str]) -> None:
