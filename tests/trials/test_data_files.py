@@ -126,7 +126,7 @@ def opened(name: str, *changes: str) -> Any:
 @pytest.mark.parametrize("kind", ["npz", "folder"])
 def test_arrays(kind: str, tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     tally = Tally(record_property)
-    for number in range(cases(40, 1500)):
+    for number in range(cases(25, 1500)):
         rng = random.Random(f"{kind} {number}")
         path = tmp_path / ("data.npz" if kind == "npz" else "data")
         shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
@@ -188,7 +188,7 @@ def test_folders_of_files(tmp_path: Path, record_property: Callable[[str, object
     for name, (make, _) in FOLDERS.items():
         (tmp_path / name).mkdir()
         make(tmp_path / name)
-    for number in range(cases(12, 400)):
+    for number in range(cases(6, 400)):
         rng = random.Random(number)
         name = rng.choice(list(FOLDERS))
         shutil.rmtree(root, ignore_errors=True)

@@ -172,7 +172,7 @@ def test_a_file_that_cannot_grow(undisturbed: Callable[[str], Whole], tmp_path: 
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         fedloom.run(whole.recipe, folder)
 
-    count = cases(3, 40)
+    count = cases(2, 40)
     for number in range(count):
         code, text = in_a_process(partial(limited, int(largest * (number + rng.random()) / count)), folder)
         assert code == SENTENCE, text
@@ -196,7 +196,7 @@ def test_a_worker_that_dies(undisturbed: Callable[[str], Whole], tmp_path: Path,
                 for child in multiprocessing.active_children():
                     child.kill()
 
-    tried = range(1, 16, cases(7, 1))
+    tried = range(2, 16, cases(14, 1))
     for at in tried:
         code, text = in_a_process(partial(fedloom.run, whole.recipe, folder, progress=Deadly(at)), folder)
         assert code == SENTENCE, text

@@ -97,7 +97,7 @@ def test_a_damaged_run_folder(
         if reader not in SLOW
     }
     run, out, tally = tmp_path / "damaged", tmp_path / "out", Tally(record_property)
-    for number in range(cases(25, 500)):
+    for number in range(cases(12, 500)):
         rng = random.Random(number)
         name = rng.choice(list(runs))
         shutil.rmtree(run, ignore_errors=True)
@@ -125,7 +125,7 @@ def test_a_damaged_grid(tmp_path: Path, record_property: Callable[[str, object],
     tables = ("table", "metrics", "losses", "tests")
     right = {reader: command(*(word.format(grid=whole) for word in GRID_READERS[reader])) for reader in tables}
     tally = Tally(record_property)
-    for number in range(cases(15, 300)):
+    for number in range(cases(8, 300)):
         rng = random.Random(number)
         for folder in (grid, out):
             shutil.rmtree(folder, ignore_errors=True)
@@ -149,7 +149,7 @@ def test_a_damaged_export(
     command("export", runs["diagnosed"], "--out", whole)
     Image.new("L", (8, 8), 90).save(picture)
     tally = Tally(record_property)
-    for number in range(cases(15, 300)):
+    for number in range(cases(8, 300)):
         rng = random.Random(number)
         shutil.rmtree(copy, ignore_errors=True)
         shutil.copytree(whole, copy)
