@@ -83,6 +83,14 @@ def test_each_rule_may_fail_alone(tmp_path: Path) -> None:
         judge(bed(tmp_path / "d", joint=None), tmp_path / "d")
 
 
+def test_a_task_without_validation_data_is_named(tmp_path: Path) -> None:
+    nothing = {"semseg": math.nan, "depth": 1.8}
+    ((verdict,), _) = judge(bed(tmp_path, Local=nothing), tmp_path)
+    assert len(verdict.reasons) == 1
+    assert verdict.reasons[0].startswith("no change in percent on validation data of semseg, in all seeds")
+    assert CliRunner().invoke(app, ["bed", str(tmp_path)]).exit_code == 1
+
+
 def test_data_sets_that_have_not_been_run_do_not_hide_the_others(tmp_path: Path) -> None:
     grid = bed(tmp_path)
     grid = grid.model_copy(update={"data": {**grid.data, "Later": grid.data["NYUD"]}})

@@ -48,14 +48,20 @@ class Verdict:
     @property
     def reasons(self) -> list[str]:
         """Why the bed cannot judge; empty if it can."""
+        unmeasured = [t for t in self.tasks if math.isnan(self.over_trivial[t]) or math.isnan(self.over_alone[t])]
+        if unmeasured:
+            return [
+                f"no change in percent on validation data of {', '.join(unmeasured)}, in all seeds: are there clients, "
+                "and validation data, of these tasks in each?"
+            ]
         found = [
             f"{task}: training alone is {gain:+.1f} % better than the trivial answer, expected {OVER_TRIVIAL:g} % "
             "or more"
             for task, gain in self.over_trivial.items()
-            if not gain >= OVER_TRIVIAL
+            if gain < OVER_TRIVIAL
         ]
         gain = fmean(self.over_alone.values())
-        if not gain >= OVER_ALONE:
+        if gain < OVER_ALONE:
             found.append(
                 f"all data in one place is {gain:+.1f} % better than training alone (mean over tasks), expected "
                 f"{OVER_ALONE:g} % or more"
@@ -99,11 +105,11 @@ def _verdict(grid: Grid, data: str, results: Results) -> Verdict:
     alone = _runs(results, data, ALONE)
     one, trivial = means(columns, alone), means(columns, _runs(results, data, "trivial"))
     joint = [means(columns, _runs(results, data, name)) for name in ("joint", "joint-by-task")]
-    each = [delta_terms(values, one, directions) for values in joint]
+    terms, each = delta_terms(one, trivial, directions), [delta_terms(values, one, directions) for values in joint]
     return Verdict(
         data,
         tuple(directions),
-        delta_terms(one, trivial, directions),
+        {task: terms.get(task, math.nan) for task in directions},
         {task: max(terms.get(task, math.nan) for terms in each) for task in directions},
         {task: fmean(falling(run, task) for run in alone.runs.values()) for task in directions},
         tuple(alone.runs),
