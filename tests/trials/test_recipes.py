@@ -23,7 +23,7 @@ def test_texts(tmp_path: Path, record_property: Callable[[str, object], None]) -
     tally, texts = Tally(record_property), {name: file.read_bytes() for name, file in packaged(HOME).items()}
     resolved = {name: load(name).model_dump(mode="json") for name in sorted(texts)[:: cases(8, 1)]}
     file = tmp_path / "recipe.yaml"
-    for number in range(cases(80, 3000)):
+    for number in range(cases(50, 3000)):
         rng = random.Random(number)
         name = rng.choice(sorted(resolved))
         if rng.random() < 0.5:
