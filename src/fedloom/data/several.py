@@ -21,7 +21,7 @@ def _check(sets: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     for name, section in sets.items():
         if "name" not in section:
             raise ValueError(f"set {name!r} names no data set; expected a mapping with 'name' and its parameters")
-        if section["name"] not in DATASETS.entries:
+        if not isinstance(section["name"], str) or section["name"] not in DATASETS.entries:
             raise ValueError(
                 f"set {name!r}: unknown data set {section['name']!r}; known: {', '.join(DATASETS.entries)}"
             )

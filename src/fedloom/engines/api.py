@@ -16,7 +16,7 @@ from torch import Tensor
 from fedloom.core.context import State
 from fedloom.engines.engine import Engine, engine_of
 from fedloom.engines.plan import Plan, plan
-from fedloom.errors import StateError
+from fedloom.errors import StateError, parsing
 from fedloom.methods.method import Method
 from fedloom.recipes.loader import load
 from fedloom.recipes.schema import Recipe, with_method
@@ -28,6 +28,7 @@ from fedloom.rounds.rounds import run_rounds, status
 from fedloom.rounds.worker import check_device
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.reader import Run
+from fedloom.runs.recorded import MODEL, verify_model
 from fedloom.runs.track import tracker_of
 
 __all__ = ["Plan", "Result", "plan", "resume", "run"]
@@ -160,10 +161,11 @@ def _plain(recipe: Recipe | str | Path | Mapping[str, Any]) -> str | Path | Mapp
 
 
 def model_file(folder: Path | str) -> Path:
-    """The file of a run's final models. Raises StateError if the run has not saved them yet."""
-    path = Path(folder) / "model.safetensors"
+    """The file of a run's final models. Raises StateError if the run has not saved them yet, or they were changed."""
+    path = Path(folder) / MODEL
     if not path.is_file():
-        raise StateError(f"{folder} has no model.safetensors: the run is not finished")
+        raise StateError(f"{folder} has no {MODEL}: the run is not finished")
+    verify_model(Path(folder))
     return path
 
 
@@ -174,7 +176,10 @@ def trained_models(folder: Path | str) -> dict[str, dict[str, Tensor]]:
     Raises StateError if the run has not saved a model yet.
     """
     models: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in load_file(model_file(folder)).items():
+    file = model_file(folder)
+    with parsing(f"{file}: cannot be read"):
+        tensors = load_file(file)
+    for key, tensor in tensors.items():
         owner, _, name = key.rpartition("/")
         models.setdefault(owner.removeprefix("client/"), {})[name] = tensor
     return models
