@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/ci.txt $(PIP_ARGS)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo demo-scenes test test-flower-oldest nightly mutants lint clean
+.PHONY: demo demo-scenes test test-flower-oldest nightly trials mutants lint clean
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -73,6 +73,11 @@ test-flower-oldest:
 nightly: lint
 	$(BIN)/pytest -n 2 -m 'slow or not slow'
 	$(MAKE) mutants ARGS="--seed $$(date +%Y%m%d)"
+
+# Kills, faults of the disk and of processes, and 10,000 damaged files and recipes: what docs/guarantees.md promises. The
+# counts of each suite stand at the end; the default test run tries a few of the same cases.
+trials: $(VENV)/.test
+	FEDLOOM_TRIALS=large $(BIN)/pytest -n 2 --timeout 7200 tests/trials $(ARGS)
 
 # Do the tests notice? Small changes of the source, one at a time, and which of them no test sees; ARGS='--help'
 ARGS ?=

@@ -33,6 +33,29 @@ def writing(where: str | Path) -> Iterator[None]:
         raise UserError(f"{where}: {error.strerror or error}") from None
 
 
+@contextmanager
+def parsing(what: str) -> Iterator[None]:
+    """Turn whatever a library raises while it parses a foreign file into a DataError that begins with `what`.
+
+    For the library's call alone: parsers of damaged files raise nearly anything.
+    """
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise DataError(f"{what} ({str(error) or type(error).__name__})") from None
+
+
+@contextmanager
+def at(where: str) -> Iterator[None]:
+    """Put a place before the message of a UserError that was raised where the place is not known."""
+    try:
+        yield
+    except UserError as error:
+        raise type(error)(f"{where}: {error}") from None
+
+
 def nearest(word: str, allowed: Iterable[str]) -> str:
     """' Did you mean ...?' for the closest allowed word, or an empty string."""
     close = difflib.get_close_matches(word, list(allowed), n=1)

@@ -71,7 +71,8 @@ class FakeApi:
         line = {"round": 1, "metrics": [{**metric, "split": "test", "data": "shared test"}]}
         (folder / "run.json").write_text(json.dumps(info))
         (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-        (folder / "bytes.jsonl").write_text('{"round": 1, "up": [{"bytes": 1500}], "down": []}\n')
+        sent = {"client": "a", "role": "encoder", "task": None, "bytes": 1500}
+        (folder / "bytes.jsonl").write_text(json.dumps({"round": 1, "up": [sent], "down": []}) + "\n")
         return SimpleNamespace(folder=folder, status="finished", table=lambda: f"digit accuracy {value}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from fedloom.data import DATASETS, Pool
-from fedloom.errors import DataError, RecipeError
+from fedloom.errors import DataError, RecipeError, UserError
 
 arrays = DATASETS["arrays"].function
 REAL = Path(__file__).parents[3] / "shared" / "data"
@@ -265,6 +266,34 @@ def test_bad_files(tmp_path):
     part.write_bytes(part.read_bytes()[:500])
     with pytest.raises(DataError, match="'x_train' cannot be read as a plain array"):
         arrays(0, path=str(tmp_path / "cut"))
+
+
+def test_labels_that_would_make_billions_of_classes(npz):
+    labels = np.arange(40) % 3
+    labels[7] = 2_000_000_000
+    with pytest.raises(
+        UserError, match=r"set\.npz: task 'label': the confusion matrix of 2000000001 classes would take"
+    ):
+        arrays(0, path=npz(columns(y_train=labels)))
+    with pytest.raises(DataError, match=r"'y_train' expected integers below 2\^63, found 18446744073709551615"):
+        arrays(0, path=npz(columns(y_train=np.full(40, 2**64 - 1, np.uint64))))
+
+
+@pytest.mark.parametrize("shape", [(20_000_000_000,), (40, 8, 9), (-40, 8, 8), (40, 8, 10**30)])
+def test_headers_that_lie(shape, tmp_path):
+    for name, value in columns().items():
+        np.save(tmp_path / f"{name}.npy", value)
+    file = tmp_path / "x_train.npy"
+    with file.open("wb") as opened:
+        np.lib.format.write_array_header_1_0(opened, {"descr": "|u1", "fortran_order": False, "shape": shape})
+        opened.write(bytes(40 * 8 * 8))
+    with pytest.raises(DataError, match=r"its header says uint8 of shape .*, but 2560 bytes follow"):
+        arrays(0, path=str(tmp_path))
+    with zipfile.ZipFile(tmp_path / "set.npz", "w") as archive:
+        for part in tmp_path.glob("*.npy"):
+            archive.write(part, part.name)
+    with pytest.raises(DataError, match=r"its header says uint8 of shape .*, but 2560 bytes follow"):
+        arrays(0, path=str(tmp_path / "set.npz"))
 
 
 def test_pickles_are_never_opened(tmp_path):

@@ -40,7 +40,7 @@ def test_what_is_no_finished_run_on_the_same_data(quick: Quick, tmp_path: Path) 
         open_runs([tmp_path])
     changed = shutil.copytree(folder, tmp_path / "changed")
     info = json.loads((changed / "run.json").read_text())
-    (changed / "run.json").write_text(json.dumps(info | {"layout_hash": "0"}))
+    (changed / "run.json").write_text(json.dumps(info | {"layout_hash": "0", "check": None}))
     with pytest.raises(StateError, match="changed: the model is not what it was when the run began"):
         open_runs([folder, changed])
     (changed / "model.safetensors").unlink()

@@ -159,6 +159,12 @@ def test_weights_that_do_not_fit(tmp_path):
     state["layer1.0.conv1.weight"][0] = float("nan")
     with pytest.raises(UserError, match=r"d\.pth: nan or inf in 'net\.layer1\.0\.conv1\.weight'"):
         encoder(SMALL, weights=save(state, tmp_path / "d.pth"))
+    large = {**state, "layer1.0.conv1.weight": state["layer1.0.conv1.weight"].nan_to_num().double() + 1e300}
+    with pytest.raises(UserError, match=r"e\.pth: nan or inf in 'net\.layer1\.0\.conv1\.weight'"):
+        encoder(SMALL, weights=save(large, tmp_path / "e.pth"))
+    whole = {**state, "layer1.0.conv1.weight": torch.ones_like(state["layer1.0.conv1.weight"], dtype=torch.int64)}
+    with pytest.raises(UserError, match=r"layer1\.0\.conv1\.weight: expected shape \(.*\), found \(.*\) of integers"):
+        encoder(SMALL, weights=save(whole, tmp_path / "f.pth"))
 
 
 def test_weights_files_that_cannot_be_read(tmp_path):

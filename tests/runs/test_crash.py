@@ -1,14 +1,9 @@
-"""What a run survives: kill -9, damaged files, a client whose training breaks down, a full or foreign folder."""
+"""What a run survives beside being killed: damaged files, a client whose training breaks down, a foreign folder."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,52 +15,9 @@ from fedloom.engines.api import Result
 from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.rounds.progress import Progress
 from fedloom.runs import checkpoint
-from tests_support import QUICK, assert_same, load_recipe, outcome
+from tests_support import assert_same, load_recipe, outcome
 
 Quick = Callable[..., Result]
-
-
-def last_round(folder: Path) -> int:
-    """The last whole line of metrics.jsonl."""
-    try:
-        text = (folder / "metrics.jsonl").read_text()
-    except FileNotFoundError:
-        return -1
-    return max((json.loads(line)["round"] for line in text.splitlines() if line.endswith("}")), default=-1)
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_kill_nine_in_the_middle_of_a_round(quick: Quick, tmp_path: Path, workers: int) -> None:
-    changes = ("training.rounds=6", "training.steps=15", f"runtime.workers={workers}")
-    whole = quick(*changes)
-    folder = tmp_path / "killed"
-    command = [
-        sys.executable,
-        "-m",
-        "fedloom",
-        "run",
-        "digits-tasks",
-        *QUICK,
-        *changes,
-        "--out",
-        str(folder),
-        "--quiet",
-    ]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 120
-    while last_round(folder) < 2:
-        assert process.poll() is None, process.stderr.read().decode() if process.stderr else ""
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    if process.stderr:
-        process.stderr.close()
-    saved = last_round(folder)
-    assert 2 <= saved < 6
-    tree, _, _ = checkpoint.load(folder, "state", lambda head: int(head["round"]))
-    assert tree["round"] >= saved - 1  # at most the round that was being written is lost
-    assert_same(whole, fedloom.resume(folder))
 
 
 @pytest.fixture
@@ -249,7 +201,7 @@ def test_what_is_no_run_folder(tmp_path: Path) -> None:
         ("recipe.yaml", lambda t: t.replace("rounds: 3", "rounds: three"), "training.rounds"),
         ("partition.json", lambda t: t.replace('"digit": 1.0', '"digit": 2.0'), "hash"),
         ("partition.json", lambda t: t[:100], "partition"),
-        ("run.json", lambda t: t[:100], "run.json cannot be read"),
+        ("run.json", lambda t: t[:100], r"run\.json: "),
     ],
 )
 def test_a_changed_folder_is_refused(
@@ -315,18 +267,6 @@ def test_a_client_that_fails_is_named(quick: Quick, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("fedloom.rounds.rounds.measure", lambda *args: [])
     with pytest.raises(UserError, match=r"client '\S+' \(tasks .*\), round 1: no such kernel"):
         quick()
-
-
-def test_a_worker_that_dies_is_one_clear_error(quick: Quick) -> None:
-    class Kill(Progress):
-        def client(self, round: int, done: int, of: int) -> None:
-            import multiprocessing
-
-            for child in multiprocessing.active_children():
-                child.kill()
-
-    with pytest.raises(UserError, match="worker process .* ended with exit code -9"):
-        quick("runtime.workers=2", progress=Kill())
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 import fedloom
 from fedloom.cli.app import app
+from fedloom.engines.api import trained_models
 from fedloom.errors import StateError
 from fedloom.rounds.progress import Progress
 from fedloom.runs import checkpoint, folder
@@ -260,3 +261,45 @@ def test_equal_runs_write_equal_models(whole: Path, part: Path, tmp_path: Path) 
     resumed = fedloom.resume(part).folder
     models = {path: (path / "model.safetensors").read_bytes() for path in (whole, again, resumed)}
     assert len(set(models.values())) == 1
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "bytes.jsonl", "diagnostics.jsonl", "recipe.yaml"])
+def test_readers_refuse_a_finished_run_that_was_changed(name: str, whole: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    assert Run.read(run).is_finished
+    file = run / name
+    file.write_text(re.sub(r"\d\b", "7" if "7" not in file.read_text()[-9:] else "8", file.read_text(), count=1))
+    with pytest.raises(StateError, match=rf"{name}: its content is not what the run wrote"):
+        Run.read(run)
+
+
+def test_readers_refuse_a_stopped_run_that_was_changed(part: Path) -> None:
+    edit(part / "metrics.jsonl", '"split": "test"', '"split": "Test"')
+    with pytest.raises(StateError, match=r"metrics\.jsonl: its content is not what the run wrote"):
+        Run.read(part)
+
+
+def test_models_that_were_changed_are_not_opened(whole: Path, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    data = bytearray((run / "model.safetensors").read_bytes())
+    data[-3] ^= 1
+    (run / "model.safetensors").write_bytes(data)
+    with pytest.raises(StateError, match=r"model\.safetensors: its content is not what the run wrote"):
+        trained_models(run)
+
+
+def test_a_finished_run_that_goes_on_is_not_finished(whole: Path, tmp_path: Path) -> None:
+    """Without its newest checkpoint it makes the last round again; until then nobody takes it for finished."""
+    run = Path(shutil.copytree(whole, tmp_path / "run"))
+    (run / "state.safetensors").write_bytes(b"")
+
+    class Look(Progress):
+        status = ""
+
+        def client(self, round: int, done: int, of: int) -> None:
+            self.status = str(Run.read(run).info["status"])
+
+    look = Look()
+    assert_same(whole, fedloom.resume(run, progress=look))
+    assert look.status == "running"
+    assert Run.read(run).is_finished

@@ -61,7 +61,8 @@ def run(tmp_path: Path):
             for t, v in values.items()
             for m in (PRIMARY[t], "loss")
         ]  # fmt: skip
-        traffic = {"round": 1, "up": [{"bytes": 1500}], "down": [{"bytes": 3000}]}
+        about = {"client": "a", "role": "encoder", "task": None}
+        traffic = {"round": 1, "up": [{**about, "bytes": 1500}], "down": [{**about, "bytes": 3000}]}
         (path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
         (path / "run.json").write_text(json.dumps(info))
         (path / "metrics.jsonl").write_text(json.dumps({"round": 1, "metrics": metrics}) + "\n")

@@ -24,7 +24,7 @@ from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.experiments import grid_run
 from fedloom.experiments.grid_progress import Bar, CellLines, progress
 from fedloom.experiments.grid_run import Outcome, Watch, default_jobs, prepare, run_prepared
-from fedloom.experiments.memory import available_memory
+from fedloom.memory import available_memory
 from fedloom.recipes import dump
 from fedloom.rounds.build import build_method
 from fedloom.study.grid import (

@@ -114,7 +114,8 @@ def test_a_torn_last_line_is_ignored_and_a_torn_middle_is_not(folder):
 def test_bytes_are_summed_and_repeated_rounds_count_once(folder):
     path = folder({1: []})
     assert Run.read(path).bytes_total() == {"up": 0, "down": 0}
-    line = {"round": 1, "up": [{"bytes": 3}, {"bytes": 4}], "down": [{"bytes": 10}]}
+    about = {"client": "a", "role": "encoder", "task": None}
+    line = {"round": 1, "up": [{**about, "bytes": 3}, {**about, "bytes": 4}], "down": [{**about, "bytes": 10}]}
     lines = [line, {**line, "round": 2}, {**line, "round": 2}]
     (path / "bytes.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
     assert Run.read(path).bytes_total() == {"up": 14, "down": 20}
@@ -164,14 +165,14 @@ def test_bits_per_task_count_only_who_took_part() -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("run.json", "[]", "run.json: expected an object with tasks, clients, status, found list"),
-        ("run.json", "{}", "found an empty one"),
+        ("run.json", "[]", "run.json: expected an object, found list"),
+        ("run.json", "{}", "run.json, tasks: field required"),
         (
             "metrics.jsonl",
             '{"round": 2, "cohort": []}\n',
-            "round 2: expected an object with metrics, found round, cohort",
+            "metrics.jsonl, line 1, metrics: field required",
         ),
-        ("bytes.jsonl", '{"round": 1, "up": []}\n', "round 1: expected an object with up, down, found round, up"),
+        ("bytes.jsonl", '{"round": 1, "up": []}\n', "bytes.jsonl, line 1, down: field required"),
     ],
 )
 def test_files_that_hold_something_else(tmp_path: Path, name: str, text: str, message: str) -> None:

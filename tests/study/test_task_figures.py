@@ -34,7 +34,8 @@ def held(folder: Path, cell: Cell, k: int, bits: int, values: dict[str, float]) 
     recipe["partition"] = {"name": "task-groups", "tasks_per_client": k}
     (path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     sent = bits * len(values) // 8
-    lines = [{"round": r, "up": [{"client": "a", "bytes": sent}], "down": []} for r in (1, 2)]
+    up = [{"client": "a", "role": "encoder", "task": None, "bytes": sent}]
+    lines = [{"round": r, "up": up, "down": []} for r in (1, 2)]
     (path / "bytes.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import typer
 
-from fedloom.experiments.memory import free_memory
+from fedloom.memory import free_memory
 
 Finding = tuple[str, str, str]
 """(what, state, details); the state is ok, absent or a problem."""

@@ -15,7 +15,7 @@ from fedloom.data.images import as_images
 from fedloom.data.prepare import SPLITS, TestFraction, channel_statistics, stratified, subset
 from fedloom.data.registry import DATASETS
 from fedloom.data.store import ArrayPart, Store, splits
-from fedloom.errors import DataError, RecipeError, nearest
+from fedloom.errors import DataError, RecipeError, at, nearest
 from fedloom.settings.section import Count
 
 if TYPE_CHECKING:
@@ -93,7 +93,9 @@ def arrays(
         if not test.any():
             raise DataError(f"{where}: no class has two examples, so no test part can be split off")
         parts = [parts[0].take(~test), parts[0].take(test)]
-    tasks = tuple(Classification(task, _classes(where, task, parts, classes)) for task in labels)
+    counts = {task: _classes(where, task, parts, classes) for task in labels}
+    with at(where):
+        tasks = tuple(Classification(task, count) for task, count in counts.items())
     names = _number_domains(where, parts, names)
     for number, split in enumerate(SPLITS):
         kept = subset(len(parts[number].inputs), limit, seed, split)

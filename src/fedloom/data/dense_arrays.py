@@ -48,10 +48,14 @@ def decode(array: Array, label: DenseLabel, where: str) -> Array:
             raise DataError(f"{where}: expected depth in numbers, found {array.dtype}")
         if label.factor == 1 and array.dtype in (np.float16, np.float32):
             return array
-        largest = float(np.nanmax(np.abs(array), initial=0)) * label.factor
-        if largest > float(np.finfo(np.float32).max):
-            raise DataError(f"{where}: expected depths that float32 can hold, found {largest:g} metres")
-        return (array * label.factor).astype(np.float32)
+        with np.errstate(over="ignore", invalid="ignore"):  # an infinite depth is none
+            metres = (array * label.factor).astype(np.float32)
+            lost = np.isfinite(array) & ~np.isfinite(metres)
+        if lost.any():
+            raise DataError(
+                f"{where}: expected depths that float32 can hold, found {array[lost][0]:g} x {label.factor:g}"
+            )
+        return metres
     if label.threshold is not None:
         if array.dtype.kind not in "fu":
             raise DataError(f"{where}: expected shares as uint8 or floating point, found {array.dtype}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -17,7 +16,7 @@ from fedloom.data.folders import matlab, split_list
 from fedloom.data.images import as_images, read
 from fedloom.data.prepare import SPLITS, Array, TestFraction, no_repeats, stratified
 from fedloom.data.registry import DATASETS
-from fedloom.errors import DataError, RecipeError, nearest
+from fedloom.errors import DataError, RecipeError, nearest, parsing
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset
@@ -172,11 +171,9 @@ def _file(base: Path, domain: str, *names: str) -> Path:
 
 def _idx(file: Path, ndim: int) -> Array:
     """An array of bytes in MNIST's idx format, perhaps compressed."""
-    try:
+    with parsing(f"{file}: cannot be read"):
         raw = file.read_bytes()
         raw = gzip.decompress(raw) if file.suffix == ".gz" else raw
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{file}: cannot be read ({error})") from None
     head = 4 + 4 * ndim
     shape = tuple(np.frombuffer(raw[4:head], ">u4").tolist()) if raw[:4] == bytes([0, 0, 8, ndim]) else ()
     if len(shape) != ndim or len(raw) - head != int(np.prod(shape)):
@@ -197,11 +194,11 @@ def _mnist(base: Path, train: bool, size: int) -> tuple[Array, Array]:
 def _usps(base: Path, train: bool, size: int) -> tuple[Array, Array]:
     """Lines 'LABEL 1:VALUE ... 256:VALUE', labels 1..10 and values -1..1."""
     file = _file(base, "usps", "usps.bz2" if train else "usps.t.bz2")
-    try:
+    with parsing(f"{file}: cannot be read as lines of a label and 256 values"):
         words = bz2.decompress(file.read_bytes()).decode("ascii").replace(":", " ").split()
         table = np.array(words, np.float64).reshape(-1, 1 + 2 * 256)
-    except (OSError, EOFError, ValueError) as error:
-        raise DataError(f"{file}: cannot be read as lines of a label and 256 values ({error})") from None
+    if not np.isfinite(table).all():
+        raise DataError(f"{file}: expected finite values, found NaN or infinity")
     images = np.rint((table[:, 2::2] + 1) * 127.5).astype(np.uint8).reshape(-1, 16, 16)
     return images, table[:, 0].astype(np.int64) - 1
 

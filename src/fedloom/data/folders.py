@@ -13,7 +13,7 @@ import numpy as np
 from fedloom.data.augment import Augment, resolve
 from fedloom.data.dense_label import Kind, Reader
 from fedloom.data.prepare import Array, no_repeats, subset
-from fedloom.errors import DataError
+from fedloom.errors import DataError, parsing
 from fedloom.extras import need
 from fedloom.tasks.task import IGNORE
 
@@ -142,11 +142,8 @@ def picture(file: Path, field: str, colour: bool) -> Array:
     DataError where it cannot be read, or where numbers are wanted and the file has colours.
     """
     image = need("PIL.Image", "vision")
-    try:
-        with image.open(file) as opened:
-            found: Array = np.asarray(opened.convert("RGB") if colour else opened)
-    except (OSError, SyntaxError, ValueError) as error:
-        raise DataError(f"{file}, {field}: cannot be read ({error})") from None
+    with parsing(f"{file}, {field}: cannot be read"), image.open(file) as opened:
+        found: Array = np.asarray(opened.convert("RGB") if colour else opened)
     if not colour and found.ndim != 2:
         raise DataError(f"{file}, {field}: expected one number per pixel, found an array of shape {found.shape}")
     return found.astype(np.uint8) if found.dtype == bool else found
@@ -154,10 +151,9 @@ def picture(file: Path, field: str, colour: bool) -> Array:
 
 def matlab(file: Path, key: str, simple: bool = False) -> Any:
     """One variable of a MATLAB file (up to version 7.2). DataError where it cannot be read or is absent."""
-    try:
-        content = need("scipy.io", "data").loadmat(file, variable_names=[key], simplify_cells=simple)
-    except (OSError, ValueError, TypeError, NotImplementedError, KeyError, IndexError, zlib.error) as error:
-        raise DataError(f"{file}, {key}: cannot be read ({error})") from None
+    library = need("scipy.io", "data")
+    with parsing(f"{file}, {key}: cannot be read"):
+        content = library.loadmat(file, variable_names=[key], simplify_cells=simple)
     if key not in content:
         raise DataError(f"{file}: expected a variable {key!r}, found none")
     return content[key]

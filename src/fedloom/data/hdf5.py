@@ -16,7 +16,7 @@ from fedloom.data.folders import FileSplit
 from fedloom.data.nyud import shifted
 from fedloom.data.prepare import Array
 from fedloom.data.registry import DATASETS
-from fedloom.errors import DataError
+from fedloom.errors import DataError, parsing
 from fedloom.extras import need
 from fedloom.settings.section import Count
 from fedloom.tasks.task import IGNORE
@@ -108,15 +108,12 @@ class LabelledReader:
         """Image (H x W x 3, uint8) and raw labels of `tasks`."""
         p = self.positions[i]
         depth = labels = None
-        with _open(self.file) as opened:
-            try:
-                image = np.asarray(opened["images"][p]).transpose(2, 1, 0)
-                if "depth" in tasks or "normals" in tasks:
-                    depth = np.asarray(opened["depths"][p]).T
-                if "semseg" in tasks:
-                    labels = np.asarray(opened["labels"][p]).T
-            except OSError as error:
-                raise DataError(f"{self.file}, image {p + 1}: cannot be read ({error})") from None
+        with _open(self.file) as opened, parsing(f"{self.file}, image {p + 1}: cannot be read"):
+            image = np.asarray(opened["images"][p]).transpose(2, 1, 0)
+            if "depth" in tasks or "normals" in tasks:
+                depth = np.asarray(opened["depths"][p]).T
+            if "semseg" in tasks:
+                labels = np.asarray(opened["labels"][p]).T
         found: dict[str, Array | None] = {"image": self._image(np.ascontiguousarray(image))}
         if labels is not None and self.table is not None:
             if labels.max(initial=0) >= len(self.table):
@@ -174,10 +171,9 @@ def from_pixels(depth: Array) -> Array:
 
 
 def _open(file: Path) -> Any:
-    try:
-        return need("h5py", "data").File(file, "r")
-    except OSError as error:
-        raise DataError(f"{file}: cannot be read as HDF5 ({error})") from None
+    library = need("h5py", "data")
+    with parsing(f"{file}: cannot be read as HDF5"):
+        return library.File(file, "r")
 
 
 def _shape(file: Path, tasks: Sequence[str]) -> int:

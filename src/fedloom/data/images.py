@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedloom.data.prepare import Array
-from fedloom.errors import DataError, RecipeError
+from fedloom.errors import DataError, RecipeError, parsing
 from fedloom.extras import need
 
 if TYPE_CHECKING:
@@ -24,11 +24,9 @@ Fit = Literal["stretch", "crop"]
 
 def opened(file: Path) -> Any:
     """A file as a Pillow image in colour; DataError where it cannot be read."""
-    try:
-        with need("PIL.Image", "vision").open(file) as image:
-            return image.convert("RGB")
-    except (OSError, SyntaxError, ValueError) as error:
-        raise DataError(f"{file}: cannot be read as an image ({error})") from None
+    library = need("PIL.Image", "vision")
+    with parsing(f"{file}: cannot be read as an image"), library.open(file) as image:
+        return image.convert("RGB")
 
 
 def read(files: Sequence[Path], size: int, fit: Fit = "stretch") -> Tensor:
@@ -63,7 +61,8 @@ def as_images(array: Array, size: int | None, channels: int | None, where: str) 
 
     wanted = np.uint8 if array.dtype == np.uint8 else np.float32
     mapped = isinstance(array.base, np.memmap) and array.dtype == wanted
-    x = torch.from_numpy(array.astype(wanted, copy=False))
+    with np.errstate(over="ignore"):  # what becomes infinite is found where statistics are taken
+        x = torch.from_numpy(array.astype(wanted, copy=False))
     if x.ndim == 3:
         x = x[:, None]
     elif x.ndim == 4 and x.shape[3] in (1, 3):

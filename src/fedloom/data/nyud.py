@@ -15,7 +15,7 @@ from fedloom.data.augment import Augment
 from fedloom.data.folders import FileSplit
 from fedloom.data.prepare import Array
 from fedloom.data.registry import DATASETS
-from fedloom.errors import DataError
+from fedloom.errors import DataError, parsing
 from fedloom.settings.section import Count
 from fedloom.tasks.task import IGNORE
 
@@ -136,10 +136,8 @@ def shifted(stored: Array, classes: int) -> Array:
 
 def metres(file: Path) -> Array:
     """A depth map (H x W, float32), 0 where there is no value. DataError where the file holds anything else."""
-    try:
-        depth: Array = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{file}, depth: cannot be read ({error})") from None
+    with parsing(f"{file}, depth: cannot be read"):
+        depth: Array = np.asarray(np.load(file, allow_pickle=False))
     if depth.ndim == 3 and 1 in (depth.shape[0], depth.shape[2]):
         depth = depth.squeeze(0 if depth.shape[0] == 1 else 2)
     if depth.ndim != 2 or depth.dtype.kind != "f":

@@ -16,7 +16,7 @@ from fedloom.data.augment import Augment
 from fedloom.data.folders import FileSplit
 from fedloom.data.prepare import Array
 from fedloom.data.registry import DATASETS
-from fedloom.errors import DataError
+from fedloom.errors import DataError, parsing
 from fedloom.extras import need
 from fedloom.settings.section import Count
 from fedloom.tasks.task import IGNORE
@@ -237,10 +237,8 @@ def _json(file: Path) -> Any:
     """A JSON file, or None where it does not exist."""
     if not file.is_file():
         return None
-    try:
+    with parsing(f"{file}: cannot be read as JSON"):
         return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{file}: cannot be read as JSON ({error})") from None
 
 
 def _normal_classes(root: Path) -> tuple[int, ...] | None:

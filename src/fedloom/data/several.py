@@ -21,7 +21,7 @@ def _check(sets: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     for name, section in sets.items():
         if "name" not in section:
             raise ValueError(f"set {name!r} names no data set; expected a mapping with 'name' and its parameters")
-        if problem := DATASETS.problem(section["name"]):
+        if problem := DATASETS.problem(str(section["name"])):
             raise ValueError(f"set {name!r}: {problem}")
         try:
             given = {key: value for key, value in section.items() if key != "name"}

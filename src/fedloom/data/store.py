@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Literal
 
 import numpy as np
 
 from fedloom.data.prepare import SPLITS, Array
-from fedloom.errors import DataError, RecipeError, nearest
+from fedloom.errors import DataError, RecipeError, nearest, parsing
+from fedloom.memory import need_memory
 
 
 @dataclass
@@ -53,18 +54,20 @@ def splits(name: str, keys: Sequence[str], test_fraction: float | None) -> tuple
 
 
 class Store:
-    """Named arrays of an .npz archive or a folder; an array is read when it is asked for."""
+    """Named arrays of an .npz archive or a folder; an array is read when it is asked for.
+
+    What an array's header says is believed only if as many bytes follow it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.archive: Any = None
+        self.archive: zipfile.ZipFile | None = None
         if path.is_dir():
             self.keys = sorted(file.stem for file in path.glob("*.npy"))
         elif path.is_file():
-            if not zipfile.is_zipfile(path):
-                raise DataError(f"arrays: {path} is neither an .npz archive nor a folder of .npy files")
-            self.archive = np.load(path, allow_pickle=False)
-            self.keys = sorted(self.archive.files)
+            with parsing(f"arrays: {path} is neither an .npz archive nor a folder of .npy files"):
+                self.archive = zipfile.ZipFile(path)
+            self.keys = sorted(name.removesuffix(".npy") for name in self.archive.namelist())
         else:
             raise DataError(f"arrays: there is no file or folder {path}")
 
@@ -76,19 +79,25 @@ class Store:
             self.archive.close()
 
     def read(self, key: str) -> Array:
-        """The array of a key: in memory from an archive, mapped from a folder."""
+        """The array of a key, of one dimension or more: in memory from an archive, mapped from a folder."""
         if key not in self.keys:
             known = ", ".join(self.keys) or "none"
             raise DataError(f"arrays, {self.path}: no key {key!r}.{nearest(key, self.keys)} Found: {known}")
-        try:
-            if self.archive is not None:
-                array = self.archive[key]
-            else:
-                # Mapped copy-on-write: torch refuses read-only memory with a warning, and nothing is ever written.
-                array = np.load(self.path / f"{key}.npy", mmap_mode="c", allow_pickle=False)
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise DataError(f"arrays, {self.path}: {key!r} cannot be read as a plain array: {error}") from error
-        return np.asarray(array)
+        with parsing(f"arrays, {self.path}: {key!r} cannot be read as a plain array"):
+            array = self._mapped(key) if self.archive is None else _unpacked(self.archive, key)
+        if not array.ndim:
+            raise DataError(f"arrays, {self.path}: {key!r} expected a value for each example, found a single one")
+        return array
+
+    def _mapped(self, key: str) -> Array:
+        file = self.path / f"{key}.npy"
+        with file.open("rb") as opened:
+            shape, order, kind = _header(opened, file.stat().st_size)
+            start = opened.tell()
+        if not math.prod(shape):
+            return np.zeros(shape, kind)
+        # Mapped copy-on-write: torch refuses read-only memory with a warning, and nothing is ever written.
+        return np.asarray(np.memmap(file, kind, "c", start, shape, order))
 
     def integers(self, key: str, expected: int, beside: str) -> Array:
         """A column of `expected` integers, as int64 in memory."""
@@ -102,7 +111,7 @@ class Store:
             raise DataError(
                 f"arrays, {self.path}: expected as many {key!r} as {beside!r}, {expected}, found {len(column)}"
             )
-        if column.dtype == np.uint64 and len(column) and column.max() > np.iinfo(np.int64).max:
+        if column.dtype.kind == "u" and column.size and column.max() > np.iinfo(np.int64).max:
             raise DataError(f"arrays, {self.path}: {key!r} expected integers below 2^63, found {column.max()}")
         return column.astype(np.int64)
 
@@ -114,3 +123,27 @@ class Store:
                 f"arrays, {self.path}: {key!r} expected a list of names, found {column.dtype} of shape {column.shape}"
             )
         return tuple(column.astype(str).tolist())
+
+
+def _unpacked(archive: zipfile.ZipFile, key: str) -> Array:
+    """An array of an archive, in memory."""
+    name = f"{key}.npy" if f"{key}.npy" in archive.namelist() else key
+    size = archive.getinfo(name).file_size
+    need_memory(size, f"arrays, {archive.filename}: {key!r}")
+    with archive.open(name) as opened:
+        shape, order, kind = _header(opened, size)
+        data = opened.read()
+    return np.frombuffer(bytearray(data), kind).reshape(shape, order=order)
+
+
+def _header(opened: IO[bytes], size: int) -> tuple[tuple[int, ...], Literal["C", "F"], np.dtype[Any]]:
+    """(shape, order, type) of an .npy file of so many bytes, which stands at its values then. ValueError for others."""
+    with parsing("its header is damaged"):  # numpy reads it as Python
+        version = np.lib.format.read_magic(opened)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, by_column, kind = read(opened)
+    if kind.hasobject:
+        raise ValueError("it holds Python objects, which could run foreign code")
+    if any(n < 0 for n in shape) or math.prod(shape) * kind.itemsize != size - opened.tell():
+        raise ValueError(f"its header says {kind} of shape {shape}, but {size - opened.tell()} bytes follow")
+    return shape, "F" if by_column else "C", kind

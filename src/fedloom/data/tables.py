@@ -11,7 +11,7 @@ import numpy as np
 from fedloom.data.prepare import SPLITS, Array, Name, TestFraction, stratified
 from fedloom.data.registry import DATASETS
 from fedloom.data.store import Store, splits
-from fedloom.errors import DataError
+from fedloom.errors import DataError, at
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset
@@ -71,6 +71,7 @@ def tables(
         raise DataError(f"{where}: expected a name for each of {y.shape[1]} targets, found {', '.join(names)}")
 
     classes = int(max(y.max(), y_test.max())) + 1 if kind == "classification" else 0
+    stored = np.float32 if kind == "regression" else np.int16 if classes < 1 << 15 else np.int64
     if metric == "auc" and classes != 2:
         there = f"{classes} classes" if kind == "classification" else "regression"
         raise DataError(f"{where}: metric auc expects classification with labels 0 and 1, found {there}")
@@ -89,11 +90,12 @@ def tables(
                 mine = np.where(group == value, column[:, k], none)
                 if not ((mine >= 0) if kind == "classification" else ~np.isnan(mine)).any():
                     raise DataError(f"{where}: task {task!r} has no {split} example")
-                found[task] = torch.from_numpy(mine.astype(np.int16 if kind == "classification" else np.float32))
+                found[task] = torch.from_numpy(mine.astype(stored))
             if metric == "auc":
                 known.append(BinaryClassification(task))
             elif kind == "classification":
-                known.append(Classification(task, classes))
+                with at(where):
+                    known.append(Classification(task, classes))
             else:
                 known.append(Regression(task, mean=float(mean_y[k]), std=float(std_y[k])))
     train, test_part = (
@@ -133,7 +135,10 @@ def _read(store: Store, split: str, keys: Sequence[str], kind: str) -> _Table:
             found = y.min() if y.min() < -1 else y.max()
             raise DataError(f"{where}: {targets!r} expected labels from 0 to {_CLASSES - 1}, or -1, found {found}")
     else:
-        y = store.read(targets).astype(np.float64)
+        y = store.read(targets)
+        if y.dtype.kind not in "fiu":
+            raise DataError(f"{where}: {targets!r} expected numbers, found {y.dtype}")
+        y = y.astype(np.float64)
         y = y[:, None] if y.ndim == 1 else y
         if y.ndim != 2 or len(y) != len(x) or np.isinf(y).any():
             raise DataError(f"{where}: {targets!r} expected {len(x)} finite numbers (x K), found shape {y.shape}")

@@ -12,7 +12,7 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedloom.errors import StateError, unknown
+from fedloom.errors import StateError, parsing, unknown
 from fedloom.extras import need
 from fedloom.models.own import is_whole
 from fedloom.rounds.build import build
@@ -20,6 +20,7 @@ from fedloom.rounds.built import Built
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.notebook import page
 from fedloom.runs.reader import Final, Run
+from fedloom.runs.recorded import MODEL, verify_model
 
 
 @dataclass(frozen=True)
@@ -102,10 +103,11 @@ def _saved(folder: Path) -> tuple[Any, None, Any]:
 
 
 def model_file(folder: Path | str) -> Path:
-    """The file of a run's final models. Raises StateError if the run has not saved them yet."""
-    path = Path(folder) / "model.safetensors"
+    """The file of a run's final models. Raises StateError if the run has not saved them yet, or they were changed."""
+    path = Path(folder) / MODEL
     if not path.is_file():
-        raise StateError(f"{folder} has no model.safetensors: the run is not finished")
+        raise StateError(f"{folder} has no {MODEL}: the run is not finished")
+    verify_model(Path(folder))
     return path
 
 
@@ -116,7 +118,10 @@ def trained_models(folder: Path | str) -> dict[str, dict[str, Tensor]]:
     Raises StateError if the run has not saved a model yet.
     """
     models: dict[str, dict[str, Tensor]] = {}
-    for key, tensor in load_file(model_file(folder)).items():
+    file = model_file(folder)
+    with parsing(f"{file}: cannot be read"):
+        tensors = load_file(file)
+    for key, tensor in tensors.items():
         owner, _, name = key.rpartition("/")
         models.setdefault(owner.removeprefix("client/"), {})[name] = tensor
     return models

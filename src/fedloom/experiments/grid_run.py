@@ -23,7 +23,7 @@ from typing import Any
 
 from fedloom.engines import processes
 from fedloom.errors import RecipeError, StateError, UserError
-from fedloom.experiments.memory import available_memory
+from fedloom.memory import available_memory
 from fedloom.recipes.schema import Recipe, recipe_hash
 from fedloom.rounds.progress import Progress
 from fedloom.study.grid import Cell, Grid, recipes, refused_in, save, select, state_of

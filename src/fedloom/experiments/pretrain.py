@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 
 from fedloom.core.context import Ctx, State
 from fedloom.data.joined import JoinedExamples
@@ -19,6 +18,7 @@ from fedloom.rounds.build import load_data, starting_model, with_options
 from fedloom.rounds.evaluation import Scores, evaluate
 from fedloom.rounds.federation import Part
 from fedloom.rounds.worker import check_device
+from fedloom.runs.checkpoint import save_tensors
 from fedloom.training.flat import FlatModel
 from fedloom.training.loop import Work, train
 
@@ -102,5 +102,5 @@ def _save(model: FlatModel, file: Path, labels: dict[str, str]) -> None:
     part = file.with_suffix(".safetensors.part")
     with writing(file):
         file.parent.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, part, metadata=labels)
+        save_tensors(tensors, part, labels)
         os.replace(part, file)

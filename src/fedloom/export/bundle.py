@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from pydantic import TypeAdapter, ValidationError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from fedloom import tasks as task_classes
@@ -24,7 +24,7 @@ from fedloom.data.dataset import Examples
 from fedloom.data.joined import JoinedExamples
 from fedloom.data.preview import Cell, grid, label, normal
 from fedloom.engines.api import trained_models
-from fedloom.errors import StateError, UserError, nearest
+from fedloom.errors import StateError, UserError, nearest, parsing
 from fedloom.export.card import RECIPE, card, is_image
 from fedloom.export.finished import model_keys, reopen
 from fedloom.export.loader import LOADER, WEIGHTS, loader, loader_fits
@@ -36,6 +36,7 @@ from fedloom.recipes.loader import dump, load
 from fedloom.recipes.schema import Recipe
 from fedloom.rounds.build import method_of
 from fedloom.rounds.built import Built
+from fedloom.runs.checkpoint import save_tensors
 from fedloom.runs.reader import Run
 from fedloom.tasks.dense import DenseTask, as_label
 from fedloom.tasks.regression import Regression
@@ -72,7 +73,7 @@ def export(run: Path, out: Path, client: str | None = None, task: str | None = N
     mine = _of_tasks(models[key], {t.name for t in wanted})
     about = _about(built, key, client, wanted, licence)
     out.mkdir(parents=True, exist_ok=True)
-    save_file({name: tensor.contiguous() for name, tensor in mine.items()}, out / WEIGHTS, metadata={"format": "pt"})
+    save_tensors({name: tensor.contiguous() for name, tensor in mine.items()}, out / WEIGHTS, {"format": "pt"})
     files = {
         ABOUT: json.dumps(about, indent=1),
         RECIPE: dump(built.recipe),
@@ -176,8 +177,10 @@ class Bundle:
             mean, std = (None if about[k] is None else tuple(map(float, about[k])) for k in ("mean", "std"))
             recipe = load(folder / RECIPE)
             module = _module(recipe, shape, tasks)
-            module.load_state_dict(load_file(folder / WEIGHTS))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            with parsing(f"{folder / WEIGHTS}: cannot be read"):
+                weights = load_file(folder / WEIGHTS)
+            module.load_state_dict(weights)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise StateError(f"{folder / ABOUT} cannot be read: {error!r}") from error
         except RuntimeError as error:
             raise StateError(f"{folder / WEIGHTS} does not fit {RECIPE}: {error}") from None

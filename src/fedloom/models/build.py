@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from fedloom.core.context import derive_seed
+from fedloom.errors import UserError
+from fedloom.memory import need_memory
 from fedloom.models.encoders import ENCODERS
 from fedloom.models.lora import Lora, add_lora
 from fedloom.models.multitask import MultiTask
@@ -15,6 +20,30 @@ from fedloom.models.own import as_multitask
 from fedloom.models.weights import load_weights
 from fedloom.settings.registry import Registered
 from fedloom.tasks.task import Task
+
+
+@contextmanager
+def _memory_for_training(what: str) -> Iterator[None]:
+    """Ask for the memory of each parameter, a gradient and an update of it before it is filled with numbers.
+
+    Memory that nothing is written to is not taken yet.
+    """
+    total = 0
+
+    def ask(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        nonlocal total
+        total += 0 if parameter is None else 3 * parameter.nbytes
+        need_memory(total, f"{what}: to train its parameters")
+
+    handle = register_module_parameter_registration_hook(ask)
+    try:
+        yield
+    except RuntimeError as error:
+        if "allocate memory" not in str(error) and "Storage size" not in str(error):
+            raise
+        raise UserError(f"{what} does not fit into memory: {str(error).splitlines()[0]}") from None
+    finally:
+        handle.remove()
 
 
 def build_model(
@@ -41,7 +70,9 @@ def build_model(
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed, which would also reseed every accelerator.
         torch.default_generator.manual_seed(derive_seed(seed, "init"))
-        model = as_multitask(entry.make(input_shape, tasks, **params), tasks, torch.zeros(1, *input_shape, dtype=dtype))
+        with _memory_for_training(f"a model with the encoder {entry.name!r}"):
+            made = entry.make(input_shape, tasks, **params)
+            model = as_multitask(made, tasks, torch.zeros(1, *input_shape, dtype=dtype))
         if weights is not None:
             load_weights(model.encoder, weights)
         if lora is not None:

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import pickle
 import warnings
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 
-from fedloom.errors import UserError
+from fedloom.errors import UserError, parsing
 from fedloom.extras import need
 from fedloom.models.nets import Encoder
 
@@ -41,17 +41,18 @@ def load_weights(encoder: Encoder, file: str | Path) -> None:
     missing = sorted(key for key in wanted.keys() - state.keys() if not key.endswith("num_batches_tracked"))
     unexpected = sorted(state.keys() - wanted.keys())
     shapes = [
-        f"{key}: expected shape {tuple(wanted[key].shape)}, found {tuple(state[key].shape)}"
+        f"{key}: expected shape {_kind(wanted[key])}, found {_kind(state[key])}"
         for key in wanted
-        if key in state and wanted[key].shape != state[key].shape
+        if key in state and _kind(wanted[key]) != _kind(state[key])
     ]
     problems = [f"{what} {_few(keys)}" for what, keys in (("missing", missing), ("unexpected", unexpected)) if keys]
     if problems or shapes:
         raise UserError(f"weights file {path}: {'; '.join([*problems, *shapes[:3]])}")
-    broken = sorted(key for key, v in state.items() if v.is_floating_point() and not bool(torch.isfinite(v).all()))
+    kept = {key: v.to(wanted[key].dtype) for key, v in state.items()}  # a large number may become infinite
+    broken = sorted(key for key, v in kept.items() if not bool(torch.isfinite(v).all()))
     if broken:
         raise UserError(f"weights file {path}: nan or inf in {_few(broken)}")
-    encoder.load_state_dict(state, strict=False)
+    encoder.load_state_dict(kept, strict=False)
 
 
 def pretrained_file(architecture: str) -> Path:
@@ -73,33 +74,32 @@ def pretrained_file(architecture: str) -> Path:
 
 def _read(file: Path) -> dict[str, Tensor]:
     """The tensors of a weights file, without the prefix that distributed training adds."""
-    try:
-        if file.suffix == ".safetensors":
-            from safetensors.torch import load_file
-
-            content: Any = load_file(file)
-        else:
-            content = torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise UserError(
-            f"weights file {file}: it holds more than tensors and plain values, which could run foreign code. "
-            "Save its state_dict alone, or as .safetensors."
-        ) from error
-    except (OSError, ValueError, RuntimeError, EOFError, zipfile.BadZipFile, _safetensors_error()) as error:
-        raise UserError(f"weights file {file}: cannot be read ({error})") from error
+    with parsing(f"weights file {file}: cannot be read"):
+        try:
+            if file.suffix == ".safetensors":
+                content: Any = load_file(file)
+            else:
+                content = torch.load(file, map_location="cpu", weights_only=True)
+        except pickle.UnpicklingError:
+            raise UserError(
+                "it holds more than tensors and plain values, which could run foreign code; save its state_dict alone, "
+                "or as .safetensors"
+            ) from None
     for key in ("state_dict", "model"):
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
-    tensors = {key.removeprefix("module."): v for key, v in content.items() if isinstance(v, Tensor)}
+    named = content.items() if isinstance(content, Mapping) else ()
+    tensors = {str(key).removeprefix("module."): v for key, v in named if isinstance(v, Tensor)}
     if not tensors:
         raise UserError(f"weights file {file}: expected named tensors, found none")
+    for key, v in tensors.items():
+        if v.layout != torch.strided or v.is_quantized or v.is_complex() or v.is_meta:
+            raise UserError(f"weights file {file}: {key}: expected plain real numbers, found {v.dtype} on {v.device}")
     return tensors
 
 
-def _safetensors_error() -> type[Exception]:
-    from safetensors import SafetensorError
-
-    return SafetensorError
+def _kind(value: Tensor) -> str:
+    return f"{tuple(value.shape)}{'' if value.is_floating_point() else ' of integers'}"
 
 
 def _few(keys: list[str]) -> str:

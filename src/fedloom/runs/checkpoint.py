@@ -6,6 +6,7 @@ strings, empty containers) and the checksum of the tensor file, and below it the
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -85,7 +86,7 @@ def save(folder: Path, name: str, tree: Any, **labels: Any) -> None:
     """
     skeleton, tensors = split_tree(tree)
     fresh, now, before = (n.format(name) for n in _NAMES)
-    save_file(_apart(tensors), folder / f"{fresh}.safetensors")
+    save_tensors(_apart(tensors), folder / f"{fresh}.safetensors")
     _sync(folder / f"{fresh}.safetensors")
     text = json.dumps(
         {**labels, "format": _FORMAT, "sha256": _digest(folder / f"{fresh}.safetensors"), "tree": skeleton}
@@ -99,9 +100,17 @@ def save(folder: Path, name: str, tree: Any, **labels: Any) -> None:
     _sync(folder)
 
 
-def save_tensors(file: Path, tensors: Mapping[str, Tensor], labels: Mapping[str, str]) -> None:
-    """Write tensors that others may read. The labels are in order: the library writes them in a random one."""
-    save_file({k: t.clone() for k, t in tensors.items()}, file, metadata=dict(labels))
+def save_tensors(tensors: Mapping[str, Tensor], file: Path, labels: Mapping[str, str] | None = None) -> None:
+    """Write a safetensors file, its labels in order: the library writes them in a random one.
+
+    Raises OSError where the system refuses, as writing other files does.
+    """
+    try:
+        save_file(dict(tensors), file, metadata=None if labels is None else dict(labels))
+    except SafetensorError as error:
+        raise OSError(errno.EIO, str(error), str(file)) from None
+    if labels is None:
+        return
     with file.open("r+b") as opened:
         size = int.from_bytes(opened.read(8), "little")
         head = json.loads(opened.read(size))

@@ -16,18 +16,18 @@ from torch import Tensor
 from fedloom._version import __version__
 from fedloom.core.context import State
 from fedloom.data.partition import Partition
-from fedloom.errors import StateError
+from fedloom.errors import StateError, at
 from fedloom.recipes.loader import dump, load
 from fedloom.recipes.runtime import EarlyStopping
 from fedloom.recipes.schema import Recipe
 from fedloom.runs import checkpoint, mirror
 from fedloom.runs.ledger import Ledger
-from fedloom.runs.reader import DIAGNOSTICS, lines_of
+from fedloom.runs.reader import DIAGNOSTICS
+from fedloom.runs.recorded import LOGS, MODEL, RUNNING, checksum, json_of, lines_of, read_info, sums
 from fedloom.runs.track import Tracker
 from fedloom.settings.paths import differs, value_at
 
-_LOGS = ("metrics.jsonl", "bytes.jsonl")
-_DIAGNOSTICS = f"{DIAGNOSTICS}.jsonl"
+_METRICS, _BYTES, _DIAGNOSTICS = LOGS
 _SAME = {
     "recipe_text": "method",
     "layout_hash": "model",
@@ -99,7 +99,7 @@ class RunFolder:
         path.mkdir(parents=True, exist_ok=True)
         folder = RunFolder(path, recipe.runtime.mirror)
         checkpoint.write_text(path / "partition.json", json.dumps(partition))
-        folder.describe(about, "running", 0)
+        folder.describe(about, RUNNING, 0)
         # last, because a folder with a recipe is one that can be resumed
         checkpoint.write_text(path / "recipe.yaml", dump(recipe))
         return folder
@@ -107,12 +107,11 @@ class RunFolder:
     @staticmethod
     def read(path: Path) -> tuple[Recipe, Partition]:
         """The recipe and the partition in a folder. Raises StateError if it is no run folder or is damaged."""
-        if not (path / "recipe.yaml").is_file():
-            raise StateError(f"{path} is not a run folder: it has no recipe.yaml")
-        try:
-            partition = Partition.from_json(json.loads((path / "partition.json").read_text()))
-        except (OSError, ValueError) as error:
-            raise StateError(f"{path / 'partition.json'} cannot be read: {error}") from error
+        for name in ("recipe.yaml", "partition.json"):
+            if not (path / name).is_file():
+                raise StateError(f"{path} is not a run folder: it has no {name}")
+        with at(str(path / "partition.json")):
+            partition = Partition.from_json(json_of(path / "partition.json"))
         return load(path / "recipe.yaml"), partition
 
     def rewrite(self, recipe: Recipe) -> None:
@@ -125,29 +124,19 @@ class RunFolder:
         value = {"fedloom": __version__, **about, "status": status, "rounds": round_, "final_round": final_round}
         if self.changes:
             value["changes"] = self.changes
+        if status != RUNNING:
+            value["files"] = sums(self.path)
         self._describe(value)
         self._copy()
 
     def _describe(self, value: Mapping[str, Any]) -> None:
-        text = json.dumps({**value, "check": _check(value)}, indent=1)
+        text = json.dumps({**value, "check": checksum(value)}, indent=1)
         checkpoint.write_text(self.path / "run.json", text)
 
     @property
     def changes(self) -> list[dict[str, Any]]:
         """The changes of the recipe that were accepted, as run.json has them."""
-        return list(self._info(self.path).get("changes", [])) if (self.path / "run.json").exists() else []
-
-    @staticmethod
-    def _info(home: Path) -> dict[str, Any]:
-        """What run.json says. Raises StateError where that is not what was written."""
-        try:
-            info: dict[str, Any] = json.loads((home / "run.json").read_text())
-            check = info.pop("check", None)  # runs from before it have none
-        except (OSError, ValueError, AttributeError) as error:
-            raise StateError(f"{home / 'run.json'} cannot be read: {error}") from error
-        if check not in (None, _check(info)):
-            raise StateError(f"{home / 'run.json'}: its checksum is not that of its content: it was changed")
-        return info
+        return list(read_info(self.path).get("changes", [])) if (self.path / "run.json").exists() else []
 
     def check(self, about: Mapping[str, Any], accept: bool | Collection[str] = False) -> None:
         """Check that a resumed run is still the same. Raises StateError that names what changed.
@@ -156,7 +145,7 @@ class RunFolder:
         names; that is recorded in run.json and an event of the next round. So is another version of the package, or of
         another package's source.
         """
-        before = self._info(self.path)
+        before = read_info(self.path)
         if before.get("fedloom") != __version__:
             self._events.append({"event": "version changed", "was": before.get("fedloom"), "now": __version__})
         for name, now in about.get("origins", {}).items():
@@ -193,18 +182,18 @@ class RunFolder:
         looked = {k: v for k, v in line.items() if k in ("round", DIAGNOSTICS)}
         line = {k: v for k, v in line.items() if k != DIAGNOSTICS}
         bytes_ = {"round": line["round"], "up": ledger.entries("up"), "down": ledger.entries("down")}
-        logs = dict(zip(_LOGS, ({**line, "seconds": ledger.seconds}, bytes_), strict=True))
+        logs = {_METRICS: {**line, "seconds": ledger.seconds}, _BYTES: bytes_}
         if len(looked) > 1:
             logs = {_DIAGNOSTICS: looked, **logs}
         for name, value in logs.items():
             self._append(name, value)
         if self.tracker is not None:
-            self.tracker.round(logs[_LOGS[0]], bytes_)
+            self.tracker.round(logs[_METRICS], bytes_)
 
     def add_metrics(self, round_: int, records: Sequence[Mapping[str, Any]]) -> None:
         """Append a round's line of metrics once more, with those of the records that it has not."""
         names = ("client", "task", "metric", "model", "split")
-        path = self.path / _LOGS[0]
+        path = self.path / _METRICS
         line = next(line for line in lines_of(path) if line["round"] == round_)
         known = {tuple(record[name] for name in names) for record in line["metrics"]}
         more = [record for record in records if tuple(record[name] for name in names) not in known]
@@ -213,7 +202,7 @@ class RunFolder:
 
     def cut(self, round_: int) -> None:
         """Drop lines of rounds after `round_`, and a torn last line."""
-        for name in (*_LOGS, _DIAGNOSTICS):
+        for name in LOGS:
             path = self.path / name
             if not path.exists():
                 continue
@@ -247,7 +236,7 @@ class RunFolder:
 
     def _sums(self) -> dict[str, Any]:
         """Checksums of what a resumed run reads beside the checkpoint."""
-        logs = {name: self._log(name) for name in (*_LOGS, _DIAGNOSTICS)}
+        logs = {name: self._log(name) for name in LOGS}
         return {name: [size, digest.hexdigest()] for name, (size, digest) in logs.items() if size}
 
     def _compare(self, labels: Mapping[str, Any]) -> None:
@@ -360,6 +349,9 @@ class RunFolder:
         state, _, problems = found
         for problem in [*problems, *self._damaged_before(state["round"])]:
             tell(f"checkpoint: {problem}; continuing from round {state['round']}")
+        info = read_info(self.path)
+        if info.get("status") != RUNNING:  # what is cut off and written again is no finished run
+            self._describe({key: value for key, value in info.items() if key != "files"} | {"status": RUNNING})
         self.cut(state["round"] or -1)  # round 0 is measured anew
         return state
 
@@ -381,7 +373,7 @@ class RunFolder:
         if found is not None:
             self._compare(found[1])
             return found
-        metrics = self.path / _LOGS[0]
+        metrics = self.path / _METRICS
         if metrics.exists() and (last := max((line["round"] for line in lines_of(metrics)), default=0)):
             raise StateError(
                 f"{self.path}: its checkpoints (state.json, state.safetensors) are gone, but {metrics.name} has "
@@ -392,7 +384,7 @@ class RunFolder:
     @staticmethod
     def _of_this_run(home: Path, about: Mapping[str, Any]) -> None:
         """Raise StateError where a mirror has another run."""
-        theirs = RunFolder._info(home)
+        theirs = read_info(home)
         for key in ("recipe_hash", "partition_hash"):
             if theirs.get(key) != about[key]:
                 raise StateError(f"{home}: the copy is of another run ({key}: {theirs.get(key)!r}, not {about[key]!r})")
@@ -406,12 +398,10 @@ class RunFolder:
             raise StateError(f"{self.path}: the best state is missing")
         return found[0]
 
-    def save_model(
-        self, tensors: Mapping[str, Tensor], labels: Mapping[str, str], name: str = "model.safetensors"
-    ) -> None:
+    def save_model(self, tensors: Mapping[str, Tensor], labels: Mapping[str, str], name: str = MODEL) -> None:
         """Write model.safetensors, or another file of tensors, readable without fedloom."""
         part = self.path / f"{name}.part"
-        checkpoint.save_tensors(part, tensors, labels)
+        checkpoint.save_tensors({k: t.clone() for k, t in tensors.items()}, part, labels)
         os.replace(part, self.path / name)
 
 
@@ -422,10 +412,6 @@ def _origin(value: Mapping[str, Any]) -> str:
 
 def _peer(home: Path, name: str) -> Path:
     return home / "peers" / quote(name, safe=" ")
-
-
-def _check(value: Mapping[str, Any]) -> str:
-    return checkpoint.digest_of(json.dumps(value, sort_keys=True))[:16]
 
 
 def _finite(value: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,7 +12,8 @@ from typing import Any
 
 from fedloom.errors import StateError, nearest
 from fedloom.recipes.schema import recipe_hash
-from fedloom.settings.yaml import parse
+from fedloom.runs import recorded
+from fedloom.runs.recorded import lines_of
 
 PREDICTIONS, CONFUSION, INDEX = "predictions", "confusion.json", "index.json"
 """A run's folder of the final models' predictions on test data, its file of counts, its index of pictures."""
@@ -72,17 +72,18 @@ class Run:
         for name in ("run.json", "recipe.yaml"):
             if not (folder / name).is_file():
                 raise StateError(f"{folder} is not a run folder: {name} is absent")
-        try:
-            info = json.loads((folder / "run.json").read_text("utf-8"))
-        except ValueError as error:
-            raise StateError(f"{folder / 'run.json'}: {error}") from None
-        _expect(info, ("tasks", "clients", "status"), folder / "run.json")
-        recipe = parse((folder / "recipe.yaml").read_text("utf-8"), str(folder / "recipe.yaml"))
+        info = recorded.read_info(folder)
+        recorded.check("run.json", info, str(folder / "run.json"))
+        recorded.verify(folder, info)
+        recipe = recorded.recipe_of(folder)
         rounds, traffic = (lines_of(folder / name) for name in ("metrics.jsonl", "bytes.jsonl"))
         for line in rounds:
-            _expect(line, ("metrics",), folder / "metrics.jsonl", f", round {line['round']}")
-        for line in traffic:
-            _expect(line, ("up", "down"), folder / "bytes.jsonl", f", round {line['round']}")
+            for entry in line["metrics"]:
+                if entry["task"] not in info["tasks"] or entry["client"] not in (None, *info["clients"]):
+                    raise StateError(
+                        f"{folder / 'metrics.jsonl'}, round {line['round']}: task {entry['task']!r} of client "
+                        f"{entry['client']!r}, which run.json does not have"
+                    )
         return Run(folder, recipe, info, rounds, traffic)
 
     def log(self, name: str) -> tuple[Mapping[str, Any], ...]:
@@ -288,12 +289,6 @@ def validation_loss(entries: Iterable[Mapping[str, Any]], weights: Mapping[str, 
     return math.fsum(scores) / len(scores) if scores else None
 
 
-def _expect(value: Any, keys: Sequence[str], file: Path, where: str = "") -> None:
-    if not isinstance(value, dict) or not set(keys) <= value.keys():
-        found = ", ".join(value) if isinstance(value, dict) else type(value).__name__
-        raise StateError(f"{file}{where}: expected an object with {', '.join(keys)}, found {found or 'an empty one'}")
-
-
 def human_bytes(count: float) -> str:
     """1234567 -> '1.23 MB' (powers of ten)."""
     for unit in ("B", "kB", "MB", "GB", "TB"):
@@ -301,22 +296,6 @@ def human_bytes(count: float) -> str:
             break
         count /= 1000
     return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
-
-
-def lines_of(file: Path) -> tuple[Mapping[str, Any], ...]:
-    """The rounds in a JSON-lines file. A round that was repeated after a crash counts once."""
-    result: dict[int, Mapping[str, Any]] = {}
-    if not file.is_file():
-        return ()
-    lines = file.read_text("utf-8", errors="replace").splitlines()
-    for number, line in enumerate(lines, 1):
-        try:
-            value = json.loads(line)
-            result[int(value["round"])] = value
-        except (ValueError, KeyError, TypeError):
-            if number < len(lines):
-                raise StateError(f"{file}, line {number}: not a round's JSON") from None
-    return tuple(result.values())
 
 
 @dataclass(frozen=True)

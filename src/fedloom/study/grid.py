@@ -20,6 +20,7 @@ from fedloom.errors import RecipeError, StateError, nearest
 from fedloom.recipes import loader
 from fedloom.recipes.loader import load
 from fedloom.recipes.schema import Named, Recipe, recipe_hash
+from fedloom.runs.recorded import RUNNING, json_of, read_info
 from fedloom.settings.paths import differs
 from fedloom.settings.problems import carry, explain, found
 from fedloom.settings.section import Section, strict
@@ -335,12 +336,8 @@ def state_of(cell: Cell, recipe: Recipe, grid_folder: Path) -> Literal["new", "i
 
 
 def is_over(folder: Path) -> bool:
-    """Whether a run folder's run has ended, however it did."""
-    try:
-        status = json.loads((folder / "run.json").read_text("utf-8"))["status"]
-    except (OSError, ValueError, KeyError):
-        return False
-    return status != "running"
+    """Whether a run folder's run has ended, however it did. Raises StateError where its run.json is damaged."""
+    return (folder / "run.json").is_file() and read_info(folder).get("status", RUNNING) != RUNNING
 
 
 def save(grid: Grid, folder: Path, refused: Mapping[str, str]) -> None:
@@ -396,9 +393,9 @@ def default_folder(grid: Grid) -> Path:
 def refused_in(folder: Path) -> dict[str, str]:
     """Combination -> why the library refused it, as recorded when the grid ran."""
     try:
-        value = json.loads((folder / REFUSED).read_text("utf-8"))
+        value = json_of(folder / REFUSED)
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
-        raise StateError(f"{folder / REFUSED}: {error}") from None
+    if not isinstance(value, dict):
+        raise StateError(f"{folder / REFUSED}: expected an object, found {type(value).__name__}")
     return {str(key): str(reason) for key, reason in value.items()}

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedloom.errors import DataError
+from fedloom.memory import need_memory
 from fedloom.tasks.task import Direction, Metric, Task
 
 
@@ -54,6 +55,9 @@ class Classification(Task):
     kind: ClassVar[str] = "classification"
     metrics: ClassVar[Mapping[str, Direction]] = {"accuracy": "max", "macro_f1": "max"}
     primary: ClassVar[str] = "accuracy"
+
+    def __post_init__(self) -> None:
+        need_memory(8 * self.channels**2, f"task {self.name!r}: the confusion matrix of {self.channels} classes")
 
     def head(self, features: int) -> nn.Module:
         """A linear layer from the features to one logit per class."""

@@ -131,15 +131,22 @@ class Partition:
     def from_json(value: Mapping[str, Any]) -> Partition:
         """Rebuild a partition from `to_json`. DataError where a field is absent or the hash does not fit."""
         try:
-            rows = [(c["client"], c["tasks"], c["train"], c["val"], c["domain"]) for c in value["clients"]]
+            shares = tuple(
+                Share(
+                    c["client"],
+                    dict(c["tasks"]),
+                    np.asarray(c["train"], np.int64),
+                    np.asarray(c["val"], np.int64),
+                    c["domain"],
+                )
+                for c in value["clients"]
+            )
             stated = value["hash"]
         except KeyError as error:
             raise DataError(f"the saved partition has no field {error.args[0]!r}") from None
-        shares = (
-            Share(client, tasks, np.asarray(train, np.int64), np.asarray(val, np.int64), domain)
-            for client, tasks, train, val, domain in rows
-        )
-        partition = Partition(tuple(shares))
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise DataError(f"the saved partition is damaged: {error}") from None
+        partition = Partition(shares)
         if partition.hash != stated:
             raise DataError(f"the saved partition was changed: expected hash {stated}, found {partition.hash}")
         return partition

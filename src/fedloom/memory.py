@@ -1,10 +1,12 @@
-"""How much memory there is for more processes."""
+"""How much memory there is, and asking for it before it is taken."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
 from pathlib import Path
+
+from fedloom.errors import UserError
 
 
 def free_memory() -> int | None:
@@ -26,3 +28,9 @@ def available_memory() -> int:
     if free is None and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return 8 * 10**9 if free is None else free
+
+
+def need_memory(count: int, what: str) -> None:
+    """Raise UserError where something would take more bytes than there are."""
+    if count > 10**6 and count > (free := available_memory()):
+        raise UserError(f"{what} would take {count / 1e9:.3g} GB of memory, and {free / 1e9:.3g} GB are free")
