@@ -80,7 +80,7 @@ def test_workers_and_a_stop_at_the_very_end_do_not_matter(tmp_path: Path, monkey
     whole = run(tmp_path / "whole", *changes)
     assert_same(whole.folder, run(tmp_path / "pool", *changes, "runtime.workers=2").folder)
     with monkeypatch.context() as broken:
-        broken.setattr("fedloom.runs.folder.save_file", _full)
+        broken.setattr("fedloom.runs.folder.RunFolder.save_model", _full)
         with pytest.raises(OSError, match="full"):
             run(tmp_path / "again", *changes)
     again = fedloom.resume(tmp_path / "again").run

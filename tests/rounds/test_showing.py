@@ -88,10 +88,10 @@ def finals(folder: Path, metric: str) -> dict[tuple[str, str], float]:
     ],
     ids=lambda changes: " ".join(changes),
 )
-def test_the_diagonal_is_the_final_accuracy(changes: tuple[str, ...]) -> None:
+def test_the_diagonal_is_the_final_accuracy(changes: tuple[str, ...], tmp_path: Path) -> None:
     names = [change.removeprefix("recipe=") for change in changes if change.startswith("recipe=")]
     plain = [change for change in changes if not change.startswith("recipe=")]
-    folder = fedloom.run(load_recipe(*plain, recipe=names[0] if names else "digits-tasks")).folder
+    folder = fedloom.run(load_recipe(*plain, recipe=names[0] if names else "digits-tasks"), tmp_path / "run").folder
     wanted = finals(folder, "accuracy")
     assert wanted
     assert shares(folder) == wanted
@@ -103,18 +103,18 @@ def test_pixels_agree_with_pixel_accuracy(scenes: Path) -> None:
     assert shares(scenes) == pytest.approx(wanted)
 
 
-def test_early_stopping_shows_the_model_that_is_kept() -> None:
+def test_early_stopping_shows_the_model_that_is_kept(tmp_path: Path) -> None:
     # nothing is better by so much
     recipe = load_recipe("training.rounds=4", "early_stopping={patience: 2, min_delta: 5}")
-    folder = fedloom.run(recipe).folder
+    folder = fedloom.run(recipe, tmp_path / "run").folder
     info = Run.read(folder).info
     assert (info["status"], kept(folder)["round"]) == ("stopped early", info["final_round"])
     assert info["final_round"] < info["rounds"]
     assert shares(folder) == finals(folder, "accuracy")
 
 
-def test_clients_with_one_model_and_the_same_data_share_a_matrix() -> None:
-    tasks = kept(fedloom.run(load_recipe("method=fedavg")).folder)["tasks"]
+def test_clients_with_one_model_and_the_same_data_share_a_matrix(tmp_path: Path) -> None:
+    tasks = kept(fedloom.run(load_recipe("method=fedavg"), tmp_path / "run").folder)["tasks"]
     clients = build(load_recipe()).federation.clients
     for task, about in tasks.items():
         (one,) = about["models"]
@@ -204,12 +204,12 @@ def test_nothing_where_the_recipe_says_so(tmp_path: Path) -> None:
     assert recipe_hash(off) == recipe_hash(load_recipe())  # no result differs
 
 
-def test_caps_leave_out_what_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caps_leave_out_what_is_too_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(showing, "MODELS", 1)
-    tasks = kept(fedloom.run(load_recipe("method=local")).folder)["tasks"]
+    tasks = kept(fedloom.run(load_recipe("method=local"), tmp_path / "all").folder)["tasks"]
     assert {(len(about["models"]), about["in_all"]) for about in tasks.values()} == {(1, 2)}
     monkeypatch.setattr(showing, "CLASSES", 9)  # digits are ten
-    fewer = kept(fedloom.run(load_recipe("method=local")).folder)["tasks"]
+    fewer = kept(fedloom.run(load_recipe("method=local"), tmp_path / "fewer").folder)["tasks"]
     assert set(tasks) - set(fewer) == {"digit"}
 
 
