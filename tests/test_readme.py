@@ -1,4 +1,4 @@
-"""The Python of the README runs; its commands and YAML, and those of docs/reference.md, are valid; links lead somewhere."""
+"""The Python of the README runs; its commands and YAML, and those of docs/reference.md, are valid; so are links."""
 
 from __future__ import annotations
 
