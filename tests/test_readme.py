@@ -1,4 +1,4 @@
-"""The README's Python runs, and its commands and YAML are valid."""
+"""The Python of the README runs; its commands and YAML, and those of docs/reference.md, are valid; so are links."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import pytest
 from fedloom.recipes.loader import load
 from fedloom.settings.yaml import parse
 
-TEXT = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/reference.md")}
+TEXT = "\n".join(PAGES.values())
 
 
 def blocks(language: str) -> list[str]:
@@ -38,3 +40,10 @@ def test_the_commands_name_keys_that_exist() -> None:
     assert runs
     for name, *changes in runs:
         load(name, changes)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_links_lead_somewhere(name: str) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", PAGES[name])
+    assert links
+    assert [link for link in links if not (ROOT / name).parent.joinpath(link).exists()] == []
