@@ -20,7 +20,7 @@ from fedloom.errors import StateError
 from fedloom.rounds.progress import Progress
 from fedloom.runs import checkpoint, folder
 from fedloom.runs.reader import Run
-from tests_support import assert_same, load_recipe, stopped_after
+from tests_support import Stop, assert_same, load_recipe, stopped_after
 
 CHANGES = ("training.rounds=4",)
 
@@ -303,3 +303,21 @@ def test_a_finished_run_that_goes_on_is_not_finished(whole: Path, tmp_path: Path
     assert_same(whole, fedloom.resume(run, progress=look))
     assert look.status == "running"
     assert Run.read(run).is_finished
+
+
+def test_a_run_killed_while_it_measures_round_0_anew_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = fedloom.run(load_recipe(), tmp_path / "whole")
+
+    def stop(*_: Any, **__: Any) -> None:
+        raise Stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedloom.rounds.rounds.server_step", stop)  # round 0 is saved, and nothing else
+        with pytest.raises(Stop):
+            fedloom.run(load_recipe(), tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(folder.RunFolder, "write_round", stop)  # its lines have been cut off
+        with pytest.raises(Stop):
+            fedloom.resume(tmp_path / "run")
+    fedloom.resume(tmp_path / "run")
+    assert_same(whole.folder, tmp_path / "run")
