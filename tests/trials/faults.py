@@ -73,7 +73,9 @@ def _work(job: Callable[[], Any], home: str, fault: Fault | None, sender: int) -
     """What the child does; returns its exit code."""
     _adopt_helpers()
     writes, sync = 0, os.fsync
-    synced: dict[str, int] = {}
+    # what was there before this process, or was synced under another name, is on the disk for good
+    there = [os.path.join(place, name) for place, _, names in os.walk(home) for name in names]
+    synced: dict[str, int] = {name: os.path.getsize(name) for name in there}
 
     def at(path: Any, unsynced: bool = False) -> None:
         nonlocal writes
@@ -94,7 +96,8 @@ def _work(job: Callable[[], Any], home: str, fault: Fault | None, sender: int) -
         if event in _CHANGES or (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)):
             at(arguments[0])
             if event == "os.rename":
-                synced.pop(os.fsdecode(arguments[0]), None)
+                old, new = os.fsdecode(arguments[0]), os.fsdecode(arguments[1])
+                synced[new] = synced.pop(old, 0)
 
     def fsync(opened: int) -> None:
         name = os.readlink(f"/proc/self/fd/{opened}")
