@@ -135,7 +135,10 @@ def test_objects_give_what_the_recipe_gives(name: str, method: str, tmp_path: Pa
         for m in METHODS
     ],
 )
-def test_two_workers_give_what_one_gives(name: str, method: str, tmp_path: Path) -> None:
+def test_two_workers_give_what_one_gives(
+    name: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2])  # a worker process imports this module, for its Net
     federation, net = as_objects(as_recipe(name, method, tmp_path)[1])
     options: dict[str, Any] = {"model": net, "method": METHODS[method](), **SHORT}
     one, two = (fl.run(federation, tmp_path / f"{n}", workers=n, **options) for n in (1, 2))
