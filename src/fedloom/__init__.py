@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from fedloom._lazy import lazy
@@ -23,5 +24,9 @@ if TYPE_CHECKING:
     from fedloom.methods.method import Method as Method
     from fedloom.models.own import model as model
     from fedloom.tasks.own import task as task
+
+# For large tensors torch asks for large pages, where the system has them: touching fresh small ones took half of a round.
+# It reads this when it makes its first tensor.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 __getattr__, __dir__ = lazy(__name__)
