@@ -74,7 +74,13 @@ class _Watched:
         self.progress.start(self.built.recipe.training.rounds, max(self.done, 0))
         with tempfile.TemporaryDirectory(prefix="fedloom-") as scratch, (self.folder / LOG).open("a") as log:
             errors = Path(scratch) / "error.txt"
-            environment = {**os.environ, "OMP_NUM_THREADS": str(runtime.threads), ERROR_FILE: str(errors)}
+            environment = {
+                **os.environ,
+                "OMP_NUM_THREADS": str(runtime.threads),
+                # a rank finds what this process finds, such as modules beside the script that runs here
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                ERROR_FILE: str(errors),
+            }
             process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
             try:
                 while process.poll() is None:
