@@ -4,6 +4,7 @@ of the current folder brings a partition and a codec."""
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 import fedloom as fl
 from fedloom.cli.app import app
 from fedloom.data import DATASETS
+from fedloom.engines.flower.project import new
 from fedloom.methods import METHODS
 from fedloom.recipes import load
 from fedloom.rounds.build import build
@@ -107,7 +109,7 @@ EVERYDAY = {
     "methods": ("methods", "beacon"),
     "methods, one": ("methods clipped", "FedAvg of clipped updates."),
     "methods, a stage": ("methods beacon:Clip", "limit"),
-    "recipe": ("recipe schema", "beacon"),
+    "recipe": ("recipe schema", "FedAvg of clipped updates."),
     "flower": ("flower new sites signs.yaml", "recipe.yaml"),
 }
 """A command of each kind, in the order of a working day, and a word of what it says."""
@@ -156,6 +158,23 @@ def test_workers_and_a_cluster_have_it_too(here: Path) -> None:
     one = fl.run("signs.yaml", here / "one")
     assert_same(one, fl.run("signs.yaml", here / "two", workers=2))
     assert_same(one, fl.run("signs.yaml", here / "cluster", runtime={"engine": "cluster", "workers": 2}))
+
+
+@pytest.mark.slow
+def test_a_deployment_has_it_too(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A SuperLink and three SuperNodes, which are processes of their own: they have the installed package."""
+    monkeypatch.syspath_prepend(OUTSIDE.parents[2] / "examples" / "flower-deployment")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    from deployment import deployment
+
+    changes = ["method.codec=raw", "training.rounds=2"]
+    new(here / "sites", "signs.yaml", changes)
+    with deployment(here) as place:
+        for k in range(3):
+            place.start_node(f"site-{k}", f"client: school-{k}\n")
+        number = place.submit(here / "sites", here / "run")
+        assert place.finished(number, here / "run", 240)["status"] == "finished"
+    assert_same(here / "run", fl.run("signs.yaml", here / "one", overrides=changes), models_only=True)
 
 
 def test_the_folder_says_what_it_was_and_a_changed_source_is_told(here: Path) -> None:

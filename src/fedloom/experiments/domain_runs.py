@@ -16,7 +16,7 @@ from fedloom.export.finished import Finished, Tell, open_runs
 from fedloom.models.linearised import Linearised
 from fedloom.models.multitask import MultiTask
 from fedloom.rounds.built import Built
-from fedloom.rounds.federation import Client, Part
+from fedloom.rounds.federation import BuiltClient, Part
 from fedloom.rounds.worker import check_device
 from fedloom.tasks.task import Task
 from fedloom.training.feature_modules import FeatureModule, map_channels
@@ -27,7 +27,7 @@ class DomainModel:
     """A model on the test examples of a domain. `owner` is its key among the run's models, "" the global one's."""
 
     domain: str
-    client: Client
+    client: BuiltClient
     owner: str
     personal: bool
 
@@ -81,7 +81,7 @@ class DomainRun(Finished):
         """(pooled features n x D of at most so many test examples, evenly spaced; their labels n), on the CPU."""
         return encoded(self.loaded(view).encoder, self.part(view).spread(most), self.task.name, self.device)
 
-    def _view(self, domain: str, client: Client) -> DomainModel:
+    def _view(self, domain: str, client: BuiltClient) -> DomainModel:
         owner = self.owner(client.id, self.task.name)
         return DomainModel(domain, client, owner, personal=owner in (client.id, f"{client.id}/task/{self.task.name}"))
 

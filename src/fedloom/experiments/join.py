@@ -28,7 +28,7 @@ from fedloom.recipes.schema import Recipe
 from fedloom.rounds.build import load_data, with_options
 from fedloom.rounds.built import Built
 from fedloom.rounds.evaluation import evaluate
-from fedloom.rounds.federation import Client, Federation
+from fedloom.rounds.federation import BuiltClient, BuiltFederation
 from fedloom.rounds.worker import check_device
 from fedloom.study.tables.sheet import Sheet
 from fedloom.taskvectors import sign_similarity
@@ -159,7 +159,7 @@ def join(
     domain = built.federation.clients[client].domain if client else None
     share = Share(client or NEW, {task: 1.0}, positions, np.empty(0, np.int64), domain)
     alone = replace(dataset, tasks=tuple(t for t in dataset.tasks if t.name == task))
-    me = Federation.build(alone, Partition((share,))).clients[share.client].only(task)
+    me = BuiltFederation.build(alone, Partition((share,))).clients[share.client].only(task)
     if not len(me.test):
         raise DataError(f"{folder}: no test example has a label of task {task!r}")
     newcomer = _Newcomer(found, alone, me, check_device(device or built.recipe.runtime.devices[0]))
@@ -249,7 +249,7 @@ def _same_examples(built: Built, dataset: Dataset) -> bool:
 class _Newcomer:
     """Trains one task from given starts."""
 
-    def __init__(self, found: TaskModels, alone: Dataset, me: Client, device: str) -> None:
+    def __init__(self, found: TaskModels, alone: Dataset, me: BuiltClient, device: str) -> None:
         built = found.built
         recipe, section = built.recipe, built.recipe.model
         made = build_model(section.entry, section.arguments, alone.input_shape, alone.tasks, recipe.seed)

@@ -12,7 +12,7 @@ from fedloom.errors import StateError
 from fedloom.export.loader import LOADER, loader_fits
 from fedloom.models.multitask import MultiTask
 from fedloom.rounds.built import Built
-from fedloom.rounds.federation import Client
+from fedloom.rounds.federation import BuiltClient
 from fedloom.runs.reader import Run, TaskMetric, human_bytes
 from fedloom.tasks.task import Task
 
@@ -67,7 +67,7 @@ def card(built: Built, run: Run, about: Mapping[str, Any], wanted: Sequence[Task
     )
 
 
-def _splits(clients: Mapping[str, Client], client: str | None) -> list[str]:
+def _splits(clients: Mapping[str, BuiltClient], client: str | None) -> list[str]:
     """A table of how many examples the clients have; a part that several share counts once."""
     rows = [["part", "examples", "of each client"]]
     for split in ("train", "val", "test"):

@@ -30,7 +30,7 @@ from fedloom.models.multitask import MultiTask
 from fedloom.recipes.schema import DataSection, MethodSection, Recipe
 from fedloom.rounds import refusals
 from fedloom.rounds.built import Built
-from fedloom.rounds.federation import Federation
+from fedloom.rounds.federation import BuiltFederation
 from fedloom.settings.names import imported, is_import
 from fedloom.tasks.own import Own
 from fedloom.tasks.task import Task
@@ -137,7 +137,7 @@ def build(
         partition = as_partition(recipe.partition.make(pool, recipe.seed), pool, recipe.seed)
     else:
         partition.check(pool, shared=True)
-    federation = Federation.build(dataset, partition, unified=recipe.model.heads == "all")
+    federation = BuiltFederation.build(dataset, partition, unified=recipe.model.heads == "all")
     federation = federation.pooled(method.pooled) if method.pooled else federation
     built = assemble(recipe, method, dataset, pool, partition, federation)
     refusals.unmeasured(built)
@@ -224,7 +224,7 @@ def _freeze(module: MultiTask, glob: str) -> None:
 
 
 def assemble(
-    recipe: Recipe, method: Method, dataset: Dataset, pool: Pool, partition: Partition, federation: Federation
+    recipe: Recipe, method: Method, dataset: Dataset, pool: Pool, partition: Partition, federation: BuiltFederation
 ) -> Built:
     """Build the model for the clients of a federation, and refuse combinations that do not work."""
     module = starting_model(recipe, dataset)

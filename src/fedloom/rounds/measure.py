@@ -10,7 +10,7 @@ from typing import Any
 from fedloom.core.context import State
 from fedloom.rounds.built import Built
 from fedloom.rounds.evaluation import Scores
-from fedloom.rounds.federation import Client
+from fedloom.rounds.federation import BuiltClient
 from fedloom.rounds.loading import pack_tasks
 from fedloom.rounds.messages import Message
 from fedloom.rounds.server import model_of
@@ -40,7 +40,7 @@ class MeasuredGroup:
     model: Model
     client: str
     split: str
-    members: list[tuple[Client, Model]] = field(default_factory=list)
+    members: list[tuple[BuiltClient, Model]] = field(default_factory=list)
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -167,7 +167,7 @@ def train_seconds(done: Iterable[TrainDone]) -> dict[str, float]:
     return found
 
 
-def _records(client: Client, model: str, split: str, scores: Scores, tasks: Sequence[str]) -> list[Record]:
+def _records(client: BuiltClient, model: str, split: str, scores: Scores, tasks: Sequence[str]) -> list[Record]:
     data = f"{client.part(split).name} {split}"
     return [
         {

@@ -29,7 +29,7 @@ from fedloom.recipes.schema import DataSection, Recipe
 from fedloom.rounds import refusals
 from fedloom.rounds.build import assemble, method_of, with_options
 from fedloom.rounds.built import Built
-from fedloom.rounds.federation import Client, Federation, Part
+from fedloom.rounds.federation import BuiltClient, BuiltFederation, Part
 from fedloom.settings.problems import explain
 from fedloom.settings.section import Section, strict
 from fedloom.tasks.task import Task
@@ -129,7 +129,7 @@ class Elsewhere:
         return np.broadcast_to(np.int64(-1), (self.count,))
 
 
-def own_data(recipe: Recipe, config: NodeConfig) -> tuple[Dataset, Client]:
+def own_data(recipe: Recipe, config: NodeConfig) -> tuple[Dataset, BuiltClient]:
     """A node's data set and the client that holds all of it. Raises DataError for a task that the data set lacks."""
     assert config.data is not None
     dataset = loaded(config.data.entry, recipe.seed, config.data.arguments)
@@ -146,7 +146,7 @@ def own_data(recipe: Recipe, config: NodeConfig) -> tuple[Dataset, Client]:
     everyone = PARTITIONERS["iid"].function(Pool.of(dataset), recipe.seed, clients=1, val_fraction=config.val_fraction)
     share = everyone.shares[0]
     test = np.arange(len(dataset.test), dtype=np.int64)
-    client = Client(
+    client = BuiltClient(
         config.client,
         {name: (known[name], weight * known[name].weight) for name, weight in sorted(weights.items())},
         Part(dataset.train, share.train, "own"),
@@ -157,7 +157,7 @@ def own_data(recipe: Recipe, config: NodeConfig) -> tuple[Dataset, Client]:
     return dataset, client
 
 
-def about(client: Client, input_shape: tuple[int, ...]) -> NodeReport:
+def about(client: BuiltClient, input_shape: tuple[int, ...]) -> NodeReport:
     """A node's report about itself."""
     return NodeReport(
         client=client.id,
@@ -232,7 +232,7 @@ def _tasks(report: NodeReport) -> dict[str, Any]:
     return {task.name: task for task in map(as_task, report.tasks)}
 
 
-def federation_of(reports: Mapping[str, NodeReport], unified: bool) -> tuple[Federation, Dataset, Partition]:
+def federation_of(reports: Mapping[str, NodeReport], unified: bool) -> tuple[BuiltFederation, Dataset, Partition]:
     """A federation whose data are elsewhere, from the nodes' reports. Tasks are in the order of their names.
 
     Raises DataError that names a client whose report does not fit the others'.
@@ -251,7 +251,7 @@ def federation_of(reports: Mapping[str, NodeReport], unified: bool) -> tuple[Fed
         train, val, test = (
             np.broadcast_to(np.int64(0), (n,)) for n in (node.sizes.train, node.sizes.val, node.sizes.test)
         )
-        clients[name] = Client(
+        clients[name] = BuiltClient(
             name,
             {task: (known[task], float(weight)) for task, weight in sorted(node.weights.items())},
             Part(dataset.train, train, "own"),
@@ -262,7 +262,7 @@ def federation_of(reports: Mapping[str, NodeReport], unified: bool) -> tuple[Fed
         # nothing is dealt out: only the node has positions
         nowhere = np.zeros(0, dtype=np.int64)
         shares.append(Share(name, node.weights, nowhere, nowhere, node.domain))
-    return Federation(dataset.tasks, clients, unified), dataset, Partition(tuple(shares))
+    return BuiltFederation(dataset.tasks, clients, unified), dataset, Partition(tuple(shares))
 
 
 def build_from(
@@ -281,7 +281,7 @@ def build_at(recipe: Recipe, method: Method | None, config: NodeConfig, tasks: t
     dataset, client = own_data(recipe, config)
     known = {task.name: task for task in tasks}
     mine = {name: (known[name], weight) for name, (_, weight) in client.tasks.items()}
-    client = Client(client.id, mine, client.train, client.val, client.test, client.domain)
-    federation = Federation(tasks, {client.id: client}, recipe.model.heads == "all")
+    client = BuiltClient(client.id, mine, client.train, client.val, client.test, client.domain)
+    federation = BuiltFederation(tasks, {client.id: client}, recipe.model.heads == "all")
     whole = Dataset(dataset.name, tasks, dataset.train, dataset.test)
     return assemble(recipe, method_of(recipe, method), whole, Pool({}), Partition(()), federation)
