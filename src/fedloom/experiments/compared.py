@@ -12,7 +12,6 @@ from typing import Any
 
 from fedloom.engines.api import Source, run
 from fedloom.errors import RecipeError
-from fedloom.extras import need
 from fedloom.recipes.objects import described
 from fedloom.study.tables.compare import Comparison
 from fedloom.study.tables.compare import compare as put_side_by_side
@@ -21,11 +20,6 @@ from fedloom.study.tables.compare import compare as put_side_by_side
 @dataclass(frozen=True)
 class Compared(Comparison):
     """What `fl.compare` found: a Comparison of the runs that it made."""
-
-    def to_pandas(self) -> Any:
-        """A pandas.DataFrame: method, then the columns of `Result.to_pandas`."""
-        rows = [{"method": run.label, **row} for c in self.columns for run in c.runs for row in run.rows()]
-        return need("pandas", "notebook").DataFrame(rows)
 
     def __str__(self) -> str:
         return self.to_markdown()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, stdev
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedloom.errors import StateError, nearest
 from fedloom.extras import need
@@ -140,6 +140,11 @@ class Comparison:
             for task, metric, direction, e in lines:
                 found.append([c.label, task, metric, direction, repr(e.mean), full(e.half), *tail])
         return csv_text(CSV, found)
+
+    def to_pandas(self) -> Any:
+        """A pandas.DataFrame: method, as the table calls its columns, then the columns of `Result.to_pandas`."""
+        rows = [{"method": c.label, **row} for c in self.columns for run in c.runs for row in run.rows()]
+        return need("pandas", "notebook").DataFrame(rows)
 
     def to_latex(self) -> str:
         """A table environment with the best of each row in bold; needs the package booktabs."""
