@@ -84,11 +84,14 @@ class Federation:
             self.dataset = replace(data, deal=_rule(partition))
             return
         known = _tasks(tasks)
+        if labels is not None and not isinstance(labels, Mapping):
+            raise DataError(f"Federation: labels={labels!r} found, expected {{task: key of its label}}")
         keys = Keys(inputs, dict(labels) if labels is not None else None)
         if clients is None:
             parts = [read(data, known, "Federation, data", keys)]
             deal: Any = _rule(partition)
         else:
+            clients = _named(clients)
             parts, deal = _clients(clients, known, keys)
         shape, dtype = parts[0].shape, parts[0].dtype
         own = {} if clients is None else {who: c.test for who, c in clients.items() if c.test is not None}
@@ -97,6 +100,8 @@ class Federation:
         for part in (*parts, *tests):
             if part.shape != shape:
                 raise DataError(f"{part.where}: inputs of shape {part.shape} found, but {parts[0].where} has {shape}")
+            if part.dtype != dtype:
+                raise DataError(f"{part.where}: inputs of {part.dtype} found, but {parts[0].where} has {dtype}")
         whose = [*([-1] if test is not None else []), *range(len(own))]
         sizes = [len(part) for part in tests]
         domain = torch.repeat_interleave(torch.tensor(whose, dtype=torch.int64), torch.tensor(sizes)) if own else None
@@ -160,34 +165,46 @@ def _rule(partition: Any) -> Any:
             raise DataError(f"Federation, partition {entry.name!r}: {said}") from None
         return lambda pool, seed: as_partition(entry.make(pool, seed, **params), pool, seed)
     if callable(partition):
-        return lambda pool, seed: as_partition(partition(pool, seed), pool, seed)
+        rule = PARTITIONERS.of("own", partition)
+        return lambda pool, seed: as_partition(rule.make(pool, seed), pool, seed)
     return lambda pool, seed: as_partition(partition, pool, seed)
 
 
-def _clients(clients: Any, known: Mapping[str, Task], keys: Keys) -> tuple[list[Piece], Any]:
-    """The clients' data one after another, and the function that says whose is what."""
+def _named(clients: Any) -> dict[str, Client]:
+    """The clients by their names as texts."""
     if not isinstance(clients, Mapping) or not clients:
         raise DataError(f"Federation: clients={clients!r} found, expected {{name: fl.Client(...)}}")
+    named: dict[str, Client] = {}
+    for who, client in clients.items():
+        if not isinstance(client, Client):
+            raise DataError(f"Federation, clients: {who!r} is {type(client).__name__}, expected fl.Client(...)")
+        if not str(who).strip() or str(who) in named:
+            already = " a second time" if str(who).strip() else ""
+            raise DataError(f"Federation, clients: the name {str(who)!r} found{already}, expected one for each client")
+        named[str(who)] = client
+    return named
+
+
+def _clients(clients: Mapping[str, Client], known: Mapping[str, Task], keys: Keys) -> tuple[list[Piece], Any]:
+    """The clients' data one after another, and the function that says whose is what."""
     parts: list[Piece] = []
     held: list[tuple[str, dict[str, float], np.ndarray[Any, Any], Any]] = []
     at = 0
     for who, client in sorted(clients.items()):
-        if not isinstance(client, Client):
-            raise DataError(f"Federation, clients: {who!r} is {type(client).__name__}, expected fl.Client(...)")
         weights = _weights(who, client.tasks, known)
         mine = {name: known[name] for name in weights}
         part = read(client.train, mine, f"client {who!r}, train", keys)
         spans = [part]
-        if isinstance(client.val, bool) or not isinstance(client.val, int | float):
+        if not isinstance(client.val, bool | int | float | str | None):
             spans.append(read(client.val, mine, f"client {who!r}, val", keys))
-        elif not 0 <= client.val < 1:
+        elif isinstance(client.val, bool | str | None) or not 0 <= client.val < 1:
             raise DataError(f"client {who!r}: val={client.val!r} found, expected a share from 0 to below 1, or data")
         ranges = []
         for span in spans:
             ranges.append(np.arange(at, at + len(span), dtype=np.int64))
             at += len(span)
         parts += spans
-        held.append((str(who), weights, ranges[0], ranges[1] if len(ranges) > 1 else float(client.val)))
+        held.append((who, weights, ranges[0], ranges[1] if len(ranges) > 1 else float(client.val)))
     own = {who for who, client in clients.items() if client.test is not None}
 
     def deal(pool: Pool, seed: int) -> Partition:
@@ -208,10 +225,15 @@ def _weights(who: str, tasks: Any, known: Mapping[str, Task]) -> dict[str, float
         tasks = list(known)
     if isinstance(tasks, str) or not isinstance(tasks, Mapping | Iterable):
         raise DataError(f"client {who!r}: tasks={tasks!r} found, expected a list of names, or {{name: weight}}")
-    weights = {name: float(w) for name, w in (tasks.items() if isinstance(tasks, Mapping) else ((t, 1) for t in tasks))}
-    for name in weights:
+    weights: dict[str, float] = {}
+    for name, weight in tasks.items() if isinstance(tasks, Mapping) else ((task, 1) for task in tasks):
         if name not in known:
             raise DataError(f"client {who!r}: {unknown('task', name, known)}")
+        if name in weights:
+            raise DataError(f"client {who!r}: tasks={tasks!r} found, expected {name!r} once")
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < float("inf"):
+            raise DataError(f"client {who!r}, task {name!r}: expected a weight above 0, found {weight!r}")
+        weights[name] = float(weight)
     if not weights:
         raise DataError(f"client {who!r}: tasks is empty, expected at least one of {', '.join(known)}")
     return weights

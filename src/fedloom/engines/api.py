@@ -32,6 +32,7 @@ from fedloom.runs.folder import RunFolder
 from fedloom.runs.reader import Run
 from fedloom.runs.track import tracker_of
 from fedloom.settings.paths import differs
+from fedloom.settings.problems import found
 from fedloom.training.optim import learning_rate
 
 __all__ = ["Plan", "Result", "model_file", "plan", "resume", "run", "trained_models"]
@@ -104,6 +105,8 @@ def run(
     What is made in Python is not in the folder: `resume` needs it again. Raises UserError (RecipeError, DataError,
     StateError) for bad input.
     """
+    if not isinstance(folder, str | Path | None):
+        raise RecipeError(f"run: folder={found(folder)} found, expected a path; give a model as model=")
     recipe = recipe_of(what, model, method, overrides, **options)
     refusals.without_method(recipe)
     for device in recipe.runtime.devices:  # before the data is loaded, because this fails at once

@@ -113,6 +113,8 @@ def as_multitask(made: Any, tasks: Sequence[Task], example: Tensor) -> MultiTask
     answer = _passed(module, example, "model")
     if own.heads is None and not own.linear:
         _fits(type(module).__name__, answer, tasks)
+        if not any(p.requires_grad for p in module.parameters()):
+            raise RecipeError(f"model: {type(module).__name__} found, which has no parameters to train, expected some")
         whole = MultiTask(Plain(module), tasks, {task.name: Picked(task.name) for task in tasks})
         whole.more_roles = _roles(module, own.roles, tasks)
         return whole
