@@ -13,6 +13,7 @@ from typing import Any
 from fedloom.engines.api import Source, run
 from fedloom.errors import RecipeError
 from fedloom.recipes.objects import described
+from fedloom.runs.recorded import TEMPORARY
 from fedloom.study.tables.compare import Comparison
 from fedloom.study.tables.compare import compare as put_side_by_side
 
@@ -55,7 +56,7 @@ def compare(
     if isinstance(seeds, bool) or not isinstance(seeds, int | Sequence) or isinstance(seeds, str) or not seeds:
         raise RecipeError(f"compare: seeds={seeds!r} found, expected how many, or a list of seeds")
     every = range(seeds) if isinstance(seeds, int) else seeds
-    home = Path(tempfile.mkdtemp(prefix="fedloom-")) if folder is None else Path(folder)
+    home = Path(tempfile.mkdtemp(prefix=TEMPORARY)) if folder is None else Path(folder)
     runs = []
     try:
         for number, method in enumerate(methods):

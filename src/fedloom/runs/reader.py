@@ -71,7 +71,7 @@ class Run:
         folder = Path(folder)
         for name in ("run.json", "recipe.yaml"):
             if not (folder / name).is_file():
-                raise StateError(f"{folder} is not a run folder: {name} is absent")
+                raise recorded.no_run(folder, name)
         info = recorded.read_info(folder)
         recorded.check("run.json", info, str(folder / "run.json"))
         recorded.verify(folder, info)
