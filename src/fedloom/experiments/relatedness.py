@@ -41,7 +41,7 @@ from fedloom.rounds.federation import Part
 from fedloom.rounds.worker import check_device
 from fedloom.study.report.looks import plain
 from fedloom.study.report.related import FILE
-from fedloom.study.tables.markup import csv_text
+from fedloom.study.tables.markup import Records
 from fedloom.study.tables.sheet import Sheet
 from fedloom.training.flat import FlatModel
 
@@ -92,15 +92,19 @@ class Relatedness:
         return "\n".join(lines)
 
     def to_csv(self) -> str:
+        """The scores of all ordered pairs of tasks, as a CSV file."""
+        return self.records().to_csv()
+
+    def records(self) -> Records:
         """A line for each metric and ordered pair of tasks: the score, and the symmetrised one."""
         rows = [
-            (name, s, t, repr(float(R[i, j])), repr(float(M[i, j])))
+            (name, s, t, float(R[i, j]), float(M[i, j]))
             for name, R in self.scores.items()
             for M in [symmetrised(R)]
             for i, s in enumerate(self.tasks)
             for j, t in enumerate(self.tasks)
         ]
-        return csv_text(("metric", "encoder", "task", "score", "symmetrised"), rows)
+        return Records(("metric", "encoder", "task", "score", "symmetrised"), rows)
 
     def to_json(self) -> str:
         """Everything; null where a score is not defined."""
@@ -129,19 +133,18 @@ class Relatedness:
         """
         both = self.agreement()
         files = {
-            f"{name}.csv": csv_text(
-                ("", *self.tasks),
-                [(task, *(repr(float(v)) for v in row)) for task, row in zip(self.tasks, R, strict=True)],
-            )
+            f"{name}.csv": Records(
+                ("", *self.tasks), [(task, *map(float, row)) for task, row in zip(self.tasks, R, strict=True)]
+            ).to_csv()
             for name, R in self.scores.items()
         }
         pairs = [(i, j) for i in range(len(both.names)) for j in range(i)]
         rows = [
-            (both.names[j], both.names[i], repr(float(both.pearson[i, j])), repr(float(both.spearman[i, j])),
+            (both.names[j], both.names[i], float(both.pearson[i, j]), float(both.spearman[i, j]),
              int(both.pairs[i, j]))
             for i, j in pairs
         ]  # fmt: skip
-        files["agreement.csv"] = csv_text(("a", "b", "pearson", "spearman", "pairs"), rows)
+        files["agreement.csv"] = Records(("a", "b", "pearson", "spearman", "pairs"), rows).to_csv()
         files[FILE] = self.to_json()
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)

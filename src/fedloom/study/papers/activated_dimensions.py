@@ -15,7 +15,7 @@ from typing import Any
 from fedloom.errors import StateError
 from fedloom.extras import figure, save_figure
 from fedloom.runs.reader import Run
-from fedloom.study.tables.markup import csv_text
+from fedloom.study.tables.markup import Cell, Records
 from fedloom.study.tables.sheet import Sheet
 
 KIND = "activated-dimensions"
@@ -137,17 +137,21 @@ class Overlaps:
         return f"{self.agreement().to_markdown()}\n{self.shares().to_markdown()}"
 
     def to_csv(self) -> str:
+        """The numbers of every round, as a CSV file."""
+        return self.records().to_csv()
+
+    def records(self) -> Records:
         """All numbers of every round, in percent: overlap, expected and jaccard of pairs; share of rows by block."""
-        lines: list[Sequence[object]] = []
+        lines: list[Sequence[Cell]] = []
         for r in self.rounds:
             for part, numbers in r.groups.items():
                 for quantity, values in numbers.items():
                     for (a, b), value in zip(r.pairs, values, strict=True):
-                        lines.append((r.round, r.scope, quantity, part, a, b, repr(100 * value)))
+                        lines.append((r.round, r.scope, quantity, part, a, b, 100 * value))
             for row in r.rows:
                 for i, block in enumerate(r.blocks):
-                    lines.append((r.round, r.scope, "share", block, row, "", repr(100 * _share(r, row, [i]))))
-        return csv_text(CSV, lines)
+                    lines.append((r.round, r.scope, "share", block, row, "", 100 * _share(r, row, [i])))
+        return Records(CSV, lines)
 
 
 def table(run: str | Path | Run, scope: str | None = None) -> Overlaps:

@@ -13,7 +13,7 @@ from typing import Any
 from fedloom.errors import StateError
 from fedloom.extras import figure, save_figure
 from fedloom.runs.reader import Run
-from fedloom.study.tables.markup import csv_text
+from fedloom.study.tables.markup import Records
 from fedloom.study.tables.sheet import Sheet
 
 KIND = "hyper-weights"
@@ -80,12 +80,16 @@ class HyperWeights:
         return "\n".join(sheet.to_markdown() for sheet in self._sheets)
 
     def to_csv(self) -> str:
+        """The weights of every round, as a CSV file."""
+        return self.records().to_csv()
+
+    def records(self) -> Records:
         """Every weight of every round, as learned and as used."""
         lines = [(r, "alpha", client, "", "", v) for client, points in self.alpha.items() for r, v in points]
         for (client, task), layers in self.beta.items():
             lines += [(r, "beta", client, task, layer, v) for layer, points in layers.items() for r, v in points]
         ordered = sorted(lines, key=lambda line: line[0])
-        return csv_text(CSV, ((*where, repr(value), repr(used(float(value)))) for *where, value in ordered))
+        return Records(CSV, [(*line, used(line[-1])) for line in ordered])
 
 
 def table(run: str | Path | Run) -> HyperWeights:

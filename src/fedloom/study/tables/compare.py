@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, stdev
@@ -17,7 +18,7 @@ from fedloom.runs.reader import IN_VAIN, Final, Run, TaskMetric, human_bytes
 from fedloom.settings.paths import differs, value_at
 from fedloom.study.keys import QUIET
 from fedloom.study.references import at_trivial, note
-from fedloom.study.tables.markup import csv_text, full, latex, span, tex
+from fedloom.study.tables.markup import Cell, Records, fragment, html, latex, span, tex
 from fedloom.tasks.delta import delta_m, without_base
 
 if TYPE_CHECKING:
@@ -130,16 +131,31 @@ class Comparison:
         return "\n".join([*lines, "", self.caption + ".", *(f"\n{note}" for note in self.notes)]) + "\n"
 
     def to_csv(self) -> str:
+        """The numbers in full precision, as a CSV file."""
+        return self.records().to_csv()
+
+    def records(self) -> Records:
         """One line per run set and task, and one with the metric `delta_m`; numbers in full precision."""
-        found: list[list[object]] = []
+        found: list[list[Cell]] = []
         for c in self.columns:
             lines = [(r.task, r.metric, r.direction, c.cells[r]) for r in self.rows]
             if c.delta is not None:
                 lines.append(("", "delta_m", "max", c.delta))
-            tail = [" ".join(str(r.seed) for r in c.runs), self.split, c.model, c.total("up"), c.total("down")]
+            tail = (tuple(r.seed for r in c.runs), self.split, c.model, c.total("up"), c.total("down"))
             for task, metric, direction, e in lines:
-                found.append([c.label, task, metric, direction, repr(e.mean), full(e.half), *tail])
-        return csv_text(CSV, found)
+                found.append([c.label, task, metric, direction, e.mean, e.half, *tail])
+        return Records(CSV, found)
+
+    def to_html(self) -> str:
+        """A page of its own, with the best of each row in bold."""
+        head = "".join(f'<th scope="col">{escape(column.label)}</th>' for column in self.columns)
+        body = []
+        for name, cells, best in self._grid():
+            texts = (f"<b>{escape(c)}</b>" if b else escape(c) for c, b in zip(cells, best, strict=True))
+            row = "".join(f"<td>{text}</td>" for text in texts)
+            body.append(f'<tr><th scope="row" class="label">{escape(name)}</th>{row}</tr>')
+        about = (f"{self.caption}.", *self.notes)
+        return html("Runs side by side", fragment("Runs side by side", [f"<tr><td></td>{head}</tr>"], body, about))
 
     def to_latex(self) -> str:
         """A table environment with the best of each row in bold; needs the package booktabs."""

@@ -1,4 +1,4 @@
-"""What tables share when they are written as Markdown, LaTeX, HTML or CSV."""
+"""What tables share when they are written as Markdown, LaTeX, HTML, CSV or JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import csv
 import io
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from html import escape
+
+Cell = str | int | float | tuple[int, ...] | None
 
 _TEX = {
     **{c: f"\\{c}" for c in "&%$#_{}"},
@@ -100,21 +103,33 @@ def html(title: str, inside: str) -> str:
     )
 
 
-def full(value: float) -> str:
-    """A number in full precision; '' for nan."""
-    return "" if math.isnan(value) else repr(value)
-
-
 def span(numbers: Iterable[int]) -> str:
     """'4', or '3 to 5': the least and the largest of some numbers; '' for none."""
     low, high = min(numbers := list(numbers), default=0), max(numbers, default=0)
     return "" if not numbers else str(low) if low == high else f"{low} to {high}"
 
 
-def csv_text(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
-    """A CSV file of these lines."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows(lines)
-    return out.getvalue()
+@dataclass(frozen=True)
+class Records:
+    """The numbers behind a table in full precision, as lines below a head; nan where there is none."""
+
+    head: tuple[str, ...]
+    lines: Sequence[Sequence[Cell]]
+
+    def to_csv(self) -> str:
+        """A CSV file; '' where there is no number, blanks between those of a list."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(self.head)
+        writer.writerows([_csv(cell) for cell in line] for line in self.lines)
+        return out.getvalue()
+
+    def rows(self) -> list[dict[str, Cell]]:
+        """A mapping for each line."""
+        return [dict(zip(self.head, line, strict=True)) for line in self.lines]
+
+
+def _csv(cell: Cell) -> object:
+    if isinstance(cell, tuple):
+        return " ".join(map(str, cell))
+    return "" if isinstance(cell, float) and math.isnan(cell) else cell

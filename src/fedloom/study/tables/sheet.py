@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from html import escape
 
-from fedloom.study.tables.markup import fragment, html, latex, md, tex
+from fedloom.study.tables.markup import Records, fragment, html, latex, md, tex
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,19 @@ class Sheet:
 
 
 class Sheeted(ABC):
-    """What is written as one sheet, but for CSV, which has more digits."""
+    """What is written as one sheet, but for CSV and JSON, which have more digits."""
 
     @abstractmethod
     def sheet(self) -> Sheet:
         """The sheet that people read."""
 
     @abstractmethod
-    def to_csv(self) -> str:
+    def records(self) -> Records:
         """The numbers in full precision."""
+
+    def to_csv(self) -> str:
+        """The numbers in full precision, as a CSV file."""
+        return self.records().to_csv()
 
     def to_text(self) -> str:
         """The sheet as aligned columns."""
