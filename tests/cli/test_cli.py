@@ -16,6 +16,7 @@ from fedloom import __version__
 from fedloom.cli.app import PANELS, app
 from fedloom.recipes import Recipe, dump, load
 from fedloom.rounds.progress import Lines, Progress, progress
+from fedloom.runs.reader import Run
 
 
 @dataclass
@@ -73,7 +74,8 @@ class FakeApi:
         (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
         sent = {"client": "a", "role": "encoder", "task": None, "bytes": 1500}
         (folder / "bytes.jsonl").write_text(json.dumps({"round": 1, "up": [sent], "down": []}) + "\n")
-        return SimpleNamespace(folder=folder, status="finished", table=lambda: f"digit accuracy {value}")
+        final = Run.read(folder).final
+        return SimpleNamespace(folder=folder, status="finished", table=lambda: f"digit accuracy {value}", final=final)
 
 
 @pytest.fixture
@@ -183,14 +185,19 @@ def test_methods_and_recipes(fedloom_):
 def test_compare(api, fedloom_):
     for method in ("fedavg", "local"):
         fedloom_("run", "digits-tasks", f"method={method}", "--out", method, "-q")
-    files = ["--csv", "t.csv", "--markdown", "t.md"]
-    code, out, _ = fedloom_("compare", "fedavg", "local", "--base", "local", "--metric", "accuracy", *files)
+    runs = ("compare", "fedavg", "local", "--base", "local", "--metric", "accuracy")
+    code, out, _ = fedloom_(*runs)
     assert code == 0
     assert "+25.00" in out
+    assert fedloom_(*runs, "--format", "csv", "--out", "t.csv") == (0, "t.csv\n", "")
+    assert fedloom_(*runs, "--format", "markdown", "--out", "t.md")[0] == 0
+    assert "<td><b>0.5000</b></td>" in fedloom_(*runs, "--format", "html")[1]
+    assert fedloom_(*runs, "--out", "t.txt")[1] == "t.txt\n"
+    assert "Δm % against local" in Path("t.txt").read_text("utf-8")
     assert "| Δm % against local | +25.00 | base |" in Path("t.md").read_text("utf-8")
     assert "fedavg,,delta_m,max,24.99" in Path("t.csv").read_text("utf-8")
-    code, _, err = fedloom_("compare", "fedavg", "--csv", "no/t.csv")
-    assert (code, err) == (2, "error: no/t.csv: No such file or directory\n")
+    code, _, err = fedloom_("compare", "fedavg", "--out", "t.csv/t.txt")
+    assert (code, err) == (2, "error: t.csv/t.txt: File exists\n")
     assert fedloom_("compare", "fedavg", "--split", "train")[0] == 2
     assert "no val metrics" in fedloom_("compare", "fedavg", "--split", "val")[2]
 

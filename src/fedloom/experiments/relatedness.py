@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,9 +38,8 @@ from fedloom.relatedness.compare import DISTANCES
 from fedloom.rounds.built import Built
 from fedloom.rounds.federation import Part
 from fedloom.rounds.worker import check_device
-from fedloom.study.report.looks import plain
 from fedloom.study.report.related import FILE
-from fedloom.study.tables.markup import Records
+from fedloom.study.tables.markup import Recorded, Records, json_text
 from fedloom.study.tables.sheet import Sheet
 from fedloom.training.flat import FlatModel
 
@@ -54,7 +52,7 @@ Matrix = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, eq=False)
-class Relatedness:
+class Relatedness(Recorded):
     """Matrices of one run. Rows and columns are `tasks`, in clustered order."""
 
     label: str
@@ -91,10 +89,6 @@ class Relatedness:
             lines.append("".join(f"note: {note}\n" for note in self.notes))
         return "\n".join(lines)
 
-    def to_csv(self) -> str:
-        """The scores of all ordered pairs of tasks, as a CSV file."""
-        return self.records().to_csv()
-
     def records(self) -> Records:
         """A line for each metric and ordered pair of tasks: the score, and the symmetrised one."""
         rows = [
@@ -114,17 +108,17 @@ class Relatedness:
             "about": dict(self.about),
             "tasks": list(self.tasks),
             "distances": [name for name in self.scores if name in DISTANCES],
-            "scores": {name: _plain(R) for name, R in self.scores.items()},
-            "symmetrised": {name: _plain(symmetrised(R)) for name, R in self.scores.items()},
+            "scores": {name: R.tolist() for name, R in self.scores.items()},
+            "symmetrised": {name: symmetrised(R).tolist() for name, R in self.scores.items()},
             "agreement": {
                 "metrics": list(both.names),
-                "pearson": _plain(both.pearson),
-                "spearman": _plain(both.spearman),
+                "pearson": both.pearson.tolist(),
+                "spearman": both.spearman.tolist(),
                 "pairs": both.pairs.tolist(),
             },
             "notes": list(self.notes),
         }
-        return json.dumps(value, indent=1, allow_nan=False) + "\n"
+        return json_text(value)
 
     def write(self, folder: Path) -> list[Path]:
         """METRIC.csv (T x T, as scored) of each metric, agreement.csv, relatedness.png with heat maps of all.
@@ -352,7 +346,3 @@ def _touch(M: Matrix, at: int) -> Callable[[list[int]], float]:
 def _sheet(title: str, names: Sequence[str], M: Matrix) -> Sheet:
     lines = [(name, *("" if math.isnan(v) else f"{v:.3f}" for v in row)) for name, row in zip(names, M, strict=True)]
     return Sheet(title, ("", *names), tuple(lines))
-
-
-def _plain(M: Matrix) -> list[list[float | None]]:
-    return [[plain(float(v)) for v in row] for row in M]

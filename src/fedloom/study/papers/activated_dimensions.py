@@ -15,7 +15,7 @@ from typing import Any
 from fedloom.errors import StateError
 from fedloom.extras import figure, save_figure
 from fedloom.runs.reader import Run
-from fedloom.study.tables.markup import Cell, Records
+from fedloom.study.tables.markup import Cell, Recorded, Records
 from fedloom.study.tables.sheet import Sheet
 
 KIND = "activated-dimensions"
@@ -73,7 +73,7 @@ class Activated:
 
 
 @dataclass(frozen=True)
-class Overlaps:
+class Overlaps(Recorded):
     """The numbers of one run and scope. `rounds` are the rounds that recorded something, in order."""
 
     label: str
@@ -135,10 +135,6 @@ class Overlaps:
     def to_markdown(self) -> str:
         """Both tables in Markdown."""
         return f"{self.agreement().to_markdown()}\n{self.shares().to_markdown()}"
-
-    def to_csv(self) -> str:
-        """The numbers of every round, as a CSV file."""
-        return self.records().to_csv()
 
     def records(self) -> Records:
         """All numbers of every round, in percent: overlap, expected and jaccard of pairs; share of rows by block."""

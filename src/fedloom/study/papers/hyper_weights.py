@@ -13,7 +13,7 @@ from typing import Any
 from fedloom.errors import StateError
 from fedloom.extras import figure, save_figure
 from fedloom.runs.reader import Run
-from fedloom.study.tables.markup import Records
+from fedloom.study.tables.markup import Recorded, Records
 from fedloom.study.tables.sheet import Sheet
 
 KIND = "hyper-weights"
@@ -33,7 +33,7 @@ def used(value: float) -> float:
 
 
 @dataclass(frozen=True)
-class HyperWeights:
+class HyperWeights(Recorded):
     """The weights of one run, as learned, not clamped. A client has no weight in rounds without it."""
 
     label: str
@@ -78,10 +78,6 @@ class HyperWeights:
     def to_markdown(self) -> str:
         """The tables in Markdown."""
         return "\n".join(sheet.to_markdown() for sheet in self._sheets)
-
-    def to_csv(self) -> str:
-        """The weights of every round, as a CSV file."""
-        return self.records().to_csv()
 
     def records(self) -> Records:
         """Every weight of every round, as learned and as used."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from fedloom.runs.reader import IN_VAIN, Final, Run, TaskMetric, human_bytes
 from fedloom.settings.paths import differs, value_at
 from fedloom.study.keys import QUIET
 from fedloom.study.references import at_trivial, note
-from fedloom.study.tables.markup import Cell, Records, fragment, html, latex, span, tex
+from fedloom.study.tables.markup import Cell, Recorded, Records, fragment, html, latex, span, tex
 from fedloom.tasks.delta import delta_m, without_base
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class RunSet:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Recorded):
     """What `compare` found. `notes` say what to know before the numbers are believed."""
 
     columns: tuple[RunSet, ...]
@@ -122,6 +123,14 @@ class Comparison:
             table.add_row(Text(name), *(Text(c, "bold" if b else "") for c, b in zip(cells, best, strict=True)))
         return table
 
+    def to_text(self) -> str:
+        """The table as plain text."""
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), width=10_000, highlight=False)
+        console.print(self.table())
+        return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
+
     def to_markdown(self) -> str:
         """A Markdown table with the caption and the notes below it."""
         lines = ["| | " + " | ".join(c.label for c in self.columns) + " |", "|---|" + "---:|" * len(self.columns)]
@@ -129,10 +138,6 @@ class Comparison:
             texts = (f"**{c}**" if b else c for c, b in zip(cells, best, strict=True))
             lines.append(f"| {name} | " + " | ".join(texts) + " |")
         return "\n".join([*lines, "", self.caption + ".", *(f"\n{note}" for note in self.notes)]) + "\n"
-
-    def to_csv(self) -> str:
-        """The numbers in full precision, as a CSV file."""
-        return self.records().to_csv()
 
     def records(self) -> Records:
         """One line per run set and task, and one with the metric `delta_m`; numbers in full precision."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from html import escape
 
 from fedloom.study.tables import markup
-from fedloom.study.tables.markup import Cell, Records, html, latex, md, tex
+from fedloom.study.tables.markup import Cell, Records, html, json_text, latex, md, tex
 from fedloom.study.tables.table import Column, GridTable, TableEntry, TableLine
 
 CSV = (
@@ -64,6 +64,11 @@ def to_markdown(table: GridTable) -> str:
 def to_csv(table: GridTable) -> str:
     """The numbers in full precision, as a CSV file."""
     return records(table).to_csv()
+
+
+def to_json(table: GridTable) -> str:
+    """The same as JSON, a mapping for each line of the CSV file."""
+    return json_text(records(table).rows())
 
 
 def records(table: GridTable) -> Records:
@@ -134,6 +139,7 @@ FORMATS: dict[str, Callable[[GridTable], str]] = {
     "text": to_text,
     "markdown": to_markdown,
     "csv": to_csv,
+    "json": to_json,
     "latex": to_latex,
     "html": to_html,
 }

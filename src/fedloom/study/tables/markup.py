@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
 from html import escape
+from pathlib import Path
+from typing import Any
 
 Cell = str | int | float | tuple[int, ...] | None
 
@@ -127,6 +131,39 @@ class Records:
     def rows(self) -> list[dict[str, Cell]]:
         """A mapping for each line."""
         return [dict(zip(self.head, line, strict=True)) for line in self.lines]
+
+
+class Recorded(ABC):
+    """What has numbers in full precision behind the tables that people read."""
+
+    @abstractmethod
+    def records(self) -> Records:
+        """The numbers in full precision."""
+
+    def to_csv(self) -> str:
+        """The numbers in full precision, as a CSV file."""
+        return self.records().to_csv()
+
+    def to_json(self) -> str:
+        """The same as JSON, a mapping for each line of the CSV file."""
+        return json_text(self.records().rows())
+
+
+def json_text(found: Any) -> str:
+    """Mappings, sequences, dataclasses, texts and numbers as JSON; nan and infinities become null."""
+    return json.dumps(_plain(found), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(each) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return str(value) if isinstance(value, Path) else value
 
 
 def _csv(cell: Cell) -> object:
