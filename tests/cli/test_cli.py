@@ -32,7 +32,7 @@ class FakeApi:
         (folder / "recipe.yaml").write_text(dump(recipe))
         if progress is not None:
             progress.start(10, 0)
-            progress.round(1, 0.5, None)
+            progress.round(1, {"training loss": 0.5})
         if self.interrupt:
             raise KeyboardInterrupt
         return self._finish(folder, 0.5 if recipe.method.name == "fedavg" else 0.4)
@@ -103,7 +103,7 @@ def test_run_writes_to_a_folder_of_its_own(api, fedloom_):
         "sent by clients: 1.5 kB, sent to clients: 0 B\n"
         "finished: runs/digits-tasks-fedavg+feddea-s2\n"
     )
-    assert err == "round 1/10  loss 0.5  0:00 spent, 0:00 left\n"
+    assert err == "round 1/10  training loss 0.5  0:00 spent, 0:00 left\n"
     (_, recipe, folder, _) = api.calls[0]
     assert (recipe.training.rounds, recipe.seed, folder.is_dir()) == (3, 2, True)
 
@@ -208,12 +208,12 @@ def test_lines_come_about_ten_times_in_a_run(capsys):
     lines.start(40, 20)
     for number in range(21, 41):
         lines.client(number, 1, 2)
-        lines.round(number, 0.25, 0.5)
+        lines.round(number, {"training loss": 0.25, "val accuracy": 0.5})
     lines.event("mind this")
     lines.stop()
     err = capsys.readouterr().err.splitlines()
     assert [line.partition("  ")[0] for line in err[:-1]] == [f"round {n}/40" for n in (24, 28, 32, 36, 40)]
-    assert err[-2:] == ["round 40/40  loss 0.25  score 0.5  0:00 spent, 0:00 left", "mind this"]
+    assert err[-2:] == ["round 40/40  training loss 0.25  val accuracy 0.5  0:00 spent, 0:00 left", "mind this"]
 
 
 def test_bars_draw_on_a_terminal(monkeypatch, capsys):
@@ -223,7 +223,7 @@ def test_bars_draw_on_a_terminal(monkeypatch, capsys):
     bars.event("before the start")
     bars.start(4, 1)
     bars.client(2, 1, 3)
-    bars.round(2, 0.25, None)
+    bars.round(2, {"training loss": 0.25})
     bars.event("client [a] is late")
     bars.stop()
     bars.stop()

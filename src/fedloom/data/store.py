@@ -12,7 +12,7 @@ from typing import IO, Any, Literal
 import numpy as np
 
 from fedloom.data.prepare import SPLITS, Array
-from fedloom.errors import DataError, RecipeError, nearest, parsing
+from fedloom.errors import DataError, RecipeError, choices, parsing
 from fedloom.memory import need_memory
 
 
@@ -81,8 +81,7 @@ class Store:
     def read(self, key: str) -> Array:
         """The array of a key, of one dimension or more: in memory from an archive, mapped from a folder."""
         if key not in self.keys:
-            known = ", ".join(self.keys) or "none"
-            raise DataError(f"arrays, {self.path}: no key {key!r}.{nearest(key, self.keys)} Found: {known}")
+            raise DataError(f"arrays, {self.path}: no key {key!r}.{choices('Found', key, self.keys)}")
         with parsing(f"arrays, {self.path}: {key!r} cannot be read as a plain array"):
             array = self._mapped(key) if self.archive is None else _unpacked(self.archive, key)
         if not array.ndim:

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING
 
-from fedloom.errors import StateError, nearest
+from fedloom.errors import StateError, choices
 from fedloom.extras import need
 from fedloom.runs.reader import IN_VAIN, Final, Run, TaskMetric, human_bytes
 from fedloom.settings.paths import differs, value_at
@@ -271,7 +271,7 @@ def _find(columns: Sequence[RunSet], base: str | Path) -> RunSet:
         if column.label == str(base) or any(run.folder.resolve() == Path(base).resolve() for run in column.runs):
             return column
     labels = [column.label for column in columns]
-    raise StateError(f"no run called {str(base)!r}.{nearest(str(base), labels)} Here are: {', '.join(labels)}")
+    raise StateError(f"no run called {str(base)!r}.{choices('Here are', str(base), labels)}")
 
 
 def _comparable(groups: Sequence[Sequence[Run]]) -> list[str]:
