@@ -18,6 +18,7 @@ from fedloom.cli import (
     export,
     features,
     grid,
+    init,
     lists,
     pretrain,
     records,
@@ -201,7 +202,16 @@ def picture(
 
 
 for command in (
-    *(doctor.doctor, export.export, export.predict, features.features, grid.grid, lists.methods, lists.recipes),
+    *(
+        doctor.doctor,
+        export.export,
+        export.predict,
+        features.features,
+        grid.grid,
+        init.init,
+        lists.methods,
+        lists.recipes,
+    ),
     *(tables.compare, tables.table, tables.figure, tables.bed),
     *(pretrain.pretrain, records.activated, records.hyper, records.domains, report.report),
     *(tasks.relatedness, tasks.join, watch.watch),
@@ -213,7 +223,7 @@ PANELS = {
     "Train": ("run", "resume", "grid", "pretrain"),
     "Look": ("show", "watch", "report", "picture", "methods", "recipes", "recipe"),
     "Compare": ("compare", "table", "figure", "bed", "relatedness"),
-    "Data": ("data",),
+    "Data": ("init", "data"),
     "Deploy": ("export", "predict", "flower", "doctor"),
     "Papers": ("activated", "hyper", "domains", "join", "features"),
 }
