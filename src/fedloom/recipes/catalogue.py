@@ -38,6 +38,9 @@ def catalogue() -> list[Entry]:
 
 
 def _files(path: str, section: Mapping[str, Any]) -> Iterator[str]:
+    if section.get("root"):  # what else is named is below it
+        yield f"{path}.root"
+        return
     for key, value in section.items():
         if isinstance(value, Mapping):
             yield from _files(f"{path}.{key}", value)
