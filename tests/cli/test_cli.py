@@ -144,6 +144,8 @@ def test_interrupted_runs_say_how_to_go_on(api, fedloom_):
         (["show", "digits-tasks", "method=fedprx"], "method.name: unknown method 'fedprx'. Did you mean 'fedprox'?"),
         (["resume", "nowhere"], "nowhere is not a run folder: recipe.yaml is absent"),
         (["methods", "fedda"], "unknown method or add-on 'fedda'. Did you mean 'feddea'?"),
+        (["methods", "zzz"], "unknown method or add-on 'zzz'. Nearest of "),
+        (["show", "digits-tasks", "data={tasks: [digit]}"], "data.name: missing, expected one of "),
         (["compare", "nowhere"], "nowhere is not a run folder: run.json is absent"),
     ],
 )

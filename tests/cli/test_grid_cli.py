@@ -85,6 +85,9 @@ def test_run_then_table_then_figure(child, fedloom_):
     assert "+50.00 ± 0.00" in out
     assert "\x1b" not in out
     assert fedloom_("table", "g.yaml")[1] == out
+    assert fedloom_("table", "tiny")[1] == out
+    assert "tiny: no such folder" not in fedloom_("report", "tiny")[2]
+    assert "Did you mean 'tiny'?" in fedloom_("table", "tinny")[2]
     code, out, _ = fedloom_("table", "g.yaml", "--format", "html", "--out", "new/t.html")
     assert (code, out) == (0, "new/t.html\n")
     assert "<b>0.7500" in Path("new/t.html").read_text("utf-8")
