@@ -25,6 +25,8 @@ def path(tmp_path: Path) -> Path:
 def test_columns_are_numbers_or_texts(path: Path) -> None:
     found = read_columns(path)
     assert [column.dtype.kind for column in found.values()] == ["f", "i", "U", "U"]
+    (path.parent / "u.csv").write_text("a\n1_000\n2\n")
+    assert read_columns(path.parent / "u.csv")["a"].tolist() == ["1_000", "2"]
     assert found["age"][:3].tolist() == [0, 0.125, 0.25]
     assert set(found["kind"]) == {"a", "b", "c"}
 
@@ -33,7 +35,7 @@ def test_a_data_set_of_a_table(path: Path) -> None:
     options = {"images": "age,height", "labels": {"kind": "kind", "site": "site"}, "test_fraction": 0.2}
     made = DATASETS["arrays"].make(0, path=str(path), **options)
     assert [(task.name, task.channels) for task in made.tasks] == [("kind", 3), ("site", 2)]
-    assert made.train.shape == (2,)
+    assert made.input_shape == (2,)
     labels = {
         task: np.concatenate([part.labels[task].numpy() for part in (made.train, made.test)])
         for task in options["labels"]

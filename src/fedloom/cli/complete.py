@@ -15,10 +15,10 @@ def recipe(incomplete: str) -> list[str]:
 
 
 def grid(incomplete: str) -> list[str]:
-    """Packaged grids."""
-    from fedloom.study.grid import names
+    """Packaged grids, and those that ran in their default place."""
+    from fedloom.study.grid import names, ran
 
-    return _that_begin(incomplete, names())
+    return _that_begin(incomplete, sorted({*names(), *ran()}))
 
 
 def method(incomplete: str) -> list[str]:

@@ -57,7 +57,7 @@ def recipes(
     if not rows:
         which = " that needs no file and no download" if free else ""
         raise UserError(f"no packaged recipe{which} has {text!r} in its name or its description")
-    about = "minutes: of one core, on the machine of docs/results; blank where a whole run was not measured"
+    about = "minutes: of one core, as measured once; blank where a whole run was not"
     shown = [{**row, "needs": ", ".join(row["needs"]) or None} for row in rows]
     shared.answer(rows, as_json, shared.table_of(shown), about)
 

@@ -40,6 +40,8 @@ def read_columns(path: Path) -> dict[str, Array]:
 
 
 def _column(cells: Sequence[str]) -> Array:
+    if any("_" in cell for cell in cells):  # Python takes 1_000 for a number
+        return np.array(cells)
     try:
         return np.array([int(cell) for cell in cells], np.int64)
     except (ValueError, OverflowError):

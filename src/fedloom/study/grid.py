@@ -358,7 +358,7 @@ def open_folder(source: str | Path) -> tuple[Grid, Path]:
     if not (folder / FILE).is_file():
         if folder.is_dir() and str(source) not in names():
             raise StateError(f"{folder} is not a grid's folder: {FILE} is absent")
-        known = [*names(), *(file.parent.name for file in GRIDS.glob(f"*/{FILE}"))]
+        known = [*names(), *ran()]
         if not folder.exists() and str(source) not in known and folder.suffix != ".yaml":
             raise StateError(
                 f"{source}: no such folder, and no grid of this name is packaged or was run in {GRIDS}."
@@ -370,6 +370,11 @@ def open_folder(source: str | Path) -> tuple[Grid, Path]:
                 f"grid {source} has not been run in {folder}: run `fedloom grid {source}`, or name a folder"
             )
     return load_grid(folder / FILE), folder
+
+
+def ran() -> list[str]:
+    """Names of the grids that ran in their default place."""
+    return sorted(file.parent.name for file in GRIDS.glob(f"*/{FILE}"))
 
 
 def _folder(source: str | Path) -> Path:
