@@ -255,3 +255,9 @@ def test_every_command_is_in_a_group_of_the_help():
     known = [*app.registered_commands, *app.registered_groups]
     assert {info.name or info.callback.__name__ for info in known} == {n for names in PANELS.values() for n in names}
     assert all(info.rich_help_panel in PANELS for info in known)
+
+
+def test_the_help_has_the_groups_in_their_order(fedloom_):
+    out = fedloom_("--help")[1]
+    places = [out.index(f" {panel} ─") for panel in PANELS]
+    assert places == sorted(places)

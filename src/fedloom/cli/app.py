@@ -227,11 +227,18 @@ PANELS = {
     "Deploy": ("export", "predict", "flower", "doctor"),
     "Papers": ("activated", "hyper", "domains", "join", "features"),
 }
-"""The groups of the help, with their commands."""
-everything: list[Any] = [*app.registered_commands, *app.registered_groups]
-for entry in everything:
-    called = entry.name or entry.callback.__name__
-    entry.rich_help_panel = next((panel for panel, members in PANELS.items() if called in members), None)
+"""The groups of the help in their order, with their commands; all commands are in one."""
+_ORDER = {name: panel for panel, members in PANELS.items() for name in members}
+
+
+def _called(entry: Any) -> str:
+    return str(entry.name or entry.callback.__name__)
+
+
+app.registered_commands.sort(key=lambda entry: [*_ORDER].index(_called(entry)))
+entries: list[Any] = [*app.registered_commands, *app.registered_groups]
+for entry in entries:
+    entry.rich_help_panel = _ORDER[_called(entry)]
 
 
 def _default_folder(recipe: Recipe) -> Path:
