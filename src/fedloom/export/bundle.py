@@ -255,4 +255,4 @@ def _module(recipe: Recipe, shape: tuple[int, ...], tasks: Sequence[Task]) -> Mu
     model = recipe.model
     params = {k: False if k == "pretrained" else v for k, v in model.arguments.items()}
     module = build_model(model.entry, params, shape, tasks, recipe.seed, None, model.lora)
-    return changed(module, method_of(recipe, None).model, shape, recipe.seed)
+    return changed(module, method_of(recipe).model, shape, recipe.seed)
