@@ -73,7 +73,7 @@ def test_everyday_commands_work_with_it(here: Path) -> None:
     said("export a --client lab-1 --out bundle")
     said("run --from a -q --out c")
     said("pretrain wines.yaml --epochs 1 --out encoder.safetensors -q")
-    said("data preview wines picture.png")
+    said("data preview wines --out picture.png")
     said("run wines.yaml -q --out m method=matu")
     assert "sort" in said("relatedness m --metrics sign -q")
     said("grid g.yaml -q --jobs 1")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,6 @@ from fedloom.cli.app import app
 from fedloom.recipes.json_schema import SHIPPED
 from fedloom.recipes.loader import EDITORS, HOME, load, names, packaged, read, summary
 from fedloom.recipes.schema import recipe_hash
-from fedloom.settings.registry import Registry
 from fedloom.settings.yaml import parse
 
 
@@ -43,10 +44,15 @@ def test_packaged_recipes_fit_and_mistakes_do_not():
     assert not list(check.iter_errors({**read("digits-tasks")[1], "data": "mine.data:digits"}))
 
 
-def test_the_shipped_schema_is_the_one_that_the_command_prints(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Registry, "announced", {})  # without what other packages bring
+def test_the_shipped_schema_is_the_one_that_the_command_prints():
+    # in a Python of its own, where no test has registered anything, and without what other packages bring
+    code = (
+        "import json; from fedloom.recipes.json_schema import schema; from fedloom.settings.registry import Registry; "
+        "Registry.announced = {}; print(json.dumps(schema()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     again = "run `fedloom recipe schema --out src/fedloom/recipes/recipe.schema.json`"
-    assert json.loads(SHIPPED.read_text("utf-8")) == schema(), again
+    assert json.loads(SHIPPED.read_text("utf-8")) == json.loads(done.stdout), again
 
 
 def test_packaged_recipes_name_the_shipped_schema():
