@@ -99,18 +99,18 @@ EVERYDAY = {
     "export": ("export a --client school-1 --out bundle", "bundle"),
     "predict": ("predict bundle sign.png --out said.png", "sign.png: digit"),
     "pretrain": ("pretrain signs.yaml --epochs 1 --out encoder.safetensors -q", "encoder.safetensors"),
-    "data": ("data preview signs picture.png", "135 train, 45 test"),
+    "data": ("data preview signs --out picture.png", "135 train, 45 test"),
     "run matu": ("run signs.yaml -q --out m method=matu", "balanced"),
     "relatedness": ("relatedness m --metrics sign -q", "digit"),
     "grid": ("grid g.yaml -q --jobs 1", "2 of 2 runs are finished"),
     "table": ("table mine", "Clipped"),
     "report of a grid": ("report grids/mine", "report.html"),
-    "figure": ("figure mine bars.svg", "bars.svg"),
+    "figure": ("figure mine --out bars.svg", "bars.svg"),
     "methods": ("methods", "beacon"),
     "methods, one": ("methods clipped", "FedAvg of clipped updates."),
     "methods, a stage": ("methods beacon:Clip", "limit"),
     "recipe": ("recipe schema", "FedAvg of clipped updates."),
-    "flower": ("flower new sites signs.yaml", "recipe.yaml"),
+    "flower": ("flower new signs.yaml --out sites", "recipe.yaml"),
 }
 """A command of each kind, in the order of a working day, and a word of what it says."""
 ELSEWHERE = {"recipes", "doctor", "picture", "init", "bed"}

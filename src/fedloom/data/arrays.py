@@ -1,4 +1,4 @@
-"""Any labelled arrays, from an .npz archive or a folder of .npy files."""
+"""Any labelled arrays, from an .npz archive, a folder of .npy files or a .csv file."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def arrays(
     crop: tuple[Count, Count] | None = None,
     multiple: Count = 32,
 ) -> Dataset:
-    """Images or feature vectors with class labels, or images with dense labels, from an .npz archive or a folder of
-    .npy files.
+    """Images or feature vectors with class labels, or images with dense labels, from an .npz archive, a folder of
+    .npy files or, for feature vectors, a .csv file.
 
     `images`, `labels` (task -> key; default: task `label`, key `y_{split}`) and `domain` are keys, in which `{split}`
     stands for `train` and `test`. Keys without `{split}` name one pool, and the share `test_fraction` of it (stratified
@@ -63,6 +63,9 @@ def arrays(
     with a `threshold`; depth times `factor` is metres, 0 = no value; normals are N x H x W x 3 or N x 3 x H x W,
     x right, y up, z towards the viewer, zero = no value. In training, images are changed as `augment` says and cropped
     to `crop` (height, width; default: whole); in evaluation, they are padded so that `multiple` divides their sides.
+
+    Of a .csv file, `images` names the columns of the features, "a,b,c"; labels and domains may be texts, numbered in
+    their sorted order, and `domain_names` is then the domain's own column.
 
     Arrays in a folder stay on disk and are read batch by batch, unless a split, `size`, `channels`, `limit` or a
     conversion to float32 makes a copy. Raises DataError for anything absent or inconsistent, naming the key.

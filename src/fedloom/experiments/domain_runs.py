@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedloom.errors import StateError, nearest
+from fedloom.errors import StateError, choices
 from fedloom.experiments.encoded import encoded
 from fedloom.export.finished import Finished, Tell, open_runs
 from fedloom.models.linearised import Linearised
@@ -110,7 +110,7 @@ def _task(run: Finished, name: str | None) -> Task:
     folder, federation = run.folder, run.built.federation
     tasks = {task.name: task for task in federation.tasks}
     if name is not None and name not in tasks:
-        raise StateError(f"{folder}: no task {name!r}.{nearest(name, tasks)} Tasks: {', '.join(tasks)}")
+        raise StateError(f"{folder}: no task {name!r}.{choices('Tasks', name, tasks)}")
     chosen = [task for task in tasks.values() if task.kind == "classification" and name in (None, task.name)]
     if not chosen:
         kinds = ", ".join(f"{task.name} ({task.kind})" for task in tasks.values() if name in (None, task.name))

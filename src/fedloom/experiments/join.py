@@ -20,7 +20,7 @@ from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Layout
 from fedloom.data.dataset import Dataset
 from fedloom.data.partition import Indices, Partition, Share, labelled
-from fedloom.errors import DataError, RecipeError, StateError, nearest
+from fedloom.errors import DataError, RecipeError, StateError, choices
 from fedloom.experiments.task_models import TaskModels, task_models
 from fedloom.models.build import build_model
 from fedloom.recipes.loader import load
@@ -195,7 +195,7 @@ def _data(built: Built, task: str, changes: Sequence[str]) -> Dataset:
     names = [t.name for t in dataset.tasks]
     if task not in names:
         more = "" if changes else " A task that the run left out needs --data, for example --data data.tasks=[...]"
-        raise RecipeError(f"no task {task!r} in the data.{nearest(task, names)} Tasks: {', '.join(names)}.{more}")
+        raise RecipeError(f"no task {task!r} in the data.{choices('Tasks', task, names)}.{more}")
     if dataset.input_shape != built.dataset.input_shape:
         raise DataError(f"inputs are {dataset.input_shape}, but the run's are {built.dataset.input_shape}")
     return dataset
@@ -207,7 +207,7 @@ def _positions(built: Built, dataset: Dataset, task: str, client: str | None) ->
     able = np.flatnonzero(labelled(dataset.train.labels_of(task)))
     known = any(t.name == task for t in built.federation.tasks)
     if client is not None and client not in clients:
-        raise RecipeError(f"no client {client!r} in the run.{nearest(client, clients)} Clients: {', '.join(clients)}")
+        raise RecipeError(f"no client {client!r} in the run.{choices('Clients', client, clients)}")
     if client is None and not known:
         return able, ()
     same = _same_examples(built, dataset)

@@ -24,7 +24,7 @@ from fedloom.data.dataset import Examples
 from fedloom.data.joined import JoinedExamples
 from fedloom.data.preview import Cell, grid, label, normal
 from fedloom.engines.api import trained_models
-from fedloom.errors import StateError, UserError, nearest, parsing
+from fedloom.errors import StateError, UserError, choices, parsing
 from fedloom.export.card import RECIPE, card, is_image
 from fedloom.export.finished import model_keys, reopen
 from fedloom.export.loader import LOADER, WEIGHTS, loader, loader_fits
@@ -62,12 +62,12 @@ def export(run: Path, out: Path, client: str | None = None, task: str | None = N
     models = trained_models(run)
     clients = built.federation.clients
     if client is not None and client not in clients:
-        raise UserError(f"{run}: no client {client!r}.{nearest(client, clients)} Clients: {', '.join(clients)}")
+        raise UserError(f"{run}: no client {client!r}.{choices('Clients', client, clients)}")
     held = [t for t in built.federation.tasks if client is None or t.name in clients[client].tasks]
     if task is not None and task not in {t.name for t in held}:
         names = [t.name for t in held]
         whose = "the run" if client is None else f"client {client!r}"
-        raise UserError(f"{run}: {whose} has no task {task!r}.{nearest(task, names)} Tasks: {', '.join(names)}")
+        raise UserError(f"{run}: {whose} has no task {task!r}.{choices('Tasks', task, names)}")
     key = _key(run, models, client, task)
     wanted = [t for t in held if task in (None, t.name)]
     mine = _of_tasks(models[key], {t.name for t in wanted})

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.layout import Roles, rule_of
-from fedloom.errors import RecipeError, nearest
+from fedloom.errors import RecipeError, choices
 from fedloom.models.multitask import MultiTask
 from fedloom.models.nets import Encoder
 from fedloom.tasks.task import Task
@@ -127,9 +127,7 @@ def as_multitask(made: Any, tasks: Sequence[Task], example: Tensor) -> MultiTask
     heads = own.heads or {task.name: task.head(answer.shape[1]) for task in tasks}
     for task in tasks:
         if task.name not in heads:
-            raise RecipeError(
-                f"model, heads: none for task {task.name!r}.{nearest(task.name, heads)} Found: {', '.join(heads)}"
-            )
+            raise RecipeError(f"model, heads: none for task {task.name!r}.{choices('Found', task.name, heads)}")
         head = _passed(heads[task.name], answer, f"model, heads: {task.name!r}")
         _fits(f"the head of {task.name!r}", head, [task])
     encoder = Plain(module, answer.shape[1])

@@ -20,7 +20,7 @@ from fedloom.data.partition import Partition, Pool
 from fedloom.data.partition.listed import as_partition
 from fedloom.data.preview import normal
 from fedloom.data.registry import loaded
-from fedloom.errors import RecipeError, nearest
+from fedloom.errors import RecipeError, choices
 from fedloom.methods.at_peers import at_peers
 from fedloom.methods.method import Method
 from fedloom.methods.registry import ADDONS, CODECS
@@ -66,15 +66,13 @@ def with_options(dataset: Dataset, options: Mapping[str, Mapping[str, Any]]) -> 
     tasks = {task.name: task for task in dataset.tasks}
     for name, changes in options.items():
         if name not in tasks:
-            raise RecipeError(f"tasks.{name}: unknown task.{nearest(name, tasks)} Tasks: {', '.join(tasks)}")
+            raise RecipeError(f"tasks.{name}: unknown task.{choices('Tasks', name, tasks)}")
         task = tasks[name].known
         known = [f.name for f in fields(task) if f.name not in ("name", "channels")]
         for key in changes:
             if key not in (*known, *OWN):
                 every = [*known, *OWN]
-                raise RecipeError(
-                    f"tasks.{name}.{key}: unknown option.{nearest(key, every)} Options: {', '.join(every)}"
-                )
+                raise RecipeError(f"tasks.{name}.{key}: unknown option.{choices('Options', key, every)}")
         try:
             usual = {key: value for key, value in changes.items() if key not in OWN}
             base = TypeAdapter(type(task)).validate_python({**asdict(task), **usual})

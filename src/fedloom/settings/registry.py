@@ -19,7 +19,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, create_model
 
-from fedloom.errors import RecipeError, UserError, listed, nearest, unknown
+from fedloom.errors import RecipeError, UserError, choices, unknown
 from fedloom.settings.names import imported, is_import, source
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -133,10 +133,7 @@ class Registry:
             except RecipeError as error:
                 return str(error)
             return None
-        return (
-            f"unknown {self.kind} {name!r}.{nearest(name, self.names)} {listed('Allowed', name, self.names)}, or "
-            "package.module:name"
-        )
+        return f"unknown {self.kind} {name!r}.{choices('Allowed', name, self.names)}, or package.module:name"
 
     def __getitem__(self, name: str) -> Registered:
         if name in self.entries:

@@ -124,7 +124,7 @@ class _Watched:
                 for event in line["events"]:
                     about = described({k: v for k, v in event.items() if k != "event"})
                     self.progress.event(f"round {self.done}: {event['event']}{about}")
-                self.progress.round(self.done, *headline(self.built, _numbers(line)))
+                self.progress.round(self.done, headline(self.built, _numbers(line)))
 
 
 def _numbers(line: dict[str, object]) -> dict[str, object]:

@@ -21,7 +21,7 @@ from fedloom.core.foreign import shown
 from fedloom.data.dataset import Batch, Dataset
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share, ValFraction
 from fedloom.data.registry import loaded
-from fedloom.errors import DataError, RecipeError, nearest
+from fedloom.errors import DataError, RecipeError, choices
 from fedloom.models.multitask import check_name
 from fedloom.recipes.loader import read
 from fedloom.recipes.schema import DataSection, Recipe
@@ -140,7 +140,7 @@ def own_data(recipe: Recipe, config: NodeConfig) -> tuple[Dataset, BuiltClient]:
         if name not in known:
             raise DataError(
                 f"client {config.client!r}: its data set {dataset.name!r} has no task {name!r}."
-                f"{nearest(name, known)} Tasks: {', '.join(known)}"
+                f"{choices('Tasks', name, known)}"
             )
     everyone = PARTITIONERS["iid"].function(Pool.of(dataset), recipe.seed, clients=1, val_fraction=config.val_fraction)
     share = everyone.shares[0]
