@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Layout
+from fedloom.core.signal import sized
 from fedloom.data.dataset import Dataset
 from fedloom.data.partition import Indices, Partition, Share, labelled
 from fedloom.errors import DataError, RecipeError, StateError, nearest
@@ -196,8 +197,9 @@ def _data(built: Built, task: str, changes: Sequence[str]) -> Dataset:
     if task not in names:
         more = "" if changes else " A task that the run left out needs --data, for example --data data.tasks=[...]"
         raise RecipeError(f"no task {task!r} in the data.{nearest(task, names)} Tasks: {', '.join(names)}.{more}")
-    if dataset.input_shape != built.dataset.input_shape:
-        raise DataError(f"inputs are {dataset.input_shape}, but the run's are {built.dataset.input_shape}")
+    now, before = (sized(d.input_shape, d.signal) for d in (dataset, built.dataset))
+    if now != before:
+        raise DataError(f"inputs are {now}, but the run's are {before}")
     return dataset
 
 
@@ -252,7 +254,7 @@ class _Newcomer:
     def __init__(self, found: TaskModels, alone: Dataset, me: Client, device: str) -> None:
         built = found.built
         recipe, section = built.recipe, built.recipe.model
-        made = build_model(section.entry, section.arguments, alone.input_shape, alone.tasks, recipe.seed)
+        made = build_model(section.entry, section.arguments, alone.input_shape, alone.tasks, recipe.seed, signal=alone.signal)
         # the run's initial encoder, with the head that the seed gives to a single task
         module = copy.deepcopy(built.module)
         module.heads, module.decoders = made.heads, made.decoders

@@ -1,0 +1,69 @@
+"""What an input of a model is: an image, a series, features or tokens. Imports torch when one is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from fedloom.settings.section import Count, Section
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Kind = Literal["image", "series", "features", "tokens"]
+AXES: dict[Kind, tuple[str, ...]] = {
+    "image": ("channels", "height", "width"),
+    "series": ("channels", "steps"),
+    "features": ("features",),
+    "tokens": ("positions",),
+}
+"""The axes of one input of each kind."""
+
+
+class Signal(Section):
+    """What an input is. In a recipe, the kind alone is short for a signal of that kind."""
+
+    kind: Kind
+    vocabulary: Count | None = None
+    """Of tokens: they are whole numbers from 0 to below it; null: the largest in the data and one."""
+    padding: Annotated[int, Field(ge=0)] | None = None
+    """Of tokens: the one that fills up what is shorter than others, and that models leave out; null: there is none."""
+
+    @model_validator(mode="after")
+    def _of_tokens(self) -> Signal:
+        if self.kind != "tokens" and (self.vocabulary, self.padding) != (None, None):
+            raise ValueError(f"vocabulary and padding are for tokens, found kind {self.kind!r}")
+        if None not in (self.vocabulary, self.padding) and self.padding >= self.vocabulary:  # type: ignore[operator]
+            raise ValueError(f"padding: expected a token below the vocabulary's {self.vocabulary}, found {self.padding}")
+        return self
+
+
+def told(shape: Sequence[int], whole: bool) -> Signal | None:
+    """What inputs of a shape are, if nobody says: None where that is not certain.
+
+    Whole numbers are tokens, vectors features, what has three axes an image. What has two may be a series, or a grey
+    image without its channel.
+    """
+    if whole:
+        return Signal(kind="tokens")
+    kinds: dict[int, Kind] = {1: "features", 3: "image"}
+    return Signal(kind=kinds[len(shape)]) if len(shape) in kinds else None
+
+
+def blank(shape: Sequence[int], signal: Signal | None) -> Tensor:
+    """One input (1 x ...) of zeros: int64 for tokens, float32 for all else."""
+    import torch
+
+    whole = signal is not None and signal.kind == "tokens"
+    return torch.zeros(1, *shape, dtype=torch.int64 if whole else torch.float32)
+
+
+def sized(shape: Sequence[int], signal: Signal | None) -> str:
+    """An input in words: 'series of 9 x 128 (channels x steps)'."""
+    size = " x ".join(map(str, shape))
+    if signal is None or len(shape) != len(AXES[signal.kind]):
+        return f"inputs of {size}" if signal is None else f"{signal.kind} of {size}"
+    words = f"{signal.kind} of {size} ({' x '.join(AXES[signal.kind])})"
+    return f"{words}, a vocabulary of {signal.vocabulary}" if signal.vocabulary is not None else words
