@@ -28,6 +28,7 @@ from fedloom.data.partition import Share as Share
 from fedloom.data.registry import DATASETS as DATASETS
 
 if TYPE_CHECKING:
+    from fedloom.core.signal import Signal as Signal
     from fedloom.data.dataset import Dataset as Dataset
     from fedloom.data.dataset import Examples as Examples
     from fedloom.data.dataset import TensorExamples as TensorExamples

@@ -75,7 +75,7 @@ def build_model(
         with _memory_for_training(f"a model with the encoder {entry.name!r}"):
             made = entry.make(input_shape, tasks, signal, **params)
             if signal is not None and signal.kind == "tokens" and isinstance(made, Encoder) and not made.reads_tokens:
-                raise RecipeError(f"encoder {entry.name!r} expects numbers that measure something, found tokens")
+                raise RecipeError(f"encoder {entry.name!r} expects measurements, found tokens; use 'transformer'")
             model = as_multitask(made, tasks, blank(input_shape, signal))
         if weights is not None:
             load_weights(model.encoder, weights)
