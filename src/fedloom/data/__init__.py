@@ -20,6 +20,7 @@ from fedloom.data import (  # noqa: F401  (registers the data sets)
     scenes,
     several,
     tables,
+    texts,
 )
 from fedloom.data.partition import PARTITIONERS as PARTITIONERS
 from fedloom.data.partition import Partition as Partition
