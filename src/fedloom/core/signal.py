@@ -31,12 +31,15 @@ class Signal(Section):
     padding: Annotated[int, Field(ge=0)] | None = None
     """Of tokens: the one that fills up what is shorter than others, and that models leave out; null: there is none."""
 
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")] | None = None
+    """Of tokens: what tells one list of words from another of the same size, where there is such a list."""
+
     @model_validator(mode="after")
     def _of_tokens(self) -> Signal:
-        if self.kind != "tokens" and (self.vocabulary, self.padding) != (None, None):
-            raise ValueError(f"vocabulary and padding are for tokens, found kind {self.kind!r}")
-        if None not in (self.vocabulary, self.padding) and self.padding >= self.vocabulary:  # type: ignore[operator]
-            raise ValueError(f"padding: expected a token below the vocabulary's {self.vocabulary}, found {self.padding}")
+        if self.kind != "tokens" and (self.vocabulary, self.padding, self.digest) != (None, None, None):
+            raise ValueError(f"vocabulary, padding and digest are for tokens, found kind {self.kind!r}")
+        if self.vocabulary is not None and self.padding is not None and self.padding >= self.vocabulary:
+            raise ValueError(f"padding: expected a token below {self.vocabulary}, found {self.padding}")
         return self
 
 

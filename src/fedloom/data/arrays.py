@@ -113,8 +113,8 @@ def arrays(
         from fedloom.data.dense_arrays import build
 
         return Dataset(store.path.stem, *build(where, dense, parts, resolve(augment), crop, multiple), names)
-    *examples, said = _examples(where, parts, stated(signal), size, channels)
-    return Dataset(store.path.stem, tasks, *examples, names, signal=said)
+    train, test_part, said = _examples(where, parts, stated(signal), size, channels)
+    return Dataset(store.path.stem, tasks, train, test_part, names, signal=said)
 
 
 def _read(

@@ -97,4 +97,4 @@ def with_vocabulary(signal: Signal, parts: Sequence[Tensor], where: str) -> Sign
     size = high + 1 if signal.vocabulary is None else signal.vocabulary
     if low < 0 or high >= size:
         raise DataError(f"{where}: expected tokens from 0 to {size - 1}, found {low if low < 0 else high}")
-    return Signal(kind="tokens", vocabulary=size, padding=signal.padding)
+    return signal.model_copy(update={"vocabulary": size})

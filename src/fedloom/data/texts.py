@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 PADDING, OTHER = 0, 1
 """Tokens that are no word: what fills up short texts, and what stands for words outside the vocabulary."""
-WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)*")
+WORD = re.compile(r"[^\W_]+(?:['\u2019][^\W_]+)*")
 """A word: letters and digits, with apostrophes inside."""
 
 Vocabulary = Annotated[int, Field(ge=3)]
@@ -64,6 +65,7 @@ def texts(
     split: str | None = None,
     test_fraction: TestFraction | None = None,
     vocabulary: Vocabulary = 5000,
+    words: str | None = None,
     length: Count = 64,
     limit: Count | None = None,
 ) -> Dataset:
@@ -74,10 +76,10 @@ def texts(
     such as a person or a site. The column `split` holds `train` or `test`; without it, the share `test_fraction`
     (stratified by the first task and the domain; default 0.2) becomes the test part.
 
-    Words are letters and digits, in lower case. The vocabulary is the most frequent words of the train part, of all
-    clients, ties in alphabetical order: `vocabulary` tokens, of which 0 fills up and 1 stands for all other words. In a
-    deployment nodes would have to count together; nothing protects these counts here. A text is its first `length`
-    words. `limit` keeps that many random texts of each part.
+    Words are letters and digits, in lower case; a text is its first `length` words. The vocabulary is the most frequent
+    words of the train part, of all clients, ties in alphabetical order: `vocabulary` tokens, of which 0 fills up and 1
+    stands for all other words. `words` is a file with a word a line to take instead: nodes that have their own texts
+    need one list, and what clients count together is not private. `limit` keeps that many random texts of each part.
 
     Raises DataError for a file that cannot be read, an absent column, a line of another number of cells, an empty text,
     another value of `split`, or a task without two classes in the train part.
@@ -93,9 +95,9 @@ def texts(
     known = {task: _numbers(table[column], names[task]) for task, column in columns.items()}
     domains = sorted(set(table[domain])) if domain is not None else []
     pool = Texts(table[text], known, _numbers(table[domain], domains) if domain is not None else None)
-    for line, words in enumerate(pool.texts, 2):
-        if not WORD.search(words):
-            raise DataError(f"{where}: text {line - 1} has no word, found {words[:40]!r}")
+    for row, said in enumerate(pool.texts, 1):
+        if not WORD.search(said):
+            raise DataError(f"{where}: row {row}, column {text!r}: expected a word, found {said[:40]!r}")
     if split is None:
         test = _test(pool, test_fraction or 0.2, seed)
     else:
@@ -103,7 +105,8 @@ def texts(
             if value not in SPLITS:
                 raise DataError(f"{where}: column {split!r}: expected train or test, found {value!r}")
         test = np.array([value == "test" for value in table[split]])
-    return _dataset(file.stem, where, pool, test, names, tuple(domains), vocabulary, length, limit, seed)
+    known_words = None if words is None else _listed(Path(words).expanduser())
+    return _dataset(file.stem, where, pool, test, names, vocabulary, length, seed, tuple(domains), limit, known_words)
 
 
 @DATASETS.register("glosses", source="WordNet 3.0 (Fellbaum, 1998; Princeton University), as timm brings it")
@@ -148,7 +151,7 @@ def glosses(
         labels[task] = place[of]
     test = stratified(of, test_fraction, seed)
     pool = Texts(said, labels)
-    return _dataset("glosses", "glosses", pool, test, tasks, (), vocabulary, length, None, seed)
+    return _dataset("glosses", "glosses", pool, test, tasks, vocabulary, length, seed)
 
 
 def _columns(file: Path, where: str, wanted: Iterable[str]) -> dict[str, list[str]]:
@@ -188,11 +191,23 @@ def words_of(text: str) -> list[str]:
     return WORD.findall(text.lower())
 
 
-def vocabulary_of(texts: Iterable[str], size: int) -> dict[str, int]:
-    """Word -> token: the most frequent words of some texts, ties in alphabetical order, `size` tokens with the two."""
+def frequent(texts: Iterable[str]) -> list[str]:
+    """The words of some texts, the most frequent first, ties in alphabetical order."""
     counts = Counter(word for text in texts for word in words_of(text))
-    best = sorted(counts, key=lambda word: (-counts[word], word))[: size - 2]
-    return {word: number for number, word in enumerate(best, OTHER + 1)}
+    return sorted(counts, key=lambda word: (-counts[word], word))
+
+
+def _listed(file: Path) -> list[str]:
+    """A file's words, one a line."""
+    with parsing(f"texts, words: {file} cannot be read as text of UTF-8"):
+        lines = file.read_text("utf-8-sig").split()
+    for word in lines:
+        if words_of(word) != [word]:
+            raise DataError(f"texts, words: {file}: expected a word in lower case on each line, found {word[:40]!r}")
+    if len(set(lines)) < len(lines):
+        twice = next(word for word, count in Counter(lines).items() if count > 1)
+        raise DataError(f"texts, words: {file} has {twice!r} twice")
+    return lines
 
 
 def tokens_of(texts: Sequence[str], known: Mapping[str, int], length: int) -> Array:
@@ -210,13 +225,14 @@ def _dataset(
     pool: Texts,
     test: Array,
     classes: Mapping[str, Sequence[str]],
-    domains: tuple[str, ...],
     vocabulary: int,
     length: int,
-    limit: int | None,
     seed: int,
+    domains: tuple[str, ...] = (),
+    limit: int | None = None,
+    words: Sequence[str] | None = None,
 ) -> Dataset:
-    """Texts as a data set, with a vocabulary of the train part."""
+    """Texts as a data set, with the given words for a vocabulary, or those of the train part."""
     import torch
 
     from fedloom.data.dataset import Dataset, TensorExamples
@@ -231,7 +247,9 @@ def _dataset(
     for task, column in halves[0].labels.items():
         if len(np.unique(column[column >= 0])) < 2:
             raise DataError(f"{where}, task {task!r}: expected texts of two classes or more in the train part")
-    known = vocabulary_of(halves[0].texts, vocabulary)
+    listed = (frequent(halves[0].texts) if words is None else words)[: vocabulary - 2]
+    known = {word: token for token, word in enumerate(listed, OTHER + 1)}
+    digest = hashlib.sha256("\n".join(listed).encode()).hexdigest()[:16]
 
     def part(half: Texts) -> TensorExamples:
         labels = {task: torch.from_numpy(column) for task, column in half.labels.items()}
@@ -240,5 +258,5 @@ def _dataset(
 
     with at(where):
         tasks = tuple(Classification(task, len(names)) for task, names in classes.items())
-    signal = Signal(kind="tokens", vocabulary=len(known) + 2, padding=PADDING)
+    signal = Signal(kind="tokens", vocabulary=len(known) + 2, padding=PADDING, digest=digest)
     return Dataset(name, tasks, part(halves[0]), part(halves[1]), domains, signal=signal)

@@ -117,7 +117,9 @@ def plan_of(built: Built) -> Plan:
     if built.method.codec.varies:
         notes.append("bytes up are those of a random update; a real one may be sparser")
     clients, shape = built.partition.table(built.pool), tuple(built.dataset.input_shape)
-    return Plan(str(built.method), parameters, clients, up, down, memory, notes, shape, sized(shape, built.dataset.signal))
+    return Plan(
+        str(built.method), parameters, clients, up, down, memory, notes, shape, sized(shape, built.dataset.signal)
+    )
 
 
 def trivial_scores(built: Built, some: int = SOME) -> dict[str, tuple[str, float]]:

@@ -197,9 +197,9 @@ def _data(built: Built, task: str, changes: Sequence[str]) -> Dataset:
     if task not in names:
         more = "" if changes else " A task that the run left out needs --data, for example --data data.tasks=[...]"
         raise RecipeError(f"no task {task!r} in the data.{nearest(task, names)} Tasks: {', '.join(names)}.{more}")
-    now, before = (sized(d.input_shape, d.signal) for d in (dataset, built.dataset))
+    now, before = ((d.input_shape, d.signal) for d in (dataset, built.dataset))
     if now != before:
-        raise DataError(f"inputs are {now}, but the run's are {before}")
+        raise DataError(f"inputs are {sized(*now)}, but the run's are {sized(*before)}")
     return dataset
 
 
@@ -254,7 +254,9 @@ class _Newcomer:
     def __init__(self, found: TaskModels, alone: Dataset, me: Client, device: str) -> None:
         built = found.built
         recipe, section = built.recipe, built.recipe.model
-        made = build_model(section.entry, section.arguments, alone.input_shape, alone.tasks, recipe.seed, signal=alone.signal)
+        made = build_model(
+            section.entry, section.arguments, alone.input_shape, alone.tasks, recipe.seed, signal=alone.signal
+        )
         # the run's initial encoder, with the head that the seed gives to a single task
         module = copy.deepcopy(built.module)
         module.heads, module.decoders = made.heads, made.decoders

@@ -81,11 +81,11 @@ def conv1d(
     kernel: Literal[3, 5, 7, 9] = 5,
     hidden: Count = 64,
 ) -> Encoder:
-    """A small convolutional network for series (channels x steps): `depth` convolutions over the steps, of w, 2w, 2w, ...
-    channels, each with ReLU and a pool of 2 steps; the mean over the steps; one hidden layer.
+    """A small convolutional network for series (channels x steps): convolutions over the steps and one hidden layer.
 
-    There are no norm layers and no dropout, so it holds no state beside its parameters. With the defaults and 9 channels
-    it has 36,480 parameters. A series needs at least 2^depth steps.
+    The `depth` convolutions have w, 2w, 2w, ... channels, each with ReLU and a pool of 2 steps; the hidden layer sees
+    the mean over the steps. There are no norm layers and no dropout, so it holds no state beside its parameters. With
+    the defaults and 9 channels it has 36,480 parameters. A series needs at least 2^depth steps.
     """
     from fedloom.models.sequences import Conv1d
 
@@ -301,17 +301,21 @@ def _multiple(encoder: str, shape: tuple[int, ...], stride: int) -> tuple[int, i
 
 def _series(encoder: str, shape: tuple[int, ...], signal: Signal | None, more: str = "") -> tuple[int, int]:
     """`shape` as channels, steps, or a RecipeError."""
+    wanted = f"encoder {encoder!r} expects a series (channels x steps){more}, found"
     if signal is None and len(shape) == 2:
         raise RecipeError(
-            f"encoder {encoder!r} expects a series (channels x steps){more}, found inputs of shape {tuple(shape)}, which "
-            "may be a grey image as well; say what they are: signal='series' of a Federation or a Dataset"
+            f"{wanted} inputs of shape {tuple(shape)}, which may be a grey image as well; say what they are: "
+            "signal='series' of a Federation or a Dataset"
         )
     if signal is None or signal.kind != "series" or len(shape) != 2:
-        raise RecipeError(f"encoder {encoder!r} expects a series (channels x steps){more}, found {sized(shape, signal)}")
+        raise RecipeError(f"{wanted} {sized(shape, signal)}")
     return shape[0], shape[1]
 
 
-_OTHERS = {1: "For feature vectors use 'mlp', for tokens 'transformer'.", 2: "For series use 'conv1d' or 'transformer'."}
+_OTHERS = {
+    1: "For feature vectors use 'mlp', for tokens 'transformer'.",
+    2: "For series use 'conv1d' or 'transformer'.",
+}
 
 
 def _image(encoder: str, shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:

@@ -110,10 +110,10 @@ def as_multitask(made: Any, tasks: Sequence[Task], example: Tensor) -> MultiTask
         raise RecipeError(f"model: {type(made).__name__} found, expected a torch.nn.Module, or fl.model(...)")
     own = made if isinstance(made, Own) else Own(made)
     module = copy.deepcopy(own.module)  # training must not change the user's
-    answer, whole = _passed(module, example, "model"), not example.is_floating_point()
+    answer, tokens = _passed(module, example, "model"), not example.is_floating_point()
     if own.heads is None and not own.linear:
         _fits(type(module).__name__, answer, tasks)
-        whole = MultiTask(Plain(module, whole), tasks, {task.name: Picked(task.name) for task in tasks})
+        whole = MultiTask(Plain(module, tokens), tasks, {task.name: Picked(task.name) for task in tasks})
         whole.more_roles = _roles(module, own.roles, tasks)
         return whole
     if not isinstance(answer, Tensor) or answer.ndim != 2:
@@ -130,7 +130,7 @@ def as_multitask(made: Any, tasks: Sequence[Task], example: Tensor) -> MultiTask
             )
         head = _passed(heads[task.name], answer, f"model, heads: {task.name!r}")
         _fits(f"the head of {task.name!r}", head, [task])
-    encoder = Plain(module, whole, answer.shape[1])
+    encoder = Plain(module, tokens, answer.shape[1])
     return MultiTask(encoder, tasks, {task.name: copy.deepcopy(heads[task.name]) for task in tasks})
 
 

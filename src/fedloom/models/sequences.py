@@ -12,8 +12,8 @@ from fedloom.models.nets import Encoder
 class Conv1d(Encoder):
     """Convolutions over the steps, each with ReLU and a pool of 2 steps; the mean over the steps; a linear layer.
 
-    A convolution over steps is one over an image of height 1, so that whatever looks at maps (B x C x H x W) or replaces
-    convolutions does so here, too.
+    A convolution over steps is one over an image of height 1, so that what looks at maps (B x C x H x W), and what
+    replaces convolutions, does so here, too.
     """
 
     def __init__(self, channels: int, widths: tuple[int, ...], kernel: int, hidden: int) -> None:
