@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from fedloom.settings.problems import carry
 from fedloom.settings.section import Count, Section
 
 if TYPE_CHECKING:
@@ -36,10 +37,11 @@ class Signal(Section):
 
     @model_validator(mode="after")
     def _of_tokens(self) -> Signal:
-        if self.kind != "tokens" and (self.vocabulary, self.padding, self.digest) != (None, None, None):
-            raise ValueError(f"vocabulary, padding and digest are for tokens, found kind {self.kind!r}")
+        for key, value in self.model_dump(exclude={"kind"}).items():
+            if value is not None and self.kind != "tokens":
+                raise carry([(key, f"{value!r} found, but it is for tokens, and the kind is {self.kind!r}")])
         if self.vocabulary is not None and self.padding is not None and self.padding >= self.vocabulary:
-            raise ValueError(f"padding: expected a token below {self.vocabulary}, found {self.padding}")
+            raise carry([("padding", f"{self.padding} found, expected one below the vocabulary, {self.vocabulary}")])
         return self
 
 
