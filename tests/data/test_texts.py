@@ -14,9 +14,10 @@ import torch
 import fedloom as fl
 from fedloom.data import DATASETS
 from fedloom.data.texts import OFFSETS, frequent, words_of
-from fedloom.engines.flower.nodes import NodeConfig, about, agreed, own_data
+from fedloom.engines.flower.nodes import NodeConfig, about, agreed, build_at, own_data
 from fedloom.errors import DataError, RecipeError
 from fedloom.recipes import load
+from fedloom.rounds.build import method_of
 
 texts = DATASETS["texts"].make
 ROWS = [
@@ -100,7 +101,10 @@ def test_nodes_with_texts_of_their_own_need_one_list_of_words(tmp_path):
         for client, rows in (("ann", ROWS), ("bob", other)):
             data = {"name": "texts", "path": write(tmp_path / f"{client}.csv", rows), "split": "part", **more}
             recipe = load({"name": "t", "data": data, "partition": "own", "model": "transformer", "method": "fedavg"})
-            dataset, who = own_data(recipe, NodeConfig(client=client, data=recipe.data))
+            config = NodeConfig(client=client, data=recipe.data)
+            dataset, who = own_data(recipe, config)
+            at_node = build_at(recipe, method_of(recipe, None), config, dataset.tasks)
+            assert at_node.module.encoder.embed.num_embeddings == dataset.signal.vocabulary
             found[client] = about(who, dataset.input_shape, dataset.signal)
         return found
 

@@ -12,12 +12,11 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from fedloom.core.context import derive_seed
 from fedloom.core.signal import Signal, blank
-from fedloom.errors import RecipeError, UserError
+from fedloom.errors import UserError
 from fedloom.memory import need_memory
 from fedloom.models.encoders import ENCODERS
 from fedloom.models.lora import Lora, add_lora
 from fedloom.models.multitask import MultiTask
-from fedloom.models.nets import Encoder
 from fedloom.models.own import as_multitask
 from fedloom.models.weights import load_weights
 from fedloom.settings.registry import Registered
@@ -74,8 +73,6 @@ def build_model(
         torch.default_generator.manual_seed(derive_seed(seed, "init"))
         with _memory_for_training(f"a model with the encoder {entry.name!r}"):
             made = entry.make(input_shape, tasks, signal, **params)
-            if signal is not None and signal.kind == "tokens" and isinstance(made, Encoder) and not made.reads_tokens:
-                raise RecipeError(f"encoder {entry.name!r} expects measurements, found tokens; use 'transformer'")
             model = as_multitask(made, tasks, blank(input_shape, signal))
         if weights is not None:
             load_weights(model.encoder, weights)

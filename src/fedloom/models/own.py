@@ -104,13 +104,17 @@ def as_multitask(made: Any, tasks: Sequence[Task], example: Tensor) -> MultiTask
     `example` is one input (1 x ...): it is passed through once, in evaluation mode, so that a model that does not fit
     is said here. Raises RecipeError.
     """
+    tokens = not example.is_floating_point()
     if isinstance(made, Encoder):
+        if tokens:
+            _passed(made, example, "model")
+        made.reads_tokens = tokens
         return MultiTask(made, tasks)
     if not isinstance(made, Own | nn.Module):
         raise RecipeError(f"model: {type(made).__name__} found, expected a torch.nn.Module, or fl.model(...)")
     own = made if isinstance(made, Own) else Own(made)
     module = copy.deepcopy(own.module)  # training must not change the user's
-    answer, tokens = _passed(module, example, "model"), not example.is_floating_point()
+    answer = _passed(module, example, "model")
     if own.heads is None and not own.linear:
         _fits(type(module).__name__, answer, tasks)
         whole = MultiTask(Plain(module, tokens), tasks, {task.name: Picked(task.name) for task in tasks})
@@ -140,9 +144,10 @@ def _passed(module: nn.Module, x: Tensor, where: str) -> Any:
         with torch.no_grad():
             return module.eval()(x)
     except Exception as error:
+        hint = "" if x.is_floating_point() else "; for tokens, 'transformer' has an embedding"
         raise RecipeError(
             f"{where}: {type(module).__name__} cannot take an input of shape {tuple(x.shape)}, {x.dtype}: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {error}{hint}"
         ) from error
     finally:
         module.train(mode)

@@ -72,7 +72,6 @@ class Transformer(Encoder):
     ) -> None:
         super().__init__()
         self.features, self.padding = width, padding
-        self.reads_tokens = isinstance(embed, nn.Embedding)
         self.embed = embed
         self.positions = nn.Parameter(torch.empty(1, positions, width))
         nn.init.trunc_normal_(self.positions, std=0.02)

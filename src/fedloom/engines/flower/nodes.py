@@ -290,5 +290,5 @@ def build_at(recipe: Recipe, method: Method | None, config: NodeConfig, tasks: t
     mine = {name: (known[name], weight) for name, (_, weight) in client.tasks.items()}
     client = Client(client.id, mine, client.train, client.val, client.test, client.domain)
     federation = Federation(tasks, {client.id: client}, recipe.model.heads == "all")
-    whole = Dataset(dataset.name, tasks, dataset.train, dataset.test)
+    whole = Dataset(dataset.name, tasks, dataset.train, dataset.test, signal=dataset.signal)
     return assemble(recipe, method_of(recipe, method), whole, Pool({}), Partition(()), federation)
