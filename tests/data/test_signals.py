@@ -199,7 +199,7 @@ def test_a_dry_run_says_what_an_input_is(tmp_path):
         "model": {"name": "conv1d", "depth": 1, "width": 4},
         "method": "fedavg",
     }  # fmt: skip
-    assert fl.plan(load(recipe)).input == "series of 9 x 16 (channels x steps)"
+    assert fl.plan(load(recipe)).notes[-1] == "inputs: series of 9 x 16 (channels x steps)"
     with pytest.raises(
         RecipeError, match=re.escape("of at least 8 pixels a side, found inputs of shape (9, 16). For series")
     ):

@@ -158,8 +158,7 @@ def show(recipe: shared.RecipeArgument, changes: Changes = None) -> None:
     typer.echo(plan.method.rstrip() + "\n")
     columns = [key for key in plan.clients[0] if any(row[key] is not None for row in plan.clients)]
     shared.print_table(columns, [[_text(row[key]) for key in columns] for row in plan.clients])
-    facts = [("input", "", plan.input)]
-    facts += [("parameters", role, f"{count:,}") for role, count in plan.parameters.items()]
+    facts = [("parameters", role, f"{count:,}") for role, count in plan.parameters.items()]
     facts += [("memory", part, human_bytes(count)) for part, count in plan.memory.items()]
     facts += [("bytes a round", "sent by clients", human_bytes(plan.bytes_up))]
     facts += [("bytes a round", "sent to clients", human_bytes(plan.bytes_down))]

@@ -69,6 +69,6 @@ def sized(shape: Sequence[int], signal: Signal | None) -> str:
     """An input in words: 'series of 9 x 128 (channels x steps)'."""
     size = " x ".join(map(str, shape))
     if signal is None or len(shape) != len(AXES[signal.kind]):
-        return f"inputs of {size}" if signal is None else f"{signal.kind} of {size}"
+        return f"{'numbers' if signal is None else signal.kind} of {size}"
     words = f"{signal.kind} of {size} ({' x '.join(AXES[signal.kind])})"
     return f"{words}, a vocabulary of {signal.vocabulary}" if signal.vocabulary is not None else words

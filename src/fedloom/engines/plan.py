@@ -35,8 +35,6 @@ class Plan:
     memory: dict[str, int]
     notes: list[str] = field(default_factory=list)
     input_shape: tuple[int, ...] = ()
-    input: str = ""
-    """What an input is, in words."""
     trivial: dict[str, tuple[str, float]] = field(default_factory=dict)
     """Task -> its metric, and what the answer that ignores its input gets on test data (see `trivial_scores`)."""
 
@@ -117,9 +115,8 @@ def plan_of(built: Built) -> Plan:
     if built.method.codec.varies:
         notes.append("bytes up are those of a random update; a real one may be sparser")
     clients, shape = built.partition.table(built.pool), tuple(built.dataset.input_shape)
-    return Plan(
-        str(built.method), parameters, clients, up, down, memory, notes, shape, sized(shape, built.dataset.signal)
-    )
+    notes.append(f"inputs: {sized(shape, built.dataset.signal)}")
+    return Plan(str(built.method), parameters, clients, up, down, memory, notes, shape)
 
 
 def trivial_scores(built: Built, some: int = SOME) -> dict[str, tuple[str, float]]:
