@@ -17,7 +17,6 @@ from fedloom.data.texts import OFFSETS, frequent, words_of
 from fedloom.engines.flower.nodes import NodeConfig, about, agreed, build_at, own_data
 from fedloom.errors import DataError, RecipeError
 from fedloom.recipes import load
-from fedloom.rounds.build import method_of
 
 texts = DATASETS["texts"].make
 ROWS = [
@@ -103,7 +102,7 @@ def test_nodes_with_texts_of_their_own_need_one_list_of_words(tmp_path):
             recipe = load({"name": "t", "data": data, "partition": "own", "model": "transformer", "method": "fedavg"})
             config = NodeConfig(client=client, data=recipe.data)
             dataset, who = own_data(recipe, config)
-            at_node = build_at(recipe, method_of(recipe, None), config, dataset.tasks)
+            at_node = build_at(recipe, config, dataset.tasks)
             assert at_node.module.encoder.embed.num_embeddings == dataset.signal.vocabulary
             found[client] = about(who, dataset.input_shape, dataset.signal)
         return found

@@ -314,17 +314,20 @@ def test_a_stage_that_knows_nothing_of_presence_is_refused_where_rows_may_lack_b
     assert TrimmedMean().on(ROWS, layout=layout, present=present)[0].tolist() == [[4.0, 4.0]]  # 4 instead of 6
     assert PerBlock(TrimmedMean()).on(ROWS, layout=layout, present=present)[0].tolist() == [[4.0, 6.0]]
 
-    trimmed = Method(name="trimmed", stage=TopMagnitude(0.5) >> TrimmedMean())
-    build(load_recipe(), trimmed)
+    def built(change: str, stage: Stage) -> None:
+        build(load_recipe(change).holding(method=(Method(name="trimmed", stage=stage), "trimmed")))
+
+    trimmed = TopMagnitude(0.5) >> TrimmedMean()
+    built("seed=0", trimmed)
     for change in (
         "model.heads=own",
         "peers={scope: encoder, weights: {kind: uniform}}",
         "peers={warmup: {until: 2}, weights: {kind: uniform}}",
     ):
         with pytest.raises(RecipeError, match=r"trimmed: TrimmedMean\(\) does not say how it treats rows that lack"):
-            build(load_recipe(change), trimmed)
-    build(load_recipe("model.heads=own"), Method(name="trimmed", stage=PerBlock(TrimmedMean())))
-    build(load_recipe("peers={weights: {kind: uniform}}"), trimmed)
+            built(change, trimmed)
+    built("model.heads=own", PerBlock(TrimmedMean()))
+    built("peers={weights: {kind: uniform}}", trimmed)
 
 
 @pytest.mark.parametrize("name", ["fedamp", "fedmtl"])

@@ -175,7 +175,7 @@ def resume(
         )
     if (ended := engine.takes_over(recipe, path, progress, fresh=False)) is not None:
         return Result(path, ended)
-    built = engine.build(recipe, None, partition)
+    built = engine.build(recipe, partition)
     if recipe.model.is_held:
         _begin_again(built, path)
     if ROUNDS in changed and built.method.stage.traits.paced:

@@ -259,4 +259,4 @@ def _module(recipe: Recipe, shape: tuple[int, ...], signal: Signal | None, tasks
     model = recipe.model
     params = {k: False if k == "pretrained" else v for k, v in model.arguments.items()}
     module = build_model(model.entry, params, shape, tasks, recipe.seed, None, model.lora, signal)
-    return changed(module, method_of(recipe, None).model, shape, recipe.seed)
+    return changed(module, method_of(recipe).model, shape, recipe.seed)

@@ -114,23 +114,21 @@ def load_data(section: DataSection, seed: int) -> Dataset:
     return loaded(section.entry, seed, section.arguments)
 
 
-def method_of(recipe: Recipe, method: Method | None) -> Method:
-    """The recipe's method, or `method` in its place, as it runs at a server or at peers."""
-    method = method or build_method(recipe.method)
+def method_of(recipe: Recipe) -> Method:
+    """The recipe's method as it runs at a server or at peers."""
+    method = build_method(recipe.method)
     if recipe.peers is not None:
         method = at_peers(method, recipe.peers)
     refusals.pace(recipe, method)
     return method
 
 
-def build(
-    recipe: Recipe, method: Method | None = None, partition: Partition | None = None, dataset: Dataset | None = None
-) -> Built:
+def build(recipe: Recipe, partition: Partition | None = None, dataset: Dataset | None = None) -> Built:
     """Load the data, partition it, build the model and the method.
 
     `partition` is a saved one, when resuming; `dataset` is the result of `load_data`, if several runs share it.
     """
-    method = method_of(recipe, method)
+    method = method_of(recipe)
     dataset = with_options(dataset or load_data(recipe.data, recipe.seed), recipe.tasks)
     pool = Pool.of(dataset)
     if partition is None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -174,27 +175,17 @@ class Own(Task):
         """As the base's."""
         return self.base.constant(mean)
 
-    def blamed(self, what: str, output: Tensor, target: Tensor) -> Blamed:
+    @contextmanager
+    def blamed(self, what: str, output: Tensor, target: Tensor) -> Iterator[None]:
         """Inside, an error is one of a function that a user wrote: say which, and what it was given."""
-        return Blamed(f"task {self.name!r}, {what}", output, target)
-
-
-@dataclass(frozen=True)
-class Blamed:
-    """See `Own.blamed`."""
-
-    what: str
-    output: Tensor
-    target: Tensor
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, DataError):
+        try:
+            yield
+        except DataError:
+            raise
+        except Exception as error:
             raise DataError(
-                f"{self.what}: {type(error).__name__}: {error} (called with outputs of shape "
-                f"{tuple(self.output.shape)} and labels of shape {tuple(self.target.shape)}, {self.target.dtype})"
+                f"task {self.name!r}, {what}: {type(error).__name__}: {error} (called with outputs of shape "
+                f"{tuple(output.shape)} and labels of shape {tuple(target.shape)}, {target.dtype})"
             ) from error
 
 

@@ -48,7 +48,7 @@ class Cluster(Engine):
             built = build(recipe)
             RunFolder.create(folder, built.recipe, built.dealt, built.about).close()
         else:
-            built = build(recipe, None, RunFolder.read(folder)[1])
+            built = build(recipe, RunFolder.read(folder)[1])
             RunFolder(folder).close()
         _Watched(built, folder, progress).run()
         status: str = json.loads((folder / "run.json").read_text(encoding="utf-8"))["status"]

@@ -23,7 +23,6 @@ from fedloom.data.dataset import Batch, Dataset
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share, ValFraction
 from fedloom.data.registry import loaded
 from fedloom.errors import DataError, RecipeError, nearest
-from fedloom.methods.method import Method
 from fedloom.models.multitask import check_name
 from fedloom.recipes.loader import read
 from fedloom.recipes.schema import DataSection, Recipe
@@ -272,18 +271,16 @@ def federation_of(reports: Mapping[str, NodeReport], unified: bool) -> tuple[Fed
     return Federation(dataset.tasks, clients, unified), dataset, Partition(tuple(shares))
 
 
-def build_from(
-    recipe: Recipe, method: Method | None, reports: Mapping[str, NodeReport], saved: Partition | None = None
-) -> Built:
+def build_from(recipe: Recipe, reports: Mapping[str, NodeReport], saved: Partition | None = None) -> Built:
     """A recipe made concrete at a server that has no data; `saved` is the partition of a run that goes on."""
     federation, dataset, partition = federation_of(reports, recipe.model.heads == "all")
     pool = Pool.of(dataset)
-    built = assemble(recipe, method_of(recipe, method), dataset, pool, saved or partition, federation)
+    built = assemble(recipe, method_of(recipe), dataset, pool, saved or partition, federation)
     refusals.unmeasured(built)
     return built
 
 
-def build_at(recipe: Recipe, method: Method | None, config: NodeConfig, tasks: tuple[Task, ...]) -> Built:
+def build_at(recipe: Recipe, config: NodeConfig, tasks: tuple[Task, ...]) -> Built:
     """A recipe made concrete at a node with its own data; `tasks` are those of the whole federation."""
     dataset, client = own_data(recipe, config)
     known = {task.name: task for task in tasks}
@@ -291,4 +288,4 @@ def build_at(recipe: Recipe, method: Method | None, config: NodeConfig, tasks: t
     client = Client(client.id, mine, client.train, client.val, client.test, client.domain)
     federation = Federation(tasks, {client.id: client}, recipe.model.heads == "all")
     whole = Dataset(dataset.name, tasks, dataset.train, dataset.test, signal=dataset.signal)
-    return assemble(recipe, method_of(recipe, method), whole, Pool({}), Partition(()), federation)
+    return assemble(recipe, method_of(recipe), whole, Pool({}), Partition(()), federation)
