@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from fedloom.data import DATASETS
 from fedloom.data.texts import OFFSETS, frequent, words_of
 from fedloom.engines.flower.nodes import NodeConfig, about, agreed, build_at, own_data
 from fedloom.errors import DataError, RecipeError
+from fedloom.experiments.join import _data
 from fedloom.recipes import load
 
 texts = DATASETS["texts"].make
@@ -120,6 +122,17 @@ def test_lists_of_words_that_are_wrong(tmp_path, lines, message):
     (tmp_path / "words").write_text(lines)
     with pytest.raises(DataError, match=message):
         texts(0, path=write(tmp_path / "t.csv"), split="part", words=str(tmp_path / "words"))
+
+
+def test_a_task_that_comes_late_needs_the_same_words(tmp_path):
+    data = {"name": "texts", "path": write(tmp_path / "t.csv"), "split": "part"}
+    recipe = load({"name": "t", "data": data, "partition": "own", "model": "transformer", "method": "matu"})
+    run: Any = SimpleNamespace(recipe=recipe, dataset=recipe.data.make(0))
+    assert _data(run, "topic", ["data.labels={topic: topic}"]).signal == run.dataset.signal
+    with pytest.raises(
+        DataError, match=r"inputs are tokens \(vocabulary 7, .*, but the run's are tokens \(vocabulary 1"
+    ):
+        _data(run, "topic", ["data.vocabulary=7"])
 
 
 def test_a_run_on_a_users_texts(tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -36,13 +36,22 @@ class Signal(Section):
     """Of tokens: what tells one list of words from another of the same size, where there is such a list."""
 
     @model_validator(mode="after")
-    def _of_tokens(self) -> Signal:
-        for key, value in self.model_dump(exclude={"kind"}).items():
-            if value is not None and self.kind != "tokens":
+    def _fits(self) -> Signal:
+        for key, value in self.of_tokens.items():
+            if self.kind != "tokens":
                 raise carry([(key, f"{value!r} found, but it is for tokens, and the kind is {self.kind!r}")])
         if self.vocabulary is not None and self.padding is not None and self.padding >= self.vocabulary:
             raise carry([("padding", f"{self.padding} found, expected one below the vocabulary, {self.vocabulary}")])
         return self
+
+    @property
+    def of_tokens(self) -> dict[str, Any]:
+        """What is said of tokens, by its key."""
+        return self.model_dump(exclude={"kind"}, exclude_none=True)
+
+    def __str__(self) -> str:
+        more = ", ".join(f"{key} {value}" for key, value in self.of_tokens.items())
+        return f"{self.kind} ({more})" if more else self.kind
 
 
 def told(shape: Sequence[int], whole: bool) -> Signal | None:

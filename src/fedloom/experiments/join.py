@@ -18,7 +18,6 @@ from torch import Tensor
 
 from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Layout
-from fedloom.core.signal import sized
 from fedloom.data.dataset import Dataset
 from fedloom.data.partition import Indices, Partition, Share, labelled
 from fedloom.errors import DataError, RecipeError, StateError, nearest
@@ -197,9 +196,10 @@ def _data(built: Built, task: str, changes: Sequence[str]) -> Dataset:
     if task not in names:
         more = "" if changes else " A task that the run left out needs --data, for example --data data.tasks=[...]"
         raise RecipeError(f"no task {task!r} in the data.{nearest(task, names)} Tasks: {', '.join(names)}.{more}")
-    now, before = ((d.input_shape, d.signal) for d in (dataset, built.dataset))
-    if now != before:
-        raise DataError(f"inputs are {sized(*now)}, but the run's are {sized(*before)}")
+    if dataset.input_shape != built.dataset.input_shape:
+        raise DataError(f"inputs are {dataset.input_shape}, but the run's are {built.dataset.input_shape}")
+    if dataset.signal != built.dataset.signal:
+        raise DataError(f"inputs are {dataset.signal}, but the run's are {built.dataset.signal}")
     return dataset
 
 
