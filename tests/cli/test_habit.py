@@ -204,7 +204,7 @@ def picture_folder(folder: Path) -> Path:
 
 def archive(folder: Path) -> Path:
     rng, y = np.random.default_rng(0), np.arange(60) % 3
-    np.savez(folder / "p.npz", x=rng.random((60, 8, 8)).astype(np.float32), y=y, who=np.arange(60) // 20)
+    np.savez(folder / "p.npz", x=rng.random((60, 3, 32)).astype(np.float32), y=y, who=np.arange(60) // 20)
     return folder / "p.npz"
 
 

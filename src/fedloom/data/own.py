@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 
+from fedloom.core.signal import AXES, Kind, Signal, sized, told
 from fedloom.data.dataset import Dataset
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share
 from fedloom.data.partition.dealing import by_rank, set_apart
 from fedloom.data.partition.listed import as_partition
 from fedloom.data.reading import Keys, Piece, gathered, read
+from fedloom.data.signals import stated, with_vocabulary
 from fedloom.errors import DataError, unknown
 from fedloom.settings.section import strict
 from fedloom.tasks.own import Description
@@ -49,6 +52,9 @@ class Federation:
                ({"name": "iid", "clients": 10}), or a function (pool, seed) -> Partition or lists of positions
     inputs     for data sets that give mappings: the key of the input
     labels     and {task: key of its label}
+    signal     what an input is: "image" (C x H x W), "series" (channels x steps), "features" or "tokens", or a
+               `fedloom.data.Signal`, which has the tokens' vocabulary and padding. By default vectors are features,
+               whole numbers tokens, what has three axes an image; encoders ask what has two is
 
     Tensors and arrays are used as they are, but that uint8 is scaled to 0..1; other data sets are read example by
     example, batch after batch, and their labels once at the beginning. What they draw from torch's random stream in
@@ -67,6 +73,7 @@ class Federation:
         partition: Any = None,
         inputs: str | None = None,
         labels: Mapping[str, str] | None = None,
+        signal: Kind | Signal | None = None,
         name: str = "federation",
     ) -> None:
         if (clients is None) == (data is None):
@@ -79,8 +86,10 @@ class Federation:
                 else "Federation: partition= deals out data=, but there are clients= with data of their own"
             )
         if isinstance(data, Dataset):
-            if tasks is not None or test is not None:
-                raise DataError("Federation: a fedloom Dataset has tasks and test data of its own; leave them out")
+            if tasks is not None or test is not None or signal is not None:
+                raise DataError(
+                    "Federation: a fedloom Dataset has tasks, test data and a signal of its own; leave them out"
+                )
             self.dataset = replace(data, deal=_rule(partition))
             return
         known = _tasks(tasks)
@@ -112,6 +121,7 @@ class Federation:
             gathered(tests, known, shape, dtype, domain),
             tuple(own),
             deal,
+            _signal([*parts, *tests], signal),
         )
 
     @property
@@ -131,7 +141,7 @@ class Federation:
         tasks = ", ".join(f"{t.name} ({t.kind}, {t.channels})" for t in self.tasks)
         return (
             f"Federation: {len(shares)} clients with train + validation examples: {', '.join(told)}{more}; tasks: "
-            f"{tasks}; {len(self.dataset.test)} test examples; inputs of shape {self.dataset.input_shape}"
+            f"{tasks}; {len(self.dataset.test)} test examples; {sized(self.dataset.input_shape, self.dataset.signal)}"
         )
 
 
@@ -146,13 +156,35 @@ def _tasks(tasks: Any) -> dict[str, Task]:
     return known
 
 
+def _signal(parts: Sequence[Piece], said: Any) -> Signal | None:
+    """What the inputs are, as said or as their shape and type tell; of tokens in memory the vocabulary, too."""
+    first, whole = parts[0], parts[0].dtype == torch.int64
+    try:
+        signal = stated(said)
+    except ValidationError:
+        raise DataError(f"Federation: signal={said!r} found, expected one of {', '.join(map(repr, AXES))}") from None
+    signal = signal or told(first.shape, whole)
+    if signal is None:
+        return None
+    if said is not None and (len(first.shape) != len(AXES[signal.kind]) or whole != (signal.kind == "tokens")):
+        numbers = "int64" if signal.kind == "tokens" else "uint8 or floating point"
+        raise DataError(
+            f"{first.where}: inputs of shape {first.shape}, {str(first.dtype).removeprefix('torch.')} found, expected "
+            f"{signal.kind}: {' x '.join(AXES[signal.kind])}, {numbers}"
+        )
+    held = [part.source for part in parts]
+    if not whole or not all(isinstance(source, torch.Tensor) for source in held):
+        return signal
+    if said is None and any(bool((source < 0).any()) for source in held):
+        return signal  # whole numbers of some other meaning, for a model that knows it
+    return with_vocabulary(signal, held, first.where)
+
+
 def _rule(partition: Any) -> Any:
     """A partition in one of the forms that `Federation` takes, as a function of (pool, seed)."""
     if isinstance(partition, str):
         partition = {"name": partition}
     if isinstance(partition, Mapping) and "name" in partition:
-        from pydantic import ValidationError
-
         from fedloom.settings.problems import explain
 
         if problem := PARTITIONERS.problem(partition["name"]):

@@ -198,6 +198,8 @@ def _data(built: Built, task: str, changes: Sequence[str]) -> Dataset:
         raise RecipeError(f"no task {task!r} in the data.{choices('Tasks', task, names)}.{more}")
     if dataset.input_shape != built.dataset.input_shape:
         raise DataError(f"inputs are {dataset.input_shape}, but the run's are {built.dataset.input_shape}")
+    if dataset.signal != built.dataset.signal:
+        raise DataError(f"inputs are {dataset.signal}, but the run's are {built.dataset.signal}")
     return dataset
 
 
@@ -252,7 +254,9 @@ class _Newcomer:
     def __init__(self, found: TaskModels, alone: Dataset, me: BuiltClient, device: str) -> None:
         built = found.built
         recipe, section = built.recipe, built.recipe.model
-        made = build_model(section.entry, section.arguments, alone.input_shape, alone.tasks, recipe.seed)
+        made = build_model(
+            section.entry, section.arguments, alone.input_shape, alone.tasks, recipe.seed, signal=alone.signal
+        )
         # the run's initial encoder, with the head that the seed gives to a single task
         module = copy.deepcopy(built.module)
         module.heads, module.decoders = made.heads, made.decoders

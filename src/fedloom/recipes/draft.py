@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from fedloom.core.signal import Kind
 from fedloom.data.images import SUFFIXES
+from fedloom.data.signals import kinds_of
 from fedloom.data.store import Store
 from fedloom.errors import DataError, RecipeError, choices
 
@@ -17,6 +19,7 @@ _SIZE = 64
 """Images of a folder are resized to so many pixels a side, which the small CNN is for."""
 _TEST = 0.2
 _IMAGES: dict[str, Any] = {"size": _SIZE, "test_fraction": _TEST}
+_MODELS: dict[Kind, str] = {"image": "small-cnn", "series": "conv1d", "features": "mlp", "tokens": "transformer"}
 _MOST = 100
 """A column of whole numbers with more values than these is no class label."""
 
@@ -33,7 +36,8 @@ class Found:
     """Whether the data has domains without a column for them."""
     table: tuple[str, ...] | None = None
     """The columns of a .csv file that have numbers."""
-    image: bool = True
+    signal: Kind = "image"
+    """What an input is."""
     suffix: str = ""
     """What follows a column's name in its key: '_{split}', or nothing."""
 
@@ -81,7 +85,7 @@ def draft(found: Found, name: str, labels: Sequence[str], clients: str, method: 
         "name": name,
         "data": data,
         "partition": partition,
-        "model": "small-cnn" if found.image else "mlp",
+        "model": _MODELS[found.signal],
         "method": method,
         "training": {"rounds": rounds, "epochs": 1, "batch_size": 32, "optimizer": {"name": "adam", "lr": 0.001}},
     }
@@ -109,7 +113,7 @@ def _table(path: Path, columns: dict[str, np.ndarray[Any, Any]]) -> Found:
     numbers = tuple(name for name, column in columns.items() if column.dtype.kind != "U")
     could = tuple(name for name, column in columns.items() if _counts(column))
     section: dict[str, Any] = {"name": "arrays", "path": str(path.resolve()), "test_fraction": _TEST}
-    return Found(section, could, table=numbers, image=False)
+    return Found(section, could, table=numbers, signal="features")
 
 
 def _arrays(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> Found:
@@ -124,7 +128,9 @@ def _arrays(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> Found:
     suffix = "_{split}" if split else ""
     section: dict[str, Any] = {"name": "arrays", "path": str(path.resolve()), "images": chosen + suffix}
     section |= {} if split else {"test_fraction": _TEST}
-    return Found(section, could, image=parts[chosen].ndim > 2, suffix=suffix)
+    kinds = kinds_of(parts[chosen])
+    section |= {"signal": kinds[0]} if len(kinds) > 1 else {}  # else `arrays` would ask
+    return Found(section, could, signal=kinds[0], suffix=suffix)
 
 
 def _counts(column: np.ndarray[Any, Any]) -> bool:

@@ -38,6 +38,7 @@ QUIET = ("engine", "flower", "workers", "checkpoint_every", "diagnostics", "mirr
 
 
 LATER: dict[tuple[str, ...], dict[str, Any]] = {
+    ("data",): {"signal": None},
     ("model",): {"inputs": "data", "freeze": None, "frozen_statistics": False, "start": None},
     ("training", "optimizer"): {"encoder_lr": None},
     ("training", "schedule"): {"warmup_share": 0.0},

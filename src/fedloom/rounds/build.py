@@ -164,7 +164,6 @@ def _rescaling(module: MultiTask, examples: Examples) -> tuple[Tensor, Tensor]:
 def starting_model(recipe: Recipe, dataset: Dataset) -> MultiTask:
     """The recipe's model before a method changes it, with the weights that it begins with."""
     model = recipe.model
-    dtype = getattr(dataset.train, "dtype", torch.float32)
     module = build_model(
         model.entry,
         model.arguments,
@@ -173,7 +172,7 @@ def starting_model(recipe: Recipe, dataset: Dataset) -> MultiTask:
         recipe.seed,
         model.weights,
         model.lora,
-        dtype if dtype == torch.int64 else torch.float32,
+        dataset.signal,
     )
     if model.inputs == "weights":
         module.rescale = _rescaling(module, dataset.train)

@@ -18,6 +18,7 @@ import fedloom.tasks.classification
 import fedloom.tasks.dense
 import fedloom.tasks.regression  # noqa: F401  (makes all kinds of tasks known)
 from fedloom.core.foreign import shown
+from fedloom.core.signal import Signal
 from fedloom.data.dataset import Batch, Dataset
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share, ValFraction
 from fedloom.data.registry import loaded
@@ -59,6 +60,7 @@ class NodeReport(Section):
     sizes: Sizes
     domain: Annotated[str, Field(max_length=200, pattern=r"^\P{C}*$")] | None
     input_shape: Annotated[tuple[Annotated[int, Field(ge=1, le=_VALUES)], ...], Field(min_length=1, max_length=4)]
+    signal: Signal | None = None
 
     @staticmethod
     def read(value: Any, client: str) -> NodeReport:
@@ -77,6 +79,8 @@ class NodeReport(Section):
                 )
         if math.prod(report.input_shape) > _VALUES:
             raise ValueError(f"input_shape: expected at most {_VALUES} values, found {report.input_shape}")
+        if report.signal is not None and (report.signal.vocabulary or 0) > _VALUES:
+            raise ValueError(f"signal.vocabulary: expected at most {_VALUES}, found {report.signal.vocabulary}")
         return report
 
 
@@ -156,7 +160,7 @@ def own_data(recipe: Recipe, config: NodeConfig) -> tuple[Dataset, BuiltClient]:
     return dataset, client
 
 
-def about(client: BuiltClient, input_shape: tuple[int, ...]) -> NodeReport:
+def about(client: BuiltClient, input_shape: tuple[int, ...], signal: Signal | None = None) -> NodeReport:
     """A node's report about itself."""
     return NodeReport(
         client=client.id,
@@ -165,6 +169,7 @@ def about(client: BuiltClient, input_shape: tuple[int, ...]) -> NodeReport:
         sizes=Sizes(train=len(client.train), val=len(client.val), test=len(client.test)),
         domain=client.domain,
         input_shape=input_shape,
+        signal=signal,
     )
 
 
@@ -224,7 +229,7 @@ def agreed(reports: Mapping[str, NodeReport | None]) -> tuple[dict[str, NodeRepo
 
 
 def _inputs(report: NodeReport) -> dict[str, Any]:
-    return {"shape": report.input_shape}
+    return {"shape": report.input_shape, "signal": report.signal}
 
 
 def _tasks(report: NodeReport) -> dict[str, Any]:
@@ -240,11 +245,13 @@ def federation_of(reports: Mapping[str, NodeReport], unified: bool) -> tuple[Bui
         raise DataError("no node has reported what it holds")
     for name, why in agreed(reports)[1].items():
         raise DataError(f"client {name!r}: {why}")
-    shape = next(iter(reports.values())).input_shape
+    first = next(iter(reports.values()))
+    shape = first.input_shape
     known = dict(sorted({name: task for report in reports.values() for name, task in _tasks(report).items()}.items()))
     sizes = [node.sizes for node in reports.values()]
     train_part = Elsewhere(sum(size.train + size.val for size in sizes), shape)
-    dataset = Dataset("nodes", tuple(known.values()), train_part, Elsewhere(sum(s.test for s in sizes), shape))
+    test_part = Elsewhere(sum(size.test for size in sizes), shape)
+    dataset = Dataset("nodes", tuple(known.values()), train_part, test_part, signal=first.signal)
     shares, clients = [], {}
     for name, node in sorted(reports.items()):
         train, val, test = (
@@ -280,5 +287,5 @@ def build_at(recipe: Recipe, config: NodeConfig, tasks: tuple[Task, ...]) -> Bui
     mine = {name: (known[name], weight) for name, (_, weight) in client.tasks.items()}
     client = BuiltClient(client.id, mine, client.train, client.val, client.test, client.domain)
     federation = BuiltFederation(tasks, {client.id: client}, recipe.model.heads == "all")
-    whole = Dataset(dataset.name, tasks, dataset.train, dataset.test)
+    whole = Dataset(dataset.name, tasks, dataset.train, dataset.test, signal=dataset.signal)
     return assemble(recipe, method_of(recipe), whole, Pool({}), Partition(()), federation)
