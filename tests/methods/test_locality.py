@@ -22,7 +22,7 @@ from fedloom.core.updates import Updates
 from fedloom.errors import RecipeError
 from fedloom.methods import ADDONS, METHODS
 from fedloom.rounds.build import build
-from fedloom.rounds.federation import Client, Federation, Part
+from fedloom.rounds.federation import BuiltClient, BuiltFederation, Part
 from fedloom.rounds.messages import Payload
 from fedloom.rounds.server import dispatch, server_init, server_step
 from fedloom.stages import CosineMix, Mean, PCGrad, PerBlock, Stage, TopMagnitude
@@ -133,10 +133,10 @@ class Sent:
         tasks = {t: Valley(t, 1) for t in "ab"}
         nothing = Part(None, [], "own")  # type: ignore[arg-type]
         members = {
-            name: Client(name, {t: (tasks[t], 1.0) for t in held[name]}, nothing, nothing, nothing)
+            name: BuiltClient(name, {t: (tasks[t], 1.0) for t in held[name]}, nothing, nothing, nothing)
             for name in self.clients
         }
-        self.federation = Federation(tuple(tasks.values()), members, unified=False)
+        self.federation = BuiltFederation(tuple(tasks.values()), members, unified=False)
         self.server = server_init(self.method, layout, torch.ones(layout.d, dtype=torch.float64), {})
 
     def row(self, client: str, round_: int, purpose: str) -> Tensor:

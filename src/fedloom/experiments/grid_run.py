@@ -293,7 +293,7 @@ class _Tell(Progress):
     def start(self, rounds: int, done: int) -> None:
         self.pipe.send(("round", done, _peak()))
 
-    def round(self, round: int, loss: float | None, score: float | None) -> None:
+    def round(self, round: int, numbers: Mapping[str, float]) -> None:
         self.pipe.send(("round", round, _peak()))
 
     def event(self, text: str) -> None:

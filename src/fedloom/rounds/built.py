@@ -16,7 +16,7 @@ from fedloom.data.partition import Partition, Pool
 from fedloom.methods.method import Method
 from fedloom.models.multitask import MultiTask
 from fedloom.recipes.schema import Recipe, recipe_hash
-from fedloom.rounds.federation import Federation
+from fedloom.rounds.federation import BuiltFederation
 from fedloom.rounds.worker import Setup
 
 
@@ -29,7 +29,7 @@ class Built:
     dataset: Dataset
     pool: Pool
     partition: Partition
-    federation: Federation
+    federation: BuiltFederation
     module: MultiTask
     layout: Layout
 

@@ -15,7 +15,7 @@ from fedloom.core.layout import Layout
 from fedloom.core.updates import Updates, row_norms
 from fedloom.methods.method import Method
 from fedloom.rounds.evaluation import evaluate, example_losses
-from fedloom.rounds.federation import Client, Federation
+from fedloom.rounds.federation import BuiltClient, BuiltFederation
 from fedloom.rounds.loading import load, load_personal, personal_state, task_messages
 from fedloom.rounds.messages import Message, Payload
 from fedloom.runs.checkpoint import map_tensors
@@ -28,8 +28,8 @@ from fedloom.training.phases import Phase
 def client_step(
     method: Method,
     model: FlatModel,
-    federation: Federation,
-    client: Client,
+    federation: BuiltFederation,
+    client: BuiltClient,
     received: Message,
     state: State,
     ctx: Ctx,
@@ -49,8 +49,8 @@ class ClientRound:
 
     method: Method
     model: FlatModel
-    federation: Federation
-    client: Client
+    federation: BuiltFederation
+    client: BuiltClient
     ctx: Ctx
     training: Training
 
@@ -265,7 +265,7 @@ class ClientRound:
         return Payload(rows[0], float(n.sum()), packed, dict(updates.extra)), edge, updates.X
 
 
-def tune(method: Method, model: FlatModel, client: Client, training: Training, ctx: Ctx) -> None:
+def tune(method: Method, model: FlatModel, client: BuiltClient, training: Training, ctx: Ctx) -> None:
     """Tune the loaded model before a personal model is measured, as the method says, at the full learning rate."""
     if method.tune is None:
         return

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from fedloom.core.context import Ctx, State, derive_seed
 from fedloom.errors import UserError
+from fedloom.memory import keep_memory
 from fedloom.methods.method import Method
 from fedloom.recipes.runtime import Evaluation
 from fedloom.rounds.client import ClientRound, client_step, tune
 from fedloom.rounds.evaluation import Scores, answers, confusions, evaluate
-from fedloom.rounds.federation import Client, Federation, Part
+from fedloom.rounds.federation import BuiltClient, BuiltFederation, Part
 from fedloom.rounds.loading import for_task, load, load_personal
 from fedloom.rounds.messages import Message, Payload
 from fedloom.training.config import Training
@@ -33,7 +34,7 @@ class Setup:
 
     method: Method
     module: nn.Module
-    federation: Federation
+    federation: BuiltFederation
     training: Training
     evaluation: Evaluation
     seed: int
@@ -109,6 +110,7 @@ class Worker:
     """Runs jobs one at a time. Results depend on the job only, never on earlier jobs."""
 
     def __init__(self, setup: Setup, device: str = "cpu") -> None:
+        keep_memory()
         self.setup = setup
         self.model = FlatModel(copy.deepcopy(setup.module), device=device)
         self.tasks = {task.name: task for task in setup.federation.tasks}
@@ -151,7 +153,7 @@ class Worker:
                 trained = self._scores(client, job.round) if evaluate_trained else {}
                 yield TrainDone(client.id, payload, result, state, seconds, trained)
 
-    def _scores(self, client: Client, round: int) -> dict[str, Scores]:
+    def _scores(self, client: BuiltClient, round: int) -> dict[str, Scores]:
         """Scores of the current model on a client's splits."""
         s = self.setup
         mine = {name: self.tasks[name] for name in client.tasks}

@@ -23,7 +23,7 @@ from fedloom.recipes.schema import Recipe
 from fedloom.runs import checkpoint, mirror
 from fedloom.runs.ledger import Ledger
 from fedloom.runs.reader import DIAGNOSTICS
-from fedloom.runs.recorded import LOGS, MODEL, RUNNING, checksum, json_of, lines_of, read_info, sum_of, sums
+from fedloom.runs.recorded import LOGS, MODEL, RUNNING, checksum, json_of, lines_of, no_run, read_info, sum_of, sums
 from fedloom.runs.track import Tracker
 from fedloom.settings.paths import differs, value_at
 
@@ -109,7 +109,7 @@ class RunFolder:
         """The recipe and the partition in a folder. Raises StateError if it is no run folder or is damaged."""
         for name in ("recipe.yaml", "partition.json"):
             if not (path / name).is_file():
-                raise StateError(f"{path} is not a run folder: it has no {name}")
+                raise no_run(path, name)
         with at(str(path / "partition.json")):
             partition = Partition.from_json(json_of(path / "partition.json"))
         return load(path / "recipe.yaml"), partition

@@ -20,6 +20,8 @@ LOGS = ("metrics.jsonl", "bytes.jsonl", "diagnostics.jsonl")
 """The files with a line a round."""
 MODEL = "model.safetensors"
 RUNNING = "running"
+TEMPORARY = "fedloom-"
+"""How the names of folders begin that go with their results."""
 _CHANGED = "{}: its content is not what the run wrote: it was changed or cut off"
 
 Natural = Annotated[int, Field(ge=0, lt=1 << 63)]
@@ -27,6 +29,13 @@ Number = float | None
 """null stands for nan."""
 Named = dict[str, Any] | None
 """A section of a recipe."""
+
+
+def no_run(folder: Path, name: str) -> StateError:
+    """What to say of a folder that lacks a file which every run has."""
+    gone = not folder.exists() and any(each.name.startswith(TEMPORARY) for each in (folder, folder.parent))
+    why = "it went with its result; keep the result, or give the run a folder=" if gone else f"{name} is absent"
+    return StateError(f"{folder} is not a run folder: {why}")
 
 
 class _Open(TypedDict):

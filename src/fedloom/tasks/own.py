@@ -38,6 +38,8 @@ class Measured:
         score, direction = value if isinstance(value, tuple | list) and len(value) == 2 else (value, None)
         if direction is None:
             direction = "min" if getattr(score, "higher_is_better", None) is False else "max"
+        if not isinstance(name, str) or name == "loss":
+            raise RecipeError(f"task {task!r}, metrics: the name {name!r} found, expected a text other than 'loss'")
         if not callable(score) or isinstance(score, type) or direction not in ("max", "min"):
             raise RecipeError(
                 f"task {task!r}, metrics: {name!r} is {value!r}, expected a function of (outputs, labels), an object "
@@ -160,6 +162,11 @@ class Own(Task):
             raise DataError(
                 f"task {self.name!r}, loss: {found} found, expected a tensor with one number, or with one for each of "
                 f"{len(target)} examples"
+            )
+        if not loss.is_floating_point() or output.requires_grad > loss.requires_grad:
+            raise DataError(
+                f"task {self.name!r}, loss: a tensor of {loss.dtype} without a gradient found, expected one that is "
+                "computed from the outputs"
             )
         return loss.mean()
 

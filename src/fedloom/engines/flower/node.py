@@ -82,7 +82,7 @@ class Node:
         if self.config.data is None:
             return None
         dataset, client = own_data(self.bench.recipe, self.config)
-        return about(client, dataset.input_shape)
+        return about(client, dataset.input_shape, dataset.signal)
 
     def train(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
         """client_step; the new state stays at the node."""
