@@ -16,6 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def rounds_of(method: str, width: int, count: int) -> tuple[list[float], float]:
         before = resident("VmRSS")
         ends.clear()
         api.run(load(recipe(method, width, count)), Path(folder) / "run", progress=progress)
-    return [b - a for a, b in zip(ends, ends[1:-1], strict=False)], resident("VmHWM") - before
+    return [b - a for a, b in pairwise(ends[:-1])], resident("VmHWM") - before
 
 
 def bare(width: int) -> tuple[Callable[[], None], int]:

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from fedloom.study.opened import grid as grid
     from fedloom.tasks.own import task as task
 
-# For large tensors torch asks for large pages, where the system has them: touching fresh small ones took half of a round.
-# It reads this when it makes its first tensor.
+# Torch then asks for large pages for large tensors, where the system has them: touching fresh small ones took half of a
+# round. It reads this when it makes its first tensor.
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 __getattr__, __dir__ = lazy(__name__)
