@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from fedloom.rounds.server import dispatch
 from fedloom.rounds.worker import Worker
 from fedloom.stages import Identity, Mean, Split
 from fedloom.training.flat import FlatModel
-from tests_support import assert_same, load_recipe, named, stopped_after
+from tests_support import ROBUST, assert_same, load_recipe, named, needed, stopped_after
 
 Quick = Callable[..., Result]
 
@@ -178,20 +178,48 @@ def test_the_global_random_state_is_left_alone(quick: Quick) -> None:
     assert torch.equal(before, torch.get_rng_state())
 
 
+def composed(name: str, addon: str) -> list[str]:
+    """A short run of a method with an add-on."""
+    given = ", ".join(f"{key}: {value}" for key, value in needed(addon).items())
+    method = f"method={{{named(name)}, add: {{{addon}: {{{given}}}}}}}"
+    return [method, "training.rounds=1", "evaluation.splits=[test]"]
+
+
+def refused(addons: Iterable[str], attempt: Callable[[str], Any]) -> dict[str, str]:
+    """Add-on -> why it was refused."""
+    found = {}
+    for addon in addons:
+        try:
+            attempt(addon)
+        except fedloom.errors.RecipeError as error:
+            found[addon] = str(error)
+    assert all(any(why in text for why in WHY) for text in found.values()), found
+    return found
+
+
 @pytest.mark.parametrize("name", sorted(METHODS.entries))
 def test_every_add_on_composes_with_every_method_or_says_why_not(quick: Quick, name: str) -> None:
-    refused = {}
-    for addon in ADDONS.entries:
-        needed = "{step: 2}" if addon == "server-step" else ""
-        try:
-            quick(
-                f"method={{{named(name)}, add: {{{addon}: {needed}}}}}", "training.rounds=1", "evaluation.splits=[test]"
-            )
-        except fedloom.errors.RecipeError as error:
-            refused[addon] = str(error)
-    assert all(any(why in text for why in WHY) for text in refused.values()), refused
-    assert name not in ("fedavg", "fedprox") or set(refused) == {"staleness"}
-    assert ("feddea" in refused) == (name == "local")
+    others = [addon for addon in ADDONS.entries if addon not in ROBUST]
+    found = refused(others, lambda addon: quick(*composed(name, addon)))
+    assert name not in ("fedavg", "fedprox") or set(found) == {"staleness"}
+    assert ("feddea" in found) == (name == "local")
+
+
+@pytest.mark.parametrize("name", sorted(METHODS.entries))
+def test_every_robust_rule_composes_with_every_method_or_says_why_not(name: str) -> None:
+    found = refused(ROBUST, lambda addon: build(load_recipe(*composed(name, addon))))
+    assert name not in ("fedavg", "fedprox", "scaffold", "fedopt", "fedrep", "feddyn") or not found
+    assert set(found) in (set(), set(ROBUST), set(ROBUST) - {"clip", "nnm"}), "rules that take a mean's place, or all"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(METHODS.entries))
+def test_every_robust_rule_trains_with_every_method(quick: Quick, name: str) -> None:
+    def attempt(addon: str) -> None:
+        for model in trained_models(quick(*composed(name, addon)).folder).values():
+            assert all(bool(torch.isfinite(v).all()) for v in model.values() if v.is_floating_point())
+
+    refused(ROBUST, attempt)
 
 
 def test_heads_of_other_tasks_are_untouched_by_weight_decay(quick: Quick) -> None:

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
+from fedloom.core.updates import Updates
 from fedloom.errors import RecipeError, nearest
 from fedloom.methods.method import AGES, Method
 from fedloom.models.multitask import MultiTask
 from fedloom.models.own import is_whole
 from fedloom.recipes.schema import MethodSection, Recipe
 from fedloom.rounds.built import Built
+from fedloom.rounds.messages import rows_of
 from fedloom.training import stacked
 
 
@@ -141,6 +145,29 @@ def unaware_of_presence(built: Built) -> None:
         )
 
 
+def too_few_rows(built: Built) -> None:
+    """Stages that never have enough rows in some group, whoever takes part."""
+    method, federation = built.method, built.federation
+    if built.recipe.peers is not None:
+        return
+    shared, rows = method.shared_part(built.layout), rows_of(method, federation, federation.trainers)
+    ones = torch.ones(len(rows), dtype=torch.float64)
+    masks = [federation.present(federation.client(c), shared, () if t is None else (t,)) for c, t in rows]
+    present = [mask for mask in masks if mask is not None]
+    held = [t or ",".join(sorted(federation.client(c).tasks)) for c, t in rows]
+    everyone = Updates(
+        shared,
+        rows,
+        torch.zeros(1, 1).expand(len(rows), shared.d),
+        ones,
+        ones,
+        present=torch.cat(present) if present else None,
+        extra={"tasks": held},
+    )
+    for why in method.stage.unfit(everyone):
+        raise RecipeError(f"method: {method.name}: {why}")
+
+
 def epochs_by_domain(built: Built) -> None:
     """Epochs by domain that do not fit the clients' domains."""
     recipe = built.recipe
@@ -229,6 +256,7 @@ ALL: tuple[Callable[[Built], None], ...] = (
     judges_without_validation,
     rows_by_task,
     unaware_of_presence,
+    too_few_rows,
     epochs_by_domain,
     stacks,
     models_to_measure,
