@@ -39,14 +39,14 @@ def geometric_median(G: Tensor, iterations: int = 100) -> Tensor:
     """c (K, sums to 1) such that sum_i |X_i - sum_j c_j X_j| is least, by the smoothed Weiszfeld algorithm.
 
     c_i <- (1 / max(nu, |X_i - v|)) / sum with nu a millionth of the smallest distance between two different rows. It
-    begins with the rows weighted by the inverse of their distance to all others, so that a row that is far away, by
-    whatever factor, never dominates; and ends where no coefficient moves by more than 1e-12.
+    begins with the rows weighted by the inverse of their median distance to all, for from the mean it would need a step
+    for every power of two by which some rows are too large; and ends where no coefficient moves by more than 1e-12.
     """
     D = squared_distances(G).sqrt()
     if not bool((D > 0).any()):
         return torch.full((len(G),), 1 / len(G), dtype=G.dtype)
     nu = 1e-6 * float(D[D > 0].min())
-    c = 1 / D.sum(1).clamp(min=nu)
+    c = 1 / D.median(dim=1).values.clamp(min=nu)
     c = c / c.sum()
     for _ in range(iterations):
         before, c = c, 1 / distances_to(G, c).clamp(min=nu)

@@ -38,6 +38,7 @@ QUIET = ("engine", "flower", "workers", "checkpoint_every", "diagnostics", "mirr
 
 
 LATER: dict[tuple[str, ...], dict[str, Any]] = {
+    ("method",): {"max_examples": None},
     ("model",): {"inputs": "data", "freeze": None, "frozen_statistics": False, "start": None},
     ("training", "optimizer"): {"encoder_lr": None},
     ("training", "schedule"): {"warmup_share": 0.0},
@@ -208,8 +209,11 @@ class MethodSection(Named):
         default_factory=dict, description="a mapping of add-ons, each with its parameters"
     )
     """Add-on name -> its parameters, applied in this order."""
-    weights: Literal["size", "uniform"] | None = None
-    """How much a client counts: by its number of examples, or all alike; null: as the method has it."""
+    weights: Literal["size", "declared", "uniform"] | None = None
+    """How much a client counts: by its number of examples as its answers say, or as was known before the run, which no
+    answer changes, or all alike; null: as the method has it."""
+    max_examples: Annotated[int, Field(ge=1)] | None = None
+    """Most examples that a client counts for, whatever it says; null: no bound."""
     buffers: Literal["mean", "local", "pooled"] | None = None
     """What happens to running statistics of norm layers; null: as the method has it."""
     codec: str | None = Field(default=None, description="'raw', 'sparse', 'unified', package.module:name or null")

@@ -50,7 +50,7 @@ def undone(section: MethodSection, name: str) -> None:
     """Keys of a recipe that a Method made in Python, of this name, would silently undo."""
     known = section.entry.params.model_fields
     given = {k: v for k, v in section.params.items() if v != known[k].get_default(call_default_factory=True)}
-    common = {"add": section.add, "weights": section.weights, "buffers": section.buffers, "codec": section.codec}
+    common = {key: getattr(section, key) for key in ("add", "weights", "max_examples", "buffers", "codec")}
     given |= {k: v for k, v in common.items() if v}
     for key, value in given.items():
         found = ", ".join(value) if isinstance(value, dict) else value

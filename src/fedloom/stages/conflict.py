@@ -141,4 +141,3 @@ def _combined(updates: Updates, coefficients: Callable[[Tensor, Tensor], Tensor]
         for s in columns:
             torch.mv(X[:, s].t(), q.to(X), out=out[s])
     return out
-
