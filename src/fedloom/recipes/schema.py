@@ -38,6 +38,7 @@ QUIET = ("engine", "flower", "workers", "checkpoint_every", "diagnostics", "mirr
 
 
 LATER: dict[tuple[str, ...], dict[str, Any]] = {
+    (): {"attack": None},
     ("method",): {"max_examples": None},
     ("model",): {"inputs": "data", "freeze": None, "frozen_statistics": False, "start": None},
     ("training", "optimizer"): {"encoder_lr": None},
@@ -269,6 +270,18 @@ class PeersSection(PeersBase):
     graph: GraphSection = Field(default_factory=lambda: GraphSection.model_validate("full"))
 
 
+class AttackSection(Named):
+    """Clients that are hostile, for trying out defences; no number of a run counts them."""
+
+    home = ("fedloom.attacks", "ATTACKS")
+    section = "attack"
+
+    clients: Annotated[int, Field(ge=1)] | tuple[str, ...] = Field(
+        default=1, description="a number of clients, or a list of their names"
+    )
+    """How many, drawn from the seed, or their names."""
+
+
 class Recipe(Section):
     """Everything that determines a run. Equal recipes and equal versions give equal results."""
 
@@ -286,11 +299,13 @@ class Recipe(Section):
     runtime: Runtime = Runtime()
     evaluation: Evaluation = Evaluation()
     early_stopping: EarlyStopping | None = None
+    attack: AttackSection | None = None
+    """null: all clients are honest."""
 
     @property
     def named(self) -> tuple[Named, ...]:
         """The sections that name something, or hold an object."""
-        return self.data, self.partition, self.model, self.method
+        return self.data, self.partition, self.model, self.method, *([self.attack] if self.attack else [])
 
     def holding(self, **objects: tuple[Any, str]) -> Recipe:
         """The recipe with objects, (object, what it is), in the place of what sections (data, model, ...) name."""

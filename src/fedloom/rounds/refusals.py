@@ -168,6 +168,24 @@ def too_few_rows(built: Built) -> None:
         raise RecipeError(f"method: {method.name}: {why}")
 
 
+def attacked(built: Built) -> None:
+    """Hostile clients that cannot do what the recipe wants of them."""
+    recipe = built.recipe
+    if not built.attacks or recipe.attack is None:
+        return
+    if built.method.pooled:
+        raise RecipeError(f"attack: with {built.method.name} nothing is sent, so nobody can attack")
+    where = "among peers" if recipe.peers is not None else f"with runtime.engine: {recipe.runtime.engine}"
+    if any(attack.knows_all for attack in built.attacks.values()):
+        if recipe.peers is not None or recipe.runtime.engine != "process":
+            raise RecipeError(
+                f"attack: {recipe.attack.name} needs the honest clients' updates in one place before any is used, and "
+                f"{where} there is none; use runtime.engine: process without peers"
+            )
+        if built.method.codec.stays_packed:
+            raise RecipeError(f"attack: {recipe.attack.name} needs rows, which {built.method.codec!r} never makes")
+
+
 def epochs_by_domain(built: Built) -> None:
     """Epochs by domain that do not fit the clients' domains."""
     recipe = built.recipe
@@ -257,6 +275,7 @@ ALL: tuple[Callable[[Built], None], ...] = (
     rows_by_task,
     unaware_of_presence,
     too_few_rows,
+    attacked,
     epochs_by_domain,
     stacks,
     models_to_measure,
