@@ -223,7 +223,7 @@ def test_2f_rows_are_refused_and_2f_plus_1_are_not(rule: Robust, f: int) -> None
     rule = type(rule)(f)
     reasons = [[*rule.unfit(Updates.of(torch.from_numpy(rows(k))))] for k in (2 * f, 2 * f + 1)]
     assert not reasons[1]
-    assert f"needs at least {2 * f + 1} rows that hold the same tasks, but x has {2 * f} (c0, " in reasons[0][0]
+    assert f"needs at least {2 * f + 1} rows in a group, but x has {2 * f} (c0, " in reasons[0][0]
 
 
 @each

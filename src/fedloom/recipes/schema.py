@@ -276,7 +276,7 @@ class AttackSection(Named):
     home = ("fedloom.attacks", "ATTACKS")
     section = "attack"
 
-    clients: Annotated[int, Field(ge=1)] | tuple[str, ...] = Field(
+    clients: Annotated[int, Field(ge=1)] | list[str] = Field(
         default=1, description="a number of clients, or a list of their names"
     )
     """How many, drawn from the seed, or their names."""

@@ -63,8 +63,9 @@ class Robust(Stage):
                 clients = ", ".join(rows.rows[i][0] for i in members.tolist())
                 block = rows.layout.names[[s.start for s in rows.layout.slices].index(columns[0].start)]
                 yield (
-                    f"{self!r} needs at least {self.least} rows that hold the same tasks, but {block} has "
-                    f"{len(members)} ({clients}); give it more clients a task, a smaller f, or within: all"
+                    f"{self!r} needs at least {self.least} rows in a group, but {block} has "
+                    f"{len(members)} ({clients}); a group is the clients that hold the same tasks, or with "
+                    "within: all those that have the block; more clients or a smaller f would do"
                 )
 
     def _problems(self, updates: Updates, together: bool = False) -> Iterator[Problem]:
