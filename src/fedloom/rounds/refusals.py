@@ -150,7 +150,7 @@ def too_few_rows(built: Built) -> None:
     method, federation = built.method, built.federation
     if built.recipe.peers is not None:
         return
-    shared, rows = method.shared_part(built.layout), rows_of(method, federation, federation.trainers)
+    shared, rows = method.shared_part(built.layout), rows_of(method, federation, sorted(federation.trainers))
     ones = torch.ones(len(rows), dtype=torch.float64)
     masks = [federation.present(federation.client(c), shared, () if t is None else (t,)) for c, t in rows]
     present = [mask for mask in masks if mask is not None]
