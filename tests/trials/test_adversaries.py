@@ -1,10 +1,11 @@
-"""Hostile clients against the rule that docs/robust.md recommends, on the bed of ten clients."""
+"""Hostile clients against the rule that docs/robust.md recommends: three of ten, all with the task of seven."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -12,18 +13,52 @@ import fedloom
 from fedloom.recipes.loader import load
 from trials.scale import cases
 
-ATTACKS = ["sign-flip, factor: 10", "huge", "fake", "scaled", "sign-flip", "gaussian", "ipm, factor: 2", "alie", "mimic",
-           "label-flip", "replay", "drop-out"]  # fmt: skip
-"""Those that the page says are defended; the first few are tried by default."""
-HOSTILE = "clients: [c00, c01, c02]"
-DEFENDED = ("method={name: fedavg, add: {multi-krum: {}}, weights: declared}",)
+DEFENDED = [
+    "sign-flip, factor: 10",
+    "fake",
+    "sign-flip",
+    "scaled",
+    "ipm, factor: 0.5",
+    "ipm, factor: 2",
+    "gaussian",
+    "label-flip",
+    "huge",
+    "replay",
+    "drop-out",
+]
+"""ALIE and mimic are not, as the page says. The first is tried by default."""
+RULE = "method={name: fedavg, add: {nnm: {}, trimmed-mean: {}}, weights: declared}"
+LOST = {"sign-flip, factor: 10", "fake", "sign-flip", "scaled", "ipm, factor: 2",
+        "ipm, factor: 0.5", "label-flip"}  # fmt: skip
+"""Where the plain mean loses 20 points or more."""
 
 
+@cache
 def accuracy(folder: Path, *changes: str) -> dict[str, float]:
-    """Task -> mean test accuracy (points) of its honest clients."""
-    recipe = load("robust/digits", changes)
+    """Task -> mean test accuracy (points) of its honest clients after the last round."""
+    run = fedloom.run(load("robust/digits", changes), folder / str(len(list(folder.iterdir()))))
+    last = json.loads((run.folder / "metrics.jsonl").read_text().splitlines()[-1])
     values: dict[str, list[float]] = {}
-    for row in fedloom.run(recipe, folder).rows:
-        if row["metric"] == "accuracy" and row["round"] == recipe.training.rounds:
+    for row in last["metrics"]:
+        if row["metric"] == "accuracy":
             values.setdefault(row["task"], []).append(100 * row["value"])
     return {task: sum(each) / len(each) for task, each in values.items()}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("adversaries")
+
+
+@pytest.mark.parametrize("attack", DEFENDED[: cases(1, len(DEFENDED))])
+def test_honest_clients_lose_little_under_a_rule_that_the_page_recommends(
+    place: Path, attack: str, record_property: Callable[[str, object], None]
+) -> None:
+    hostile = f"attack={{name: {attack}, clients: [c00, c01, c02]}}"
+    quiet, attacked = accuracy(place, RULE), accuracy(place, RULE, hostile)
+    plain = accuracy(place, hostile)
+    for task in quiet:
+        assert attacked[task] >= quiet[task] - 3, (attack, task)
+    if attack in LOST:
+        assert plain["digit"] <= quiet["digit"] - 20, attack
+    record_property(f"points lost to {attack}", f"{quiet['digit'] - attacked['digit']:.1f}")
