@@ -227,19 +227,21 @@ def test_2f_rows_are_refused_and_2f_plus_1_are_not(rule: Robust, f: int) -> None
 
 
 @each
-def test_rows_are_compared_in_the_blocks_that_they_share(rule: Robust) -> None:
-    """Without groups: the head of a task among its holders, the encoder among all."""
+@pytest.mark.parametrize(("a", "b"), [(5, 5), (2, 6)], ids=["enough", "too few"])
+def test_rows_are_compared_in_the_blocks_that_they_share(rule: Robust, a: int, b: int) -> None:
+    """Without groups: the head of a task among its holders, the encoder among all. A head of two holders rests."""
     blocks = (Block("encoder", (3,)), Block("heads.a", (2,), task="a"), Block("heads.b", (2,), task="b"))
     layout, X = Layout(blocks), torch.from_numpy(rows(8, d=7))
-    present = torch.tensor([[True, i < 5, i >= 5] for i in range(8)])
-    for i, (_, a, b) in enumerate(present.tolist()):
-        X[i, 3:5] *= a
-        X[i, 5:7] *= b
+    present = torch.tensor([[True, i < a, i >= b] for i in range(8)])
+    X[:, 3:5] *= present[:, 1:2]
+    X[:, 5:7] *= present[:, 2:3]
     rule = type(rule)(within="all")
     out = rule.on(X, layout=layout, present=present)[0]
-    for columns, some in ((slice(0, 3), slice(0, 8)), (slice(3, 5), slice(0, 5)), (slice(5, 7), slice(5, 8))):
-        torch.testing.assert_close(out[some, columns], rule.on(X[some, columns])[0], rtol=1e-12, atol=1e-12)
-    assert not out[5:, 3:5].any()
+    for columns, some in ((slice(0, 3), slice(0, 8)), (slice(3, 5), slice(0, a)), (slice(5, 7), slice(b, 8))):
+        alone = rule.on(X[some, columns])[0]
+        torch.testing.assert_close(out[some, columns], alone, rtol=1e-12, atol=1e-12)
+        assert bool(alone.any()) == (len(alone) > 2)
+    assert not out[a:, 3:5].any()
 
 
 def test_a_peer_clips_around_its_own_row_whatever_it_hears() -> None:

@@ -130,7 +130,7 @@ def _combined(updates: Updates, coefficients: Callable[[Tensor, Tensor], Tensor]
     X = updates.data
     out = X.new_zeros(updates.layout.d)
     k = len(updates)
-    for columns, members in problems(updates):
+    for columns, members in problems(updates.layout, updates.present, k):
         if not len(members):
             continue
         G = gram(updates, columns)[members][:, members]

@@ -72,37 +72,27 @@ class Robust(Stage):
         told = updates.extra.get("tasks") if self.within == "tasks" and not together else None
         names = [""] * len(updates) if told is None else [str(tasks) for tasks in told]
         for name in sorted(set(names)):
-            group = [i for i, other in enumerate(names) if other == name]
-            rows = updates if len(group) == len(updates) else _blank(updates, group)
-            yield from ((columns, torch.tensor(group)[rows]) for columns, rows in problems(rows) if len(rows))
+            group = torch.tensor([i for i, other in enumerate(names) if other == name])
+            present = None if updates.present is None else updates.present[group]
+            found = problems(updates.layout, present, len(group))
+            yield from ((columns, group[rows]) for columns, rows in found if len(rows))
 
-    def _fit(self, updates: Updates, ctx: Ctx) -> list[Problem]:
-        """The problems with enough rows; of the others is told."""
-        fit = []
-        for columns, members in self._problems(updates, together=ctx.peer is not None):
+    def _fit(self, updates: Updates, ctx: Ctx) -> tuple[list[Problem], bool]:
+        """(the problems with enough rows, whether no row is in two problems). Of problems without is told."""
+        fit, all_ = [], list(self._problems(updates, together=ctx.peer is not None))
+        once = sum(len(members) for _, members in all_) <= len(updates)
+        for columns, members in all_:
             if ctx.peer is not None or len(members) >= self.least:
                 fit.append((columns, members))
                 continue
             clients = ", ".join(updates.rows[i][0] for i in members.tolist())
             why = f"{len(members)} rows found, expected at least {self.least}"
             ctx.log("no update", {"rule": type(self).__name__, "clients": clients, "why": why})
-        return fit
+        return fit, once
 
     def _bears(self, k: int) -> int:
         """f among k rows."""
         return (k - 1) // 2 if self.f is None else self.f
-
-
-def _blank(updates: Updates, rows: list[int]) -> Updates:
-    """Which blocks some of the rows have, without their values."""
-    return Updates(
-        updates.layout,
-        tuple(updates.rows[i] for i in rows),
-        torch.zeros(1, 1).expand(len(rows), updates.layout.d),
-        updates.n[rows],
-        updates.weight[rows],
-        present=None if updates.present is None else updates.present[rows],
-    )
 
 
 class ByGram(Robust):
@@ -118,18 +108,17 @@ class ByGram(Robust):
         raise NotImplementedError
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        fit = self._fit(updates, ctx)
+        fit, once = self._fit(updates, ctx)
         if not len(updates):
             return updates, state
-        own = next((i for i, (client, _) in enumerate(updates.rows) if client == ctx.peer), None)
-        members_of = [tuple(members.tolist()) for _, members in fit]
-        once = len({i for group in members_of for i in group}) == sum(map(len, members_of))
         whole = gram(updates) if once else None
         W = torch.zeros(len(updates), len(updates), dtype=torch.float64)
         X = None if once else updates.zeros(len(updates))
-        for (columns, members), group in zip(fit, members_of, strict=True):
+        for columns, members in fit:
+            group = [updates.rows[i][0] for i in members.tolist()]
+            own = group.index(ctx.peer) if ctx.peer in group else None
             G = (gram(updates, columns) if whole is None else whole)[members][:, members]
-            mixing = self.mixing(G, self._bears(len(group)), group.index(own) if own in group else None)
+            mixing = self.mixing(G, self._bears(len(group)), own)
             if X is None:
                 W[members[:, None], members] = mixing
                 continue
@@ -230,7 +219,7 @@ class ByCoordinate(Robust):
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         X = updates.zeros(len(updates))
-        for columns, members in self._fit(updates, ctx):
+        for columns, members in self._fit(updates, ctx)[0]:
             f, step = self._bears(len(members)), max(1, _VALUES // len(members))
             for s in columns:
                 for a in range(s.start, s.stop, step):
