@@ -24,9 +24,8 @@ DEFENDED = [
     "label-flip",
     "huge",
     "replay",
-    "drop-out",
 ]
-"""ALIE and mimic are not, as the page says. The first is tried by default."""
+"""ALIE, mimic and drop-out are not, as the page says. The first is tried by default."""
 RULE = "method={name: fedavg, add: {nnm: {}, trimmed-mean: {}}, weights: declared}"
 LOST = {"sign-flip, factor: 10", "fake", "sign-flip", "scaled", "ipm, factor: 2",
         "ipm, factor: 0.5", "label-flip"}  # fmt: skip
