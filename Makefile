@@ -41,8 +41,9 @@ demo-scenes: $(VENV)/.demo
 	@$(BIN)/fedloom run feddea/scenes method=local --out runs/demo/local
 	@$(BIN)/fedloom run feddea/scenes method=fedavg --out runs/demo/fedavg
 	@$(BIN)/fedloom run feddea/scenes method.codec=sparse --out runs/demo/feddea
-	@$(BIN)/fedloom compare runs/demo/local runs/demo/fedavg runs/demo/feddea --markdown runs/demo/comparison.md
-	@$(BIN)/fedloom picture runs/demo/feddea runs/demo/predictions.png
+	@$(BIN)/fedloom compare runs/demo/local runs/demo/fedavg runs/demo/feddea
+	@$(BIN)/fedloom compare runs/demo/local runs/demo/fedavg runs/demo/feddea --format markdown --out runs/demo/comparison.md
+	@$(BIN)/fedloom picture runs/demo/feddea --out runs/demo/predictions.png
 	@echo "The runs are in runs/demo, with the table (comparison.md) and what FedAvg + FedDEA predicts (predictions.png)"
 
 # The numbers of docs/results, again: `make results-claims/fedhca2-scenes` runs the grid of that name (fedloom grid

@@ -58,7 +58,7 @@ class Clock:
     def __init__(self) -> None:
         self.ends: list[float] = []
 
-    def round(self, round: int, loss: float | None, score: float | None) -> None:
+    def round(self, round: int, numbers: Mapping[str, float]) -> None:
         self.ends.append(time.perf_counter())
 
     def __getattr__(self, name: str) -> Any:

@@ -14,7 +14,7 @@ from fedloom import Ctx, Method
 from fedloom.core.context import Log
 from fedloom.data.dataset import TensorExamples
 from fedloom.rounds.client import client_step
-from fedloom.rounds.federation import Client, Federation, Part
+from fedloom.rounds.federation import BuiltClient, BuiltFederation, Part
 from fedloom.rounds.messages import rows_of
 from fedloom.rounds.server import dispatch, server_init, server_step
 from fedloom.tasks.task import Metric, Task
@@ -88,8 +88,8 @@ class Quadratics:
         clients = {}
         for k, name in enumerate(self.names):
             part = Part(examples, np.array([k]), "own")
-            clients[name] = Client(name, {"valley": (task, 1.0)}, part, part, part)
-        self.federation = Federation((task,), clients)
+            clients[name] = BuiltClient(name, {"valley": (task, 1.0)}, part, part, part)
+        self.federation = BuiltFederation((task,), clients)
         self.model = FlatModel(Point(b.shape[1]))
         steps = training.pop("steps")
         self.training = {
@@ -177,8 +177,8 @@ class TaskQuadratics(Quadratics):
         members = {}
         for name in self.names:
             part = Part(examples, np.array([everybody.index(name)]), "own")
-            members[name] = Client(name, {t: (known[t], 1.0) for t in held[name]}, part, part, part)
-        self.federation = Federation(tuple(known.values()), members, unified)
+            members[name] = BuiltClient(name, {t: (known[t], 1.0) for t in held[name]}, part, part, part)
+        self.federation = BuiltFederation(tuple(known.values()), members, unified)
         self.model = FlatModel(Points(d, tasks))
         number = {name: steps or 1 + i for i, name in enumerate(everybody)}
         self.training = {

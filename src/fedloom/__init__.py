@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedloom.experiments.compared import compare as compare
     from fedloom.methods.method import Method as Method
     from fedloom.models.own import model as model
+    from fedloom.study.opened import grid as grid
     from fedloom.tasks.own import task as task
 
 __getattr__, __dir__ = lazy(__name__)

@@ -64,8 +64,13 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     """The message for the name of a task, a method or the like that is not among the known ones."""
+    return f"unknown {kind} {name!r}.{choices('Known', name, known)}"
+
+
+def choices(lead: str, word: str, known: Iterable[str]) -> str:
+    """' Did you mean ...? Known: a, b, c' after a wrong word: the closest known one, then `listed`."""
     known = tuple(known)
-    return f"unknown {kind} {name!r}.{nearest(name, known)} {listed('Known', name, known)}"
+    return f"{nearest(word, known)} {listed(lead, word, known)}"
 
 
 MANY = 12
@@ -76,5 +81,5 @@ def listed(lead: str, word: str, known: Iterable[str]) -> str:
     """'Known: a, b, c'; of many names the three nearest to the word."""
     known = tuple(known)
     if len(known) <= MANY:
-        return f"{lead}: {', '.join(known)}"
+        return f"{lead}: {', '.join(known) or 'none'}"
     return f"Nearest of {len(known)}: {', '.join(difflib.get_close_matches(word, known, n=3, cutoff=0))}"

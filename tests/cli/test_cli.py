@@ -16,6 +16,7 @@ from fedloom import __version__
 from fedloom.cli.app import PANELS, app
 from fedloom.recipes import Recipe, dump, load
 from fedloom.rounds.progress import Lines, Progress, progress
+from fedloom.runs.reader import Run
 
 
 @dataclass
@@ -31,7 +32,7 @@ class FakeApi:
         (folder / "recipe.yaml").write_text(dump(recipe))
         if progress is not None:
             progress.start(10, 0)
-            progress.round(1, 0.5, None)
+            progress.round(1, {"training loss": 0.5})
         if self.interrupt:
             raise KeyboardInterrupt
         return self._finish(folder, 0.5 if recipe.method.name == "fedavg" else 0.4)
@@ -73,7 +74,8 @@ class FakeApi:
         (folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
         sent = {"client": "a", "role": "encoder", "task": None, "bytes": 1500}
         (folder / "bytes.jsonl").write_text(json.dumps({"round": 1, "up": [sent], "down": []}) + "\n")
-        return SimpleNamespace(folder=folder, status="finished", table=lambda: f"digit accuracy {value}")
+        final = Run.read(folder).final
+        return SimpleNamespace(folder=folder, status="finished", table=lambda: f"digit accuracy {value}", final=final)
 
 
 @pytest.fixture
@@ -101,7 +103,7 @@ def test_run_writes_to_a_folder_of_its_own(api, fedloom_):
         "sent by clients: 1.5 kB, sent to clients: 0 B\n"
         "finished: runs/digits-tasks-fedavg+feddea-s2\n"
     )
-    assert err == "round 1/10  loss 0.5  0:00 spent, 0:00 left\n"
+    assert err == "round 1/10  training loss 0.5  0:00 spent, 0:00 left\n"
     (_, recipe, folder, _) = api.calls[0]
     assert (recipe.training.rounds, recipe.seed, folder.is_dir()) == (3, 2, True)
 
@@ -142,6 +144,8 @@ def test_interrupted_runs_say_how_to_go_on(api, fedloom_):
         (["show", "digits-tasks", "method=fedprx"], "method.name: unknown method 'fedprx'. Did you mean 'fedprox'?"),
         (["resume", "nowhere"], "nowhere is not a run folder: recipe.yaml is absent"),
         (["methods", "fedda"], "unknown method or add-on 'fedda'. Did you mean 'feddea'?"),
+        (["methods", "zzz"], "unknown method or add-on 'zzz'. Nearest of "),
+        (["show", "digits-tasks", "data={tasks: [digit]}"], "data.name: missing, expected one of "),
         (["compare", "nowhere"], "nowhere is not a run folder: run.json is absent"),
     ],
 )
@@ -183,14 +187,19 @@ def test_methods_and_recipes(fedloom_):
 def test_compare(api, fedloom_):
     for method in ("fedavg", "local"):
         fedloom_("run", "digits-tasks", f"method={method}", "--out", method, "-q")
-    files = ["--csv", "t.csv", "--markdown", "t.md"]
-    code, out, _ = fedloom_("compare", "fedavg", "local", "--base", "local", "--metric", "accuracy", *files)
+    runs = ("compare", "fedavg", "local", "--base", "local", "--metric", "accuracy")
+    code, out, _ = fedloom_(*runs)
     assert code == 0
     assert "+25.00" in out
+    assert fedloom_(*runs, "--format", "csv", "--out", "t.csv") == (0, "t.csv\n", "")
+    assert fedloom_(*runs, "--format", "markdown", "--out", "t.md")[0] == 0
+    assert "<td><b>0.5000</b></td>" in fedloom_(*runs, "--format", "html")[1]
+    assert fedloom_(*runs, "--out", "t.txt")[1] == "t.txt\n"
+    assert "Δm % against local" in Path("t.txt").read_text("utf-8")
     assert "| Δm % against local | +25.00 | base |" in Path("t.md").read_text("utf-8")
     assert "fedavg,,delta_m,max,24.99" in Path("t.csv").read_text("utf-8")
-    code, _, err = fedloom_("compare", "fedavg", "--csv", "no/t.csv")
-    assert (code, err) == (2, "error: no/t.csv: No such file or directory\n")
+    code, _, err = fedloom_("compare", "fedavg", "--out", "t.csv/t.txt")
+    assert (code, err) == (2, "error: t.csv/t.txt: File exists\n")
     assert fedloom_("compare", "fedavg", "--split", "train")[0] == 2
     assert "no val metrics" in fedloom_("compare", "fedavg", "--split", "val")[2]
 
@@ -201,12 +210,12 @@ def test_lines_come_about_ten_times_in_a_run(capsys):
     lines.start(40, 20)
     for number in range(21, 41):
         lines.client(number, 1, 2)
-        lines.round(number, 0.25, 0.5)
+        lines.round(number, {"training loss": 0.25, "val accuracy": 0.5})
     lines.event("mind this")
     lines.stop()
     err = capsys.readouterr().err.splitlines()
     assert [line.partition("  ")[0] for line in err[:-1]] == [f"round {n}/40" for n in (24, 28, 32, 36, 40)]
-    assert err[-2:] == ["round 40/40  loss 0.25  score 0.5  0:00 spent, 0:00 left", "mind this"]
+    assert err[-2:] == ["round 40/40  training loss 0.25  val accuracy 0.5  0:00 spent, 0:00 left", "mind this"]
 
 
 def test_bars_draw_on_a_terminal(monkeypatch, capsys):
@@ -216,7 +225,7 @@ def test_bars_draw_on_a_terminal(monkeypatch, capsys):
     bars.event("before the start")
     bars.start(4, 1)
     bars.client(2, 1, 3)
-    bars.round(2, 0.25, None)
+    bars.round(2, {"training loss": 0.25})
     bars.event("client [a] is late")
     bars.stop()
     bars.stop()
@@ -246,3 +255,9 @@ def test_every_command_is_in_a_group_of_the_help():
     known = [*app.registered_commands, *app.registered_groups]
     assert {info.name or info.callback.__name__ for info in known} == {n for names in PANELS.values() for n in names}
     assert all(info.rich_help_panel in PANELS for info in known)
+
+
+def test_the_help_has_the_groups_in_their_order(fedloom_):
+    out = fedloom_("--help")[1]
+    places = [out.index(f" {panel} ─") for panel in PANELS]
+    assert places == sorted(places)

@@ -85,6 +85,9 @@ def test_run_then_table_then_figure(child, fedloom_):
     assert "+50.00 ± 0.00" in out
     assert "\x1b" not in out
     assert fedloom_("table", "g.yaml")[1] == out
+    assert fedloom_("table", "tiny")[1] == out
+    assert "tiny: no such folder" not in fedloom_("report", "tiny")[2]
+    assert "Did you mean 'tiny'?" in fedloom_("table", "tinny")[2]
     code, out, _ = fedloom_("table", "g.yaml", "--format", "html", "--out", "new/t.html")
     assert (code, out) == (0, "new/t.html\n")
     assert "<b>0.7500" in Path("new/t.html").read_text("utf-8")
@@ -97,7 +100,9 @@ def test_run_then_table_then_figure(child, fedloom_):
     code, _, err = fedloom_("table", "g.yaml", "--at", "best-validation")
     assert code == 2
     assert "s0: at is best-validation, and there is no validation score to choose a round by" in err
-    assert fedloom_("figure", "g.yaml", "f.png")[2].startswith("error: grid tiny has no figure: 'figure' is one of ")
+    assert fedloom_("figure", "g.yaml", "--out", "f.png")[2].startswith(
+        "error: grid tiny has no figure: 'figure' is one of "
+    )
 
 
 def test_a_grid_goes_on_in_its_folder(child, fedloom_):
@@ -151,7 +156,7 @@ def test_the_packaged_grids_are_listed(fedloom_):
         (["grid", "g.yaml", "--only", "x"], "no label 'x' in the grid. Labels: Digits, FedAvg, -, +DEA"),
         (["table", "g.yaml"], "has not been run in grids/tiny: run `fedloom grid g.yaml`"),
         (["table", "."], "is not a grid's folder: grid.yaml is absent"),
-        (["figure", "feddea/table3", "x.png"], "has not been run"),
+        (["figure", "feddea/table3", "--out", "x.png"], "has not been run"),
     ],
 )
 def test_mistakes_get_one_message_and_exit_code_2(child, fedloom_, args, message):

@@ -59,15 +59,15 @@ def test_a_grid_is_ranked(grid, fedloom_):
 
 def test_runs_are_tested_and_ranked(grid, fedloom_):
     runs = sorted(grid.glob("cells/NYUD/*/*/s*"))
-    files = ("--csv", "t.csv", "--markdown", "t.md", "--latex", "t.tex")
-    code, out, _ = fedloom_("compare", *runs, "--tests", *files)
+    code, out, _ = fedloom_("compare", *runs, "--tests")
     assert code == 0
     assert out.splitlines()[0] == "Paired tests over seeds, against FedAvg-"
-    assert "p_holm" in Path("t.csv").read_text("utf-8")
-    assert "| FedProx- | semseg (miou) ↑ |" in Path("t.md").read_text("utf-8")
+    assert "p_holm" in fedloom_("compare", *runs, "--tests", "--format", "csv")[1]
+    assert "| FedProx- | semseg (miou) ↑ |" in fedloom_("compare", *runs, "--tests", "--format", "markdown")[1]
+    fedloom_("compare", *runs, "--tests", "--format", "latex", "--out", "t.tex")
     assert r"\toprule" in Path("t.tex").read_text("utf-8")
     assert "critical difference" in fedloom_("compare", *runs, "--ranks", "seeds")[1]
-    fedloom_("compare", *runs, "--latex", "plain.tex")
+    fedloom_("compare", *runs, "--format", "latex", "--out", "plain.tex")
     assert r"semseg (miou) $\uparrow$ & 11.00 $\pm$ 2.48 & \textbf{12.83 $\pm$ 1.90}" in Path("plain.tex").read_text(
         "utf-8"
     )

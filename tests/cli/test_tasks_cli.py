@@ -43,7 +43,7 @@ def test_relatedness(run: Path, fedloom_, tmp_path: Path) -> None:
     code, out, err = fedloom_("relatedness", run, "--metrics", "sign", "--format", "csv", "-q")
     assert (code, err) == (0, "")
     assert len(list(csv.DictReader(io.StringIO(out)))) == 4
-    code, out, _ = fedloom_("relatedness", run, "--metrics", "sign", "--format", "json", "-q")
+    code, out, _ = fedloom_("relatedness", run, "--metrics", "sign", "--json", "-q")
     assert json.loads(out)["tasks"] == ["digit", "holes"]
 
 

@@ -131,11 +131,11 @@ def folder(tmp_path: Path) -> Path:
 
 def test_the_command_line_takes_a_folder_of_classes(folder):
     root = str(folder / "root")
-    result = CliRunner().invoke(app, ["data", "prepare", "fruit", root, "--source", str(folder / "fruit")])
+    result = CliRunner().invoke(app, ["data", "prepare", "fruit", "--out", root, "--source", str(folder / "fruit")])
     assert result.exit_code == 0
     assert "fruit: 8 train, 2 test" in result.output
     assert len(tree(folder / "root" / "fruit" / "train" / "001-unripe")) == 4
-    result = CliRunner().invoke(app, ["data", "prepare", "fruits", root])
+    result = CliRunner().invoke(app, ["data", "prepare", "fruits", "--out", root])
     assert isinstance(result.exception, DataError)
     assert "--source" in str(result.exception)
 
@@ -204,10 +204,10 @@ def test_statistics_may_be_given(root):
 
 def test_what_is_absent_is_named_with_the_command_that_makes_it(root):
     with pytest.raises(
-        DataError, match=r"there is no folder .*mnist.train. To make it: fedloom data prepare mnist \S+$"
+        DataError, match=r"there is no folder .*mnist.train. To make it: fedloom data prepare mnist --out \S+$"
     ):
         load(root, "mnist")
-    with pytest.raises(DataError, match=r"fedloom data prepare resisc45 \S+ --source FOLDER"):
+    with pytest.raises(DataError, match=r"fedloom data prepare resisc45 --out \S+ --source FOLDER"):
         load(root, "fruit", "resisc45")
     with pytest.raises(DataError, match="set 'fruit' is named twice"):
         load(root, "fruit", "fruit")

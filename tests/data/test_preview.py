@@ -39,22 +39,24 @@ def fedloom(monkeypatch, *words: str) -> None:
 
 def test_scenes(tmp_path, monkeypatch, capsys):
     out = tmp_path / "sheet.png"
-    fedloom(monkeypatch, "scenes", str(out), "count=5", "test_count=2", "height=32", "width=40", "--count", "3")
+    fedloom(
+        monkeypatch, "scenes", "--out", str(out), "count=5", "test_count=2", "height=32", "width=40", "--count", "3"
+    )
     assert "scenes: 5 train, 2 test" in capsys.readouterr().out
     picture = pixels(out)
     assert picture.shape == (16 + 3 * (128 + 4) + 4, 7 * (160 + 4) + 4, 3)
-    fedloom(monkeypatch, "scenes", str(out), "count=5", "test_count=2", "height=32", "width=40", "--augmented")
+    fedloom(monkeypatch, "scenes", "--out", str(out), "count=5", "test_count=2", "height=32", "width=40", "--augmented")
     assert not np.array_equal(pixels(out)[:200], picture[:200])
 
 
 def test_digits_and_features(tmp_path, monkeypatch):
     out = tmp_path / "sheet.png"
-    fedloom(monkeypatch, "digits", str(out), "--split", "test", "--count", "4")
+    fedloom(monkeypatch, "digits", "--out", str(out), "--split", "test", "--count", "4")
     assert size(out) == (5 * 164 + 4, 16 + 4 * 164 + 4)
     rng = np.random.default_rng(0)
     made = {f"x_{s}": rng.random((4, 12)).astype(np.float32) for s in ("train", "test")}
     np.savez(tmp_path / "set.npz", **made, y_train=np.arange(4), y_test=np.arange(4))
-    fedloom(monkeypatch, "arrays", str(out), f"path={tmp_path / 'set.npz'}")
+    fedloom(monkeypatch, "arrays", "--out", str(out), f"path={tmp_path / 'set.npz'}")
     assert size(out)[0] == 2 * (12 * 13 + 4) + 4
 
 
@@ -70,7 +72,7 @@ def test_digits_and_features(tmp_path, monkeypatch):
     ],
 )
 def test_mistakes_are_explained(tmp_path, monkeypatch, capsys, words, message):
-    monkeypatch.setattr("sys.argv", ["fedloom", "data", "preview", words[0], str(tmp_path / "sheet.what"), *words[1:]])
+    monkeypatch.setattr("sys.argv", ["fedloom", "data", "preview", *words, "--out", str(tmp_path / "sheet.what")])
     with pytest.raises(SystemExit) as done:
         main()
     assert done.value.code == 2

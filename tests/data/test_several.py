@@ -69,3 +69,20 @@ def test_a_wrong_set_is_named_when_the_recipe_is_read(sets, message):
 def test_a_set_has_no_domains_of_its_own():
     with pytest.raises(DataError, match="set 'a' has domains of its own"):
         load({"a": {"name": "digits", "domains": ["plain", "noisy"]}})
+
+
+def test_inputs_of_two_kinds_are_refused(tmp_path):
+    """Tokens and features of one shape are not the same inputs."""
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "a.npz", x=rng.integers(0, 9, (20, 6)), y=np.arange(20) % 2)
+    of = {
+        "name": "arrays",
+        "path": str(tmp_path / "a.npz"),
+        "images": "x",
+        "labels": {"odd": "y"},
+        "test_fraction": 0.5,
+    }
+    sets = {"a": {**of, "signal": "tokens"}, "b": {**of, "signal": "features"}}
+    with pytest.raises(DataError, match=r"not of one kind: 'a' has tokens of 6 \(positions\).* 'b' has features of 6"):
+        load(sets)
+    assert load({"a": sets["a"], "b": sets["a"]}).signal.vocabulary == 9

@@ -44,19 +44,29 @@ result
 ]
 
 
-@pytest.mark.slow
-def test_a_notebook_runs_in_worker_processes_and_twice(tmp_path: Path) -> None:
+def executed(tmp_path: Path, *workers: int) -> tuple[list[str], str]:
+    """What the last cell says after each run of the second one, with so many workers; and the first result's page."""
     if find_spec("nbclient") is None or find_spec("ipykernel") is None:
         pytest.skip("nbclient and ipykernel are not here")
     import nbformat
     from nbclient import NotebookClient
 
-    one, two = (CELLS[1].replace("WORKERS", str(n)) for n in (1, 2))
-    book = nbformat.v4.new_notebook()
-    book.cells = [nbformat.v4.new_code_cell(c) for c in (CELLS[0], one, CELLS[2], two, CELLS[2], two, CELLS[2])]
+    cells = [CELLS[0], *(text for n in workers for text in (CELLS[1].replace("WORKERS", str(n)), CELLS[2]))]
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
     NotebookClient(book, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
-    told = [json.dumps(book.cells[i].outputs[-1]["data"]["text/plain"]) for i in (2, 4, 6)]
-    assert told[0] == told[1] == told[2]
-    page = [out for out in book.cells[1].outputs if "text/html" in out.get("data", {})][-1]["data"]["text/html"]
+    told = [json.dumps(cell.outputs[-1]["data"]["text/plain"]) for cell in book.cells[2::2]]
+    pages = [out["data"]["text/html"] for out in book.cells[1].outputs if "text/html" in out.get("data", {})]
+    return told, pages[-1]
+
+
+def test_a_cell_may_run_twice_and_its_result_shows_itself(tmp_path: Path) -> None:
+    told, page = executed(tmp_path, 1, 1)
+    assert told[0] == told[1]
     assert "<table>" in page
     assert "error" in page
+
+
+@pytest.mark.slow
+def test_functions_of_a_notebook_reach_worker_processes(tmp_path: Path) -> None:
+    told, _ = executed(tmp_path, 1, 2, 2)
+    assert told[0] == told[1] == told[2]

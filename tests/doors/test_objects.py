@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, TensorDataset
 import fedloom as fl
 from fedloom.data import Pool
 from fedloom.engines.api import recipe_of
+from fedloom.errors import StateError
 from fedloom.extras import need
 from fedloom.rounds.build import build
 from fedloom.tasks import Classification
@@ -198,6 +199,8 @@ def test_a_result_gives_tables_a_page_and_the_users_module() -> None:
     del result
     gc.collect()
     assert not folder.exists()
+    with pytest.raises(StateError, match="it went with its result; keep the result, or give the run a folder="):
+        fl.resume(folder, rounds=3)
     pandas = pytest.importorskip("pandas")
     frame = fl.run(federation(), model=net, **SHORT).to_pandas()
     assert isinstance(frame, pandas.DataFrame)

@@ -1,20 +1,26 @@
-"""A package outside the project brings data, a model, a loss, a metric, a stage, a method and a codec by name."""
+"""A package outside the project, installed by pip, brings data, a model, a task, a stage and a method by name; a module
+of the current folder brings a partition and a codec."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 import fedloom as fl
 from fedloom.cli.app import app
 from fedloom.data import DATASETS
+from fedloom.engines.flower.project import new
 from fedloom.methods import METHODS
 from fedloom.recipes import load
 from fedloom.rounds.build import build
@@ -22,37 +28,94 @@ from tests_support import assert_same
 
 OUTSIDE = Path(__file__).with_name("outside")
 RECIPE = """
-name: wines
-data: {name: "beacon:wines", labs: 3}
+name: signs
+data: {name: signs, schools: 3}
 partition: own
 model: {name: "beacon:Net", width: 12}
-method: {name: "beacon:clipped", limit: 0.4, add: {"beacon:Clip": {limit: 0.3, at: server}}, codec: "beacon:Plain"}
-tasks: {sort: {loss: "beacon:focal", metrics: {balanced: "beacon:balanced"}}}
+method: {name: clipped, limit: 0.4, add: {"beacon:Clip": {limit: 0.3, at: server}}, codec: "here:Plain"}
+tasks: {digit: {loss: "beacon:focal", metrics: {balanced: "beacon:balanced"}}}
 training: {rounds: 1, steps: 2}
 """
 GRID = """
 name: mine
-data: {Wines: {recipe: wines.yaml}}
-bases: {Clipped: {method: "beacon:clipped"}}
-addons: {Clip: {"method.add.beacon:Clip.limit": 0.2}}
+data: {Signs: {recipe: signs.yaml}}
+bases: {Local: {method: local}, Clipped: {method: clipped}}
+figure: convergence
 seeds: [0]
+set: {training.rounds: 2}
 """
+HERE = '''
+"""What is not installed, but in the current folder."""
+
+from fedloom.codecs import Raw
+
+
+class Plain(Raw):
+    """A codec of one's own."""
+
+
+def halves(pool, seed):
+    """Two clients with half of the examples each."""
+    return {"left": range(0, len(pool), 2), "right": range(1, len(pool), 2)}
+'''
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of packages, into which pip has installed the one outside."""
+    folder = tmp_path_factory.mktemp("site")
+    source = shutil.copytree(OUTSIDE, folder / "source", ignore=shutil.ignore_patterns("__pycache__"))
+    offline = ("--no-index", "--no-deps", "--no-build-isolation", "--disable-pip-version-check", "--quiet")
+    install = [sys.executable, "-m", "pip", "install", *offline, "--target", str(folder / "site"), str(source)]
+    subprocess.run(install, check=True)
+    return folder / "site"
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder with a recipe and a grid, and the package installed."""
-    monkeypatch.syspath_prepend(OUTSIDE)
-    paths = (os.environ.get("PYTHONPATH"), str(OUTSIDE))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(p for p in paths if p))
+def here(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The current folder: a recipe, a grid and a module, and the package is installed."""
+    monkeypatch.syspath_prepend(site)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "wines.yaml").write_text(RECIPE)
-    (tmp_path / "g.yaml").write_text(GRID)
+    for name, text in (("signs.yaml", RECIPE), ("g.yaml", GRID), ("here.py", HERE)):
+        (tmp_path / name).write_text(text)
     for registry in (METHODS, DATASETS):
         registry.__dict__.pop("announced", None)
     yield tmp_path
     for registry in (METHODS, DATASETS):
         registry.__dict__.pop("announced", None)
+    for name in ("beacon", "here"):
+        sys.modules.pop(name, None)
+
+
+EVERYDAY = {
+    "show": ("show signs.yaml", "balanced"),
+    "run": ("run signs.yaml -q --out a", "balanced"),
+    "run local": ("run signs.yaml -q --out b method=local", "balanced"),
+    "run --from": ("run --from a -q --out c", "balanced"),
+    "resume": ("resume a -q training.rounds=2", "balanced"),
+    "watch": ("watch a", "round 2 of 2"),
+    "compare": ("compare a b", "odd (balanced)"),
+    "report": ("report a --base b", "report.html"),
+    "export": ("export a --client school-1 --out bundle", "bundle"),
+    "predict": ("predict bundle sign.png --out said.png", "sign.png: digit"),
+    "pretrain": ("pretrain signs.yaml --epochs 1 --out encoder.safetensors -q", "encoder.safetensors"),
+    "data": ("data preview signs --out picture.png", "135 train, 45 test"),
+    "run matu": ("run signs.yaml -q --out m method=matu", "balanced"),
+    "relatedness": ("relatedness m --metrics sign -q", "digit"),
+    "grid": ("grid g.yaml -q --jobs 1", "2 of 2 runs are finished"),
+    "table": ("table mine", "Clipped"),
+    "report of a grid": ("report grids/mine", "report.html"),
+    "figure": ("figure mine --out bars.svg", "bars.svg"),
+    "methods": ("methods", "beacon"),
+    "methods, one": ("methods clipped", "FedAvg of clipped updates."),
+    "methods, a stage": ("methods beacon:Clip", "limit"),
+    "recipe": ("recipe schema", "FedAvg of clipped updates."),
+    "flower": ("flower new signs.yaml --out sites", "recipe.yaml"),
+}
+"""A command of each kind, in the order of a working day, and a word of what it says."""
+ELSEWHERE = {"recipes", "doctor", "picture", "init", "bed"}
+"""Commands that show nothing of a package: lists of what is installed, questions, pictures of dense tasks; and what
+takes long, and is below."""
 
 
 def said(command: str) -> str:
@@ -63,47 +126,62 @@ def said(command: str) -> str:
 
 
 def test_everyday_commands_work_with_it(here: Path) -> None:
-    assert "balanced" in said("show wines.yaml")
-    assert "balanced" in said("run wines.yaml -q --out a")
-    said("run wines.yaml -q --out b method=local")
-    said("resume a -q training.rounds=2")
-    assert "strong (balanced)" in said("compare a b")
-    said("report a --base b")
-    assert "2/2" in said("watch a") or "round" in said("watch a")
-    said("export a --client lab-1 --out bundle")
-    said("run --from a -q --out c")
-    said("pretrain wines.yaml --epochs 1 --out encoder.safetensors -q")
-    said("data preview wines picture.png")
-    said("run wines.yaml -q --out m method=matu")
-    assert "sort" in said("relatedness m --metrics sign -q")
-    said("grid g.yaml -q --jobs 1")
-    assert said("table mine") == said("table grids/mine")
-    assert "Clip" in said("table mine")
-    said("report grids/mine")
-    assert "beacon" in said("methods")
-    assert "FedAvg of clipped updates." in said("methods clipped")
-    assert "limit" in said("methods beacon:Clip")
+    import PIL.Image
+
+    PIL.Image.fromarray(np.full((8, 8), 99, np.uint8)).save(here / "sign.png")
+    for name, (command, word) in EVERYDAY.items():
+        assert word in said(command), name
     assert (here / "bundle" / "export.json").is_file()
+    commands: Any = get_command(app)
+    everyday = {name for name, c in commands.commands.items() if c.rich_help_panel != "Papers"}
+    assert everyday - {command.split()[0] for command, _ in EVERYDAY.values()} <= ELSEWHERE
+
+
+@pytest.mark.slow
+def test_it_may_be_a_test_bed(here: Path) -> None:
+    said("grid g.yaml -q references=[trivial,joint,joint-by-task]")
+    assert "alone over trivial" in CliRunner().invoke(app, ["bed", "mine"]).output
+
+
+def test_it_is_small() -> None:
+    lines = [line for file in OUTSIDE.glob("*.*") for line in file.read_text().splitlines() if line.strip()]
+    assert len(lines) <= 60
 
 
 def test_a_node_of_flower_has_it_too(here: Path) -> None:
-    one, two = (fl.run("wines.yaml", here / name, runtime={"engine": name}) for name in ("process", "flower"))
+    one, two = (fl.run("signs.yaml", here / name, runtime={"engine": name}) for name in ("process", "flower"))
     assert_same(one, two, models_only=True)
 
 
 @pytest.mark.slow
 def test_workers_and_a_cluster_have_it_too(here: Path) -> None:
-    one = fl.run("wines.yaml", here / "one")
-    assert_same(one, fl.run("wines.yaml", here / "two", workers=2))
-    assert_same(one, fl.run("wines.yaml", here / "cluster", runtime={"engine": "cluster", "workers": 2}))
+    one = fl.run("signs.yaml", here / "one")
+    assert_same(one, fl.run("signs.yaml", here / "two", workers=2))
+    assert_same(one, fl.run("signs.yaml", here / "cluster", runtime={"engine": "cluster", "workers": 2}))
+
+
+@pytest.mark.slow
+def test_a_deployment_has_it_too(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A SuperLink and three SuperNodes, which are processes of their own: they have the installed package."""
+    monkeypatch.syspath_prepend(OUTSIDE.parents[2] / "examples" / "flower-deployment")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
+    from deployment import deployment
+
+    changes = ["method.codec=raw", "training.rounds=2"]
+    new(here / "sites", "signs.yaml", changes)
+    with deployment(here) as place:
+        for k in range(3):
+            place.start_node(f"site-{k}", f"client: school-{k}\n")
+        number = place.submit(here / "sites", here / "run")
+        assert place.finished(number, here / "run", 240)["status"] == "finished"
+    assert_same(here / "run", fl.run("signs.yaml", here / "one", overrides=changes), models_only=True)
 
 
 def test_the_folder_says_what_it_was_and_a_changed_source_is_told(here: Path) -> None:
-    run = fl.run("wines.yaml", here / "a")
+    run = fl.run("signs.yaml", here / "a")
     info = json.loads((run.folder / "run.json").read_text())
     assert set(info["origins"]) == {
-        *("beacon:wines", "beacon:Net", "beacon:clipped", "beacon:Clip", "beacon:Plain", "beacon:focal"),
-        "beacon:balanced",
+        *("signs", "beacon:Net", "clipped", "beacon:Clip", "here:Plain", "beacon:focal", "beacon:balanced"),
     }
     origin = info["origins"]["beacon:Net"]
     assert (origin["module"], origin["version"]) == ("beacon", "1.0")
@@ -113,24 +191,17 @@ def test_the_folder_says_what_it_was_and_a_changed_source_is_told(here: Path) ->
     fl.resume(run.folder, rounds=2)
     events = [e for line in run.run.rounds for e in line["events"] if e["event"] == "source changed"]
     assert {e["of"] for e in events} == set(info["origins"])
-    assert events[0]["was"] == f"beacon, 1.0, {'0' * 16}"
+    assert {e["was"] for e in events} == {f"beacon, 1.0, {'0' * 16}", f"here, {'0' * 16}"}
 
 
 def test_names_and_objects_are_the_same(here: Path) -> None:
     import beacon
 
     section = {"name": "beacon:clipped", "limit": 0.4}
-    named = fl.run("wines.yaml", here / "named", method=section, overrides=["tasks={}"])
-    made = beacon.wines(0)
+    named = fl.run("signs.yaml", here / "named", method=section, overrides=["tasks={}"])
+    made = beacon.signs(0)
     given = fl.run(made, here / "given", model=lambda shape: beacon.Net(shape, 12), method=beacon.clipped(limit=0.4),
                    rounds=1, steps=2)  # fmt: skip
     assert named.run.rows() == given.run.rows()
-    halves = build(load("wines.yaml", ["partition=beacon:halves"])).partition
-    assert [(s.client, len(s.index)) for s in halves.shares] == [("left", 69), ("right", 69)]
-
-
-def test_a_module_in_the_current_folder_is_found(here: Path) -> None:
-    (here / "mine.py").write_text("from beacon import clipped as method\n")
-    script = "from fedloom.recipes import load; print(load('wines.yaml', ['method=mine:method']).method.name)"
-    done = subprocess.run([sys.executable, "-P", "-c", script], capture_output=True, text=True, check=True, cwd=here)
-    assert done.stdout == "mine:method\n"
+    halves = build(load("signs.yaml", ["partition=here:halves"])).partition
+    assert [(s.client, len(s.index)) for s in halves.shares] == [("left", 68), ("right", 67)]

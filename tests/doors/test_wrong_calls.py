@@ -204,6 +204,139 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: fl.compare(federation(), model="mlp", methods="local"),
         r"compare: methods='local' found, expected a list of methods, such as \['local', 'fedavg'\]",
     ),
+    "labels as text": (
+        lambda: federation(train=(X, ["wine"] * 24)),
+        "client 'ann', train, task 'sort': labels such as wine found, expected numbers",
+    ),
+    "labels as text, one by one": (
+        lambda: federation(train=Pairs(*((x, "wine") for x in X))),
+        "client 'ann', train, task 'sort': labels such as wine found, expected numbers",
+    ),
+    "complex labels": (
+        lambda: federation((X, X[:, 0] * 1j), {"size": fl.task()}, None),
+        "client 'ann', train, task 'size': labels of torch.complex64 found, expected real numbers",
+    ),
+    "one label for all": (
+        lambda: federation(train=(X, 3)),
+        "client 'ann', train, task 'sort': the label 3 alone found, expected 24, one for each example",
+    ),
+    "one-hot labels": (
+        lambda: federation(train=(X, nn.functional.one_hot(Y))),
+        r"client 'ann', train, task 'sort': labels of shape \(24, 3\) found, expected one number an example",
+    ),
+    "labels of another task": (
+        lambda: federation(train=(X, {"odd": Y})), "client 'ann', train: labels of odd found, expected those of sort"
+    ),
+    "a task that nobody holds": (
+        lambda: run(fl.model(nn.Linear(4, 3), "linear"),
+                    fl.Federation({"ann": fl.Client((X, {"sort": Y, "odd": Y % 2}), tasks=["sort"])}, TWO)),
+        "task 'odd' is held by no client",
+    ),
+    "a task without labels": (
+        lambda: run(fl.model(nn.Linear(4, 3), "linear"), federation((X, {"sort": Y}), TWO, None)),
+        "client 'ann' has no labelled example of its task 'odd'",
+    ),
+    "keys of labels as text": (
+        lambda: fl.Federation({"ann": fl.Client(Pairs({"x": X[0], "y": 1}))}, TASKS, inputs="x", labels="y"),
+        r"Federation: labels='y' found, expected \{task: key of its label\}",
+    ),
+    "a key of labels that is not there": (
+        lambda: fl.Federation({"ann": fl.Client(Pairs({"x": X[0], "y": 1}))}, TASKS, inputs="x", labels={"sort": "z"}),
+        r"client 'ann', train, labels=\{'sort': 'z'\}: labels of nothing found, expected those of sort",
+    ),
+    "no examples": (
+        lambda: federation(train=(X[:0], Y[:0])), r"client 'ann', train: inputs of shape \(0, 4\) found, expected N x"
+    ),
+    "inputs of two types": (
+        lambda: fl.Federation({"ann": fl.Client((X, Y)), "bob": fl.Client(((X * 9).byte(), Y))}, TASKS),
+        "client 'bob', train: inputs of torch.uint8 found, but client 'ann', train has torch.float32",
+    ),
+    "a name twice": (
+        lambda: fl.Federation({1: fl.Client(DATA), "1": fl.Client(DATA)}, TASKS),
+        "Federation, clients: the name '1' found a second time, expected one for each client",
+    ),
+    "no name": (
+        lambda: fl.Federation({"": fl.Client(DATA)}, TASKS),
+        "Federation, clients: the name '' found, expected one for each client",
+    ),
+    "a task twice": (
+        lambda: fl.Federation({"ann": fl.Client(DATA, tasks=["sort", "sort"])}, TASKS),
+        r"client 'ann': tasks=\['sort', 'sort'\] found, expected 'sort' once",
+    ),
+    "a weight as text": (
+        lambda: fl.Federation({"ann": fl.Client(DATA, tasks={"sort": "much"})}, TASKS),
+        "client 'ann', task 'sort': expected a weight above 0, found 'much'",
+    ),
+    "val as text": (
+        lambda: federation(val="10%"), "client 'ann': val='10%' found, expected a share from 0 to below 1, or data"
+    ),
+    "no val": (lambda: federation(val=None), "client 'ann': val=None found, expected a share from 0 to below 1"),
+    "a client without examples": (
+        lambda: fl.Federation(data=DATA, tasks=TASKS, partition=[[0, 1], []]).partition(),
+        r"partition, client 1: \[\] found, expected a list of positions such as \[0, 5, 9\]",
+    ),
+    "positions without clients": (
+        lambda: fl.Federation(data=DATA, tasks=TASKS, partition=[0, 1]).partition(),
+        "partition, client 0: 0 found, expected a list of positions",
+    ),
+    "a partition that fails": (
+        lambda: fl.Federation(data=DATA, tasks=TASKS, partition=lambda pool, seed: [][seed]).partition(),
+        "partition <lambda>.*: IndexError: list index out of range",
+    ),
+    "a metric called loss": (
+        lambda: fl.task(classes=3, metrics={"loss": lambda o, t: 0.0}),
+        "metrics: the name 'loss' found, expected a text other than 'loss'",
+    ),
+    "a metric of many numbers": (
+        lambda: run(what=federation(tasks={"sort": fl.task(classes=3, metrics={"all": lambda o, t: o})})),
+        r"task 'sort', metric 'all': .* \(called with outputs of shape \(\d+, 3\) and labels of shape",
+    ),
+    "a loss of whole numbers": (
+        lambda: run(what=federation(tasks={"sort": fl.task(classes=3, loss=lambda o, t: (o.argmax(1) == t).sum())})),
+        "task 'sort', loss: a tensor of torch.int64 without a gradient found, expected one that is computed from the",
+    ),
+    "a loss that forgets the outputs": (
+        lambda: run(what=federation(tasks={"sort": fl.task(classes=3, loss=lambda o, t: o.detach().sum())})),
+        "task 'sort', loss: a tensor of torch.float32 without a gradient found, expected one that is computed from",
+    ),
+    "a loss for other shapes": (
+        lambda: run(what=federation(tasks={"sort": fl.task(classes=3, loss=nn.MSELoss())})),
+        r"task 'sort', loss: .* \(called with outputs of shape \(\d+, 3\) and labels of shape",
+    ),
+    "a model without parameters": (
+        lambda: run(nn.Softmax(1), federation((X[:, :3], Y), TASKS, None)),
+        "model: Softmax found, which has no parameters to train, expected some",
+    ),
+    "a model for real numbers": (
+        lambda: run(what=federation((X.long(), Y), TASKS, None)),
+        r"model: Linear cannot take an input of shape \(1, 4\), torch.int64: RuntimeError",
+    ),
+    "a class that needs more": (lambda: run(nn.Linear), "encoder Linear: TypeError: "),
+    "a head for other features": (
+        lambda: run(fl.model(nn.Linear(4, 8), heads={"sort": nn.Linear(7, 3)})),
+        r"model, heads: 'sort': Linear cannot take an input of shape \(1, 8\), torch.float32: RuntimeError",
+    ),
+    "a model in the folder's place": (
+        lambda: fl.run(federation(), nn.Linear(4, 3)),
+        "run: folder=Linear.* found, expected a path; give a model as model=",
+    ),
+    "an add-on as method": (
+        lambda: run(method=fl.methods.feddea),
+        "method feddea: a function with 1 arguments without a default found, expected at most 0",
+    ),
+    "a stage as method": (
+        lambda: run(method=fl.stages.TopMagnitude(0.5)), "method: TopMagnitude found, expected a function that returns"
+    ),
+    "a misspelt parameter": (
+        lambda: run(method={"name": "fedprox", "nu": 1.0}), "method.nu: unknown key. Allowed: .*, mu, "
+    ),
+    "a section misspelt within": (
+        lambda: run(training={"optmizer": {"lr": 0.1}}), r"training.optmizer: unknown key. Did you mean 'optimizer'\?"
+    ),
+    "no seeds": (
+        lambda: fl.compare(federation(), model="mlp", methods=["local"], seeds=0),
+        "compare: seeds=0 found, expected how many, or a list of seeds",
+    ),
 }  # fmt: skip
 
 

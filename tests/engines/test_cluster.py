@@ -234,7 +234,7 @@ class Seen(fedloom.engines.api.Progress):
     def __init__(self) -> None:
         self.rounds: list[int] = []
 
-    def round(self, round: int, loss: float | None, score: float | None) -> None:
+    def round(self, round: int, numbers: Mapping[str, float]) -> None:
         self.rounds.append(round)
 
 

@@ -17,7 +17,7 @@ RUN = CliRunner()
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    made = RUN.invoke(app, ["flower", "new", str(tmp_path / "sites"), "digits-tasks", "training.rounds=2"])
+    made = RUN.invoke(app, ["flower", "new", "digits-tasks", "training.rounds=2", "--out", str(tmp_path / "sites")])
     assert made.exit_code == 0, made.output
     return tmp_path / "sites"
 
@@ -34,7 +34,7 @@ def test_an_app_names_its_two_components_and_holds_the_recipe(folder: Path, monk
 
 
 def test_what_is_there_is_not_overwritten(folder: Path) -> None:
-    again = RUN.invoke(app, ["flower", "new", str(folder), "digits-tasks"])
+    again = RUN.invoke(app, ["flower", "new", "digits-tasks", "--out", str(folder)])
     assert again.exit_code != 0
     assert "rounds: 2" in next(folder.rglob("recipe.yaml")).read_text()
 

@@ -283,7 +283,7 @@ def test_a_hello_that_will_not_do_is_refused_and_the_others_begin(
     roster = Roster(LocalGrid(client_app(one), first), one)
     assert roster.wait(3, 2.0) == 2
     reports, left_out = agreed({client: roster.reports[client] for client in roster.there()})
-    assert sorted(build_from(one, None, reports).federation.clients) == HONEST
+    assert sorted(build_from(one, reports).federation.clients) == HONEST
     said = capsys.readouterr().out
     assert "node refused" in said or [*left_out] == ["lab"]
     assert said.replace("\n", "").isprintable()

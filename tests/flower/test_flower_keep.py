@@ -60,7 +60,7 @@ def flwr(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def kept(here: Path, *script: Step) -> Any:
     (here / "script.json").write_text(json.dumps(script))
-    arguments = ["flower", "keep", str(here / "app"), "tls", "--folder", str(here / "run"), "--changes", "seed=1"]
+    arguments = ["flower", "keep", str(here / "app"), "tls", "--out", str(here / "run"), "--changes", "seed=1"]
     result = CliRunner().invoke(app, arguments)
     assert json.loads((here / "script.json").read_text()) == []
     return result

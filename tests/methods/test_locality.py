@@ -22,7 +22,7 @@ from fedloom.core.updates import Updates
 from fedloom.errors import RecipeError
 from fedloom.methods import ADDONS, METHODS
 from fedloom.rounds.build import build
-from fedloom.rounds.federation import Client, Federation, Part
+from fedloom.rounds.federation import BuiltClient, BuiltFederation, Part
 from fedloom.rounds.messages import Payload
 from fedloom.rounds.server import dispatch, server_init, server_step
 from fedloom.stages import CosineMix, Mean, PCGrad, PerBlock, Stage, TopMagnitude
@@ -133,10 +133,10 @@ class Sent:
         tasks = {t: Valley(t, 1) for t in "ab"}
         nothing = Part(None, [], "own")  # type: ignore[arg-type]
         members = {
-            name: Client(name, {t: (tasks[t], 1.0) for t in held[name]}, nothing, nothing, nothing)
+            name: BuiltClient(name, {t: (tasks[t], 1.0) for t in held[name]}, nothing, nothing, nothing)
             for name in self.clients
         }
-        self.federation = Federation(tuple(tasks.values()), members, unified=False)
+        self.federation = BuiltFederation(tuple(tasks.values()), members, unified=False)
         self.server = server_init(self.method, layout, torch.ones(layout.d, dtype=torch.float64), {})
 
     def row(self, client: str, round_: int, purpose: str) -> Tensor:
@@ -314,17 +314,20 @@ def test_a_stage_that_knows_nothing_of_presence_is_refused_where_rows_may_lack_b
     assert TrimmedMean().on(ROWS, layout=layout, present=present)[0].tolist() == [[4.0, 4.0]]  # 4 instead of 6
     assert PerBlock(TrimmedMean()).on(ROWS, layout=layout, present=present)[0].tolist() == [[4.0, 6.0]]
 
-    trimmed = Method(name="trimmed", stage=TopMagnitude(0.5) >> TrimmedMean())
-    build(load_recipe(), trimmed)
+    def built(change: str, stage: Stage) -> None:
+        build(load_recipe(change).holding(method=(Method(name="trimmed", stage=stage), "trimmed")))
+
+    trimmed = TopMagnitude(0.5) >> TrimmedMean()
+    built("seed=0", trimmed)
     for change in (
         "model.heads=own",
         "peers={scope: encoder, weights: {kind: uniform}}",
         "peers={warmup: {until: 2}, weights: {kind: uniform}}",
     ):
         with pytest.raises(RecipeError, match=r"trimmed: TrimmedMean\(\) does not say how it treats rows that lack"):
-            build(load_recipe(change), trimmed)
-    build(load_recipe("model.heads=own"), Method(name="trimmed", stage=PerBlock(TrimmedMean())))
-    build(load_recipe("peers={weights: {kind: uniform}}"), trimmed)
+            built(change, trimmed)
+    built("model.heads=own", PerBlock(TrimmedMean()))
+    built("peers={weights: {kind: uniform}}", trimmed)
 
 
 @pytest.mark.parametrize("name", ["fedamp", "fedmtl"])

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from fedloom.cli.app import app
-from fedloom.recipes.loader import names, read
+from fedloom.recipes.json_schema import SHIPPED
+from fedloom.recipes.loader import EDITORS, HOME, load, names, packaged, read, summary
+from fedloom.recipes.schema import recipe_hash
+from fedloom.settings.yaml import parse
 
 
 def schema() -> dict:
@@ -36,3 +42,29 @@ def test_packaged_recipes_fit_and_mistakes_do_not():
     ):
         assert list(check.iter_errors({**read("digits-tasks")[1], **wrong})), wrong
     assert not list(check.iter_errors({**read("digits-tasks")[1], "data": "mine.data:digits"}))
+
+
+def test_the_shipped_schema_is_the_one_that_the_command_prints():
+    # in a Python of its own, where no test has registered anything, and without what other packages bring
+    code = (
+        "import json; from fedloom.recipes.json_schema import schema; from fedloom.settings.registry import Registry; "
+        "Registry.announced = {}; print(json.dumps(schema()))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    again = "run `fedloom recipe schema --out src/fedloom/recipes/recipe.schema.json`"
+    assert json.loads(SHIPPED.read_text("utf-8")) == json.loads(done.stdout), again
+
+
+def test_packaged_recipes_name_the_shipped_schema():
+    for name, file in packaged(HOME).items():
+        first, *rest = Path(str(file)).read_text("utf-8").splitlines()
+        assert first.startswith(EDITORS), name
+        named = (Path(str(file)).parent / first.removeprefix(EDITORS)).resolve()
+        assert named == Path(str(SHIPPED)).resolve(), name
+        assert summary(name) == rest[0].removeprefix("# "), name
+
+
+def test_the_line_for_editors_changes_no_hash():
+    text = packaged(HOME)["digits-tasks"].read_text("utf-8")
+    without = "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    assert recipe_hash(load(parse(without, "without"))) == recipe_hash(load("digits-tasks"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import fedloom
@@ -15,6 +16,7 @@ TWINS = {
     "feddea/scenes-pascal": ("data.count=24", "data.test_count=4"),
     "dfmtl-digits": (),
     "gossip-digits": (),
+    "text-topics": ("data.per_topic=40",),
     "dfmtl-scenes": ("data.count=24", "data.test_count=4"),
     "thesis/scenes-b2": ("data.count=24", "data.test_count=4"),
     "thesis/scenes-c1": ("data.count=24", "data.test_count=4"),
@@ -49,3 +51,15 @@ def test_real_twin_trains(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     more = ["data.sets.outside.count=24", "data.sets.outside.test_count=4"] if name.startswith("fedhca2") else []
     result = fedloom.run(name, tmp_path / "run", overrides=[*SMALL, f"{MINI[name]}={REAL}", *more])
     assert set(result.run.final().values) == set(result.run.info["tasks"])
+
+
+def test_activities_of_people_train(tmp_path: Path) -> None:
+    """A file as the recipe wants it: windows of nine channels, a class and a person each."""
+    rng, made = np.random.default_rng(0), {}
+    for split, n in (("train", 10), ("test", 4)):
+        made[f"x_{split}"] = rng.normal(size=(3 * n, 9, 128)).astype(np.float16)
+        made[f"y_{split}"], made[f"subject_{split}"] = np.arange(3 * n) % 6, np.repeat([1, 3, 27], n)
+    np.savez(tmp_path / "har.npz", **made)
+    run = fedloom.run("har-people", tmp_path / "run", overrides=[*SMALL, f"data.path={tmp_path / 'har.npz'}"]).run
+    assert set(run.final().values) == {"activity"}
+    assert {share["domain"] for share in run.info["clients"].values()} == {"1", "3", "27"}

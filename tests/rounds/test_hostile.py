@@ -15,11 +15,13 @@ import fedloom
 from fedloom.attacks import ATTACKS
 from fedloom.codecs import Raw, Sparse
 from fedloom.core.updates import Updates
+from fedloom.data.partition import Partition
 from fedloom.engines.api import Result
 from fedloom.errors import RecipeError
 from fedloom.methods import METHODS
 from fedloom.recipes import dump, load, recipe_hash
-from fedloom.rounds.build import build
+from fedloom.rounds import refusals
+from fedloom.rounds.build import build, build_method
 from fedloom.rounds.hostile import conspired
 from fedloom.rounds.messages import Payload, believed, blank
 from fedloom.rounds.server import collect
@@ -84,6 +86,21 @@ def test_hostile_clients_are_drawn_from_the_seed() -> None:
     assert again == drawn[0]
     assert len({*map(tuple, drawn)}) > 1
     assert all(len(names) == 2 and set(names) < set(NAMES) for names in drawn)
+
+
+def test_a_node_that_knows_only_itself_judges_nobody_else() -> None:
+    def alone(name: str, *changes: str) -> Any:
+        built = build(load_recipe("attack={name: replay, clients: [digit-0]}", "method.add.krum={f: 0}"))
+        federation = replace(built.federation, clients={name: built.federation.clients[name]})
+        return replace(built, recipe=load_recipe(*changes), federation=federation, partition=Partition(()))
+
+    named = "attack={name: replay, clients: [digit-0, holes-0]}"
+    assert set(alone("digit-0", named).attacks) == {"digit-0"}
+    assert not alone("large-0", named).attacks
+    with pytest.raises(RecipeError, match="does not know the others, so it cannot draw; list the clients' names"):
+        _ = alone("digit-0", "attack=replay").attacks
+    strict = replace(alone("digit-0"), method=build_method(load_recipe("method.add.krum={}").method))
+    refusals.too_few_rows(strict)
 
 
 @pytest.mark.parametrize("codec", [Raw(), Sparse()])

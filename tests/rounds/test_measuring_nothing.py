@@ -156,11 +156,11 @@ def test_a_server_of_nodes_looks_at_numbers_only_and_a_node_at_nothing() -> None
     whole = build(load_recipe())
     reports = {name: about(client, (1, 8, 8)) for name, client in whole.federation.clients.items()}
     recipe = load_recipe("evaluation.splits=[val]")
-    assert build_from(recipe, None, reports).models == ("global",)
+    assert build_from(recipe, reports).models == ("global",)
     without = {n: r.model_copy(update={"sizes": r.sizes.model_copy(update={"val": 0})}) for n, r in reports.items()}
     with pytest.raises(RecipeError, match="evaluation.splits: val found, but no client has val examples"):
-        build_from(recipe, None, without)
+        build_from(recipe, without)
     data = recipe.data.model_dump(mode="json")
     config = NodeConfig.model_validate({"client": "a", "data": data, "val_fraction": 0.0})
-    alone = build_at(recipe, None, config, whole.dataset.tasks)
+    alone = build_at(recipe, config, whole.dataset.tasks)
     assert not len(alone.federation.clients["a"].val)

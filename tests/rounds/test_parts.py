@@ -24,7 +24,7 @@ from fedloom.engines.api import Result, plan
 from fedloom.errors import DataError, UserError
 from fedloom.methods.method import Method
 from fedloom.rounds.build import build
-from fedloom.rounds.federation import Federation, Part
+from fedloom.rounds.federation import BuiltFederation, Part
 from fedloom.rounds.messages import Payload
 from fedloom.rounds.rounds import Patience, cohort, initial_state
 from fedloom.rounds.server import merge_buffers, server_init, server_step
@@ -172,8 +172,8 @@ def test_the_plan_says_what_a_round_sends(quick: Quick) -> None:
         assert sum(e["bytes"] for e in line["down"]) == expected.bytes_down
 
 
-def federation_of(*shares: Share) -> Federation:
-    return Federation.build(build(load_recipe()).dataset, Partition(shares))
+def federation_of(*shares: Share) -> BuiltFederation:
+    return BuiltFederation.build(build(load_recipe()).dataset, Partition(shares))
 
 
 @pytest.mark.parametrize(

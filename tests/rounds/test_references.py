@@ -18,7 +18,7 @@ from fedloom.engines.api import Result, plan, trained_models
 from fedloom.errors import DataError, RecipeError
 from fedloom.methods import joint, trivial
 from fedloom.rounds.build import build
-from fedloom.rounds.federation import TOGETHER, Federation, Part, together
+from fedloom.rounds.federation import TOGETHER, BuiltFederation, Part, together
 from fedloom.stages import Identity
 from fedloom.tasks import BinaryClassification, Classification, Depth, Edge, Normals, Regression, Saliency, Semseg
 from fedloom.training.averages import label_means
@@ -237,7 +237,7 @@ def test_refusals_of_what_makes_no_sense() -> None:
     built = build(load_recipe())
     client = next(iter(built.federation.clients.values()))
     with pytest.raises(DataError, match="client 'together': that is the name of who has the examples of all"):
-        Federation(built.federation.tasks, {TOGETHER: client}).pooled("all")
+        BuiltFederation(built.federation.tasks, {TOGETHER: client}).pooled("all")
     assert [joint().pooled, joint(by="task").pooled, trivial().pooled] == ["all", "task", "all"]
 
 

@@ -188,7 +188,7 @@ def test_a_folder_in_use_is_refused(stopped: tuple[Result, Path]) -> None:
 
 
 def test_what_is_no_run_folder(tmp_path: Path) -> None:
-    with pytest.raises(StateError, match=r"is not a run folder: it has no recipe.yaml"):
+    with pytest.raises(StateError, match=r"is not a run folder: recipe.yaml is absent"):
         fedloom.resume(tmp_path)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -19,45 +17,8 @@ from fedloom.study.grid import Cell, load_grid, save
 from fedloom.study.references import at_trivial
 from fedloom.study.tables.compare import compare
 from fedloom.study.tables.table import tabulate
-from grid_support import paper_grid, write_run
+from grid_support import TRIVIAL, WORSE, bed, paper_grid, write_run
 from tests_support import load_recipe
-
-TRIVIAL = {"semseg": 0.10, "depth": 2.0}
-ALONE = {"semseg": 0.20, "depth": 1.8}
-WORSE = {"semseg": 0.18, "depth": 1.98}
-JOINT = {"semseg": 0.22, "depth": 1.9}
-BY_TASK = {"semseg": 0.18, "depth": 1.62}
-
-
-def bed(folder: Path, losses: Any = (1.0, 0.9, 0.899, 0.898), **rows: Any) -> Any:
-    """A grid with a run of Local and of each reference, whose numbers on validation data are given."""
-    grid = paper_grid(
-        data={"NYUD": {"recipe": "digits-tasks"}},
-        bases={"Local": {"method": "local"}},
-        addons={"-": {}},
-        references=["joint", "joint-by-task", "trivial"],
-        delta="Local/-",
-    )
-    save(grid, folder, {})
-    found = {"Local": ALONE, "joint": JOINT, "joint-by-task": BY_TASK, "trivial": TRIVIAL} | rows
-    for base, values in found.items():
-        if values is not None:
-            # on test data all is the other way round: it must play no part
-            upside_down = {task: 1 / value for task, value in values.items()}
-            path = write_run(folder, Cell("NYUD", base, "-", 0), upside_down, val={1: values})
-            lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-            first = {**lines[0], "train": [{"client": "c", "task": t, "loss": losses[0]} for t in values]}
-            more = [
-                {
-                    "round": n,
-                    "cohort": [],
-                    "metrics": [],
-                    "train": [{"client": "c", "task": t, "loss": x} for t in values],
-                }
-                for n, x in enumerate(losses[1:], 2)
-            ]
-            (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, [first, *more])) + "\n")
-    return grid
 
 
 def test_a_bed_that_can_judge(tmp_path: Path) -> None:

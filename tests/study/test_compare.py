@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -195,6 +196,10 @@ def test_equal_methods_are_told_apart_by_what_differs(run):
     ]
     assert "rho=0.1" in printed(result)
     assert result.best(result.rows[0]) == {c.label for c in result.columns}
+    if find_spec("pandas") is not None:
+        frame = result.to_pandas()
+        assert set(frame["method"]) == {c.label for c in result.columns}
+        assert list(frame) == ["method", "seed", "round", "client", "task", "metric", "split", "model", "value"]
 
 
 def test_what_makes_runs_incomparable_is_said(run):

@@ -129,7 +129,7 @@ def test_the_command_prints_and_draws(tmp_path: Path) -> None:
     assert lines[1].split() == ["round", "plain", "inverted", "thickened", "textured", "average", "deviation"]
     assert "last" in lines[-1]
     assert any("best" in line for line in lines[3:])
-    domains(str(tmp_path / "d.csv"))
+    domains("--out", str(tmp_path / "d.csv"))
     assert len((tmp_path / "d.csv").read_text().splitlines()) == 1 + 3 * 4
-    domains(str(tmp_path / "d.png"))
+    domains("--out", str(tmp_path / "d.png"))
     assert (tmp_path / "d.png").stat().st_size > 1000

@@ -69,7 +69,7 @@ def test_the_command(run: Path, tmp_path: Path) -> None:
     call = CliRunner().invoke
     assert "alpha of the encoders" in call(app, ["hyper", str(run)]).output
     for name in ("a.csv", "a.md", "a.svg"):
-        assert call(app, ["hyper", str(run), str(tmp_path / name)]).exit_code == 0
+        assert call(app, ["hyper", str(run), "--out", str(tmp_path / name)]).exit_code == 0
         assert (tmp_path / name).stat().st_size
 
 

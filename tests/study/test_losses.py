@@ -131,7 +131,9 @@ def test_commands(folder: Path) -> None:
     assert ask(app.app, ["table", str(folder), "--losses", "rounds", "--format", "csv"]).stdout.startswith("data,cell")
     assert "NYU: x (accuracy)" in ask(app.app, ["table", str(folder), "--metrics"]).stdout
     for name in ("6.1", "6.3", "A.2"):
-        assert ask(app.app, ["figure", str(folder), str(folder / f"{name}.svg"), "--named", name]).exit_code == 0
+        assert (
+            ask(app.app, ["figure", str(folder), "--out", str(folder / f"{name}.svg"), "--named", name]).exit_code == 0
+        )
         assert (folder / f"{name}.svg").stat().st_size > 5000
 
 

@@ -78,7 +78,7 @@ def test_the_command(run: Path, tmp_path: Path) -> None:
     call = CliRunner().invoke
     assert "if independent" in call(app, ["activated", str(run)]).output
     for name in ("a.csv", "a.md", "a.png"):
-        assert call(app, ["activated", str(run), str(tmp_path / name), "--scope", "all"]).exit_code == 0
+        assert call(app, ["activated", str(run), "--out", str(tmp_path / name), "--scope", "all"]).exit_code == 0
         assert (tmp_path / name).stat().st_size
 
 

@@ -510,7 +510,7 @@ def test_a_run_that_measured_nothing_says_so(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="nowhere: no such folder, and no packaged grid of this name"):
+    with pytest.raises(UserError, match="nowhere: no such folder, and no grid of this name"):
         collect(tmp_path / "nowhere")
     with pytest.raises(UserError, match="Did you mean 'feddea/table3-scenes'"):
         collect("feddea/table3-scene")

@@ -138,6 +138,18 @@ def test_arrays(kind: str, tmp_path: Path, record_property: Callable[[str, objec
     tally.close()
 
 
+def test_tables_in_csv_files(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
+    tally, path = Tally(record_property), tmp_path / "data.csv"
+    lines = [f"{i / 8},{i % 5},{'abc'[i % 3]}" for i in range(40)]
+    whole = "\n".join(["age,height,kind", *lines]).encode()
+    changes = ("images='age,height'", "labels={kind: kind}", "test_fraction=0.3")
+    for number in range(cases(25, 1500)):
+        path.write_bytes(bytes_like(whole, random.Random(f"csv {number}")))
+        with tally.case(str(number)):
+            tally.answer(judged(lambda: opened("arrays", f"path={path}", *changes), path))
+    tally.close()
+
+
 def domains(root: Path) -> None:
     for number, place in enumerate(("art/cat", "art/dog", "photo/cat", "photo/dog")):
         for i in range(10):

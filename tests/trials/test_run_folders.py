@@ -24,7 +24,7 @@ RUNS = {
     "diagnosed": ("method={name: fedprox, add: {feddea: {rho: 0.5}}}", "runtime.checkpoint_every=2"),
 }
 READERS: dict[str, tuple[str, ...]] = {
-    "compare": ("compare", "{run}", "{whole}", "--csv", "{out}/numbers.csv"),
+    "compare": ("compare", "{run}", "{whole}", "--format", "csv", "--out", "{out}/numbers.csv"),
     "compare tests": ("compare", "{run}", "{whole}", "--tests", "--over", "clients"),
     "watch": ("watch", "{run}", "--once"),
     "hyper": ("hyper", "{run}"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,17 +12,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedloom._version import __version__
-from fedloom.cli import doctor, export, features, grid, pretrain, records, report, shared, tasks, watch
+from fedloom.cli import (
+    complete,
+    doctor,
+    export,
+    features,
+    grid,
+    init,
+    lists,
+    pretrain,
+    records,
+    report,
+    shared,
+    tables,
+    tasks,
+    watch,
+)
 from fedloom.cli.data import data
 from fedloom.cli.flower import flower
 from fedloom.engines.cluster import torchrun
-from fedloom.errors import StateError, UserError, unknown, writing
-from fedloom.settings.names import is_import
+from fedloom.errors import StateError, UserError
 
 if TYPE_CHECKING:
     from fedloom.recipes import Recipe
     from fedloom.rounds.progress import Progress
-    from fedloom.settings.registry import Registered, Registry
 
 app = typer.Typer(
     name="fedloom",
@@ -32,13 +45,7 @@ app = typer.Typer(
 )
 app.add_typer(data, name="data")
 app.add_typer(flower, name="flower")
-recipe_app = typer.Typer(help="Help for writing recipes.", no_args_is_help=True)
-app.add_typer(recipe_app, name="recipe")
-
-Changes = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="KEY=VALUE...", help="Changes, for example training.rounds=5 method=fedprox."),
-]
+app.add_typer(lists.recipe_app, name="recipe")
 
 
 def main() -> None:
@@ -85,17 +92,22 @@ def _options(
 def run(
     recipe: Annotated[
         str | None,
-        typer.Argument(metavar="RECIPE", help="A packaged recipe (see `fedloom recipes`) or a YAML file."),
+        typer.Argument(
+            metavar="RECIPE",
+            help="A packaged recipe (see `fedloom recipes`) or a YAML file.",
+            autocompletion=complete.recipe,
+        ),
     ] = None,
-    changes: Changes = None,
+    changes: shared.Changes = None,
     out: Annotated[
-        Path | None, typer.Option(help="Run folder.", show_default="runs/NAME-METHOD-sSEED", file_okay=False)
+        Path | None, shared.out_option("Run folder.", show_default="runs/NAME-METHOD-sSEED", file_okay=False)
     ] = None,
     start: Annotated[
         Path | None,
         typer.Option("--from", metavar="RUN", help="Begin with this run's model; without RECIPE, with its recipe."),
     ] = None,
     quiet: shared.Quiet = False,
+    as_json: shared.Json = False,
 ) -> None:
     """Train as a recipe says and write a run folder."""
     from fedloom.recipes import load
@@ -119,7 +131,7 @@ def run(
 
         result = api.run(checked, folder, progress=progress)
     if not rank:
-        _conclude(result)
+        _conclude(result, as_json)
 
 
 @app.command()
@@ -133,6 +145,7 @@ def resume(
         bool, typer.Option("--accept-changes", help="Go on although the recipe in the folder was changed; record that.")
     ] = False,
     quiet: shared.Quiet = False,
+    as_json: shared.Json = False,
 ) -> None:
     """Continue an interrupted run, or extend a finished one; the result is the same, bit for bit, as in one go."""
     if not (folder / "recipe.yaml").is_file():
@@ -141,11 +154,11 @@ def resume(
         from fedloom.engines import api
 
         result = api.resume(folder, progress=progress, accept_changes=accept_changes, overrides=changes or ())
-    _conclude(result)
+    _conclude(result, as_json)
 
 
 @app.command()
-def show(recipe: shared.RecipeArgument, changes: Changes = None) -> None:
+def show(recipe: shared.RecipeArgument, changes: shared.Changes = None, as_json: shared.Json = False) -> None:
     """Print what a run would do, and what it would cost, without training."""
     from fedloom.recipes import dump, load
 
@@ -154,18 +167,21 @@ def show(recipe: shared.RecipeArgument, changes: Changes = None) -> None:
     from fedloom.runs.reader import human_bytes
 
     plan = api.plan(checked)
-    typer.echo(dump(checked))
-    typer.echo(plan.method.rstrip() + "\n")
-    columns = [key for key in plan.clients[0] if any(row[key] is not None for row in plan.clients)]
-    shared.print_table(columns, [[_text(row[key]) for key in columns] for row in plan.clients])
     facts = [("parameters", role, f"{count:,}") for role, count in plan.parameters.items()]
     facts += [("memory", part, human_bytes(count)) for part, count in plan.memory.items()]
     facts += [("bytes a round", "sent by clients", human_bytes(plan.bytes_up))]
     facts += [("bytes a round", "sent to clients", human_bytes(plan.bytes_down))]
     facts += [("trivial answer", task, f"{metric} {value:.4f}") for task, (metric, value) in plan.trivial.items()]
-    shared.print_table(["", "", ""], facts)
-    for note in plan.notes:
-        typer.echo(f"note: {note}")
+    rows = [dict(zip("abc", fact, strict=True)) for fact in facts]
+    shared.answer(
+        {"recipe": checked.model_dump(mode="json"), **vars(plan)},
+        as_json,
+        f"{dump(checked)}\n",
+        f"{plan.method.rstrip()}\n\n",
+        shared.table_of(plan.clients),
+        shared.table_of(rows, header=False),
+        *(f"note: {note}" for note in plan.notes),
+    )
 
 
 @app.command()
@@ -173,7 +189,7 @@ def picture(
     folders: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="The folders of finished runs; a grid is its first seed's.")
     ],
-    out: Annotated[Path, typer.Argument(metavar="OUT.png", help="The picture to write.", dir_okay=False)],
+    out: Annotated[Path, shared.out_option("The picture to write.", metavar="FILE.png", dir_okay=False)],
     count: Annotated[int, typer.Option(min=1, help="How many test examples.")] = 4,
 ) -> None:
     """Draw input, truth and prediction of every dense task; with several runs, a column for each run's prediction."""
@@ -185,89 +201,18 @@ def picture(
     typer.echo(f"{out}")
 
 
-@app.command()
-def methods(
-    name: Annotated[str | None, typer.Argument(metavar="NAME", help="A method or add-on, for its details.")] = None,
-) -> None:
-    """List methods and add-ons, or describe one."""
-    from fedloom.methods import ADDONS, METHODS
-
-    if name is None:
-        for registry in (METHODS, ADDONS):
-            shared.print_table(
-                [registry.kind, "what it does", "source"],
-                [(e.name, e.summary, e.source or e.package) for e in registry],
-            )
-        typer.echo("Details: fedloom methods NAME")
-    else:
-        _describe(*_find(name, METHODS, ADDONS))
-
-
-@app.command()
-def recipes() -> None:
-    """List the packaged recipes."""
-    from fedloom.recipes.loader import names, summary
-
-    shared.print_table(["recipe", "what it trains"], [(name, summary(name)) for name in names()])
-
-
-@recipe_app.command()
-def schema() -> None:
-    """Print the JSON Schema of recipes, with which editors complete and check them."""
-    import json
-
-    from fedloom.recipes.json_schema import schema as made
-
-    typer.echo(json.dumps(made(), indent=1))
-
-
-@recipe_app.callback()
-def _recipe() -> None:
-    pass
-
-
-@app.command()
-def compare(
-    runs: Annotated[
-        list[Path],
-        typer.Argument(metavar="RUN...", help="Run folders; runs that differ only in the seed become one column."),
-    ],
-    base: Annotated[
-        str | None, typer.Option(help="Column or run folder that the change (Δm) is against; default: the first.")
-    ] = None,
-    split: shared.SplitOption = "test",
-    metric: Annotated[str | None, typer.Option(help="Metric to judge by.", show_default="each task's own")] = None,
-    tests: shared.TestsOption = False,
-    over: shared.OverOption = "seeds",
-    ranks: shared.RanksOption = None,
-    plot: shared.PlotOption = None,
-    csv: Annotated[Path | None, typer.Option(help="Write the numbers to this file too.", dir_okay=False)] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Write the table to this file too.", dir_okay=False)] = None,
-    latex: Annotated[Path | None, typer.Option(help="Write the table to this file too.", dir_okay=False)] = None,
-) -> None:
-    """Put runs side by side, task by task, with intervals over seeds; or test or rank them."""
-    from fedloom.study import Comparison
-    from fedloom.study import compare as put_side_by_side
-    from fedloom.study.significance.contrasts import contrasts
-    from fedloom.study.significance.ranks import Ranks, ranked
-
-    shared.one_of(tests, over, ranks, plot)
-    comparison = put_side_by_side(runs, base, split, metric)
-    made = contrasts(comparison, over) if tests else ranked(comparison, ranks) if ranks else comparison
-    if isinstance(made, Comparison):
-        shared.print_wide(made.table())
-    else:
-        typer.echo(made.to_text(), nl=False)
-    if isinstance(made, Ranks):
-        shared.draw_ranks(made, plot)
-    for file, text in ((csv, made.to_csv), (markdown, made.to_markdown), (latex, made.to_latex)):
-        if file is not None:
-            with writing(file):
-                file.write_text(text(), encoding="utf-8")
-
-
 for command in (
-    *(doctor.doctor, export.export, export.predict, features.features, grid.grid, grid.table, grid.figure, grid.bed),
+    *(
+        doctor.doctor,
+        export.export,
+        export.predict,
+        features.features,
+        grid.grid,
+        init.init,
+        lists.methods,
+        lists.recipes,
+    ),
+    *(tables.compare, tables.table, tables.figure, tables.bed),
     *(pretrain.pretrain, records.activated, records.hyper, records.domains, report.report),
     *(tasks.relatedness, tasks.join, watch.watch),
 ):
@@ -278,15 +223,22 @@ PANELS = {
     "Train": ("run", "resume", "grid", "pretrain"),
     "Look": ("show", "watch", "report", "picture", "methods", "recipes", "recipe"),
     "Compare": ("compare", "table", "figure", "bed", "relatedness"),
-    "Data": ("data",),
+    "Data": ("init", "data"),
     "Deploy": ("export", "predict", "flower", "doctor"),
     "Papers": ("activated", "hyper", "domains", "join", "features"),
 }
-"""The groups of the help, with their commands."""
-everything: list[Any] = [*app.registered_commands, *app.registered_groups]
-for entry in everything:
-    called = entry.name or entry.callback.__name__
-    entry.rich_help_panel = next((panel for panel, members in PANELS.items() if called in members), None)
+"""The groups of the help in their order, with their commands; all commands are in one."""
+_ORDER = {name: panel for panel, members in PANELS.items() for name in members}
+
+
+def _called(entry: Any) -> str:
+    return str(entry.name or entry.callback.__name__)
+
+
+app.registered_commands.sort(key=lambda entry: [*_ORDER].index(_called(entry)))
+entries: list[Any] = [*app.registered_commands, *app.registered_groups]
+for entry in entries:
+    entry.rich_help_panel = _ORDER[_called(entry)]
 
 
 def _default_folder(recipe: Recipe) -> Path:
@@ -312,49 +264,17 @@ def _watched(folder: Path, quiet: bool) -> Iterator[Progress]:
         watch.stop()
 
 
-def _conclude(result: Any) -> None:
+def _conclude(result: Any, as_json: bool) -> None:
     from fedloom.runs.reader import IN_VAIN, Run, human_bytes
 
     total = Run.read(result.folder).bytes_total()
-    typer.echo(result.table())
-    typer.echo(f"sent by clients: {human_bytes(total['up'])}, sent to clients: {human_bytes(total['down'])}")
-    typer.echo(f"{result.status}: {result.folder}")
+    shared.answer(
+        {"folder": result.folder, "status": result.status, "final": result.final(), "bytes": total},
+        as_json,
+        result.table(),
+        f"sent by clients: {human_bytes(total['up'])}, sent to clients: {human_bytes(total['down'])}",
+        f"{result.status}: {result.folder}",
+    )
     if why := IN_VAIN.get(result.status):
         typer.echo(f"{why} (see the events in the report)", err=True)
         raise typer.Exit(1)
-
-
-def _find(name: str, *registries: Registry) -> tuple[Registry, Registered]:
-    for registry in registries:
-        if registry.problem(name) is None:
-            return registry, registry[name]
-    if is_import(name):
-        raise UserError(str(registries[0].problem(name)))
-    known = sorted(name for registry in registries for name in registry.names)
-    raise UserError(unknown("method or add-on", name, known))
-
-
-def _describe(registry: Registry, entry: Registered) -> None:
-    import inspect
-
-    from fedloom.settings.problems import expected, found
-
-    typer.echo(f"{entry.name} ({registry.kind}{', ' + entry.source if entry.source else ''})\n")
-    typer.echo((inspect.getdoc(entry.function) or "") + "\n")
-    fields = entry.params.model_fields.items()
-    if fields:
-        rows = [
-            (key, "required" if f.is_required() else found(f.default), expected(f.annotation, [f])) for key, f in fields
-        ]
-        shared.print_table(["parameter", "default", "allowed"], rows)
-    use = f"method.add.{entry.name}={{}}" if registry.kind == "add-on" else f"method={entry.name}"
-    typer.echo(f"Use it: fedloom run RECIPE {use}")
-
-
-def _text(value: Any) -> str:
-    """The text of a cell: mappings as 'key value'; loss weights of 1 are left out."""
-    if isinstance(value, Mapping):
-        return ", ".join(key if v == 1.0 else f"{key} {_text(v)}" for key, v in value.items())
-    if isinstance(value, list):
-        return "/".join(map(str, value))
-    return "" if value is None else str(value)

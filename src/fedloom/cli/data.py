@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from fedloom.cli import complete, shared
 from fedloom.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
 
 data = typer.Typer(help="Look at data sets without training.", no_args_is_help=True)
 
-NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="A data set, for example scenes.")]
+NameArgument = Annotated[
+    str, typer.Argument(metavar="NAME", help="A data set, for example scenes.", autocompletion=complete.dataset)
+]
 Parameters = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Its parameters, for example count=20 setting=weak.")
 ]
@@ -23,7 +26,7 @@ Parameters = Annotated[
 @data.command()
 def preview(
     name: NameArgument,
-    out: Annotated[Path, typer.Argument(metavar="OUT.png", help="The picture to write.", dir_okay=False)],
+    out: Annotated[Path, shared.out_option("The picture to write.", metavar="FILE.png", dir_okay=False)],
     parameters: Parameters = None,
     count: Annotated[int, typer.Option(min=1, help="How many examples.")] = 6,
     split: Annotated[Literal["train", "test"], typer.Option(help="Which examples.")] = "train",
@@ -45,12 +48,13 @@ def check(
     ],
     root: Annotated[Path, typer.Option(help="The folder that holds it.", file_okay=False)],
     limit: Annotated[int, typer.Option(min=0, help="How many images of each part to read; 0 for all.")] = 100,
+    as_json: shared.Json = False,
 ) -> None:
     """Check counts, sizes and labels of a data set of files; exit code 2 where a run could not use it."""
     from fedloom.data.check import check as look
 
     report = look(name, str(root), limit or None)
-    typer.echo(report.text())
+    shared.answer({"usable": report.usable, **vars(report)}, as_json, report.text())
     if not report.usable:
         raise typer.Exit(2)
 
@@ -58,7 +62,7 @@ def check(
 @data.command()
 def prepare(
     name: Annotated[str, typer.Argument(metavar="NAME", help="A data set, for example eurosat; a new folder's name.")],
-    root: Annotated[Path, typer.Argument(metavar="ROOT", help="The folder to hold it.", file_okay=False)],
+    out: Annotated[Path, shared.out_option("The folder to hold it.", metavar="ROOT", file_okay=False)],
     source: Annotated[
         Path | None, typer.Option(help="A folder of classes to take it from.", file_okay=False, exists=True)
     ] = None,
@@ -70,8 +74,8 @@ def prepare(
     """Make the folders ROOT/NAME/{train,test}/CLASS that class-folders reads, downloading through torchvision."""
     from fedloom.data.download import prepare as make
 
-    counts = make(name, root, source, test_fraction, size)
-    typer.echo(f"{name}: {counts['train']} train, {counts['test']} test; {root / name}")
+    counts = make(name, out, source, test_fraction, size)
+    typer.echo(f"{name}: {counts['train']} train, {counts['test']} test; {out / name}")
 
 
 def build(name: str, parameters: list[str] | tuple[str, ...], seed: int = 0) -> Dataset:

@@ -16,6 +16,7 @@ from typing import Any
 
 import typer
 
+from fedloom.cli import shared
 from fedloom.memory import free_memory
 
 Finding = tuple[str, str, str]
@@ -24,15 +25,12 @@ Finding = tuple[str, str, str]
 _PATIENCE = 10.0  # seconds for two threads to find each other
 
 
-def doctor() -> None:
+def doctor(as_json: shared.Json = False) -> None:
     """Print what is installed and usable here: torch, GPUs, processes that find each other, extras, memory."""
     from rich.box import SIMPLE_HEAD
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    console = Console()
-    console = console if console.is_terminal else Console(width=160)
     style = {"ok": "green", "absent": "dim"}
     sections = {
         "this machine": machine,
@@ -40,14 +38,14 @@ def doctor() -> None:
         "many processes": processes,
         "extras (pip install 'fedloom[NAME]')": extras,
     }
-    failed = False
+    rows, tables = [], []
     for title, find in sections.items():
-        table = Table(title, "", "", box=SIMPLE_HEAD)
+        tables.append(Table(title, "", "", box=SIMPLE_HEAD))
         for what, state, details in find():
-            failed |= state not in style
-            table.add_row(what, Text(state, style=style.get(state, "bold red")), Text(details))
-        console.print(table)
-    if failed:
+            rows.append({"of": title, "what": what, "state": state, "details": details})
+            tables[-1].add_row(what, Text(state, style=style.get(state, "bold red")), Text(details))
+    shared.answer(rows, as_json, *tables)
+    if any(row["state"] not in style for row in rows):
         raise typer.Exit(1)
 
 

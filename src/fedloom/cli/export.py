@@ -7,12 +7,14 @@ from typing import Annotated
 
 import typer
 
+from fedloom.cli import shared
+
 
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="The folder to write.", show_default="export in the run", file_okay=False),
+        shared.out_option("The folder to write.", show_default="export in the run", file_okay=False),
     ] = None,
     client: Annotated[
         str | None, typer.Option(metavar="ID", help="The model that this client uses, with its tasks.")
@@ -31,17 +33,16 @@ def export(
 def predict(
     model: Annotated[Path, typer.Argument(metavar="EXPORT", help="A folder that `fedloom export` wrote.")],
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files, of any size.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The picture to write.", dir_okay=False)] = Path(
-        "predictions.png"
-    ),
+    out: Annotated[Path, shared.out_option("The picture to write.", dir_okay=False)] = Path("predictions.png"),
+    as_json: shared.Json = False,
 ) -> None:
     """Say what an exported model makes of images: one picture with a column for each task, and classes as text."""
     from fedloom.data.preview import save
     from fedloom.export.bundle import Bundle
 
     texts, picture = Bundle.read(model).predict(images)
-    for file, words in zip(images, texts, strict=True):
-        if words:
-            typer.echo(f"{file}: " + ", ".join(f"{task} {text}" for task, text in words.items()))
     save(picture, out)
-    typer.echo(f"{out}")
+    said = [(file, words) for file, words in zip(images, texts, strict=True) if words]
+    lines = [f"{file}: " + ", ".join(f"{task} {text}" for task, text in words.items()) for file, words in said]
+    rows = [{"image": file, **words} for file, words in said]
+    shared.answer({"images": rows, "picture": out}, as_json, *lines, f"{out}")

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fedloom.cli.shared import Device, Quiet, bar, threads_of
+from fedloom.cli.shared import Device, Json, Quiet, answer, bar, out_option, threads_of
 
 
 def features(
@@ -15,7 +15,7 @@ def features(
         list[Path], typer.Argument(metavar="RUN...", help="The folders of finished runs on the same domains.")
     ],
     out: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write figures and CSV files there too.", file_okay=False)
+        Path | None, out_option("Write figures and CSV files there too.", metavar="DIR", file_okay=False)
     ] = None,
     examples: Annotated[
         int, typer.Option(min=2, help="At most so many test examples of each domain, for spectra and t-SNE.")
@@ -26,6 +26,7 @@ def features(
     ] = None,
     device: Device = None,
     quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
     """Features of runs with domains: effective ranks, and accuracies of f+, f-, f* and f~ (F2DC, Figure 1, Table 7).
 
@@ -37,7 +38,7 @@ def features(
 
     with bar(quiet) as advance:
         found = look(folders, examples, images, task, out is not None, device, advance)
-    typer.echo(found.to_text(), nl=False)
+    answer({name: records.rows() for name, records in found.records().items()}, as_json, found.to_text())
     if out is not None:
         for file in found.write(out):
             typer.echo(f"{file}", err=True)

@@ -7,18 +7,16 @@ from typing import Annotated
 
 import typer
 
-from fedloom.cli.shared import Quiet, RecipeArgument
+from fedloom.cli.shared import Changes, Json, Quiet, RecipeArgument, answer, out_option
 
 
 def pretrain(
     recipe: RecipeArgument,
     epochs: Annotated[int, typer.Option(min=1, help="Passes over all train examples.")],
-    out: Annotated[Path, typer.Option(metavar="FILE.safetensors", help="The file to write.", dir_okay=False)],
-    changes: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE...", help="Changes, for example training.optimizer.lr=0.01 model=tiny-vit."),
-    ] = None,
+    out: Annotated[Path, out_option("The file to write.", metavar="FILE.safetensors", dir_okay=False)],
+    changes: Changes = None,
     quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
     """Train a recipe's model on all of its data in one place, and write the encoder for `model.weights` to load."""
     from fedloom.recipes import load
@@ -50,5 +48,5 @@ def pretrain(
             kept = f"{out} holds epoch {saved} of {epochs}" if saved else "nothing was written yet"
             typer.echo(f"interrupted; {kept}", err=True)
             raise typer.Exit(130) from None
-    typer.echo(f"{done.table()}\nafter epoch {done.epochs} of {epochs}, on all test examples")
-    typer.echo(f"its encoder: {out}; use it with model.weights={out}")
+    after = f"after epoch {done.epochs} of {epochs}, on all test examples"
+    answer(done, as_json, done.table(), after, f"its encoder: {out}; use it with model.weights={out}")

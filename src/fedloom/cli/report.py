@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from fedloom.cli import shared
+
 
 def report(
     source: Annotated[
@@ -18,9 +20,7 @@ def report(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", "-o", help="The file to write.", show_default="report.html in the folder", dir_okay=False
-        ),
+        shared.out_option("The file to write.", show_default="report.html in the folder", dir_okay=False),
     ] = None,
     png: Annotated[
         Path | None,

@@ -1,25 +1,48 @@
-"""What several commands share: options, tables on the terminal, and a bar that tells how far they are."""
+"""What several commands share: options, answers as tables or as JSON, and a bar that tells how far they are."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from fedloom.errors import StateError, UserError
+from fedloom.cli import complete
+from fedloom.errors import StateError, UserError, writing
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
     from fedloom.export.finished import Tell
     from fedloom.study.significance.ranks import Ranks
 
+
+def out_option(about: str, **more: Any) -> Any:
+    """The option that every command has for the file or folder that it writes."""
+    return typer.Option("--out", "-o", help=about, **more)
+
+
 RecipeArgument = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="A packaged recipe (see `fedloom recipes`) or a YAML file.")
+    str,
+    typer.Argument(
+        metavar="RECIPE",
+        help="A packaged recipe (see `fedloom recipes`) or a YAML file.",
+        autocompletion=complete.recipe,
+    ),
 ]
+Changes = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE...",
+        help="Changes, for example training.rounds=5 method=fedprox.",
+        autocompletion=complete.change,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs; null where a number is absent.")]
+Kind = Annotated[Literal["text", "markdown", "csv", "latex", "html"], typer.Option("--format", help="How to write it.")]
 Device = Annotated[str | None, typer.Option(help="cpu, or cuda.", show_default="the run's")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; only the result.")]
 SplitOption = Annotated[Literal["test", "val"], typer.Option(help="Which examples the numbers are measured on.")]
@@ -67,16 +90,54 @@ def draw_ranks(ranks: Ranks, plot: Path | None) -> None:
         save(ranks, plot)
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print rows of texts below headings, which may all be empty."""
+def answer(found: Any, as_json: bool, *shown: str | RenderableType) -> None:
+    """Print what a command found: all of it as JSON, or, for people, what is `shown`; by default its rows as a table.
+
+    `found` is made of mappings, sequences, dataclasses, texts and numbers.
+    """
+    if as_json:
+        from fedloom.study.tables.markup import json_text
+
+        typer.echo(json_text(found), nl=False)
+        return
+    for part in shown or (table_of(found),):
+        if isinstance(part, str):
+            typer.echo(part, nl=not part.endswith("\n"))
+        else:
+            print_wide(part)
+
+
+def put(text: str, out: Path | None) -> None:
+    """Print a text, or write it to a file and print the file's name."""
+    if out is None:
+        typer.echo(text, nl=False)
+        return
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text, encoding="utf-8")
+    typer.echo(f"{out}")
+
+
+def table_of(rows: Sequence[Mapping[str, Any]], header: bool = True) -> Table:
+    """Rows as a table, a column for each key of the first one that is not None in all of them."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(*columns, box=SIMPLE_HEAD, show_header=any(columns))
+    columns = [key for key in next(iter(rows), {}) if any(row[key] is not None for row in rows)]
+    table = Table(*columns, box=SIMPLE_HEAD, show_header=header)
     for row in rows:
-        table.add_row(*map(Text, row))
-    print_wide(table)
+        table.add_row(*(Text(_cell(row[key])) for key in columns))
+    return table
+
+
+def _cell(value: Any) -> str:
+    """The text of a cell: mappings as 'key value'; loss weights of 1 are left out."""
+    if isinstance(value, Mapping):
+        return ", ".join(key if v == 1.0 else f"{key} {_cell(v)}" for key, v in value.items())
+    if isinstance(value, list):
+        return "/".join(map(str, value))
+    return "" if value is None else str(value)
 
 
 def print_wide(what: RenderableType) -> None:

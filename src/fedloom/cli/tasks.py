@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from fedloom.cli.shared import Device, Quiet, bar, threads_of
+from fedloom.cli.shared import Device, Json, Quiet, answer, bar, out_option, threads_of
 from fedloom.errors import UserError
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
@@ -23,16 +23,17 @@ def relatedness(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
+        out_option(
+            "Write a CSV file per metric and heat maps there too; fedloom report DIR then makes a page of them.",
             metavar="DIR",
-            help="Write a CSV file per metric and heat maps there too; fedloom report DIR then makes a page of them.",
             file_okay=False,
         ),
     ] = None,
     examples: Annotated[int, typer.Option(min=2, help="At most so many examples of each task.")] = 200,
-    kind: Annotated[Literal["text", "csv", "json"], typer.Option("--format", help="What to print.")] = "text",
+    kind: Annotated[Literal["text", "csv"], typer.Option("--format", help="How to print it.")] = "text",
     device: Device = None,
     quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
     """How related a run's tasks are, by several metrics, and how far these agree (MaTU, Figures 2 and 3).
 
@@ -46,7 +47,7 @@ def relatedness(
 
     with bar(quiet) as advance:
         found = relate(folder, named, examples, device, advance)
-    typer.echo(getattr(found, f"to_{kind}")(), nl=False)
+    typer.echo(getattr(found, f"to_{'json' if as_json else kind}")(), nl=False)
     if out is not None:
         for file in found.write(out):
             typer.echo(f"{file}", err=True)
@@ -67,6 +68,7 @@ def join(
     ] = None,
     device: Device = None,
     quiet: Quiet = False,
+    as_json: Json = False,
 ) -> None:
     """Let a new task join a run of matu: does it gain from starting where tasks with similar signs are?"""
     threads_of(folder)
@@ -76,4 +78,11 @@ def join(
         found = join_run(
             folder, task, client, steps, rounds, data or (), device, lambda done, of: advance(done, of, "training")
         )
-    typer.echo(found.to_text(), nl=False)
+    sides = [*enumerate(zip(found.initial, found.similar, found.gain, strict=True))]
+    value = {
+        **{key: getattr(found, key) for key in ("task", "client", "examples", "metric", "notes")},
+        "similarity": found.start.similarity,
+        "shares": found.start.weights,
+        "rounds": [{"round": r, "initial": a, "similar": b, "gain": gain} for r, (a, b, gain) in sides],
+    }
+    answer(value, as_json, found.to_text())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedloom.cli.shared import print_wide
+from fedloom.cli.shared import Json, answer
 from fedloom.rounds.progress import clock
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def watch(
     once: Annotated[
         bool, typer.Option("--once", help="Look once only, as is done where the output is not a terminal.")
     ] = False,
+    as_json: Json = False,
 ) -> None:
     """Show rounds, tasks, losses, bytes and the time left of a run, from its files; ends with the run, or Ctrl-C."""
     from rich.console import Console
@@ -33,8 +34,8 @@ def watch(
 
     console = Console()
     found = now(run)
-    if once or not console.is_terminal:
-        print_wide(shown(found))
+    if once or as_json or not console.is_terminal:
+        answer(found, as_json, shown(found))
         return
     seen = _size(run)
     try:

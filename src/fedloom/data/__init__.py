@@ -20,6 +20,7 @@ from fedloom.data import (  # noqa: F401  (registers the data sets)
     scenes,
     several,
     tables,
+    texts,
 )
 from fedloom.data.partition import PARTITIONERS as PARTITIONERS
 from fedloom.data.partition import Partition as Partition
@@ -28,6 +29,7 @@ from fedloom.data.partition import Share as Share
 from fedloom.data.registry import DATASETS as DATASETS
 
 if TYPE_CHECKING:
+    from fedloom.core.signal import Signal as Signal
     from fedloom.data.dataset import Dataset as Dataset
     from fedloom.data.dataset import Examples as Examples
     from fedloom.data.dataset import TensorExamples as TensorExamples

@@ -1,19 +1,20 @@
-"""Any labelled arrays, from an .npz archive or a folder of .npy files."""
+"""Any labelled arrays, from an .npz archive, a folder of .npy files or a .csv file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
+from fedloom.core.signal import Kind, Signal
 from fedloom.data.augment import Augment, resolve
 from fedloom.data.dense_label import DenseLabel
-from fedloom.data.images import as_images
 from fedloom.data.prepare import SPLITS, TestFraction, channel_statistics, stratified, subset
 from fedloom.data.registry import DATASETS
+from fedloom.data.signals import as_inputs, signal_of, stated, with_vocabulary
 from fedloom.data.store import ArrayPart, Store, splits
 from fedloom.errors import DataError, RecipeError, at, nearest
 from fedloom.settings.section import Count
@@ -28,6 +29,7 @@ def arrays(
     *,
     path: str,
     images: str = "x_{split}",
+    signal: Kind | Signal | None = None,
     labels: Annotated[dict[str, str], Field(min_length=1)] | None = None,
     dense: Annotated[dict[str, DenseLabel], Field(min_length=1)] | None = None,
     domain: str | None = None,
@@ -41,18 +43,23 @@ def arrays(
     crop: tuple[Count, Count] | None = None,
     multiple: Count = 32,
 ) -> Dataset:
-    """Images or feature vectors with class labels, or images with dense labels, from an .npz archive or a folder of
-    .npy files.
+    """Images, series, feature vectors or tokens with class labels, or images with dense labels, from an .npz archive, a
+    folder of .npy files or, for feature vectors, a .csv file.
 
     `images`, `labels` (task -> key; default: task `label`, key `y_{split}`) and `domain` are keys, in which `{split}`
     stands for `train` and `test`. Keys without `{split}` name one pool, and the share `test_fraction` of it (stratified
     by the first task and the domain) becomes the test part. `domain_names` is the key of an array of names; without
     it, domains are named by their numbers.
 
-    Inputs: uint8 or floating point; N x H x W, N x H x W x C, N x C x H x W (C = 1 or 3) or N x F. Images become
-    N x C x H x W. Uint8 is scaled to 0..1 per batch, floating point becomes float32. Both are normalised per channel
-    (per feature) by the mean and standard deviation of the train part. `size` resizes bilinearly to size x size;
-    `channels: 1` makes images grey (ITU-R BT.601 luma), `channels: 3` repeats grey ones. `limit` keeps that many random
+    `signal` says what an input is. image: N x H x W, N x H x W x C or N x C x H x W (C = 1 or 3), uint8 or floating
+    point; it becomes N x C x H x W. series: N x channels x steps, or N x steps. features: N x F. tokens: N x T whole
+    numbers, with a vocabulary and a padding if need be (`{kind: tokens, vocabulary: 5000, padding: 0}`); they stay as
+    they are. By default N x F is features, four axes are images, and N x A x B is grey images where A = B, or where it
+    is uint8 and neither side is four times the other; anything else has to be said.
+
+    Uint8 is scaled to 0..1 per batch, other numbers become float32. All but tokens are normalised per channel (per
+    feature) by the mean and standard deviation of the train part. `size` resizes images bilinearly to size x size;
+    `channels: 1` makes them grey (ITU-R BT.601 luma), `channels: 3` repeats grey ones. `limit` keeps that many random
     examples of each part.
 
     Labels: N integers from 0; -1 means unlabelled. `classes` (task -> number) defaults to the largest label plus one.
@@ -64,6 +71,9 @@ def arrays(
     x right, y up, z towards the viewer, zero = no value. In training, images are changed as `augment` says and cropped
     to `crop` (height, width; default: whole); in evaluation, they are padded so that `multiple` divides their sides.
 
+    Of a .csv file, `images` names the columns of the features, "a,b,c"; labels and domains may be texts, numbered in
+    their sorted order, and `domain_names` is then the domain's own column.
+
     Arrays in a folder stay on disk and are read batch by batch, unless a split, `size`, `channels`, `limit` or a
     conversion to float32 makes a copy. Raises DataError for anything absent or inconsistent, naming the key.
     """
@@ -71,7 +81,8 @@ def arrays(
     from fedloom.tasks.classification import Classification
 
     if dense is not None:
-        for what, value in {"labels": labels, "classes": classes, "size": size, "channels": channels}.items():
+        beside = {"labels": labels, "classes": classes, "size": size, "channels": channels, "signal": signal}
+        for what, value in beside.items():
             if value is not None:
                 raise RecipeError(f"arrays: {what} has no use beside dense")
     labels = {} if dense is not None else labels or {"label": "y_{split}"}
@@ -105,7 +116,8 @@ def arrays(
         from fedloom.data.dense_arrays import build
 
         return Dataset(store.path.stem, *build(where, dense, parts, resolve(augment), crop, multiple), names)
-    return Dataset(store.path.stem, tasks, *_examples(where, parts, size, channels), names)
+    train, test_part, said = _examples(where, parts, stated(signal), size, channels)
+    return Dataset(store.path.stem, tasks, train, test_part, names, signal=said)
 
 
 def _read(
@@ -119,11 +131,6 @@ def _read(
     """One part, or the pool: its keys looked up and checked."""
     where, key = f"arrays, {store.path}", images.replace("{split}", split)
     inputs = store.read(key)
-    if inputs.ndim not in (2, 3, 4) or not (inputs.dtype == np.uint8 or inputs.dtype.kind == "f"):
-        raise DataError(
-            f"{where}: {key!r} expected uint8 or floating point of shape N x F, N x H x W, N x H x W x C "
-            f"or N x C x H x W, found {inputs.dtype} of shape {inputs.shape}"
-        )
     if not inputs.size:
         raise DataError(f"{where}: {key!r} is empty, its shape is {inputs.shape}")
     columns = {}
@@ -146,31 +153,39 @@ def _read(
 
 
 def _examples(
-    where: str, parts: Sequence[ArrayPart], size: int | None, channels: int | None
-) -> tuple[TensorExamples, TensorExamples]:
-    """The train and the test part, both normalised by the train part's statistics."""
+    where: str, parts: Sequence[ArrayPart], signal: Signal | None, size: int | None, channels: int | None
+) -> tuple[TensorExamples, TensorExamples, Signal]:
+    """The train and the test part, both normalised by the train part's statistics unless they are tokens."""
     import torch
 
     from fedloom.data.dataset import TensorExamples
 
-    inputs = [as_images(part.inputs, size, channels, f"{where}, {part.key!r}") for part in parts]
+    for part in parts:  # what the first part is, the other one is, too
+        signal = signal_of(part.inputs, signal, f"{where}, {part.key!r}")
+    assert signal is not None
+    inputs = [as_inputs(part.inputs, signal, size, channels, f"{where}, {part.key!r}") for part in parts]
     if inputs[0].shape[1:] != inputs[1].shape[1:] or inputs[0].dtype != inputs[1].dtype:
         found = " and ".join(f"{tuple(x.shape[1:])} {x.dtype}" for x in inputs)
         raise DataError(f"{where}: expected train and test inputs of one shape and type, found {found}")
-    statistics = [channel_statistics(x) for x in inputs]
-    for part, (mean, std) in zip(parts, statistics, strict=True):
-        if not np.isfinite([*mean, *std]).all():
-            raise DataError(f"{where}, {part.key!r}: expected finite inputs, found NaN or infinity")
+    normal: tuple[Any, ...] = ()
+    if signal.kind == "tokens":
+        signal = with_vocabulary(signal, inputs, where)
+    else:
+        statistics = [channel_statistics(x) for x in inputs]
+        for part, (mean, std) in zip(parts, statistics, strict=True):
+            if not np.isfinite([*mean, *std]).all():
+                raise DataError(f"{where}, {part.key!r}: expected finite inputs, found NaN or infinity")
+        normal = statistics[0]
     train, test = (
         TensorExamples(
             x,
             {task: torch.from_numpy(values) for task, values in part.labels.items()},
             None if part.domain is None else torch.from_numpy(part.domain),
-            *statistics[0],
+            *normal,
         )
         for x, part in zip(inputs, parts, strict=True)
     )
-    return train, test
+    return train, test, signal
 
 
 def _classes(where: str, task: str, parts: Sequence[ArrayPart], stated: Mapping[str, int]) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 from fedloom.data import hdf5, nyud, pascal_context
 from fedloom.data.folders import FileSplit
 from fedloom.data.prepare import Array
-from fedloom.errors import DataError, RecipeError, nearest
+from fedloom.errors import DataError, RecipeError, choices
 from fedloom.tasks.task import IGNORE
 
 PROBLEMS = 20
@@ -66,8 +66,7 @@ def check(name: str, root: str, limit: int | None = None) -> Report:
     """
     if name not in CHECKABLE:
         raise RecipeError(
-            f"data set {name!r} is not kept in a folder that could be checked.{nearest(name, CHECKABLE)} "
-            f"Known: {', '.join(CHECKABLE)}"
+            f"data set {name!r} is not kept in a folder that could be checked.{choices('Known', name, CHECKABLE)}"
         )
     known, report = CHECKABLE[name], Report()
     for split, expected in known.expected.items():

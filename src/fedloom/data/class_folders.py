@@ -42,9 +42,9 @@ def class_folders(
 ) -> Dataset:
     """Image sets in ROOT/NAME/{train,test}/CLASS/IMAGE, one classification task per set, in the form of `many`.
 
-    `fedloom data prepare NAME ROOT` makes such folders. Tasks and domains are called like the sets; an example has a
-    label of its own set's task and -1 for all others. Classes are numbered in the order of the names of the train
-    part's folders.
+    `fedloom data prepare NAME --out ROOT` makes such folders. Tasks and domains are called like the sets; an example
+    has a label of its own set's task and -1 for all others. Classes are numbered in the order of the names of the
+    train part's folders.
 
     Images are read when they are wanted (needs pillow), converted to colour and resized bilinearly to `size` x `size`:
     `stretch` changes the proportions, as EMR-Merging does; `crop` resizes the shorter side and keeps the centre. They
@@ -116,7 +116,7 @@ def _classes(base: Path, name: str, split: str, known: dict[str, int] | None = N
         more = "" if name in SOURCES else " --source FOLDER, a folder of classes"
         raise DataError(
             f"class-folders, set {name!r}: there is no folder {folder.absolute()}. To make it: fedloom data prepare "
-            f"{name} {base}{more}"
+            f"{name} --out {base}{more}"
         )
     found = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
     if not found:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from fedloom.core.signal import Signal, told
 from fedloom.errors import DataError
 from fedloom.tasks.task import IGNORE, Task
 
@@ -242,7 +243,8 @@ def without_label(labels: Tensor, where: Tensor) -> Tensor:
 class Dataset:
     """A named data set: its tasks, its train and test examples, the names of its domains (may be empty).
 
-    `deal` says who holds what, (pool, seed) -> Partition, where that belongs to the data.
+    `deal` says who holds what, (pool, seed) -> Partition, where that belongs to the data. `signal` says what an input
+    is; by default what its shape and type tell, and None where they do not.
     """
 
     name: str
@@ -251,6 +253,12 @@ class Dataset:
     test: Examples
     domains: tuple[str, ...] = ()
     deal: Callable[[Any, int], Any] | None = None
+    signal: Signal | None = None
+
+    def __post_init__(self) -> None:
+        if self.signal is None:
+            whole = getattr(self.train, "dtype", None) == torch.int64
+            object.__setattr__(self, "signal", told(self.input_shape, whole))
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ import numpy as np
 
 from fedloom.data.images import SUFFIXES, opened
 from fedloom.data.prepare import SPLITS, stratified
-from fedloom.errors import DataError, nearest
+from fedloom.errors import DataError, choices
 from fedloom.extras import need
 
 LOSSLESS = 64
@@ -105,8 +105,8 @@ def prepare(
         fraction = fraction or entry.test_fraction
     else:
         raise DataError(
-            f"data set {name!r} is not one that torchvision downloads.{nearest(name, SOURCES)} Known: "
-            f"{', '.join(SOURCES)}. For others give a folder of classes as --source"
+            f"data set {name!r} is not one that torchvision downloads."
+            f"{choices('Known', name, SOURCES)}. For others give a folder of classes as --source"
         )
     if "test" in parts and test_fraction is not None:
         raise DataError(f"data set {name!r} has a test part, so a test fraction has no use")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fedloom.data.prepare import Array
-from fedloom.errors import DataError, RecipeError, parsing
+from fedloom.errors import DataError, parsing
 from fedloom.extras import need
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def read(files: Sequence[Path], size: int, fit: Fit = "stretch") -> Tensor:
 
 
 def as_images(array: Array, size: int | None, channels: int | None, where: str) -> Tensor:
-    """Inputs as N x F or N x C x H x W, uint8 or float32; a view of `array` where nothing changes."""
+    """Images as N x C x H x W, uint8 or float32; a view of `array` where nothing changes."""
     import torch
 
     wanted = np.uint8 if array.dtype == np.uint8 else np.float32
@@ -69,10 +69,6 @@ def as_images(array: Array, size: int | None, channels: int | None, where: str) 
         x = x.permute(0, 3, 1, 2)
     elif x.ndim == 4 and x.shape[1] not in (1, 3):
         raise DataError(f"{where}: expected 1 or 3 channels in the last or second place, found {tuple(x.shape)}")
-    if x.ndim == 2:
-        if size is not None or channels is not None:
-            raise RecipeError(f"{where}: size and channels are for images, found feature vectors {tuple(x.shape)}")
-        return x
     if channels is not None and channels != x.shape[1]:
         x = x.expand(-1, 3, -1, -1) if channels == 3 else _grey(x)
     if size is not None and x.shape[2:] != (size, size):

@@ -8,12 +8,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from pydantic import ValidationError
 
+from fedloom.core.signal import AXES, Kind, Signal, sized, told
 from fedloom.data.dataset import Dataset
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share
 from fedloom.data.partition.dealing import by_rank, set_apart
 from fedloom.data.partition.listed import as_partition
 from fedloom.data.reading import Keys, Piece, gathered, read
+from fedloom.data.signals import stated, with_vocabulary
 from fedloom.errors import DataError, unknown
 from fedloom.settings.section import strict
 from fedloom.tasks.own import Description
@@ -49,6 +52,9 @@ class Federation:
                ({"name": "iid", "clients": 10}), or a function (pool, seed) -> Partition or lists of positions
     inputs     for data sets that give mappings: the key of the input
     labels     and {task: key of its label}
+    signal     what an input is: "image" (C x H x W), "series" (channels x steps), "features" or "tokens", or a
+               `fedloom.data.Signal`, which has the tokens' vocabulary and padding. By default vectors are features,
+               whole numbers tokens, what has three axes an image; encoders ask what has two is
 
     Tensors and arrays are used as they are, but that uint8 is scaled to 0..1; other data sets are read example by
     example, batch after batch, and their labels once at the beginning. What they draw from torch's random stream in
@@ -67,6 +73,7 @@ class Federation:
         partition: Any = None,
         inputs: str | None = None,
         labels: Mapping[str, str] | None = None,
+        signal: Kind | Signal | None = None,
         name: str = "federation",
     ) -> None:
         if (clients is None) == (data is None):
@@ -79,16 +86,21 @@ class Federation:
                 else "Federation: partition= deals out data=, but there are clients= with data of their own"
             )
         if isinstance(data, Dataset):
-            if tasks is not None or test is not None:
-                raise DataError("Federation: a fedloom Dataset has tasks and test data of its own; leave them out")
+            if tasks is not None or test is not None or signal is not None:
+                raise DataError(
+                    "Federation: a fedloom Dataset has tasks, test data and a signal of its own; leave them out"
+                )
             self.dataset = replace(data, deal=_rule(partition))
             return
         known = _tasks(tasks)
+        if labels is not None and not isinstance(labels, Mapping):
+            raise DataError(f"Federation: labels={labels!r} found, expected {{task: key of its label}}")
         keys = Keys(inputs, dict(labels) if labels is not None else None)
         if clients is None:
             parts = [read(data, known, "Federation, data", keys)]
             deal: Any = _rule(partition)
         else:
+            clients = _named(clients)
             parts, deal = _clients(clients, known, keys)
         shape, dtype = parts[0].shape, parts[0].dtype
         own = {} if clients is None else {who: c.test for who, c in clients.items() if c.test is not None}
@@ -97,6 +109,8 @@ class Federation:
         for part in (*parts, *tests):
             if part.shape != shape:
                 raise DataError(f"{part.where}: inputs of shape {part.shape} found, but {parts[0].where} has {shape}")
+            if part.dtype != dtype:
+                raise DataError(f"{part.where}: inputs of {part.dtype} found, but {parts[0].where} has {dtype}")
         whose = [*([-1] if test is not None else []), *range(len(own))]
         sizes = [len(part) for part in tests]
         domain = torch.repeat_interleave(torch.tensor(whose, dtype=torch.int64), torch.tensor(sizes)) if own else None
@@ -107,6 +121,7 @@ class Federation:
             gathered(tests, known, shape, dtype, domain),
             tuple(own),
             deal,
+            _signal([*parts, *tests], signal),
         )
 
     @property
@@ -126,7 +141,7 @@ class Federation:
         tasks = ", ".join(f"{t.name} ({t.kind}, {t.channels})" for t in self.tasks)
         return (
             f"Federation: {len(shares)} clients with train + validation examples: {', '.join(told)}{more}; tasks: "
-            f"{tasks}; {len(self.dataset.test)} test examples; inputs of shape {self.dataset.input_shape}"
+            f"{tasks}; {len(self.dataset.test)} test examples; {sized(self.dataset.input_shape, self.dataset.signal)}"
         )
 
 
@@ -141,13 +156,35 @@ def _tasks(tasks: Any) -> dict[str, Task]:
     return known
 
 
+def _signal(parts: Sequence[Piece], said: Any) -> Signal | None:
+    """What the inputs are, as said or as their shape and type tell; of tokens in memory the vocabulary, too."""
+    first, whole = parts[0], parts[0].dtype == torch.int64
+    try:
+        signal = stated(said)
+    except ValidationError:
+        raise DataError(f"Federation: signal={said!r} found, expected one of {', '.join(map(repr, AXES))}") from None
+    signal = signal or told(first.shape, whole)
+    if signal is None:
+        return None
+    if said is not None and (len(first.shape) != len(AXES[signal.kind]) or whole != (signal.kind == "tokens")):
+        numbers = "int64" if signal.kind == "tokens" else "uint8 or floating point"
+        raise DataError(
+            f"{first.where}: inputs of shape {first.shape}, {str(first.dtype).removeprefix('torch.')} found, expected "
+            f"{signal.kind}: {' x '.join(AXES[signal.kind])}, {numbers}"
+        )
+    held = [part.source for part in parts]
+    if not whole or not all(isinstance(source, torch.Tensor) for source in held):
+        return signal
+    if said is None and any(bool((source < 0).any()) for source in held):
+        return signal  # whole numbers of some other meaning, for a model that knows it
+    return with_vocabulary(signal, held, first.where)
+
+
 def _rule(partition: Any) -> Any:
     """A partition in one of the forms that `Federation` takes, as a function of (pool, seed)."""
     if isinstance(partition, str):
         partition = {"name": partition}
     if isinstance(partition, Mapping) and "name" in partition:
-        from pydantic import ValidationError
-
         from fedloom.settings.problems import explain
 
         if problem := PARTITIONERS.problem(partition["name"]):
@@ -160,34 +197,46 @@ def _rule(partition: Any) -> Any:
             raise DataError(f"Federation, partition {entry.name!r}: {said}") from None
         return lambda pool, seed: as_partition(entry.make(pool, seed, **params), pool, seed)
     if callable(partition):
-        return lambda pool, seed: as_partition(partition(pool, seed), pool, seed)
+        rule = PARTITIONERS.of("own", partition)
+        return lambda pool, seed: as_partition(rule.make(pool, seed), pool, seed)
     return lambda pool, seed: as_partition(partition, pool, seed)
 
 
-def _clients(clients: Any, known: Mapping[str, Task], keys: Keys) -> tuple[list[Piece], Any]:
-    """The clients' data one after another, and the function that says whose is what."""
+def _named(clients: Any) -> dict[str, Client]:
+    """The clients by their names as texts."""
     if not isinstance(clients, Mapping) or not clients:
         raise DataError(f"Federation: clients={clients!r} found, expected {{name: fl.Client(...)}}")
+    named: dict[str, Client] = {}
+    for who, client in clients.items():
+        if not isinstance(client, Client):
+            raise DataError(f"Federation, clients: {who!r} is {type(client).__name__}, expected fl.Client(...)")
+        if not str(who).strip() or str(who) in named:
+            already = " a second time" if str(who).strip() else ""
+            raise DataError(f"Federation, clients: the name {str(who)!r} found{already}, expected one for each client")
+        named[str(who)] = client
+    return named
+
+
+def _clients(clients: Mapping[str, Client], known: Mapping[str, Task], keys: Keys) -> tuple[list[Piece], Any]:
+    """The clients' data one after another, and the function that says whose is what."""
     parts: list[Piece] = []
     held: list[tuple[str, dict[str, float], np.ndarray[Any, Any], Any]] = []
     at = 0
     for who, client in sorted(clients.items()):
-        if not isinstance(client, Client):
-            raise DataError(f"Federation, clients: {who!r} is {type(client).__name__}, expected fl.Client(...)")
         weights = _weights(who, client.tasks, known)
         mine = {name: known[name] for name in weights}
         part = read(client.train, mine, f"client {who!r}, train", keys)
         spans = [part]
-        if isinstance(client.val, bool) or not isinstance(client.val, int | float):
+        if not isinstance(client.val, bool | int | float | str | None):
             spans.append(read(client.val, mine, f"client {who!r}, val", keys))
-        elif not 0 <= client.val < 1:
+        elif isinstance(client.val, bool | str | None) or not 0 <= client.val < 1:
             raise DataError(f"client {who!r}: val={client.val!r} found, expected a share from 0 to below 1, or data")
         ranges = []
         for span in spans:
             ranges.append(np.arange(at, at + len(span), dtype=np.int64))
             at += len(span)
         parts += spans
-        held.append((str(who), weights, ranges[0], ranges[1] if len(ranges) > 1 else float(client.val)))
+        held.append((who, weights, ranges[0], ranges[1] if len(ranges) > 1 else float(client.val)))
     own = {who for who, client in clients.items() if client.test is not None}
 
     def deal(pool: Pool, seed: int) -> Partition:
@@ -208,10 +257,15 @@ def _weights(who: str, tasks: Any, known: Mapping[str, Task]) -> dict[str, float
         tasks = list(known)
     if isinstance(tasks, str) or not isinstance(tasks, Mapping | Iterable):
         raise DataError(f"client {who!r}: tasks={tasks!r} found, expected a list of names, or {{name: weight}}")
-    weights = {name: float(w) for name, w in (tasks.items() if isinstance(tasks, Mapping) else ((t, 1) for t in tasks))}
-    for name in weights:
+    weights: dict[str, float] = {}
+    for name, weight in tasks.items() if isinstance(tasks, Mapping) else ((task, 1) for task in tasks):
         if name not in known:
             raise DataError(f"client {who!r}: {unknown('task', name, known)}")
+        if name in weights:
+            raise DataError(f"client {who!r}: tasks={tasks!r} found, expected {name!r} once")
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < float("inf"):
+            raise DataError(f"client {who!r}, task {name!r}: expected a weight above 0, found {weight!r}")
+        weights[name] = float(weight)
     if not weights:
         raise DataError(f"client {who!r}: tasks is empty, expected at least one of {', '.join(known)}")
     return weights

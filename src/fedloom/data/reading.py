@@ -84,8 +84,7 @@ def _arrays(x: Any, y: Any, tasks: Mapping[str, Task], where: str) -> Piece:
     labels = {}
     for name, task in tasks.items():
         column = columns.get(name)
-        values = None if column is None else torch.as_tensor(np.asarray(column) if not _is_array(column) else column)
-        labels[name] = _column(values, task, len(inputs), where)
+        labels[name] = _column(None if column is None else _numbers(column, name, where), task, len(inputs), where)
     _some(labels, columns, where)
     return Piece(where, inputs, labels, tuple(inputs.shape[1:]), inputs.dtype)
 
@@ -111,9 +110,9 @@ def _items(data: Any, tasks: Mapping[str, Task], where: str, keys: Keys) -> Piec
             value = y.get(name)
             found[name].append(_absent(task) if value is None else value)
     assert first is not None
-    _some(found, seen, where)
+    _some(found, seen, where if seen or keys.labels is None else f"{where}, labels={dict(keys.labels)}")
     labels = {
-        name: _column(torch.as_tensor(np.asarray([np.asarray(v) for v in found[name]])), task, count, where)
+        name: _column(_numbers([np.asarray(v) for v in found[name]], name, where), task, count, where)
         for name, task in tasks.items()
     }
     return Piece(where, data, labels, tuple(first.shape), first.dtype, keys.inputs)
@@ -152,6 +151,14 @@ def _only(tasks: Mapping[str, Task], where: str) -> str:
     return next(iter(tasks))
 
 
+def _numbers(labels: Any, task: str, where: str) -> Tensor:
+    """Labels as a tensor."""
+    try:
+        return torch.as_tensor(labels if _is_array(labels) else np.asarray(labels))
+    except (TypeError, ValueError):
+        raise DataError(f"{where}, task {task!r}: labels such as {labels[0]!s} found, expected numbers") from None
+
+
 def _some(labels: Mapping[str, Any], there: Iterable[str], where: str) -> None:
     if not set(labels) & set(there):
         raise DataError(
@@ -171,19 +178,18 @@ def _column(values: Tensor | None, task: Task, count: int, where: str) -> Tensor
     if values.ndim == 2 and values.shape[1] == 1:
         values = values[:, 0]
     about = f"{where}, task {task.name!r}"
-    if len(values) != count:
-        raise DataError(f"{about}: {len(values)} labels found, expected {count}, one for each example")
+    if not values.ndim or len(values) != count:
+        found = f"{len(values)} labels" if values.ndim else f"the label {values.item()} alone"
+        raise DataError(f"{about}: {found} found, expected {count}, one for each example")
     if task.dense:
         return values
     if values.ndim != 1:
         raise DataError(f"{about}: labels of shape {tuple(values.shape)} found, expected one number an example")
-    if real:
+    if real and not values.is_complex():
         return values.float()
     if values.is_floating_point() or values.is_complex():
-        raise DataError(
-            f"{about}: labels of {values.dtype} found, expected whole numbers from 0 to {task.channels - 1} (-1: no "
-            "label)"
-        )
+        expected = "real numbers" if real else f"whole numbers from 0 to {task.channels - 1} (-1: no label)"
+        raise DataError(f"{about}: labels of {values.dtype} found, expected {expected}")
     values = values.long()
     low, high = int(values.min()), int(values.max())
     if low < -1 or high >= task.channels:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError
 
+from fedloom.core.signal import sized
 from fedloom.data.registry import DATASETS, loaded
 from fedloom.errors import DataError
 
@@ -69,8 +70,12 @@ def several(seed: int, *, sets: Sets) -> Dataset:
     channels = {name: d.input_shape[0] for name, d in built.items()}
     if len(set(channels.values())) > 1:
         raise DataError(f"several: inputs have different numbers of channels: {channels}")
+    signals = {d.signal for d in built.values()}
+    if len(signals) > 1:
+        told = ", ".join(f"{name!r} has {sized(d.input_shape, d.signal)}" for name, d in built.items())
+        raise DataError(f"several: inputs are not of one kind: {told}")
     tasks = tuple(renamed(task, name) for name, d in built.items() for task in d.tasks)
     own = {name: tuple(t.name for t in d.tasks) for name, d in built.items()}
     train = JoinedExamples({name: d.train for name, d in built.items()}, own)
     test = JoinedExamples({name: d.test for name, d in built.items()}, own)
-    return Dataset("several", tasks, train, test, tuple(built))
+    return Dataset("several", tasks, train, test, tuple(built), signal=signals.pop())

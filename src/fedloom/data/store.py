@@ -1,4 +1,4 @@
-"""Named arrays on disk, an .npz archive or a folder of .npy files, and what is read of them. Nothing is unpickled."""
+"""Named arrays on disk: an .npz archive, a folder of .npy files or a .csv file, and what is read of them. No pickle."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
+from fedloom.data.columns import numbered, read_columns, side_by_side
 from fedloom.data.prepare import SPLITS, Array
-from fedloom.errors import DataError, RecipeError, nearest, parsing
+from fedloom.errors import DataError, RecipeError, choices, parsing
 from fedloom.memory import need_memory
 
 
@@ -54,15 +55,21 @@ def splits(name: str, keys: Sequence[str], test_fraction: float | None) -> tuple
 
 
 class Store:
-    """Named arrays of an .npz archive or a folder; an array is read when it is asked for.
+    """Named arrays of an .npz archive or a folder, read when they are asked for; or the columns of a .csv file.
 
-    What an array's header says is believed only if as many bytes follow it.
+    What an array's header says is believed only if as many bytes follow it. Of a .csv file, a key is a column, whose
+    texts are numbered in their sorted order (-1 where there is none), or several columns with commas between them,
+    which become features (N x F).
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.archive: zipfile.ZipFile | None = None
-        if path.is_dir():
+        self.columns: dict[str, Array] | None = None
+        if path.suffix == ".csv" and path.is_file():
+            self.columns = read_columns(path)
+            self.keys = list(self.columns)
+        elif path.is_dir():
             self.keys = sorted(file.stem for file in path.glob("*.npy"))
         elif path.is_file():
             with parsing(f"arrays: {path} is neither an .npz archive nor a folder of .npy files"):
@@ -79,15 +86,26 @@ class Store:
             self.archive.close()
 
     def read(self, key: str) -> Array:
-        """The array of a key, of one dimension or more: in memory from an archive, mapped from a folder."""
+        """The array of a key, of one dimension or more: in memory from a file, mapped from a folder."""
+        if self.columns is not None:
+            column = self._columns(key)
+            return numbered(column)[0] if column.dtype.kind == "U" else column
         if key not in self.keys:
-            known = ", ".join(self.keys) or "none"
-            raise DataError(f"arrays, {self.path}: no key {key!r}.{nearest(key, self.keys)} Found: {known}")
+            raise DataError(f"arrays, {self.path}: no key {key!r}.{choices('Found', key, self.keys)}")
         with parsing(f"arrays, {self.path}: {key!r} cannot be read as a plain array"):
             array = self._mapped(key) if self.archive is None else _unpacked(self.archive, key)
         if not array.ndim:
             raise DataError(f"arrays, {self.path}: {key!r} expected a value for each example, found a single one")
         return array
+
+    def _columns(self, key: str) -> Array:
+        assert self.columns is not None
+        where, names = f"arrays, {self.path}", [key] if key in self.columns else key.split(",")
+        for name in names:
+            if name not in self.columns:
+                raise DataError(f"{where}: no column {name!r}.{choices('Found', name, self.keys)}")
+        found = {name: self.columns[name] for name in names}
+        return found[key] if key in found else side_by_side(where, found)
 
     def _mapped(self, key: str) -> Array:
         file = self.path / f"{key}.npy"
@@ -116,8 +134,8 @@ class Store:
         return column.astype(np.int64)
 
     def names(self, key: str) -> tuple[str, ...]:
-        """A column of names."""
-        column = self.read(key)
+        """A column of names; of a .csv file, all texts that a column has, in the order of their numbers."""
+        column = self.read(key) if self.columns is None else numbered(self._columns(key))[1]
         if column.ndim != 1 or column.dtype.kind not in "US":
             raise DataError(
                 f"arrays, {self.path}: {key!r} expected a list of names, found {column.dtype} of shape {column.shape}"

@@ -32,7 +32,8 @@ def tables(
     test_fraction: TestFraction | None = None,
     metric: Literal["accuracy", "auc"] = "accuracy",
 ) -> Dataset:
-    """Feature vectors with one task for each value of a column, from an .npz archive or a folder of .npy files.
+    """Feature vectors with one task for each value of a column, from an .npz archive, a folder of .npy files or a .csv
+    file, whose `features` are "a,b,c".
 
     `features` (N x F, or N x ... which is flattened), `targets` and `task_by` (N integers) are keys, in which `{split}`
     stands for `train` and `test`; without it they name one pool, and the share `test_fraction` of it, stratified by

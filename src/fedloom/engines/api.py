@@ -30,8 +30,10 @@ from fedloom.rounds.rounds import run_rounds, status
 from fedloom.rounds.worker import check_device
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.reader import Run
+from fedloom.runs.recorded import TEMPORARY
 from fedloom.runs.track import tracker_of
 from fedloom.settings.paths import differs
+from fedloom.settings.problems import found
 from fedloom.training.optim import learning_rate
 
 __all__ = ["Plan", "Result", "model_file", "plan", "resume", "run", "trained_models"]
@@ -92,7 +94,8 @@ def run(
 
     what       a `fl.Federation`, or a recipe: a packaged name, a file, a mapping or a Recipe; in a mapping objects may
                stand where names do
-    folder     must be new or empty; without it a temporary one is made, which goes with the result
+    folder     must be new or empty; without it a temporary one is made, which is deleted with the result: of
+               `fl.run(...).folder` nothing is left where nobody keeps the result
     model      a torch.nn.Module, `fl.model(...)`, a function or class that makes one, an encoder's name, or a mapping
                with such a `name` and keys of the section model. It is not changed
     method     a Method, a function that makes one, or a name with its parameters as in a recipe
@@ -104,13 +107,15 @@ def run(
     What is made in Python is not in the folder: `resume` needs it again. Raises UserError (RecipeError, DataError,
     StateError) for bad input.
     """
+    if not isinstance(folder, str | Path | None):
+        raise RecipeError(f"run: folder={found(folder)} found, expected a path; give a model as model=")
     recipe = recipe_of(what, model, method, overrides, **options)
     refusals.without_method(recipe)
     for device in recipe.runtime.devices:  # before the data is loaded, because this fails at once
         check_device(device)
     engine = engine or engine_of(recipe.runtime)
     progress = progress or shown()
-    path = Path(tempfile.mkdtemp(prefix="fedloom-")) if folder is None else Path(folder)
+    path = Path(tempfile.mkdtemp(prefix=TEMPORARY)) if folder is None else Path(folder)
     try:
         if (ended := engine.takes_over(recipe, path, progress, fresh=True)) is not None:
             return Result(path, ended, temporary=folder is None)
@@ -175,7 +180,7 @@ def resume(
         )
     if (ended := engine.takes_over(recipe, path, progress, fresh=False)) is not None:
         return Result(path, ended)
-    built = engine.build(recipe, None, partition)
+    built = engine.build(recipe, partition)
     if recipe.model.is_held:
         _begin_again(built, path)
     if ROUNDS in changed and built.method.stage.traits.paced:

@@ -13,7 +13,6 @@ from fedloom.core.context import State
 from fedloom.data.partition import Partition
 from fedloom.engines.peers.rounds import initial_peers, without_server
 from fedloom.engines.pool import executor
-from fedloom.methods.method import Method
 from fedloom.recipes.runtime import Runtime
 from fedloom.recipes.schema import Recipe
 from fedloom.rounds.build import build
@@ -43,9 +42,9 @@ class Engine:
         """
         return None
 
-    def build(self, recipe: Recipe, method: Method | None = None, partition: Partition | None = None) -> Built:
+    def build(self, recipe: Recipe, partition: Partition | None = None) -> Built:
         """The recipe made concrete; `partition` is the saved one, when resuming."""
-        return build(recipe, method, partition)
+        return build(recipe, partition)
 
     def initial(self, built: Built) -> State:
         """The state before the first round."""

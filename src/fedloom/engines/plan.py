@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fedloom.core.context import Ctx, State
+from fedloom.core.signal import sized
 from fedloom.data.dataset import Batch
 from fedloom.models.constant import ConstantHead
 from fedloom.recipes.schema import Recipe
@@ -114,6 +115,7 @@ def plan_of(built: Built) -> Plan:
     if built.method.codec.varies:
         notes.append("bytes up are those of a random update; a real one may be sparser")
     clients, shape = built.partition.table(built.pool), tuple(built.dataset.input_shape)
+    notes.append(f"inputs: {sized(shape, built.dataset.signal)}")
     return Plan(str(built.method), parameters, clients, up, down, memory, notes, shape)
 
 

@@ -14,8 +14,8 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
 
-LOADED = ("torch", "torch.optim", "fedloom.engines.api")
-"""What the server that children come from has imported. None of it starts a thread of Python or touches a GPU."""
+LOADED = ("fedloom.engines.api",)
+"""What the server of all children has imported, torch with it. None starts a thread of Python or touches a GPU."""
 
 
 def context() -> BaseContext:
@@ -36,18 +36,23 @@ def start(function: Callable[..., None], *arguments: Any, daemon: bool = False) 
     It does not hear of Ctrl-C: this process does, and stops it.
     """
     process = context().Process(target=_begin, args=(dict(os.environ), function, *arguments), daemon=daemon)  # type: ignore[attr-defined]
+    with _undisturbed(), _no_main():
+        process.start()
+    return process
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """Inside, Ctrl-C waits, and a new process begins with that: it never hears of it."""
     if not hasattr(signal, "pthread_sigmask"):
-        with _no_main():
-            process.start()
-        return process
+        yield
+        return
     resource_tracker.ensure_running()  # else the child's start would start this tracker, which clears the mask
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        with _no_main():
-            process.start()
+        yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
-    return process
 
 
 @contextmanager

@@ -51,7 +51,7 @@ class Result:
 
         The split is test, or val if nothing was measured on test.
         """
-        final = self._final(split)
+        final = self.final(split)
         width = max(map(len, final.values), default=0)
         lines = [
             f"{task:<{width}}  " + "  ".join(f"{metric} {value:.4f}" for metric, value in values.items())
@@ -86,14 +86,15 @@ class Result:
         inner: nn.Module = module.encoder.net if is_whole(module) else module  # type: ignore[assignment]
         return inner.eval()
 
-    def _final(self, split: str | None = None) -> Final:
+    def final(self, split: str | None = None) -> Final:
+        """The numbers behind `table`."""
         run = self.run
         measured = {entry["split"] for line in run.rounds for entry in line["metrics"]}
         return run.final(split or ("val" if measured == {"val"} else "test"))
 
     def _repr_html_(self) -> str:
         """For notebooks: a table, curves, and where the report is."""
-        final = self._final()
+        final = self.final()
         return page(self.run, final, self.status)
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from fedloom.engines.api import Source, run
 from fedloom.errors import RecipeError
-from fedloom.extras import need
 from fedloom.recipes.objects import described
+from fedloom.runs.recorded import TEMPORARY
 from fedloom.study.tables.compare import Comparison
 from fedloom.study.tables.compare import compare as put_side_by_side
 
@@ -21,11 +21,6 @@ from fedloom.study.tables.compare import compare as put_side_by_side
 @dataclass(frozen=True)
 class Compared(Comparison):
     """What `fl.compare` found: a Comparison of the runs that it made."""
-
-    def to_pandas(self) -> Any:
-        """A pandas.DataFrame: method, then the columns of `Result.to_pandas`."""
-        rows = [{"method": run.label, **row} for c in self.columns for run in c.runs for row in run.rows()]
-        return need("pandas", "notebook").DataFrame(rows)
 
     def __str__(self) -> str:
         return self.to_markdown()
@@ -61,7 +56,7 @@ def compare(
     if isinstance(seeds, bool) or not isinstance(seeds, int | Sequence) or isinstance(seeds, str) or not seeds:
         raise RecipeError(f"compare: seeds={seeds!r} found, expected how many, or a list of seeds")
     every = range(seeds) if isinstance(seeds, int) else seeds
-    home = Path(tempfile.mkdtemp(prefix="fedloom-")) if folder is None else Path(folder)
+    home = Path(tempfile.mkdtemp(prefix=TEMPORARY)) if folder is None else Path(folder)
     runs = []
     try:
         for number, method in enumerate(methods):

@@ -10,13 +10,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedloom.errors import StateError, nearest
+from fedloom.errors import StateError, choices
 from fedloom.experiments.encoded import encoded
 from fedloom.export.finished import Finished, Tell, open_runs
 from fedloom.models.linearised import Linearised
 from fedloom.models.multitask import MultiTask
 from fedloom.rounds.built import Built
-from fedloom.rounds.federation import Client, Part
+from fedloom.rounds.federation import BuiltClient, Part
 from fedloom.rounds.worker import check_device
 from fedloom.tasks.task import Task
 from fedloom.training.feature_modules import FeatureModule, map_channels
@@ -27,7 +27,7 @@ class DomainModel:
     """A model on the test examples of a domain. `owner` is its key among the run's models, "" the global one's."""
 
     domain: str
-    client: Client
+    client: BuiltClient
     owner: str
     personal: bool
 
@@ -81,7 +81,7 @@ class DomainRun(Finished):
         """(pooled features n x D of at most so many test examples, evenly spaced; their labels n), on the CPU."""
         return encoded(self.loaded(view).encoder, self.part(view).spread(most), self.task.name, self.device)
 
-    def _view(self, domain: str, client: Client) -> DomainModel:
+    def _view(self, domain: str, client: BuiltClient) -> DomainModel:
         owner = self.owner(client.id, self.task.name)
         return DomainModel(domain, client, owner, personal=owner in (client.id, f"{client.id}/task/{self.task.name}"))
 
@@ -110,7 +110,7 @@ def _task(run: Finished, name: str | None) -> Task:
     folder, federation = run.folder, run.built.federation
     tasks = {task.name: task for task in federation.tasks}
     if name is not None and name not in tasks:
-        raise StateError(f"{folder}: no task {name!r}.{nearest(name, tasks)} Tasks: {', '.join(tasks)}")
+        raise StateError(f"{folder}: no task {name!r}.{choices('Tasks', name, tasks)}")
     chosen = [task for task in tasks.values() if task.kind == "classification" and name in (None, task.name)]
     if not chosen:
         kinds = ", ".join(f"{task.name} ({task.kind})" for task in tasks.values() if name in (None, task.name))

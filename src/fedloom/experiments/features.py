@@ -6,7 +6,7 @@ all of them, for several runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -26,7 +26,7 @@ from fedloom.export.finished import Steps, Tell
 from fedloom.extras import need, save_figure
 from fedloom.models.multitask import MultiTask
 from fedloom.study.tables.domains import DomainScores
-from fedloom.study.tables.markup import csv_text
+from fedloom.study.tables.markup import Records
 from fedloom.study.tables.sheet import Sheet
 from fedloom.training.decoupling import decouple, gumbel_mask
 from fedloom.training.feature_modules import FeatureModule
@@ -148,15 +148,7 @@ class FeatureStudy:
         """singular-values.csv, parts.csv (with feature modules), and the figures singular-values.png, tsne.png and
         grad-cam.png. Raises UserError where the folder cannot be written."""
         figures = draw(self.spectra, self.embedded, self.heat)
-        tables = {"singular-values.csv": csv_text(*self._values())}
-        if self.parts:
-            lines = [
-                (run, part, domain, value)
-                for run, scores in self.parts.items()
-                for part, by_domain in scores.items()
-                for domain, value in by_domain.values.items()
-            ]
-            tables["parts.csv"] = csv_text(("run", "features", "domain", "accuracy"), lines)
+        tables = {f"{name}.csv": records.to_csv() for name, records in self.records().items()}
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             for name, text in tables.items():
@@ -165,15 +157,23 @@ class FeatureStudy:
             save_figure(figure, folder / name, dpi=150)
         return [folder / name for name in (*tables, *figures)]
 
-    def _values(self) -> tuple[tuple[str, ...], Iterable[tuple[Any, ...]]]:
-        """(head, lines) of the singular values."""
+    def records(self) -> dict[str, Records]:
+        """The singular values, and with feature modules Table 7, in full precision."""
         head = ("run", "domain", "client", "examples", "features", "effective rank", "number", "singular value")
-        of = ((s.run, s.view.domain, s.view.client.id if s.view.personal else "", s) for s in self.spectra)
-        return head, (
-            (*names, s.examples, s.width, s.rank, number, float(value))
-            for *names, s in of
+        values = [
+            (s.run, s.view.domain, s.view.client.id if s.view.personal else "", s.examples, s.width, s.rank, number,
+             float(value))
+            for s in self.spectra
             for number, value in enumerate(s.values, 1)
-        )
+        ]  # fmt: skip
+        parts = [
+            (run, part, domain, value)
+            for run, scores in self.parts.items()
+            for part, by_domain in scores.items()
+            for domain, value in by_domain.values.items()
+        ]
+        found = {"singular-values": Records(head, values)}
+        return found | ({"parts": Records(("run", "features", "domain", "accuracy"), parts)} if parts else {})
 
     def _ranks(self) -> Sheet:
         domains = tuple(dict.fromkeys(s.view.domain for s in self.spectra))

@@ -252,20 +252,22 @@ def _probe(pipe: Connection, by_name: Mapping[str, Recipe]) -> None:
 
     refused: dict[str, str] = {}
     needs: dict[str, int] = {}
-    methods, datasets = {}, {}
+    datasets: dict[str, Any] = {}
     try:
         for name, recipe in by_name.items():
             try:
-                methods[name] = build_method(recipe.method)  # before any data is loaded, for this answers at once
+                build_method(recipe.method)  # before any data is loaded, for this answers at once
             except RecipeError as error:
                 refused[name] = str(error).removeprefix("method: ")
-        for name, method in methods.items():
-            recipe, size = by_name[name], _size(by_name[name])
+        for name, recipe in by_name.items():
+            if name in refused:
+                continue
+            size = _size(recipe)
             key = repr((recipe.data.model_dump(mode="json"), recipe.seed))
             if key not in datasets:
                 datasets = {key: load_data(recipe.data, recipe.seed)}
             try:
-                built = build(recipe, method, dataset=datasets[key])
+                built = build(recipe, dataset=datasets[key])
             except RecipeError as error:
                 refused[name] = str(error).removeprefix("method: ")
                 continue
@@ -291,7 +293,7 @@ class _Tell(Progress):
     def start(self, rounds: int, done: int) -> None:
         self.pipe.send(("round", done, _peak()))
 
-    def round(self, round: int, loss: float | None, score: float | None) -> None:
+    def round(self, round: int, numbers: Mapping[str, float]) -> None:
         self.pipe.send(("round", round, _peak()))
 
     def event(self, text: str) -> None:

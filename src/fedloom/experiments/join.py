@@ -20,7 +20,7 @@ from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Layout
 from fedloom.data.dataset import Dataset
 from fedloom.data.partition import Indices, Partition, Share, labelled
-from fedloom.errors import DataError, RecipeError, StateError, nearest
+from fedloom.errors import DataError, RecipeError, StateError, choices
 from fedloom.experiments.task_models import TaskModels, task_models
 from fedloom.models.build import build_model
 from fedloom.recipes.loader import load
@@ -28,7 +28,7 @@ from fedloom.recipes.schema import Recipe
 from fedloom.rounds.build import load_data, with_options
 from fedloom.rounds.built import Built
 from fedloom.rounds.evaluation import evaluate
-from fedloom.rounds.federation import Client, Federation
+from fedloom.rounds.federation import BuiltClient, BuiltFederation
 from fedloom.rounds.worker import check_device
 from fedloom.study.tables.sheet import Sheet
 from fedloom.taskvectors import sign_similarity
@@ -159,7 +159,7 @@ def join(
     domain = built.federation.clients[client].domain if client else None
     share = Share(client or NEW, {task: 1.0}, positions, np.empty(0, np.int64), domain)
     alone = replace(dataset, tasks=tuple(t for t in dataset.tasks if t.name == task))
-    me = Federation.build(alone, Partition((share,))).clients[share.client].only(task)
+    me = BuiltFederation.build(alone, Partition((share,))).clients[share.client].only(task)
     if not len(me.test):
         raise DataError(f"{folder}: no test example has a label of task {task!r}")
     newcomer = _Newcomer(found, alone, me, check_device(device or built.recipe.runtime.devices[0]))
@@ -195,9 +195,11 @@ def _data(built: Built, task: str, changes: Sequence[str]) -> Dataset:
     names = [t.name for t in dataset.tasks]
     if task not in names:
         more = "" if changes else " A task that the run left out needs --data, for example --data data.tasks=[...]"
-        raise RecipeError(f"no task {task!r} in the data.{nearest(task, names)} Tasks: {', '.join(names)}.{more}")
+        raise RecipeError(f"no task {task!r} in the data.{choices('Tasks', task, names)}.{more}")
     if dataset.input_shape != built.dataset.input_shape:
         raise DataError(f"inputs are {dataset.input_shape}, but the run's are {built.dataset.input_shape}")
+    if dataset.signal != built.dataset.signal:
+        raise DataError(f"inputs are {dataset.signal}, but the run's are {built.dataset.signal}")
     return dataset
 
 
@@ -207,7 +209,7 @@ def _positions(built: Built, dataset: Dataset, task: str, client: str | None) ->
     able = np.flatnonzero(labelled(dataset.train.labels_of(task)))
     known = any(t.name == task for t in built.federation.tasks)
     if client is not None and client not in clients:
-        raise RecipeError(f"no client {client!r} in the run.{nearest(client, clients)} Clients: {', '.join(clients)}")
+        raise RecipeError(f"no client {client!r} in the run.{choices('Clients', client, clients)}")
     if client is None and not known:
         return able, ()
     same = _same_examples(built, dataset)
@@ -249,10 +251,12 @@ def _same_examples(built: Built, dataset: Dataset) -> bool:
 class _Newcomer:
     """Trains one task from given starts."""
 
-    def __init__(self, found: TaskModels, alone: Dataset, me: Client, device: str) -> None:
+    def __init__(self, found: TaskModels, alone: Dataset, me: BuiltClient, device: str) -> None:
         built = found.built
         recipe, section = built.recipe, built.recipe.model
-        made = build_model(section.entry, section.arguments, alone.input_shape, alone.tasks, recipe.seed)
+        made = build_model(
+            section.entry, section.arguments, alone.input_shape, alone.tasks, recipe.seed, signal=alone.signal
+        )
         # the run's initial encoder, with the head that the seed gives to a single task
         module = copy.deepcopy(built.module)
         module.heads, module.decoders = made.heads, made.decoders

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,9 +38,8 @@ from fedloom.relatedness.compare import DISTANCES
 from fedloom.rounds.built import Built
 from fedloom.rounds.federation import Part
 from fedloom.rounds.worker import check_device
-from fedloom.study.report.looks import plain
 from fedloom.study.report.related import FILE
-from fedloom.study.tables.markup import csv_text
+from fedloom.study.tables.markup import Recorded, Records, json_text
 from fedloom.study.tables.sheet import Sheet
 from fedloom.training.flat import FlatModel
 
@@ -54,7 +52,7 @@ Matrix = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, eq=False)
-class Relatedness:
+class Relatedness(Recorded):
     """Matrices of one run. Rows and columns are `tasks`, in clustered order."""
 
     label: str
@@ -91,16 +89,16 @@ class Relatedness:
             lines.append("".join(f"note: {note}\n" for note in self.notes))
         return "\n".join(lines)
 
-    def to_csv(self) -> str:
+    def records(self) -> Records:
         """A line for each metric and ordered pair of tasks: the score, and the symmetrised one."""
         rows = [
-            (name, s, t, repr(float(R[i, j])), repr(float(M[i, j])))
+            (name, s, t, float(R[i, j]), float(M[i, j]))
             for name, R in self.scores.items()
             for M in [symmetrised(R)]
             for i, s in enumerate(self.tasks)
             for j, t in enumerate(self.tasks)
         ]
-        return csv_text(("metric", "encoder", "task", "score", "symmetrised"), rows)
+        return Records(("metric", "encoder", "task", "score", "symmetrised"), rows)
 
     def to_json(self) -> str:
         """Everything; null where a score is not defined."""
@@ -110,17 +108,17 @@ class Relatedness:
             "about": dict(self.about),
             "tasks": list(self.tasks),
             "distances": [name for name in self.scores if name in DISTANCES],
-            "scores": {name: _plain(R) for name, R in self.scores.items()},
-            "symmetrised": {name: _plain(symmetrised(R)) for name, R in self.scores.items()},
+            "scores": {name: R.tolist() for name, R in self.scores.items()},
+            "symmetrised": {name: symmetrised(R).tolist() for name, R in self.scores.items()},
             "agreement": {
                 "metrics": list(both.names),
-                "pearson": _plain(both.pearson),
-                "spearman": _plain(both.spearman),
+                "pearson": both.pearson.tolist(),
+                "spearman": both.spearman.tolist(),
                 "pairs": both.pairs.tolist(),
             },
             "notes": list(self.notes),
         }
-        return json.dumps(value, indent=1, allow_nan=False) + "\n"
+        return json_text(value)
 
     def write(self, folder: Path) -> list[Path]:
         """METRIC.csv (T x T, as scored) of each metric, agreement.csv, relatedness.png with heat maps of all.
@@ -129,19 +127,18 @@ class Relatedness:
         """
         both = self.agreement()
         files = {
-            f"{name}.csv": csv_text(
-                ("", *self.tasks),
-                [(task, *(repr(float(v)) for v in row)) for task, row in zip(self.tasks, R, strict=True)],
-            )
+            f"{name}.csv": Records(
+                ("", *self.tasks), [(task, *map(float, row)) for task, row in zip(self.tasks, R, strict=True)]
+            ).to_csv()
             for name, R in self.scores.items()
         }
         pairs = [(i, j) for i in range(len(both.names)) for j in range(i)]
         rows = [
-            (both.names[j], both.names[i], repr(float(both.pearson[i, j])), repr(float(both.spearman[i, j])),
+            (both.names[j], both.names[i], float(both.pearson[i, j]), float(both.spearman[i, j]),
              int(both.pairs[i, j]))
             for i, j in pairs
         ]  # fmt: skip
-        files["agreement.csv"] = csv_text(("a", "b", "pearson", "spearman", "pairs"), rows)
+        files["agreement.csv"] = Records(("a", "b", "pearson", "spearman", "pairs"), rows).to_csv()
         files[FILE] = self.to_json()
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -349,7 +346,3 @@ def _touch(M: Matrix, at: int) -> Callable[[list[int]], float]:
 def _sheet(title: str, names: Sequence[str], M: Matrix) -> Sheet:
     lines = [(name, *("" if math.isnan(v) else f"{v:.3f}" for v in row)) for name, row in zip(names, M, strict=True)]
     return Sheet(title, ("", *names), tuple(lines))
-
-
-def _plain(M: Matrix) -> list[list[float | None]]:
-    return [[plain(float(v)) for v in row] for row in M]

@@ -20,11 +20,12 @@ from torch import Tensor
 
 from fedloom import tasks as task_classes
 from fedloom._version import __version__
+from fedloom.core.signal import Signal
 from fedloom.data.dataset import Examples
 from fedloom.data.joined import JoinedExamples
 from fedloom.data.preview import Cell, grid, label, normal
 from fedloom.engines.api import trained_models
-from fedloom.errors import StateError, UserError, nearest, parsing
+from fedloom.errors import StateError, UserError, choices, parsing
 from fedloom.export.card import RECIPE, card, is_image
 from fedloom.export.finished import model_keys, reopen
 from fedloom.export.loader import LOADER, WEIGHTS, loader, loader_fits
@@ -62,12 +63,12 @@ def export(run: Path, out: Path, client: str | None = None, task: str | None = N
     models = trained_models(run)
     clients = built.federation.clients
     if client is not None and client not in clients:
-        raise UserError(f"{run}: no client {client!r}.{nearest(client, clients)} Clients: {', '.join(clients)}")
+        raise UserError(f"{run}: no client {client!r}.{choices('Clients', client, clients)}")
     held = [t for t in built.federation.tasks if client is None or t.name in clients[client].tasks]
     if task is not None and task not in {t.name for t in held}:
         names = [t.name for t in held]
         whose = "the run" if client is None else f"client {client!r}"
-        raise UserError(f"{run}: {whose} has no task {task!r}.{nearest(task, names)} Tasks: {', '.join(names)}")
+        raise UserError(f"{run}: {whose} has no task {task!r}.{choices('Tasks', task, names)}")
     key = _key(run, models, client, task)
     wanted = [t for t in held if task in (None, t.name)]
     mine = _of_tasks(models[key], {t.name for t in wanted})
@@ -108,6 +109,7 @@ def _of_tasks(state: Mapping[str, Tensor], tasks: set[str]) -> dict[str, Tensor]
 def _about(built: Built, key: str, client: str | None, wanted: Sequence[Task], licence: str) -> dict[str, Any]:
     """What export.json says; `key` is the model's name in `trained_models`."""
     part, mean, std = _inputs(built, client, wanted)
+    signal = built.dataset.signal
     return {
         "fedloom": __version__,
         "recipe": built.recipe.name,
@@ -117,6 +119,7 @@ def _about(built: Built, key: str, client: str | None, wanted: Sequence[Task], l
         "client": client if client is not None and key in (client, f"{client}/task/{wanted[0].name}") else None,
         "task": wanted[0].name if re.search(r"(^|/)task/", key) else None,
         "input_shape": list(part.input_shape),
+        "signal": None if signal is None else signal.model_dump(),
         "mean": mean,
         "std": std,
         "tasks": [{"class": type(t.known).__name__, **asdict(t.known)} for t in wanted],
@@ -174,9 +177,10 @@ class Bundle:
             about = json.loads((folder / ABOUT).read_text("utf-8"))
             tasks = tuple(_task(folder, dict(value)) for value in about["tasks"])
             shape = tuple(int(n) for n in about["input_shape"])
+            signal = None if about.get("signal") is None else Signal.model_validate(about["signal"])
             mean, std = (None if about[k] is None else tuple(map(float, about[k])) for k in ("mean", "std"))
             recipe = load(folder / RECIPE)
-            module = _module(recipe, shape, tasks)
+            module = _module(recipe, shape, signal, tasks)
             with parsing(f"{folder / WEIGHTS}: cannot be read"):
                 weights = load_file(folder / WEIGHTS)
             module.load_state_dict(weights)
@@ -250,9 +254,9 @@ def _task(folder: Path, value: dict[str, Any]) -> Task:
     return task
 
 
-def _module(recipe: Recipe, shape: tuple[int, ...], tasks: Sequence[Task]) -> MultiTask:
+def _module(recipe: Recipe, shape: tuple[int, ...], signal: Signal | None, tasks: Sequence[Task]) -> MultiTask:
     """The model as the run had it, with initial weights: what is loaded replaces them all."""
     model = recipe.model
     params = {k: False if k == "pretrained" else v for k, v in model.arguments.items()}
-    module = build_model(model.entry, params, shape, tasks, recipe.seed, None, model.lora)
-    return changed(module, method_of(recipe, None).model, shape, recipe.seed)
+    module = build_model(model.entry, params, shape, tasks, recipe.seed, None, model.lora, signal)
+    return changed(module, method_of(recipe).model, shape, recipe.seed)

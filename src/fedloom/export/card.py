@@ -12,7 +12,7 @@ from fedloom.errors import StateError
 from fedloom.export.loader import LOADER, loader_fits
 from fedloom.models.multitask import MultiTask
 from fedloom.rounds.built import Built
-from fedloom.rounds.federation import Client
+from fedloom.rounds.federation import BuiltClient
 from fedloom.runs.reader import Run, TaskMetric, human_bytes
 from fedloom.tasks.task import Task
 
@@ -23,6 +23,7 @@ def card(built: Built, run: Run, about: Mapping[str, Any], wanted: Sequence[Task
     """The card in Markdown; `about` is what export.json says, `wanted` the tasks of the model."""
     owner = " and ".join(f"{what} {_plain(about[what])}" for what in ("client", "task") if about[what] is not None)
     shape = " x ".join(map(str, about["input_shape"]))
+    kind = "" if about["signal"] is None else f"{about['signal']['kind']}, "
     mean, std = (None if about[k] is None else ", ".join(f"{v:.4g}" for v in about[k]) for k in ("mean", "std"))
     normalised = "as they are" if mean is None else f"normalised (mean {mean}; standard deviation {std})"
     sent = run.bytes_total()
@@ -41,7 +42,7 @@ def card(built: Built, run: Run, about: Mapping[str, Any], wanted: Sequence[Task
             f"{len(run.info['clients'])} clients and {run.last_round} rounds.",
             "",
             f"- Tasks: {', '.join(f'{t.name} ({t.kind}, {t.channels})' for t in wanted)}",
-            f"- Input: {shape}, {'values of 0 to 1, ' if len(about['input_shape']) == 3 else ''}{normalised}",
+            f"- Input: {kind}{shape}, {'values of 0 to 1, ' if is_image(about['input_shape']) else ''}{normalised}",
             f"- Data: {data}; partition: {_plain(run.recipe['partition']['name'])}",
             f"- Method: {_plain(about['method'])}; seed {about['seed']}; fedloom {about['fedloom']}; {RECIPE} says all",
             f"- Sent over the run: {human_bytes(sent['up'])} by clients, {human_bytes(sent['down'])} to clients",
@@ -67,7 +68,7 @@ def card(built: Built, run: Run, about: Mapping[str, Any], wanted: Sequence[Task
     )
 
 
-def _splits(clients: Mapping[str, Client], client: str | None) -> list[str]:
+def _splits(clients: Mapping[str, BuiltClient], client: str | None) -> list[str]:
     """A table of how many examples the clients have; a part that several share counts once."""
     rows = [["part", "examples", "of each client"]]
     for split in ("train", "val", "test"):

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from fedloom.core.context import derive_seed
+from fedloom.core.signal import Signal, blank
 from fedloom.errors import UserError
 from fedloom.memory import need_memory
 from fedloom.models.encoders import ENCODERS
@@ -54,16 +55,16 @@ def build_model(
     seed: int,
     weights: str | None = None,
     lora: Lora | None = None,
-    dtype: torch.dtype = torch.float32,
+    signal: Signal | None = None,
 ) -> MultiTask:
     """The named encoder (with its recipe parameters) and the tasks' heads on the CPU, initialised from `seed` alone.
 
     What the name stands for may also give any module, or what `fl.model` returns (see `as_multitask`). The encoder then
     loads the file `weights`, and `lora` freezes it and adds factors. What is drawn for one part does not depend on the
-    others: heads are the same with and without weights or LoRA. Inputs are of type `dtype`.
+    others: heads are the same with and without weights or LoRA. `signal` says what an input is.
 
-    The global random state of torch is as before afterwards. Raises RecipeError for an unknown encoder, an input shape
-    that it cannot take, a task name that cannot be used, a module that does not fit the tasks, or a target of LoRA that
+    The global random state of torch is as before afterwards. Raises RecipeError for an unknown encoder, inputs that it
+    cannot take, a task name that cannot be used, a module that does not fit the tasks, or a target of LoRA that
     is no layer; UserError for weights that do not fit.
     """
     entry = ENCODERS[encoder] if isinstance(encoder, str) else encoder
@@ -71,8 +72,8 @@ def build_model(
         # Not torch.manual_seed, which would also reseed every accelerator.
         torch.default_generator.manual_seed(derive_seed(seed, "init"))
         with _memory_for_training(f"a model with the encoder {entry.name!r}"):
-            made = entry.make(input_shape, tasks, **params)
-            model = as_multitask(made, tasks, torch.zeros(1, *input_shape, dtype=dtype))
+            made = entry.make(input_shape, tasks, signal, **params)
+            model = as_multitask(made, tasks, blank(input_shape, signal))
         if weights is not None:
             load_weights(model.encoder, weights)
         if lora is not None:

@@ -11,16 +11,24 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from fedloom.core.signal import sized
 from fedloom.errors import RecipeError
 from fedloom.models.kinds import Decoding, Norm
 from fedloom.settings.registry import Registry
 from fedloom.settings.section import Count
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fedloom.core.signal import Signal
     from fedloom.models.nets import Encoder, PyramidEncoder
+    from fedloom.tasks.task import Task
 
 ENCODERS = Registry("encoder", "fedloom.encoders")
-"""Functions `f(input_shape, *, ...) -> Encoder`; their keyword-only arguments are the recipe's keys."""
+"""Functions `f(input_shape, tasks, signal, *, ...) -> Encoder`; their keyword-only arguments are the recipe's keys.
+
+They take as many of the others as they need; `signal` says what an input is, None if nobody knows.
+"""
 
 DropPath = Annotated[float, Field(ge=0, lt=1)]
 
@@ -56,10 +64,72 @@ def mlp(
     *,
     hidden: Annotated[list[Count], Field(min_length=1)] = [128, 64],  # noqa: B006
 ) -> Encoder:
-    """A multilayer perceptron with ReLU after each layer, for feature vectors and flattened images."""
+    """A multilayer perceptron with ReLU after each layer, for feature vectors and flattened images and series."""
     from fedloom.models.nets import MLP
 
     return MLP(input_shape, hidden)
+
+
+@ENCODERS.register("conv1d")
+def conv1d(
+    input_shape: tuple[int, ...],
+    tasks: Sequence[Task],
+    signal: Signal | None,
+    *,
+    width: Count = 32,
+    depth: Annotated[int, Field(ge=1, le=8)] = 3,
+    kernel: Literal[3, 5, 7, 9] = 5,
+    hidden: Count = 64,
+) -> Encoder:
+    """A small convolutional network for series (channels x steps): convolutions over the steps and one hidden layer.
+
+    The `depth` convolutions have w, 2w, 2w, ... channels, each with ReLU and a pool of 2 steps; the hidden layer sees
+    the mean over the steps. There are no norm layers and no dropout, so it holds no state beside its parameters. With
+    the defaults and 9 channels it has 36,480 parameters. A series needs at least 2^depth steps.
+    """
+    from fedloom.models.sequences import Conv1d
+
+    channels, steps = _series("conv1d", input_shape, signal)
+    if steps < 2**depth:
+        raise RecipeError(f"encoder 'conv1d' expects at least {2**depth} steps for depth {depth}, found {steps}")
+    return Conv1d(channels, (width, *[2 * width] * (depth - 1)), kernel, hidden)
+
+
+@ENCODERS.register("transformer", source="Vaswani et al. (2017), shrunk; norm layers first (Xiong et al., 2020)")
+def transformer(
+    input_shape: tuple[int, ...],
+    tasks: Sequence[Task],
+    signal: Signal | None,
+    *,
+    width: Count = 64,
+    depth: Count = 2,
+    num_heads: Count = 4,
+    piece: Count = 8,
+) -> Encoder:
+    """A small transformer for tokens and for series; its features are the mean over the positions.
+
+    A series (channels x steps) is cut into pieces of `piece` steps, whose number must divide that of the steps; each is
+    one position. Of tokens, each is one, and those with the signal's padding are left out. Positions are learned;
+    hidden layers have twice the width; there is no dropout. The width must be a multiple of `num_heads`.
+    """
+    from torch import nn
+
+    from fedloom.models.sequences import Pieces, Transformer
+
+    if width % num_heads:
+        raise RecipeError(f"encoder 'transformer' expects a width that {num_heads} heads can share, found {width}")
+    if signal is not None and signal.kind == "tokens" and len(input_shape) == 1:
+        if signal.vocabulary is None:
+            raise RecipeError(
+                "encoder 'transformer' needs the size of the vocabulary, which the data do not tell; say it, for "
+                "example signal: {kind: tokens, vocabulary: 5000}"
+            )
+        embed = nn.Embedding(signal.vocabulary, width)
+        return Transformer(embed, input_shape[0], width, depth, num_heads, signal.padding)
+    channels, steps = _series("transformer", input_shape, signal, " or tokens")
+    if steps % piece:
+        raise RecipeError(f"encoder 'transformer' expects a number of steps that piece {piece} divides, found {steps}")
+    return Transformer(Pieces(channels, piece, width), steps // piece, width, depth, num_heads)
 
 
 @ENCODERS.register("resnet10", source="He et al. (2016); the small-image form of the FedHEAL and F2DC releases")
@@ -229,11 +299,30 @@ def _multiple(encoder: str, shape: tuple[int, ...], stride: int) -> tuple[int, i
     return channels, height, width
 
 
+def _series(encoder: str, shape: tuple[int, ...], signal: Signal | None, more: str = "") -> tuple[int, int]:
+    """`shape` as channels, steps, or a RecipeError."""
+    wanted = f"encoder {encoder!r} expects a series (channels x steps){more}, found"
+    if signal is None and len(shape) == 2:
+        raise RecipeError(
+            f"{wanted} inputs of shape {tuple(shape)}, which may be a grey image as well; say what they are: "
+            "signal='series' of a Federation or a Dataset"
+        )
+    if signal is None or signal.kind != "series" or len(shape) != 2:
+        raise RecipeError(f"{wanted} {sized(shape, signal)}")
+    return shape[0], shape[1]
+
+
+_OTHERS = {
+    1: "For feature vectors use 'mlp', for tokens 'transformer'.",
+    2: "For series use 'conv1d' or 'transformer'.",
+}
+
+
 def _image(encoder: str, shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
     """`shape` as channels, height, width, or a RecipeError."""
     if len(shape) != 3 or min(shape[1:]) < smallest:
         raise RecipeError(
             f"encoder {encoder!r} expects images C x H x W of at least {smallest} pixels a side, found inputs of "
-            f"shape {tuple(shape)}." + (" For feature vectors use 'mlp'." if len(shape) == 1 else "")
+            f"shape {tuple(shape)}. {_OTHERS.get(len(shape), '')}".rstrip()
         )
     return shape[0], shape[1], shape[2]

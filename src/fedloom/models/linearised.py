@@ -33,7 +33,7 @@ class Linearised(Encoder):
         super().__init__()
         if isinstance(encoder, PyramidEncoder):
             raise RecipeError(f"only encoders of features can be linearised, found maps of {type(encoder).__name__}")
-        self.features = encoder.features
+        self.features, self.reads_tokens = encoder.features, encoder.reads_tokens
         start = [p.detach().reshape(-1) for p in encoder.parameters() if p.requires_grad]
         # One and the same dictionaries: whatever moves, binds or replaces a tensor here does so in the encoder.
         self._modules, self._parameters, self._buffers = encoder._modules, encoder._parameters, encoder._buffers

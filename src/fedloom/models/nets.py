@@ -18,6 +18,8 @@ class Encoder(nn.Module):
     """Maps a batch of inputs (B x ...) to B x features."""
 
     features: int
+    reads_tokens: bool = False
+    """Whether its inputs are whole numbers that stand for something."""
 
     @property
     def seen(self) -> tuple[Sequence[float], Sequence[float]] | None:
@@ -159,7 +161,8 @@ def pass_zeros(encoder: nn.Module, shape: tuple[int, ...], hooks: Sequence[Remov
     mode = encoder.training
     try:
         with torch.no_grad():
-            encoder.eval()(torch.zeros(1, *shape))
+            whole = getattr(encoder, "reads_tokens", False)
+            encoder.eval()(torch.zeros(1, *shape, dtype=torch.int64 if whole else torch.float32))
     finally:
         encoder.train(mode)
         for hook in hooks:

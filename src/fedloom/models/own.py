@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.layout import Roles, rule_of
-from fedloom.errors import RecipeError, nearest
+from fedloom.errors import RecipeError, choices
 from fedloom.models.multitask import MultiTask
 from fedloom.models.nets import Encoder
 from fedloom.tasks.task import Task
@@ -72,9 +72,9 @@ def model(
 class Plain(Encoder):
     """A module of a user as an encoder; where it is a whole model, its features are the tasks' outputs."""
 
-    def __init__(self, net: nn.Module, features: int = 0) -> None:
+    def __init__(self, net: nn.Module, reads_tokens: bool, features: int = 0) -> None:
         super().__init__()
-        self.net, self.features = net, features
+        self.net, self.features, self.reads_tokens = net, features, reads_tokens
 
     def forward(self, x: Tensor) -> Any:
         """What the module gives."""
@@ -104,7 +104,11 @@ def as_multitask(made: Any, tasks: Sequence[Task], example: Tensor) -> MultiTask
     `example` is one input (1 x ...): it is passed through once, in evaluation mode, so that a model that does not fit
     is said here. Raises RecipeError.
     """
+    tokens = not example.is_floating_point()
     if isinstance(made, Encoder):
+        if tokens:
+            _passed(made, example, "model")
+        made.reads_tokens = tokens
         return MultiTask(made, tasks)
     if not isinstance(made, Own | nn.Module):
         raise RecipeError(f"model: {type(made).__name__} found, expected a torch.nn.Module, or fl.model(...)")
@@ -113,7 +117,9 @@ def as_multitask(made: Any, tasks: Sequence[Task], example: Tensor) -> MultiTask
     answer = _passed(module, example, "model")
     if own.heads is None and not own.linear:
         _fits(type(module).__name__, answer, tasks)
-        whole = MultiTask(Plain(module), tasks, {task.name: Picked(task.name) for task in tasks})
+        if not any(p.requires_grad for p in module.parameters()):
+            raise RecipeError(f"model: {type(module).__name__} found, which has no parameters to train, expected some")
+        whole = MultiTask(Plain(module, tokens), tasks, {task.name: Picked(task.name) for task in tasks})
         whole.more_roles = _roles(module, own.roles, tasks)
         return whole
     if not isinstance(answer, Tensor) or answer.ndim != 2:
@@ -125,12 +131,10 @@ def as_multitask(made: Any, tasks: Sequence[Task], example: Tensor) -> MultiTask
     heads = own.heads or {task.name: task.head(answer.shape[1]) for task in tasks}
     for task in tasks:
         if task.name not in heads:
-            raise RecipeError(
-                f"model, heads: none for task {task.name!r}.{nearest(task.name, heads)} Found: {', '.join(heads)}"
-            )
+            raise RecipeError(f"model, heads: none for task {task.name!r}.{choices('Found', task.name, heads)}")
         head = _passed(heads[task.name], answer, f"model, heads: {task.name!r}")
         _fits(f"the head of {task.name!r}", head, [task])
-    encoder = Plain(module, answer.shape[1])
+    encoder = Plain(module, tokens, answer.shape[1])
     return MultiTask(encoder, tasks, {task.name: copy.deepcopy(heads[task.name]) for task in tasks})
 
 
@@ -140,9 +144,10 @@ def _passed(module: nn.Module, x: Tensor, where: str) -> Any:
         with torch.no_grad():
             return module.eval()(x)
     except Exception as error:
+        hint = "" if x.is_floating_point() else "; for tokens, 'transformer' has an embedding"
         raise RecipeError(
             f"{where}: {type(module).__name__} cannot take an input of shape {tuple(x.shape)}, {x.dtype}: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {error}{hint}"
         ) from error
     finally:
         module.train(mode)

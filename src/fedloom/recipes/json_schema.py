@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.resources import files
 from typing import Any
 
 from fedloom.recipes.schema import (
@@ -17,6 +18,8 @@ from fedloom.recipes.schema import (
 )
 from fedloom.settings.registry import Registered
 
+SHIPPED = files("fedloom.recipes") / "recipe.schema.json"
+"""The schema with the names that the package itself has, for the packaged recipes; a test holds it to `schema`."""
 IMPORTED = "^[A-Za-z_][\\w.]*:[A-Za-z_][\\w.]*$"
 """package.module:name."""
 
@@ -37,7 +40,11 @@ def schema() -> dict[str, Any]:
 def _named(section: type[Named], defs: dict[str, Any]) -> dict[str, Any]:
     """A name, or a mapping with a name, its parameters and the keys that the section always has."""
     own = defs[section.__name__]
-    common = {key: value for key, value in own["properties"].items() if key not in ("name", "params")}
+    common = {}
+    for key, value in own["properties"].items():
+        if key not in ("name", "params"):  # stands once, for the many names that take it
+            defs[f"{section.__name__}.{key}"] = value
+            common[key] = {"$ref": f"#/$defs/{section.__name__}.{key}"}
     shapes = []
     for entry in section.registry():
         mine = _parameters(entry, defs)

@@ -19,6 +19,8 @@ from fedloom.settings.yaml import parse, to_yaml
 
 HOME = files("fedloom.recipes") / "packaged"
 """Where the packaged recipes are."""
+EDITORS = "# yaml-language-server: $schema="
+"""How a recipe begins that tells editors its schema."""
 
 
 def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
@@ -49,8 +51,9 @@ def names() -> list[str]:
 
 
 def summary(name: str, home: Traversable | None = None) -> str:
-    """The first comment line of a packaged recipe, or of another packaged YAML file below `home`."""
-    first = packaged(home or HOME)[name].read_text("utf-8").partition("\n")[0]
+    """The first comment line for people of a packaged recipe, or of another packaged YAML file below `home`."""
+    lines = packaged(home or HOME)[name].read_text("utf-8").splitlines()
+    first = next(line for line in lines if not line.startswith(EDITORS))
     return first.removeprefix("#").strip() if first.startswith("#") else ""
 
 

@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from fedloom.errors import RecipeError
+from fedloom.errors import MANY, RecipeError
 from fedloom.models.lora import Lora
 from fedloom.peers.config import PeersBase
 from fedloom.recipes.runtime import EarlyStopping, Evaluation, Runtime
@@ -39,6 +39,7 @@ QUIET = ("engine", "flower", "workers", "checkpoint_every", "diagnostics", "mirr
 
 LATER: dict[tuple[str, ...], dict[str, Any]] = {
     (): {"attack": None},
+    ("data",): {"signal": None},
     ("method",): {"max_examples": None},
     ("model",): {"inputs": "data", "freeze": None, "frozen_statistics": False, "start": None},
     ("training", "optimizer"): {"encoder_lr": None},
@@ -127,7 +128,9 @@ class Named(Section):
         if not isinstance(value, Mapping):
             return value
         if "name" not in value:
-            raise carry([("name", f"missing, expected one of {', '.join(cls.registry().names)}")])
+            known = cls.registry().names
+            some = f"one of {', '.join(known)}" if len(known) <= MANY else f"one of {len(known)}, such as {known[0]}"
+            raise carry([("name", f"missing, expected {some}")])
         common = cls.common()
         params = {k: v for k, v in value.items() if k not in common}
         return {**{k: v for k, v in value.items() if k in common}, "params": params}

@@ -20,7 +20,7 @@ from fedloom.data.partition import Partition, Pool
 from fedloom.data.partition.listed import as_partition
 from fedloom.data.preview import normal
 from fedloom.data.registry import loaded
-from fedloom.errors import RecipeError, nearest
+from fedloom.errors import RecipeError, choices
 from fedloom.methods.at_peers import at_peers
 from fedloom.methods.method import Method
 from fedloom.methods.registry import ADDONS, CODECS
@@ -30,7 +30,7 @@ from fedloom.models.multitask import MultiTask
 from fedloom.recipes.schema import DataSection, MethodSection, Recipe
 from fedloom.rounds import refusals
 from fedloom.rounds.built import Built
-from fedloom.rounds.federation import Federation
+from fedloom.rounds.federation import BuiltFederation
 from fedloom.settings.names import imported, is_import
 from fedloom.tasks.own import Own
 from fedloom.tasks.task import Task
@@ -67,15 +67,13 @@ def with_options(dataset: Dataset, options: Mapping[str, Mapping[str, Any]]) -> 
     tasks = {task.name: task for task in dataset.tasks}
     for name, changes in options.items():
         if name not in tasks:
-            raise RecipeError(f"tasks.{name}: unknown task.{nearest(name, tasks)} Tasks: {', '.join(tasks)}")
+            raise RecipeError(f"tasks.{name}: unknown task.{choices('Tasks', name, tasks)}")
         task = tasks[name].known
         known = [f.name for f in fields(task) if f.name not in ("name", "channels")]
         for key in changes:
             if key not in (*known, *OWN):
                 every = [*known, *OWN]
-                raise RecipeError(
-                    f"tasks.{name}.{key}: unknown option.{nearest(key, every)} Options: {', '.join(every)}"
-                )
+                raise RecipeError(f"tasks.{name}.{key}: unknown option.{choices('Options', key, every)}")
         try:
             usual = {key: value for key, value in changes.items() if key not in OWN}
             base = TypeAdapter(type(task)).validate_python({**asdict(task), **usual})
@@ -115,30 +113,28 @@ def load_data(section: DataSection, seed: int) -> Dataset:
     return loaded(section.entry, seed, section.arguments)
 
 
-def method_of(recipe: Recipe, method: Method | None) -> Method:
-    """The recipe's method, or `method` in its place, as it runs at a server or at peers."""
-    method = method or build_method(recipe.method)
+def method_of(recipe: Recipe) -> Method:
+    """The recipe's method as it runs at a server or at peers."""
+    method = build_method(recipe.method)
     if recipe.peers is not None:
         method = at_peers(method, recipe.peers)
     refusals.pace(recipe, method)
     return method
 
 
-def build(
-    recipe: Recipe, method: Method | None = None, partition: Partition | None = None, dataset: Dataset | None = None
-) -> Built:
+def build(recipe: Recipe, partition: Partition | None = None, dataset: Dataset | None = None) -> Built:
     """Load the data, partition it, build the model and the method.
 
     `partition` is a saved one, when resuming; `dataset` is the result of `load_data`, if several runs share it.
     """
-    method = method_of(recipe, method)
+    method = method_of(recipe)
     dataset = with_options(dataset or load_data(recipe.data, recipe.seed), recipe.tasks)
     pool = Pool.of(dataset)
     if partition is None:
         partition = as_partition(recipe.partition.make(pool, recipe.seed), pool, recipe.seed)
     else:
         partition.check(pool, shared=True)
-    federation = Federation.build(dataset, partition, unified=recipe.model.heads == "all")
+    federation = BuiltFederation.build(dataset, partition, unified=recipe.model.heads == "all")
     federation = federation.pooled(method.pooled) if method.pooled else federation
     built = assemble(recipe, method, dataset, pool, partition, federation)
     refusals.unmeasured(built)
@@ -169,7 +165,6 @@ def _rescaling(module: MultiTask, examples: Examples) -> tuple[Tensor, Tensor]:
 def starting_model(recipe: Recipe, dataset: Dataset) -> MultiTask:
     """The recipe's model before a method changes it, with the weights that it begins with."""
     model = recipe.model
-    dtype = getattr(dataset.train, "dtype", torch.float32)
     module = build_model(
         model.entry,
         model.arguments,
@@ -178,7 +173,7 @@ def starting_model(recipe: Recipe, dataset: Dataset) -> MultiTask:
         recipe.seed,
         model.weights,
         model.lora,
-        dtype if dtype == torch.int64 else torch.float32,
+        dataset.signal,
     )
     if model.inputs == "weights":
         module.rescale = _rescaling(module, dataset.train)
@@ -225,7 +220,7 @@ def _freeze(module: MultiTask, glob: str) -> None:
 
 
 def assemble(
-    recipe: Recipe, method: Method, dataset: Dataset, pool: Pool, partition: Partition, federation: Federation
+    recipe: Recipe, method: Method, dataset: Dataset, pool: Pool, partition: Partition, federation: BuiltFederation
 ) -> Built:
     """Build the model for the clients of a federation, and refuse combinations that do not work."""
     module = starting_model(recipe, dataset)

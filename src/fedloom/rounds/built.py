@@ -18,7 +18,7 @@ from fedloom.data.partition import Partition, Pool
 from fedloom.methods.method import Method
 from fedloom.models.multitask import MultiTask
 from fedloom.recipes.schema import Recipe, recipe_hash
-from fedloom.rounds.federation import Client, Federation
+from fedloom.rounds.federation import BuiltClient, BuiltFederation
 from fedloom.rounds.hostile import attacks_of
 from fedloom.rounds.worker import Setup
 
@@ -32,17 +32,22 @@ class Built:
     dataset: Dataset
     pool: Pool
     partition: Partition
-    federation: Federation
+    federation: BuiltFederation
     module: MultiTask
     layout: Layout
 
     @cached_property
     def attacks(self) -> Mapping[str, Attack]:
         """Client -> its attack, of the hostile ones."""
-        return attacks_of(self.recipe, self.federation)
+        return attacks_of(self.recipe, self.federation, self.whole)
 
     @property
-    def honest(self) -> tuple[Client, ...]:
+    def whole(self) -> bool:
+        """Whether all clients are known here: a node with data of its own knows only itself."""
+        return bool(self.partition.shares)
+
+    @property
+    def honest(self) -> tuple[BuiltClient, ...]:
         """The clients that numbers are of."""
         return tuple(c for name, c in self.federation.clients.items() if name not in self.attacks)
 

@@ -16,7 +16,7 @@ from fedloom.core.layout import Layout
 from fedloom.core.updates import Updates
 from fedloom.methods.method import Method
 from fedloom.rounds.evaluation import evaluate, example_losses
-from fedloom.rounds.federation import Client, Federation
+from fedloom.rounds.federation import BuiltClient, BuiltFederation
 from fedloom.rounds.loading import load, load_personal, personal_state, task_messages
 from fedloom.rounds.messages import Message, Payload
 from fedloom.runs.checkpoint import map_tensors
@@ -29,8 +29,8 @@ from fedloom.training.phases import Phase
 def client_step(
     method: Method,
     model: FlatModel,
-    federation: Federation,
-    client: Client,
+    federation: BuiltFederation,
+    client: BuiltClient,
     received: Message,
     state: State,
     ctx: Ctx,
@@ -50,8 +50,8 @@ class ClientRound:
 
     method: Method
     model: FlatModel
-    federation: Federation
-    client: Client
+    federation: BuiltFederation
+    client: BuiltClient
     ctx: Ctx
     training: Training
     attack: Attack = HONEST
@@ -272,7 +272,7 @@ class ClientRound:
         return Payload(rows[0], float(sent.n.sum()), packed, dict(sent.extra), tasks=tasks), kept, sent.X
 
 
-def tune(method: Method, model: FlatModel, client: Client, training: Training, ctx: Ctx) -> None:
+def tune(method: Method, model: FlatModel, client: BuiltClient, training: Training, ctx: Ctx) -> None:
     """Tune the loaded model before a personal model is measured, as the method says, at the full learning rate."""
     if method.tune is None:
         return

@@ -87,8 +87,8 @@ def together(parts: Sequence[tuple[Part, Iterable[str]]]) -> Part:
 
 
 @dataclass(frozen=True, eq=False)
-class Client:
-    """One client: its tasks with loss weights, its data, its domain."""
+class BuiltClient:
+    """One client of a run: its tasks with loss weights, its data, its domain."""
 
     id: str
     tasks: Mapping[str, tuple[Task, float]]
@@ -130,27 +130,28 @@ class Client:
         groups = tuple(apart(train.examples, train.index))
         return Work(who, train.examples, train.index, self.tasks, train.partial(self.tasks), groups=groups)
 
-    def only(self, task: str) -> Client:
+    def only(self, task: str) -> BuiltClient:
         """The client with one of its tasks, and the examples that have a label of it."""
         train, val, test = self.train.of(task), self.val.of(task), self.test.of(task)
         return replace(self, tasks={task: self.tasks[task]}, train=train, val=val, test=test)
 
 
 @dataclass(frozen=True, eq=False)
-class Federation:
-    """All clients. In a unified federation every client holds the heads of all tasks, otherwise only its own.
+class BuiltFederation:
+    """All clients of a run, built from what users gave or recipes name, with their shares for a seed. In a
+    unified federation every client holds the heads of all tasks, otherwise only its own.
 
     With a `pool`, one who has the examples of all clients, or one a task, trains in the clients' place, and clients are
     only measured: that is what federations are compared with, and no federation itself (see `pooled`).
     """
 
     tasks: tuple[Task, ...]
-    clients: Mapping[str, Client]
+    clients: Mapping[str, BuiltClient]
     unified: bool = True
-    pool: Mapping[str, Client] | None = None
+    pool: Mapping[str, BuiltClient] | None = None
 
     @staticmethod
-    def build(dataset: Dataset, partition: Partition, unified: bool = True) -> Federation:
+    def build(dataset: Dataset, partition: Partition, unified: bool = True) -> BuiltFederation:
         """Give each client its share. The test part is shared by all clients (of the same domain, if they have one).
 
         Raises DataError for a client without train examples, without tasks or with an unknown task, and for a task
@@ -171,7 +172,7 @@ class Federation:
                     raise DataError(f"client {s.client!r}: task {name!r} is unknown; tasks: {', '.join(known)}")
             if not len(s.train):
                 raise DataError(f"client {s.client!r} has no train examples")
-            clients[s.client] = Client(
+            clients[s.client] = BuiltClient(
                 s.client,
                 {n: (known[n], w * known[n].weight) for n, w in s.tasks.items()},
                 Part(dataset.train, s.train, "own"),
@@ -182,9 +183,9 @@ class Federation:
         for name in known:
             if not any(name in c.tasks for c in clients.values()):
                 raise DataError(f"task {name!r} is held by no client")
-        return Federation(dataset.tasks, dict(sorted(clients.items())), unified)
+        return BuiltFederation(dataset.tasks, dict(sorted(clients.items())), unified)
 
-    def pooled(self, by: Pooled) -> Federation:
+    def pooled(self, by: Pooled) -> BuiltFederation:
         """The federation with one who trains on what all clients have: their examples, with the labels of their tasks.
 
         "all" is for all tasks at once, "task" one for each. Batches are larger than a client's, as many times as there
@@ -196,7 +197,7 @@ class Federation:
         clients = self.clients.values()
         train, val, test = (together([(c.part(split), c.tasks) for c in clients]) for split in ("train", "val", "test"))
         tasks = {t.name: (t, t.weight) for t in self.tasks}
-        everyone = Client(TOGETHER, tasks, train, val, test)
+        everyone = BuiltClient(TOGETHER, tasks, train, val, test)
         some = {TOGETHER: (everyone, self.clients)}
         if by == "task":
             some = {
@@ -212,11 +213,11 @@ class Federation:
         return replace(self, pool=pool)
 
     @cached_property
-    def trainers(self) -> Mapping[str, Client]:
+    def trainers(self) -> Mapping[str, BuiltClient]:
         """Those who train: the clients, or who has the examples of all."""
         return self.clients if self.pool is None else self.pool
 
-    def client(self, name: str) -> Client:
+    def client(self, name: str) -> BuiltClient:
         """A client, or one of the pool."""
         return self.trainers[name] if name in self.trainers else self.clients[name]
 
@@ -225,11 +226,11 @@ class Federation:
         """Task -> how many of those who train hold it."""
         return {task.name: sum(task.name in c.tasks for c in self.trainers.values()) for task in self.tasks}
 
-    def holder(self, task: str) -> Client:
+    def holder(self, task: str) -> BuiltClient:
         """The first client that holds the task."""
         return next(client for client in self.clients.values() if task in client.tasks)
 
-    def present(self, client: Client, layout: Layout, tasks: Sequence[str] = ()) -> Tensor | None:
+    def present(self, client: BuiltClient, layout: Layout, tasks: Sequence[str] = ()) -> Tensor | None:
         """Which blocks of a layout a client has (1 x blocks, bool), or None for all.
 
         With `tasks`: which blocks its rows of these tasks have (k x blocks).

@@ -14,29 +14,35 @@ from fedloom.core.layout import Layout
 from fedloom.errors import RecipeError, nearest
 from fedloom.methods.method import Method
 from fedloom.recipes.schema import Recipe
-from fedloom.rounds.federation import Federation
+from fedloom.rounds.federation import BuiltFederation
 from fedloom.rounds.messages import Payload, blank
 
 
-def attacks_of(recipe: Recipe, federation: Federation) -> dict[str, Attack]:
+def attacks_of(recipe: Recipe, federation: BuiltFederation, whole: bool) -> dict[str, Attack]:
     """Client -> its attack, of the hostile ones: those that the recipe names, or as many, drawn from its seed.
 
+    Where the federation is not whole, only its own clients, and only by their names.
     Raises RecipeError for an unknown client, where no client would be honest, and for an attack that would do nothing.
     """
     section, clients = recipe.attack, sorted(federation.clients)
     if section is None:
         return {}
     if isinstance(section.clients, int):
+        if not whole:
+            raise RecipeError(
+                f"attack.clients: {section.clients} found, but a node with its own data does not know the others, so "
+                "it cannot draw; list the clients' names"
+            )
         order = torch.randperm(len(clients), generator=generator(recipe.seed, "attack")).tolist()
         names = sorted(clients[i] for i in order[: section.clients])
     else:
-        names = sorted(set(section.clients))
+        names = sorted(name for name in set(section.clients) if whole or name in federation.clients)
     for name in names:
         if name not in federation.clients:
             raise RecipeError(
                 f"attack.clients: no client {name!r}.{nearest(name, clients)} Clients: {', '.join(clients)}"
             )
-    if len(names) == len(clients):
+    if whole and len(names) == len(clients):
         raise RecipeError(f"attack.clients: {len(names)} of {len(clients)} clients are hostile, expected an honest one")
     attack: Attack = section.make()
     for name in names:
@@ -46,7 +52,11 @@ def attacks_of(recipe: Recipe, federation: Federation) -> dict[str, Attack]:
 
 
 def conspired(
-    attacks: Mapping[str, Attack], method: Method, shared: Layout, federation: Federation, payloads: Iterable[Payload]
+    attacks: Mapping[str, Attack],
+    method: Method,
+    shared: Layout,
+    federation: BuiltFederation,
+    payloads: Iterable[Payload],
 ) -> Iterator[Payload]:
     """The payloads, those of hostile clients that know all others last, and with what these send together."""
     if not any(attack.knows_all for attack in attacks.values()):

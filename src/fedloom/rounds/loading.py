@@ -11,14 +11,14 @@ from fedloom.core.context import State
 from fedloom.core.layout import Layout
 from fedloom.core.updates import RowList
 from fedloom.methods.method import Method
-from fedloom.rounds.federation import Federation
+from fedloom.rounds.federation import BuiltFederation
 from fedloom.rounds.messages import Message, blank
 from fedloom.runs.checkpoint import map_tensors
 from fedloom.training.flat import FlatModel
 
 
 def task_messages(
-    method: Method, model: FlatModel, federation: Federation, client: str, received: Message
+    method: Method, model: FlatModel, federation: BuiltFederation, client: str, received: Message
 ) -> dict[str, Message]:
     """A received message as one message per task, each with a whole vector: the task's own, or that of all."""
     tasks = federation.client(client).tasks
@@ -36,7 +36,7 @@ def task_messages(
 
 
 def for_task(
-    method: Method, model: FlatModel, federation: Federation, client: str, received: Message, task: str | None
+    method: Method, model: FlatModel, federation: BuiltFederation, client: str, received: Message, task: str | None
 ) -> Message:
     """A message with the whole vector of one task; unchanged if tasks have no models of their own."""
     return received if task is None else task_messages(method, model, federation, client, received)[task]
@@ -75,7 +75,7 @@ def load(method: Method, model: FlatModel, received: Message, state: State) -> N
 
 
 def pack_tasks(
-    method: Method, layout: Layout, federation: Federation, state: State, client: str, tasks: Iterable[str]
+    method: Method, layout: Layout, federation: BuiltFederation, state: State, client: str, tasks: Iterable[str]
 ) -> Message:
     """The vectors of some tasks, packed as the client will pack its own; tasks without a vector are left out."""
     tasks = tuple(task for task in sorted(tasks) if task in state["tasks"])

@@ -10,7 +10,7 @@ from typing import Any
 from fedloom.core.context import State
 from fedloom.rounds.built import Built
 from fedloom.rounds.evaluation import Scores
-from fedloom.rounds.federation import Client
+from fedloom.rounds.federation import BuiltClient
 from fedloom.rounds.loading import pack_tasks
 from fedloom.rounds.messages import Message
 from fedloom.rounds.server import model_of
@@ -40,7 +40,7 @@ class MeasuredGroup:
     model: Model
     client: str
     split: str
-    members: list[tuple[Client, Model]] = field(default_factory=list)
+    members: list[tuple[BuiltClient, Model]] = field(default_factory=list)
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -168,7 +168,7 @@ def train_seconds(done: Iterable[TrainDone]) -> dict[str, float]:
     return found
 
 
-def _records(client: Client, model: str, split: str, scores: Scores, tasks: Sequence[str]) -> list[Record]:
+def _records(client: BuiltClient, model: str, split: str, scores: Scores, tasks: Sequence[str]) -> list[Record]:
     data = f"{client.part(split).name} {split}"
     return [
         {
@@ -185,20 +185,18 @@ def _records(client: Client, model: str, split: str, scores: Scores, tasks: Sequ
     ]
 
 
-def headline(built: Built, line: Mapping[str, Any]) -> tuple[float | None, float | None]:
-    """(mean training loss, mean primary metric on validation, else test data), for a progress bar.
+def headline(built: Built, line: Mapping[str, Any]) -> dict[str, float]:
+    """What there is to say of a round in a progress bar: 'training loss', and 'val accuracy' or the like -> its mean.
 
-    The second is None if tasks have different primary metrics, whose mean has no meaning.
+    Of each metric that is a task's primary one, the mean over clients and the tasks that it judges, on validation,
+    else on test data.
     """
-    losses = [r["loss"] for r in line["train"]]
     primary = {t.name: t.primary for t in built.federation.tasks}
-    values: dict[str, list[float]] = {}
+    values: dict[str, dict[str, list[float]]] = {}
     for r in line["metrics"]:
         if r["metric"] == primary[r["task"]] and r["value"] == r["value"]:
-            values.setdefault(r["split"], []).append(r["value"])
-    shown = values.get("val") or values.get("test") or []
-    return _mean(losses), _mean(shown) if len(set(primary.values())) == 1 else None
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
+            values.setdefault(r["split"], {}).setdefault(r["metric"], []).append(r["value"])
+    split = "val" if "val" in values else "test"
+    found = {"training loss": [r["loss"] for r in line["train"]]}
+    found |= {f"{split} {metric}": numbers for metric, numbers in values.get(split, {}).items()}
+    return {name: math.fsum(numbers) / len(numbers) for name, numbers in found.items() if numbers}

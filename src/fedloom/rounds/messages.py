@@ -15,7 +15,7 @@ from fedloom.core.context import Row
 from fedloom.core.layout import Layout
 from fedloom.core.updates import EVERYONE, Rows, Updates
 from fedloom.methods.method import Method
-from fedloom.rounds.federation import Client, Federation
+from fedloom.rounds.federation import BuiltClient, BuiltFederation
 
 ALL = EVERYONE[0]
 
@@ -79,7 +79,7 @@ class Payload:
         return tuple(self.tasks.values()) or (self.n,)
 
 
-def believed(method: Method, federation: Federation, payload: Payload) -> Payload:
+def believed(method: Method, federation: BuiltFederation, payload: Payload) -> Payload:
     """A payload with the numbers of examples that the method believes (`Method.weights`, `Method.max_examples`)."""
     if method.weights != "declared" and method.max_examples is None:
         return payload
@@ -92,14 +92,14 @@ def believed(method: Method, federation: Federation, payload: Payload) -> Payloa
     return replace(payload, n=count(payload.n), tasks={task: count(n, task) for task, n in payload.tasks.items()})
 
 
-def rows_of(method: Method, federation: Federation, clients: Iterable[str]) -> tuple[Row, ...]:
+def rows_of(method: Method, federation: BuiltFederation, clients: Iterable[str]) -> tuple[Row, ...]:
     """The rows that these clients will send."""
     if method.rows == "client":
         return tuple((client, None) for client in clients)
     return tuple((client, task) for client in clients for task in sorted(federation.client(client).tasks))
 
 
-def blank(shared: Layout, federation: Federation, rows: tuple[Row, ...], X: Tensor | Rows) -> Updates:
+def blank(shared: Layout, federation: BuiltFederation, rows: tuple[Row, ...], X: Tensor | Rows) -> Updates:
     """Rows X of one client with its presence: a codec packs them, or fills them from zeros."""
     ones = torch.ones(len(rows), dtype=torch.float64)
     tasks = tuple(task for _, task in rows if task is not None)
@@ -107,7 +107,7 @@ def blank(shared: Layout, federation: Federation, rows: tuple[Row, ...], X: Tens
     return Updates(shared, rows, X, ones, ones, present=present)
 
 
-def count_up(method: Method, layout: Layout, federation: Federation, payload: Payload) -> ByteCount:
+def count_up(method: Method, layout: Layout, federation: BuiltFederation, payload: Payload) -> ByteCount:
     """Bytes of one payload by (role, task), counted on the packed tensors."""
     if not payload.finite:
         return {}
@@ -129,7 +129,9 @@ def _size(value: Any) -> int:
     return value.nbytes if isinstance(value, Tensor) else 8
 
 
-def count_down(method: Method, layout: Layout, federation: Federation, client: Client, message: Message) -> ByteCount:
+def count_down(
+    method: Method, layout: Layout, federation: BuiltFederation, client: BuiltClient, message: Message
+) -> ByteCount:
     """Bytes of the message to one client, by (role, task)."""
     shared = method.shared_part(layout)
     have = federation.present(client, shared)

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 
 
 class Progress:
-    """Receives what happens in a run. This one says nothing; others say what they want to."""
+    """Receives what happens in a run. This one says nothing; others say what they want to.
+
+    `numbers` of a round are what `fedloom.rounds.measure.headline` found: 'val accuracy' -> the mean, and the like.
+    """
 
     def start(self, rounds: int, done: int) -> None: ...
-    def round(self, round: int, loss: float | None, score: float | None) -> None: ...
+    def round(self, round: int, numbers: Mapping[str, float]) -> None: ...
     def client(self, round: int, done: int, of: int) -> None: ...
     def event(self, text: str) -> None: ...
     def stop(self) -> None: ...
@@ -36,13 +40,13 @@ class Lines(Progress):
     def start(self, rounds: int, done: int) -> None:
         self._rounds, self._done, self._began = rounds, done, time.monotonic()
 
-    def round(self, round: int, loss: float | None, score: float | None) -> None:
+    def round(self, round: int, numbers: Mapping[str, float]) -> None:
         if round * 10 // self._rounds == (round - 1) * 10 // self._rounds:
             return
         spent = time.monotonic() - self._began
         left = spent / max(1, round - self._done) * (self._rounds - round)
         times = f"{clock(spent)} spent, {clock(left)} left"
-        self.event("  ".join([f"round {round}/{self._rounds}", *_numbers(loss, score), times]))
+        self.event("  ".join([f"round {round}/{self._rounds}", *_texts(numbers), times]))
 
     def event(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)
@@ -73,8 +77,8 @@ class Bars(Progress):
     def client(self, round: int, done: int, of: int) -> None:
         self._bars.update(self._client_bar, completed=done, total=of)
 
-    def round(self, round: int, loss: float | None, score: float | None) -> None:
-        self._bars.update(self._round_bar, completed=round, numbers="  ".join(_numbers(loss, score)))
+    def round(self, round: int, numbers: Mapping[str, float]) -> None:
+        self._bars.update(self._round_bar, completed=round, numbers="  ".join(_texts(numbers)))
 
     def event(self, text: str) -> None:
         self._bars.console.print(text, markup=False, highlight=False)
@@ -83,8 +87,8 @@ class Bars(Progress):
         self._bars.stop()
 
 
-def _numbers(loss: float | None, score: float | None) -> list[str]:
-    return [f"{name} {value:.4g}" for name, value in (("loss", loss), ("score", score)) if value is not None]
+def _texts(numbers: Mapping[str, float]) -> list[str]:
+    return [f"{name} {value:.4g}" for name, value in numbers.items()]
 
 
 def clock(seconds: float) -> str:

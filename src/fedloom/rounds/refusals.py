@@ -148,7 +148,7 @@ def unaware_of_presence(built: Built) -> None:
 def too_few_rows(built: Built) -> None:
     """Stages that never have enough rows in some group, whoever takes part."""
     method, federation = built.method, built.federation
-    if built.recipe.peers is not None:
+    if built.recipe.peers is not None or not built.whole:
         return
     shared, rows = method.shared_part(built.layout), rows_of(method, federation, sorted(federation.trainers))
     ones = torch.ones(len(rows), dtype=torch.float64)

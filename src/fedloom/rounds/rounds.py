@@ -91,7 +91,7 @@ def run_rounds(
         folder.write_round(line, now.ledger)
         if last or state["stopped"] or gave_up(state) or now.number % recipe.runtime.checkpoint_every == 0:
             folder.save(state)
-        progress.round(now.number, *headline(built, line))
+        progress.round(now.number, headline(built, line))
     return state
 
 

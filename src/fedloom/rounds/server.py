@@ -15,7 +15,7 @@ from fedloom.core.layout import Columns, Layout
 from fedloom.core.updates import EVERYONE, Rows, Updates
 from fedloom.methods.method import Method
 from fedloom.rounds import diagnostics
-from fedloom.rounds.federation import Federation
+from fedloom.rounds.federation import BuiltFederation
 from fedloom.rounds.loading import pack_tasks
 from fedloom.rounds.messages import ALL, Message, Payload, believed, blank
 from fedloom.rounds.recovery import careful, nothing_came, usable
@@ -50,7 +50,7 @@ def model_of(state: State, client: str) -> Tensor:
 
 
 def dispatch(
-    method: Method, layout: Layout, federation: Federation, state: State, clients: Iterable[str]
+    method: Method, layout: Layout, federation: BuiltFederation, state: State, clients: Iterable[str]
 ) -> dict[str, Message]:
     """What the server sends to each client. Clients that get the same vector get the same tensor."""
     clients = list(clients)
@@ -74,7 +74,7 @@ def dispatch(
 def collect(
     method: Method,
     layout: Layout,
-    federation: Federation,
+    federation: BuiltFederation,
     payloads: Iterable[Payload],
     rows: Sequence[Row],
     dtype: torch.dtype = torch.float32,
@@ -119,7 +119,7 @@ def collect(
 
 def assembled(
     method: Method,
-    federation: Federation,
+    federation: BuiltFederation,
     shared: Layout,
     payloads: Sequence[Payload],
     X: Tensor | Rows,
@@ -140,7 +140,9 @@ def assembled(
     )
 
 
-def _presence(method: Method, federation: Federation, shared: Layout, payloads: Sequence[Payload]) -> Tensor | None:
+def _presence(
+    method: Method, federation: BuiltFederation, shared: Layout, payloads: Sequence[Payload]
+) -> Tensor | None:
     """Which blocks the rows have (K x blocks), or None for all."""
     if federation.unified and method.rows == "client":
         return None
@@ -165,7 +167,7 @@ def _extras(payloads: Sequence[Payload]) -> dict[str, Any]:
 def server_step(
     method: Method,
     layout: Layout,
-    federation: Federation,
+    federation: BuiltFederation,
     payloads: Iterable[Payload],
     state: State,
     ctx: Ctx,
@@ -197,7 +199,7 @@ def server_step(
 def settled(
     method: Method,
     layout: Layout,
-    federation: Federation,
+    federation: BuiltFederation,
     state: State,
     rows: Iterable[tuple[Row, Tensor]],
     came: Sequence[Payload],
@@ -238,7 +240,9 @@ def settled(
     return new
 
 
-def _still(method: Method, federation: Federation, shared: Layout, payloads: Sequence[Payload]) -> tuple[Columns, ...]:
+def _still(
+    method: Method, federation: BuiltFederation, shared: Layout, payloads: Sequence[Payload]
+) -> tuple[Columns, ...]:
     """Columns that no row has."""
     present = _presence(method, federation, shared, payloads)
     if present is None:
@@ -248,7 +252,7 @@ def _still(method: Method, federation: Federation, shared: Layout, payloads: Seq
 
 
 def merge_buffers(
-    method: Method, layout: Layout, federation: Federation, payloads: Sequence[Payload], before: Tensor
+    method: Method, layout: Layout, federation: BuiltFederation, payloads: Sequence[Payload], before: Tensor
 ) -> Tensor:
     """Weighted mean, or pooled statistics, of float buffers over the clients that trained the block's task.
 

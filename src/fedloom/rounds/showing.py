@@ -17,7 +17,7 @@ from fedloom.data.preview import label, pictures
 from fedloom.errors import UserError
 from fedloom.extras import need
 from fedloom.rounds.built import Built
-from fedloom.rounds.federation import Client
+from fedloom.rounds.federation import BuiltClient
 from fedloom.rounds.measure import MeasuredGroup, groups
 from fedloom.rounds.worker import Answers, Executor, LookJob
 from fedloom.runs import checkpoint
@@ -72,7 +72,9 @@ def keep(folder: Path, built: Built, executor: Executor, state: State) -> None:
         checkpoint.write_text(home / INDEX, json.dumps({**about, "parts": parts}))
 
 
-def some_examples(client: Client, tasks: Sequence[DenseTask], count: int) -> tuple[Tensor, Mapping[str, Tensor], Array]:
+def some_examples(
+    client: BuiltClient, tasks: Sequence[DenseTask], count: int
+) -> tuple[Tensor, Mapping[str, Tensor], Array]:
     """(inputs, labels, inputs as pictures) of at most `count` examples, evenly spaced over a client's test part."""
     part = client.test.spread(count)
     x, truth = part.examples.batch(part.index, torch.device("cpu"), tasks=[task.name for task in tasks])

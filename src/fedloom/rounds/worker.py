@@ -19,7 +19,7 @@ from fedloom.methods.method import Method
 from fedloom.recipes.runtime import Evaluation
 from fedloom.rounds.client import ClientRound, tune
 from fedloom.rounds.evaluation import Scores, answers, confusions, evaluate
-from fedloom.rounds.federation import Client, Federation, Part
+from fedloom.rounds.federation import BuiltClient, BuiltFederation, Part
 from fedloom.rounds.loading import for_task, load, load_personal
 from fedloom.rounds.messages import Message, Payload
 from fedloom.training.config import Training
@@ -34,7 +34,7 @@ class Setup:
 
     method: Method
     module: nn.Module
-    federation: Federation
+    federation: BuiltFederation
     training: Training
     evaluation: Evaluation
     seed: int
@@ -160,7 +160,7 @@ class Worker:
                 trained = self._scores(client, job.round) if evaluate_trained else {}
                 yield TrainDone(client.id, payload, result, state, seconds, trained)
 
-    def _scores(self, client: Client, round: int) -> dict[str, Scores]:
+    def _scores(self, client: BuiltClient, round: int) -> dict[str, Scores]:
         """Scores of the current model on a client's splits."""
         s = self.setup
         mine = {name: self.tasks[name] for name in client.tasks}

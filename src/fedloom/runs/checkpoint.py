@@ -7,7 +7,6 @@ strings, empty containers) and the checksum of the tensor file, and below it the
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fedloom.errors import StateError
+from fedloom.runs.recorded import digest_of, head_of, sum_of
 
 _FORMAT = 2
 _NAMES = ("{}.next", "{}", "{}.prev")
@@ -89,7 +89,7 @@ def save(folder: Path, name: str, tree: Any, **labels: Any) -> None:
     save_tensors(_apart(tensors), folder / f"{fresh}.safetensors")
     _sync(folder / f"{fresh}.safetensors")
     text = json.dumps(
-        {**labels, "format": _FORMAT, "sha256": _digest(folder / f"{fresh}.safetensors"), "tree": skeleton}
+        {**labels, "format": _FORMAT, "sha256": sum_of(folder / f"{fresh}.safetensors")[1], "tree": skeleton}
     )
     write_text(folder / f"{fresh}.json", f"{text}\n{digest_of(text)}\n")
     for kind in ("safetensors", "json"):
@@ -139,12 +139,12 @@ def load(
         if not path.exists():
             continue
         try:
-            head = _head(path.read_text())
+            head = head_of(path.read_text())
             heads.append((newest(head), path, head, head["sha256"], head["tree"]))
         except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
             problems.append(f"{path.name} is damaged ({error})")
     paths = [p for n in _NAMES if (p := folder / f"{n.format(name)}.safetensors").exists()]
-    digests = {p: _digest(p) for p in paths}
+    digests = {p: sum_of(p)[1] for p in paths}
     for _, path, head, digest, tree in sorted(heads, key=lambda h: h[0], reverse=True):
         for candidate in paths:
             if digests[candidate] != digest:
@@ -161,21 +161,6 @@ def load(
         problems.append(f"{path.name} has no tensor file with its checksum, which is truncated, changed or missing")
     found = "; ".join(problems) or f"no file {name}.json there"
     raise StateError(f"{folder}: no whole checkpoint {name!r}: {found}")
-
-
-def _head(text: str) -> dict[str, Any]:
-    """What a checkpoint's text file says. Raises ValueError where that is not what was written."""
-    head, _, check = text.partition("\n")
-    value: dict[str, Any] = json.loads(head)
-    # the first format had no checksum
-    if check.strip() != digest_of(head) and not (value["format"] == 1 and not check):
-        raise ValueError("its checksum is not that of its content")
-    return value
-
-
-def digest_of(text: str) -> str:
-    """Checksum of a text, 64 hexadecimal digits."""
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write_text(path: Path, text: str) -> None:
@@ -198,11 +183,6 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         apart[name] = t if whole else t.clone()
         seen.add(storage.data_ptr())
     return apart
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sync(path: Path) -> None:

@@ -23,7 +23,7 @@ from fedloom.recipes.schema import Recipe
 from fedloom.runs import checkpoint, mirror
 from fedloom.runs.ledger import Ledger
 from fedloom.runs.reader import DIAGNOSTICS
-from fedloom.runs.recorded import LOGS, MODEL, RUNNING, checksum, json_of, lines_of, read_info, sums
+from fedloom.runs.recorded import LOGS, MODEL, RUNNING, checksum, json_of, lines_of, no_run, read_info, sum_of, sums
 from fedloom.runs.track import Tracker
 from fedloom.settings.paths import differs, value_at
 
@@ -109,7 +109,7 @@ class RunFolder:
         """The recipe and the partition in a folder. Raises StateError if it is no run folder or is damaged."""
         for name in ("recipe.yaml", "partition.json"):
             if not (path / name).is_file():
-                raise StateError(f"{path} is not a run folder: it has no {name}")
+                raise no_run(path, name)
         with at(str(path / "partition.json")):
             partition = Partition.from_json(json_of(path / "partition.json"))
         return load(path / "recipe.yaml"), partition
@@ -246,12 +246,11 @@ class RunFolder:
         """
         for name, (size, digest) in (labels.get("logs", {}) if labels["round"] else {}).items():
             path = self.path / name
-            with path.open("rb") if path.exists() else open(os.devnull, "rb") as opened:
-                if hashlib.sha256(opened.read(size)).hexdigest() != digest:
-                    raise StateError(
-                        f"{path}: its lines up to round {labels['round']} are not those that the run wrote: they were "
-                        "changed or cut off; put the file back"
-                    )
+            if sum_of(path, size) != [size, digest]:
+                raise StateError(
+                    f"{path}: its lines up to round {labels['round']} are not those that the run wrote: they were "
+                    "changed or cut off; put the file back"
+                )
 
     def save(self, state: State, name: str = "state") -> None:
         """Checkpoint a state. It is there once the rest is written: each peer's own is before that in peers/NAME, under

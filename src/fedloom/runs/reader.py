@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedloom.errors import StateError, nearest
+from fedloom.errors import StateError, choices
 from fedloom.recipes.schema import recipe_hash
 from fedloom.runs import recorded
 from fedloom.runs.recorded import lines_of
@@ -71,7 +71,7 @@ class Run:
         folder = Path(folder)
         for name in ("run.json", "recipe.yaml"):
             if not (folder / name).is_file():
-                raise StateError(f"{folder} is not a run folder: {name} is absent")
+                raise recorded.no_run(folder, name)
         info = recorded.read_info(folder)
         recorded.check("run.json", info, str(folder / "run.json"))
         recorded.verify(folder, info)
@@ -116,7 +116,7 @@ class Run:
         }
         if not mine:
             names = sorted(set().union(*known.values()))
-            raise StateError(f"no task has the metric {metric!r}.{nearest(metric, names)} Recorded: {', '.join(names)}")
+            raise StateError(f"no task has the metric {metric!r}.{choices('Recorded', metric, names)}")
         return replace(self, info={**self.info, "tasks": mine})
 
     def direction(self, task: str, metric: str) -> str:

@@ -20,6 +20,8 @@ LOGS = ("metrics.jsonl", "bytes.jsonl", "diagnostics.jsonl")
 """The files with a line a round."""
 MODEL = "model.safetensors"
 RUNNING = "running"
+TEMPORARY = "fedloom-"
+"""How the names of folders begin that go with their results."""
 _CHANGED = "{}: its content is not what the run wrote: it was changed or cut off"
 
 Natural = Annotated[int, Field(ge=0, lt=1 << 63)]
@@ -27,6 +29,13 @@ Number = float | None
 """null stands for nan."""
 Named = dict[str, Any] | None
 """A section of a recipe."""
+
+
+def no_run(folder: Path, name: str) -> StateError:
+    """What to say of a folder that lacks a file which every run has."""
+    gone = not folder.exists() and any(each.name.startswith(TEMPORARY) for each in (folder, folder.parent))
+    why = "it went with its result; keep the result, or give the run a folder=" if gone else f"{name} is absent"
+    return StateError(f"{folder} is not a run folder: {why}")
 
 
 class _Open(TypedDict):
@@ -163,7 +172,7 @@ def json_of(file: Path) -> Any:
 
 def checksum(value: Mapping[str, Any]) -> str:
     """16 hexadecimal digits over what run.json holds beside them, as its key `check`."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+    return digest_of(json.dumps(value, sort_keys=True))[:16]
 
 
 def read_info(folder: Path) -> dict[str, Any]:
@@ -185,7 +194,7 @@ def verify(folder: Path, info: Mapping[str, Any]) -> None:
     """
     finished = info["status"] != RUNNING
     for name, (size, digest) in (info.get("files", {}) if finished else _saved(folder)).items():
-        found = _sum(folder / name, None if finished else size)
+        found = sum_of(folder / name, None if finished else size)
         if name == MODEL or found == [size, digest]:
             continue
         if finished or found[0] == size:  # a resumed run may have cut a log, and write it anew
@@ -195,12 +204,17 @@ def verify(folder: Path, info: Mapping[str, Any]) -> None:
 def verify_model(folder: Path) -> None:
     """The same for model.safetensors, which readers of numbers do not open."""
     stated = read_info(folder).get("files", {}).get(MODEL) if (folder / "run.json").is_file() else None
-    if stated is not None and _sum(folder / MODEL) != stated:
+    if stated is not None and sum_of(folder / MODEL) != stated:
         raise StateError(_CHANGED.format(folder / MODEL))
 
 
-def _sum(file: Path, size: int | None = None) -> list[Any]:
-    """[bytes, checksum] of a file, or of its first `size` bytes."""
+def digest_of(text: str) -> str:
+    """Checksum of a text, 64 hexadecimal digits."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def sum_of(file: Path, size: int | None = None) -> list[Any]:
+    """[bytes, checksum] of a file, or of its first `size` bytes; of one that is not there, as of an empty one."""
     digest, left = hashlib.sha256(), float("inf") if size is None else size
     total = 0
     if file.is_file():
@@ -211,14 +225,21 @@ def _sum(file: Path, size: int | None = None) -> list[Any]:
     return [total, digest.hexdigest()]
 
 
+def head_of(text: str) -> dict[str, Any]:
+    """What a checkpoint's text file says. Raises ValueError where that is not what was written."""
+    head, _, stated = text.partition("\n")
+    value: dict[str, Any] = json.loads(head)
+    # the first format had no checksum
+    if stated.strip() != digest_of(head) and not (value["format"] == 1 and not stated):
+        raise ValueError("its checksum is not that of its content")
+    return value
+
+
 def _saved(folder: Path) -> Mapping[str, Any]:
     """Log -> (bytes, checksum) as the newest checkpoint has them; nothing where it is damaged, as resuming says."""
     try:
-        head, _, stated = (folder / "state.json").read_text("utf-8").partition("\n")
-        if hashlib.sha256(head.encode()).hexdigest() != stated.strip():
-            return {}
-        logs: Mapping[str, Any] = json.loads(head).get("logs", {})
-    except (OSError, ValueError):
+        logs: Mapping[str, Any] = head_of((folder / "state.json").read_text("utf-8")).get("logs", {})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
     return logs
 
@@ -226,7 +247,7 @@ def _saved(folder: Path) -> Mapping[str, Any]:
 def sums(folder: Path) -> dict[str, Any]:
     """File -> [bytes, checksum] of what a run that is over has written, for its run.json."""
     names = (*LOGS, "recipe.yaml", "partition.json", MODEL)
-    return {name: _sum(folder / name) for name in names if (folder / name).is_file()}
+    return {name: sum_of(folder / name) for name in names if (folder / name).is_file()}
 
 
 def recipe_of(folder: Path) -> dict[str, Any]:

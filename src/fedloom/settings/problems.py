@@ -10,7 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-from fedloom.errors import nearest
+from fedloom.errors import choices, nearest
 
 Problem = tuple[str, str]
 """(key path, message)."""
@@ -46,7 +46,7 @@ def one_of(words: Iterable[str]) -> str:
 def unknown_key(key: str, allowed: Iterable[str]) -> str:
     """The message for a key that is not in `allowed`."""
     allowed = sorted(allowed)
-    return f"unknown key.{nearest(key, allowed)} Allowed: {', '.join(allowed) or 'none'}"
+    return f"unknown key.{choices('Allowed', key, allowed)}"
 
 
 def expected(hint: Any, metadata: Sequence[Any] = ()) -> str:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, create_model
 
-from fedloom.errors import RecipeError, listed, nearest, unknown
+from fedloom.errors import RecipeError, UserError, choices, unknown
 from fedloom.settings.names import imported, is_import, source
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -40,10 +40,27 @@ class Registered:
     """The package that it comes from; empty for this one."""
     thing: Any = None
     """What stands under the name: the function, or the object that it gives."""
+    kind: str = ""
+    """The word for it in messages."""
 
     def make(self, *given: Any, **params: Any) -> Any:
-        """Call it, with as many of the given values as it takes."""
-        return self.function(*given[: self.takes], **params)
+        """Call it, with as many of the given values as it takes.
+
+        Raises RecipeError where it takes more, and where a function that is not fedloom's own fails.
+        """
+        what = f"{self.kind} {getattr(self.thing, '__qualname__', self.name)}"
+        if self.takes > len(given):
+            raise RecipeError(
+                f"{what}: a function with {self.takes} arguments without a default found, expected at most {len(given)}"
+            )
+        try:
+            return self.function(*given[: self.takes], **params)
+        except (UserError, MemoryError):
+            raise
+        except Exception as error:
+            if self.origin is None:
+                raise
+            raise RecipeError(f"{what}: {type(error).__name__}: {error}") from error
 
     @property
     def origin(self) -> dict[str, str | None] | None:
@@ -86,11 +103,15 @@ class Registry:
         own = SimpleNamespace(__annotations__={p.name: Any if p.annotation is p.empty else p.annotation for p in keys})
         home = function.__init__ if inspect.isclass(function) else inspect.unwrap(function)
         space = getattr(home.func if isinstance(home, partial) else home, "__globals__", {})
-        hints = get_type_hints(own, globalns=space, include_extras=True)
-        fields: dict[str, Any] = {p.name: (hints[p.name], ... if p.default is p.empty else p.default) for p in keys}
-        model = create_model(f"{self.kind}:{name}", __config__=ConfigDict(extra="forbid", strict=False), **fields)
+        try:
+            hints = get_type_hints(own, globalns=space, include_extras=True)
+            fields: dict[str, Any] = {p.name: (hints[p.name], ... if p.default is p.empty else p.default) for p in keys}
+            model = create_model(f"{self.kind}:{name}", __config__=ConfigDict(extra="forbid", strict=False), **fields)
+        except (TypeError, ValueError, NameError) as error:
+            what = getattr(thing, "__qualname__", name)
+            raise RecipeError(f"{self.kind} {what}: its parameters cannot be recipe keys: {error}") from None
         summary = (inspect.getdoc(thing) or "").split("\n\n")[0].replace("\n", " ")
-        return Registered(name, function, model, summary, source, len(wanted), package, thing)
+        return Registered(name, function, model, summary, source, len(wanted), package, thing, self.kind)
 
     @cached_property
     def announced(self) -> Mapping[str, metadata.EntryPoint]:
@@ -112,10 +133,7 @@ class Registry:
             except RecipeError as error:
                 return str(error)
             return None
-        return (
-            f"unknown {self.kind} {name!r}.{nearest(name, self.names)} {listed('Allowed', name, self.names)}, or "
-            "package.module:name"
-        )
+        return f"unknown {self.kind} {name!r}.{choices('Allowed', name, self.names)}, or package.module:name"
 
     def __getitem__(self, name: str) -> Registered:
         if name in self.entries:
@@ -124,11 +142,7 @@ class Registry:
             point = self.announced[name]
             return self.of(name, imported(point.value), package=point.dist.name if point.dist else "")
         if is_import(name):
-            thing = imported(name)
-            try:
-                return self.of(name, thing, package=name.partition(":")[0].partition(".")[0])
-            except (TypeError, ValueError, NameError) as error:
-                raise RecipeError(f"{name!r}: its parameters cannot be recipe keys: {error}") from None
+            return self.of(name, imported(name), package=name.partition(":")[0].partition(".")[0])
         raise RecipeError(unknown(self.kind, name, self.names))
 
     def __iter__(self) -> Iterator[Registered]:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from fedloom.errors import RecipeError, StateError, nearest
+from fedloom.errors import RecipeError, StateError, choices, nearest
 from fedloom.recipes import loader
 from fedloom.recipes.loader import load
 from fedloom.recipes.schema import Named, Recipe, recipe_hash
@@ -314,7 +314,7 @@ def select(grid: Grid, labels: Sequence[str]) -> set[Cell]:
     for label in labels:
         known = list(dict.fromkeys(one for kind in kinds.values() for one in kind))
         if label not in known:
-            raise RecipeError(f"no label {label!r} in the grid.{nearest(label, known)} Labels: {', '.join(known)}")
+            raise RecipeError(f"no label {label!r} in the grid.{choices('Labels', label, known)}")
     wanted = {kind: chosen for kind, known in kinds.items() if (chosen := set(labels) & set(known))}
     return {cell for cell in cells(grid) if all(getattr(cell, kind) in chosen for kind, chosen in wanted.items())}
 
@@ -354,12 +354,16 @@ def save(grid: Grid, folder: Path, refused: Mapping[str, str]) -> None:
 
 def open_folder(source: str | Path) -> tuple[Grid, Path]:
     """(grid, folder) of a grid's folder; or of a packaged grid, a grid file or a grid's name, from where it ran."""
-    folder = Path(source)
-    if not folder.exists() and (GRIDS / folder / FILE).is_file():
-        folder = GRIDS / folder
+    folder = _folder(source)
     if not (folder / FILE).is_file():
         if folder.is_dir() and str(source) not in names():
             raise StateError(f"{folder} is not a grid's folder: {FILE} is absent")
+        known = [*names(), *ran()]
+        if not folder.exists() and str(source) not in known and folder.suffix != ".yaml":
+            raise StateError(
+                f"{source}: no such folder, and no grid of this name is packaged or was run in {GRIDS}."
+                f"{choices('Grids', str(source), sorted(known))}"
+            )
         folder = default_folder(load_grid(source))
         if not (folder / FILE).is_file():
             raise StateError(
@@ -368,12 +372,23 @@ def open_folder(source: str | Path) -> tuple[Grid, Path]:
     return load_grid(folder / FILE), folder
 
 
+def ran() -> list[str]:
+    """Names of the grids that ran in their default place."""
+    return sorted(file.parent.name for file in GRIDS.glob(f"*/{FILE}"))
+
+
+def _folder(source: str | Path) -> Path:
+    """The folder itself, or that of the grid that ran under this name in its default place."""
+    folder = Path(source)
+    return GRIDS / folder if not folder.exists() and (GRIDS / folder / FILE).is_file() else folder
+
+
 def runs_in(source: Path) -> list[Path]:
     """The finished runs of a grid's first seed, in the order of its cells; what is no grid is a run's folder itself.
 
     `source` is as in `open_folder`. Raises StateError where no run of the seed has finished.
     """
-    if not (source / FILE).is_file() and str(source) not in names():
+    if not (_folder(source) / FILE).is_file() and str(source) not in names():
         return [source]
     grid, folder = open_folder(source)
     found = [path for cell in cells(grid) if cell.seed == grid.seeds[0] and is_over(path := cell.folder(folder))]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,6 +38,8 @@ class Measured:
         score, direction = value if isinstance(value, tuple | list) and len(value) == 2 else (value, None)
         if direction is None:
             direction = "min" if getattr(score, "higher_is_better", None) is False else "max"
+        if not isinstance(name, str) or name == "loss":
+            raise RecipeError(f"task {task!r}, metrics: the name {name!r} found, expected a text other than 'loss'")
         if not callable(score) or isinstance(score, type) or direction not in ("max", "min"):
             raise RecipeError(
                 f"task {task!r}, metrics: {name!r} is {value!r}, expected a function of (outputs, labels), an object "
@@ -160,6 +163,11 @@ class Own(Task):
                 f"task {self.name!r}, loss: {found} found, expected a tensor with one number, or with one for each of "
                 f"{len(target)} examples"
             )
+        if not loss.is_floating_point() or output.requires_grad > loss.requires_grad:
+            raise DataError(
+                f"task {self.name!r}, loss: a tensor of {loss.dtype} without a gradient found, expected one that is "
+                "computed from the outputs"
+            )
         return loss.mean()
 
     def metric(self) -> Metric:
@@ -174,27 +182,17 @@ class Own(Task):
         """As the base's."""
         return self.base.constant(mean)
 
-    def blamed(self, what: str, output: Tensor, target: Tensor) -> Blamed:
+    @contextmanager
+    def blamed(self, what: str, output: Tensor, target: Tensor) -> Iterator[None]:
         """Inside, an error is one of a function that a user wrote: say which, and what it was given."""
-        return Blamed(f"task {self.name!r}, {what}", output, target)
-
-
-@dataclass(frozen=True)
-class Blamed:
-    """See `Own.blamed`."""
-
-    what: str
-    output: Tensor
-    target: Tensor
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, Exception) and not isinstance(error, DataError):
+        try:
+            yield
+        except DataError:
+            raise
+        except Exception as error:
             raise DataError(
-                f"{self.what}: {type(error).__name__}: {error} (called with outputs of shape "
-                f"{tuple(self.output.shape)} and labels of shape {tuple(self.target.shape)}, {self.target.dtype})"
+                f"task {self.name!r}, {what}: {type(error).__name__}: {error} (called with outputs of shape "
+                f"{tuple(output.shape)} and labels of shape {tuple(target.shape)}, {target.dtype})"
             ) from error
 
 

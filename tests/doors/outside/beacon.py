@@ -1,14 +1,13 @@
-"""A package outside fedloom: wines told apart, and whether they are strong, by three laboratories."""
+"""A package outside fedloom: digits told apart, and whether they are odd, by schools."""
 
 from dataclasses import dataclass
 
 import torch
-from sklearn.datasets import load_wine
+from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fedloom as fl
-from fedloom.codecs import Raw
 from fedloom.stages import Stage, Traits
 
 
@@ -24,24 +23,16 @@ def balanced(outputs, labels):
     return torch.stack([hits[labels == c].float().mean() for c in labels.unique()]).mean()
 
 
-def wines(seed, labs: int = 3):
-    """A federation: each laboratory has every third wine; one of them knows no sort."""
-    data = load_wine()
-    x = torch.tensor((data.data - data.data.mean(0)) / data.data.std(0), dtype=torch.float32)
-    y = {"sort": torch.tensor(data.target), "strong": torch.tensor(data.data[:, 0] > 13).long()}
-    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))
-    part = lambda i: (x[i], {task: labels[i] for task, labels in y.items()})  # noqa: E731
-    clients = {
-        f"lab-{k}": fl.Client(train=part(order[40:][k::labs]), val=0.2, tasks=["sort", "strong"][k == 0 :])
-        for k in range(labs)
-    }
-    tasks = {"sort": fl.task(classes=3), "strong": fl.task(classes=2, loss=focal, metrics={"balanced": balanced})}
-    return fl.Federation(clients, tasks, test=part(order[:40]))
-
-
-def halves(pool, seed):
-    """Two clients with half of the wines each."""
-    return {"left": range(0, len(pool), 2), "right": range(1, len(pool), 2)}
+def signs(seed, schools: int = 3):
+    """A federation: a school has a share of the digits; the first knows only whether they are odd."""
+    data = load_digits()
+    x, y = torch.tensor(data.images[:180, None] / 16, dtype=torch.float32), torch.tensor(data.target[:180])
+    shares = [torch.arange(k, 180, schools + 1) for k in range(schools + 1)]
+    *own, test = [(x[share], {"digit": y[share], "odd": y[share] % 2}) for share in shares]
+    names = [["digit", "odd"][k == 0 :] for k in range(schools)]
+    clients = {f"school-{k}": fl.Client(own[k], val=0.2, tasks=names[k]) for k in range(schools)}
+    tasks = {"digit": fl.task(classes=10), "odd": fl.task(classes=2, loss=focal, metrics={"balanced": balanced})}
+    return fl.Federation(clients, tasks, test=test)
 
 
 class Net(nn.Module):
@@ -49,10 +40,11 @@ class Net(nn.Module):
 
     def __init__(self, input_shape, width: int = 8):
         super().__init__()
-        self.encoder = nn.Sequential(nn.Linear(*input_shape, width), nn.ReLU())
-        self.heads = nn.ModuleDict({"sort": nn.Linear(width, 3), "strong": nn.Linear(width, 2)})
+        self.encoder = nn.Sequential(nn.Flatten(), nn.Linear(torch.Size(input_shape).numel(), width), nn.ReLU())
+        self.heads = nn.ModuleDict({"digit": nn.Linear(width, 10), "odd": nn.Linear(width, 2)})
 
     def forward(self, x):
+        """Outputs of each task."""
         return {task: head(self.encoder(x)) for task, head in self.heads.items()}
 
 
@@ -71,7 +63,3 @@ class Clip(Stage):
 def clipped(*, limit: float = 0.5):
     """FedAvg of clipped updates."""
     return fl.methods.fedavg().plus(Clip(limit))
-
-
-class Plain(Raw):
-    """A codec of one's own."""

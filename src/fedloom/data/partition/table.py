@@ -103,8 +103,7 @@ class Share:
             if not pool.labelled(task)[index].any():
                 raise DataError(f"{who} has no labelled example of its task {task!r}")
         if self.domain is not None and self.domain not in pool.domains:
-            known = ", ".join(pool.domains) or "none"
-            raise DataError(f"{who}: unknown domain {self.domain!r}. Known: {known}")
+            raise DataError(f"{who}: {unknown('domain', self.domain, pool.domains)}")
 
 
 @dataclass(frozen=True, eq=False)

@@ -48,7 +48,7 @@ class Cluster(Engine):
             built = build(recipe)
             RunFolder.create(folder, built.recipe, built.dealt, built.about).close()
         else:
-            built = build(recipe, None, RunFolder.read(folder)[1])
+            built = build(recipe, RunFolder.read(folder)[1])
             RunFolder(folder).close()
         _Watched(built, folder, progress).run()
         status: str = json.loads((folder / "run.json").read_text(encoding="utf-8"))["status"]
@@ -74,7 +74,13 @@ class _Watched:
         self.progress.start(self.built.recipe.training.rounds, max(self.done, 0))
         with tempfile.TemporaryDirectory(prefix="fedloom-") as scratch, (self.folder / LOG).open("a") as log:
             errors = Path(scratch) / "error.txt"
-            environment = {**os.environ, "OMP_NUM_THREADS": str(runtime.threads), ERROR_FILE: str(errors)}
+            environment = {
+                **os.environ,
+                "OMP_NUM_THREADS": str(runtime.threads),
+                # a rank finds what this process finds, such as modules beside the script that runs here
+                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+                ERROR_FILE: str(errors),
+            }
             process = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
             try:
                 while process.poll() is None:
@@ -118,7 +124,7 @@ class _Watched:
                 for event in line["events"]:
                     about = described({k: v for k, v in event.items() if k != "event"})
                     self.progress.event(f"round {self.done}: {event['event']}{about}")
-                self.progress.round(self.done, *headline(self.built, _numbers(line)))
+                self.progress.round(self.done, headline(self.built, _numbers(line)))
 
 
 def _numbers(line: dict[str, object]) -> dict[str, object]:

@@ -106,7 +106,7 @@ def _known_to_all(comm: Comm, mine: tuple[Recipe | None, Partition | None]) -> t
 
 def _built(recipe: Recipe, partition: Partition | None, device: str) -> Built:
     check_device(device)
-    return build(recipe, None, partition)
+    return build(recipe, partition)
 
 
 def membership(built: Built) -> type[Member]:

@@ -42,7 +42,7 @@ def client_app(recipe: Recipe | Path | str, method: Method | None = None, built:
     app = need("flwr.clientapp", "flower").ClientApp()
     benches: dict[str, Bench] = {}
     if built is not None:
-        benches[""] = Bench(built.recipe, method, built)
+        benches[""] = Bench(built.recipe, built)
 
     def answer(what: Answer) -> Callable[[Any, Any], Any]:
         def handle(message: Any, context: Any) -> Any:
@@ -50,7 +50,10 @@ def client_app(recipe: Recipe | Path | str, method: Method | None = None, built:
             try:
                 changes = str(context.run_config.get("changes", ""))
                 if changes not in benches:
-                    benches[changes] = Bench(recipe_of(recipe, context.run_config), method)
+                    whole = recipe_of(recipe, context.run_config)
+                    if method is not None:
+                        whole = whole.holding(method=(method, method.name))
+                    benches[changes] = Bench(whole)
                 kept = dict(context.state["fedloom"]) if "fedloom" in context.state else {}
                 node = replace(node_of(context.node_config, benches[changes]), kept=kept)
                 head = head_of(message.content)

@@ -40,7 +40,6 @@ from fedloom.engines.peers.community import Community
 from fedloom.engines.peers.rounds import community_of
 from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.extras import need
-from fedloom.methods.method import Method
 from fedloom.recipes.runtime import FlowerSettings
 from fedloom.recipes.schema import Recipe
 from fedloom.rounds.built import Built
@@ -256,10 +255,9 @@ class AtNodes:
 class Flower(Engine):
     """Nodes in this process: every message is made, sent, checked and answered as in a deployment."""
 
-    def build(self, recipe: Recipe, method: Method | None = None, partition: Partition | None = None) -> Built:
+    def build(self, recipe: Recipe, partition: Partition | None = None) -> Built:
         """As in one process. Raises RecipeError for settings that nodes cannot follow."""
         need("flwr.app", "flower")
-        self.method = method
         if recipe.training.stacked:
             raise RecipeError("training.stacked: nodes train one client each, so nothing can be stacked")
         refuse(recipe.peers)
@@ -267,15 +265,15 @@ class Flower(Engine):
             raise RecipeError(
                 "runtime.flower.enough: peers wait for each other's letters; it is for runs with a server"
             )
-        return self._build(recipe, method, partition)
+        return self._build(recipe, partition)
 
     def initial(self, built: Built) -> State:
         """The server's state before the first round; clients and peers have their own."""
         state = super().initial(built)
         return state if "peers" not in state else {**state, "peers": {name: stub({}) for name in state["peers"]}}
 
-    def _build(self, recipe: Recipe, method: Method | None, partition: Partition | None) -> Built:
-        return super().build(recipe, method, partition)
+    def _build(self, recipe: Recipe, partition: Partition | None) -> Built:
+        return super().build(recipe, partition)
 
     @contextmanager
     def start(self, built: Built, folder: RunFolder) -> Iterator[tuple[Executor, Advance | None]]:
@@ -293,7 +291,7 @@ class Flower(Engine):
             node: {"home": str(home), "client": client, "device": device}
             for node, (client, home) in enumerate(self.homes.items(), start=1)
         }
-        grid = LocalGrid(client_app(built.recipe, self.method, built), configs)
+        grid = LocalGrid(client_app(built.recipe, built=built), configs)
         return Roster(grid, built.recipe, folder.path / _KEYS)
 
     def _deadline(self, built: Built) -> float:
@@ -329,11 +327,11 @@ class OverGrid(Flower):
     def __init__(self, grid: Any, folder: Path) -> None:
         self.grid, self.folder = grid, folder
 
-    def _build(self, recipe: Recipe, method: Method | None, partition: Partition | None) -> Built:
+    def _build(self, recipe: Recipe, partition: Partition | None) -> Built:
         """With data at the nodes: wait for the nodes, and make the federation from their reports."""
         self.nodes = Roster(self.grid, recipe, self.folder / _KEYS)
         if recipe.data.name != "nodes":
-            return super()._build(recipe, method, partition)
+            return super()._build(recipe, partition)
         file = self.folder / "nodes.json"
         if partition is not None:
             try:
@@ -341,7 +339,7 @@ class OverGrid(Flower):
                 self.reports = {client: NodeReport.model_validate(report) for client, report in value.items()}
             except (OSError, ValueError) as error:
                 raise StateError(f"{file} cannot be read: {error}") from error
-            return build_from(recipe, method, self.reports, partition)
+            return build_from(recipe, self.reports, partition)
         config = recipe.runtime.flower
         if config.nodes is None:
             raise RecipeError("runtime.flower.nodes: null found, expected how many nodes to wait for (data: nodes)")
@@ -355,7 +353,7 @@ class OverGrid(Flower):
                 f"{found} of {config.nodes} nodes reported within {config.wait:g} s (runtime.flower.wait). "
                 f"There: {', '.join(self.nodes.there()) or 'none'}{others}"
             )
-        return build_from(recipe, method, self.reports)
+        return build_from(recipe, self.reports)
 
     def _nodes(self, built: Built, folder: RunFolder) -> Roster:
         if built.recipe.data.name == "nodes":

@@ -18,7 +18,7 @@ from fedloom.engines.peers.community import Terms
 from fedloom.engines.peers.judging import due, signal_fields
 from fedloom.engines.peers.transport import Letter
 from fedloom.rounds.built import Built
-from fedloom.rounds.federation import Client
+from fedloom.rounds.federation import BuiltClient
 from fedloom.rounds.messages import blank
 from fedloom.runs.checkpoint import join_tree
 from fedloom.training.flat import integer_buffers
@@ -52,7 +52,7 @@ class Statistics:
 
 
 def payload_fields(
-    built: Built, client: Client, tree: Any, part: Layout, codec: Codec, buffers: Layout
+    built: Built, client: BuiltClient, tree: Any, part: Layout, codec: Codec, buffers: Layout
 ) -> tuple[Named, Sender]:
     """(the fields of a payload of a client, what they are judged by): rows over `part`, buffers of that layout.
 
@@ -81,14 +81,14 @@ def payload_fields(
     return Named(fields), sender_of(built, client)
 
 
-def _tasks(client: Client, tree: Any) -> tuple[str, ...]:
+def _tasks(client: BuiltClient, tree: Any) -> tuple[str, ...]:
     told = tree.get("tasks") if isinstance(tree, Mapping) else None
     if not (isinstance(told, Mapping) and told and [*told] == [task for task in sorted(client.tasks) if task in told]):
         raise ValueError(f"tasks: expected some of {', '.join(sorted(client.tasks))}, sorted, found {shown(told)}")
     return tuple(told)
 
 
-def _extras(built: Built, client: Client) -> dict[str, Foreign]:
+def _extras(built: Built, client: BuiltClient) -> dict[str, Foreign]:
     """What the stages declare, and closer what the server knows: the client's domain and tasks."""
     first = next((task.channels for task, _ in client.tasks.values() if task.kind == "classification"), 0)
     known: dict[str, Foreign] = {
@@ -110,7 +110,7 @@ def _integers(built: Built) -> dict[str, Array]:
     }
 
 
-def sender_of(built: Built, client: Client) -> Sender:
+def sender_of(built: Built, client: BuiltClient) -> Sender:
     """What is known of a client."""
     heads, encoder = list(getattr(built.module, "heads", ())), getattr(built.module, "encoder", None)
     classes = {heads.index(n): task.channels for n, (task, _) in client.tasks.items() if task.kind == "classification"}

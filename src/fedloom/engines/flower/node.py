@@ -22,7 +22,6 @@ from fedloom.engines.flower.nodes import NodeConfig, NodeReport, about, as_task,
 from fedloom.engines.flower.relay import TurnJob, counted, take_turn
 from fedloom.engines.flower.wire import RefusedError, expect
 from fedloom.engines.peers.peer import first
-from fedloom.methods.method import Method
 from fedloom.recipes.schema import Recipe, recipe_hash
 from fedloom.rounds.build import build
 from fedloom.rounds.built import Built
@@ -34,6 +33,7 @@ from fedloom.rounds.worker import EvalJob, TrainDone, TrainJob, Worker
 from fedloom.runs import checkpoint
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.ledger import Ledger
+from fedloom.runs.recorded import digest_of
 from fedloom.training.flat import integer_buffers
 
 Numbers = dict[str, float]
@@ -45,7 +45,6 @@ class Bench:
     """What the nodes of one process share: the recipe, and the objects built from it, built only once."""
 
     recipe: Recipe
-    method: Method | None = None
     built: Built | None = None
     workers: dict[Any, tuple[Built, Worker]] = field(default_factory=dict)
 
@@ -56,9 +55,9 @@ class Bench:
         if key not in self.workers:
             torch.set_num_threads(self.recipe.runtime.threads)
             if own is None:
-                built = self.built or build(self.recipe, self.method)
+                built = self.built or build(self.recipe)
             else:
-                built = build_at(self.recipe, self.method, config, tuple(as_task(t) for t in json.loads(tasks)))
+                built = build_at(self.recipe, config, tuple(as_task(t) for t in json.loads(tasks)))
             self.workers[key] = built, Worker(built.setup, config.device)
         return self.workers[key]
 
@@ -83,7 +82,7 @@ class Node:
         if self.config.data is None:
             return None
         dataset, client = own_data(self.bench.recipe, self.config)
-        return about(client, dataset.input_shape)
+        return about(client, dataset.input_shape, dataset.signal)
 
     def train(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
         """client_step; the new state stays at the node."""
@@ -198,7 +197,7 @@ class Node:
         return state
 
     def _digest(self, path: Path) -> str:
-        return checkpoint.digest_of(path.read_text())
+        return digest_of(path.read_text())
 
     def _keep(self, folder: RunFolder, state: State, round_: int, marker: Mapping[str, Any]) -> None:
         """Save the state of a round; states to which the server may still return are kept."""

@@ -18,18 +18,18 @@ import fedloom.tasks.classification
 import fedloom.tasks.dense
 import fedloom.tasks.regression  # noqa: F401  (makes all kinds of tasks known)
 from fedloom.core.foreign import shown
+from fedloom.core.signal import Signal
 from fedloom.data.dataset import Batch, Dataset
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share, ValFraction
 from fedloom.data.registry import loaded
-from fedloom.errors import DataError, RecipeError, nearest
-from fedloom.methods.method import Method
+from fedloom.errors import DataError, RecipeError, choices
 from fedloom.models.multitask import check_name
 from fedloom.recipes.loader import read
 from fedloom.recipes.schema import DataSection, Recipe
 from fedloom.rounds import refusals
 from fedloom.rounds.build import assemble, method_of, with_options
 from fedloom.rounds.built import Built
-from fedloom.rounds.federation import Client, Federation, Part
+from fedloom.rounds.federation import BuiltClient, BuiltFederation, Part
 from fedloom.settings.problems import explain
 from fedloom.settings.section import Section, strict
 from fedloom.tasks.task import Task
@@ -60,6 +60,7 @@ class NodeReport(Section):
     sizes: Sizes
     domain: Annotated[str, Field(max_length=200, pattern=r"^\P{C}*$")] | None
     input_shape: Annotated[tuple[Annotated[int, Field(ge=1, le=_VALUES)], ...], Field(min_length=1, max_length=4)]
+    signal: Signal | None = None
 
     @staticmethod
     def read(value: Any, client: str) -> NodeReport:
@@ -78,6 +79,8 @@ class NodeReport(Section):
                 )
         if math.prod(report.input_shape) > _VALUES:
             raise ValueError(f"input_shape: expected at most {_VALUES} values, found {report.input_shape}")
+        if report.signal is not None and (report.signal.vocabulary or 0) > _VALUES:
+            raise ValueError(f"signal.vocabulary: expected at most {_VALUES}, found {report.signal.vocabulary}")
         return report
 
 
@@ -129,7 +132,7 @@ class Elsewhere:
         return np.broadcast_to(np.int64(-1), (self.count,))
 
 
-def own_data(recipe: Recipe, config: NodeConfig) -> tuple[Dataset, Client]:
+def own_data(recipe: Recipe, config: NodeConfig) -> tuple[Dataset, BuiltClient]:
     """A node's data set and the client that holds all of it. Raises DataError for a task that the data set lacks."""
     assert config.data is not None
     dataset = loaded(config.data.entry, recipe.seed, config.data.arguments)
@@ -141,12 +144,12 @@ def own_data(recipe: Recipe, config: NodeConfig) -> tuple[Dataset, Client]:
         if name not in known:
             raise DataError(
                 f"client {config.client!r}: its data set {dataset.name!r} has no task {name!r}."
-                f"{nearest(name, known)} Tasks: {', '.join(known)}"
+                f"{choices('Tasks', name, known)}"
             )
     everyone = PARTITIONERS["iid"].function(Pool.of(dataset), recipe.seed, clients=1, val_fraction=config.val_fraction)
     share = everyone.shares[0]
     test = np.arange(len(dataset.test), dtype=np.int64)
-    client = Client(
+    client = BuiltClient(
         config.client,
         {name: (known[name], weight * known[name].weight) for name, weight in sorted(weights.items())},
         Part(dataset.train, share.train, "own"),
@@ -157,7 +160,7 @@ def own_data(recipe: Recipe, config: NodeConfig) -> tuple[Dataset, Client]:
     return dataset, client
 
 
-def about(client: Client, input_shape: tuple[int, ...]) -> NodeReport:
+def about(client: BuiltClient, input_shape: tuple[int, ...], signal: Signal | None = None) -> NodeReport:
     """A node's report about itself."""
     return NodeReport(
         client=client.id,
@@ -166,6 +169,7 @@ def about(client: Client, input_shape: tuple[int, ...]) -> NodeReport:
         sizes=Sizes(train=len(client.train), val=len(client.val), test=len(client.test)),
         domain=client.domain,
         input_shape=input_shape,
+        signal=signal,
     )
 
 
@@ -225,14 +229,14 @@ def agreed(reports: Mapping[str, NodeReport | None]) -> tuple[dict[str, NodeRepo
 
 
 def _inputs(report: NodeReport) -> dict[str, Any]:
-    return {"shape": report.input_shape}
+    return {"shape": report.input_shape, "signal": report.signal}
 
 
 def _tasks(report: NodeReport) -> dict[str, Any]:
     return {task.name: task for task in map(as_task, report.tasks)}
 
 
-def federation_of(reports: Mapping[str, NodeReport], unified: bool) -> tuple[Federation, Dataset, Partition]:
+def federation_of(reports: Mapping[str, NodeReport], unified: bool) -> tuple[BuiltFederation, Dataset, Partition]:
     """A federation whose data are elsewhere, from the nodes' reports. Tasks are in the order of their names.
 
     Raises DataError that names a client whose report does not fit the others'.
@@ -241,17 +245,19 @@ def federation_of(reports: Mapping[str, NodeReport], unified: bool) -> tuple[Fed
         raise DataError("no node has reported what it holds")
     for name, why in agreed(reports)[1].items():
         raise DataError(f"client {name!r}: {why}")
-    shape = next(iter(reports.values())).input_shape
+    first = next(iter(reports.values()))
+    shape = first.input_shape
     known = dict(sorted({name: task for report in reports.values() for name, task in _tasks(report).items()}.items()))
     sizes = [node.sizes for node in reports.values()]
     train_part = Elsewhere(sum(size.train + size.val for size in sizes), shape)
-    dataset = Dataset("nodes", tuple(known.values()), train_part, Elsewhere(sum(s.test for s in sizes), shape))
+    test_part = Elsewhere(sum(size.test for size in sizes), shape)
+    dataset = Dataset("nodes", tuple(known.values()), train_part, test_part, signal=first.signal)
     shares, clients = [], {}
     for name, node in sorted(reports.items()):
         train, val, test = (
             np.broadcast_to(np.int64(0), (n,)) for n in (node.sizes.train, node.sizes.val, node.sizes.test)
         )
-        clients[name] = Client(
+        clients[name] = BuiltClient(
             name,
             {task: (known[task], float(weight)) for task, weight in sorted(node.weights.items())},
             Part(dataset.train, train, "own"),
@@ -262,26 +268,24 @@ def federation_of(reports: Mapping[str, NodeReport], unified: bool) -> tuple[Fed
         # nothing is dealt out: only the node has positions
         nowhere = np.zeros(0, dtype=np.int64)
         shares.append(Share(name, node.weights, nowhere, nowhere, node.domain))
-    return Federation(dataset.tasks, clients, unified), dataset, Partition(tuple(shares))
+    return BuiltFederation(dataset.tasks, clients, unified), dataset, Partition(tuple(shares))
 
 
-def build_from(
-    recipe: Recipe, method: Method | None, reports: Mapping[str, NodeReport], saved: Partition | None = None
-) -> Built:
+def build_from(recipe: Recipe, reports: Mapping[str, NodeReport], saved: Partition | None = None) -> Built:
     """A recipe made concrete at a server that has no data; `saved` is the partition of a run that goes on."""
     federation, dataset, partition = federation_of(reports, recipe.model.heads == "all")
     pool = Pool.of(dataset)
-    built = assemble(recipe, method_of(recipe, method), dataset, pool, saved or partition, federation)
+    built = assemble(recipe, method_of(recipe), dataset, pool, saved or partition, federation)
     refusals.unmeasured(built)
     return built
 
 
-def build_at(recipe: Recipe, method: Method | None, config: NodeConfig, tasks: tuple[Task, ...]) -> Built:
+def build_at(recipe: Recipe, config: NodeConfig, tasks: tuple[Task, ...]) -> Built:
     """A recipe made concrete at a node with its own data; `tasks` are those of the whole federation."""
     dataset, client = own_data(recipe, config)
     known = {task.name: task for task in tasks}
     mine = {name: (known[name], weight) for name, (_, weight) in client.tasks.items()}
-    client = Client(client.id, mine, client.train, client.val, client.test, client.domain)
-    federation = Federation(tasks, {client.id: client}, recipe.model.heads == "all")
-    whole = Dataset(dataset.name, tasks, dataset.train, dataset.test)
-    return assemble(recipe, method_of(recipe, method), whole, Pool({}), Partition(()), federation)
+    client = BuiltClient(client.id, mine, client.train, client.val, client.test, client.domain)
+    federation = BuiltFederation(tasks, {client.id: client}, recipe.model.heads == "all")
+    whole = Dataset(dataset.name, tasks, dataset.train, dataset.test, signal=dataset.signal)
+    return assemble(recipe, method_of(recipe), whole, Pool({}), Partition(()), federation)

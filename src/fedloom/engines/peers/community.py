@@ -18,7 +18,7 @@ from fedloom.peers.config import Warmup
 from fedloom.peers.graph import Graph, candidates
 from fedloom.peers.scenario import Scenario
 from fedloom.recipes.schema import PeersSection
-from fedloom.rounds.federation import Client, Federation
+from fedloom.rounds.federation import BuiltClient, BuiltFederation
 from fedloom.rounds.worker import Job, TrainDone, TrainJob
 from fedloom.runs.ledger import Ledger
 
@@ -33,7 +33,7 @@ class Terms:
 
     method: Method
     layout: Layout
-    federation: Federation
+    federation: BuiltFederation
     config: PeersSection
     seed: int
     rounds: int
@@ -44,10 +44,10 @@ class Terms:
     def at(self, name: str) -> Terms:
         """The same terms at one peer, which has no data in reach but its own."""
         whole = self.federation
-        return replace(self, federation=Federation(whole.tasks, {name: whole.clients[name]}, whole.unified))
+        return replace(self, federation=BuiltFederation(whole.tasks, {name: whole.clients[name]}, whole.unified))
 
     @cached_property
-    def client(self) -> Client:
+    def client(self) -> BuiltClient:
         """The peer whose terms these are: the only client in reach."""
         (client,) = self.federation.clients.values()
         return client

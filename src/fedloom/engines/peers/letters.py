@@ -19,7 +19,7 @@ from fedloom.core.layout import Layout
 from fedloom.engines.peers.community import Terms
 from fedloom.engines.peers.trained import Trained
 from fedloom.engines.peers.transport import Letter
-from fedloom.rounds.federation import Client, Federation, Part
+from fedloom.rounds.federation import BuiltClient, BuiltFederation, Part
 from fedloom.rounds.messages import Payload, blank
 from fedloom.runs.checkpoint import join_tree, split_tree
 
@@ -76,7 +76,7 @@ def digest(terms: Terms, vector: Tensor, scope: str) -> str:
     return hashlib.blake2b(values.numpy().tobytes(), digest_size=16).hexdigest()
 
 
-def acquainted(terms: Terms, letters: Iterable[Letter]) -> Federation:
+def acquainted(terms: Terms, letters: Iterable[Letter]) -> BuiltFederation:
     """The peer itself and the senders of letters, of whom it knows the tasks that they say they have, and no data."""
     known = {task.name: task for task in terms.federation.tasks}
     nothing = Part(terms.client.train.examples, np.zeros(0, dtype=np.int64), "unknown")
@@ -84,7 +84,7 @@ def acquainted(terms: Terms, letters: Iterable[Letter]) -> Federation:
     for letter in letters:
         if letter.sender not in clients:
             held = {task: (known[task], w * known[task].weight) for task, w in letter.values["tasks"].items()}
-            clients[letter.sender] = Client(letter.sender, held, nothing, nothing, nothing)
+            clients[letter.sender] = BuiltClient(letter.sender, held, nothing, nothing, nothing)
     return replace(terms.federation, clients=dict(sorted(clients.items())))
 
 
@@ -124,7 +124,7 @@ def aged(terms: Terms, payload: Payload, age: Age) -> Payload:
     return replace(payload, extra={**payload.extra, **extra})
 
 
-def as_row(terms: Terms, federation: Federation, payload: Payload, displacement: Tensor) -> Payload:
+def as_row(terms: Terms, federation: BuiltFederation, payload: Payload, displacement: Tensor) -> Payload:
     """A payload whose row is a displacement (d) from a start to a model."""
     return replace(payload, packed=Raw().pack(blank(terms.shared, federation, (payload.row,), displacement[None])))
 

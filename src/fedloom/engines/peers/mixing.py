@@ -18,7 +18,7 @@ from fedloom.engines.peers.letters import NEW, Heard, aged, as_row
 from fedloom.engines.peers.trained import Trained
 from fedloom.peers.graph import Graph
 from fedloom.peers.neighbours import soft_weights
-from fedloom.rounds.federation import Federation
+from fedloom.rounds.federation import BuiltFederation
 from fedloom.rounds.messages import believed, rows_of
 from fedloom.rounds.server import server_step
 
@@ -31,7 +31,7 @@ class Mix:
     """
 
     terms: Terms
-    federation: Federation
+    federation: BuiltFederation
     graph: Graph
     own: Trained
     heard: Mapping[str, Heard]

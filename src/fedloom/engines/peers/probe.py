@@ -11,7 +11,7 @@ from torch import Tensor
 from fedloom.core.context import State
 from fedloom.peers.similarity import feature_statistics
 from fedloom.rounds.built import Built
-from fedloom.rounds.federation import Client
+from fedloom.rounds.federation import BuiltClient
 from fedloom.rounds.loading import load
 from fedloom.rounds.messages import Message
 from fedloom.training.features import FeatureRecorder
@@ -26,7 +26,7 @@ class Probe:
     def __init__(self, built: Built) -> None:
         self.built = built
 
-    def features(self, client: Client, state: State, vector: Tensor) -> Tensor:
+    def features(self, client: BuiltClient, state: State, vector: Tensor) -> Tensor:
         """Channel means and deviations (2 x C) of the encoder on some of the client's training data."""
         model, names = self._loaded(state, vector), tuple(client.tasks)
         recorder, seen, part = FeatureRecorder(model), [], client.train
@@ -37,7 +37,7 @@ class Probe:
                 seen.append(recorder.now)
         return feature_statistics(torch.cat(seen))
 
-    def outputs(self, client: Client, state: State, vector: Tensor) -> dict[str, Tensor]:
+    def outputs(self, client: BuiltClient, state: State, vector: Tensor) -> dict[str, Tensor]:
         """Outputs (flat) for the client's tasks on some of its validation data."""
         model, names = self._loaded(state, vector), tuple(client.tasks)
         part, found = client.part("val"), dict[str, list[Tensor]]()

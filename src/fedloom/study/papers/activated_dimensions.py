@@ -15,7 +15,7 @@ from typing import Any
 from fedloom.errors import StateError
 from fedloom.extras import figure, save_figure
 from fedloom.runs.reader import Run
-from fedloom.study.tables.markup import csv_text
+from fedloom.study.tables.markup import Cell, Recorded, Records
 from fedloom.study.tables.sheet import Sheet
 
 KIND = "activated-dimensions"
@@ -73,7 +73,7 @@ class Activated:
 
 
 @dataclass(frozen=True)
-class Overlaps:
+class Overlaps(Recorded):
     """The numbers of one run and scope. `rounds` are the rounds that recorded something, in order."""
 
     label: str
@@ -136,18 +136,18 @@ class Overlaps:
         """Both tables in Markdown."""
         return f"{self.agreement().to_markdown()}\n{self.shares().to_markdown()}"
 
-    def to_csv(self) -> str:
+    def records(self) -> Records:
         """All numbers of every round, in percent: overlap, expected and jaccard of pairs; share of rows by block."""
-        lines: list[Sequence[object]] = []
+        lines: list[Sequence[Cell]] = []
         for r in self.rounds:
             for part, numbers in r.groups.items():
                 for quantity, values in numbers.items():
                     for (a, b), value in zip(r.pairs, values, strict=True):
-                        lines.append((r.round, r.scope, quantity, part, a, b, repr(100 * value)))
+                        lines.append((r.round, r.scope, quantity, part, a, b, 100 * value))
             for row in r.rows:
                 for i, block in enumerate(r.blocks):
-                    lines.append((r.round, r.scope, "share", block, row, "", repr(100 * _share(r, row, [i]))))
-        return csv_text(CSV, lines)
+                    lines.append((r.round, r.scope, "share", block, row, "", 100 * _share(r, row, [i])))
+        return Records(CSV, lines)
 
 
 def table(run: str | Path | Run, scope: str | None = None) -> Overlaps:

@@ -13,7 +13,7 @@ from typing import Any
 from fedloom.errors import StateError
 from fedloom.extras import figure, save_figure
 from fedloom.runs.reader import Run
-from fedloom.study.tables.markup import csv_text
+from fedloom.study.tables.markup import Recorded, Records
 from fedloom.study.tables.sheet import Sheet
 
 KIND = "hyper-weights"
@@ -33,7 +33,7 @@ def used(value: float) -> float:
 
 
 @dataclass(frozen=True)
-class HyperWeights:
+class HyperWeights(Recorded):
     """The weights of one run, as learned, not clamped. A client has no weight in rounds without it."""
 
     label: str
@@ -79,13 +79,13 @@ class HyperWeights:
         """The tables in Markdown."""
         return "\n".join(sheet.to_markdown() for sheet in self._sheets)
 
-    def to_csv(self) -> str:
+    def records(self) -> Records:
         """Every weight of every round, as learned and as used."""
         lines = [(r, "alpha", client, "", "", v) for client, points in self.alpha.items() for r, v in points]
         for (client, task), layers in self.beta.items():
             lines += [(r, "beta", client, task, layer, v) for layer, points in layers.items() for r, v in points]
         ordered = sorted(lines, key=lambda line: line[0])
-        return csv_text(CSV, ((*where, repr(value), repr(used(float(value)))) for *where, value in ordered))
+        return Records(CSV, [(*line, used(line[-1])) for line in ordered])
 
 
 def table(run: str | Path | Run) -> HyperWeights:

@@ -19,7 +19,7 @@ from fedloom.extras import figure
 from fedloom.runs.reader import Run, best_round
 from fedloom.study.grid import Cell, Grid, select, together
 from fedloom.study.panels import STYLES
-from fedloom.study.tables.markup import csv_text, full
+from fedloom.study.tables.markup import Records
 from fedloom.study.tables.results import Combination, read
 from fedloom.study.tables.sheet import Sheet, Sheeted
 
@@ -117,15 +117,15 @@ class GridLosses(Sheeted):
         )
         return Sheet(self.title, head, tuple(lines), (about,))
 
-    def to_csv(self) -> str:
+    def records(self) -> Records:
         """One line a run, in full precision."""
         lines = [
-            (*_cell(where, seed), full(run.best), run.best_round or "", full(run.last), run.rounds, run.configured,
-             run.first_not_finite or "")
+            (*_cell(where, seed), run.best, run.best_round or None, run.last, run.rounds, run.configured,
+             run.first_not_finite or None)
             for where, runs in self.cells.items()
             for seed, run in runs.items()
         ]  # fmt: skip
-        return csv_text(CSV, lines)
+        return Records(CSV, lines)
 
 
 @dataclass(frozen=True)
@@ -145,14 +145,13 @@ class RoundLosses(Sheeted):
         )
         return Sheet(f"{self.title}: validation losses by round", ("", "all tasks", *self.tasks), lines)
 
-    def to_csv(self) -> str:
+    def records(self) -> Records:
         """One line a cell and round, in full precision."""
         lines = [
-            (*_cell((cell.data, cell.base, cell.addon), cell.seed), number,
-             *("" if loss is None else full(loss) for loss in losses))
+            (*_cell((cell.data, cell.base, cell.addon), cell.seed), number, *losses)
             for cell, number, losses in self.lines
-        ]  # fmt: skip
-        return csv_text(("data", "cell", "seed", "round", "all", *self.tasks), lines)
+        ]
+        return Records(("data", "cell", "seed", "round", "all", *self.tasks), lines)
 
 
 def _cell(where: Combination, seed: int) -> tuple[str, str, int]:

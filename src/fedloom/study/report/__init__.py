@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedloom.errors import StateError, UserError, nearest, writing
+from fedloom.errors import StateError, UserError, writing
 from fedloom.runs.reader import Run
 from fedloom.study import grid
 from fedloom.study.report import grid_page, images, plots, related, run_page
@@ -33,10 +33,6 @@ def collect(source: str | Path, base: str | Path | None = None) -> RunReport | G
             such cell). UserError for a relatedness study, which cannot be compared.
     """
     folder = Path(source)
-    if not folder.exists() and not str(source).endswith(".yaml") and str(source) not in grid.names():
-        raise UserError(
-            f"{source}: no such folder, and no packaged grid of this name.{nearest(str(source), grid.names())}"
-        )
     if (folder / "run.json").is_file():
         return of_run(Run.read(folder), None if base is None else Run.read(base))
     if (folder / grid.FILE).is_file() or not folder.is_dir():

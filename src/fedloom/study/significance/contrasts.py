@@ -21,7 +21,7 @@ from fedloom.study.references import at_trivial, note
 from fedloom.study.significance.pairs import Numbers, client_gains, holders, of_clients, refusal
 from fedloom.study.significance.statistics import EXACT, LEVEL, NOISE, Paired, against_zero, holm, p_text, paired
 from fedloom.study.tables.compare import Comparison
-from fedloom.study.tables.markup import csv_text, full
+from fedloom.study.tables.markup import Cell, Records
 from fedloom.study.tables.sheet import Sheet, Sheeted
 from fedloom.study.tables.sides import Side, of_comparison, of_grid
 from fedloom.tasks.delta import delta_m, delta_terms
@@ -155,9 +155,9 @@ class Contrasts(Sheeted):
         formulas = (text.format(over=self.over, **words) for text in FORMULAS)
         return Sheet(f"{self.title}{against}", head, tuple(lines), (about, *formulas, family, *clients, *self.notes))
 
-    def to_csv(self) -> str:
+    def records(self) -> Records:
         """The same lines with numbers in full precision."""
-        lines = []
+        lines: list[tuple[Cell, ...]] = []
         for t in self.tests:
             row = ("", "delta_m", "max") if t.row is None else (t.row.task, t.row.metric, t.row.direction)
             f = t.found
@@ -166,10 +166,10 @@ class Contrasts(Sheeted):
                 numbers = [f.low, f.high, t.percent, f.t, f.n - 1, f.p, t.holm]
                 numbers += [self.families["Δm" if t.row is None else "tasks"], f.wilcoxon, f.least, f.d_z]
             tail = [f.g_z, f.d_av, f.g_av] if f is not None else [math.nan] * 3
-            pairs = (self.over, len(t.gains), " ".join(map(str, t.seeds)))
-            shown = [full(v) for v in (*numbers, *tail, t.better, t.worst)]
-            lines.append((t.data, t.method, t.base, *row, *pairs, full(t.mean), *shown, self.split, t.state))
-        return csv_text(CSV, lines)
+            pairs = (self.over, len(t.gains), tuple(t.seeds))
+            numbers += [*tail, t.better, t.worst]
+            lines.append((t.data, t.method, t.base, *row, *pairs, t.mean, *numbers, self.split, t.state))
+        return Records(CSV, lines)
 
 
 def contrasts(comparison: Comparison, over: Over = "seeds") -> Contrasts:

@@ -15,7 +15,7 @@ from fedloom.runs.reader import TaskMetric
 from fedloom.study.grid import Grid
 from fedloom.study.significance.statistics import LEVEL, Ranking, p_text, ranking
 from fedloom.study.tables.compare import Comparison
-from fedloom.study.tables.markup import csv_text, full
+from fedloom.study.tables.markup import Records
 from fedloom.study.tables.sheet import Sheet, Sheeted
 from fedloom.study.tables.sides import Side, of_comparison, of_grid
 
@@ -39,7 +39,7 @@ class Ranks(Sheeted):
     def sheet(self) -> Sheet:
         """One line per method, best first, with the groups of methods that it belongs to."""
         r = self.ranking
-        lines = tuple((name, f"{rank:.3f}", self._groups(name)) for name, rank in r.ranks.items())
+        lines = tuple((name, f"{rank:.3f}", " ".join(map(str, self._groups(name)))) for name, rank in r.ranks.items())
         friedman = (
             "no Friedman test"
             if math.isnan(r.p)
@@ -53,20 +53,20 @@ class Ranks(Sheeted):
         )
         return Sheet(self.title, ("method", "mean rank", "groups"), lines, (about, *self.notes))
 
-    def to_csv(self) -> str:
+    def records(self) -> Records:
         """One line per method, in full precision."""
         r = self.ranking
-        test = [full(v) for v in (r.chi2, len(r.ranks) - 1, r.p, r.critical)]
-        return csv_text(
+        test = (r.chi2, len(r.ranks) - 1, r.p, r.critical)
+        return Records(
             CSV,
             [
-                (name, repr(rank), self._groups(name), len(r.ranks), r.blocks, *test, self.split)
+                (name, rank, self._groups(name), len(r.ranks), r.blocks, *test, self.split)
                 for name, rank in r.ranks.items()
             ],
         )
 
-    def _groups(self, name: str) -> str:
-        return " ".join(str(number) for number, group in enumerate(self.ranking.groups, 1) if name in group)
+    def _groups(self, name: str) -> tuple[int, ...]:
+        return tuple(number for number, group in enumerate(self.ranking.groups, 1) if name in group)
 
 
 def ranked(comparison: Comparison, blocks: Blocks = "seeds") -> Ranks:

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from html import escape
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, stdev
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from fedloom.errors import StateError, nearest
+from fedloom.errors import StateError, choices
 from fedloom.extras import need
 from fedloom.runs.reader import IN_VAIN, Final, Run, TaskMetric, human_bytes
 from fedloom.settings.paths import differs, value_at
 from fedloom.study.keys import QUIET
 from fedloom.study.references import at_trivial, note
-from fedloom.study.tables.markup import csv_text, full, latex, span, tex
+from fedloom.study.tables.markup import Cell, Recorded, Records, fragment, html, latex, span, tex
 from fedloom.tasks.delta import delta_m, without_base
 
 if TYPE_CHECKING:
@@ -79,7 +81,7 @@ class RunSet:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Recorded):
     """What `compare` found. `notes` say what to know before the numbers are believed."""
 
     columns: tuple[RunSet, ...]
@@ -121,6 +123,14 @@ class Comparison:
             table.add_row(Text(name), *(Text(c, "bold" if b else "") for c, b in zip(cells, best, strict=True)))
         return table
 
+    def to_text(self) -> str:
+        """The table as plain text."""
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), width=10_000, highlight=False)
+        console.print(self.table())
+        return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
+
     def to_markdown(self) -> str:
         """A Markdown table with the caption and the notes below it."""
         lines = ["| | " + " | ".join(c.label for c in self.columns) + " |", "|---|" + "---:|" * len(self.columns)]
@@ -129,17 +139,33 @@ class Comparison:
             lines.append(f"| {name} | " + " | ".join(texts) + " |")
         return "\n".join([*lines, "", self.caption + ".", *(f"\n{note}" for note in self.notes)]) + "\n"
 
-    def to_csv(self) -> str:
+    def records(self) -> Records:
         """One line per run set and task, and one with the metric `delta_m`; numbers in full precision."""
-        found: list[list[object]] = []
+        found: list[list[Cell]] = []
         for c in self.columns:
             lines = [(r.task, r.metric, r.direction, c.cells[r]) for r in self.rows]
             if c.delta is not None:
                 lines.append(("", "delta_m", "max", c.delta))
-            tail = [" ".join(str(r.seed) for r in c.runs), self.split, c.model, c.total("up"), c.total("down")]
+            tail = (tuple(r.seed for r in c.runs), self.split, c.model, c.total("up"), c.total("down"))
             for task, metric, direction, e in lines:
-                found.append([c.label, task, metric, direction, repr(e.mean), full(e.half), *tail])
-        return csv_text(CSV, found)
+                found.append([c.label, task, metric, direction, e.mean, e.half, *tail])
+        return Records(CSV, found)
+
+    def to_html(self) -> str:
+        """A page of its own, with the best of each row in bold."""
+        head = "".join(f'<th scope="col">{escape(column.label)}</th>' for column in self.columns)
+        body = []
+        for name, cells, best in self._grid():
+            texts = (f"<b>{escape(c)}</b>" if b else escape(c) for c, b in zip(cells, best, strict=True))
+            row = "".join(f"<td>{text}</td>" for text in texts)
+            body.append(f'<tr><th scope="row" class="label">{escape(name)}</th>{row}</tr>')
+        about = (f"{self.caption}.", *self.notes)
+        return html("Runs side by side", fragment("Runs side by side", [f"<tr><td></td>{head}</tr>"], body, about))
+
+    def to_pandas(self) -> Any:
+        """A pandas.DataFrame: method, as the table calls its columns, then the columns of `Result.to_pandas`."""
+        rows = [{"method": c.label, **row} for c in self.columns for run in c.runs for row in run.rows()]
+        return need("pandas", "notebook").DataFrame(rows)
 
     def to_latex(self) -> str:
         """A table environment with the best of each row in bold; needs the package booktabs."""
@@ -250,7 +276,7 @@ def _find(columns: Sequence[RunSet], base: str | Path) -> RunSet:
         if column.label == str(base) or any(run.folder.resolve() == Path(base).resolve() for run in column.runs):
             return column
     labels = [column.label for column in columns]
-    raise StateError(f"no run called {str(base)!r}.{nearest(str(base), labels)} Here are: {', '.join(labels)}")
+    raise StateError(f"no run called {str(base)!r}.{choices('Here are', str(base), labels)}")
 
 
 def _comparable(groups: Sequence[Sequence[Run]]) -> list[str]:

@@ -10,7 +10,7 @@ from statistics import fmean, stdev
 
 from fedloom.errors import StateError, nearest
 from fedloom.runs.reader import Run, best_round
-from fedloom.study.tables.markup import csv_text
+from fedloom.study.tables.markup import Records
 from fedloom.study.tables.sheet import Sheet, Sheeted
 
 
@@ -61,10 +61,10 @@ class DomainHistory(Sheeted):
         head = ("round", *self.last.values, "average", "deviation", "")
         return Sheet(f"{self.label}: {self.task} {self.metric} by domain", head, tuple(lines))
 
-    def to_csv(self) -> str:
+    def records(self) -> Records:
         """One line per round and domain, in full precision."""
-        lines = ((s.round, domain, repr(v)) for s in self.rounds for domain, v in s.values.items())
-        return csv_text(("round", "domain", self.metric), lines)
+        lines = [(s.round, domain, v) for s in self.rounds for domain, v in s.values.items()]
+        return Records(("round", "domain", self.metric), lines)
 
 
 def domain_history(run: Run, task: str | None = None, metric: str | None = None, split: str = "test") -> DomainHistory:

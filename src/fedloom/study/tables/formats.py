@@ -7,7 +7,7 @@ from collections.abc import Callable
 from html import escape
 
 from fedloom.study.tables import markup
-from fedloom.study.tables.markup import csv_text, full, html, latex, md, tex
+from fedloom.study.tables.markup import Cell, Records, html, json_text, latex, md, tex
 from fedloom.study.tables.table import Column, GridTable, TableEntry, TableLine
 
 CSV = (
@@ -62,18 +62,28 @@ def to_markdown(table: GridTable) -> str:
 
 
 def to_csv(table: GridTable) -> str:
+    """The numbers in full precision, as a CSV file."""
+    return records(table).to_csv()
+
+
+def to_json(table: GridTable) -> str:
+    """The same as JSON, a mapping for each line of the CSV file."""
+    return json_text(records(table).rows())
+
+
+def records(table: GridTable) -> Records:
     """A line for each data set, base, add-on and task, and one with metric delta_m; numbers in full precision."""
-    found: list[list[object]] = []
+    found: list[list[Cell]] = []
     for line in table.lines:
         for column, entry in zip(table.columns, line.entries, strict=True):
             e = entry.estimate
-            numbers = ("", "", "") if e is None else (repr(e.mean), full(e.half), e.n)
-            seeds = " ".join(map(str, (line.seeds or {}).get(column.data, ())))
-            rounds = " ".join(map(str, (line.rounds or {}).get(column.data, ())))
+            numbers = (None, None, None) if e is None else (e.mean, e.half, e.n)
+            seeds = tuple((line.seeds or {}).get(column.data, ()))
+            rounds = tuple((line.rounds or {}).get(column.data, ()))
             model = (line.models or {}).get(column.data, "")
             head = (column.data, line.base, line.addon, line.owner, column.task, column.metric, column.direction)
             found.append([*head, *numbers, seeds, table.split, model, table.at, rounds, entry.kind])
-    return csv_text(CSV, found)
+    return Records(CSV, found)
 
 
 def to_latex(table: GridTable) -> str:
@@ -129,6 +139,7 @@ FORMATS: dict[str, Callable[[GridTable], str]] = {
     "text": to_text,
     "markdown": to_markdown,
     "csv": to_csv,
+    "json": to_json,
     "latex": to_latex,
     "html": to_html,
 }

@@ -1,12 +1,19 @@
-"""What tables share when they are written as Markdown, LaTeX, HTML or CSV."""
+"""What tables share when they are written as Markdown, LaTeX, HTML, CSV or JSON."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 import math
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
 from html import escape
+from pathlib import Path
+from typing import Any
+
+Cell = str | int | float | tuple[int, ...] | None
 
 _TEX = {
     **{c: f"\\{c}" for c in "&%$#_{}"},
@@ -100,21 +107,66 @@ def html(title: str, inside: str) -> str:
     )
 
 
-def full(value: float) -> str:
-    """A number in full precision; '' for nan."""
-    return "" if math.isnan(value) else repr(value)
-
-
 def span(numbers: Iterable[int]) -> str:
     """'4', or '3 to 5': the least and the largest of some numbers; '' for none."""
     low, high = min(numbers := list(numbers), default=0), max(numbers, default=0)
     return "" if not numbers else str(low) if low == high else f"{low} to {high}"
 
 
-def csv_text(head: Sequence[str], lines: Iterable[Sequence[object]]) -> str:
-    """A CSV file of these lines."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(head)
-    writer.writerows(lines)
-    return out.getvalue()
+@dataclass(frozen=True)
+class Records:
+    """The numbers behind a table in full precision, as lines below a head; nan where there is none."""
+
+    head: tuple[str, ...]
+    lines: Sequence[Sequence[Cell]]
+
+    def to_csv(self) -> str:
+        """A CSV file; '' where there is no number, blanks between those of a list."""
+        out = io.StringIO()
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(self.head)
+        writer.writerows([_csv(cell) for cell in line] for line in self.lines)
+        return out.getvalue()
+
+    def rows(self) -> list[dict[str, Cell]]:
+        """A mapping for each line."""
+        return [dict(zip(self.head, line, strict=True)) for line in self.lines]
+
+
+class Recorded(ABC):
+    """What has numbers in full precision behind the tables that people read."""
+
+    @abstractmethod
+    def records(self) -> Records:
+        """The numbers in full precision."""
+
+    def to_csv(self) -> str:
+        """The numbers in full precision, as a CSV file."""
+        return self.records().to_csv()
+
+    def to_json(self) -> str:
+        """The same as JSON, a mapping for each line of the CSV file."""
+        return json_text(self.records().rows())
+
+
+def json_text(found: Any) -> str:
+    """Mappings, sequences, dataclasses, texts and numbers as JSON; nan and infinities become null."""
+    return json.dumps(_plain(found), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_plain(each) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return str(value) if isinstance(value, Path) else value
+
+
+def _csv(cell: Cell) -> object:
+    if isinstance(cell, tuple):
+        return " ".join(map(str, cell))
+    return "" if isinstance(cell, float) and math.isnan(cell) else cell

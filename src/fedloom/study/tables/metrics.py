@@ -10,7 +10,7 @@ from pathlib import Path
 from fedloom.runs.reader import TaskMetric
 from fedloom.study.grid import Grid, together
 from fedloom.study.tables.compare import Estimate
-from fedloom.study.tables.markup import csv_text, full
+from fedloom.study.tables.markup import Records
 from fedloom.study.tables.results import about_model, read
 from fedloom.study.tables.sheet import Sheet, Sheeted
 
@@ -33,14 +33,14 @@ class AllMetrics(Sheeted):
         )
         return Sheet(self.title, ("mean ± 95 % t-interval (rank)", *cells), lines, (self.about,))
 
-    def to_csv(self) -> str:
+    def records(self) -> Records:
         """One line a metric and cell, in full precision."""
         lines = [
-            (data, cell, metric.task, metric.metric, metric.direction, full(e.mean), full(e.half), e.n)
+            (data, cell, metric.task, metric.metric, metric.direction, e.mean, e.half, e.n)
             for (data, metric), found in self.numbers.items()
             for cell, e in found.items()
         ]
-        return csv_text(("data", "cell", "task", "metric", "direction", "mean", "ci95_half", "seeds"), lines)
+        return Records(("data", "cell", "task", "metric", "direction", "mean", "ci95_half", "seeds"), lines)
 
 
 def all_metrics(grid: Grid, folder: Path, split: str = "test") -> AllMetrics:

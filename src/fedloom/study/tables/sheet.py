@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 from html import escape
 
-from fedloom.study.tables.markup import fragment, html, latex, md, tex
+from fedloom.study.tables.markup import Recorded, fragment, html, latex, md, tex
 
 
 @dataclass(frozen=True)
@@ -52,16 +52,12 @@ class Sheet:
         return html(self.title, fragment(self.title, [f"<tr>{head}</tr>"], list(rows), self.notes))
 
 
-class Sheeted(ABC):
-    """What is written as one sheet, but for CSV, which has more digits."""
+class Sheeted(Recorded):
+    """What is written as one sheet, but for CSV and JSON, which have more digits."""
 
     @abstractmethod
     def sheet(self) -> Sheet:
         """The sheet that people read."""
-
-    @abstractmethod
-    def to_csv(self) -> str:
-        """The numbers in full precision."""
 
     def to_text(self) -> str:
         """The sheet as aligned columns."""

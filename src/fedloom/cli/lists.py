@@ -1,0 +1,114 @@
+"""`fedloom methods`, `fedloom recipes` and `fedloom recipe schema`: what there is by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedloom.cli import complete, shared
+from fedloom.errors import UserError, unknown
+from fedloom.settings.names import is_import
+
+if TYPE_CHECKING:
+    from fedloom.settings.registry import Registered, Registry
+
+recipe_app = typer.Typer(help="Help for writing recipes.", no_args_is_help=True)
+
+
+def methods(
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="NAME", help="A method or add-on, for its details.", autocompletion=complete.method),
+    ] = None,
+    as_json: shared.Json = False,
+) -> None:
+    """List methods and add-ons, or describe one."""
+    from fedloom.methods import ADDONS, METHODS
+
+    if name is not None:
+        _describe(*_find(name, METHODS, ADDONS), as_json)
+        return
+    found = {
+        registry.kind: [
+            {registry.kind: e.name, "what it does": e.summary, "source": e.source or e.package} for e in registry
+        ]
+        for registry in (METHODS, ADDONS)
+    }
+    shared.answer(found, as_json, *map(shared.table_of, found.values()), "Details: fedloom methods NAME")
+
+
+def recipes(
+    text: Annotated[
+        str | None, typer.Argument(metavar="TEXT", help="Only recipes whose name or description has this text.")
+    ] = None,
+    free: Annotated[bool, typer.Option("--free", help="Only those that need no file and no download.")] = False,
+    as_json: shared.Json = False,
+) -> None:
+    """List the packaged recipes: what they train, what they need, and how long a run takes, where that was measured."""
+    from fedloom.recipes.catalogue import catalogue
+
+    rows: list[dict[str, Any]] = [
+        {"recipe": entry.name, "what it trains": entry.summary, "needs": entry.needs, "minutes": entry.minutes}
+        for entry in catalogue()
+        if (not free or not entry.needs) and (text or "").lower() in f"{entry.name} {entry.summary}".lower()
+    ]
+    if not rows:
+        which = " that needs no file and no download" if free else ""
+        raise UserError(f"no packaged recipe{which} has {text!r} in its name or its description")
+    about = "minutes: of one core, as measured once; blank where a whole run was not"
+    shown = [{**row, "needs": ", ".join(row["needs"]) or None} for row in rows]
+    shared.answer(rows, as_json, shared.table_of(shown), about)
+
+
+@recipe_app.command()
+def schema(
+    out: Annotated[Path | None, shared.out_option("Write to this file instead.", dir_okay=False)] = None,
+) -> None:
+    """Print the JSON Schema of recipes, with which editors complete and check them."""
+    import json
+
+    from fedloom.recipes.json_schema import schema as made
+
+    shared.put(json.dumps(made(), indent=1) + "\n", out)
+
+
+@recipe_app.callback()
+def _recipe() -> None:
+    pass
+
+
+def _find(name: str, *registries: Registry) -> tuple[Registry, Registered]:
+    for registry in registries:
+        if registry.problem(name) is None:
+            return registry, registry[name]
+    if is_import(name):
+        raise UserError(str(registries[0].problem(name)))
+    known = sorted(name for registry in registries for name in registry.names)
+    raise UserError(unknown("method or add-on", name, known))
+
+
+def _describe(registry: Registry, entry: Registered, as_json: bool) -> None:
+    import inspect
+
+    from fedloom.settings.problems import expected, found
+
+    about = (inspect.getdoc(entry.function) or "") + "\n"
+    rows: list[dict[str, Any]] = [
+        {
+            "parameter": key,
+            "default": "required" if f.is_required() else found(f.default),
+            "allowed": expected(f.annotation, [f]),
+        }
+        for key, f in entry.params.model_fields.items()
+    ]
+    key = f"method.add.{entry.name}={{}}" if registry.kind == "add-on" else f"method={entry.name}"
+    shared.answer(
+        {"name": entry.name, "kind": registry.kind, "source": entry.source, "about": about, "parameters": rows},
+        as_json,
+        f"{entry.name} ({registry.kind}{', ' + entry.source if entry.source else ''})\n\n",
+        f"{about}\n",
+        *([shared.table_of(rows)] if rows else []),
+        f"Use it: fedloom run RECIPE {key}",
+    )

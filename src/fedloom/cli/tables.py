@@ -1,0 +1,188 @@
+"""`fedloom compare`, `table`, `figure` and `bed`: what the numbers of runs and grids say."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from fedloom.cli import complete, shared
+from fedloom.errors import UserError
+
+if TYPE_CHECKING:
+    from fedloom.study.grid import Grid
+    from fedloom.study.tables.markup import Recorded
+    from fedloom.study.tables.sheet import Sheeted
+
+Out = Annotated[Path | None, shared.out_option("Write to this file instead.", dir_okay=False)]
+Source = Annotated[
+    str,
+    typer.Argument(
+        metavar="GRID",
+        help="A grid that ran in its default folder: its name or its file; or a grid's folder.",
+        autocompletion=complete.grid,
+    ),
+]
+AtOption = Annotated[
+    Literal["last", "best-validation"] | None,
+    typer.Option(
+        help="Which model of a run counts: the one kept at the end, or the best on validation data.",
+        show_default="as the grid says",
+    ),
+]
+
+
+def compare(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Run folders; runs that differ only in the seed become one column."),
+    ],
+    base: Annotated[
+        str | None, typer.Option(help="Column or run folder that the change (Δm) is against; default: the first.")
+    ] = None,
+    kind: shared.Kind = "text",
+    as_json: shared.Json = False,
+    out: Out = None,
+    split: shared.SplitOption = "test",
+    metric: Annotated[str | None, typer.Option(help="Metric to judge by.", show_default="each task's own")] = None,
+    tests: shared.TestsOption = False,
+    over: shared.OverOption = "seeds",
+    ranks: shared.RanksOption = None,
+    plot: shared.PlotOption = None,
+) -> None:
+    """Put runs side by side, task by task, with intervals over seeds; or test or rank them."""
+    from fedloom.study import compare as put_side_by_side
+    from fedloom.study.significance.contrasts import contrasts
+    from fedloom.study.significance.ranks import ranked
+
+    shared.one_of(tests, over, ranks, plot)
+    comparison = put_side_by_side(runs, base, split, metric)
+    if ranks:
+        found = ranked(comparison, ranks)
+        shared.draw_ranks(found, plot)
+        _print(found, kind, as_json, out)
+    elif tests:
+        _print(contrasts(comparison, over), kind, as_json, out)
+    elif out is None and kind == "text" and not as_json:
+        shared.print_wide(comparison.table())
+    else:
+        _print(comparison, kind, as_json, out)
+
+
+def table(
+    source: Source,
+    kind: shared.Kind = "text",
+    as_json: shared.Json = False,
+    out: Out = None,
+    split: shared.SplitOption = "test",
+    at: AtOption = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(help="Show this metric, of the tasks that have it: loss, say.", show_default="each task's own"),
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            metavar="BASE/ADDON",
+            help="What changes are against: a cell, or 'base' for the same base with the first add-on.",
+            show_default="as the grid says",
+        ),
+    ] = None,
+    tests: shared.TestsOption = False,
+    over: shared.OverOption = "seeds",
+    ranks: shared.RanksOption = None,
+    plot: shared.PlotOption = None,
+    losses: Annotated[
+        Literal["best", "rounds"] | None,
+        typer.Option(
+            help="Instead: the best validation loss of each cell with its round, the rounds run and the variation over "
+            "seeds; or the losses of each round and task."
+        ),
+    ] = None,
+    metrics: Annotated[
+        bool, typer.Option("--metrics", help="Instead: every metric of every task, with ranks.")
+    ] = False,
+) -> None:
+    """Print the table of a grid: tasks as columns, mean and interval over seeds, and the change in percent."""
+    from fedloom.study.grid import against
+    from fedloom.study.papers.losses import losses_of, over_rounds
+    from fedloom.study.significance.contrasts import grid_contrasts
+    from fedloom.study.significance.ranks import grid_ranked
+    from fedloom.study.tables.formats import FORMATS, to_text
+    from fedloom.study.tables.metrics import all_metrics
+    from fedloom.study.tables.table import tabulate
+
+    shared.one_of(tests, over, ranks, plot, losses=losses, metrics=metrics)
+    opened, folder = _opened(source, at)
+    if metric is not None:
+        opened = opened.model_copy(update={"metric": metric})
+    if base is not None:
+        opened = against(opened, base)
+    if base is not None and (losses or metrics):
+        raise UserError("--base says what changes are against, and --losses and --metrics show none")
+    made: Sheeted
+    if losses:
+        made = losses_of(opened, folder, split) if losses == "best" else over_rounds(opened, folder, split)
+    elif metrics:
+        made = all_metrics(opened, folder, split)
+    elif ranks:
+        made = grid_ranked(opened, folder, split, ranks)
+        shared.draw_ranks(made, plot)
+    elif tests:
+        made = grid_contrasts(opened, folder, split, over)
+    else:
+        tabulated = tabulate(opened, folder, split)
+        if kind == "text" and out is None and not as_json and sys.stdout.isatty():
+            typer.echo(to_text(tabulated, color=True), nl=False)
+        else:
+            shared.put(FORMATS["json" if as_json else kind](tabulated), out)
+        return
+    _print(made, kind, as_json, out)
+
+
+def figure(
+    source: Source,
+    out: Annotated[Path, shared.out_option("The file to write: .png, .svg or .pdf.", metavar="FILE", dir_okay=False)],
+    split: shared.SplitOption = "test",
+    at: AtOption = None,
+    named: Annotated[str | None, typer.Option(metavar="NAME", help="One of the grid's `figures`.")] = None,
+) -> None:
+    """Draw the figure of a grid, or one of its figures by its name."""
+    from fedloom.study.figures import draw
+
+    opened, folder = _opened(source, at)
+    draw(opened, folder, out, split, named)
+    typer.echo(f"{out}")
+
+
+def bed(source: Source, as_json: shared.Json = False) -> None:
+    """Say whether a test bed can tell methods apart, from a grid of Local, joint and trivial, on validation data.
+
+    The rules, and why, are in docs/beds.md. Exit code 1 where a data set of the grid fails one or has not been run.
+    """
+    from fedloom.study.bed import judge, verdict_lines
+
+    opened, folder = _opened(source, None)
+    verdicts, unjudged = judge(opened, folder)
+    shown: list[Any] = []
+    for verdict in verdicts:
+        shown.append(f"{verdict.data} (validation data, seeds {', '.join(map(str, verdict.seeds))}), percent")
+        head = ("task", "alone over trivial", "joint over alone", "loss falls a round")
+        shown.append(shared.table_of([dict(zip(head, row, strict=True)) for row in verdict.rows]))
+    shown += [*verdict_lines(verdicts), *unjudged]
+    shared.answer({"beds": verdicts, "not judged": unjudged}, as_json, *shown)
+    if unjudged or any(verdict.reasons for verdict in verdicts):
+        raise typer.Exit(1)
+
+
+def _opened(source: str, at: str | None) -> tuple[Grid, Path]:
+    from fedloom.study.grid import open_folder
+
+    opened, folder = open_folder(source)
+    return (opened if at is None else opened.model_copy(update={"at": at})), folder
+
+
+def _print(made: Recorded, kind: str, as_json: bool, out: Path | None) -> None:
+    shared.put(getattr(made, f"to_{'json' if as_json else kind}")(), out)

@@ -1,0 +1,83 @@
+"""What an input of a model is: an image, a series, features or tokens. Imports torch when one is made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from fedloom.settings.problems import carry
+from fedloom.settings.section import Count, Section
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Kind = Literal["image", "series", "features", "tokens"]
+AXES: dict[Kind, tuple[str, ...]] = {
+    "image": ("channels", "height", "width"),
+    "series": ("channels", "steps"),
+    "features": ("features",),
+    "tokens": ("positions",),
+}
+"""The axes of one input of each kind."""
+
+
+class Signal(Section):
+    """What an input is. In a recipe, the kind alone is short for a signal of that kind."""
+
+    kind: Kind
+    vocabulary: Count | None = None
+    """Of tokens: they are whole numbers from 0 to below it; null: the largest in the data and one."""
+    padding: Annotated[int, Field(ge=0)] | None = None
+    """Of tokens: the one that fills up what is shorter than others, and that models leave out; null: there is none."""
+
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")] | None = None
+    """Of tokens: what tells one list of words from another of the same size, where there is such a list."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Signal:
+        for key, value in self.of_tokens.items():
+            if self.kind != "tokens":
+                raise carry([(key, f"{value!r} found, but it is for tokens, and the kind is {self.kind!r}")])
+        if self.vocabulary is not None and self.padding is not None and self.padding >= self.vocabulary:
+            raise carry([("padding", f"{self.padding} found, expected one below the vocabulary, {self.vocabulary}")])
+        return self
+
+    @property
+    def of_tokens(self) -> dict[str, Any]:
+        """What is said of tokens, by its key."""
+        return self.model_dump(exclude={"kind"}, exclude_none=True)
+
+    def __str__(self) -> str:
+        more = ", ".join(f"{key} {value}" for key, value in self.of_tokens.items())
+        return f"{self.kind} ({more})" if more else self.kind
+
+
+def told(shape: Sequence[int], whole: bool) -> Signal | None:
+    """What inputs of a shape are, if nobody says: None where that is not certain.
+
+    Whole numbers are tokens, vectors features, what has three axes an image. What has two may be a series, or a grey
+    image without its channel.
+    """
+    if whole:
+        return Signal(kind="tokens")
+    kinds: dict[int, Kind] = {1: "features", 3: "image"}
+    return Signal(kind=kinds[len(shape)]) if len(shape) in kinds else None
+
+
+def blank(shape: Sequence[int], signal: Signal | None) -> Tensor:
+    """One input (1 x ...) of zeros: int64 for tokens, float32 for all else."""
+    import torch
+
+    whole = signal is not None and signal.kind == "tokens"
+    return torch.zeros(1, *shape, dtype=torch.int64 if whole else torch.float32)
+
+
+def sized(shape: Sequence[int], signal: Signal | None) -> str:
+    """An input in words: 'series of 9 x 128 (channels x steps)'."""
+    size = " x ".join(map(str, shape))
+    if signal is None or len(shape) != len(AXES[signal.kind]):
+        return f"{'numbers' if signal is None else signal.kind} of {size}"
+    words = f"{signal.kind} of {size} ({' x '.join(AXES[signal.kind])})"
+    return f"{words}, a vocabulary of {signal.vocabulary}" if signal.vocabulary is not None else words

@@ -1,0 +1,263 @@
+"""One habit of all commands: files go to --out, tables are JSON with --json, names are completed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+import pytest
+import yaml
+from typer.main import get_command
+from typer.testing import CliRunner
+
+import fedloom
+from fedloom.cli.app import app
+from fedloom.cli.shared import answer
+from fedloom.recipes.catalogue import catalogue
+from folders_support import nyud
+from folders_support import save as save_image
+from grid_support import bed
+from tests_support import load_recipe
+
+TINY = (
+    "model.width=2",
+    "model.hidden=4",
+    "data.size=8",
+    "training.rounds=1",
+    "training.steps=1",
+    "training.epochs=null",
+)
+DIGITS = ("data.tasks=[digit]", "data.domains=[plain,inverted]")
+LISTS: dict[str, tuple[str, ...]] = {
+    "activated": ("{run}",),
+    "bed": ("{bed}",),
+    "compare": ("{run}", "{run2}"),
+    "data check": ("nyud", "--root", "{nyud}", "--limit", "1"),
+    "doctor": (),
+    "domains": ("{run}",),
+    "features": ("{run}", "--examples", "4", "--images", "1", "-q"),
+    "flower check": ("{app}",),
+    "grid": (),
+    "hyper": ("{run}",),
+    "join": (
+        "{matu}",
+        "--task",
+        "parity",
+        "--data",
+        "data.tasks=[digit,parity,holes]",
+        "--steps=1",
+        "--rounds=1",
+        "-q",
+    ),
+    "methods": (),
+    "predict": ("{export}", "{image}", "--out", "{tmp}/seen.png"),
+    "pretrain": ("digits-domains", *TINY, *DIGITS, "--epochs", "1", "--out", "{tmp}/e.safetensors", "-q"),
+    "recipes": (),
+    "relatedness": ("{matu}", "--metrics", "sign", "-q"),
+    "resume": ("{run}", "-q"),
+    "run": ("digits-domains", *TINY, *DIGITS, "--out", "{tmp}/new", "-q"),
+    "show": ("digits-domains", *TINY, *DIGITS),
+    "table": ("{bed}", "--metrics"),
+    "watch": ("{run}",),
+}
+"""Commands that print a table or a list, with arguments for a tiny one."""
+OTHERS = {
+    *("data prepare", "data preview", "export", "figure", "flower keep", "flower new", "init", "picture"),
+    *("recipe schema", "report"),
+}
+
+
+def commands(group: Any = None, path: str = "") -> Iterator[tuple[str, click.Command]]:
+    """(its name with that of its group, command) of all."""
+    for name, command in (group or get_command(app)).commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, f"{path}{name} ")
+        else:
+            yield f"{path}{name}", command
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What the commands are tried on: two runs with domains, one of matu, an export, a bed, an app, data."""
+    home = tmp_path_factory.mktemp("habit")
+    hca = ("method={name: fedhca2, add: {activated-dimensions: {}}}", *TINY, *DIGITS)
+    found = {"run": fedloom.run(load_recipe(*hca, recipe="digits-domains"), home / "run").folder}
+    found["run2"] = fedloom.run(load_recipe("method=local", *TINY, *DIGITS, recipe="digits-domains"), home / "b").folder
+    matu = ("method=matu", *TINY, "data.tasks=[digit,holes]")
+    found["matu"] = fedloom.run(load_recipe(*matu), home / "matu").folder
+    bed(home / "bed")
+    found["bed"] = home / "bed"
+    found["nyud"] = nyud(home)
+    save_image(home / "image.png", np.zeros((8, 8, 3), np.uint8))
+    found["image"] = home / "image.png"
+    for command in (
+        ("flower", "new", "digits-tasks", "--out", home / "app"),
+        ("export", found["run"], "--out", home / "export", "--client", next(iter(found_clients(found["run"])))),
+    ):
+        done = CliRunner().invoke(app, [*map(str, command)])
+        assert done.exit_code == 0, done.output
+    return {**found, "app": home / "app", "export": home / "export", "tmp": home}
+
+
+def found_clients(run: Path) -> dict[str, Any]:
+    clients: dict[str, Any] = json.loads((run / "run.json").read_text())["clients"]
+    return clients
+
+
+def test_every_command_is_known_here() -> None:
+    assert {name for name, _ in commands()} == {*LISTS} | OTHERS
+
+
+def test_what_is_written_goes_to_out() -> None:
+    for name, command in commands():
+        for parameter in command.params:
+            if "OUT" in (parameter.metavar or "") or parameter.name == "out":
+                assert "--out" in parameter.opts, f"{name}: {parameter.name}"
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_tables_are_json_too(places: dict[str, Path], name: str) -> None:
+    words = [word.format(**places) for word in LISTS[name]]
+    done = CliRunner().invoke(app, [*name.split(), *words, "--json"])
+    assert not isinstance(done.exception, Exception), done.output
+    found = json.loads(done.stdout, parse_constant=lambda word: pytest.fail(f"{name}: {word}"))
+    assert found
+
+
+def test_what_json_does_not_have_is_null(capsys: pytest.CaptureFixture[str]) -> None:
+    answer([{"a": float("nan"), "b": [float("inf"), 1]}, {"a": Path("x")}], True, "not shown")
+    assert json.loads(capsys.readouterr().out) == [{"a": None, "b": [None, 1]}, {"a": "x"}]
+
+
+def test_recipes_by_what_they_need(fedloom_: Any) -> None:
+    free = json.loads(fedloom_("recipes", "--free", "--json")[1])
+    names = {row["recipe"] for row in free}
+    assert {"digits-tasks", "feddea/scenes"} <= names
+    assert not {"feddea/nyud", "thesis/cifar", "matu/eight", "f2dc/pacs-real"} & names
+    needs = {entry.name: entry.needs for entry in catalogue()}
+    assert needs["f2dc/pacs-real"] == ("data.root",)
+    assert {row["recipe"] for row in free if row["minutes"]} >= {"digits-tasks", "beds/digits"}
+    _, out, _ = fedloom_("recipes", "--free", "PEERS")
+    assert "dfmtl-digits" in out
+    assert "digits-tasks" not in out
+    assert fedloom_("recipes", "nothing like it")[2].startswith("error: no packaged recipe has 'nothing like it'")
+
+
+def complete(words: str, tmp_path: Path, check: str = "") -> list[str]:
+    """What bash is offered after these words, by a new Python."""
+    code = (
+        f"import sys; sys.argv = ['fedloom']; from fedloom.cli.app import app\ntry: app()\nfinally: {check or 'pass'}"
+    )
+    env = {**os.environ, "_FEDLOOM_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=tmp_path, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_names_are_completed_without_torch(tmp_path: Path) -> None:
+    light = "assert 'torch' not in sys.modules, 'torch was imported'"
+    assert complete("fedloom run digits-t", tmp_path, light) == ["digits-tasks"]
+    assert complete("fedloom methods fedp", tmp_path, light) == ["fedper", "fedproto", "fedprox"]
+
+
+@pytest.mark.parametrize(
+    ("before", "word", "expected"),
+    [
+        ([], "method=fedhca", ["method=fedhca2"]),
+        ([], "training.rou", ["training.rounds="]),
+        (["method", "="], "fedhca", ["fedhca2"]),  # as bash splits it
+        ([], "seed=", []),
+        ([], "no.such=", []),
+    ],
+)
+def test_changes_are_completed(before: list[str], word: str, expected: list[str]) -> None:
+    from fedloom.cli.complete import change
+
+    context = click.Context(click.Command("run"))
+    context.params = {"changes": before}
+    assert change(context, word) == expected
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_for_a_shell_is_printed(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("_TYPER_COMPLETE_TEST_DISABLE_SHELL_DETECTION", "1")
+    done = CliRunner().invoke(app, ["--show-completion", shell], prog_name="fedloom")
+    assert "_FEDLOOM_COMPLETE" in done.output
+
+
+def picture_folder(folder: Path) -> Path:
+    rng = np.random.default_rng(0)
+    for kind in ("cat", "dog"):
+        for i in range(10):
+            save_image(folder / "pets" / kind / f"{i}.png", rng.integers(0, 256, (9, 8, 3)).astype(np.uint8))
+    return folder / "pets"
+
+
+def archive(folder: Path) -> Path:
+    rng, y = np.random.default_rng(0), np.arange(60) % 3
+    np.savez(folder / "p.npz", x=rng.random((60, 3, 32)).astype(np.float32), y=y, who=np.arange(60) // 20)
+    return folder / "p.npz"
+
+
+def table(folder: Path) -> Path:
+    lines = [f"{i / 7},{i % 5},{'abc'[i % 3]},{('north', 'south')[i % 2]}" for i in range(60)]
+    (folder / "t.csv").write_text("\n".join(["age,height,kind,site", *lines]) + "\n", encoding="utf-8")
+    return folder / "t.csv"
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "typed", "clients"),
+    [
+        (picture_folder, ("--clients", 2, "--method", "fedprox", "--rounds", 1), "", 2),
+        (archive, (), "y\nwho\nlocal\n1\n", 3),
+        (table, ("--labels", "kind", "--clients", "site", "--method", "fedavg", "--rounds", 1), "", 2),
+    ],
+)
+def test_init_writes_a_recipe_that_runs(
+    make: Callable[[Path], Path], options: tuple[Any, ...], typed: str, clients: int, tmp_path: Path
+) -> None:
+    data, out = make(tmp_path), tmp_path / "mine.yaml"
+    words = ["init", str(data), *map(str, options), "--out", str(out)]
+    done = CliRunner().invoke(app, words, input=typed, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    recipe = yaml.safe_load(out.read_text())
+    assert recipe["name"] == "mine"
+    result = fedloom.run(out, tmp_path / "run")
+    assert (result.status, len(found_clients(result.folder))) == ("finished", clients)
+    if make is table:
+        assert recipe["data"]["images"] == "age,height"
+        assert {about["domain"] for about in found_clients(result.folder).values()} == {"north", "south"}
+
+
+def test_init_says_what_it_cannot_use(fedloom_: Any, tmp_path: Path) -> None:
+    given = ("--clients", 2, "--method", "fedavg", "--rounds", 1, "--out", tmp_path / "r.yaml")
+    assert "no column 'knd' that could be a label" in fedloom_("init", table(tmp_path), "--labels", "knd", *given)[2]
+    assert (
+        "Did you mean 'fedprox'?"
+        in fedloom_("init", table(tmp_path), "--labels", "kind", "--clients", 2, "--method", "fedprx", "--rounds", 1)[2]
+    )
+    assert "there is nothing to name" in fedloom_("init", picture_folder(tmp_path), "--labels", "x", *given)[2]
+    (tmp_path / "empty").mkdir()
+    assert "expected images in CLASS" in fedloom_("init", tmp_path / "empty", *given)[2]
+    assert "expected a folder of images, a .npz or a .csv file" in fedloom_("init", tmp_path / "no.txt", *given)[2]
+    assert not (tmp_path / "r.yaml").exists()
+    (tmp_path / "r.yaml").write_text("precious")
+    assert "is there already" in fedloom_("init", table(tmp_path), "--labels", "kind", *given)[2]
+
+
+def test_lines_that_need_no_torch(answers_without_torch: Callable[..., None], tmp_path: Path) -> None:
+    table(tmp_path)
+    answers_without_torch(
+        "recipes --free --json", "recipe schema --out s.json", "methods --json", "rn",
+        "init t.csv --labels kind --clients 2 --method fedavg --rounds 1",
+    )  # fmt: skip
+    assert (tmp_path / "recipe.yaml").is_file()

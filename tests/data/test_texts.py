@@ -1,0 +1,195 @@
+"""Texts as tokens: a file of a user's, and the definitions that timm brings."""
+
+from __future__ import annotations
+
+import csv
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import fedloom as fl
+from fedloom.data import DATASETS
+from fedloom.data.texts import OFFSETS, frequent, words_of
+from fedloom.engines.flower.nodes import NodeConfig, about, agreed, build_at, own_data
+from fedloom.errors import DataError, RecipeError
+from fedloom.experiments.join import _data
+from fedloom.recipes import load
+
+texts = DATASETS["texts"].make
+ROWS = [
+    ("A cat, a cat and a dog.", "animal", "ann", "train"),
+    ("The dog's tail", "animal", "bob", "train"),
+    ("Bread and butter", "food", "ann", "train"),
+    ("the butter", "", "bob", "train"),
+    ("A cat and a mouse", "animal", "ann", "test"),
+    ("BREAD, the food", "food", "bob", "test"),
+]
+
+
+def write(file: Path, rows: Any = ROWS, head: Any = ("text", "topic", "who", "part")) -> str:
+    with file.open("w", encoding="utf-8", newline="") as opened:
+        csv.writer(opened).writerows([head, *rows])
+    return str(file)
+
+
+def test_words_are_lower_case_letters_and_digits():
+    assert words_of("It's 3 o\u2019clock -- in Zürich_West!") == ["it's", "3", "o\u2019clock", "in", "zürich", "west"]
+    assert frequent(["b a b", "c a"]) == ["a", "b", "c"]
+
+
+def test_a_table_becomes_tokens_of_the_train_parts_vocabulary(tmp_path):
+    data = texts(0, path=write(tmp_path / "t.csv"), split="part", domain="who", vocabulary=6, length=4)
+    assert data.domains == ("ann", "bob")
+    assert [(t.name, t.channels) for t in data.tasks] == [("topic", 2)]
+    assert data.train.labels["topic"].tolist() == [0, 0, 1, -1]
+    assert (data.train.domain.tolist(), data.test.domain.tolist()) == ([0, 1, 0, 1], [0, 1])
+    # most frequent: a (3), then and, butter, cat, the (2 each) by the alphabet; 0 fills up, 1 is any other word
+    assert data.train.images.tolist() == [[2, 5, 2, 5], [1, 1, 1, 0], [1, 3, 4, 0], [1, 4, 0, 0]]
+    assert data.test.images.tolist() == [[2, 5, 3, 2], [1, 1, 1, 0]]
+    assert (data.signal.kind, data.signal.vocabulary, data.signal.padding) == ("tokens", 6, 0)
+
+
+def test_a_share_becomes_the_test_part(tmp_path):
+    rows = [(f"word {i}", f"t{i % 2}", f"p{i % 4}", "") for i in range(40)]
+    data = texts(0, path=write(tmp_path / "t.csv", rows), domain="who", test_fraction=0.25, limit=20)
+    assert (len(data.train), len(data.test)) == (20, 8)
+    assert np.bincount(data.test.domain).tolist() == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize(
+    ("rows", "params", "message"),
+    [
+        (ROWS, {"text": "txt"}, r"t\.csv: no column 'txt'. Did you mean 'text'\? Found: text, topic, who, part"),
+        ([*ROWS, ("a", "b")], {}, "row 7 has 2 cells, expected 4"),
+        ([*ROWS, ("--", "food", "ann", "test")], {}, "row 7, column 'text': expected a word, found '--'"),
+        ([*ROWS, ("x", "food", "ann", "dev")], {"split": "part"}, "column 'part': expected train or test, found 'dev'"),
+        (ROWS[:2], {"split": "part"}, "no text is in the test part"),
+        (
+            [ROWS[0], ROWS[4]],
+            {"split": "part"},
+            "task 'topic': expected texts of two classes or more in the train part",
+        ),
+        ([], {}, "it has no row below its head"),
+    ],
+)
+def test_tables_that_are_wrong(tmp_path, rows, params, message):
+    with pytest.raises(DataError, match=message):
+        texts(0, path=write(tmp_path / "t.csv", rows), **params)
+
+
+def test_files_that_are_none(tmp_path):
+    with pytest.raises(DataError, match="there is no such file"):
+        texts(0, path=str(tmp_path / "none.csv"))
+    (tmp_path / "b.csv").write_bytes(b"text,topic\n\xff,a\n")
+    with pytest.raises(DataError, match="cannot be read as a table of UTF-8"):
+        texts(0, path=str(tmp_path / "b.csv"))
+    with pytest.raises(RecipeError, match="test_fraction has no use beside split"):
+        texts(0, path=write(tmp_path / "t.csv"), split="part", test_fraction=0.5)
+
+
+def test_nodes_with_texts_of_their_own_need_one_list_of_words(tmp_path):
+    """Two vocabularies of one size with other words would make tokens of other meaning, and nobody would notice."""
+    other = [(text.replace("cat", "fox"), *rest) for text, *rest in ROWS]
+    (tmp_path / "words").write_text("a\ncat\nfox\nbutter\n")
+
+    def reports(**more: Any):
+        found = {}
+        for client, rows in (("ann", ROWS), ("bob", other)):
+            data = {"name": "texts", "path": write(tmp_path / f"{client}.csv", rows), "split": "part", **more}
+            recipe = load({"name": "t", "data": data, "partition": "own", "model": "transformer", "method": "fedavg"})
+            config = NodeConfig(client=client, data=recipe.data)
+            dataset, who = own_data(recipe, config)
+            at_node = build_at(recipe, config, dataset.tasks)
+            assert at_node.module.encoder.embed.num_embeddings == dataset.signal.vocabulary
+            found[client] = about(who, dataset.input_shape, dataset.signal)
+        return found
+
+    apart = reports()
+    assert apart["ann"].signal.vocabulary == apart["bob"].signal.vocabulary
+    assert "inputs signal" in agreed(apart)[1]["bob"]
+    assert agreed(reports(words=str(tmp_path / "words")))[1] == {}
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"), [("a\nB\n", "lower case on each line, found 'B'"), ("a\na\n", "'a' twice")]
+)
+def test_lists_of_words_that_are_wrong(tmp_path, lines, message):
+    (tmp_path / "words").write_text(lines)
+    with pytest.raises(DataError, match=message):
+        texts(0, path=write(tmp_path / "t.csv"), split="part", words=str(tmp_path / "words"))
+
+
+def test_a_task_that_comes_late_needs_the_same_words(tmp_path):
+    data = {"name": "texts", "path": write(tmp_path / "t.csv"), "split": "part"}
+    recipe = load({"name": "t", "data": data, "partition": "own", "model": "transformer", "method": "matu"})
+    run: Any = SimpleNamespace(recipe=recipe, dataset=recipe.data.make(0))
+    assert _data(run, "topic", ["data.labels={topic: topic}"]).signal == run.dataset.signal
+    with pytest.raises(
+        DataError, match=r"inputs are tokens \(vocabulary 7, .*, but the run's are tokens \(vocabulary 1"
+    ):
+        _data(run, "topic", ["data.vocabulary=7"])
+
+
+def test_a_run_on_a_users_texts(tmp_path):
+    """The first word of a text says its topic; an exported model is read back with its vocabulary."""
+    from fedloom.export import bundle
+
+    rows = [(f"{'woof' if i % 2 else 'munch'} {i % 7} {i % 5}", "ab"[i % 2], "", "") for i in range(80)]
+    data = {"name": "texts", "path": write(tmp_path / "t.csv", rows), "length": 6}
+    recipe = {
+        "name": "t",
+        "data": data,
+        "partition": {"name": "iid", "clients": 2},
+        "model": {"name": "transformer", "width": 8, "num_heads": 2, "depth": 1},
+        "method": "fedavg",
+        "training": {"rounds": 3, "batch_size": 8, "optimizer": {"name": "adam", "lr": 0.05}},
+    }
+    result = fl.run(recipe, tmp_path / "run")
+    assert result.run.final().values["topic"]["accuracy"] == 1.0
+    bundle.export(tmp_path / "run", tmp_path / "out")
+    read = bundle.Bundle.read(tmp_path / "out")
+    x, _ = texts(0, **{k: v for k, v in data.items() if k != "name"}).test.batch(torch.arange(4), torch.device("cpu"))
+    torch.testing.assert_close(
+        read.module(x)["topic"], result.model(next(iter(result.run.info["clients"]))).eval()(x)["topic"]
+    )
+
+
+@pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed")
+def test_definitions_by_topic():
+    data = load("text-topics", ["data.per_topic=50"]).data.make(0)
+    assert [(t.name, t.channels) for t in data.tasks] == [("living", 3), ("use", 3)]
+    both = np.concatenate([part.labels_of("living") for part in (data.train, data.test)])
+    assert np.bincount(both + 1).tolist() == [100, 50, 50, 50]  # -1: artifact and food
+    use = np.concatenate([part.labels_of("use") for part in (data.train, data.test)])
+    assert set(use[both == 2]) == {2}  # a plant is one for both tasks
+    assert len(data.test) == 50
+    import timm.data
+
+    known = timm.data.ImageNetInfo("imagenet-21k-goog")
+    topic = {
+        lemma: next((name for name, (first, end) in OFFSETS.items() if first <= int(label[1:]) < end), None)
+        for label in known.label_names()
+        for lemma in known.label_name_to_description(label).split(", ")
+    }
+    some = [
+        "tiger",
+        "sole",
+        "hogchoker",
+        "aba",
+        "abacus",
+        "zoot suit",
+        "comfort food",
+        "soul food",
+        "zoo keeper",
+        "zygospore",
+    ]
+    assert [topic[lemma] for lemma in some] == [
+        "animal", "animal", "animal", "artifact", "artifact", "artifact", "food", "food", "person", "plant",
+    ]  # fmt: skip
+    with pytest.raises(RecipeError, match="topic 'food' is named twice"):
+        DATASETS["glosses"].make(0, tasks={"t": ["food", "food"]})
