@@ -127,7 +127,7 @@ def test_the_same_as_byzfl(f: int) -> None:
         TrimmedMean(f): byzfl.TrMean(f),
         Median(f): byzfl.Median(),
         GeometricMedian(f): byzfl.GeometricMedian(nu=1e-9, T=1000),
-        CentredClip(f, limit=3, steps=4): byzfl.CenteredClipping(L=4, tau=3),
+        CentredClip(f, limit=3, steps=4): byzfl.CenteredClipping(L=4, tau=3.0),
     }
     for rule, oracle in oracles.items():
         np.testing.assert_allclose(rule.on(X)[0][0].numpy(), oracle(X), atol=1e-5, err_msg=repr(rule))
