@@ -13,7 +13,7 @@ from torch import Tensor
 from fedloom.attacks.attack import HONEST, Attack
 from fedloom.core.context import Ctx, Row, State
 from fedloom.core.layout import Layout
-from fedloom.core.updates import Updates
+from fedloom.core.updates import Updates, row_norms
 from fedloom.methods.method import Method
 from fedloom.rounds.evaluation import evaluate, example_losses
 from fedloom.rounds.federation import BuiltClient, BuiltFederation
@@ -92,14 +92,15 @@ class ClientRound:
     def _trained(self, received: Message, state: State, who: str) -> tuple[LocalResult, Tensor]:
         """Load the received message and train; (result, parameters at the start). The model is left as trained."""
         load(self.method, self.model, received, state)
-        base = self.model.params.clone()
+        start = self.model.vector.clone()
+        base = start[: self.params.d]
 
         def everywhere(value: Tensor) -> Tensor:
             value = value.to(self.model.device)
             return self.params.put(torch.zeros_like(base), self.shared, value) if value.ndim == 1 else value
 
         broadcast = {name: everywhere(value) for name, value in received.broadcast.items()}
-        added = Additions(rules=self.method.local, phases=self.method.phases, broadcast=broadcast)
+        added = Additions(rules=self.method.local, phases=self.method.phases, broadcast=broadcast, received=start)
         return self._local(who, added, state), base
 
     def _local(self, who: str, added: Additions, memory: State) -> LocalResult:
@@ -143,12 +144,14 @@ class ClientRound:
             one, memory = replace(self, client=client.only(task)), memories.get(task, {})
             result, base = one._trained(starts[task], memory, f"{client.id}/{task}")
             results[task] = result
-            if not self._finite(base):
+            delta = model.params - base
+            if not self._finite(delta):
                 continue
-            new["tasks"][task] = self._kept(base, result)
+            new["tasks"][task] = self._kept(base, delta, result)
             # task vectors are from the initial model, which every client and the server know
-            start = initial if self.method.task_vectors else base
-            rows[task] = self.params.take(model.params, self.shared) - self.params.take(start, self.shared)
+            if self.method.task_vectors:
+                torch.sub(model.params, initial, out=delta)
+            rows[task] = self.params.take(delta, self.shared)
             for name, value in one._extras(result).items():
                 extra.setdefault(name, []).append(value)
             support.append(self._support((task,)))
@@ -175,10 +178,11 @@ class ClientRound:
         """From trained parameters (`base` is where they started) to a payload and the client's new state."""
         method, model, client = self.method, self.model, self.client
         row: Row = (client.id, None)
-        if not self._finite(base):
+        delta = model.params - base
+        if not self._finite(delta):
             return Payload(row, len(client.train), finite=False), result, state
-        new = self._kept(base, result)
-        X = self.params.take(model.params - base, self.shared).unsqueeze(0)
+        new = self._kept(base, delta, result)
+        X = self.params.take(delta, self.shared).unsqueeze(0)
         extras = {name: [value] for name, value in self._extras(result).items()}
         payload, kept, sent = self._packed((row,), X, [len(client.train)], extras, state)
         if not payload.finite:
@@ -199,9 +203,9 @@ class ClientRound:
         )
         return payload, result, new
 
-    def _finite(self, base: Tensor) -> bool:
-        """Whether the trained parameters and the buffers are finite."""
-        return bool(torch.isfinite(self.model.params - base).all() & torch.isfinite(self.model.buffers).all())
+    def _finite(self, delta: Tensor) -> bool:
+        """Whether the change of the trained parameters and the buffers are finite."""
+        return bool(row_norms(delta[None]).isfinite().all() & torch.isfinite(self.model.buffers).all())
 
     def _buffers(self) -> tuple[Tensor | None, dict[str, Tensor]]:
         """Copies of the float buffers that may leave the client, and of integer buffers."""
@@ -210,14 +214,15 @@ class ClientRound:
         buffers = shared.to("cpu", copy=True) if len(shared) else None
         return buffers, {name: b.to("cpu", copy=True) for name, b in self.model.integers.items()}
 
-    def _kept(self, base: Tensor, result: LocalResult) -> State:
-        """What a client keeps of a round for its next one; stages at the client add their own state."""
+    def _kept(self, base: Tensor, delta: Tensor, result: LocalResult) -> State:
+        """What a client keeps of a round, which changed its parameters by `delta`, for its next one; stages at the
+        client add their own state.
+        """
         method, model, params = self.method, self.model, self.params
         private, cpu = method.private_part(model.layout), torch.device("cpu")
         new: State = {}
         if private.blocks:
             # start + update, as every server computes it, so that local training is exactly mixing with the identity
-            delta = model.params - base
             new["private"] = (params.take(base, private) + params.take(delta, private)).to(cpu, copy=True)
         if result.optimizer:
             new["optimizer"] = result.optimizer

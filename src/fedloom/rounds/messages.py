@@ -107,13 +107,18 @@ def blank(shared: Layout, federation: BuiltFederation, rows: tuple[Row, ...], X:
     return Updates(shared, rows, X, ones, ones, present=present)
 
 
+def nothing(rows: int, d: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A matrix of zeros that is only looked at: it takes no memory."""
+    return torch.zeros(1, 1, dtype=dtype).expand(rows, d)
+
+
 def count_up(method: Method, layout: Layout, federation: BuiltFederation, payload: Payload) -> ByteCount:
     """Bytes of one payload by (role, task), counted on the packed tensors."""
     if not payload.finite:
         return {}
     shared = method.shared_part(layout)
     rows = payload.rows
-    bytes_ = method.codec.count(payload.packed, blank(shared, federation, rows, torch.zeros(len(rows), shared.d)))
+    bytes_ = method.codec.count(payload.packed, blank(shared, federation, rows, nothing(len(rows), shared.d)))
     if shared.blocks or payload.extra:  # per row the number of examples, and extras; for support one bit a block
         bits = 0 if payload.support is None else payload.support.numel()
         vectors = sum(v.nbytes for v in payload.auxiliary.values())
@@ -142,7 +147,7 @@ def count_down(
             bytes_[key] = bytes_.get(key, 0) + block.size * message.vector.element_size()
     if message.tasks:
         rows = tuple((client.id, task) for task in message.tasks)
-        like = blank(shared, federation, rows, torch.zeros(len(rows), shared.d))
+        like = blank(shared, federation, rows, nothing(len(rows), shared.d))
         bytes_ |= method.codec.count(message.packed, like)
     if message.broadcast:
         bytes_["side", None] = sum(v.nbytes for v in message.broadcast.values())

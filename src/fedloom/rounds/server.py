@@ -17,7 +17,7 @@ from fedloom.methods.method import Method
 from fedloom.rounds import diagnostics
 from fedloom.rounds.federation import BuiltFederation
 from fedloom.rounds.loading import pack_tasks
-from fedloom.rounds.messages import ALL, Message, Payload, believed, blank
+from fedloom.rounds.messages import ALL, Message, Payload, believed, blank, nothing
 from fedloom.rounds.recovery import careful, nothing_came, usable
 from fedloom.runs.reader import DIAGNOSTICS
 
@@ -96,8 +96,7 @@ def collect(
         payload = believed(method, federation, payload)
         i, k = expected[payload.rows[0]], len(payload.rows)
         if stays_packed:
-            nothing = torch.zeros(1, 1, dtype=dtype).expand(k, shared.d)
-            parts[i] = payload.packed, blank(shared, federation, payload.rows, nothing)
+            parts[i] = payload.packed, blank(shared, federation, payload.rows, nothing(k, shared.d, dtype))
         elif payload.rows == tuple(expected)[i : i + k]:
             like = blank(shared, federation, payload.rows, X[i : i + k])
             X[i : i + k] = method.codec.unpack(payload.packed, like)

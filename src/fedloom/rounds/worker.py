@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fedloom.attacks.attack import HONEST, Attack
 from fedloom.core.context import Ctx, State, derive_seed
 from fedloom.errors import UserError
+from fedloom.memory import keep_memory
 from fedloom.methods.method import Method
 from fedloom.recipes.runtime import Evaluation
 from fedloom.rounds.client import ClientRound, tune
@@ -121,6 +122,7 @@ class Worker:
     """Runs jobs one at a time. Results depend on the job only, never on earlier jobs."""
 
     def __init__(self, setup: Setup, device: str = "cpu") -> None:
+        keep_memory()
         self.setup = setup
         self.model = FlatModel(copy.deepcopy(setup.module), device=device)
         self.tasks = {task.name: task for task in setup.federation.tasks}
