@@ -16,7 +16,7 @@ from fedloom.models.multitask import MultiTask
 from fedloom.models.own import is_whole
 from fedloom.recipes.schema import MethodSection, Recipe
 from fedloom.rounds.built import Built
-from fedloom.rounds.messages import rows_of
+from fedloom.rounds.messages import nothing, rows_of
 from fedloom.training import stacked
 
 
@@ -158,7 +158,7 @@ def too_few_rows(built: Built) -> None:
     everyone = Updates(
         shared,
         rows,
-        torch.zeros(1, 1).expand(len(rows), shared.d),
+        nothing(len(rows), shared.d),
         ones,
         ones,
         present=torch.cat(present) if present else None,

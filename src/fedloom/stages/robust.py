@@ -113,7 +113,7 @@ class ByGram(Robust):
             return updates, state
         whole = gram(updates) if once else None
         W = torch.zeros(len(updates), len(updates), dtype=torch.float64)
-        X = None if once else updates.zeros(len(updates))
+        X = None if once else updates.empty(len(updates)).zero_()
         for columns, members in fit:
             group = [updates.rows[i][0] for i in members.tolist()]
             own = group.index(ctx.peer) if ctx.peer in group else None
@@ -218,7 +218,7 @@ class ByCoordinate(Robust):
         raise NotImplementedError
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        X = updates.zeros(len(updates))
+        X = updates.empty(len(updates)).zero_()
         for columns, members in self._fit(updates, ctx)[0]:
             f, step = self._bears(len(members)), max(1, _VALUES // len(members))
             for s in columns:
