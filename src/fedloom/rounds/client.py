@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedloom.attacks.attack import HONEST, Attack
 from fedloom.core.context import Ctx, Row, State
 from fedloom.core.layout import Layout
 from fedloom.core.updates import Updates, row_norms
@@ -53,6 +54,7 @@ class ClientRound:
     client: BuiltClient
     ctx: Ctx
     training: Training
+    attack: Attack = HONEST
 
     @cached_property
     def params(self) -> Layout:
@@ -165,11 +167,12 @@ class ClientRound:
             return Payload(row, len(client.train), finite=False), merged, state
         sizes = {task: float(len(client.only(task).train)) for task in rows}
         keys = tuple((client.id, task) for task in rows)
-        payload, edge, _ = self._packed(keys, torch.stack(list(rows.values())), list(sizes.values()), extra, state)
-        if edge:
-            new["edge"] = edge
+        payload, kept, _ = self._packed(keys, torch.stack(list(rows.values())), list(sizes.values()), extra, state)
+        if not payload.finite:
+            return replace(payload, row=row), merged, state
+        new |= kept
         rows_support = torch.stack(support) if self.method.wants_support else None
-        return replace(payload, row=row, n=len(client.train), support=rows_support, tasks=sizes), merged, new
+        return replace(payload, row=row, n=len(client.train), support=rows_support), merged, new
 
     def finish(self, base: Tensor, state: State, result: LocalResult) -> tuple[Payload, LocalResult, State]:
         """From trained parameters (`base` is where they started) to a payload and the client's new state."""
@@ -181,9 +184,10 @@ class ClientRound:
         new = self._kept(base, delta, result)
         X = self.params.take(delta, self.shared).unsqueeze(0)
         extras = {name: [value] for name, value in self._extras(result).items()}
-        payload, edge, sent = self._packed((row,), X, [len(client.train)], extras, state)
-        if edge:
-            new["edge"] = edge
+        payload, kept, sent = self._packed((row,), X, [len(client.train)], extras, state)
+        if not payload.finite:
+            return payload, result, state
+        new |= kept
         if method.start == "own":
             # with the values that the server receives, so that both have the same model
             new["own"] = (self.params.take(base, self.shared) + sent[0]).to(torch.device("cpu"))
@@ -256,13 +260,21 @@ class ClientRound:
     def _packed(
         self, rows: tuple[Row, ...], X: Tensor, sizes: Sequence[float], extra: Mapping[str, list[Any]], state: State
     ) -> tuple[Payload, State, Tensor]:
-        """Rows after the client's stages and the codec: (payload, the stages' state, the rows before the codec)."""
+        """Rows after the client's stages, its attack and the codec: (payload, their states, the rows before the codec).
+
+        A client that sends nothing has a payload that is not finite.
+        """
         method, n = self.method, torch.tensor([float(size) for size in sizes], dtype=torch.float64)
         present = self.federation.present(self.client, self.shared, tuple(task for _, task in rows if task is not None))
         updates = Updates(self.shared, rows, X, n, n.clone(), present=present, extra=extra)
         updates, edge = method.edge(updates, state.get("edge") or method.edge.init(self.shared), self.ctx)
-        packed = {k: v.to("cpu") for k, v in method.codec.pack(updates).items()}
-        return Payload(rows[0], float(n.sum()), packed, dict(updates.extra)), edge, updates.X
+        sent, memory = self.attack.answer(updates, state.get("attack", {}), self.ctx)
+        kept = {name: value for name, value in (("edge", edge), ("attack", memory)) if value}
+        if sent is None:
+            return Payload(rows[0], float(n.sum()), finite=False), kept, X
+        packed = {k: v.to("cpu") for k, v in method.codec.pack(sent).items()}
+        tasks = {task: size for (_, task), size in zip(rows, sent.n.tolist(), strict=True) if task is not None}
+        return Payload(rows[0], float(sent.n.sum()), packed, dict(sent.extra), tasks=tasks), kept, sent.X
 
 
 def tune(method: Method, model: FlatModel, client: BuiltClient, training: Training, ctx: Ctx) -> None:

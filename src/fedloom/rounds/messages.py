@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -76,6 +77,19 @@ class Payload:
     def sizes(self) -> tuple[float, ...]:
         """Number of examples of each row."""
         return tuple(self.tasks.values()) or (self.n,)
+
+
+def believed(method: Method, federation: BuiltFederation, payload: Payload) -> Payload:
+    """A payload with the numbers of examples that the method believes (`Method.weights`, `Method.max_examples`)."""
+    if method.weights != "declared" and method.max_examples is None:
+        return payload
+    client, most = federation.client(payload.row[0]), method.max_examples or math.inf
+
+    def count(claimed: float, task: str | None = None) -> float:
+        known = client if task is None else client.only(task)
+        return float(min(len(known.train) if method.weights == "declared" else claimed, most))
+
+    return replace(payload, n=count(payload.n), tasks={task: count(n, task) for task, n in payload.tasks.items()})
 
 
 def rows_of(method: Method, federation: BuiltFederation, clients: Iterable[str]) -> tuple[Row, ...]:
