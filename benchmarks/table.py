@@ -5,6 +5,7 @@ seconds on the wall; a ratio says more than they do. With names, only those rows
 
     step        FedHCA2's stage for the encoder (6 rows of 6 million), against a pass that sums the Gram matrix and one
                 that mixes the rows; aim 1.5
+    rules       robust rules for 20 rows of a million, against the Gram matrix and the mean; aim 1.5
     copies      a round beside its forward and backward passes, in copies of its matrix: see round_copies.py
     clients     a round of 1000 clients with 20 examples and a tiny network, one at a time, against stacked; aim 15
     evaluation  the share of a run that goes into measuring: matu/eight-embedded, dfmtl-scenes and
@@ -68,6 +69,33 @@ def step(quick: bool) -> Iterator[Row]:
         f"{found['streamed']:.3f} s",
         _aim(found["ours"] / found["streamed"], 1.5),
     )
+
+
+def rules(quick: bool) -> Iterator[Row]:
+    """Rules against hostile rows."""
+    import torch
+
+    from fedloom import stages
+    from fedloom.core.context import Ctx
+    from fedloom.core.updates import Updates
+    from fedloom.maths.gram import gram
+
+    torch.set_num_threads(1)
+    k, d = 20, 50_000 if quick else 1_000_000
+    updates, mean, ctx = Updates.of(torch.randn(k, d)), stages.Mean(), Ctx(1)
+
+    def ours(stage: stages.Stage) -> Callable[[], object]:
+        whole, state = stage >> mean, (stage >> mean).init(updates.layout)
+        return lambda: whole(updates, state, ctx)[0].X
+
+    ways: dict[str, Callable[[], object]] = {"plain": lambda: (gram(updates), mean(updates, {}, ctx)[0].X)}
+    choosing = (stages.Krum, stages.MultiKrum, stages.NearestMix, stages.GeometricMedian)
+    others = (stages.CentredClip, stages.ClipNorms, stages.TrimmedMean, stages.Median)
+    ways |= {rule.__name__: ours(rule()) for rule in (*choosing, *others)}
+    found = interleaved(ways, 2 if quick else 5, min, time.process_time)
+    plain = found.pop("plain")
+    for name, spent in found.items():
+        yield f"{name}, {k} x {d:,}", f"{spent:.3f} s", f"{plain:.3f} s", _aim(spent / plain, 1.5)
 
 
 def copies(quick: bool) -> Iterator[Row]:
@@ -211,7 +239,7 @@ def _cpu(command: Sequence[str]) -> float:
 
 
 ROWS: dict[str, Callable[[bool], Iterator[Row]]] = {
-    f.__name__: f for f in (step, copies, clients, evaluation, cell, start, loop)
+    f.__name__: f for f in (step, rules, copies, clients, evaluation, cell, start, loop)
 }
 
 
