@@ -17,6 +17,7 @@ from fedloom.methods.method import Method
 from fedloom.models.multitask import MultiTask
 from fedloom.recipes.schema import Recipe, recipe_hash
 from fedloom.rounds.federation import BuiltFederation
+from fedloom.rounds.privacy import Terms
 from fedloom.rounds.worker import Setup
 
 
@@ -32,6 +33,8 @@ class Built:
     federation: BuiltFederation
     module: MultiTask
     layout: Layout
+    terms: Terms | None = None
+    """What a round costs in privacy, where the recipe has a section for it."""
 
     @cached_property
     def about(self) -> dict[str, Any]:
@@ -89,7 +92,21 @@ class Built:
     def setup(self) -> Setup:
         """The part that workers need."""
         r = self.recipe
-        return Setup(self.method, self.module, self.federation, r.training, r.evaluation, r.seed, r.runtime.threads)
+        return Setup(
+            self.method,
+            self.module,
+            self.federation,
+            r.training,
+            r.evaluation,
+            r.seed,
+            r.runtime.threads,
+            self.deployed,
+        )
+
+    @property
+    def deployed(self) -> bool:
+        """Whether noise must not come from the recipe's seed, because those from whom it hides something know it."""
+        return self.terms is not None and self.recipe.runtime.engine == "flower"
 
     @property
     def frozen(self) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from fedloom.core.context import Ctx, State, derive_seed
+from fedloom.core.context import Ctx, State, derive_seed, new_secret
 from fedloom.errors import UserError
 from fedloom.methods.method import Method
 from fedloom.recipes.runtime import Evaluation
@@ -38,6 +38,12 @@ class Setup:
     evaluation: Evaluation
     seed: int
     threads: int = 1
+    deployed: bool = False
+    """Whether noise must not come from the seed, nor be the same where a round is asked for again."""
+
+    def ctx(self, round: int) -> Ctx:
+        """The context of a client's part of a round."""
+        return Ctx(round, self.seed, secret=new_secret() if self.deployed else None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +126,14 @@ class Worker:
         client = s.federation.trainers[job.client]
         try:
             payload, result, state = client_step(
-                s.method, self.model, s.federation, client, job.message, job.state, Ctx(job.round, s.seed), s.training
+                s.method,
+                self.model,
+                s.federation,
+                client,
+                job.message,
+                job.state,
+                s.ctx(job.round),
+                s.training,
             )
         except (RuntimeError, ValueError, IndexError, KeyError) as error:
             tasks = ", ".join(client.tasks)
@@ -131,7 +144,7 @@ class Worker:
     def train_stacked(self, jobs: Sequence[TrainJob], evaluate_trained: bool = False) -> Iterator[TrainDone]:
         """Train clients of equal shape together, and finish them one by one."""
         s, model = self.setup, self.model
-        ctx = Ctx(jobs[0].round, s.seed)
+        ctx = s.ctx(jobs[0].round)
         by_client = {job.client: job for job in jobs}
         stack = []
         for job in jobs:

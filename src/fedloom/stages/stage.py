@@ -43,6 +43,8 @@ class Traits:
     by_task: bool = False
     paced: bool = False
     """Whether what it does depends on how many rounds the run will have."""
+    hides: bool = False
+    """Whether what comes out must not tell which rows came: it acts without any, and on blocks that no row has."""
     separable: bool = False
     """Treats every column alike, with Gram matrices and sums by `fedloom.core.spread`; so columns may lie apart."""
     presence: Presence | None = None
@@ -185,6 +187,7 @@ class Chain(Stage):
             writes=written,
             broadcasts=set().union(*(one.broadcasts for one in each)),
             by_task=any(one.by_task for one in each),
+            hides=any(one.hides for one in each),
         )
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:

@@ -43,9 +43,10 @@ from fedloom.extras import need
 from fedloom.recipes.runtime import FlowerSettings
 from fedloom.recipes.schema import Recipe
 from fedloom.rounds.built import Built
+from fedloom.rounds.cohort import cohort
 from fedloom.rounds.exports import labels, named, wanted
 from fedloom.rounds.messages import Payload
-from fedloom.rounds.rounds import Advance, Round, cohort, with_server
+from fedloom.rounds.rounds import Advance, Round, with_server
 from fedloom.rounds.worker import EvalJob, Executor, Job, TrainDone, TrainJob
 from fedloom.runs import checkpoint
 from fedloom.runs.folder import RunFolder
