@@ -18,6 +18,7 @@ from fedloom.rounds.progress import Progress
 from fedloom.rounds.rounds import Round, initial_state, paid
 from fedloom.rounds.server import server_step
 from fedloom.runs.reader import Run
+from fedloom.stages.private import PrivateMean
 from tests_support import assert_same, load_recipe, stopped_after
 
 Quick = Callable[..., Result]
@@ -165,6 +166,8 @@ def test_what_nobody_can_account_for_is_refused(change: str) -> None:
 def test_feddea_before_the_clip_and_local_noise_before_any_mix_are_accepted() -> None:
     method = build(load_recipe("method={name: fedavg, weights: uniform, add: {feddea: }}", GIVEN)).method
     assert [type(stage).__name__ for stage in method.edge.inner] == ["TopMagnitude", "Bounded"]
+    capped = build(load_recipe("method={name: fedavg, max_examples: 50}", GIVEN)).method.stage
+    assert capped == PrivateMean(1.0, 2.0, 1.0, 50.0)
     local = build(load_recipe("method={name: fedavg, add: {pcgrad: }}", GIVEN, "privacy.trust=local")).method
     assert [type(stage).__name__ for stage in local.edge.inner] == ["Bounded", "RowNoise"]
 

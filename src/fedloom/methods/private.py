@@ -17,7 +17,7 @@ def private(method: Method, section: Privacy, noise: float, share: float) -> Met
     `noise` is in units of the clipping norm, `share` the expected part of the clients in a round. Raises RecipeError
     where something that depends on clients' data would not be accounted for.
     """
-    beside = [*method.extras, *method.auxiliary, *(("support",) if method.wants_support else ())]
+    beside = [*sorted(method.extras), *method.auxiliary, *(("support",) if method.wants_support else ())]
     if method.pooled or method.shares_nothing:
         raise RecipeError(f"privacy: with {method.name} clients send nothing, so there is nothing to protect")
     if method.rows == "client-task":
@@ -29,12 +29,13 @@ def private(method: Method, section: Privacy, noise: float, share: float) -> Met
     clip = Bounded(section.clip)
     if section.trust == "local":
         return method.plus(clip >> RowNoise(section.clip, noise))
-    if method.weights == "size":
+    if method.weights != "uniform" and method.max_examples is None:
         raise RecipeError(
             f"privacy: {method.name} weighs clients by their numbers of examples, which nothing bounds; set "
-            "method.weights: uniform"
+            "method.weights: uniform, or method.max_examples"
         )
-    mean = PrivateMean(section.clip, noise, share)
+    cap = 1.0 if method.weights == "uniform" else float(method.max_examples or 1)
+    mean = PrivateMean(section.clip, noise, share, cap)
     return replace(method.plus(clip), stage=_noisy(method, mean))
 
 

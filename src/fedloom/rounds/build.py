@@ -51,6 +51,7 @@ def build_method(section: MethodSection) -> Method:
             name=" + ".join([section.name, *section.add]),
             codec=CODECS[section.codec].make() if section.codec else method.codec,
             weights=section.weights or method.weights,
+            max_examples=section.max_examples or method.max_examples,
             buffers=section.buffers or method.buffers,
         )
     except ValueError as error:
