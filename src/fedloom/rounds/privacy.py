@@ -20,7 +20,7 @@ from fedloom.recipes.privacy import Privacy
 from fedloom.recipes.schema import Recipe
 from fedloom.rounds.cohort import drawn_of
 
-LEARNS = 1.0
+LEARNS = 2.0
 """Where a round's noise is longer than this many clipped updates, little is learned (docs/privacy.md has the runs)."""
 SPENT = "stopped: privacy budget spent"
 
