@@ -178,6 +178,7 @@ def test_feddea_before_the_clip_and_local_noise_before_any_mix_are_accepted() ->
         ("{clip: 1, delta: 1.0e-5}", "privacy.noise: neither found, expected either noise or epsilon"),
         ("{clip: 1, delta: 1.0e-5, noise: 1, epsilon: 1}", "privacy.noise: both found"),
         ("{clip: 1, noise: 1}", "privacy.delta: missing"),
+        ("secure-aggregation", "privacy: secure-aggregation found, which is not offered"),
         (
             "{clip: 1, delta: 1.0e-5, noise: 1, sampling: fixed, accountant: pld}",
             "privacy.accountant: pld found, but it knows no sampling of a fixed number",

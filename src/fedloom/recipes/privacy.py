@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -35,6 +35,14 @@ class Privacy(Section):
     """pld is tighter by about a tenth and takes about a second a round; rdp knows both kinds of sampling."""
     budget: Positive | None = None
     """The run stops before the round with which epsilon would be more; null: `epsilon`, and without it no bound."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _offered(cls, value: Any) -> Any:
+        if value == "secure-aggregation":
+            why = "the server sees every update; trust: local hides them from it (docs/threat-model.md)"
+            raise carry([("", f"secure-aggregation found, which is not offered: {why}")])
+        return value
 
     @model_validator(mode="after")
     def _fits(self) -> Privacy:
