@@ -13,7 +13,7 @@ from fedloom.core.signal import sized
 from fedloom.data.dataset import Batch
 from fedloom.models.constant import ConstantHead
 from fedloom.recipes.schema import Recipe
-from fedloom.rounds import refusals
+from fedloom.rounds import refusals, seen
 from fedloom.rounds.build import build
 from fedloom.rounds.built import Built
 from fedloom.rounds.cohort import cohort
@@ -119,6 +119,7 @@ def plan_of(built: Built) -> Plan:
     if built.terms is not None and recipe.privacy is not None:
         share = recipe.training.participation
         notes += told(recipe.privacy, built.terms, shared.d, len(federation.trainers), share, recipe.training.rounds)
+    notes += seen.told(built)
     clients, shape = built.partition.table(built.pool), tuple(built.dataset.input_shape)
     notes.append(f"inputs: {sized(shape, built.dataset.signal)}")
     return Plan(str(built.method), parameters, clients, up, down, memory, notes, shape)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from fedloom.errors import RecipeError
 from fedloom.methods.method import Method
 from fedloom.recipes.privacy import Privacy
+from fedloom.stages.mean import adds_up
 from fedloom.stages.private import Bounded, PrivateMean, RowNoise
 from fedloom.stages.stage import Chain, Stage
 
@@ -42,11 +43,7 @@ def private(method: Method, section: Privacy, noise: float, share: float) -> Met
 def _noisy(method: Method, mean: PrivateMean) -> Stage:
     """The method's aggregation with a private mean in place of its plain one, which must be the first to see rows."""
     first, *after = method.stage.stages if isinstance(method.stage, Chain) else (method.stage,)
-    try:
-        taken = first.combined_by(mean)
-    except ValueError:
-        taken = first
-    if taken != mean:
+    if not adds_up(first):
         does = {"row": "changes rows behind the clip", "mix": "weighs or mixes rows by what is in them"}
         why = does.get(first.traits.kind, "looks at the columns of all rows")
         raise RecipeError(
