@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import torch
 import fedloom
 from fedloom.engines.api import Result, plan
 from fedloom.errors import RecipeError, StateError
+from fedloom.methods.method import Method
+from fedloom.methods.private import private
 from fedloom.rounds.build import build
 from fedloom.rounds.cohort import cohort
 from fedloom.rounds.privacy import SPENT, Terms, ratio, terms_of
@@ -18,7 +21,9 @@ from fedloom.rounds.progress import Progress
 from fedloom.rounds.rounds import Round, initial_state, paid
 from fedloom.rounds.server import server_step
 from fedloom.runs.reader import Run
+from fedloom.stages.mean import Mean
 from fedloom.stages.private import PrivateMean
+from fedloom.stages.stage import Chain, Stage, Traits
 from tests_support import assert_same, load_recipe, stopped_after
 
 Quick = Callable[..., Result]
@@ -170,6 +175,24 @@ def test_feddea_before_the_clip_and_local_noise_before_any_mix_are_accepted() ->
     assert capped == PrivateMean(1.0, 2.0, 1.0, 50.0)
     local = build(load_recipe("method={name: fedavg, add: {pcgrad: }}", GIVEN, "privacy.trust=local")).method
     assert [type(stage).__name__ for stage in local.edge.inner] == ["Bounded", "RowNoise"]
+
+
+@dataclass(frozen=True)
+class Halved(Stage):
+    reads: frozenset[str] = frozenset({"X"})
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(reads=self.reads)
+
+
+def test_what_stands_behind_the_noise_sees_nothing_else() -> None:
+    method = Method(stage=Mean() >> Halved(), weights="uniform")
+    made = private(method, clip=1.0, noise=2.0, share=1.0, local=False).stage
+    assert made == Chain((PrivateMean(1.0, 2.0), Halved()))
+    curious = replace(method, stage=Mean() >> Halved(frozenset({"X", "n"})))
+    with pytest.raises(RecipeError, match="reads n of the rows"):
+        private(curious, clip=1.0, noise=2.0, share=1.0, local=False)
 
 
 @pytest.mark.parametrize(

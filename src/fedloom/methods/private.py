@@ -6,16 +6,15 @@ from dataclasses import replace
 
 from fedloom.errors import RecipeError
 from fedloom.methods.method import Method
-from fedloom.recipes.privacy import Privacy
-from fedloom.stages.mean import adds_up
 from fedloom.stages.private import Bounded, PrivateMean, RowNoise
-from fedloom.stages.stage import Chain, Stage
+from fedloom.stages.stage import Chain, Stage, adds_up
 
 
-def private(method: Method, section: Privacy, noise: float, share: float) -> Method:
+def private(method: Method, *, clip: float, noise: float, share: float, local: bool) -> Method:
     """The method with clipping as the last writer of rows at the client, and noise where the trust is.
 
-    `noise` is in units of the clipping norm, `share` the expected part of the clients in a round. Raises RecipeError
+    `noise` is in units of the clipping norm `clip`, `share` the expected part of the clients in a round; with `local`
+    each client adds noise to what it sends, else the server to the sum. Raises RecipeError
     where something that depends on clients' data would not be accounted for.
     """
     beside = [*sorted(method.extras), *method.auxiliary, *(("support",) if method.wants_support else ())]
@@ -27,17 +26,16 @@ def private(method: Method, section: Privacy, noise: float, share: float) -> Met
         raise RecipeError(
             f"privacy: {method.name} sends {', '.join(beside)} beside the update, which no noise protects"
         )
-    clip = Bounded(section.clip)
-    if section.trust == "local":
-        return method.plus(clip >> RowNoise(section.clip, noise))
+    if local:
+        return method.plus(Bounded(clip) >> RowNoise(clip, noise))
     if method.weights != "uniform" and method.max_examples is None:
         raise RecipeError(
             f"privacy: {method.name} weighs clients by their numbers of examples, which nothing bounds; set "
             "method.weights: uniform, or method.max_examples"
         )
     cap = 1.0 if method.weights == "uniform" else float(method.max_examples or 1)
-    mean = PrivateMean(section.clip, noise, share, cap)
-    return replace(method.plus(clip), stage=_noisy(method, mean))
+    mean = PrivateMean(clip, noise, share, cap)
+    return replace(method.plus(Bounded(clip)), stage=_noisy(method, mean))
 
 
 def _noisy(method: Method, mean: PrivateMean) -> Stage:
@@ -50,4 +48,7 @@ def _noisy(method: Method, mean: PrivateMean) -> Stage:
             f"privacy: {method.name}: {first!r} {why}, so nobody knows how much one client can move the result; "
             "expected a server that takes a mean of rows, changes of rows at the client (at: edge), or trust: local"
         )
+    for stage in after:
+        if told := sorted(stage.traits.reads - {"X", "base"}):
+            raise RecipeError(f"privacy: {method.name}: {stage!r} reads {told[0]} of the rows, which no noise protects")
     return Chain((mean, *after)) if after else mean

@@ -227,7 +227,13 @@ def assemble(
     """Build the model for the clients of a federation, and refuse combinations that do not work."""
     terms = terms_of(recipe, len(federation.trainers))
     if terms is not None and recipe.privacy is not None:
-        method = private(method, recipe.privacy, terms.noise, recipe.training.participation)
+        method = private(
+            method,
+            clip=recipe.privacy.clip,
+            noise=terms.noise,
+            share=recipe.training.participation,
+            local=terms.trust == "local",
+        )
     module = starting_model(recipe, dataset)
     refusals.needs_parts(method, module)
     module = changed(module, method.model, dataset.input_shape, recipe.seed)

@@ -14,8 +14,7 @@ from fedloom.rounds.built import Built
 from fedloom.rounds.messages import rows_of
 from fedloom.rounds.progress import Progress
 from fedloom.rounds.rounds import Round
-from fedloom.stages.mean import adds_up
-from fedloom.stages.stage import Chain, Stage
+from fedloom.stages.stage import Chain, Stage, adds_up
 
 LARGEST = 50_000_000
 """Mixes of at most so many numbers are tried."""

@@ -109,15 +109,6 @@ class Mean(Stage):
         return stage
 
 
-def adds_up(stage: Stage) -> bool:
-    """Whether a stage is a plain mean, in whose place another rule may stand: it needs only the sum of the rows."""
-    other = Mean()
-    try:
-        return stage.combined_by(other) is other
-    except ValueError:
-        return False
-
-
 @dataclass(frozen=True)
 class SupportMean(Stage):
     """Per coordinate, the mean over the clients that trained it: u_i = sum_k p_k X_ki / sum_{k: i in support_k} p_k.

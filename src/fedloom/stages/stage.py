@@ -238,6 +238,15 @@ def _flat(stage: Stage) -> Iterator[Stage]:
     yield from stage.stages if isinstance(stage, Chain) else (stage,)
 
 
+def adds_up(stage: Stage) -> bool:
+    """Whether a stage is a plain mean, in whose place another rule may stand: it needs only the sum of the rows."""
+    other = Identity()
+    try:
+        return stage.combined_by(other) is other
+    except ValueError:
+        return False
+
+
 def check_closed(stages: Sequence[Stage], where: str) -> None:
     """Refuse a sequence of stages that would silently do nothing.
 
