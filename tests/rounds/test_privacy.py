@@ -179,11 +179,11 @@ def test_feddea_before_the_clip_and_local_noise_before_any_mix_are_accepted() ->
 
 @dataclass(frozen=True)
 class Halved(Stage):
-    reads: frozenset[str] = frozenset({"X"})
+    looks_at: frozenset[str] = frozenset({"X"})
 
     @property
     def traits(self) -> Traits:
-        return Traits(reads=self.reads)
+        return Traits(reads=self.looks_at)
 
 
 def test_what_stands_behind_the_noise_sees_nothing_else() -> None:
