@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 
 import fedloom
 from fedloom.engines.api import Result, plan
-from fedloom.errors import RecipeError, StateError
+from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.methods.method import Method
 from fedloom.methods.private import private
 from fedloom.rounds.build import build
@@ -110,6 +111,13 @@ def test_what_rounds_cost_cannot_change_behind_their_back() -> None:
         terms().agree({"round": 2, "privacy": {**vars(terms()), "noise": 2.0}})
     terms().agree({"round": 0})
     terms().agree({"round": 2, "privacy": dict(vars(terms()))})
+
+
+def test_a_missing_accountant_is_said_before_the_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    built = build(load_recipe(FEDPER, "privacy={clip: 1, noise: 2.71, delta: 1.0e-3}"))
+    with pytest.raises(UserError, match=r"pip install 'fedloom\[privacy\]'"):
+        paid(built, {"round": 0})
 
 
 def test_poisson_draws_each_client_by_itself() -> None:

@@ -114,6 +114,7 @@ def paid(built: Built, state: State) -> tuple[int, State]:
             raise StateError("privacy: null found, but the rounds that are done were private; begin a new run")
         return recipe.training.rounds, state
     terms.agree(state)
+    terms.epsilon(1)  # without an accountant the run ends here, not after its first round
     state = {**state, "privacy": asdict(terms)}
     if built.deployed and state["round"]:
         state["again"] = state.get("again", 0) + 1
