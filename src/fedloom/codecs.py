@@ -59,8 +59,10 @@ class Codec:
         raise NotImplementedError
 
 
-def _by_block(like: Updates, itemsize: int, sent: Tensor | None = None) -> ByteCount:
+def by_block(like: Updates, itemsize: int, sent: Tensor | None = None) -> ByteCount:
     """Bytes of the values that the rows have, or of those of them that are `sent` (K x d, bool), by role and task."""
+    if like.present is None and sent is None:
+        return {key: len(like) * size * itemsize for key, size in like.layout.sizes.items() if size}
     bytes_: ByteCount = {}
     have = torch.ones(len(like), len(like.layout.blocks)).bool() if like.present is None else like.present
     for there, block, s in zip(have.T, like.layout.blocks, like.layout.slices, strict=True):
@@ -119,7 +121,7 @@ class Raw(Codec):
         return _fill(packed["values"], like)
 
     def count(self, packed: Packed, like: Updates) -> ByteCount:
-        return _by_block(like, packed["values"].element_size())
+        return by_block(like, packed["values"].element_size())
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ class Sparse(Codec):
         if "mask" not in packed:
             return Raw().count(packed, like)
         nonzero = self.unpack(packed, like.replace(X=torch.zeros_like(like.X))) != 0
-        bytes_ = _by_block(like, packed["values"].element_size(), nonzero)
+        bytes_ = by_block(like, packed["values"].element_size(), nonzero)
         return {**bytes_, ("codec", None): packed["mask"].nbytes}
 
 
@@ -213,7 +215,7 @@ class Unified(Codec):
         for block in common.blocks:
             key = (block.role, block.task)
             bytes_[key] = bytes_.get(key, 0) + block.size * size
-        bytes_ |= _by_block(like.select(own), size)
+        bytes_ |= by_block(like.select(own), size)
         return {**bytes_, ("codec", None): packed["masks"].nbytes + packed["scales"].nbytes}
 
 

@@ -40,7 +40,16 @@ POOL_CASES = [
     "method={name: fedavg, add: {feature-modules: {scope: local}}}",
 ]
 MODULES = ("", "feddea: {rho: 0.3}", "pcgrad: ", "heal: {weights: multiply}")
-MATRIX = [(name, module) for name in sorted(METHODS.entries) for module in MODULES]
+MATRIX = [
+    pytest.param(
+        *(name, module),
+        id=f"{name}-{module.split(':')[0] or 'alone'}",
+        # by default each method alone and with one module, another one than the method beside it
+        marks=() if not i or i == 1 + number % (len(MODULES) - 1) else pytest.mark.slow,
+    )
+    for number, name in enumerate(sorted(METHODS.entries))
+    for i, module in enumerate(MODULES)
+]
 # How a combination may be refused when it is built.
 WHY = (
     "would change nothing",
@@ -123,7 +132,7 @@ class TwoInDisorder(InProcess):
             yield self.workers[i % 2].run(job, **options)
 
 
-@pytest.mark.parametrize(("name", "module"), MATRIX, ids=[f"{n}-{m.split(':')[0] or 'alone'}" for n, m in MATRIX])
+@pytest.mark.parametrize(("name", "module"), MATRIX)
 def test_every_method_with_every_module(
     quick: Quick, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, module: str
 ) -> None:

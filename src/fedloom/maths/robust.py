@@ -5,6 +5,8 @@ Nothing depends on the scale of the rows, and no row of any finite size turns an
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -74,3 +76,32 @@ def centred_clip(G: Tensor, limit: float | None, iterations: int, start: int | N
         factors = clipping(distances_to(G, c), limit)
         c = c * (1 - factors.mean()) + factors / len(G)
     return c
+
+
+def in_order(X: Tensor) -> Tensor:
+    """Each column's values in ascending order (K x columns), nan as if it were inf.
+
+    Rows are compared two at a time, as Batcher's odd-even merge sort says (AFIPS 1968): for some thousand columns,
+    which stay in a cache, this is several times as fast as sorting column by column.
+    """
+    rows = list(torch.where(X.isnan(), torch.inf, X).unbind(0))
+    spare = torch.empty_like(X[0])
+    for low, high in _comparisons(len(rows)):
+        torch.minimum(rows[low], rows[high], out=spare)
+        torch.maximum(rows[low], rows[high], out=rows[high])
+        rows[low], spare = spare, rows[low]
+    return torch.stack(rows)
+
+
+def _comparisons(count: int) -> Iterator[tuple[int, int]]:
+    """The pairs of positions that are put in order, one after another, to sort any `count` values."""
+    merged = 1
+    while merged < count:
+        apart = merged
+        while apart:
+            for first in range(apart % merged, count - apart, 2 * apart):
+                for i in range(first, first + min(apart, count - first - apart)):
+                    if i // (2 * merged) == (i + apart) // (2 * merged):
+                        yield i, i + apart
+            apart //= 2
+        merged *= 2

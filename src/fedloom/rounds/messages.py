@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.codecs import ByteCount
+from fedloom.codecs import ByteCount, by_block
 from fedloom.core.context import Row
 from fedloom.core.layout import Layout
 from fedloom.core.updates import EVERYONE, Rows, Updates
@@ -139,12 +139,10 @@ def count_down(
 ) -> ByteCount:
     """Bytes of the message to one client, by (role, task)."""
     shared = method.shared_part(layout)
-    have = federation.present(client, shared)
     bytes_: ByteCount = {}
-    for i, block in enumerate(shared.blocks):
-        if message.vector is not None and (have is None or bool(have[0, i])):
-            key = (block.role, block.task)
-            bytes_[key] = bytes_.get(key, 0) + block.size * message.vector.element_size()
+    if message.vector is not None:
+        one = blank(shared, federation, ((client.id, None),), nothing(1, shared.d))
+        bytes_ = by_block(one, message.vector.element_size())
     if message.tasks:
         rows = tuple((client.id, task) for task in message.tasks)
         like = blank(shared, federation, rows, nothing(len(rows), shared.d))

@@ -17,11 +17,11 @@ from torch import Tensor
 from fedloom.core.context import Ctx, State
 from fedloom.core.updates import Updates
 from fedloom.maths.gram import gram
-from fedloom.maths.robust import centred_clip, clipping, distances_to, geometric_median, krum_order, nearest
+from fedloom.maths.robust import centred_clip, clipping, distances_to, geometric_median, in_order, krum_order, nearest
 from fedloom.stages.mean import problems
 from fedloom.stages.stage import Stage, Traits
 
-_VALUES = 1 << 20  # values that are sorted at a time
+_COLUMNS = 1 << 14  # that are sorted at a time
 Problem = tuple[list[slice], Tensor]
 """Columns, and the positions of the rows of one group that have them."""
 
@@ -220,11 +220,11 @@ class ByCoordinate(Robust):
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         X = updates.empty(len(updates)).zero_()
         for columns, members in self._fit(updates, ctx)[0]:
-            f, step = self._bears(len(members)), max(1, _VALUES // len(members))
+            f = self._bears(len(members))
             for s in columns:
-                for a in range(s.start, s.stop, step):
-                    part = slice(a, min(a + step, s.stop))
-                    X[members, part] = self.combined(updates.X[members, part].sort(dim=0).values, f)
+                for a in range(s.start, s.stop, _COLUMNS):
+                    part = slice(a, min(a + _COLUMNS, s.stop))
+                    X[members, part] = self.combined(in_order(updates.X[members, part]), f)
         return updates.replace(X=X), state
 
 
