@@ -92,6 +92,8 @@ TERMS: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
 
 @pytest.mark.parametrize(("terms", "changes", "why"), TERMS)
 def test_each_term(terms: dict[str, Any], changes: tuple[str, ...], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if PRIVATE in changes:
+        pytest.importorskip("dp_accounting", reason="needs the extra `privacy`")
     built = of(*changes)
     site = SiteTerms.model_validate(terms)
     if not why:
