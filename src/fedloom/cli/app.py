@@ -14,6 +14,7 @@ import typer
 from fedloom._version import __version__
 from fedloom.cli import (
     complete,
+    demo,
     doctor,
     export,
     features,
@@ -203,6 +204,7 @@ def picture(
 
 for command in (
     *(
+        demo.demo,
         doctor.doctor,
         export.export,
         export.predict,
@@ -220,7 +222,7 @@ for command in (
 
 
 PANELS = {
-    "Train": ("run", "resume", "grid", "pretrain"),
+    "Train": ("demo", "run", "resume", "grid", "pretrain"),
     "Look": ("show", "watch", "report", "picture", "methods", "recipes", "recipe"),
     "Compare": ("compare", "table", "figure", "bed", "relatedness"),
     "Data": ("init", "data"),
