@@ -1,4 +1,4 @@
-"""What stands around the code: workflows, images and templates name what exists, and the wheel has what commands need."""
+"""What stands around the code: workflows, images and templates name what exists; the wheel has what commands need."""
 
 from __future__ import annotations
 

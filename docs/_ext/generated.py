@@ -1,0 +1,217 @@
+"""What of the site is made from the package: a page for each method and add-on, the commands, the public names,
+pictures, and live pages of `fedloom report`. All of it goes to docs/_generated."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pictures
+import prose
+from sphinx.application import Sphinx
+from typer.main import get_command
+
+from fedloom.cli.app import PANELS, app
+from fedloom.cli.lists import parameters
+from fedloom.methods import ADDONS, METHODS
+from fedloom.settings.registry import Registered, Registry
+from fedloom.study.grid import load_grid, names, recipes
+from fedloom.study.report.flow import diagram
+
+FACES = (
+    "fedloom", "fedloom.methods", "fedloom.stages", "fedloom.training", "fedloom.tasks", "fedloom.data", "fedloom.models",
+    "fedloom.peers", "fedloom.relatedness", "fedloom.taskvectors", "fedloom.codecs", "fedloom.server",
+)  # fmt: skip
+"""The modules whose names are public."""
+NEEDED: dict[str, dict[str, Any]] = {"server-step": {"step": 2.0}}
+"""Parameters without a default, for the diagram of what has them."""
+REPORTS = {
+    "run": ["run digits-tasks training.rounds=6 --out {out}/run -q", "report {out}/run --out {page}"],
+    "grid": ['grid demo training.rounds=6 "seeds=[0,1]" --out {out}/grid -q', "report {out}/grid --out {page}"],
+}
+"""Kind of page -> the commands that make one."""
+
+
+def generate(site: Sphinx) -> None:
+    """Write all pages, before Sphinx looks for them."""
+    home = Path(site.srcdir) / "_generated"
+    _methods(home / "methods", Path(site.srcdir) / "results")
+    _write(home / "commands.md", "\n".join(_commands()))
+    for face in FACES:
+        _write(home / "api" / f"{face}.rst", _face(face))
+    pictures.draw(home / "pictures")
+    (home / "static").mkdir(parents=True, exist_ok=True)
+    (home / "extra").mkdir(parents=True, exist_ok=True)
+    if site.config.live_reports:
+        _reports(home / "extra", Path(site.doctreedir) / "reports")
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a page, unless it is the same: Sphinx reads again what is new."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if not file.is_file() or file.read_text("utf-8") != text:
+        file.write_text(text, "utf-8")
+
+
+def _methods(home: Path, results: Path) -> None:
+    grids = _in_grids()
+    measured = {page: page.read_text("utf-8") for page in sorted(results.glob("*.md"))}
+    lines = ["# Methods and add-ons", ""]
+    for registry, title in ((METHODS, "Methods"), (ADDONS, "Add-ons")):
+        lines += [f"## {title}", "", "| name | what it does | source |", "|---|---|---|"]
+        for entry in registry:
+            _write(home / f"{entry.name}.md", _page(registry, entry, grids.get(entry.name, ()), measured))
+            cells = (_cell(text) for text in (entry.summary, entry.source or entry.package))
+            lines.append(f"| [{entry.name}]({entry.name}.md) | {' | '.join(cells)} |")
+        lines.append("")
+    listed = "\n".join(f"{entry.name}" for registry in (METHODS, ADDONS) for entry in registry)
+    lines += ["```{toctree}", ":hidden:", "", listed, "```", ""]
+    _write(home / "index.md", "\n".join(lines))
+
+
+def _page(registry: Registry, entry: Registered, grids: Any, measured: dict[Path, str]) -> str:
+    """One method: what `fedloom methods NAME` says, and its stages as the report draws them."""
+    given = NEEDED.get(entry.name, {})
+    base = METHODS["fedavg"].make()
+    made = entry.make(base, **given) if registry is ADDONS else entry.make(**given)
+    python = entry.name.replace("-", "_")
+    arguments = ", ".join([*(["fl.methods.fedavg()"] * (registry is ADDONS)), *(f"{k}={v!r}" for k, v in given.items())])
+    key = f"method.add.{entry.name}={{}}" if registry is ADDONS else f"method={entry.name}"
+    code = f"```python\nimport fedloom as fl\n\nprint(fl.methods.{python}({arguments}))\n```"
+    pages = [
+        f"[{page.stem}](../../results/{page.name})"
+        for page, text in measured.items()
+        if re.search(rf"(?<![\w-]){re.escape(entry.name)}(?![\w-])", text.replace("²", "2"), re.IGNORECASE)
+    ]
+    rows = [
+        f"| `{r['parameter']}` | `{_cell(r['default'])}` | {_cell(r['allowed'])} |" for r in parameters(entry)
+    ]
+    return "\n\n".join(
+        [
+            f"# {entry.name}",
+            f"*{registry.kind}{', ' + _cell(entry.source) if entry.source else ''}*",
+            _raw(prose.html(inspect.getdoc(entry.function) or "")),
+            *(["## Parameters", "\n".join(["| key | default | allowed |", "|---|---|---|", *rows])] if rows else []),
+            "## Stages",
+            f"The way of an update through a round{', on top of FedAvg' * (registry is ADDONS)}, with the defaults:",
+            _raw(diagram(made.outline, False)),
+            "The same in Python, and what it prints:",
+            code,
+            f"```text\n{made}\n```",
+            "## Run it",
+            f"```console\nfedloom run digits-tasks {key}\n```" if entry.name not in NEEDED else
+            f"```console\nfedloom run digits-tasks 'method.add.{entry.name}={given}'\n```".replace("'step'", "step"),
+            f"Measured in: {', '.join(pages)}." if pages else "No table of this project has it yet.",
+            f"Packaged grids with it: {', '.join(f'`{g}`' for g in grids)}." if grids else "No packaged grid has it.",
+            "",
+        ]
+    )  # fmt: skip
+
+
+def _in_grids() -> dict[str, list[str]]:
+    """Name of a method or add-on -> the packaged grids that have it."""
+    found: dict[str, list[str]] = {}
+    for name in names():
+        chosen = {m for r in recipes(load_grid(name)).values() for m in (r.method.name, *r.method.add)}
+        for method in chosen:
+            found.setdefault(method, []).append(name)
+    return found
+
+
+def _commands() -> Iterator[str]:
+    """The help of every command, in the groups that `fedloom --help` has."""
+    root: Any = get_command(app)
+    yield "# Commands\n\nWhat `fedloom COMMAND --help` says, of every command.\n"
+    for panel, members in PANELS.items():
+        yield f"## {panel}\n"
+        for name in members:
+            command = root.commands[name]
+            below = getattr(command, "commands", None)
+            for path, one in {f"{name} {k}": v for k, v in below.items()}.items() if below else [(name, command)]:
+                yield from _command(path, one)
+
+
+def _command(path: str, command: Any) -> Iterator[str]:
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
+    usage = " ".join(["fedloom", path, *(_argument(p) for p in arguments), *(["[OPTIONS]"] if options else [])])
+    yield f"### fedloom {path}\n\n```text\n{usage}\n```\n\n{_plain(command.help)}\n"
+    rows = [(_argument(p), p.help) for p in arguments]
+    for p in options:
+        flags = ", ".join([*p.opts, *p.secondary_opts])
+        value = "" if p.is_flag else f" {p.make_metavar(None)}" if p.metavar else f" {p.type.name.upper()}"
+        shown = p.show_default if isinstance(p.show_default, str) else p.default
+        default = f" Default: {_plain(shown)}." if shown not in (None, False, (), []) and not callable(shown) else ""
+        rows.append((flags + value, f"{p.help or ''}{default}"))
+    if rows:
+        yield "| | |\n|---|---|"
+        yield from (f"| `{_cell(flag)}` | {_plain(about)} |" for flag, about in rows)
+        yield ""
+
+
+def _argument(parameter: Any) -> str:
+    name = parameter.metavar or str(parameter.name).upper()
+    return name if parameter.required else f"[{name}]"
+
+
+def _face(face: str) -> str:
+    """The public names of a module, for autodoc."""
+    module = importlib.import_module(face)
+    offered = getattr(module, "__all__", None) or [
+        name for name, thing in vars(module).items() if not name.startswith("_") and getattr(thing, "__module__", "") == face
+    ]
+    about = "\n".join(prose.literal((inspect.getdoc(module) or "").split("\n")))
+    text = f"{face}\n{'=' * len(face)}\n\n{about}\n"
+    for name in sorted(offered):
+        thing = getattr(module, name)
+        if inspect.isclass(thing):
+            text += f"\n.. autoclass:: {face}.{name}\n   :members:\n   :no-undoc-members:\n"
+        elif inspect.isroutine(thing):
+            text += f"\n.. autofunction:: {face}.{name}\n"
+        elif not inspect.ismodule(thing):
+            text += f"\n.. autodata:: {face}.{name}\n   :no-value:\n"
+    return text
+
+
+def _reports(home: Path, out: Path) -> None:
+    """Live pages of `fedloom report`, from runs that this makes once."""
+    for kind, commands in REPORTS.items():
+        page = home / f"report-{kind}.html"
+        if not page.is_file():
+            for line in commands:
+                words = re.findall(r'"[^"]*"|\S+', line.format(out=out, page=page))
+                subprocess.run([sys.executable, "-m", "fedloom", *(w.strip('"') for w in words)], check=True)
+
+
+def _raw(html: str) -> str:
+    return f"```{{raw}} html\n{html}\n```"
+
+
+def _plain(text: Any) -> str:
+    """Text of ours in Markdown, on one line, with no markup but code."""
+    parts = " ".join(str(text or "").split()).split("`")
+    return "".join(f"`{p.replace('|', chr(92) + '|')}`" if i % 2 else _cell(p) for i, p in enumerate(parts))
+
+
+def _cell(text: Any) -> str:
+    return re.sub(r"([\\*_|<>\[\]#])", r"\\\1", str(text)) if "`" not in str(text) else escape(str(text))
+
+
+def _docstring(site: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Docstrings are plain text: show them so."""
+    lines[:] = prose.literal(lines)
+
+
+def setup(site: Sphinx) -> dict[str, Any]:
+    """Sphinx calls this."""
+    site.add_config_value("live_reports", True, "env")
+    site.connect("builder-inited", generate, priority=100)
+    site.connect("autodoc-process-docstring", _docstring)
+    return {"parallel_read_safe": True}
