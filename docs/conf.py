@@ -20,7 +20,9 @@ exclude_patterns = ["_build", "gallery/GALLERY_HEADER.rst", "sg_execution_times.
 
 html_theme = "furo"
 html_title = f"fedloom {release}"
-html_static_path = ["_static", "_generated/static"]
+for name in ("extra", "pictures"):  # what `generated` fills, and Sphinx looks for before
+    (HERE / "_generated" / name).mkdir(parents=True, exist_ok=True)
+html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_extra_path = ["_generated/extra"]
 html_show_sphinx = False

@@ -22,7 +22,7 @@ from fedloom.cli.app import PANELS, app
 from fedloom.cli.lists import parameters
 from fedloom.methods import ADDONS, METHODS
 from fedloom.settings.registry import Registered, Registry
-from fedloom.study.grid import load_grid, names, recipes
+from fedloom.study.grid import load_grid, names
 from fedloom.study.report.flow import diagram
 
 FACES = (
@@ -44,11 +44,10 @@ def generate(site: Sphinx) -> None:
     home = Path(site.srcdir) / "_generated"
     _methods(home / "methods", Path(site.srcdir) / "results")
     _write(home / "commands.md", "\n".join(_commands()))
+    seen: set[int] = set()
     for face in FACES:
-        _write(home / "api" / f"{face}.rst", _face(face))
+        _write(home / "api" / f"{face}.rst", _face(face, seen))
     pictures.draw(home / "pictures")
-    (home / "static").mkdir(parents=True, exist_ok=True)
-    (home / "extra").mkdir(parents=True, exist_ok=True)
     if site.config.live_reports:
         _reports(home / "extra", Path(site.doctreedir) / "reports")
 
@@ -82,7 +81,9 @@ def _page(registry: Registry, entry: Registered, grids: Any, measured: dict[Path
     base = METHODS["fedavg"].make()
     made = entry.make(base, **given) if registry is ADDONS else entry.make(**given)
     python = entry.name.replace("-", "_")
-    arguments = ", ".join([*(["fl.methods.fedavg()"] * (registry is ADDONS)), *(f"{k}={v!r}" for k, v in given.items())])
+    arguments = ", ".join(
+        [*(["fl.methods.fedavg()"] * (registry is ADDONS)), *(f"{k}={v!r}" for k, v in given.items())]
+    )
     key = f"method.add.{entry.name}={{}}" if registry is ADDONS else f"method={entry.name}"
     code = f"```python\nimport fedloom as fl\n\nprint(fl.methods.{python}({arguments}))\n```"
     pages = [
@@ -90,9 +91,7 @@ def _page(registry: Registry, entry: Registered, grids: Any, measured: dict[Path
         for page, text in measured.items()
         if re.search(rf"(?<![\w-]){re.escape(entry.name)}(?![\w-])", text.replace("²", "2"), re.IGNORECASE)
     ]
-    rows = [
-        f"| `{r['parameter']}` | `{_cell(r['default'])}` | {_cell(r['allowed'])} |" for r in parameters(entry)
-    ]
+    rows = [f"| `{r['parameter']}` | `{_cell(r['default'])}` | {_cell(r['allowed'])} |" for r in parameters(entry)]
     return "\n\n".join(
         [
             f"# {entry.name}",
@@ -116,13 +115,23 @@ def _page(registry: Registry, entry: Registered, grids: Any, measured: dict[Path
 
 
 def _in_grids() -> dict[str, list[str]]:
-    """Name of a method or add-on -> the packaged grids that have it."""
+    """Name of a method or add-on -> the packaged grids that have it as a base or an add-on."""
     found: dict[str, list[str]] = {}
     for name in names():
-        chosen = {m for r in recipes(load_grid(name)).values() for m in (r.method.name, *r.method.add)}
-        for method in chosen:
+        grid = load_grid(name)
+        for method in {_method(changes) for part in (grid.bases, grid.addons) for changes in part.values()}:
             found.setdefault(method, []).append(name)
     return found
+
+
+def _method(changes: Any) -> str:
+    """The method or the add-on that a line of a grid chooses."""
+    for key, value in changes.items():
+        if key == "method":
+            return str(value["name"] if isinstance(value, dict) else value)
+        if found := re.match(r"method\.add\.([\w-]+)", key):
+            return found[1]
+    return ""
 
 
 def _commands() -> Iterator[str]:
@@ -161,23 +170,28 @@ def _argument(parameter: Any) -> str:
     return name if parameter.required else f"[{name}]"
 
 
-def _face(face: str) -> str:
-    """The public names of a module, for autodoc."""
+def _face(face: str, seen: set[int]) -> str:
+    """The public names of a module, for autodoc; `seen` are those that another page has."""
     module = importlib.import_module(face)
-    offered = getattr(module, "__all__", None) or [
-        name for name, thing in vars(module).items() if not name.startswith("_") and getattr(thing, "__module__", "") == face
-    ]
     about = "\n".join(prose.literal((inspect.getdoc(module) or "").split("\n")))
     text = f"{face}\n{'=' * len(face)}\n\n{about}\n"
-    for name in sorted(offered):
+    for name in _offered(module):
         thing = getattr(module, name)
+        again = "   :no-index:\n" * (id(thing) in seen)
+        seen.add(id(thing))
         if inspect.isclass(thing):
-            text += f"\n.. autoclass:: {face}.{name}\n   :members:\n   :no-undoc-members:\n"
+            text += f"\n.. autoclass:: {face}.{name}\n   :members:\n   :no-undoc-members:\n{again}"
         elif inspect.isroutine(thing):
-            text += f"\n.. autofunction:: {face}.{name}\n"
+            text += f"\n.. autofunction:: {face}.{name}\n{again}"
         elif not inspect.ismodule(thing):
-            text += f"\n.. autodata:: {face}.{name}\n   :no-value:\n"
+            text += f"\n.. autodata:: {face}.{name}\n   :no-value:\n{again}"
     return text
+
+
+def _offered(module: Any) -> list[str]:
+    """What a module says that it offers, or else what it defines."""
+    mine = (name for name, thing in vars(module).items() if getattr(thing, "__module__", "") == module.__name__)
+    return sorted(getattr(module, "__all__", None) or (name for name in mine if not name.startswith("_")))
 
 
 def _reports(home: Path, out: Path) -> None:

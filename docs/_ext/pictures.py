@@ -45,7 +45,9 @@ def _federation():
         axes.text(x + 1.2, 1.95, f"client {who}", ha="center", va="center", color=INK, fontsize=10)
         _box(axes, x + 0.1, 1.2, 2.2, 0.45, SHARED, "encoder")
         for j, task in enumerate(tasks):
-            _box(axes, x + 0.1 + 1.13 * j, 0.65, 2.2 if len(tasks) == 1 else 1.07, 0.42, TASKS[task], f"head: {task}", 9)
+            _box(
+                axes, x + 0.1 + 1.13 * j, 0.65, 2.2 if len(tasks) == 1 else 1.07, 0.42, TASKS[task], f"head: {task}", 9
+            )
         axes.text(x + 1.2, 0.3, "private images and labels", ha="center", va="center", color=INK, fontsize=8)
         for shift, style in ((-0.12, "-|>"), (0.12, "<|-")):
             ends = ((x + 1.2 + shift, 2.2), (4.5 + (i - 1) * 0.6 + shift, 3.35))
@@ -60,11 +62,15 @@ def _matrix():
     parts = {"encoder": 4.2, **dict.fromkeys(TASKS, 1.5)}
     x = 1.2
     for part, width in parts.items():
-        axes.text(x + width / 2, 3.3, part if part == "encoder" else f"head: {part}", ha="center", color=INK, fontsize=9)
+        axes.text(
+            x + width / 2, 3.3, part if part == "encoder" else f"head: {part}", ha="center", color=INK, fontsize=9
+        )
         for row, (who, tasks) in enumerate(HELD.items()):
             has = part == "encoder" or part in tasks
             colour = TASKS.get(part, SHARED) if has else "none"
-            axes.add_patch(Rectangle((x, 2.2 - row), width - 0.1, 0.8, fc=colour, ec=INK, lw=0.6, ls="-" if has else ":"))
+            axes.add_patch(
+                Rectangle((x, 2.2 - row), width - 0.1, 0.8, fc=colour, ec=INK, lw=0.6, ls="-" if has else ":")
+            )
         x += width
     for row, who in enumerate(HELD):
         axes.text(1, 2.6 - row, who, ha="right", va="center", color=INK, fontsize=10)
@@ -78,7 +84,7 @@ def _conflict():
     shown = {"two updates and their mean": Mean(), "PCGrad, then the mean": PCGrad() >> Mean()}
     for i, (title, stage) in enumerate(shown.items()):
         axes = figure.add_subplot(1, 2, i + 1)
-        result, _ = stage.on(updates)
+        (result,), _ = stage.on(updates)
         rows = updates if i == 0 else PCGrad().on(updates)[0]
         for row, colour in ((updates[0], TASKS["sort"]), (updates[1], TASKS["odd"])):
             _arrow(axes, row, colour, 0.35 if i else 1)
