@@ -13,7 +13,7 @@ sys.path.insert(0, str(HERE / "_ext"))
 from fedloom import __version__  # noqa: E402
 
 project = "fedloom"
-author = copyright = "The fedloom developers"
+author = project_copyright = "The fedloom developers"
 version = release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_gallery.gen_gallery", "generated"]
 exclude_patterns = ["_build", "gallery/GALLERY_HEADER.rst", "sg_execution_times.rst"]

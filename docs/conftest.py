@@ -56,7 +56,7 @@ def accepted(words: list[str]) -> None:
     """AssertionError where the command line has no such command, argument or option."""
     command: Any = get_command(app)
     while isinstance(command, click.Group):
-        assert words and words[0] in command.commands, f"fedloom has no command {' '.join(words)!r}"
+        assert words[0] in command.commands, f"fedloom has no command {' '.join(words)!r}"
         command, words = command.commands[words[0]], words[1:]
     try:
         with contextlib.redirect_stdout(io.StringIO()):

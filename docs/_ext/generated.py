@@ -8,7 +8,7 @@ import inspect
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -26,12 +26,11 @@ from fedloom.study.grid import load_grid, names
 from fedloom.study.report.flow import diagram
 
 FACES = (
-    "fedloom", "fedloom.methods", "fedloom.stages", "fedloom.training", "fedloom.tasks", "fedloom.data", "fedloom.models",
-    "fedloom.peers", "fedloom.relatedness", "fedloom.taskvectors", "fedloom.codecs", "fedloom.server",
-)  # fmt: skip
+    *("fedloom", "fedloom.methods", "fedloom.stages", "fedloom.training", "fedloom.tasks", "fedloom.data"),
+    *("fedloom.models", "fedloom.peers", "fedloom.relatedness", "fedloom.taskvectors", "fedloom.codecs"),
+    "fedloom.server",
+)
 """The modules whose names are public."""
-NEEDED: dict[str, dict[str, Any]] = {"server-step": {"step": 2.0}}
-"""Parameters without a default, for the diagram of what has them."""
 REPORTS = {
     "run": ["run digits-tasks training.rounds=6 --out {out}/run -q", "report {out}/run --out {page}"],
     "grid": ['grid demo training.rounds=6 "seeds=[0,1]" --out {out}/grid -q', "report {out}/grid --out {page}"],
@@ -75,43 +74,39 @@ def _methods(home: Path, results: Path) -> None:
     _write(home / "index.md", "\n".join(lines))
 
 
-def _page(registry: Registry, entry: Registered, grids: Any, measured: dict[Path, str]) -> str:
-    """One method: what `fedloom methods NAME` says, and its stages as the report draws them."""
-    given = NEEDED.get(entry.name, {})
-    base = METHODS["fedavg"].make()
-    made = entry.make(base, **given) if registry is ADDONS else entry.make(**given)
-    python = entry.name.replace("-", "_")
-    arguments = ", ".join(
-        [*(["fl.methods.fedavg()"] * (registry is ADDONS)), *(f"{k}={v!r}" for k, v in given.items())]
-    )
-    key = f"method.add.{entry.name}={{}}" if registry is ADDONS else f"method={entry.name}"
-    code = f"```python\nimport fedloom as fl\n\nprint(fl.methods.{python}({arguments}))\n```"
+def _page(registry: Registry, entry: Registered, grids: Sequence[str], measured: dict[Path, str]) -> str:
+    """One method: what `fedloom methods NAME` says, its stages as the report draws them, where it was used."""
+    keys = parameters(entry)
+    lines = [f"# {entry.name}", f"*{registry.kind}{', ' + _cell(entry.source) if entry.source else ''}*"]
+    lines.append(_raw(prose.html(inspect.getdoc(entry.function) or "")))
+    if keys:
+        rows = (f"| `{row['parameter']}` | {_cell(row['default'])} | {_cell(row['allowed'])} |" for row in keys)
+        lines += ["## Parameters", "\n".join(["| key | default | allowed |", "|---|---|---|", *rows])]
+    lines.append("## Use it")
+    if registry is ADDONS:
+        asked, given, base = f"'method.add.{entry.name}={{}}'", "fl.methods.fedavg()", [METHODS["fedavg"].make()]
+    else:
+        asked, given, base = f"method={entry.name}", "", []
+    if required := [row["parameter"] for row in keys if row["default"] == "required"]:
+        lines.append(f"It needs `{'`, `'.join(required)}`, which has no default.")
+    else:
+        made = entry.make(*base)
+        lines.append(f"```console\nfedloom run digits-tasks {asked}\n```")
+        lines.append(f"The way of an update through a round{', on top of FedAvg' * len(base)}, with the defaults:")
+        lines.append(_raw(diagram(made.outline, False)))
+        lines.append("The same in Python, and what it prints:")
+        python = f"import fedloom as fl\n\nprint(fl.methods.{entry.name.replace('-', '_')}({given}))"
+        lines.append(f"```python\n{python}\n```\n\n```text\n{made}\n```")
     pages = [
         f"[{page.stem}](../../results/{page.name})"
         for page, text in measured.items()
         if re.search(rf"(?<![\w-]){re.escape(entry.name)}(?![\w-])", text.replace("²", "2"), re.IGNORECASE)
     ]
-    rows = [f"| `{r['parameter']}` | `{_cell(r['default'])}` | {_cell(r['allowed'])} |" for r in parameters(entry)]
-    return "\n\n".join(
-        [
-            f"# {entry.name}",
-            f"*{registry.kind}{', ' + _cell(entry.source) if entry.source else ''}*",
-            _raw(prose.html(inspect.getdoc(entry.function) or "")),
-            *(["## Parameters", "\n".join(["| key | default | allowed |", "|---|---|---|", *rows])] if rows else []),
-            "## Stages",
-            f"The way of an update through a round{', on top of FedAvg' * (registry is ADDONS)}, with the defaults:",
-            _raw(diagram(made.outline, False)),
-            "The same in Python, and what it prints:",
-            code,
-            f"```text\n{made}\n```",
-            "## Run it",
-            f"```console\nfedloom run digits-tasks {key}\n```" if entry.name not in NEEDED else
-            f"```console\nfedloom run digits-tasks 'method.add.{entry.name}={given}'\n```".replace("'step'", "step"),
-            f"Measured in: {', '.join(pages)}." if pages else "No table of this project has it yet.",
-            f"Packaged grids with it: {', '.join(f'`{g}`' for g in grids)}." if grids else "No packaged grid has it.",
-            "",
-        ]
-    )  # fmt: skip
+    lines.append(f"Measured in: {', '.join(pages)}." if pages else "No table of this project has it yet.")
+    lines.append(
+        f"Packaged grids with it: {', '.join(f'`{g}`' for g in grids)}." if grids else "No packaged grid has it."
+    )
+    return "\n\n".join([*lines, ""])
 
 
 def _in_grids() -> dict[str, list[str]]:

@@ -62,15 +62,12 @@ def _matrix():
     parts = {"encoder": 4.2, **dict.fromkeys(TASKS, 1.5)}
     x = 1.2
     for part, width in parts.items():
-        axes.text(
-            x + width / 2, 3.3, part if part == "encoder" else f"head: {part}", ha="center", color=INK, fontsize=9
-        )
-        for row, (who, tasks) in enumerate(HELD.items()):
+        title = part if part == "encoder" else f"head: {part}"
+        axes.text(x + width / 2, 3.3, title, ha="center", color=INK, fontsize=9)
+        for row, tasks in enumerate(HELD.values()):
             has = part == "encoder" or part in tasks
-            colour = TASKS.get(part, SHARED) if has else "none"
-            axes.add_patch(
-                Rectangle((x, 2.2 - row), width - 0.1, 0.8, fc=colour, ec=INK, lw=0.6, ls="-" if has else ":")
-            )
+            colour, line = (TASKS.get(part, SHARED), "-") if has else ("none", ":")
+            axes.add_patch(Rectangle((x, 2.2 - row), width - 0.1, 0.8, fc=colour, ec=INK, lw=0.6, ls=line))
         x += width
     for row, who in enumerate(HELD):
         axes.text(1, 2.6 - row, who, ha="right", va="center", color=INK, fontsize=10)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from html import escape
 
-_GREEK = dict(
-    alpha="α", beta="β", gamma="γ", epsilon="ε", eta="η", theta="θ", kappa="κ", lambda_="λ", lam="λ", mu="μ", rho="ρ",
-    sigma="σ", tau="τ", phi="φ", omega="ω", Delta="Δ", Omega="Ω", Sigma="Σ",
-)  # fmt: skip
-_GREEK["lambda"] = _GREEK.pop("lambda_")
+_GREEK = {
+    "alpha": "α", "beta": "β", "gamma": "γ", "epsilon": "ε", "eta": "η", "theta": "θ", "kappa": "κ", "lambda": "λ",
+    "lam": "λ", "mu": "μ", "rho": "ρ", "sigma": "σ", "tau": "τ", "phi": "φ", "omega": "ω", "Delta": "Δ", "Omega": "Ω",
+    "Sigma": "Σ",
+}  # fmt: skip
 _WORD = re.compile(rf"(?<![\w-])({'|'.join(_GREEK)})(?![a-z-])")
 _BELOW = re.compile(r"(?<![\w])([A-Za-zα-ωΔΩΣ])_(\w{1,3})(?!\w)")
 _ABOVE = re.compile(r"(?<=[\w)&;])\^(-?\w+|\([^()]*\))")

@@ -2,7 +2,8 @@
 What fewer bytes cost
 =====================
 
-A sparse codec sends only values that are not zero, so keeping a share of each update saves bytes. How far can that go?
+A sparse codec sends only values that are not zero, so keeping a share of each update saves bytes. How far can that
+go?
 """
 
 import matplotlib.pyplot as plt

@@ -2,8 +2,8 @@
 Where updates pull against each other
 =====================================
 
-Four clients with one task each, and one that holds all of them, train on handwritten digits. In which layers do their updates agree?
-Every run records it for groups of layers: the cosine of each pair of clients' updates.
+Four clients with one task each, and one that holds all of them, train on handwritten digits. In which layers do their
+updates agree? Every run records it for groups of layers: the cosine of each pair of clients' updates.
 """
 
 import matplotlib.pyplot as plt
@@ -14,7 +14,8 @@ import fedloom as fl
 result = fl.run("digits-tasks", rounds=6)
 
 # %%
-# ``diagnostics.jsonl`` in the run folder has, for each round and group of layers, the upper triangle of the matrix of cosines.
+# ``diagnostics.jsonl`` in the run folder has, for each round and group of layers, the upper triangle of the matrix of
+# cosines.
 
 rounds = [line["diagnostics"][0] for line in result.run.log("diagnostics.jsonl")]
 clients = [row[0] for row in rounds[0]["rows"]]
@@ -31,8 +32,8 @@ for axes, i, mean in zip(panels, shared, cosines, strict=True):
 figure.colorbar(shown, ax=panels, label="cosine of updates, mean over rounds")
 
 # %%
-# The first layer serves everybody; the further up, the less the tasks have in common. That is why methods treat the encoder's layers,
-# and heads, apart.
+# The first layer serves everybody; the further up, the less the tasks have in common. That is why methods treat the
+# encoder's layers, and heads, apart.
 first, final = cosines[0].mean(), cosines[-1].mean()
 print(f"mean cosine: {first:.2f} in the first layer, {final:.2f} in the last shared one")
 assert first > final

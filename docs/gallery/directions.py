@@ -2,7 +2,8 @@
 One direction for clients that disagree
 =======================================
 
-Three updates in the plane, and what five rules make of them. Stages work on plain matrices, so this needs no federation.
+Three updates in the plane, and what five rules make of them. Stages work on plain matrices, so this needs no
+federation.
 """
 
 import matplotlib.pyplot as plt
@@ -30,5 +31,6 @@ for axes, (name, stage) in zip(panels, rules.items(), strict=True):
     axes.set(title=name, xlim=(-1.8, 3.4), ylim=(-1.4, 1.9), xlabel=f"worst client: {worst[name]:+.2f}", aspect="equal")
 
 # %%
-# Under each: the smallest inner product of the direction with a client's update. Where it is negative, somebody is taken back.
+# Under each: the smallest inner product of the direction with a client's update. Where it is negative, somebody is
+# taken back.
 assert worst["min-norm (MGDA)"] >= worst["mean (FedAvg)"]

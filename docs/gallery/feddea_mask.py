@@ -2,8 +2,8 @@
 FedDEA's mask, and its control
 ==============================
 
-FedDEA keeps the largest half of each update and multiplies it by two. What remains of an update, and is it the selection that helps,
-or only the longer step?
+FedDEA keeps the largest half of each update and multiplies it by two. What remains of an update, and is it the
+selection that helps, or only the longer step?
 """
 
 import matplotlib.pyplot as plt
@@ -38,6 +38,6 @@ right.set(title="validation loss", xlabel="round")
 right.legend()
 
 # %%
-# One seed and six rounds only show how to ask. :doc:`The claims </results/claims>` have the answer with seeds, on beds that can tell: most
-# of the gain is the step.
+# One seed and six rounds only show how to ask. :doc:`The claims </results/claims>` have the answer with seeds, on
+# beds that can tell: most of the gain is the step.
 assert kept.norm() > 1.8 * update.norm()

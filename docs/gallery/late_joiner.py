@@ -15,8 +15,8 @@ shares = {name: about["tasks"] for name, about in run.info["clients"].items()}
 parity = [name for name, tasks in shares.items() if "parity" in tasks]
 
 # %%
-# The recipe says ``churn: {parity-1: {joins: 4}}``: this peer begins at second 4 of simulated time. What it begins with is
-# what its neighbours send.
+# The recipe says ``churn: {parity-1: {joins: 4}}``: this peer begins at second 4 of simulated time. What it begins
+# with is what its neighbours send.
 
 scores = run.scores("parity", "accuracy", "val")
 figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")

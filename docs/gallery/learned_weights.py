@@ -2,8 +2,8 @@
 Weights that a method learns
 ============================
 
-In FedHCA² each client adds a learned share of everybody's direction to its own update. The share is learned at the server, from whether the
-client goes on in the direction that was added.
+In FedHCA² each client adds a learned share of everybody's direction to its own update. The share is learned at the
+server, from whether the client goes on in the direction that was added.
 """
 
 import matplotlib.pyplot as plt

@@ -32,7 +32,7 @@ fed = fl.Federation(
     tasks={"kind": fl.task(classes=3, metrics={"balanced": balanced}), "strength": fl.task()},
     test=(x[300:], {task: y[300:] for task, y in labels.items()}),
 )
-fed
+print(fed)
 
 # %%
 # Any module as encoder; heads are made for the tasks, and each client has those of its own.

@@ -2,8 +2,8 @@
 Peers that find each other
 ==========================
 
-Twelve peers with two of four tasks each know nothing of each other. Every round each judges the others by their gradients and by the tasks
-they tell, and asks the three most alike for their models.
+Twelve peers with two of four tasks each know nothing of each other. Every round each judges the others by their
+gradients and by the tasks they tell, and asks the three most alike for their models.
 """
 
 import matplotlib.pyplot as plt
@@ -16,8 +16,8 @@ names = list(run.info["clients"])
 seen = [record for number, record in run.records("peer") if number == run.last_round]
 
 # %%
-# Left, how alike each peer finds the others; right, whom it chose. Peers are sorted by their tasks, so blocks on the diagonal are peers with
-# the same tasks that found each other.
+# Left, how alike each peer finds the others; right, whom it chose. Peers are sorted by their tasks, so blocks on the
+# diagonal are peers with the same tasks that found each other.
 
 names.sort(key=lambda name: sorted(run.info["clients"][name]["tasks"]))
 alike, chosen = np.full((2, len(names), len(names)), np.nan)

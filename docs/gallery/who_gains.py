@@ -2,7 +2,8 @@
 Who gains by training together
 ==============================
 
-A mean over clients hides those who lose. Five clients see the same digits in five renderings; all are tested on all renderings.
+A mean over clients hides those who lose. Five clients see the same digits in five renderings; all are tested on all
+renderings.
 """
 
 from statistics import mean

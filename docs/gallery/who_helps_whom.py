@@ -26,7 +26,8 @@ def accuracy(together):
 
 
 # %%
-# Four runs alone and six of pairs. The diagonal is training alone; elsewhere, what the partner of the column adds to the row's task.
+# Four runs alone and six of pairs. The diagonal is training alone; elsewhere, what the partner of the column adds to
+# the row's task.
 
 alone = {task: accuracy([task])[task] for task in tasks}
 gain = np.zeros((4, 4))
@@ -46,5 +47,6 @@ for i, j in itertools.product(range(4), repeat=2):
 figure.colorbar(shown, label="gain over training alone")
 
 # %%
-# It need not be symmetric, and with one seed and five rounds it is an illustration: a table needs seeds and an interval.
+# It need not be symmetric, and with one seed and five rounds it is an illustration: a table needs seeds and an
+# interval.
 assert limit > 0
