@@ -16,7 +16,7 @@ project = "fedloom"
 author = project_copyright = "The fedloom developers"
 version = release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx_gallery.gen_gallery", "generated"]
-exclude_patterns = ["_build", "gallery/GALLERY_HEADER.rst", "sg_execution_times.rst"]
+exclude_patterns = ["_build", "gallery/GALLERY_HEADER.rst"]
 
 html_theme = "furo"
 html_title = f"fedloom {release}"
@@ -47,6 +47,7 @@ sphinx_gallery_conf = {
     "download_all_examples": False,
     "remove_config_comments": True,
     "show_memory": False,
+    "write_computation_times": False,  # its page loads scripts from elsewhere
     "within_subsection_order": "FileNameSortKey",
     "min_reported_time": 20,
 }

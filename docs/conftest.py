@@ -104,7 +104,6 @@ pytest_collect_file = Sybil(
         SkipParser(),
     ],
     patterns=["*.md"],
-    excludes=["_build/**", "_generated/**"],
     setup=begin,
     teardown=end,
 ).pytest()
