@@ -38,9 +38,9 @@ def test_formulas_get_greek_letters_and_places_and_code_stays(prose: ModuleType)
 
 
 def test_sources_become_a_list_and_formulas_keep_their_lines(prose: ModuleType) -> None:
-    page = prose.html("Does a thing.\n\nu = a\nv = b\n\npaper    states\n         no rho\nrelease  none")
+    page = prose.html("Does a thing.\n\nu = a\nv = b\n\npaper    states\n         nothing\nrelease  none")
     assert '<div class="equations">u = a\nv = b</div>' in page
-    assert "<dt>paper</dt><dd>states no ρ</dd><dt>release</dt><dd>none</dd>" in page
+    assert "<dt>paper</dt><dd>states nothing</dd><dt>release</dt><dd>none</dd>" in page
 
 
 def test_docstrings_are_text_whatever_is_in_them(prose: ModuleType) -> None:

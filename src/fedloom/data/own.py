@@ -50,7 +50,7 @@ class Federation:
     data       instead of `clients`: one data set, which
     partition  deals out: lists of positions, {name: positions}, a partition's name or its section as in a recipe
                ({"name": "iid", "clients": 10}), a function (pool, seed) -> Partition or lists of positions, or, for a
-               split of Hugging Face datasets, a partitioner of flwr-datasets, whose partitions are clients c00, c01, ...
+               split of Hugging Face datasets, a partitioner of flwr-datasets: its partitions are clients c00, c01 ...
     inputs     for data sets that give mappings: the key of the input
     labels     and {task: key of its label}
     signal     what an input is: "image" (C x H x W), "series" (channels x steps), "features" or "tokens", or a
