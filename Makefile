@@ -57,7 +57,7 @@ $(VENV)/.docs: pyproject.toml constraints/ci.txt | $(VENV)/bin/python
 
 docs: $(VENV)/.docs
 	$(BIN)/pytest -q -c docs/pytest.ini docs
-	$(BIN)/sphinx-build -q -W --keep-going -n -b html docs docs/_build/html
+	$(BIN)/sphinx-build -q -W --keep-going -d docs/_build/doctrees -b html docs docs/_build/html
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -96,16 +96,18 @@ def _splits(clients: Mapping[str, BuiltClient], client: str | None) -> list[str]
 def _index(run: Run, about: Mapping[str, Any], tasks: set[str], client: str | None) -> list[str]:
     """What was measured as lines of the card's YAML; none where nothing was. JSON is YAML."""
     final = _final(run, about, client)
+    if final is None:
+        return []
     results = [
         {
             "task": {"type": run.info["tasks"][task]["kind"], "name": task},
             "dataset": {"type": run.recipe["data"]["name"], "name": f"{run.recipe['data']['name']}, {final.data[0]}"},
             "metrics": [{"type": metric, "value": round(value, 6)} for metric, value in values.items()],
         }
-        for task, values in (_values(final, tasks) if final is not None else {}).items()
+        for task, values in _values(final, tasks).items()
     ]
     name = f"{about['recipe']}: {about['method']}"
-    return [f"model-index: {json.dumps([{'name': name, 'results': results}])}"] if results else []
+    return [f"model-index: {json.dumps([{'name': name, 'results': results}])}"]
 
 
 def _final(run: Run, about: Mapping[str, Any], client: str | None) -> Final | None:
