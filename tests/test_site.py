@@ -49,6 +49,11 @@ def test_docstrings_are_text_whatever_is_in_them(prose: ModuleType) -> None:
     assert lines[1:4] == ["", ".. code-block:: text", ""]
 
 
+def test_every_page_is_on_the_site() -> None:
+    listed = re.findall(r"^([\w-]+)$", (DOCS / "index.md").read_text("utf-8"), re.MULTILINE)
+    assert {page.stem for page in DOCS.glob("*.md")} == {"index", *listed}
+
+
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("sphinx_gallery")
