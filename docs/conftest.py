@@ -28,7 +28,6 @@ PARSED_ONLY = {
     "statistics.md": "commands over grids that ran; tests/study runs them on small ones",
     "flower.md": "a deployment over several machines; tests/flower and examples/flower-deployment run it",
     "cluster.md": "several machines under torchrun and Slurm; tests/engines/test_cluster.py runs two ranks",
-    "peers.md": "parts of recipes",
     "own.md": "names of packages that the reader has; tests/doors/test_outside.py installs one",
 }
 """Pages whose commands are only held against the command line's options, and whose YAML only has to be YAML: why."""
@@ -70,7 +69,7 @@ def accepted(words: list[str]) -> None:
 
 
 def recipe(example: Example) -> None:
-    """A valid recipe, or a valid grid."""
+    """A valid recipe, a part of one that fits into `digits-tasks`, or a valid grid."""
     page = Path(example.path).name
     value = parse(example.parsed, page)
     if page in PARSED_ONLY:
@@ -78,7 +77,7 @@ def recipe(example: Example) -> None:
     elif "bases" in value:
         load_grid(value)
     else:
-        load(value)
+        load(value if "name" in value else {**load("digits-tasks").model_dump(mode="json"), **value})
 
 
 def begin(namespace: dict[str, Any]) -> None:
