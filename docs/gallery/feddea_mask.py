@@ -16,11 +16,11 @@ torch.manual_seed(0)
 update = torch.randn(1, 4000) * torch.rand(1, 4000)  # many small values, few large ones, as updates have
 (kept,), _ = TopMagnitude(0.5).on(update)
 
-figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
-left.hist(update[0].numpy(), bins=80, alpha=0.6, label="update")
-left.hist(kept[kept != 0].numpy(), bins=80, alpha=0.6, label="what FedDEA sends")
-left.set(title=f"norm x {float(kept.norm() / update.norm()):.2f}", yscale="log", xlabel="value")
-left.legend()
+figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
+axes.hist(update[0].numpy(), bins=80, alpha=0.6, label="update")
+axes.hist(kept[kept != 0].numpy(), bins=80, alpha=0.6, label="what FedDEA sends")
+axes.set(title=f"norm x {float(kept.norm() / update.norm()):.2f}", yscale="log", xlabel="value")
+axes.legend()
 
 # %%
 # The norm almost doubles, so the control is the same step without selection: ``server-step`` with that factor.
@@ -30,12 +30,13 @@ methods = {
     "FedDEA": {"name": "fedavg", "add": {"feddea": {"rho": 0.5}}},
     "control: longer step": {"name": "fedavg", "add": {"server-step": {"step": 1.9}}},
 }
+figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
 for name, method in methods.items():
     run = fl.run("digits-tasks", method=method, rounds=6).run
     losses = run.validation_losses()
-    right.plot(list(losses), list(losses.values()), label=name)
-right.set(title="validation loss", xlabel="round")
-right.legend()
+    axes.plot(list(losses), list(losses.values()), label=name)
+axes.set(title="validation loss", xlabel="round")
+axes.legend()
 
 # %%
 # One seed and six rounds only show how to ask. :doc:`The claims </results/claims>` have the answer with seeds, on
