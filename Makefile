@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/ci.txt $(PIP_ARGS)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo demo-scenes test test-flower-oldest nightly trials bench mutants lint clean
+.PHONY: demo demo-scenes docs test test-flower-oldest nightly trials bench mutants lint clean
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -29,11 +29,7 @@ $(VENV)/.test: pyproject.toml constraints/ci.txt | $(VENV)/bin/python
 # it was worth it, and by how much, and the page of all runs.
 demo: $(VENV)/.demo
 	@rm -rf grids/demo
-	@$(BIN)/fedloom grid demo --out grids/demo
-	@$(BIN)/fedloom table grids/demo
-	@$(BIN)/fedloom table grids/demo --tests
-	@echo "The page of these runs, with every client:"
-	@$(BIN)/fedloom report grids/demo
+	@$(BIN)/fedloom demo
 
 # Four dense tasks of rendered scenes: Local, FedAvg and FedAvg + FedDEA, a table and a picture of what it predicts.
 demo-scenes: $(VENV)/.demo
@@ -53,6 +49,15 @@ results-%: $(VENV)/.test
 	$(BIN)/fedloom table grids/$* --format markdown --out grids/$*/table.md
 	$(BIN)/fedloom table grids/$* --tests --format markdown --out grids/$*/tests.md
 	$(BIN)/fedloom report grids/$*
+
+# The site, strict: every warning is an error, every block of code on a page runs, every link leads somewhere.
+$(VENV)/.docs: pyproject.toml constraints/ci.txt | $(VENV)/bin/python
+	$(INSTALL) -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/.docs
+	$(BIN)/pytest -q -c docs/pytest.ini docs
+	$(BIN)/sphinx-build -q -W --keep-going -d docs/_build/doctrees -b html docs docs/_build/html
 
 lint: $(VENV)/.test
 	$(BIN)/ruff check .
@@ -90,4 +95,4 @@ mutants: $(VENV)/.test
 	PYTHONPATH=tests $(BIN)/python -m mutants $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VENV)-flower runs build dist
+	rm -rf $(VENV) $(VENV)-flower runs build dist docs/_build

@@ -72,3 +72,56 @@ def test_a_split_gives_the_numbers_of_its_arrays(make: Callable[[dict[str, Any]]
     assert found == rows(lambda part: (X[part], {"sort": Y[part], "size": X[part, 0]}))
     with pytest.raises(DataError, match="'ann', train, example 0: a mapping with vector, label, size found; name the"):
         rows(split)
+
+
+class Strided:
+    """As a partitioner of flwr-datasets: it is given its data set once, and gives partitions by their number."""
+
+    num_partitions = 2
+
+    def __init__(self) -> None:
+        self.given: Any = None
+
+    def is_dataset_assigned(self) -> bool:
+        return self.given is not None
+
+    @property
+    def dataset(self) -> Any:
+        return self.given
+
+    @dataset.setter
+    def dataset(self, value: Any) -> None:
+        if not isinstance(value, Split):
+            raise TypeError(f"of type `datasets.Dataset` but given {type(value)}")
+        self.given = value
+
+    def load_partition(self, partition_id: int) -> Any:
+        return Split({name: column[partition_id :: self.num_partitions] for name, column in self.given.columns.items()})
+
+
+def dealt(data: Any, partition: Any) -> fl.Federation:
+    return fl.Federation(
+        data=data, partition=partition, tasks={"label": fl.task(classes=3)}, inputs="vector", labels={"label": "label"}
+    )
+
+
+def test_a_partitioner_of_flwr_datasets_says_who_holds_what() -> None:
+    given = Strided()
+    given.dataset = Split(COLUMNS)
+    for partition in (Strided(), given):
+        fed = dealt(Split(COLUMNS), partition)
+        shares = {share.client: len(share.index) for share in fed.partition().shares}
+        assert shares == {"c00": 20, "c01": 20}
+        inputs = fed.dataset.train.batch(torch.arange(40), torch.device("cpu"))[0]
+        assert torch.equal(inputs, torch.from_numpy(np.concatenate([X[::2], X[1::2]])))
+
+
+def test_a_partitioner_that_refuses_the_data_is_told() -> None:
+    with pytest.raises(DataError, match=r"Federation, partition Strided: of type `datasets.Dataset` but given"):
+        dealt((X, Y), Strided())
+
+
+def test_a_partitioner_of_the_package_deals_a_split_of_the_package() -> None:
+    partitioners = pytest.importorskip("flwr_datasets.partitioner")
+    fed = dealt(of_the_package(COLUMNS), partitioners.IidPartitioner(num_partitions=4))
+    assert [share.client for share in fed.partition().shares] == ["c00", "c01", "c02", "c03"]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from typer.testing import CliRunner
 
 from fedloom.cli.app import app
@@ -234,3 +235,22 @@ def test_each_set_of_images_is_normalised_by_itself(quick: Quick, tmp_path: Path
         file = tmp_path / f"{name}.png"
         image.fromarray(raw).save(file)
         torch.testing.assert_close(bundle.input(file)[0], x[0])
+
+
+def test_the_hub_gets_a_configuration_and_results_in_the_head_of_the_card(quick: Quick, tmp_path: Path) -> None:
+    result = quick()
+    plain = export(result.folder, tmp_path / "plain")
+    out = tmp_path / "hub"
+    asked = CliRunner().invoke(app, ["export", str(result.folder), "--hub-format", "--license", "mit", "-o", str(out)])
+    assert asked.exit_code == 0, asked.output
+    assert {path.name for path in out.iterdir()} == {path.name for path in plain.iterdir()} | {"config.json"}
+    head = yaml.safe_load((out / "README.md").read_text("utf-8").split("---")[1])
+    assert (head["license"], head["library_name"]) == ("mit", "fedloom")
+    (model,) = head["model-index"]
+    measured = {r["task"]["name"]: {m["type"]: m["value"] for m in r["metrics"]} for r in model["results"]}
+    assert measured == {task: pytest.approx(dict(values), abs=1e-6) for task, values in result.final().values.items()}
+    assert "model-index" not in (plain / "README.md").read_text("utf-8")
+    config = json.loads((out / "config.json").read_text("utf-8"))
+    assert (config["model_type"], config["licence"]) == ("fedloom", "mit")
+    assert [task["name"] for task in config["tasks"]] == [*measured]
+    assert [task.name for task in Bundle.read(out).tasks] == [*measured]

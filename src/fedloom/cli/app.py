@@ -15,6 +15,7 @@ from fedloom._version import __version__
 from fedloom.cli import (
     audit,
     complete,
+    demo,
     doctor,
     export,
     features,
@@ -205,6 +206,7 @@ def picture(
 for command in (
     *(
         audit.audit,
+        demo.demo,
         doctor.doctor,
         export.export,
         export.predict,
@@ -222,7 +224,7 @@ for command in (
 
 
 PANELS = {
-    "Train": ("run", "resume", "grid", "pretrain"),
+    "Train": ("demo", "run", "resume", "grid", "pretrain"),
     "Look": ("show", "watch", "report", "picture", "methods", "recipes", "recipe"),
     "Compare": ("compare", "table", "figure", "bed", "relatedness"),
     "Data": ("init", "data"),

@@ -23,11 +23,15 @@ def export(
     licence: Annotated[
         str, typer.Option("--license", metavar="ID", help="The licence that the card names.")
     ] = "unknown",
+    hub: Annotated[
+        bool,
+        typer.Option("--hub-format", help="As a model repository of Hugging Face: config.json, results in the card."),
+    ] = False,
 ) -> None:
     """Write a model of a finished run to a folder of its own: weights (safetensors), a card, what loads it."""
     from fedloom.export import bundle
 
-    typer.echo(f"{bundle.export(run, out or run / 'export', client, task, licence)}")
+    typer.echo(f"{bundle.export(run, out or run / 'export', client, task, licence, hub)}")
 
 
 def predict(

@@ -89,13 +89,11 @@ def _find(name: str, *registries: Registry) -> tuple[Registry, Registered]:
     raise UserError(unknown("method or add-on", name, known))
 
 
-def _describe(registry: Registry, entry: Registered, as_json: bool) -> None:
-    import inspect
-
+def parameters(entry: Registered) -> list[dict[str, Any]]:
+    """The recipe keys of what is registered: their names, defaults, and what they may be, in words."""
     from fedloom.settings.problems import expected, found
 
-    about = (inspect.getdoc(entry.function) or "") + "\n"
-    rows: list[dict[str, Any]] = [
+    return [
         {
             "parameter": key,
             "default": "required" if f.is_required() else found(f.default),
@@ -103,6 +101,13 @@ def _describe(registry: Registry, entry: Registered, as_json: bool) -> None:
         }
         for key, f in entry.params.model_fields.items()
     ]
+
+
+def _describe(registry: Registry, entry: Registered, as_json: bool) -> None:
+    import inspect
+
+    about = (inspect.getdoc(entry.function) or "") + "\n"
+    rows = parameters(entry)
     key = f"method.add.{entry.name}={{}}" if registry.kind == "add-on" else f"method={entry.name}"
     shared.answer(
         {"name": entry.name, "kind": registry.kind, "source": entry.source, "about": about, "parameters": rows},

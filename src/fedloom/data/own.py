@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from fedloom.core.signal import AXES, Kind, Signal, sized, told
 from fedloom.data.dataset import Dataset
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share
-from fedloom.data.partition.dealing import by_rank, set_apart
+from fedloom.data.partition.dealing import by_rank, ids, set_apart
 from fedloom.data.partition.listed import as_partition
 from fedloom.data.reading import Keys, Piece, gathered, read
 from fedloom.data.signals import stated, with_vocabulary
@@ -49,7 +49,8 @@ class Federation:
     test       test data that all clients share; may be left out where clients have their own, or only validate
     data       instead of `clients`: one data set, which
     partition  deals out: lists of positions, {name: positions}, a partition's name or its section as in a recipe
-               ({"name": "iid", "clients": 10}), or a function (pool, seed) -> Partition or lists of positions
+               ({"name": "iid", "clients": 10}), a function (pool, seed) -> Partition or lists of positions, or, for a
+               split of Hugging Face datasets, a partitioner of flwr-datasets: its partitions are clients c00, c01 ...
     inputs     for data sets that give mappings: the key of the input
     labels     and {task: key of its label}
     signal     what an input is: "image" (C x H x W), "series" (channels x steps), "features" or "tokens", or a
@@ -85,6 +86,8 @@ class Federation:
                 if partition is None
                 else "Federation: partition= deals out data=, but there are clients= with data of their own"
             )
+        if hasattr(partition, "load_partition"):
+            clients, data = _dealt(data, partition), None
         if isinstance(data, Dataset):
             if tasks is not None or test is not None or signal is not None:
                 raise DataError(
@@ -178,6 +181,20 @@ def _signal(parts: Sequence[Piece], said: Any) -> Signal | None:
     if said is None and any(bool((source < 0).any()) for source in held):
         return signal  # whole numbers of some other meaning, for a model that knows it
     return with_vocabulary(signal, held, first.where)
+
+
+def _dealt(data: Any, partitioner: Any) -> dict[str, Client]:
+    """The partitions of a partitioner of flwr-datasets as clients. It may have its data set already."""
+    what = f"Federation, partition {type(partitioner).__name__}"
+    if isinstance(data, Dataset):
+        raise DataError(f"{what}: a fedloom Dataset found, expected a split of Hugging Face datasets")
+    try:
+        if not partitioner.is_dataset_assigned():
+            partitioner.dataset = data
+        count = partitioner.num_partitions
+        return {who: Client(partitioner.load_partition(i)) for i, who in enumerate(ids(count))}
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
+        raise DataError(f"{what}: {error}") from error
 
 
 def _rule(partition: Any) -> Any:

@@ -43,14 +43,22 @@ from fedloom.tasks.dense import DenseTask, as_label
 from fedloom.tasks.regression import Regression
 from fedloom.tasks.task import Task
 
-ABOUT, CARD = "export.json", "README.md"
+ABOUT, CARD, CONFIG = "export.json", "README.md", "config.json"
 
 
-def export(run: Path, out: Path, client: str | None = None, task: str | None = None, licence: str = "unknown") -> Path:
+def export(
+    run: Path,
+    out: Path,
+    client: str | None = None,
+    task: str | None = None,
+    licence: str = "unknown",
+    hub: bool = False,
+) -> Path:
     """Write a model of a finished run to the new or empty folder `out`, which is returned.
 
     The global model, or the one that `client` uses; with `task`, without the heads and decoders of other tasks. The
     run's data are loaded, for they say how inputs are normalised. `licence` is the identifier that the card gives.
+    `hub` makes it a model repository of Hugging Face: a config.json, and what was measured in the card's head.
 
     Raises StateError where the run is not finished or `out` is not empty, UserError for a client or a task that is not
     there or that must be named, and for a licence that is no identifier.
@@ -78,8 +86,10 @@ def export(run: Path, out: Path, client: str | None = None, task: str | None = N
     files = {
         ABOUT: json.dumps(about, indent=1),
         RECIPE: dump(built.recipe),
-        CARD: card(built, Run.read(run), about, wanted, client),
+        CARD: card(built, Run.read(run), about, wanted, client, hub),
     }
+    if hub:
+        files[CONFIG] = json.dumps(_config(built, about), indent=1)
     if loader_fits(built.module, wanted):
         files[LOADER] = loader(built.module, about, wanted)
     for name, text in files.items():
@@ -124,6 +134,11 @@ def _about(built: Built, key: str, client: str | None, wanted: Sequence[Task], l
         "std": std,
         "tasks": [{"class": type(t.known).__name__, **asdict(t.known)} for t in wanted],
     }
+
+
+def _config(built: Built, about: Mapping[str, Any]) -> dict[str, Any]:
+    """What config.json says: the keys by which the hub finds models, and those of export.json."""
+    return {"model_type": "fedloom", "architectures": [type(built.module.encoder).__name__], **about}
 
 
 def _inputs(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -13,14 +14,20 @@ from fedloom.export.loader import LOADER, loader_fits
 from fedloom.models.multitask import MultiTask
 from fedloom.rounds.built import Built
 from fedloom.rounds.federation import BuiltClient
-from fedloom.runs.reader import Run, TaskMetric, human_bytes
+from fedloom.runs.reader import Final, Run, TaskMetric, human_bytes
 from fedloom.tasks.task import Task
 
 RECIPE = "recipe.yaml"
 
 
-def card(built: Built, run: Run, about: Mapping[str, Any], wanted: Sequence[Task], client: str | None) -> str:
-    """The card in Markdown; `about` is what export.json says, `wanted` the tasks of the model."""
+def card(
+    built: Built, run: Run, about: Mapping[str, Any], wanted: Sequence[Task], client: str | None, hub: bool = False
+) -> str:
+    """The card in Markdown; `about` is what export.json says, `wanted` the tasks of the model.
+
+    `hub`: with what was measured as a `model-index`, which the Hugging Face hub shows.
+    """
+    names = {task.name for task in wanted}
     owner = " and ".join(f"{what} {_plain(about[what])}" for what in ("client", "task") if about[what] is not None)
     shape = " x ".join(map(str, about["input_shape"]))
     kind = "" if about["signal"] is None else f"{about['signal']['kind']}, "
@@ -34,6 +41,7 @@ def card(built: Built, run: Run, about: Mapping[str, Any], wanted: Sequence[Task
             f"license: {about['licence']}",
             "library_name: fedloom",
             "tags: [federated-learning, multi-task-learning]",
+            *(_index(run, about, names, client) if hub else []),
             "---",
             "",
             f"# {_plain(about['recipe'])}: {_plain(about['method'])}",
@@ -55,7 +63,7 @@ def card(built: Built, run: Run, about: Mapping[str, Any], wanted: Sequence[Task
             "",
             "## Measured",
             "",
-            *_measured(run, about, {t.name for t in wanted}, client),
+            *_measured(run, about, names, client),
             "",
             "## Use",
             "",
@@ -85,21 +93,52 @@ def _splits(clients: Mapping[str, BuiltClient], client: str | None) -> list[str]
     return _table(rows)
 
 
-def _measured(run: Run, about: Mapping[str, Any], tasks: set[str], client: str | None) -> list[str]:
-    """What the run measured of this model; numbers of other models are left out."""
+def _index(run: Run, about: Mapping[str, Any], tasks: set[str], client: str | None) -> list[str]:
+    """What was measured as lines of the card's YAML; none where nothing was. JSON is YAML."""
+    final = _final(run, about, client)
+    if final is None:
+        return []
+    results = [
+        {
+            "task": {"type": run.info["tasks"][task]["kind"], "name": task},
+            "dataset": {"type": run.recipe["data"]["name"], "name": f"{run.recipe['data']['name']}, {final.data[0]}"},
+            "metrics": [{"type": metric, "value": round(value, 6)} for metric, value in values.items()],
+        }
+        for task, values in _values(final, tasks).items()
+    ]
+    name = f"{about['recipe']}: {about['method']}"
+    return [f"model-index: {json.dumps([{'name': name, 'results': results}])}"]
+
+
+def _final(run: Run, about: Mapping[str, Any], client: str | None) -> Final | None:
+    """What the run measured of this model on test data, if it did; numbers of other models are left out."""
     if about["client"] is None and about["task"] is None:
         only = [{**line, "metrics": [m for m in line["metrics"] if m["model"] == "global"]} for line in run.rounds]
         run = replace(run, rounds=tuple(only))
     try:
-        final = run.by_client()[client] if client is not None else run.final()
+        return run.by_client()[client] if client is not None else run.final()
     except (StateError, KeyError):
+        return None
+
+
+def _values(final: Final, tasks: set[str]) -> dict[str, dict[str, float]]:
+    """Task -> metric -> value, of these tasks, where there is a number."""
+    return {
+        task: {metric: value for metric, value in values.items() if not math.isnan(value)}
+        for task, values in final.values.items()
+        if task in tasks
+    }
+
+
+def _measured(run: Run, about: Mapping[str, Any], tasks: set[str], client: str | None) -> list[str]:
+    """A table of what the run measured of this model."""
+    final = _final(run, about, client)
+    if final is None:
         return ["The run did not measure this model on test data."]
     rows = [["task", "value"]] + [
         [str(TaskMetric(task, metric, run.direction(task, metric))), f"{value:.4f}"]
-        for task, values in final.values.items()
-        if task in tasks
+        for task, values in _values(final, tasks).items()
         for metric, value in values.items()
-        if not math.isnan(value)
     ]
     whose = ":" if client is not None else ", mean over the clients with the task:"
     return [f"In round {final.round}, on {', '.join(final.data)} data{whose}", "", *_table(rows)]

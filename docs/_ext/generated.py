@@ -1,0 +1,226 @@
+"""What of the site is made from the package: a page for each method and add-on, the commands, the public names,
+pictures, and live pages of `fedloom report`. All of it goes to docs/_generated."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import pictures
+import prose
+from sphinx.application import Sphinx
+from typer.main import get_command
+
+from fedloom.cli.app import PANELS, app
+from fedloom.cli.lists import parameters
+from fedloom.methods import ADDONS, METHODS
+from fedloom.settings.registry import Registered, Registry
+from fedloom.study.grid import load_grid, names
+from fedloom.study.report.flow import diagram
+
+FACES = (
+    *("fedloom", "fedloom.methods", "fedloom.stages", "fedloom.training", "fedloom.tasks", "fedloom.data"),
+    *("fedloom.models", "fedloom.peers", "fedloom.relatedness", "fedloom.taskvectors", "fedloom.codecs"),
+    "fedloom.server",
+)
+"""The modules whose names are public."""
+REPORTS = {
+    "run": ["run digits-tasks training.rounds=6 --out {out}/run -q", "report {out}/run --out {page}"],
+    "grid": ['grid demo training.rounds=6 "seeds=[0,1]" --out {out}/grid -q', "report {out}/grid --out {page}"],
+}
+"""Kind of page -> the commands that make one."""
+
+
+def generate(site: Sphinx) -> None:
+    """Write all pages, before Sphinx looks for them."""
+    home = Path(site.srcdir) / "_generated"
+    _methods(home / "methods", Path(site.srcdir) / "results")
+    _write(home / "commands.md", "\n".join(_commands()))
+    seen: set[int] = set()
+    for face in FACES:
+        _write(home / "api" / f"{face}.rst", _face(face, seen))
+    pictures.draw(home / "pictures")
+    if site.config.live_reports:
+        _reports(home / "extra", Path(site.doctreedir) / "reports")
+
+
+def _write(file: Path, text: str) -> None:
+    """Write a page, unless it is the same: Sphinx reads again what is new."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if not file.is_file() or file.read_text("utf-8") != text:
+        file.write_text(text, "utf-8")
+
+
+def _methods(home: Path, results: Path) -> None:
+    grids = _in_grids()
+    measured = {page: page.read_text("utf-8") for page in sorted(results.glob("*.md"))}
+    lines = ["# Methods and add-ons", ""]
+    for registry, title in ((METHODS, "Methods"), (ADDONS, "Add-ons")):
+        lines += [f"## {title}", "", "| name | what it does | source |", "|---|---|---|"]
+        for entry in registry:
+            _write(home / f"{entry.name}.md", _page(registry, entry, grids.get(entry.name, ()), measured))
+            cells = (_cell(text) for text in (entry.summary, entry.source or entry.package))
+            lines.append(f"| [{entry.name}]({entry.name}.md) | {' | '.join(cells)} |")
+        lines.append("")
+    listed = "\n".join(f"{entry.name}" for registry in (METHODS, ADDONS) for entry in registry)
+    lines += ["```{toctree}", ":hidden:", "", listed, "```", ""]
+    _write(home / "index.md", "\n".join(lines))
+
+
+def _page(registry: Registry, entry: Registered, grids: Sequence[str], measured: dict[Path, str]) -> str:
+    """One method: what `fedloom methods NAME` says, its stages as the report draws them, where it was used."""
+    keys = parameters(entry)
+    lines = [f"# {entry.name}", f"*{registry.kind}{', ' + _cell(entry.source) if entry.source else ''}*"]
+    lines.append(_raw(prose.html(inspect.getdoc(entry.function) or "")))
+    if keys:
+        rows = (f"| `{row['parameter']}` | {_cell(row['default'])} | {_cell(row['allowed'])} |" for row in keys)
+        lines += ["## Parameters", "\n".join(["| key | default | allowed |", "|---|---|---|", *rows])]
+    lines.append("## Use it")
+    if registry is ADDONS:
+        asked, given, base = f"'method.add.{entry.name}={{}}'", "fl.methods.fedavg()", [METHODS["fedavg"].make()]
+    else:
+        asked, given, base = f"method={entry.name}", "", []
+    if required := [row["parameter"] for row in keys if row["default"] == "required"]:
+        lines.append(f"It needs `{'`, `'.join(required)}`, which has no default.")
+    else:
+        made = entry.make(*base)
+        lines.append(f"```console\nfedloom run digits-tasks {asked}\n```")
+        lines.append(f"The way of an update through a round{', on top of FedAvg' * len(base)}, with the defaults:")
+        lines.append(_raw(diagram(made.outline, False)))
+        lines.append("The same in Python, and what it prints:")
+        python = f"import fedloom as fl\n\nprint(fl.methods.{entry.name.replace('-', '_')}({given}))"
+        lines.append(f"```python\n{python}\n```\n\n```text\n{made}\n```")
+    pages = [
+        f"[{page.stem}](../../results/{page.name})"
+        for page, text in measured.items()
+        if re.search(rf"(?<![\w-]){re.escape(entry.name)}(?![\w-])", text.replace("²", "2"), re.IGNORECASE)
+    ]
+    lines.append(f"Measured in: {', '.join(pages)}." if pages else "No table of this project has it yet.")
+    lines.append(
+        f"Packaged grids with it: {', '.join(f'`{g}`' for g in grids)}." if grids else "No packaged grid has it."
+    )
+    return "\n\n".join([*lines, ""])
+
+
+def _in_grids() -> dict[str, list[str]]:
+    """Name of a method or add-on -> the packaged grids that have it as a base or an add-on."""
+    found: dict[str, list[str]] = {}
+    for name in names():
+        grid = load_grid(name)
+        for method in {_method(changes) for part in (grid.bases, grid.addons) for changes in part.values()}:
+            found.setdefault(method, []).append(name)
+    return found
+
+
+def _method(changes: Any) -> str:
+    """The method or the add-on that a line of a grid chooses."""
+    for key, value in changes.items():
+        if key == "method":
+            return str(value["name"] if isinstance(value, dict) else value)
+        if found := re.match(r"method\.add\.([\w-]+)", key):
+            return found[1]
+    return ""
+
+
+def _commands() -> Iterator[str]:
+    """The help of every command, in the groups that `fedloom --help` has."""
+    root: Any = get_command(app)
+    yield "# Commands\n\nWhat `fedloom COMMAND --help` says, of every command.\n"
+    for panel, members in PANELS.items():
+        yield f"## {panel}\n"
+        for name in members:
+            command = root.commands[name]
+            below = getattr(command, "commands", None)
+            for path, one in {f"{name} {k}": v for k, v in below.items()}.items() if below else [(name, command)]:
+                yield from _command(path, one)
+
+
+def _command(path: str, command: Any) -> Iterator[str]:
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
+    usage = " ".join(["fedloom", path, *(_argument(p) for p in arguments), *(["[OPTIONS]"] if options else [])])
+    yield f"### fedloom {path}\n\n```text\n{usage}\n```\n\n{_plain(command.help)}\n"
+    rows = [(_argument(p), p.help) for p in arguments]
+    for p in options:
+        flags = ", ".join([*p.opts, *p.secondary_opts])
+        value = "" if p.is_flag else f" {p.make_metavar(None)}" if p.metavar else f" {p.type.name.upper()}"
+        shown = p.show_default if isinstance(p.show_default, str) else p.default
+        default = f" Default: {_plain(shown)}." if shown not in (None, False, (), []) and not callable(shown) else ""
+        rows.append((flags + value, f"{p.help or ''}{default}"))
+    if rows:
+        yield "| | |\n|---|---|"
+        yield from (f"| `{_cell(flag)}` | {_plain(about)} |" for flag, about in rows)
+        yield ""
+
+
+def _argument(parameter: Any) -> str:
+    name = parameter.metavar or str(parameter.name).upper()
+    return name if parameter.required else f"[{name}]"
+
+
+def _face(face: str, seen: set[int]) -> str:
+    """The public names of a module, for autodoc; `seen` are those that another page has."""
+    module = importlib.import_module(face)
+    about = "\n".join(prose.literal((inspect.getdoc(module) or "").split("\n")))
+    text = f"{face}\n{'=' * len(face)}\n\n{about}\n"
+    for name in _offered(module):
+        thing = getattr(module, name)
+        again = "   :no-index:\n" * (id(thing) in seen)
+        seen.add(id(thing))
+        if inspect.isclass(thing):
+            text += f"\n.. autoclass:: {face}.{name}\n   :members:\n   :no-undoc-members:\n{again}"
+        elif inspect.isroutine(thing):
+            text += f"\n.. autofunction:: {face}.{name}\n{again}"
+        elif not inspect.ismodule(thing):
+            text += f"\n.. autodata:: {face}.{name}\n   :no-value:\n{again}"
+    return text
+
+
+def _offered(module: Any) -> list[str]:
+    """What a module says that it offers, or else what it defines."""
+    mine = (name for name, thing in vars(module).items() if getattr(thing, "__module__", "") == module.__name__)
+    return sorted(getattr(module, "__all__", None) or (name for name in mine if not name.startswith("_")))
+
+
+def _reports(home: Path, out: Path) -> None:
+    """Live pages of `fedloom report`, from runs that this makes once."""
+    for kind, commands in REPORTS.items():
+        page = home / f"report-{kind}.html"
+        if not page.is_file():
+            for line in commands:
+                words = re.findall(r'"[^"]*"|\S+', line.format(out=out, page=page))
+                subprocess.run([sys.executable, "-m", "fedloom", *(w.strip('"') for w in words)], check=True)
+
+
+def _raw(html: str) -> str:
+    return f"```{{raw}} html\n{html}\n```"
+
+
+def _plain(text: Any) -> str:
+    """Text of ours in Markdown, on one line, with no markup but code."""
+    parts = " ".join(str(text or "").split()).split("`")
+    return "".join(f"`{p.replace('|', chr(92) + '|')}`" if i % 2 else _cell(p) for i, p in enumerate(parts))
+
+
+def _cell(text: Any) -> str:
+    return re.sub(r"([\\*_|<>\[\]#])", r"\\\1", str(text)) if "`" not in str(text) else escape(str(text))
+
+
+def _docstring(site: Sphinx, what: str, name: str, thing: Any, options: Any, lines: list[str]) -> None:
+    """Docstrings are plain text: show them so."""
+    lines[:] = prose.literal(lines)
+
+
+def setup(site: Sphinx) -> dict[str, Any]:
+    """Sphinx calls this."""
+    site.add_config_value("live_reports", True, "env")
+    site.connect("builder-inited", generate, priority=100)
+    site.connect("autodoc-process-docstring", _docstring)
+    return {"parallel_read_safe": True}

@@ -1,0 +1,87 @@
+"""What stands around the code: workflows, images and templates name what exists; the wheel has what commands need."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fedloom import __version__
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+FORMS = sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"))
+IMAGES = [ROOT / "Dockerfile", *sorted((ROOT / "docker").glob("*"))]
+# the paths and the make targets that commands in the root name; what is built comes later
+PATH = r"(?<![\w/.:-])((?:src|tests|docs|constraints|docker|examples)(?:/[\w.-]*\w)*)"
+MADE = "docs/_build"
+
+
+def commands(file: Path) -> list[str]:
+    """The commands of a workflow, or of an image and its comments."""
+    text = file.read_text(encoding="utf-8")
+    if file in IMAGES:
+        return [text]
+    jobs: dict[str, Any] = yaml.safe_load(text)["jobs"]
+    return [step["run"] for job in jobs.values() for step in job["steps"] if "run" in step]
+
+
+@pytest.mark.parametrize("file", [*WORKFLOWS, *IMAGES], ids=lambda path: path.name)
+def test_what_a_workflow_or_an_image_names_exists(file: Path) -> None:
+    text = "\n".join(commands(file))
+    paths = [path for path in re.findall(PATH, text) if not path.startswith(MADE)]
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    for target in re.findall(r"\bmake ([\w-]+)", text):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    for extras in re.findall(r"\.\[([\w,]+)\]", text):
+        assert {*extras.split(",")} <= {*PROJECT["optional-dependencies"]}
+
+
+def test_a_release_is_tried_on_each_python_that_is_named() -> None:
+    jobs = yaml.safe_load((ROOT / ".github/workflows/release.yml").read_text(encoding="utf-8"))["jobs"]
+    named = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
+    assert jobs["bare"]["strategy"]["matrix"]["python"] == named
+    assert jobs["publish"]["needs"] == "bare"
+    assert jobs["publish"]["permissions"] == {"id-token": "write"}
+
+
+@pytest.mark.parametrize("file", FORMS, ids=lambda path: path.name)
+def test_a_form_has_what_a_form_needs(file: Path) -> None:
+    form = yaml.safe_load(file.read_text(encoding="utf-8"))
+    if file.name != "config.yml":
+        assert {"name", "description", "body"} <= form.keys()
+        assert all(part["attributes"]["label"] for part in form["body"])
+
+
+def test_the_citation_is_of_this_version() -> None:
+    said = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert said["version"] == __version__ == PROJECT["version"]
+    assert said["license"] == PROJECT["license"]
+    assert len(said["references"]) == 5
+    assert all(work["title"] and work["authors"] for work in said["references"])
+
+
+def test_hooks_call_what_lint_calls() -> None:
+    (repo,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
+    lint = (ROOT / "Makefile").read_text(encoding="utf-8").partition("\nlint:")[2].partition("\n\n")[0]
+    for hook in repo["hooks"]:
+        tool, *_ = hook["entry"].removeprefix(".venv/bin/").split()
+        assert f"$(BIN)/{tool}" in lint
+
+
+def test_the_wheel_has_recipes_grids_and_the_schema(tmp_path: Path) -> None:
+    wheel = pytest.importorskip("hatchling.builders.wheel").WheelBuilder(str(ROOT))
+    (built,) = wheel.build(directory=str(tmp_path), versions=["standard"])
+    names = {*zipfile.ZipFile(built).namelist()}
+    source = ROOT / "src"
+    data = [p for p in (source / "fedloom").rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc")]
+    assert {p.relative_to(source).as_posix() for p in data} <= names
+    assert {"fedloom/study/grids/demo.yaml", "fedloom/recipes/recipe.schema.json", "fedloom/py.typed"} <= names
+    assert not any(name.startswith("tests") or name.endswith(".pyc") for name in names)

@@ -1,0 +1,83 @@
+"""The site: docstrings as pages, a strict build with a page for each method, stage and command, and code that runs."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fedloom import stages
+from fedloom.cli.app import PANELS
+from fedloom.methods import ADDONS, METHODS
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+@pytest.fixture
+def prose() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("prose", DOCS / "_ext" / "prose.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_formulas_get_greek_letters_and_places_and_code_stays(prose: ModuleType) -> None:
+    assert prose.inline("theta_kp+ = lambda_t m_t, 2^(1-n) < x_i^2") == (
+        "θ<sub>kp</sub>+ = λ<sub>t</sub> m<sub>t</sub>, 2<sup>1-n</sup> &lt; x<sub>i</sub><sup>2</sup>"
+    )
+    assert prose.inline("`alpha` and `support_mean` of server-step") == (
+        "<code>alpha</code> and <code>support_mean</code> of server-step"
+    )
+
+
+def test_sources_become_a_list_and_formulas_keep_their_lines(prose: ModuleType) -> None:
+    page = prose.html("Does a thing.\n\nu = a\nv = b\n\npaper    states\n         nothing\nrelease  none")
+    assert '<div class="equations">u = a\nv = b</div>' in page
+    assert "<dt>paper</dt><dd>states nothing</dd><dt>release</dt><dd>none</dd>" in page
+
+
+def test_docstrings_are_text_whatever_is_in_them(prose: ModuleType) -> None:
+    lines = prose.literal(["Of `a`s and *stars | bars_.", "", "    x   = 1", "- y"])
+    assert lines[0] == r"Of \ ``a``\ s and \*stars \| bars\_."
+    assert lines[1:4] == ["", ".. code-block:: text", ""]
+
+
+def test_every_page_is_on_the_site() -> None:
+    listed = re.findall(r"^([\w-]+)$", (DOCS / "index.md").read_text("utf-8"), re.MULTILINE)
+    assert {page.stem for page in DOCS.glob("*.md")} == {"index", *listed}
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("sphinx_gallery")
+    pytest.importorskip("furo")
+    pytest.importorskip("myst_parser")
+    quick = ("-D", "live_reports=0", "-D", "plot_gallery=0")  # `make docs` makes these too
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", *quick, "-b", "html", DOCS, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = tmp_path / "_generated"
+    for registry in (METHODS, ADDONS):
+        assert [name for name in registry.names if not (pages / "methods" / f"{name}.html").is_file()] == []
+    commands = (pages / "commands.html").read_text("utf-8")
+    assert [n for names in PANELS.values() for n in names if f"fedloom {n}" not in commands] == []
+    offered = (pages / "api" / "fedloom.stages.html").read_text("utf-8")
+    assert [name for name in stages.__all__ if f">{name}<" not in offered] == []
+    for page in tmp_path.rglob("*.html"):  # offline: nothing of it comes from elsewhere
+        found = re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(https?:)?//', page.read_text("utf-8"))
+        assert not found, page
+
+
+@pytest.mark.slow
+def test_every_block_of_code_on_the_pages_runs() -> None:
+    pytest.importorskip("sybil")
+    command = [sys.executable, "-m", "pytest", "-q", "-c", "docs/pytest.ini", "docs"]
+    done = subprocess.run(command, cwd=DOCS.parent, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
