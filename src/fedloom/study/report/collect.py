@@ -23,6 +23,7 @@ from fedloom.study.papers.neighbours import quality
 from fedloom.study.report import agreement, predictions, records
 from fedloom.study.report.against import Against, against
 from fedloom.study.report.agreement import UpdateAgreement
+from fedloom.study.report.base import beside
 from fedloom.study.report.predictions import Predictions
 from fedloom.study.report.records import Happening, Matrices, Series
 from fedloom.study.report.scores import Curves, Score, curves, scores
@@ -69,6 +70,8 @@ class RunReport:
     predictions: Predictions = Predictions()
     trained: Mapping[str, Series] = field(default_factory=dict)
     """Client -> seconds of its local training in each round."""
+    base_found: bool = False
+    """Whether nobody named the base, and it was found beside the run."""
 
     @property
     def sent(self) -> tuple[int, int]:
@@ -106,11 +109,11 @@ class GridReport:
 
 
 def of_run(run: Run, base: Run | None = None) -> RunReport:
-    """What one run's files hold, and how it compares with a base.
+    """What one run's files hold, and how it compares with a base, which is looked for beside it where none is given.
 
     Raises StateError for a base that it cannot be compared with.
     """
-    compared = None if base is None else against(run, base)
+    compared = beside(run) if base is None else against(run, base)
     labels = _labels(run.folder)
     clients = {
         name: {**about, **({"labels": labels[name]} if name in labels else {})}
@@ -140,6 +143,7 @@ def of_run(run: Run, base: Run | None = None) -> RunReport:
         compared,
         predictions=predictions.of_run(run),
         trained=records.timed(run, "seconds_of"),
+        base_found=base is None and compared is not None,
     )
 
 
