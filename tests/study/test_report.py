@@ -411,10 +411,10 @@ def test_many_clients_become_a_band() -> None:
     assert lower["name"] == "10 % to 90 % of 99 more clients"
     assert (lower["y"][1], upper["y"][1]) == (pytest.approx(0.108), pytest.approx(0.892))
     assert rest[9] < lower["y"][1] < rest[10]
+    assert view["data"][-2]["y"] == [0.0, pytest.approx(0.5)]
     few = {name: clients[name] for name in list(clients)[:LINES]}
     (view,) = curves([Curves("seg", "miou", "max", "test", "global", few)])["views"]
     assert [t["meta"]["kind"] for t in view["data"]] == ["client"] * LINES + ["mean"]
-    assert view["data"][-2]["y"] == [0.0, pytest.approx(0.5)]
 
 
 def test_a_large_run_gives_a_small_page() -> None:

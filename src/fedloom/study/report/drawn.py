@@ -84,7 +84,7 @@ class Dots:
     zero: float
     height: float
     left: float
-    width: int = 520
+    width: int = 440
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class Heat:
     width: int = 420
 
 
-def ticks(low: float, high: float, about: int = 4) -> list[float]:
+def ticks(low: float, high: float, about: int = 5) -> list[float]:
     """Round numbers from `low` to `high`, about so many."""
     if not high > low:
         return [low]
@@ -188,7 +188,7 @@ def dots(
     ends = [0.0, *(v for name in ranked for v in (*rows[name], *small.get(name, ())) if math.isfinite(v))]
     step = 18.0 if len(ranked) <= NAMED else max(1.5, 560 / len(ranked))
     left = 8 + 6.2 * min(28, max(map(len, ranked)))
-    x = _scale(min(ends), max(ends), left + 8, 520 - 70)
+    x = _scale(min(ends), max(ends), left + 8, 440 - 30)
     made = []
     for at, name in enumerate(ranked):
         value, low, high = (rows[name][0] if math.isnan(v) else v for v in rows[name])
