@@ -549,6 +549,36 @@ def test_a_grid(tmp_path: Path) -> None:
     assert (dea["x"], dea["y"]) == ([1], [pytest.approx((30.78 + 23.05) / 2)])
 
 
+def test_a_grid_at_a_glance(tmp_path: Path) -> None:
+    bases = {"FedAvg": {"method": "fedavg"}, "FedProx": {"method": "fedprox"}, "Refused": {"method": "ditto"}}
+    grid = paper_grid(
+        data={"D": {"recipe": "digits-tasks"}}, bases=bases, addons={"-": {}}, seeds=[0, 1], delta="FedAvg/-"
+    )
+    better = {**FEDAVG, "semseg": FEDAVG["semseg"] * 1.4}
+    runs = {("D", "FedAvg", "-", s): FEDAVG for s in (0, 1)} | {
+        ("D", "FedProx", "-", s): {**better, "depth": FEDAVG["depth"] * (1 + s / 100)} for s in (0, 1)
+    }
+    write_grid(tmp_path, grid, runs, refused={"D, Refused, -": "why"})
+    found = collect(tmp_path)
+    assert not isinstance(found, RunReport)
+    base, prox = found.methods  # type: ignore[union-attr]
+    assert (base.delta, prox.reference) == (None, "FedAvg")
+    assert prox.seeds == pytest.approx((10.0, 9.75))
+    assert prox.delta.mean == pytest.approx(9.875)
+    assert {c.task: round(of.mean, 3) for c, of in prox.changes.items()} == {
+        "semseg": 40.0, "depth": -0.5, "normals": 0.0, "edge": 0.0
+    }  # fmt: skip
+    page = page_of(tmp_path)
+    assert "A gain is told for FedProx against FedAvg (2 seeds)." in page.text
+    assert rows_of((tmp_path / "report.html").read_text("utf-8"), "costs-D")[1][:3] == [
+        "FedProx",
+        "+9.88 ± 1.59",
+        "yes",
+    ]
+    assert page.data["about"]["runs"] == "4 of 4 begun, 4 finished, 1 combination refused"
+    assert "ranks" in page.ids
+
+
 def test_a_grid_of_which_nothing_has_finished(tmp_path: Path) -> None:
     write_grid(tmp_path, paper_grid(), {})
     page = page_of(tmp_path)

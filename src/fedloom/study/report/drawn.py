@@ -28,6 +28,7 @@ Scale = Callable[[float], float]
 _LEFT, _RIGHT, _TOP, _BOTTOM = 34, 92, 8, 22
 _LETTERS = 14  # of a name beside a line
 _STEP = 12  # between two of them
+_MARKED = 6  # columns of a map up to which each has its name
 
 
 @dataclass(frozen=True)
@@ -201,10 +202,16 @@ def dots(
     return Dots(tuple(made), marks, x(0.0), 12 + len(ranked) * step + 20, left)
 
 
-def heat(rows: Mapping[str, Mapping[Any, float]], columns: Sequence[Any], legend: str, most: float) -> Heat:
+def heat(
+    rows: Mapping[str, Mapping[Any, float]],
+    columns: Sequence[Any],
+    legend: str,
+    most: float,
+    said: Mapping[tuple[str, Any], str] = {},
+) -> Heat:
     """A map of rows by columns; a colour is strongest at `most`, which is below 0 where larger numbers are worse.
 
-    Columns are thinned to POINTS.
+    Columns are thinned to POINTS. `said` is (row, column) -> what hovering says beside the number.
     """
     chosen = [columns[i] for i in thinned(range(len(columns)), POINTS)]
     left = 8 + 6.2 * min(24, max(map(len, rows)))
@@ -214,10 +221,10 @@ def heat(rows: Mapping[str, Mapping[Any, float]], columns: Sequence[Any], legend
         for j, column in enumerate(chosen):
             value = row.get(column, math.nan)
             if not math.isnan(value):
-                text = f"{name}, {column}: {value:.3g}"
+                text = f"{name}, {column}: {said.get((name, column), f'{value:.3g}')}"
                 cells.append((left + j * width, i * height, max(-1.0, min(1.0, value / most)), text))
     names = tuple((i * height + height / 2, name) for i, name in enumerate(rows))
-    marks = [0, len(chosen) - 1] if len(chosen) > 1 else [0]
+    marks = range(len(chosen)) if len(chosen) <= _MARKED else [0, len(chosen) - 1]
     below = tuple((left + (j + 0.5) * width, str(chosen[j])) for j in marks)
     return Heat(tuple(cells), names, below, (width, height), left, len(rows) * height + 18, legend)
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fedloom.runs.reader import human_bytes
-from fedloom.study.report import page
+from fedloom.study.report import page, words
 from fedloom.study.report.collect import GridReport
-from fedloom.study.report.drawn import multiples
+from fedloom.study.report.drawn import Dots, Heat, dots, heat, multiples
 from fedloom.study.report.looks import plain
+from fedloom.study.report.methods import Method
 from fedloom.study.report.page import Sheet
 from fedloom.study.report.plots import figures_of
 from fedloom.study.report.worst import Worst
+from fedloom.study.significance.ranks import Ranks
 from fedloom.study.tables.compare import Estimate
 from fedloom.study.tables.formats import fragment
 
@@ -39,6 +42,8 @@ def render(report: GridReport) -> str:
             ]
         ),
         cells=Sheet("cells-table", head, cells) if cells else None,
+        compared=[_compared(data, report.methods) for data in dict.fromkeys(m.data for m in report.methods)],
+        ranks=None if report.ranks is None else _ranks(report.ranks),
     )
 
 
@@ -70,6 +75,50 @@ def _worst_data(line: Worst) -> dict[str, Any]:
 
 def _estimate(of: Estimate) -> dict[str, float | int | None]:
     return {"mean": plain(of.mean), "half": plain(of.half), "n": of.n}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The methods of a data set at a glance."""
+
+    data: str
+    said: str
+    dots: Dots
+    matrix: Heat | None
+    costs: Sheet
+
+
+def _compared(data: str, methods: Sequence[Method]) -> Compared:
+    mine = [m for m in methods if m.data == data]
+    ranked = sorted((m for m in mine if m.delta is not None), key=lambda m: -m.delta.mean if m.delta else 0.0)
+    # the trivial answer is so far from all methods that nothing else could be seen
+    deltas = {m.label: m.delta for m in ranked if m.delta is not None and m.label != "trivial"}
+    tasks = list(dict.fromkeys(column for m in ranked for column in m.changes))
+    names = {column: column.task for column in tasks}
+    rows = {m.label: {names[c]: of.mean for c, of in m.changes.items()} for m in ranked if m.label in deltas}
+    said = {(m.label, names[c]): f"{of.signed} %" for m in ranked for c, of in m.changes.items()}
+    most = max((abs(v) for m in ranked if m.is_method for v in rows.get(m.label, {}).values()), default=1.0) or 1.0
+    head = ("method", "Δ %", "told", "bytes", "seconds")
+    costs = [
+        (m.label, "base" if m.delta is None and m.label == m.reference else m.delta.signed if m.delta else "",
+         {True: "yes", False: "no", None: ""}[words.told(m.delta)], human_bytes(m.sent), f"{m.seconds:.1f}")
+        for m in [*ranked, *(m for m in mine if m.delta is None)]
+    ]  # fmt: skip
+    return Compared(
+        data,
+        words.grid_told({m.label: m.delta for m in ranked if m.is_method and m.delta}, {m.reference for m in ranked}),
+        dots(
+            {n: (of.mean, of.mean - of.half, of.mean + of.half) for n, of in deltas.items()},
+            {m.label: m.seeds for m in ranked if len(m.seeds) > 1},
+        ),
+        heat(rows, list(names.values()), "change in percent, blue is better", most, said) if rows else None,
+        Sheet(f"costs-{data}", head, costs, (2,)),
+    )
+
+
+def _ranks(ranks: Ranks) -> tuple[Sheet, tuple[str, ...]]:
+    made = ranks.sheet()
+    return Sheet("ranks-table", made.head, made.lines, (2,)), made.notes
 
 
 def _worst(lines: Sequence[Worst]) -> list[tuple[str, Sheet]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from fedloom.study.tables.compare import Estimate
 from fedloom.study.tables.table import SPOKEN
@@ -102,6 +102,16 @@ def told_for(by_name: Mapping[str, Estimate]) -> str:
     parts += [f"a loss for {listed(worse)}" if parts else f"a loss is told for {listed(worse)}"] if worse else []
     parts += [f"nothing for {listed(open_)}" if parts else f"nothing is told for {listed(open_)}"] if open_ else []
     return _sentence(", ".join(parts))
+
+
+def grid_told(deltas: Mapping[str, Estimate], references: Collection[str]) -> str:
+    """Which methods of a grid are told from what they are held against."""
+    against = f" against {listed(sorted(references))}" if references else ""
+    said = told_for(deltas)
+    seeds = {of.n for of in deltas.values()}
+    if not said and deltas:
+        return f"Nothing is told{against}: one seed has no interval."
+    return said and said.removesuffix(".") + f"{against} ({count(max(seeds), 'seed')})."
 
 
 def losers(changes: Mapping[str, float]) -> str:
