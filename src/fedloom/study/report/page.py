@@ -24,7 +24,9 @@ MOST_ROWS = 1000
 """Lines of a table, at most."""
 MOST_OPEN = 40
 """Lines of a table that stands in the page as it is; a longer one scrolls in a box of its own."""
-_POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:"
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; connect-src 'self'"
+)
 
 
 @dataclass(frozen=True)
@@ -53,26 +55,30 @@ class Sheet:
 def render(kind: str, title: str, data: Mapping[str, Any], figures: Mapping[str, Figure], **shown: Any) -> str:
     """The page that the template of a kind makes of what it is shown, with `data` for programs and the figures in it.
 
+    Where `live` is shown as true, the page asks now and then for its first screen again, from where it came.
+
     Raises UserError where Jinja2 or plotly is absent.
     """
     plotly = need("plotly.offline", "report").get_plotlyjs()
-    here = files("fedloom.study.report") / "templates"
-    return str(
-        _environment()
-        .get_template(f"{kind}.html")
-        .render(
-            kind=kind,
-            title=title,
-            policy=_POLICY,
-            colors=COLORS,
-            style=(here / "page.css").read_text("utf-8"),
-            script=(here / "page.js").read_text("utf-8"),
-            plotly=base64.b64encode(gzip.compress(plotly.encode(), 6)).decode(),
-            data=in_script({"kind": kind, "title": title, **data, "figures": figures}),
-            figures=figures,
-            **shown,
-        )
+    return filled(
+        kind,
+        script=_beside("page.js"),
+        title=title,
+        plotly=base64.b64encode(gzip.compress(plotly.encode(), 6)).decode(),
+        data=in_script({"kind": kind, "title": title, **data, "figures": figures}),
+        figures=figures,
+        **{"live": False, **shown},
     )
+
+
+def filled(kind: str, **shown: Any) -> str:
+    """What the template of a kind makes of what it is shown, with the style and the palette that all pages have."""
+    made = _environment().get_template(f"{kind}.html")
+    return str(made.render(kind=kind, policy=_POLICY, colors=COLORS, style=_beside("page.css"), **shown))
+
+
+def _beside(name: str) -> str:
+    return (files("fedloom.study.report") / "templates" / name).read_text("utf-8")
 
 
 def part(template: str, macro: str, *given: Any) -> str:

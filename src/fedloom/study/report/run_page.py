@@ -20,7 +20,7 @@ WORST = 5
 """Clients that are worse off of whom a name is given, at most."""
 
 
-def render(report: RunReport) -> str:
+def render(report: RunReport, live: bool = False) -> str:
     """The HTML of a run's report. Raises UserError where Jinja2 or plotly is absent."""
     held = report.against
     own, others = ([s for s in report.scores if s.primary is judging] for judging in (True, False))
@@ -30,6 +30,7 @@ def render(report: RunReport) -> str:
         _data(report),
         figures_of(report),
         report=report,
+        live=live,
         lead=_lead(report),
         glance=glance.of_run(report),
         final=_scores("final-table", own, held) if own else None,

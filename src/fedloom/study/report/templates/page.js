@@ -167,6 +167,15 @@
     if (part && part.querySelector("details")) part.querySelector("details").open = true;
     if (part) part.scrollIntoView();
   };
+  // a page that a server gives away while the run goes on: its first screen is asked for again, the rest stays where it is
+  if ("live" in document.body.dataset) {
+    setInterval(async () => {
+      const answer = await fetch(location.href, { cache: "no-cache" });
+      if (!answer.ok) return;
+      const found = new DOMParser().parseFromString(await answer.text(), "text/html");
+      for (const part of ["header", "#glance"]) document.querySelector(part)?.replaceWith(found.querySelector(part));
+    }, 10000);
+  }
   window.addEventListener("hashchange", opened);
   opened();
   for (const query of ["(prefers-color-scheme: dark)", "print"]) {
