@@ -86,16 +86,8 @@ def shown(found: Now) -> RenderableType:
     table = Table("task", "over the rounds", "training loss", "now", "best", "round", "split", box=SIMPLE_HEAD)
     for task in found.tasks:
         best = "" if task.best_round is None else f"{task.best_round}"
-        cells = (
-            task.name,
-            sparkline(task.series),
-            _number(task.loss),
-            _number(task.value),
-            _number(task.best),
-            best,
-            task.split,
-        )
-        table.add_row(*map(Text, cells))
+        numbers = map(_number, (task.loss, task.value, task.best))
+        table.add_row(*map(Text, (task.name, sparkline(task.series), *numbers, best, task.split)))
     bar = Table.grid()
     if found.rounds is not None:
         bar.add_row(ProgressBar(total=found.rounds, completed=found.round, width=60))
