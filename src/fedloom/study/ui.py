@@ -1,7 +1,7 @@
 """A folder of runs in a browser: a list with progress and the page of each, for this machine alone. Free of torch.
 
-It only reads, and answers nobody but pages of its own: a request whose Host or Origin is another one is refused, so that
-no site can reach it through a name that leads here.
+It only reads, and answers nobody but pages of its own: a request whose Host or Origin is another one is refused, so
+that no site can reach it through a name that leads here.
 """
 
 from __future__ import annotations
