@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/ci.txt $(PIP_ARGS)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo demo-scenes test test-flower-oldest nightly trials mutants lint clean
+.PHONY: demo demo-scenes test test-flower-oldest nightly trials bench mutants lint clean
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -74,6 +74,10 @@ test-flower-oldest:
 nightly: lint
 	$(BIN)/pytest -n 2 -m 'slow or not slow'
 	$(MAKE) mutants ARGS="--seed $$(date +%Y%m%d)"
+
+# What fedloom costs beside what it does: a table of ratios and their aims, in some ten minutes.
+bench: $(VENV)/.test
+	cd benchmarks && ../$(BIN)/python table.py $(ARGS)
 
 # Kills, faults of the disk and of processes, and 10,000 damaged files and recipes: what docs/guarantees.md promises. The
 # counts of each suite stand at the end; the default test run tries a few of the same cases.

@@ -29,6 +29,15 @@ def named(name: str) -> str:
     return f"name: {name}{more.get(name, '')}"
 
 
+ROBUST = ("krum", "multi-krum", "nnm", "rfa", "centred-clip", "clip", "trimmed-mean", "median")
+"""Add-ons that need several clients with the same tasks, unless f is 0."""
+
+
+def needed(addon: str) -> dict[str, Any]:
+    """Parameters without which an add-on is refused where each client has another task."""
+    return {"step": 2} if addon == "server-step" else {"f": 0} if addon in ROBUST else {}
+
+
 def load_recipe(*changes: str, recipe: str = "digits-tasks") -> Recipe:
     """The main recipe, cut down to a few steps, with changes."""
     return load(recipe, (*QUICK, *changes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from fedloom._lazy import lazy
@@ -24,5 +25,9 @@ if TYPE_CHECKING:
     from fedloom.models.own import model as model
     from fedloom.study.opened import grid as grid
     from fedloom.tasks.own import task as task
+
+# Torch then asks for large pages for large tensors, where the system has them: touching fresh small ones took half of a
+# round. It reads this when it makes its first tensor.
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 __getattr__, __dir__ = lazy(__name__)

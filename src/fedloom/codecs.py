@@ -59,13 +59,14 @@ class Codec:
         raise NotImplementedError
 
 
-def _by_block(like: Updates, values: Tensor, itemsize: int) -> ByteCount:
-    """Bytes of `values` (K x d, counts per coordinate or one for all) summed by role and task."""
+def by_block(like: Updates, itemsize: int, sent: Tensor | None = None) -> ByteCount:
+    """Bytes of the values that the rows have, or of those of them that are `sent` (K x d, bool), by role and task."""
+    if like.present is None and sent is None:
+        return {key: len(like) * size * itemsize for key, size in like.layout.sizes.items() if size}
     bytes_: ByteCount = {}
-    have = like.present
-    for i, (block, s) in enumerate(zip(like.layout.blocks, like.layout.slices, strict=True)):
-        count = values[:, s] if have is None else values[:, s] * have[:, i : i + 1]
-        if total := int(count.sum()):
+    have = torch.ones(len(like), len(like.layout.blocks)).bool() if like.present is None else like.present
+    for there, block, s in zip(have.T, like.layout.blocks, like.layout.slices, strict=True):
+        if total := int(there.sum()) * block.size if sent is None else int(sent[there, s].sum()):
             key = (block.role, block.task)
             bytes_[key] = bytes_.get(key, 0) + total * itemsize
     return bytes_
@@ -120,7 +121,7 @@ class Raw(Codec):
         return _fill(packed["values"], like)
 
     def count(self, packed: Packed, like: Updates) -> ByteCount:
-        return _by_block(like, torch.ones_like(like.X), packed["values"].element_size())
+        return by_block(like, packed["values"].element_size())
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ class Sparse(Codec):
         if "mask" not in packed:
             return Raw().count(packed, like)
         nonzero = self.unpack(packed, like.replace(X=torch.zeros_like(like.X))) != 0
-        bytes_ = _by_block(like, nonzero, packed["values"].element_size())
+        bytes_ = by_block(like, packed["values"].element_size(), nonzero)
         return {**bytes_, ("codec", None): packed["mask"].nbytes}
 
 
@@ -214,8 +215,7 @@ class Unified(Codec):
         for block in common.blocks:
             key = (block.role, block.task)
             bytes_[key] = bytes_.get(key, 0) + block.size * size
-        mine = like.select(own)
-        bytes_ |= _by_block(mine, torch.ones_like(mine.X), size)
+        bytes_ |= by_block(like.select(own), size)
         return {**bytes_, ("codec", None): packed["masks"].nbytes + packed["scales"].nbytes}
 
 

@@ -191,6 +191,9 @@ def test_damaged_digit_files(digits_root: Path) -> None:
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(DataError, match="t10k-labels-idx1-ubyte: is cut off"):
         digit_files(0, root=str(digits_root), domains=["mnist"])
+    file.write_bytes(file.read_bytes()[:6])
+    with pytest.raises(DataError, match="t10k-labels-idx1-ubyte: is cut off"):
+        digit_files(0, root=str(digits_root), domains=["mnist"])
     (digits_root / "MNIST/raw/train-images-idx3-ubyte.gz").write_bytes(b"\x1f\x8bxx")
     with pytest.raises(DataError, match=r"ubyte.gz: cannot be read"):
         digit_files(0, root=str(digits_root), domains=["mnist"])

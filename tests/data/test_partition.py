@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from fedloom.data import PARTITIONERS, Partition, Pool, Share
 from fedloom.errors import DataError, RecipeError
+from fedloom.rounds.build import build
+from tests_support import load_recipe
 
 quick = settings(max_examples=20, deadline=None)
 seeds = st.integers(0, 2**40)
@@ -537,3 +539,9 @@ def test_the_settings_of_matu_can_be_drawn(alpha):
         assert {task for s in partition.shares for task in s.tasks} == set(pool.tasks)
         assert (max(counts) == 1) == (alpha == 0)
         assert len(counts) == 30
+
+
+@pytest.mark.parametrize("change", ["name: iid, clients: 1000000000", "name: one-task, all_task_clients: 1000000000"])
+def test_more_clients_than_examples_are_refused_before_they_are_made(change: str) -> None:
+    with pytest.raises(RecipeError, match=r"clients: 1000000000 found, but the data set has \d+ examples"):
+        build(load_recipe(f"partition={{{change}}}"))

@@ -37,6 +37,7 @@ HARD = (
     "training.rounds=3",
 )
 NORM = ("model={name: resnet10, width: 4}", "evaluation.models=[global, personal, trained]")
+ALL_HEADS = "model.heads=all"
 ENORMOUS = ("digits-tasks", "training.steps=1", "tasks.large.weight=1e30")  # two of five clients send updates of 1e28
 PEERS = ("dfmtl-digits", "training.rounds=3", "partition.clients=5", "peers.choose.top=2", "peers.warmup.until=2")
 
@@ -53,6 +54,7 @@ EXACT: Mapping[str, tuple[str, ...]] = {
     "nothing-shared": (*HARD, "method=local"),
     "stopped-early": (*HARD, "early_stopping={patience: 1, min_delta: 9}", "training.rounds=5"),
     "enormous": ENORMOUS,
+    "attacked": (*HARD, "attack=gaussian", "attack.clients=2", "method={name: fedavg, add: {krum: {f: 0}}}"),
     "peers": PEERS,
     "peers-scenario": (*PEERS, "peers.scenario={latency: 0.1}", "peers.similarity.signals={cross-loss: 1}"),
 }
@@ -68,6 +70,8 @@ SHARED: Mapping[str, tuple[str, ...]] = {
     "pcgrad": (*HARD, "method={name: fedavg, add: {pcgrad: }}"),
     "cagrad": (*HARD, "method={name: fedavg, add: {cagrad: }}"),
     "support": (*HARD, "method={name: fedavg, add: {support-mean: }}"),
+    "median": (*HARD, "method={name: fedavg, add: {nnm: {within: all, f: 1}, median: {within: all, f: 1}}}", ALL_HEADS),
+    "rfa": (*HARD, "method={name: fedavg, add: {rfa: {f: 0}}}", "attack=replay"),
     "norm": (*HARD, *NORM, "method=fedper"),
     "enormous": (*ENORMOUS, "method=scaffold"),
     "not-separable": (*HARD, "method={name: fedavg, add: {heal: }}"),

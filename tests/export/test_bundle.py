@@ -208,6 +208,15 @@ def test_a_model_of_what_are_no_images(quick: Quick, tmp_path: Path) -> None:
         Bundle.read(out).predict([picture(tmp_path / "a.png")])
 
 
+def test_an_export_that_was_changed_is_refused(quick: Quick, tmp_path: Path) -> None:
+    about = export(quick("training.rounds=1").folder, tmp_path / "all") / "export.json"
+    right = json.loads(about.read_text())
+    for key, wrong in {"mean": [0.5] * 7, "std": [0.0], "input_shape": [1, 0, 8], "tasks": 3}.items():
+        about.write_text(json.dumps({**right, key: wrong}))
+        with pytest.raises(StateError, match=rf"export.json.*\n.*{key}|export.json.*{key}"):
+            Bundle.read(about.parent)
+
+
 def test_each_set_of_images_is_normalised_by_itself(quick: Quick, tmp_path: Path) -> None:
     data = "data={name: digits-many, count: 2, limit: 40}"
     done = quick(data, "partition={name: task-dirichlet, clients: 4, min_examples: 2}")

@@ -35,6 +35,7 @@ CASES = [
     "method={name: matu, heads: local}",
     "method={name: fedper, add: {by-task: }}",
     "method={name: fedrep}",
+    "attack={name: replay, clients: 2}",
 ]
 
 

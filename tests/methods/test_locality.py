@@ -30,7 +30,7 @@ from fedloom.stages.stage import Traits
 from fedloom.training.rules import LocalRule
 from quadratics import TaskQuadratics, Valley
 from stages_support import BESIDE, STAGES
-from tests_support import POOLED, load_recipe
+from tests_support import POOLED, load_recipe, needed
 
 OVERLAPPING = {"c0": "a", "c1": "ab", "c2": "b", "c3": "a", "c4": "b"}
 APART = {"c0": "a", "c1": "b", "c2": "b", "c3": "a", "c4": "a"}
@@ -71,7 +71,7 @@ def law_of(method: Method) -> str | None:
 CASES: dict[str, Any] = {
     name: lambda name=name: METHODS[name].function() for name in METHODS.entries if name not in POOLED
 } | {
-    name: lambda name=name: ADDONS[name].function(methods.fedavg(), **({"step": 2} if name == "server-step" else {}))
+    name: lambda name=name: ADDONS[name].function(methods.fedavg(), **needed(name))
     for name in ADDONS.entries
     if name not in ("staleness", "activated-dimensions")
 }

@@ -209,8 +209,8 @@ def test_the_source_mapping_is_left_alone(toys):
         ("early_stopping.min_delta=0", "early_stopping.patience: missing, expected an integer of at least 1"),
         ("early_stopping={patience: 1, patient: 2}", "early_stopping.patient: unknown key. Did you mean 'patience'? "
          "Allowed: min_delta, patience, relative, restore_best"),
-        ("trainig.rounds=3", "trainig: unknown key. Did you mean 'training'? Allowed: data, early_stopping, "
-         "evaluation, method, model, name, partition, peers, runtime, seed, tasks, training"),
+        ("trainig.rounds=3", "trainig: unknown key. Did you mean 'training'? Nearest of 13: training, runtime, "
+         "early_stopping"),
         ("seed=-1", "seed: -1 found, expected an integer of at least 0"),
         ("name=a b", "name: 'a b' found, expected a name of letters, digits, '_', '-' and '.'"),
         ("name=2024-01-01", None),
@@ -225,9 +225,10 @@ def test_the_source_mapping_is_left_alone(toys):
         ("method.mu=-1", "method.mu: -1 found, expected a number of at least 0"),
         (
             "method.weights=sise",
-            "method.weights: 'sise' found, expected 'size' or 'uniform' or null. Did you mean 'size'?",
+            "method.weights: 'sise' found, expected 'size', 'declared' or 'uniform' or null. Did you mean 'size'?",
         ),
-        ("method.rho=1", "method.rho: unknown key. Allowed: add, buffers, codec, mu, name, python, weights"),
+        ("method.rho=1", "method.rho: unknown key. Allowed: add, buffers, codec, max_examples, mu, name, python, "
+         "weights"),
         ("partition.clients=0", "partition.clients: 0 found, expected an integer of at least 1 or a mapping "
          "(each value: an integer of at least 1)"),
         ("partition.clients={a: 0}", "partition.clients.a: 0 found, expected an integer of at least 1"),
@@ -282,7 +283,7 @@ def test_missing_sections_are_named(toys):
 def test_a_changed_name_that_leaves_parameters_behind_is_explained(refused):
     lines = refused("method.name=local", method={"name": "fedprox", "mu": 1})
     assert lines == [
-        "method.mu: unknown key. Allowed: add, buffers, codec, name, python, weights",
+        "method.mu: unknown key. Allowed: add, buffers, codec, max_examples, name, python, weights",
         "(method.name=local keeps the other keys; method=local replaces the whole section)",
     ]
 

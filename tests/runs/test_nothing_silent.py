@@ -279,6 +279,13 @@ def test_readers_refuse_a_stopped_run_that_was_changed(part: Path) -> None:
         Run.read(part)
 
 
+def test_an_empty_run_json_is_not_a_run_that_has_not_begun(whole: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(whole, tmp_path / "run")
+    (run / "run.json").write_text("{}")
+    with pytest.raises(StateError, match="expected an object with the run's status"):
+        Run.read(run)
+
+
 def test_models_that_were_changed_are_not_opened(whole: Path, tmp_path: Path) -> None:
     run = Path(shutil.copytree(whole, tmp_path / "run"))
     data = bytearray((run / "model.safetensors").read_bytes())

@@ -340,7 +340,9 @@ def test_targets_of_several_numbers_are_stacked_too() -> None:
         for who, index in (("p", [0, 1]), ("q", [2, 3]))
     ]
     training = Training(optimizer=Optimizer(lr=0.1), batch_size=2, stacked=True)
-    stacked = train_stacked(FlatModel(Point(3)), members, training, Ctx(1, 0), (slice(0, 3),))
+    stacked = train_stacked(
+        FlatModel(Point(3)), group(members, training, Ctx(1, 0))[0], training, Ctx(1, 0), (slice(0, 3),)
+    )
     for (params, _), pair in zip(stacked, ((h * b)[:2], (h * b)[2:]), strict=True):
         torch.testing.assert_close(params, 0.1 * pair.mean(0))
 
@@ -362,7 +364,9 @@ def test_losses_are_means_over_the_labelled_examples(stacked: bool) -> None:
             Stackable(Work("c", examples, index, TASKS, labelled), model.params.clone()),
             Stackable(Work("d", examples, index, TASKS, labelled), model.params.clone()),
         ]
-        results = [result for _, result in train_stacked(model, members, training, ctx, shared)]
+        results = [
+            result for _, result in train_stacked(model, group(members, training, ctx)[0], training, ctx, shared)
+        ]
     else:
         results = [train(model, Work("c", examples, index, TASKS, labelled), training, ctx, Additions(shared))]
     for result in results:
@@ -393,4 +397,4 @@ def test_a_model_that_decides_by_its_data_cannot_be_stacked() -> None:
     model = FlatModel(module)
     member = Stackable(Work("p", data(), torch.arange(4), TASKS), model.params.clone())
     with pytest.raises(UserError, match="the model cannot be stacked"):
-        train_stacked(model, [member], Training(), Ctx(1), (slice(0, 1),))
+        train_stacked(model, group([member], Training(), Ctx(1))[0], Training(), Ctx(1), (slice(0, 1),))

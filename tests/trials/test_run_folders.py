@@ -138,7 +138,8 @@ def test_a_damaged_grid(tmp_path: Path, record_property: Callable[[str, object],
                 text = tally.answer(judged(lambda: command(*words), grid))  # noqa: B023
                 gone = not (grid / file).exists()  # then a cell is missing, as the table says
                 if text is not None and reader in right and not gone and file.startswith("cells"):
-                    assert text.replace(str(grid), "") == right[reader].replace(str(whole), "")
+                    lines = text.replace(str(grid), "").splitlines()  # a file may name its tasks in another order
+                    assert sorted(lines) == sorted(right[reader].replace(str(whole), "").splitlines())
     tally.close()
 
 

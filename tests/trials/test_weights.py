@@ -82,7 +82,7 @@ def test_weights(tmp_path: Path, record_property: Callable[[str, object], None])
                 data = buffer.getvalue()
             else:
                 data = save(content(state, rng) if rng.random() < 0.4 else state)
-        except (TypeError, ValueError, RuntimeError, AttributeError, NotImplementedError, pickle.PicklingError):
+        except Exception:
             data = save(state)  # what cannot be written cannot be read
         file.write_bytes(bytes_like(data, rng) if rng.random() < 0.5 else data)
         before = {name: (value.shape, value.dtype) for name, value in encoder.state_dict().items()}

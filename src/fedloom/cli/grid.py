@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fedloom.cli import complete, shared
-from fedloom.errors import UserError
+from fedloom.errors import UserError, at
 
 if TYPE_CHECKING:
     from fedloom.experiments.grid_run import Outcome, Prepared
@@ -69,7 +70,8 @@ def grid(
     from fedloom.experiments.grid_run import prepare, run_prepared
 
     try:
-        prepared = prepare(asked, folder, only or ())
+        with at(str(Path(name) / FILE)) if continues else nullcontext():
+            prepared = prepare(asked, folder, only or ())
         _before(prepared)
         if dry_run:
             _plan(prepared, as_json)

@@ -215,13 +215,22 @@ class Layout:
         name: str | tuple[str, ...] | None = None,
     ) -> Layout:
         """The blocks that match, as a layout of their own. `role` may also be a whole Select."""
-        chosen = as_select(role) if isinstance(role, str | Select) else Select(role=role)
-        more = Select(task=task, name=name)
-        return Layout(tuple(b for b in self.blocks if chosen.matches(b) and more.matches(b)))
+        key = role, task, name
+        if key not in self._selected:
+            chosen = as_select(role) if isinstance(role, str | Select) else Select(role=role)
+            more = Select(task=task, name=name)
+            blocks = tuple(b for b in self.blocks if chosen.matches(b) and more.matches(b))
+            self._selected[key] = self if len(blocks) == len(self.blocks) else Layout(blocks)
+        return self._selected[key]
+
+    @cached_property
+    def _selected(self) -> dict[Any, Layout]:
+        """What `select` has found: it is asked for each client, and a layout works out a lot when it is used."""
+        return {}
 
     def without(self, other: Layout) -> Layout:
         """The blocks that are not in `other`."""
-        return Layout(tuple(b for b in self.blocks if b.name not in other._position))
+        return Layout(tuple(b for b in self.blocks if b.name not in other._position)) if other.blocks else self
 
     @cached_property
     def common(self) -> Layout:
@@ -232,6 +241,14 @@ class Layout:
     def parameters(self) -> Layout:
         """Everything but buffers."""
         return Layout(tuple(b for b in self.blocks if b.role != "buffer"))
+
+    @cached_property
+    def sizes(self) -> Mapping[tuple[str, str | None], int]:
+        """(role, task) -> number of columns."""
+        found: dict[tuple[str, str | None], int] = {}
+        for b in self.blocks:
+            found[b.role, b.task] = found.get((b.role, b.task), 0) + b.size
+        return found
 
     @cached_property
     def buffers(self) -> Layout:

@@ -217,11 +217,11 @@ class Updates:
             changes |= {"given": changes.pop("X"), "mixing": None}
         return replace(self, **changes)
 
-    def zeros(self, rows: int) -> Tensor:
-        """A matrix of zeros (rows x d), of X's dtype and device. X itself is not computed for it."""
+    def empty(self, rows: int) -> Tensor:
+        """A matrix (rows x d) that is not filled, of X's dtype and device. X itself is not computed for it."""
         if isinstance(self.given, Distributed):
-            return torch.zeros(rows, self.layout.d, dtype=self.given.dtype)
-        return self.data.new_zeros(rows, self.layout.d)
+            return torch.empty(rows, self.layout.d, dtype=self.given.dtype)
+        return self.data.new_empty(rows, self.layout.d)
 
     def summed(self, runs: Sequence[tuple[int, int, Tensor]]) -> Tensor:
         """sum_k p_k X_k (d) over runs of blocks (first, end, p of K numbers); 0 where there is no run.
@@ -232,7 +232,8 @@ class Updates:
             runs = [(first, end, p @ self.mixing) for first, end, p in runs]
         if isinstance(self.given, Distributed):
             return self.given.summed(runs)
-        out = self.data.new_zeros(self.layout.d)
+        whole = sum(end - first for first, end, _ in runs) == len(self.layout.blocks)
+        out = self.data.new_empty(self.layout.d) if whole else self.data.new_zeros(self.layout.d)
         for first, end, p in runs:
             s = self.layout.run(first, end)
             torch.mv(self.data[:, s].t(), p.to(self.data), out=out[s])

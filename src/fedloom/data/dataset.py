@@ -161,11 +161,10 @@ class TensorExamples(InMemoryExamples):
 
 
 @dataclass(frozen=True, eq=False)
-class Withheld:
-    """Examples of which only some labels are to be seen: task -> which examples (N, bool) keep their label of it."""
+class Behind:
+    """Examples whose labels are not to be seen as they are; all else is the examples' own."""
 
     examples: Examples
-    kept: Mapping[str, Tensor]
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -194,16 +193,23 @@ class Withheld:
         """As the examples'."""
         return self.examples.fingerprint()
 
+    def apart(self, index: Tensor) -> list[Tensor]:
+        """As the examples'."""
+        return apart(self.examples, index)
+
+
+@dataclass(frozen=True, eq=False)
+class Withheld(Behind):
+    """Examples of which only some labels are to be seen: task -> which examples (N, bool) keep their label of it."""
+
+    kept: Mapping[str, Tensor]
+
     def batch(
         self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
     ) -> Batch:
         """Inputs and labels; what is withheld is as if it had never been there."""
         x, y = self.examples.batch(index, device, rng, tasks)
         return x, {task: without_label(labels, ~self.kept[task][index]) for task, labels in y.items()}
-
-    def apart(self, index: Tensor) -> list[Tensor]:
-        """As the examples'."""
-        return apart(self.examples, index)
 
     def labels_of(self, task: str) -> np.ndarray[Any, Any]:
         """-1 where the label is withheld, and otherwise as the examples' (0 where that is no whole number)."""

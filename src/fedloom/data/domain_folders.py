@@ -111,7 +111,7 @@ def digit_files(
     parts: dict[str, list[Piece]] = {split: [] for split in SPLITS}
     for number, name in enumerate(domains):
         for split in SPLITS:
-            where = f"digit-files, {name}, {split}"
+            where = f"digit-files, {name}, {split}, below {base.absolute()}"
             images, labels = READERS[name](base, split == "train", size)
             if len(images) != len(labels) or not len(labels):
                 raise DataError(f"{where}: {len(images)} images and {len(labels)} labels found")
@@ -175,7 +175,8 @@ def _idx(file: Path, ndim: int) -> Array:
         raw = file.read_bytes()
         raw = gzip.decompress(raw) if file.suffix == ".gz" else raw
     head = 4 + 4 * ndim
-    shape = tuple(np.frombuffer(raw[4:head], ">u4").tolist()) if raw[:4] == bytes([0, 0, 8, ndim]) else ()
+    begins = len(raw) >= head and raw[:4] == bytes([0, 0, 8, ndim])
+    shape = tuple(np.frombuffer(raw[4:head], ">u4").tolist()) if begins else ()
     if len(shape) != ndim or len(raw) - head != int(np.prod(shape)):
         raise DataError(f"{file}: is cut off or no idx file of {ndim} dimensions and bytes")
     return np.frombuffer(raw, np.uint8, offset=head).reshape(shape)

@@ -11,10 +11,10 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, FiniteFloat, TypeAdapter, ValidationError, model_validator
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -25,7 +25,7 @@ from fedloom.data.dataset import Examples
 from fedloom.data.joined import JoinedExamples
 from fedloom.data.preview import Cell, grid, label, normal
 from fedloom.engines.api import trained_models
-from fedloom.errors import StateError, UserError, choices, parsing
+from fedloom.errors import StateError, UserError, at, choices, parsing
 from fedloom.export.card import RECIPE, card, is_image
 from fedloom.export.finished import model_keys, reopen
 from fedloom.export.loader import LOADER, WEIGHTS, loader, loader_fits
@@ -158,6 +158,23 @@ def _before_encoder(
     return (mean, std) if built.module.rescale is None or seen is None else (list(seen[0]), list(seen[1]))
 
 
+class _About(BaseModel):
+    """export.json, as far as a bundle needs it."""
+
+    tasks: list[dict[str, Any]]
+    input_shape: Annotated[list[Annotated[int, Field(ge=1, lt=1 << 31)]], Field(min_length=1, max_length=4)]
+    signal: Signal | None = None
+    mean: list[FiniteFloat] | None
+    std: list[Annotated[FiniteFloat, Field(gt=0)]] | None
+
+    @model_validator(mode="after")
+    def _fits(self) -> _About:
+        for key, values in {"mean": self.mean, "std": self.std}.items():
+            if values is not None and len(values) not in (1, self.input_shape[0]):
+                raise ValueError(f"{key}: {len(values)} values found, expected one for each of {self.input_shape[0]}")
+        return self
+
+
 @dataclass(frozen=True, eq=False)
 class Bundle:
     """An exported model, ready for use."""
@@ -174,13 +191,11 @@ class Bundle:
         if not (folder / ABOUT).is_file():
             raise StateError(f"{folder} is no exported model: it has no {ABOUT}; `fedloom export RUN` makes one")
         try:
-            about = json.loads((folder / ABOUT).read_text("utf-8"))
-            tasks = tuple(_task(folder, dict(value)) for value in about["tasks"])
-            shape = tuple(int(n) for n in about["input_shape"])
-            signal = None if about.get("signal") is None else Signal.model_validate(about["signal"])
-            mean, std = (None if about[k] is None else tuple(map(float, about[k])) for k in ("mean", "std"))
-            recipe = load(folder / RECIPE)
-            module = _module(recipe, shape, signal, tasks)
+            about = _About.model_validate_json((folder / ABOUT).read_bytes())
+            tasks = tuple(_task(folder, value) for value in about.tasks)
+            recipe, shape = load(folder / RECIPE), tuple(about.input_shape)
+            with at(f"{folder / ABOUT}"):
+                module = _module(recipe, shape, about.signal, tasks)
             with parsing(f"{folder / WEIGHTS}: cannot be read"):
                 weights = load_file(folder / WEIGHTS)
             module.load_state_dict(weights)
@@ -188,6 +203,7 @@ class Bundle:
             raise StateError(f"{folder / ABOUT} cannot be read: {error!r}") from error
         except RuntimeError as error:
             raise StateError(f"{folder / WEIGHTS} does not fit {RECIPE}: {error}") from None
+        mean, std = (None if v is None else tuple(v) for v in (about.mean, about.std))
         return Bundle(module.eval(), tasks, shape, mean, std)
 
     def input(self, file: Path) -> tuple[Tensor, Any]:

@@ -11,7 +11,10 @@ from torch import Tensor
 from fedloom.core.spread import total
 from fedloom.core.updates import Updates
 
-_VALUES = 1 << 21  # float64 values of the matrix at a time
+_VALUES, _COLUMNS = 1 << 17, 1 << 10
+"""The matrix is read in chunks of about so many float64 values, which stay in a core's cache, and of at least so many
+columns, for each chunk reads and writes all sums.
+"""
 _EPS = 2.0**-52
 
 
@@ -30,7 +33,7 @@ def inner_products(
     X, k = updates.data, len(updates)
     G = torch.zeros(k, k, dtype=torch.float64, device=X.device)
     h = torch.zeros(k, dtype=torch.float64, device=X.device)
-    step = max(1, _VALUES // max(k, 1))
+    step = max(_COLUMNS, _VALUES // max(k, 1))
     for s in [slice(0, updates.layout.d)] if columns is None else columns:
         for a in range(s.start, s.stop, step):
             b = min(a + step, s.stop)

@@ -60,6 +60,14 @@ from fedloom.methods.references import trivial as trivial
 from fedloom.methods.registry import ADDONS as ADDONS
 from fedloom.methods.registry import CODECS as CODECS
 from fedloom.methods.registry import METHODS as METHODS
+from fedloom.methods.robust import centred_clip as centred_clip
+from fedloom.methods.robust import clip as clip
+from fedloom.methods.robust import krum as krum
+from fedloom.methods.robust import median as median
+from fedloom.methods.robust import multi_krum as multi_krum
+from fedloom.methods.robust import nnm as nnm
+from fedloom.methods.robust import rfa as rfa
+from fedloom.methods.robust import trimmed_mean as trimmed_mean
 from fedloom.methods.scaffold import scaffold as scaffold
 from fedloom.methods.staleness import staleness as staleness
 

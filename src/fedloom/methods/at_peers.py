@@ -23,6 +23,13 @@ def at_peers(method: Method, config: PeersBase) -> Method:
             f"peers: {method.stage!r} does not read weights, so those of kind {config.weights.kind!r} would change "
             "nothing; set weights: {kind: uniform}"
         )
+    if why := next(method.stage.unfit(None), None):
+        raise RecipeError(f"peers: {why}")
+    if method.weights == "declared":
+        raise RecipeError(
+            "peers: method.weights is declared, but peers know of each other only what they say; set "
+            "method.max_examples"
+        )
     by_task = method.task_vectors
     if method.rows == "client-task" and not by_task:
         raise RecipeError(f"peers: {method.name} sends an update for each task to one model, which needs a server")

@@ -44,7 +44,9 @@ class Method:
     rows     one update a client, of a model trained on all its tasks; or one a client and task, of a model trained on
              that task alone: from the one model for all, or, where the stage makes a vector for each task, from the
              task's own. Then updates are task vectors: differences to the initial model, not to the start
-    weights  a row's weight before any stage: its number of examples, or 1
+    weights  a row's weight before any stage: its number of examples, as the client says with each answer (size) or as
+             was known before the run (declared), or 1 (uniform)
+    max_examples  most examples that a row counts for, whatever a client says, or None
     buffers  float buffers such as batch norm statistics: weighted mean over the clients that trained them, kept
              local, or pooled (variance = mean of variances + variance of means)
     pooled   no federation at all, but what one is compared with: the examples of all clients lie in one place, and
@@ -64,7 +66,8 @@ class Method:
     tune: Tune | None = None
     start: Literal["received", "own"] = "received"
     rows: Literal["client", "client-task"] = "client"
-    weights: Literal["size", "uniform"] = "size"
+    weights: Literal["size", "declared", "uniform"] = "size"
+    max_examples: int | None = None
     buffers: Literal["mean", "local", "pooled"] = "mean"
     pooled: Literal["all", "task"] | None = None
 
@@ -227,11 +230,12 @@ class Method:
         rules = [Box.of(rule) for rule in self.local] or [Box("the tasks' losses only")]
         more = [Box.of(part) for part in (*self.phases, self.stream, self.tune) if part is not None]
         by_task = ("one row a client and task",) if self.rows == "client-task" else ()
+        weights = self.weights if self.max_examples is None else f"{self.weights}, at most {self.max_examples} examples"
         return Outline(
             local=(*(Box.of(change, after=" of the model") for change in self.model), *rules, *more),
             edge=self.edge.boxes,
             wire=Box.of(self.codec, f"private: {self.private or 'nothing'}", *by_task),
-            server=(*self.stage.boxes, Box.of(self.server, f"weights: {self.weights}", f"buffers: {self.buffers}")),
+            server=(*self.stage.boxes, Box.of(self.server, f"weights: {weights}", f"buffers: {self.buffers}")),
             start=self.start,
         )
 

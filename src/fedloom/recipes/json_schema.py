@@ -6,6 +6,7 @@ from importlib.resources import files
 from typing import Any
 
 from fedloom.recipes.schema import (
+    AttackSection,
     DataSection,
     GraphSection,
     MethodSection,
@@ -31,7 +32,7 @@ def schema() -> dict[str, Any]:
     addons = {entry.name: {"anyOf": [{"type": "null"}, _parameters(entry, defs)]} for entry in each}
     add = {"properties": addons, "patternProperties": {IMPORTED: {"type": "object"}}, "additionalProperties": False}
     defs["MethodSection"]["properties"]["add"] |= add
-    for section in (DataSection, PartitionSection, ModelSection, MethodSection, GraphSection):
+    for section in (DataSection, PartitionSection, ModelSection, MethodSection, GraphSection, AttackSection):
         defs[section.__name__] = _named(section, defs)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A recipe of fedloom", **found}
 

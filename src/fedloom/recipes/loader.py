@@ -7,7 +7,7 @@ from copy import deepcopy
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
@@ -125,7 +125,8 @@ def _apply(value: dict[str, Any], override: str) -> None:
 
 def _is_named(key: str) -> bool:
     field = Recipe.model_fields.get(key)
-    return field is not None and isinstance(field.annotation, type) and issubclass(field.annotation, Named)
+    kinds = () if field is None else get_args(field.annotation) or (field.annotation,)
+    return any(isinstance(kind, type) and issubclass(kind, Named) for kind in kinds)
 
 
 def _hints(lines: Sequence[str], overrides: Sequence[str]) -> list[str]:

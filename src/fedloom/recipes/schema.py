@@ -38,7 +38,9 @@ QUIET = ("engine", "flower", "workers", "checkpoint_every", "diagnostics", "mirr
 
 
 LATER: dict[tuple[str, ...], dict[str, Any]] = {
+    (): {"attack": None},
     ("data",): {"signal": None},
+    ("method",): {"max_examples": None},
     ("model",): {"inputs": "data", "freeze": None, "frozen_statistics": False, "start": None},
     ("training", "optimizer"): {"encoder_lr": None},
     ("training", "schedule"): {"warmup_share": 0.0},
@@ -211,8 +213,11 @@ class MethodSection(Named):
         default_factory=dict, description="a mapping of add-ons, each with its parameters"
     )
     """Add-on name -> its parameters, applied in this order."""
-    weights: Literal["size", "uniform"] | None = None
-    """How much a client counts: by its number of examples, or all alike; null: as the method has it."""
+    weights: Literal["size", "declared", "uniform"] | None = None
+    """How much a client counts: by its number of examples as its answers say, or as was known before the run, which no
+    answer changes, or all alike; null: as the method has it."""
+    max_examples: Annotated[int, Field(ge=1)] | None = None
+    """Most examples that a client counts for, whatever it says; null: no bound."""
     buffers: Literal["mean", "local", "pooled"] | None = None
     """What happens to running statistics of norm layers; null: as the method has it."""
     codec: str | None = Field(default=None, description="'raw', 'sparse', 'unified', package.module:name or null")
@@ -268,6 +273,18 @@ class PeersSection(PeersBase):
     graph: GraphSection = Field(default_factory=lambda: GraphSection.model_validate("full"))
 
 
+class AttackSection(Named):
+    """Clients that are hostile, for trying out defences; no number of a run counts them."""
+
+    home = ("fedloom.attacks", "ATTACKS")
+    section = "attack"
+
+    clients: Annotated[int, Field(ge=1)] | list[str] = Field(
+        default=1, description="a number of clients, or a list of their names"
+    )
+    """How many, drawn from the seed, or their names."""
+
+
 class Recipe(Section):
     """Everything that determines a run. Equal recipes and equal versions give equal results."""
 
@@ -285,11 +302,13 @@ class Recipe(Section):
     runtime: Runtime = Runtime()
     evaluation: Evaluation = Evaluation()
     early_stopping: EarlyStopping | None = None
+    attack: AttackSection | None = None
+    """null: all clients are honest."""
 
     @property
     def named(self) -> tuple[Named, ...]:
         """The sections that name something, or hold an object."""
-        return self.data, self.partition, self.model, self.method
+        return self.data, self.partition, self.model, self.method, *([self.attack] if self.attack else [])
 
     def holding(self, **objects: tuple[Any, str]) -> Recipe:
         """The recipe with objects, (object, what it is), in the place of what sections (data, model, ...) name."""

@@ -49,6 +49,7 @@ def build_method(section: MethodSection) -> Method:
             name=" + ".join([section.name, *section.add]),
             codec=CODECS[section.codec].make() if section.codec else method.codec,
             weights=section.weights or method.weights,
+            max_examples=section.max_examples or method.max_examples,
             buffers=section.buffers or method.buffers,
         )
     except ValueError as error:
@@ -130,6 +131,7 @@ def build(recipe: Recipe, partition: Partition | None = None, dataset: Dataset |
     dataset = with_options(dataset or load_data(recipe.data, recipe.seed), recipe.tasks)
     pool = Pool.of(dataset)
     if partition is None:
+        _enough(recipe.partition.arguments, pool)
         partition = as_partition(recipe.partition.make(pool, recipe.seed), pool, recipe.seed)
     else:
         partition.check(pool, shared=True)
@@ -138,6 +140,14 @@ def build(recipe: Recipe, partition: Partition | None = None, dataset: Dataset |
     built = assemble(recipe, method, dataset, pool, partition, federation)
     refusals.unmeasured(built)
     return built
+
+
+def _enough(arguments: Mapping[str, Any], pool: Pool) -> None:
+    """Refuse more clients than there are examples, before any are made."""
+    for key, value in arguments.items():
+        counts = value.values() if isinstance(value, Mapping) else [value]
+        if "clients" in key and any(isinstance(count, int) and count > len(pool) for count in counts):
+            raise RecipeError(f"partition.{key}: {value} found, but the data set has {len(pool)} examples for training")
 
 
 def _rescaling(module: MultiTask, examples: Examples) -> tuple[Tensor, Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -10,13 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedloom.attacks.attack import Attack
 from fedloom.core.layout import Layout
 from fedloom.data.dataset import Dataset, contents
 from fedloom.data.partition import Partition, Pool
 from fedloom.methods.method import Method
 from fedloom.models.multitask import MultiTask
 from fedloom.recipes.schema import Recipe, recipe_hash
-from fedloom.rounds.federation import BuiltFederation
+from fedloom.rounds.federation import BuiltClient, BuiltFederation
+from fedloom.rounds.hostile import attacks_of
 from fedloom.rounds.worker import Setup
 
 
@@ -34,6 +37,21 @@ class Built:
     layout: Layout
 
     @cached_property
+    def attacks(self) -> Mapping[str, Attack]:
+        """Client -> its attack, of the hostile ones."""
+        return attacks_of(self.recipe, self.federation, self.whole)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all clients are known here: a node with data of its own knows only itself."""
+        return bool(self.partition.shares)
+
+    @property
+    def honest(self) -> tuple[BuiltClient, ...]:
+        """The clients that numbers are of."""
+        return tuple(c for name, c in self.federation.clients.items() if name not in self.attacks)
+
+    @cached_property
     def about(self) -> dict[str, Any]:
         """The contents of run.json: the method, its tasks and clients, and what may not change at a resume."""
         return {
@@ -43,6 +61,7 @@ class Built:
             "recipe": self.recipe.model_dump(mode="json"),
             "recipe_hash": recipe_hash(self.recipe),
             **({"origins": origins} if (origins := self.recipe.origins) else {}),
+            **({"hostile": sorted(self.attacks)} if self.attacks else {}),
             "partition_hash": self.partition.hash,
             "layout_hash": self.layout.hash,
             "data_hash": self.data_hash,
@@ -89,7 +108,9 @@ class Built:
     def setup(self) -> Setup:
         """The part that workers need."""
         r = self.recipe
-        return Setup(self.method, self.module, self.federation, r.training, r.evaluation, r.seed, r.runtime.threads)
+        return Setup(
+            self.method, self.module, self.federation, r.training, r.evaluation, r.seed, r.runtime.threads, self.attacks
+        )
 
     @property
     def frozen(self) -> dict[str, Tensor]:

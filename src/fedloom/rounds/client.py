@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedloom.attacks.attack import HONEST, Attack
 from fedloom.core.context import Ctx, Row, State
 from fedloom.core.layout import Layout
-from fedloom.core.updates import Updates
+from fedloom.core.updates import Updates, row_norms
 from fedloom.methods.method import Method
 from fedloom.rounds.evaluation import evaluate, example_losses
 from fedloom.rounds.federation import BuiltClient, BuiltFederation
@@ -53,6 +54,7 @@ class ClientRound:
     client: BuiltClient
     ctx: Ctx
     training: Training
+    attack: Attack = HONEST
 
     @cached_property
     def params(self) -> Layout:
@@ -90,14 +92,15 @@ class ClientRound:
     def _trained(self, received: Message, state: State, who: str) -> tuple[LocalResult, Tensor]:
         """Load the received message and train; (result, parameters at the start). The model is left as trained."""
         load(self.method, self.model, received, state)
-        base = self.model.params.clone()
+        start = self.model.vector.clone()
+        base = start[: self.params.d]
 
         def everywhere(value: Tensor) -> Tensor:
             value = value.to(self.model.device)
             return self.params.put(torch.zeros_like(base), self.shared, value) if value.ndim == 1 else value
 
         broadcast = {name: everywhere(value) for name, value in received.broadcast.items()}
-        added = Additions(rules=self.method.local, phases=self.method.phases, broadcast=broadcast)
+        added = Additions(rules=self.method.local, phases=self.method.phases, broadcast=broadcast, received=start)
         return self._local(who, added, state), base
 
     def _local(self, who: str, added: Additions, memory: State) -> LocalResult:
@@ -141,12 +144,14 @@ class ClientRound:
             one, memory = replace(self, client=client.only(task)), memories.get(task, {})
             result, base = one._trained(starts[task], memory, f"{client.id}/{task}")
             results[task] = result
-            if not self._finite(base):
+            delta = model.params - base
+            if not self._finite(delta):
                 continue
-            new["tasks"][task] = self._kept(base, result)
+            new["tasks"][task] = self._kept(base, delta, result)
             # task vectors are from the initial model, which every client and the server know
-            start = initial if self.method.task_vectors else base
-            rows[task] = self.params.take(model.params, self.shared) - self.params.take(start, self.shared)
+            if self.method.task_vectors:
+                torch.sub(model.params, initial, out=delta)
+            rows[task] = self.params.take(delta, self.shared)
             for name, value in one._extras(result).items():
                 extra.setdefault(name, []).append(value)
             support.append(self._support((task,)))
@@ -162,24 +167,27 @@ class ClientRound:
             return Payload(row, len(client.train), finite=False), merged, state
         sizes = {task: float(len(client.only(task).train)) for task in rows}
         keys = tuple((client.id, task) for task in rows)
-        payload, edge, _ = self._packed(keys, torch.stack(list(rows.values())), list(sizes.values()), extra, state)
-        if edge:
-            new["edge"] = edge
+        payload, kept, _ = self._packed(keys, torch.stack(list(rows.values())), list(sizes.values()), extra, state)
+        if not payload.finite:
+            return replace(payload, row=row), merged, state
+        new |= kept
         rows_support = torch.stack(support) if self.method.wants_support else None
-        return replace(payload, row=row, n=len(client.train), support=rows_support, tasks=sizes), merged, new
+        return replace(payload, row=row, n=len(client.train), support=rows_support), merged, new
 
     def finish(self, base: Tensor, state: State, result: LocalResult) -> tuple[Payload, LocalResult, State]:
         """From trained parameters (`base` is where they started) to a payload and the client's new state."""
         method, model, client = self.method, self.model, self.client
         row: Row = (client.id, None)
-        if not self._finite(base):
+        delta = model.params - base
+        if not self._finite(delta):
             return Payload(row, len(client.train), finite=False), result, state
-        new = self._kept(base, result)
-        X = self.params.take(model.params - base, self.shared).unsqueeze(0)
+        new = self._kept(base, delta, result)
+        X = self.params.take(delta, self.shared).unsqueeze(0)
         extras = {name: [value] for name, value in self._extras(result).items()}
-        payload, edge, sent = self._packed((row,), X, [len(client.train)], extras, state)
-        if edge:
-            new["edge"] = edge
+        payload, kept, sent = self._packed((row,), X, [len(client.train)], extras, state)
+        if not payload.finite:
+            return payload, result, state
+        new |= kept
         if method.start == "own":
             # with the values that the server receives, so that both have the same model
             new["own"] = (self.params.take(base, self.shared) + sent[0]).to(torch.device("cpu"))
@@ -195,9 +203,9 @@ class ClientRound:
         )
         return payload, result, new
 
-    def _finite(self, base: Tensor) -> bool:
-        """Whether the trained parameters and the buffers are finite."""
-        return bool(torch.isfinite(self.model.params - base).all() & torch.isfinite(self.model.buffers).all())
+    def _finite(self, delta: Tensor) -> bool:
+        """Whether the change of the trained parameters and the buffers are finite."""
+        return bool(row_norms(delta[None]).isfinite().all() & torch.isfinite(self.model.buffers).all())
 
     def _buffers(self) -> tuple[Tensor | None, dict[str, Tensor]]:
         """Copies of the float buffers that may leave the client, and of integer buffers."""
@@ -206,14 +214,15 @@ class ClientRound:
         buffers = shared.to("cpu", copy=True) if len(shared) else None
         return buffers, {name: b.to("cpu", copy=True) for name, b in self.model.integers.items()}
 
-    def _kept(self, base: Tensor, result: LocalResult) -> State:
-        """What a client keeps of a round for its next one; stages at the client add their own state."""
+    def _kept(self, base: Tensor, delta: Tensor, result: LocalResult) -> State:
+        """What a client keeps of a round, which changed its parameters by `delta`, for its next one; stages at the
+        client add their own state.
+        """
         method, model, params = self.method, self.model, self.params
         private, cpu = method.private_part(model.layout), torch.device("cpu")
         new: State = {}
         if private.blocks:
             # start + update, as every server computes it, so that local training is exactly mixing with the identity
-            delta = model.params - base
             new["private"] = (params.take(base, private) + params.take(delta, private)).to(cpu, copy=True)
         if result.optimizer:
             new["optimizer"] = result.optimizer
@@ -251,13 +260,21 @@ class ClientRound:
     def _packed(
         self, rows: tuple[Row, ...], X: Tensor, sizes: Sequence[float], extra: Mapping[str, list[Any]], state: State
     ) -> tuple[Payload, State, Tensor]:
-        """Rows after the client's stages and the codec: (payload, the stages' state, the rows before the codec)."""
+        """Rows after the client's stages, its attack and the codec: (payload, their states, the rows before the codec).
+
+        A client that sends nothing has a payload that is not finite.
+        """
         method, n = self.method, torch.tensor([float(size) for size in sizes], dtype=torch.float64)
         present = self.federation.present(self.client, self.shared, tuple(task for _, task in rows if task is not None))
         updates = Updates(self.shared, rows, X, n, n.clone(), present=present, extra=extra)
         updates, edge = method.edge(updates, state.get("edge") or method.edge.init(self.shared), self.ctx)
-        packed = {k: v.to("cpu") for k, v in method.codec.pack(updates).items()}
-        return Payload(rows[0], float(n.sum()), packed, dict(updates.extra)), edge, updates.X
+        sent, memory = self.attack.answer(updates, state.get("attack", {}), self.ctx)
+        kept = {name: value for name, value in (("edge", edge), ("attack", memory)) if value}
+        if sent is None:
+            return Payload(rows[0], float(n.sum()), finite=False), kept, X
+        packed = {k: v.to("cpu") for k, v in method.codec.pack(sent).items()}
+        tasks = {task: size for (_, task), size in zip(rows, sent.n.tolist(), strict=True) if task is not None}
+        return Payload(rows[0], float(sent.n.sum()), packed, dict(sent.extra), tasks=tasks), kept, sent.X
 
 
 def tune(method: Method, model: FlatModel, client: BuiltClient, training: Training, ctx: Ctx) -> None:

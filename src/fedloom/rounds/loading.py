@@ -59,10 +59,12 @@ def load_personal(model: FlatModel, personal: State) -> None:
 def load(method: Method, model: FlatModel, received: Message, state: State) -> None:
     """Load what the server sent, and what the client keeps for itself, into the model."""
     layout = model.layout
-    model.vector.copy_(model.initial)
+    shared, p = method.shared_part(layout), layout.parameters.d
+    begun = 0 if shared.d < p else p  # all other parameters are written below
+    model.vector[begun:] = model.initial[begun:]
     model.load_integers(model.initial_integers)
     vector = state["own"] if received.vector is None else received.vector
-    layout.parameters.put(model.params, method.shared_part(layout), vector.to(model.device))
+    layout.parameters.put(model.params, shared, vector.to(model.device))
     if "private" in state:
         layout.parameters.put(model.params, method.private_part(layout), state["private"].to(model.device))
     buffers = state.get("buffers") if method.buffers == "local" else received.buffers

@@ -124,7 +124,7 @@ def groups(built: Built, state: State, splits: Sequence[str], used: bool = False
     `used`: for each task only the model that a client would use, as in a run's final numbers.
     """
     found: dict[tuple[str | None, str | None, int], MeasuredGroup] = {}
-    for client in built.federation.clients.values():
+    for client in built.honest:
         models = [m for m in models_for(built, state, client.id) if m.name in built.recipe.evaluation.models]
         if used:
             models = list(dict.fromkeys({task: m for m in models for task in m.tasks}.values()))
@@ -144,6 +144,7 @@ def trained_records(built: Built, done: Iterable[TrainDone]) -> list[Record]:
     return [
         record
         for d in sorted(done, key=lambda d: d.client)
+        if d.client not in built.attacks
         for split, scores in d.trained.items()
         for record in _records(clients[d.client], "trained", split, scores, tuple(clients[d.client].tasks))
     ]

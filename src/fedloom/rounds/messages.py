@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedloom.codecs import ByteCount
+from fedloom.codecs import ByteCount, by_block
 from fedloom.core.context import Row
 from fedloom.core.layout import Layout
 from fedloom.core.updates import EVERYONE, Rows, Updates
@@ -78,6 +79,19 @@ class Payload:
         return tuple(self.tasks.values()) or (self.n,)
 
 
+def believed(method: Method, federation: BuiltFederation, payload: Payload) -> Payload:
+    """A payload with the numbers of examples that the method believes (`Method.weights`, `Method.max_examples`)."""
+    if method.weights != "declared" and method.max_examples is None:
+        return payload
+    client, most = federation.client(payload.row[0]), method.max_examples or math.inf
+
+    def count(claimed: float, task: str | None = None) -> float:
+        known = client if task is None else client.only(task)
+        return float(min(len(known.train) if method.weights == "declared" else claimed, most))
+
+    return replace(payload, n=count(payload.n), tasks={task: count(n, task) for task, n in payload.tasks.items()})
+
+
 def rows_of(method: Method, federation: BuiltFederation, clients: Iterable[str]) -> tuple[Row, ...]:
     """The rows that these clients will send."""
     if method.rows == "client":
@@ -93,13 +107,18 @@ def blank(shared: Layout, federation: BuiltFederation, rows: tuple[Row, ...], X:
     return Updates(shared, rows, X, ones, ones, present=present)
 
 
+def nothing(rows: int, d: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A matrix of zeros that is only looked at: it takes no memory."""
+    return torch.zeros(1, 1, dtype=dtype).expand(rows, d)
+
+
 def count_up(method: Method, layout: Layout, federation: BuiltFederation, payload: Payload) -> ByteCount:
     """Bytes of one payload by (role, task), counted on the packed tensors."""
     if not payload.finite:
         return {}
     shared = method.shared_part(layout)
     rows = payload.rows
-    bytes_ = method.codec.count(payload.packed, blank(shared, federation, rows, torch.zeros(len(rows), shared.d)))
+    bytes_ = method.codec.count(payload.packed, blank(shared, federation, rows, nothing(len(rows), shared.d)))
     if shared.blocks or payload.extra:  # per row the number of examples, and extras; for support one bit a block
         bits = 0 if payload.support is None else payload.support.numel()
         vectors = sum(v.nbytes for v in payload.auxiliary.values())
@@ -120,15 +139,13 @@ def count_down(
 ) -> ByteCount:
     """Bytes of the message to one client, by (role, task)."""
     shared = method.shared_part(layout)
-    have = federation.present(client, shared)
     bytes_: ByteCount = {}
-    for i, block in enumerate(shared.blocks):
-        if message.vector is not None and (have is None or bool(have[0, i])):
-            key = (block.role, block.task)
-            bytes_[key] = bytes_.get(key, 0) + block.size * message.vector.element_size()
+    if message.vector is not None:
+        one = blank(shared, federation, ((client.id, None),), nothing(1, shared.d))
+        bytes_ = by_block(one, message.vector.element_size())
     if message.tasks:
         rows = tuple((client.id, task) for task in message.tasks)
-        like = blank(shared, federation, rows, torch.zeros(len(rows), shared.d))
+        like = blank(shared, federation, rows, nothing(len(rows), shared.d))
         bytes_ |= method.codec.count(message.packed, like)
     if message.broadcast:
         bytes_["side", None] = sum(v.nbytes for v in message.broadcast.values())

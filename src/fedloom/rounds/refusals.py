@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
+
+from fedloom.core.updates import Updates
 from fedloom.errors import RecipeError, nearest
 from fedloom.methods.method import AGES, Method
 from fedloom.models.multitask import MultiTask
 from fedloom.models.own import is_whole
 from fedloom.recipes.schema import MethodSection, Recipe
 from fedloom.rounds.built import Built
+from fedloom.rounds.messages import nothing, rows_of
 from fedloom.training import stacked
 
 
@@ -46,7 +50,7 @@ def undone(section: MethodSection, name: str) -> None:
     """Keys of a recipe that a Method made in Python, of this name, would silently undo."""
     known = section.entry.params.model_fields
     given = {k: v for k, v in section.params.items() if v != known[k].get_default(call_default_factory=True)}
-    common = {"add": section.add, "weights": section.weights, "buffers": section.buffers, "codec": section.codec}
+    common = {key: getattr(section, key) for key in ("add", "weights", "max_examples", "buffers", "codec")}
     given |= {k: v for k, v in common.items() if v}
     for key, value in given.items():
         found = ", ".join(value) if isinstance(value, dict) else value
@@ -141,6 +145,47 @@ def unaware_of_presence(built: Built) -> None:
         )
 
 
+def too_few_rows(built: Built) -> None:
+    """Stages that never have enough rows in some group, whoever takes part."""
+    method, federation = built.method, built.federation
+    if built.recipe.peers is not None or not built.whole:
+        return
+    shared, rows = method.shared_part(built.layout), rows_of(method, federation, sorted(federation.trainers))
+    ones = torch.ones(len(rows), dtype=torch.float64)
+    masks = [federation.present(federation.client(c), shared, () if t is None else (t,)) for c, t in rows]
+    present = [mask for mask in masks if mask is not None]
+    held = [t or ",".join(sorted(federation.client(c).tasks)) for c, t in rows]
+    everyone = Updates(
+        shared,
+        rows,
+        nothing(len(rows), shared.d),
+        ones,
+        ones,
+        present=torch.cat(present) if present else None,
+        extra={"tasks": held},
+    )
+    for why in method.stage.unfit(everyone):
+        raise RecipeError(f"method: {method.name}: {why}")
+
+
+def attacked(built: Built) -> None:
+    """Hostile clients that cannot do what the recipe wants of them."""
+    recipe = built.recipe
+    if not built.attacks or recipe.attack is None:
+        return
+    if built.method.pooled:
+        raise RecipeError(f"attack: with {built.method.name} nothing is sent, so nobody can attack")
+    where = "among peers" if recipe.peers is not None else f"with runtime.engine: {recipe.runtime.engine}"
+    if any(attack.knows_all for attack in built.attacks.values()):
+        if recipe.peers is not None or recipe.runtime.engine != "process":
+            raise RecipeError(
+                f"attack: {recipe.attack.name} needs the honest clients' updates in one place before any is used, and "
+                f"{where} there is none; use runtime.engine: process without peers"
+            )
+        if built.method.codec.stays_packed:
+            raise RecipeError(f"attack: {recipe.attack.name} needs rows, which {built.method.codec!r} never makes")
+
+
 def epochs_by_domain(built: Built) -> None:
     """Epochs by domain that do not fit the clients' domains."""
     recipe = built.recipe
@@ -229,6 +274,8 @@ ALL: tuple[Callable[[Built], None], ...] = (
     judges_without_validation,
     rows_by_task,
     unaware_of_presence,
+    too_few_rows,
+    attacked,
     epochs_by_domain,
     stacks,
     models_to_measure,

@@ -10,6 +10,7 @@ import torch
 
 from fedloom.core.context import Ctx, State, generator
 from fedloom.rounds.built import Built
+from fedloom.rounds.hostile import conspired
 from fedloom.rounds.measure import headline, measure, train_records, train_seconds, trained_records
 from fedloom.rounds.messages import Message, Payload, count_down, count_up, rows_of
 from fedloom.rounds.progress import Progress
@@ -113,7 +114,13 @@ def with_server(built: Built, executor: Executor, state: State, now: Round) -> t
         jobs = [TrainJob(m, now.number, messages[m], state["clients"].get(m, {})) for m in members]
     ctx = now.ctx(members)
     with now.ledger.phase("train and aggregate"):
-        received = now.payloads(executor, jobs, messages)
+        received = conspired(
+            built.attacks,
+            method,
+            method.shared_part(built.layout),
+            built.federation,
+            now.payloads(executor, jobs, messages),
+        )
         server = server_step(method, built.layout, built.federation, received, state["server"], ctx)
     return now.after(state, server), members
 
@@ -205,7 +212,9 @@ class Round:
         for d in executor.run(jobs, evaluate_trained="trained" in self.built.recipe.evaluation.models):
             # shared memory between processes is scarce: keep a copy
             self.clients[d.client] = map_tensors(d.state, lambda t: t.clone() if t.is_shared() else t)
-            why = "local training gave nan or inf"
+            why = (
+                "a hostile client sent nothing" if d.client in self.built.attacks else "local training gave nan or inf"
+            )
             if not d.payload.finite:
                 self.log("update dropped", {"client": d.client, "why": why})
             elif d.payload.tasks:

@@ -17,7 +17,7 @@ from fedloom.methods.method import Method
 from fedloom.rounds import diagnostics
 from fedloom.rounds.federation import BuiltFederation
 from fedloom.rounds.loading import pack_tasks
-from fedloom.rounds.messages import ALL, Message, Payload, blank
+from fedloom.rounds.messages import ALL, Message, Payload, believed, blank, nothing
 from fedloom.rounds.recovery import careful, nothing_came, usable
 from fedloom.runs.reader import DIAGNOSTICS
 
@@ -93,10 +93,10 @@ def collect(
     for payload in payloads:
         if not payload.finite:
             continue
+        payload = believed(method, federation, payload)
         i, k = expected[payload.rows[0]], len(payload.rows)
         if stays_packed:
-            nothing = torch.zeros(1, 1, dtype=dtype).expand(k, shared.d)
-            parts[i] = payload.packed, blank(shared, federation, payload.rows, nothing)
+            parts[i] = payload.packed, blank(shared, federation, payload.rows, nothing(k, shared.d, dtype))
         elif payload.rows == tuple(expected)[i : i + k]:
             like = blank(shared, federation, payload.rows, X[i : i + k])
             X[i : i + k] = method.codec.unpack(payload.packed, like)
@@ -131,7 +131,7 @@ def assembled(
         tuple(row for payload in payloads for row in payload.rows),
         X,
         n,
-        n.clone() if method.weights == "size" else torch.ones_like(n),
+        torch.ones_like(n) if method.weights == "uniform" else n.clone(),
         present=_presence(method, federation, shared, payloads),
         support=_support(shared, payloads) if method.wants_support else None,
         extra=_extras(payloads),
@@ -263,7 +263,7 @@ def merge_buffers(
         who = [p for p in payloads if block.task is None or block.task in federation.client(p.row[0]).tasks]
         if not who:
             continue
-        w = torch.tensor([p.n if method.weights == "size" else 1.0 for p in who], dtype=torch.float64)
+        w = torch.tensor([1.0 if method.weights == "uniform" else p.n for p in who], dtype=torch.float64)
         values = torch.stack([p.buffers[s] for p in who if p.buffers is not None])
         p_k = (w / w.sum()).to(values)
         # what is the same everywhere, as frozen statistics are, stays so to the last bit

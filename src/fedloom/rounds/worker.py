@@ -6,17 +6,19 @@ import copy
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from fedloom.attacks.attack import HONEST, Attack
 from fedloom.core.context import Ctx, State, derive_seed
 from fedloom.errors import UserError
+from fedloom.memory import keep_memory
 from fedloom.methods.method import Method
 from fedloom.recipes.runtime import Evaluation
-from fedloom.rounds.client import ClientRound, client_step, tune
+from fedloom.rounds.client import ClientRound, tune
 from fedloom.rounds.evaluation import Scores, answers, confusions, evaluate
 from fedloom.rounds.federation import BuiltClient, BuiltFederation, Part
 from fedloom.rounds.loading import for_task, load, load_personal
@@ -38,6 +40,17 @@ class Setup:
     evaluation: Evaluation
     seed: int
     threads: int = 1
+    attacks: Mapping[str, Attack] = field(default_factory=dict)
+    """Client -> its attack, of the hostile ones."""
+
+    def turn(self, name: str, model: FlatModel, ctx: Ctx) -> ClientRound:
+        """A client's part of a round, with the examples that it trains on."""
+        client, attack = self.federation.trainers[name], self.attacks.get(name, HONEST)
+        examples = attack.examples(client.train.examples, {task: each for task, (each, _) in client.tasks.items()})
+        if examples is not client.train.examples:
+            client = replace(client, train=replace(client.train, examples=examples))
+        settings = client.settings(self.training)
+        return ClientRound(self.method, model, self.federation, client, ctx, settings, attack)
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,19 +122,19 @@ class Worker:
     """Runs jobs one at a time. Results depend on the job only, never on earlier jobs."""
 
     def __init__(self, setup: Setup, device: str = "cpu") -> None:
+        keep_memory()
         self.setup = setup
         self.model = FlatModel(copy.deepcopy(setup.module), device=device)
         self.tasks = {task.name: task for task in setup.federation.tasks}
 
     def train(self, job: TrainJob, evaluate_trained: bool = False) -> TrainDone:
-        """client_step, and the scores of the trained model if they are wanted."""
+        """The client's part of a round, and the scores of the trained model if they are wanted."""
         s = self.setup
         start = time.perf_counter()
         client = s.federation.trainers[job.client]
         try:
-            payload, result, state = client_step(
-                s.method, self.model, s.federation, client, job.message, job.state, Ctx(job.round, s.seed), s.training
-            )
+            turn = s.turn(job.client, self.model, Ctx(job.round, s.seed))
+            payload, result, state = turn.step(job.message, job.state)
         except (RuntimeError, ValueError, IndexError, KeyError) as error:
             tasks = ", ".join(client.tasks)
             raise UserError(f"client {job.client!r} (tasks {tasks}), round {job.round}: {error}") from error
@@ -135,9 +148,8 @@ class Worker:
         by_client = {job.client: job for job in jobs}
         stack = []
         for job in jobs:
-            client = s.federation.clients[job.client]
             load(s.method, model, job.message, job.state)
-            stack.append(Stackable(client.work(client.id), model.params.clone()))
+            stack.append(Stackable(s.turn(job.client, model, ctx).client.work(job.client), model.params.clone()))
         shared = model.spans(s.method.shared_part(model.layout))
         for members in group(stack, s.training, ctx):
             start = time.perf_counter()
@@ -146,8 +158,7 @@ class Worker:
             for member, (params, result) in zip(members, results, strict=True):
                 client, job = s.federation.clients[member.work.who], by_client[member.work.who]
                 model.params.copy_(params)
-                turn = ClientRound(s.method, model, s.federation, client, ctx, s.training)
-                payload, result, state = turn.finish(member.base, job.state, result)
+                payload, result, state = s.turn(client.id, model, ctx).finish(member.base, job.state, result)
                 trained = self._scores(client, job.round) if evaluate_trained else {}
                 yield TrainDone(client.id, payload, result, state, seconds, trained)
 

@@ -219,7 +219,10 @@ class RunFolder:
 
     def _append(self, name: str, line: Mapping[str, Any]) -> None:
         size, digest = self._log(name)
-        text = (json.dumps(_finite(line), allow_nan=False) + "\n").encode()
+        try:
+            text = f"{json.dumps(line, allow_nan=False)}\n".encode()
+        except ValueError:
+            text = f"{json.dumps(_finite(line), allow_nan=False)}\n".encode()
         with (self.path / name).open("ab") as opened:
             opened.write(text)
             opened.flush()

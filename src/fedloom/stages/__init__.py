@@ -48,6 +48,14 @@ if TYPE_CHECKING:
     from fedloom.stages.prototypes import TrainedPrototypes as TrainedPrototypes
     from fedloom.stages.relations import Attention as Attention
     from fedloom.stages.relations import TaskCovariance as TaskCovariance
+    from fedloom.stages.robust import CentredClip as CentredClip
+    from fedloom.stages.robust import ClipNorms as ClipNorms
+    from fedloom.stages.robust import GeometricMedian as GeometricMedian
+    from fedloom.stages.robust import Krum as Krum
+    from fedloom.stages.robust import Median as Median
+    from fedloom.stages.robust import MultiKrum as MultiKrum
+    from fedloom.stages.robust import NearestMix as NearestMix
+    from fedloom.stages.robust import TrimmedMean as TrimmedMean
     from fedloom.stages.shared import Every as Every
     from fedloom.stages.shared import PartlyShared as PartlyShared
     from fedloom.stages.stage import Chain as Chain

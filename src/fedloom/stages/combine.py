@@ -137,7 +137,8 @@ class Split(Inner):
             results.append((part, out))
         rows = next((out.rows for _, out in results if out.rows != (EVERYONE,)), (EVERYONE,))
         mixed = rows != (EVERYONE,) and any(out.rows == (EVERYONE,) for _, out in results)
-        X = updates.zeros(mixed + len(rows))
+        X = updates.empty(mixed + len(rows))
+        X[:mixed] = 0
         for part, out in results:
             if out.rows not in (rows, (EVERYONE,)):
                 raise ValueError(f"Split: parts return different rows: {rows} and {out.rows}")
@@ -191,7 +192,7 @@ class PerTask(Around):
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         rows = 1 if self.stage.traits.reduces else len(updates)
-        X = updates.zeros(rows) if self.stage.traits.reduces else updates.X.clone()
+        X = updates.empty(rows).zero_() if self.stage.traits.reduces else updates.X.clone()
         new = dict(state)
         for task in updates.layout.tasks:
             part = updates.layout.select(task=task)

@@ -13,7 +13,7 @@ from fedloom.core.context import Ctx, Row, State, derive_seed
 from fedloom.core.updates import Updates
 from fedloom.maths.conflict import Rescale, rescaling
 from fedloom.maths.gram import conflict_averse, gram, min_norm, nonzero
-from fedloom.stages.mean import column_groups, weighted_mean
+from fedloom.stages.mean import column_groups, problems, weighted_mean
 from fedloom.stages.stage import Stage, Traits
 
 
@@ -130,7 +130,7 @@ def _combined(updates: Updates, coefficients: Callable[[Tensor, Tensor], Tensor]
     X = updates.data
     out = X.new_zeros(updates.layout.d)
     k = len(updates)
-    for columns, members in _problems(updates):
+    for columns, members in problems(updates.layout, updates.present, k):
         if not len(members):
             continue
         G = gram(updates, columns)[members][:, members]
@@ -141,17 +141,3 @@ def _combined(updates: Updates, coefficients: Callable[[Tensor, Tensor], Tensor]
         for s in columns:
             torch.mv(X[:, s].t(), q.to(X), out=out[s])
     return out
-
-
-def _problems(updates: Updates) -> list[tuple[list[slice], Tensor]]:
-    """Groups of columns that the same rows have, with the positions of these rows."""
-    k = len(updates)
-    if updates.present is None:
-        return [([slice(0, updates.layout.d)], torch.arange(k))]
-    found: dict[tuple[bool, ...], list[slice]] = {}
-    for s, have in zip(updates.layout.slices, updates.present.t().tolist(), strict=True):
-        runs = found.setdefault(tuple(have), [])
-        if runs and runs[-1].stop == s.start:
-            s = slice(runs.pop().start, s.stop)
-        runs.append(s)
-    return [(runs, torch.tensor(have, dtype=torch.bool).nonzero().squeeze(1)) for have, runs in found.items()]

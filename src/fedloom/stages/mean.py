@@ -69,6 +69,15 @@ def column_groups(layout: Layout, present: Tensor | None, support: Tensor | None
     return [(layout.run(first, end), members) for first, end, members in block_groups(layout, present, support)]
 
 
+def problems(layout: Layout, present: Tensor | None, k: int) -> list[tuple[list[slice], Tensor]]:
+    """Groups of columns that the same of k rows have, with the positions of these rows."""
+    found: dict[tuple[int, ...], list[slice]] = {}
+    for columns, members in column_groups(layout, present, None):
+        rows = range(k) if members is None else members.nonzero().squeeze(1).tolist()
+        found.setdefault(tuple(rows), []).append(columns)
+    return [(columns, torch.tensor(rows, dtype=torch.int64)) for rows, columns in found.items()]
+
+
 def _columns(updates: Updates, support: Tensor | None) -> Tensor | None:
     """Presence per column (K x d, a broadcast if possible), or None if every row has all blocks."""
     groups = column_groups(updates.layout, updates.present, support)

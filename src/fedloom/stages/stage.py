@@ -101,6 +101,11 @@ class Stage:
             deeper = [found for stage in self.inner for found in stage.unaware()]
             yield from deeper or [self]
 
+    def unfit(self, rows: Updates | None) -> Iterator[str]:
+        """Why it could not work, in sentences: of the rows of all clients, without values; None at a peer."""
+        for stage in self.inner:
+            yield from stage.unfit(rows)
+
     def init(self, layout: Layout) -> State:
         """State before the first round."""
         return {}

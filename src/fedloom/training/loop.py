@@ -66,13 +66,15 @@ class Work:
 class Additions:
     """What a method adds to plain local training: rules, phases that train parts one after another, the rules' view.
 
-    `shared` are the columns that are aggregated; all fields except `rules` and `phases` are as in `View`.
+    `shared` are the columns that are aggregated; all fields except `rules` and `phases` are as in `View`. `received` is
+    a copy of the loaded vector, if there is one already.
     """
 
     shared: tuple[Columns, ...] = ()
     rules: Sequence[LocalRule] = ()
     phases: tuple[Phase, ...] = ()
     broadcast: Mapping[str, Tensor] = field(default_factory=dict)
+    received: Tensor | None = None
     validate: Callable[[], Mapping[str, float]] | None = None
     losses: Callable[[], Tensor] | None = None
     labels: Callable[[], Iterable[Mapping[str, Tensor]]] | None = None
@@ -160,7 +162,7 @@ def _train(
     )
     trained = model.trained(names)
     turns = _turns(model, trained, training, added.phases, size, memory.get("optimizer") or {})
-    received = model.vector.clone()
+    received = model.vector.clone() if added.received is None else added.received
     view = View(
         model.params,
         model.grad,

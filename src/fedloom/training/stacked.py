@@ -7,7 +7,7 @@ on a CPU. Results equal those of one client at a time up to rounding.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -27,10 +27,11 @@ Losses = dict[str, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Stackable:
-    """One client's part of a stack: its work, and the parameters at the start (p)."""
+    """One client's part of a stack: its work, the parameters at the start (p), and its (epoch, batch) in order."""
 
     work: Work
     base: Tensor
+    drawn: tuple[tuple[int, Tensor], ...] = ()
 
 
 def refuse(module: nn.Module, training: Training, rules: Sequence[LocalRule]) -> None:
@@ -55,9 +56,10 @@ def group(clients: Sequence[Stackable], training: Training, ctx: Ctx) -> list[li
     """Clients that can share a stack: the same tasks and weights, and batches of the same sizes in every step."""
     groups: dict[object, list[Stackable]] = {}
     for c in clients:
-        sizes = tuple(len(b) for _, b in batches(c.work.index, training, ctx, c.work.who))
+        drawn = tuple(batches(c.work.index, training, ctx, c.work.who))
+        sizes = tuple(len(batch) for _, batch in drawn)
         key = (tuple((name, weight) for name, (_, weight) in c.work.tasks.items()), sizes, id(c.work.examples))
-        groups.setdefault(key, []).append(c)
+        groups.setdefault(key, []).append(replace(c, drawn=drawn))
     return list(groups.values())
 
 
@@ -92,7 +94,7 @@ def train_stacked(
     partial = {name for c in clients for name in c.work.labelled}
     seen = 0
     model.module.train()
-    for drawn in zip(*(batches(c.work.index, training, ctx, c.work.who) for c in clients), strict=True):
+    for drawn in zip(*(c.drawn for c in clients), strict=True):
         epoch = drawn[0][0]
         view.lr = learning_rate(training, ctx.round, epoch)
         set_rate(optimizer, view.lr)

@@ -19,7 +19,7 @@ from fedloom.engines.peers.trained import Trained
 from fedloom.peers.graph import Graph
 from fedloom.peers.neighbours import soft_weights
 from fedloom.rounds.federation import BuiltFederation
-from fedloom.rounds.messages import rows_of
+from fedloom.rounds.messages import believed, rows_of
 from fedloom.rounds.server import server_step
 
 
@@ -73,9 +73,11 @@ class Mix:
         if kind == "soft":
             known = {name: similarity.get(name, math.nan) for name in names}
             return soft_weights(me, known, names, include_self=config.include_self, step=config.step)
-        sizes = {name: self.heard[name].payload.n if kind == "size" else 1.0 for name in names}
-        own = self.own.payload.n if kind == "size" else 1.0
-        return {me: own if config.include_self or not names else 0.0, **sizes}
+        payloads = {me: self.own.payload, **{name: self.heard[name].payload for name in names}}
+        sizes = dict.fromkeys(payloads, 1.0)
+        if kind == "size":
+            sizes = {name: believed(self.terms.method, self.federation, p).n for name, p in payloads.items()}
+        return sizes if config.include_self or not names else {**sizes, me: 0.0}
 
     def _server(
         self, before: State, scope: str, shares: Mapping[str, float], alike: frozenset[str], env: Environment

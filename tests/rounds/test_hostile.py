@@ -1,0 +1,221 @@
+"""Hostile clients in whole runs: who they are, where they act, and that no number counts them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fedloom
+from fedloom.attacks import ATTACKS
+from fedloom.codecs import Raw, Sparse
+from fedloom.core.updates import Updates
+from fedloom.data.partition import Partition
+from fedloom.engines.api import Result
+from fedloom.errors import RecipeError
+from fedloom.methods import METHODS
+from fedloom.recipes import dump, load, recipe_hash
+from fedloom.rounds import refusals
+from fedloom.rounds.build import build, build_method
+from fedloom.rounds.hostile import conspired
+from fedloom.rounds.messages import Payload, believed, blank
+from fedloom.rounds.server import collect
+from tests_support import assert_same, load_recipe, named, stopped_after
+
+Quick = Callable[..., Result]
+NAMES = ["all-0", "digit-0", "holes-0", "large-0", "parity-0"]
+
+
+def test_an_attack_is_named_as_briefly_as_a_method() -> None:
+    brief = load_recipe("attack=alie", "attack.clients=3")
+    assert brief == load_recipe("attack={name: alie, clients: 3, factor: null}")
+    assert load(dict(brief.model_dump(mode="json"))) == brief
+    assert "attack: null" in dump(load_recipe())
+
+
+def test_recipes_without_an_attack_have_the_hash_that_they_had() -> None:
+    plain = load_recipe()
+    older = plain.model_dump(mode="json")
+    del older["attack"], older["method"]["max_examples"]
+    assert recipe_hash(older) == recipe_hash(plain)
+    for change in ("attack=replay", "method.max_examples=9", "method.weights=declared"):
+        assert recipe_hash(load_recipe(change)) != recipe_hash(plain)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["attack=ali"], r"attack.name: unknown attack 'ali'.* Did you mean 'alie'"),
+        (["attack={name: scaled, factor: 0}"], r"attack.factor: 0 found, expected a number greater than 0"),
+        (["attack={name: replay, factor: 2}"], r"attack.factor: unknown key"),
+        (["attack=replay", "attack.clients=0"], r"attack.clients: 0 found, expected a number of clients, or a list of"),
+        (["attack={name: replay, clients: [digit-9]}"], r"attack.clients: no client 'digit-9'. Did you mean 'digit-0'"),
+        (["attack={name: replay, clients: 5}"], r"5 of 5 clients are hostile, expected an honest one"),
+        (
+            ["attack=mimic", "peers={}", "partition.all_task_clients=0"],
+            r"attack: mimic needs .* among peers there is n",
+        ),
+        (["attack=ipm", "runtime.engine=cluster"], r"ipm needs the honest clients' updates .*engine: cluster there"),
+        (["attack=alie", "method=matu"], r"attack: alie needs rows, which Unified"),
+        (["attack=replay", "method=joint"], r"attack: with joint nothing is sent"),
+        (
+            ["method.add.krum={}"],
+            r"Krum\(f=None, within='tasks'\) needs at least 3 rows in a group, but .* has 1 \(digit-0\)",
+        ),
+        (["peers={}", "method.add.median={}"], r"peers: Median.* a peer hears too few .* clip and centred-clip"),
+        (
+            ["peers={}", "method.weights=declared"],
+            r"peers: method.weights is declared, but peers know .*; set method.max_examples",
+        ),
+    ],
+    ids=lambda value: ", ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_is_refused(changes: list[str], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        build(load_recipe(*changes))
+
+
+def test_hostile_clients_are_drawn_from_the_seed() -> None:
+    drawn = [sorted(build(load_recipe("attack=replay", "attack.clients=2", f"seed={s}")).attacks) for s in range(6)]
+    again = sorted(build(load_recipe("attack=scaled", "attack.clients=2", "seed=0")).attacks)
+    assert again == drawn[0]
+    assert len({*map(tuple, drawn)}) > 1
+    assert all(len(names) == 2 and set(names) < set(NAMES) for names in drawn)
+
+
+def test_a_node_that_knows_only_itself_judges_nobody_else() -> None:
+    def alone(name: str, *changes: str) -> Any:
+        built = build(load_recipe("attack={name: replay, clients: [digit-0]}", "method.add.krum={f: 0}"))
+        federation = replace(built.federation, clients={name: built.federation.clients[name]})
+        return replace(built, recipe=load_recipe(*changes), federation=federation, partition=Partition(()))
+
+    named = "attack={name: replay, clients: [digit-0, holes-0]}"
+    assert set(alone("digit-0", named).attacks) == {"digit-0"}
+    assert not alone("large-0", named).attacks
+    with pytest.raises(RecipeError, match="does not know the others, so it cannot draw; list the clients' names"):
+        _ = alone("digit-0", "attack=replay").attacks
+    strict = replace(alone("digit-0"), method=build_method(load_recipe("method.add.krum={}").method))
+    refusals.too_few_rows(strict)
+
+
+@pytest.mark.parametrize("codec", [Raw(), Sparse()])
+def test_who_knows_all_sends_last_and_knows_rows_of_its_own_tasks_only(codec: Any) -> None:
+    recipe = load_recipe(
+        "partition={name: one-task, clients_per_task: 3}", "model.heads=own", "attack={name: ipm, factor: 1}",
+        "attack.clients=[digit-0, holes-1]",
+    )  # fmt: skip
+    built = build(recipe)
+    method, shared = replace(built.method, codec=codec), built.method.shared_part(built.layout)
+    sent: dict[str, torch.Tensor] = {}
+    payloads = []
+    for i, name in enumerate(built.federation.clients):
+        like = blank(shared, built.federation, ((name, None),), torch.full((1, shared.d), float(i + 1)))
+        assert like.present is not None
+        for s, have in zip(shared.slices, like.present[0].tolist(), strict=True):
+            like.X[:, s] *= have
+        sent[name] = like.X[0]
+        payloads.append(Payload((name, None), 10.0, codec.pack(like)))
+    came = list(conspired(built.attacks, method, shared, built.federation, payloads))
+    assert [p.row[0] for p in came[-2:]] == ["digit-0", "holes-1"]
+    rows = [(name, None) for name in built.federation.clients]
+    updates, _ = collect(method, built.layout, built.federation, came, rows)
+    found = {name: x for (name, _), x in zip(updates.rows, updates.X, strict=True)}
+    for task, liar, others in (("digit", "digit-0", "12"), ("holes", "holes-1", "02")):
+        torch.testing.assert_close(found[liar], -torch.stack([sent[f"{task}-{i}"] for i in others]).mean(0))
+    assert torch.equal(found["large-1"], sent["large-1"])
+
+
+def test_claims_that_the_method_does_not_believe() -> None:
+    built = build(load_recipe("method=fedavg"))
+    known = float(len(built.federation.clients["digit-0"].train))
+    for given, expected in (
+        ({}, 1e6),
+        ({"weights": "declared"}, known),
+        ({"max_examples": 50}, 50.0),
+        ({"max_examples": 2_000_000}, 1e6),
+        ({"weights": "declared", "max_examples": 50}, 50.0),
+    ):
+        method = replace(built.method, **given)
+        assert believed(method, built.federation, Payload(("digit-0", None), 1e6)).n == expected
+    by_task = Payload(("all-0", None), 1e6, tasks={"digit": 1e6, "holes": 3.0})
+    some = believed(replace(built.method, max_examples=50), built.federation, by_task)
+    assert (some.n, dict(some.tasks)) == (50, {"digit": 50.0, "holes": 3.0})
+
+
+def weights_of(built: Any, **given: Any) -> Updates:
+    """The matrix of a round in which one client claims a million examples."""
+    method, shared = replace(built.method, **given), built.method.shared_part(built.layout)
+    zeros = torch.zeros(1, shared.d)
+    rows = [(name, None) for name in built.federation.clients]
+    n = {name: 1e6 if name == "digit-0" else float(len(c.train)) for name, c in built.federation.clients.items()}
+    payloads = [Payload(row, n[row[0]], Raw().pack(blank(shared, built.federation, (row,), zeros))) for row in rows]
+    return collect(method, built.layout, built.federation, payloads, rows)[0]
+
+
+def test_one_client_does_not_own_the_mean_by_what_it_claims() -> None:
+    built = build(load_recipe())
+    claimed, declared, bounded = (
+        weights_of(built, **given) for given in ({}, {"weights": "declared"}, {"max_examples": 100})
+    )
+    assert float(claimed.weight.max() / claimed.weight.sum()) > 0.99
+    assert declared.weight.tolist() == [float(len(c.train)) for c in built.federation.clients.values()]
+    assert bounded.weight.tolist() == [100.0] * 5
+    assert torch.equal(bounded.n, bounded.weight)
+
+
+def lines(run: Result) -> list[dict[str, Any]]:
+    return [json.loads(text) for text in (run.folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_no_number_counts_hostile_clients_and_a_stopped_run_goes_on(quick: Quick, tmp_path: Path) -> None:
+    changes = ("attack=replay", "attack.clients=[digit-0, holes-0]", "training.rounds=3", "method=fedper",
+               "evaluation.models=[global, personal, trained]")  # fmt: skip
+    run = quick(*changes)
+    assert json.loads((run.folder / "run.json").read_text())["hostile"] == ["digit-0", "holes-0"]
+    for line in lines(run):
+        assert {m["client"] for m in line["metrics"]} == {"all-0", "large-0", "parity-0"}
+    assert_same(run, fedloom.resume(stopped_after(1, tmp_path / "parts", load_recipe(*changes))))
+
+
+def test_who_sends_nothing_is_said_to_be_hostile(quick: Quick) -> None:
+    run = quick(
+        "attack=drop-out", "attack.clients=[large-0]", "training.rounds=1", "method={name: fedavg, add: {by-task: }}"
+    )
+    assert lines(run)[1]["events"] == [
+        {"event": "update dropped", "client": "large-0", "why": "a hostile client sent nothing"}
+    ]
+
+
+def test_peers_clip_around_themselves_and_a_liar_does_not_reach_them(quick: Quick) -> None:
+    """Without it, one round of a peer's lies is in every model."""
+    base = ("peers={}", "attack={name: scaled, factor: 1000, clients: [digit-0]}", "training.rounds=1")
+    worst = {}
+    for rule in ("none", "clip", "centred-clip"):
+        add = () if rule == "none" else (f"method.add.{rule}={{}}",)
+        model = fedloom.engines.api.trained_models(quick(*base, *add).folder)
+        worst[rule] = max(float(v.abs().max()) for v in model["large-0"].values() if v.is_floating_point())
+    assert worst["none"] > 1
+    assert worst["clip"] < 0.5
+    assert worst["centred-clip"] < 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("attack", sorted(ATTACKS.entries))
+@pytest.mark.parametrize("name", sorted(METHODS.entries))
+def test_every_method_trains_under_every_attack_or_says_why_not(quick: Quick, name: str, attack: str) -> None:
+    try:
+        run = quick(f"method={{{named(name)}}}", f"attack={attack}", "training.rounds=2", "evaluation.splits=[test]")
+    except RecipeError as error:
+        refused = str(error)
+    else:
+        refused = ""
+    if refused:
+        assert any(why in refused for why in ("needs rows", "nothing is sent")), refused
+        return
+    for model in fedloom.engines.api.trained_models(run.folder).values():
+        assert all(bool(torch.isfinite(v).all()) for v in model.values() if v.is_floating_point())
