@@ -179,3 +179,13 @@ def test_a_curve_of_the_loss_that_falls() -> None:
     level = sum(losses[r] for r in range(20, 30)) / 10
     assert glance.slope([only]) == pytest.approx(-1 / level)
     assert math.isnan(glance.slope([Curves("t", "training loss", "min", "train", "trained", {"a": {1: 1.0}})]))
+
+
+def test_one_palette_for_pages_and_papers(tmp_path: Path) -> None:
+    from fedloom.study.palette import COLORS, color
+    from fedloom.study.panels import Panels
+
+    text = write(run(tmp_path / "run", dict.fromkeys(NAMES, 0.5))).read_text("utf-8")
+    assert all(f"--c{i}: {of};" in text for i, of in enumerate(COLORS))
+    assert [of for of, _ in Panels.colors("ab")] == list(COLORS[:2])
+    assert color(len(COLORS)) == COLORS[0]

@@ -1,4 +1,4 @@
-"""What the figures of a report share: colours, and how they are thinned where they would be too large."""
+"""What the figures of a report share: dashes, and how they are thinned where they would be too large."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import quantiles
 
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8b6d31", "#7f5fc7")
 DASHES = ("solid", "dash", "dot", "dashdot")
 LINES = 8
 """Lines of clients in a figure, at most; of more, the best and the worst are drawn, and a band for the others."""

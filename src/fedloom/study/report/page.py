@@ -17,7 +17,7 @@ from typing import Any
 
 from fedloom.core.outline import Box
 from fedloom.extras import need
-from fedloom.study.report.looks import COLORS
+from fedloom.study.palette import COLORS
 from fedloom.study.report.plots import Figure
 
 MOST_ROWS = 1000

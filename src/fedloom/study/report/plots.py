@@ -17,12 +17,13 @@ from html import escape
 from typing import Any
 
 from fedloom.runs.reader import ARROWS
+from fedloom.study.palette import COLORS, TWO_SIDED, color
 from fedloom.study.papers.hyper_weights import HyperWeights, used
 from fedloom.study.report.against import Against
 from fedloom.study.report.agreement import Cells, UpdateAgreement
 from fedloom.study.report.circle import circle
 from fedloom.study.report.collect import GridReport, RunReport
-from fedloom.study.report.looks import COLORS, DASHES, LINES, extremes, plain, tenths, thinned, thinned_names
+from fedloom.study.report.looks import DASHES, LINES, extremes, plain, tenths, thinned, thinned_names
 from fedloom.study.report.predictions import ConfusionViews
 from fedloom.study.report.records import Matrices, Series
 from fedloom.study.report.scores import Curves
@@ -162,13 +163,13 @@ def _curves(c: Curves, points: int) -> list[Trace]:
         traces += _band([series for name, series in c.clients.items() if name not in names], rounds)
     for number, name in enumerate(names):
         shown = [r for r in rounds if r in c.clients[name]]
-        look = {"color": COLORS[number % len(COLORS)], "dash": DASHES[number // len(COLORS) % len(DASHES)], "width": 1}
+        look = {"color": color(number), "dash": DASHES[number // len(COLORS) % len(DASHES)], "width": 1}
         traces.append(_line(name, shown, c.clients[name], "client", line=look, opacity=0.75))
     if len(c.clients) > 1:
         traces.append(_line(middle, rounds, mean, "mean", line={"width": 3}))
     if c.best is not None:
         how = "validation" if c.judged == "val" else f"{c.judged} data"
-        marker = {"size": 11, "symbol": "star", "color": "#d55e00"}
+        marker = {"size": 11, "symbol": "star", "color": color(1)}
         best = _line(f"best round by {how}: {c.best}", [c.best], mean, "best", mode="markers", marker=marker)
         traces.append(best)
     return traces
@@ -201,7 +202,7 @@ def _several(lines: Mapping[str, Series]) -> list[Trace]:
     """One line per name."""
     traces = []
     for number, (name, series) in enumerate(lines.items()):
-        look = {"color": COLORS[number % len(COLORS)], "dash": DASHES[number // len(COLORS) % len(DASHES)]}
+        look = {"color": color(number), "dash": DASHES[number // len(COLORS) % len(DASHES)]}
         traces.append(_line(name, thinned(sorted(series), POINTS), series, "line", line=look))
     return traces
 
@@ -231,8 +232,8 @@ def _two_sided(figure: Figure, middle: float, most: float = math.inf) -> None:
     """Give a heat map colours that say which side of `middle` a number is; they end at a distance of `most`."""
     shown = [v for view in figure["views"] for row in view["data"][0]["z"] for v in row if v is not None]
     far = min(most, max([abs(v - middle) for v in shown] + [1e-9]))
-    # as in pictures of conflict: red is against, blue is with
-    figure["shared"][0] |= {"colorscale": "RdBu", "reversescale": True, "zmin": middle - far, "zmax": middle + far}
+    # as in pictures of conflict: orange is against, blue is with
+    figure["shared"][0] |= {"colorscale": TWO_SIDED, "zmin": middle - far, "zmax": middle + far}
 
 
 def hurt(held: Against) -> Figure:

@@ -14,9 +14,10 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedloom.errors import StateError
+from fedloom.study.palette import TWO_SIDED, color
 from fedloom.study.report import page
 from fedloom.study.report.collect import Facts
-from fedloom.study.report.looks import COLORS, plain, thinned
+from fedloom.study.report.looks import plain, thinned
 from fedloom.study.report.page import Sheet
 from fedloom.study.report.plots import SIDE, Figure, Trace, heat
 from fedloom.study.report.words import number
@@ -246,8 +247,8 @@ def _correlations(found: Correlations) -> Figure:
     hover = "%{y}, %{x}: %{z}, %{customdata}<extra></extra>"
     views: list[tuple[str, Trace]] = [(name, {"z": M, "customdata": over, "hovertemplate": hover}) for name, M in ways]
     figure = heat(views, found.metrics, found.metrics, "", "", "select")
-    # as in the other heat maps of agreement: red is against, blue is with
-    look = {"colorscale": "RdBu", "reversescale": True, "zmin": -1, "zmax": 1, "texttemplate": "%{z:.2f}"}
+    # as in the other heat maps of agreement: orange is against, blue is with
+    look = {"colorscale": TWO_SIDED, "zmin": -1, "zmax": 1, "texttemplate": "%{z:.2f}"}
     figure["shared"][0] |= look
     return figure | {"title": "Agreement of metrics"}
 
@@ -264,7 +265,7 @@ def _against(report: RelatedReport) -> Figure:
         "showlegend": False,
         "text": ["{}, {}".format(*(names[i] for i in report.pairs[at])) for at in kept],
         "hovertemplate": "%{text}<br>%{x}, %{y}<extra></extra>",
-        "marker": {"color": COLORS[0], "size": 7 if len(kept) <= 500 else 4, "opacity": 0.7},
+        "marker": {"color": color(0), "size": 7 if len(kept) <= 500 else 4, "opacity": 0.7},
         "meta": {"kind": "pairs"},
     }
     metrics, views = list(study.scores), []
