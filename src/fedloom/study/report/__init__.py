@@ -68,9 +68,9 @@ def write(
 ) -> Path:
     """Write the page of what `collect` finds; returns the file.
 
-    `base` is that of `collect`. Without `out` the file is report.html in that folder. `also` is "png" or "svg" -> a
-    folder, and every figure is written there too, see `images.save`. Raises StateError where there is nothing to show,
-    UserError where plotly is absent or a file cannot be written.
+    `base` is that of `collect`. Without `out` the file is report.html in that folder. `also` is "png", "svg", "pdf" or
+    "csv" -> a folder, and every figure is written there too, see `images.save`. Raises StateError where there is nothing
+    to show, UserError where Jinja2 or plotly is absent or a file cannot be written.
     """
     found = collect(source, base)
     file = found.folder / NAME if out is None else Path(out)
