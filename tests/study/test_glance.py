@@ -16,6 +16,7 @@ from fedloom.study.report import collect, glance, words, write
 from fedloom.study.report.drawn import POINTS, dots, multiples, path, ticks
 from fedloom.study.report.looks import LINES
 from fedloom.study.report.page import Sheet, part
+from fedloom.study.report.predictions import ConfusionViews
 from fedloom.study.report.scores import Curves
 from fedloom.study.tables.compare import Estimate
 from report_support import NASTY, Page
@@ -189,3 +190,10 @@ def test_one_palette_for_pages_and_papers(tmp_path: Path) -> None:
     assert all(f"--c{i}: {of};" in text for i, of in enumerate(COLORS))
     assert [of for of, _ in Panels.colors("ab")] == list(COLORS[:2])
     assert color(len(COLORS)) == COLORS[0]
+
+
+def test_classes_that_are_mixed_up_are_named() -> None:
+    counts = ((8, 2, 0), (0, 5, 5), (1, 0, 3))
+    said = ConfusionViews("digit", "examples", {"all": counts}).mixed_up
+    assert said == "Most often taken: 1 for 2 (50% of 1), 2 for 0 (25% of 2) and 0 for 1 (20% of 0)."
+    assert ConfusionViews("digit", "examples", {"all": ((3, 0), (0, 0))}).mixed_up == ""

@@ -69,8 +69,8 @@ def write(
     """Write the page of what `collect` finds; returns the file.
 
     `base` is that of `collect`. Without `out` the file is report.html in that folder. `also` is "png", "svg", "pdf" or
-    "csv" -> a folder, and every figure is written there too, see `images.save`. Raises StateError where there is nothing
-    to show, UserError where Jinja2 or plotly is absent or a file cannot be written.
+    "csv" -> a folder, and every figure is written there too, see `images.save`. Raises StateError where there is
+    nothing to show, UserError where Jinja2 or plotly is absent or a file cannot be written.
     """
     found = collect(source, base)
     file = found.folder / NAME if out is None else Path(out)

@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, ValidationError, model_va
 
 from fedloom.runs.reader import CONFUSION, INDEX, PREDICTIONS, Run
 from fedloom.study.grid import Cell, together
+from fedloom.study.report import words
 
 LARGEST = 200_000
 """Bytes of a picture, at most."""
@@ -114,6 +115,13 @@ class ConfusionViews:
     unit: str
     views: Mapping[str, Counts]
     note: str = ""
+
+    @property
+    def mixed_up(self) -> str:
+        """What the first view takes for what most often, in words."""
+        counts = next(iter(self.views.values()), ())
+        shares = {(i, j): n / sum(row) for i, row in enumerate(counts) for j, n in enumerate(row) if n and i != j}
+        return words.mixed_up(shares)
 
 
 @dataclass(frozen=True)

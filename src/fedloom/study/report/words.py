@@ -114,6 +114,13 @@ def grid_told(deltas: Mapping[str, Estimate], references: Collection[str]) -> st
     return said and said.removesuffix(".") + f"{against} ({count(max(seeds), 'seed')})."
 
 
+def mixed_up(shares: Mapping[tuple[int, int], float], most: int = 3) -> str:
+    """The pairs of classes (truth, answer) that are mixed up most, with the share of the truth."""
+    worst = sorted(shares, key=lambda pair: (-shares[pair], pair))[:most]
+    named = [f"{truth} for {answer} ({shares[truth, answer]:.0%} of {truth})" for truth, answer in worst]
+    return f"Most often taken: {listed(named)}." if named else ""
+
+
 def losers(changes: Mapping[str, float]) -> str:
     """Who pays, the worst first."""
     lost = sorted((v, name) for name, v in changes.items() if v < -NOTHING)
