@@ -21,6 +21,7 @@ import fedloom
 from fedloom.cli.app import app
 from fedloom.cli.shared import answer
 from fedloom.recipes.catalogue import catalogue
+from fedloom.runs.audit import Audit
 from folders_support import nyud
 from folders_support import save as save_image
 from grid_support import bed
@@ -37,6 +38,7 @@ TINY = (
 DIGITS = ("data.tasks=[digit]", "data.domains=[plain,inverted]")
 LISTS: dict[str, tuple[str, ...]] = {
     "activated": ("{run}",),
+    "audit": ("{audit}",),
     "bed": ("{bed}",),
     "compare": ("{run}", "{run2}"),
     "data check": ("nyud", "--root", "{nyud}", "--limit", "1"),
@@ -97,13 +99,14 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found["nyud"] = nyud(home)
     save_image(home / "image.png", np.zeros((8, 8, 3), np.uint8))
     found["image"] = home / "image.png"
+    Audit(home / "audit.jsonl").note("join", client="ann")
     for command in (
         ("flower", "new", "digits-tasks", "--out", home / "app"),
         ("export", found["run"], "--out", home / "export", "--client", next(iter(found_clients(found["run"])))),
     ):
         done = CliRunner().invoke(app, [*map(str, command)])
         assert done.exit_code == 0, done.output
-    return {**found, "app": home / "app", "export": home / "export", "tmp": home}
+    return {**found, "app": home / "app", "export": home / "export", "audit": home / "audit.jsonl", "tmp": home}
 
 
 def found_clients(run: Path) -> dict[str, Any]:

@@ -209,7 +209,7 @@ def test_the_source_mapping_is_left_alone(toys):
         ("early_stopping.min_delta=0", "early_stopping.patience: missing, expected an integer of at least 1"),
         ("early_stopping={patience: 1, patient: 2}", "early_stopping.patient: unknown key. Did you mean 'patience'? "
          "Allowed: min_delta, patience, relative, restore_best"),
-        ("trainig.rounds=3", "trainig: unknown key. Did you mean 'training'? Nearest of 13: training, runtime, "
+        ("trainig.rounds=3", "trainig: unknown key. Did you mean 'training'? Nearest of 14: training, runtime, "
          "early_stopping"),
         ("seed=-1", "seed: -1 found, expected an integer of at least 0"),
         ("name=a b", "name: 'a b' found, expected a name of letters, digits, '_', '-' and '.'"),

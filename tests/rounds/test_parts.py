@@ -24,9 +24,10 @@ from fedloom.engines.api import Result, plan
 from fedloom.errors import DataError, UserError
 from fedloom.methods.method import Method
 from fedloom.rounds.build import build
+from fedloom.rounds.cohort import cohort
 from fedloom.rounds.federation import BuiltFederation, Part
 from fedloom.rounds.messages import Payload
-from fedloom.rounds.rounds import Patience, cohort, initial_state
+from fedloom.rounds.rounds import Patience, initial_state
 from fedloom.rounds.server import merge_buffers, server_init, server_step
 from fedloom.rounds.worker import check_device
 from fedloom.stages import Identity

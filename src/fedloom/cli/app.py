@@ -13,6 +13,7 @@ import typer
 
 from fedloom._version import __version__
 from fedloom.cli import (
+    audit,
     complete,
     doctor,
     export,
@@ -204,6 +205,7 @@ def picture(
 
 for command in (
     *(
+        audit.audit,
         doctor.doctor,
         export.export,
         export.predict,
@@ -225,7 +227,7 @@ PANELS = {
     "Look": ("show", "watch", "ui", "report", "picture", "methods", "recipes", "recipe"),
     "Compare": ("compare", "table", "figure", "bed", "relatedness"),
     "Data": ("init", "data"),
-    "Deploy": ("export", "predict", "flower", "doctor"),
+    "Deploy": ("export", "predict", "flower", "audit", "doctor"),
     "Papers": ("activated", "hyper", "domains", "join", "features"),
 }
 """The groups of the help in their order, with their commands; all commands are in one."""

@@ -13,12 +13,14 @@ from fedloom.core.signal import sized
 from fedloom.data.dataset import Batch
 from fedloom.models.constant import ConstantHead
 from fedloom.recipes.schema import Recipe
-from fedloom.rounds import refusals
+from fedloom.rounds import refusals, seen
 from fedloom.rounds.build import build
 from fedloom.rounds.built import Built
+from fedloom.rounds.cohort import cohort
 from fedloom.rounds.federation import TOGETHER, Part
 from fedloom.rounds.messages import Payload, blank, count_down, count_up, rows_of
-from fedloom.rounds.rounds import cohort, initial_state
+from fedloom.rounds.privacy import told
+from fedloom.rounds.rounds import initial_state
 from fedloom.rounds.server import dispatch
 from fedloom.training.averages import label_means
 
@@ -114,6 +116,10 @@ def plan_of(built: Built) -> Plan:
         notes.append(f"{taking_part} of {len(federation.clients)} clients train in a round; bytes are for all of them")
     if built.method.codec.varies:
         notes.append("bytes up are those of a random update; a real one may be sparser")
+    if built.terms is not None and recipe.privacy is not None:
+        share = recipe.training.participation
+        notes += told(recipe.privacy, built.terms, shared.d, len(federation.trainers), share, recipe.training.rounds)
+    notes += seen.told(built)
     clients, shape = built.partition.table(built.pool), tuple(built.dataset.input_shape)
     notes.append(f"inputs: {sized(shape, built.dataset.signal)}")
     return Plan(str(built.method), parameters, clients, up, down, memory, notes, shape)

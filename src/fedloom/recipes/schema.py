@@ -26,6 +26,7 @@ from pydantic import (
 from fedloom.errors import MANY, RecipeError
 from fedloom.models.lora import Lora
 from fedloom.peers.config import PeersBase
+from fedloom.recipes.privacy import Privacy
 from fedloom.recipes.runtime import EarlyStopping, Evaluation, Runtime
 from fedloom.settings.names import imported, source
 from fedloom.settings.problems import Problem, carry, explain, found, join
@@ -38,7 +39,7 @@ QUIET = ("engine", "flower", "workers", "checkpoint_every", "diagnostics", "mirr
 
 
 LATER: dict[tuple[str, ...], dict[str, Any]] = {
-    (): {"attack": None},
+    (): {"attack": None, "privacy": None},
     ("data",): {"signal": None},
     ("method",): {"max_examples": None},
     ("model",): {"inputs": "data", "freeze": None, "frozen_statistics": False, "start": None},
@@ -302,6 +303,8 @@ class Recipe(Section):
     runtime: Runtime = Runtime()
     evaluation: Evaluation = Evaluation()
     early_stopping: EarlyStopping | None = None
+    privacy: Privacy | None = None
+    """null: updates and models are not protected by noise."""
     attack: AttackSection | None = None
     """null: all clients are honest."""
 

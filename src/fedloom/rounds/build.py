@@ -23,6 +23,7 @@ from fedloom.data.registry import loaded
 from fedloom.errors import RecipeError, choices
 from fedloom.methods.at_peers import at_peers
 from fedloom.methods.method import Method
+from fedloom.methods.private import private
 from fedloom.methods.registry import ADDONS, CODECS
 from fedloom.models.build import build_model
 from fedloom.models.changes import changed
@@ -31,6 +32,7 @@ from fedloom.recipes.schema import DataSection, MethodSection, Recipe
 from fedloom.rounds import refusals
 from fedloom.rounds.built import Built
 from fedloom.rounds.federation import BuiltFederation
+from fedloom.rounds.privacy import terms_of
 from fedloom.settings.names import imported, is_import
 from fedloom.tasks.own import Own
 from fedloom.tasks.task import Task
@@ -232,6 +234,15 @@ def assemble(
     recipe: Recipe, method: Method, dataset: Dataset, pool: Pool, partition: Partition, federation: BuiltFederation
 ) -> Built:
     """Build the model for the clients of a federation, and refuse combinations that do not work."""
+    terms = terms_of(recipe, len(federation.trainers))
+    if terms is not None and recipe.privacy is not None:
+        method = private(
+            method,
+            clip=recipe.privacy.clip,
+            noise=terms.noise,
+            share=recipe.training.participation,
+            local=terms.trust == "local",
+        )
     module = starting_model(recipe, dataset)
     refusals.needs_parts(method, module)
     module = changed(module, method.model, dataset.input_shape, recipe.seed)
@@ -245,7 +256,7 @@ def assemble(
         method.edge.init(method.shared_part(layout))
     except ValueError as error:
         raise RecipeError(f"method: {error}") from error
-    built = Built(recipe, method, dataset, pool, partition, federation, module, layout)
+    built = Built(recipe, method, dataset, pool, partition, federation, module, layout, terms)
     for refuse in refusals.ALL:
         refuse(built)
     return built

@@ -20,6 +20,7 @@ from fedloom.models.multitask import MultiTask
 from fedloom.recipes.schema import Recipe, recipe_hash
 from fedloom.rounds.federation import BuiltClient, BuiltFederation
 from fedloom.rounds.hostile import attacks_of
+from fedloom.rounds.privacy import Terms
 from fedloom.rounds.worker import Setup
 
 
@@ -35,6 +36,8 @@ class Built:
     federation: BuiltFederation
     module: MultiTask
     layout: Layout
+    terms: Terms | None = None
+    """What a round costs in privacy, where the recipe has a section for it."""
 
     @cached_property
     def attacks(self) -> Mapping[str, Attack]:
@@ -109,8 +112,21 @@ class Built:
         """The part that workers need."""
         r = self.recipe
         return Setup(
-            self.method, self.module, self.federation, r.training, r.evaluation, r.seed, r.runtime.threads, self.attacks
+            self.method,
+            self.module,
+            self.federation,
+            r.training,
+            r.evaluation,
+            r.seed,
+            r.runtime.threads,
+            self.deployed,
+            self.attacks,
         )
+
+    @property
+    def deployed(self) -> bool:
+        """Whether noise must not come from the recipe's seed, because those from whom it hides something know it."""
+        return self.terms is not None and self.recipe.runtime.engine == "flower"
 
     @property
     def frozen(self) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from fedloom.recipes.schema import MethodSection, Recipe
 from fedloom.rounds.built import Built
 from fedloom.rounds.messages import nothing, rows_of
 from fedloom.training import stacked
+from fedloom.training.flat import integer_buffers
 
 
 def pace(recipe: Recipe, method: Method) -> None:
@@ -223,6 +224,28 @@ def stacks(built: Built) -> None:
     stacked.refuse(built.module, recipe.training, method.local)
 
 
+def unprotected(built: Built) -> None:
+    """What a private run would release of its clients without noise, or draw in a way that nobody accounted for."""
+    recipe, method, section = built.recipe, built.method, built.recipe.privacy
+    if section is None:
+        return
+    if recipe.early_stopping is not None:
+        raise RecipeError("early_stopping: it looks at clients' validation data, which no noise protects; leave it out")
+    if recipe.runtime.engine == "flower" and section.sampling == "fixed" and section.trust == "central":
+        raise RecipeError("privacy.sampling: fixed found, but with Flower clients may come later; set poisson")
+    if built.deployed and recipe.runtime.checkpoint_every > 1:
+        raise RecipeError(
+            f"runtime.checkpoint_every: {recipe.runtime.checkpoint_every} found, but a private run that goes on after "
+            "a crash would release these rounds again; expected 1"
+        )
+    shared = method.shared_buffers(built.layout).names
+    if method.buffers != "local" and (shared or integer_buffers(built.module)):
+        raise RecipeError(
+            f"method.buffers: {method.buffers} found, but running statistics ({next(iter(shared), 'counters')}) travel "
+            "beside the update, and no noise protects them; set method.buffers: local, or a model without"
+        )
+
+
 def models_to_measure(built: Built) -> None:
     """Models to measure none of which the method has."""
     wanted, there = built.recipe.evaluation.models, built.models
@@ -278,5 +301,6 @@ ALL: tuple[Callable[[Built], None], ...] = (
     attacked,
     epochs_by_domain,
     stacks,
+    unprotected,
     models_to_measure,
 )

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-import torch
-
-from fedloom.core.context import Ctx, State, generator
+from fedloom.core.context import Ctx, State, new_secret
+from fedloom.errors import StateError
 from fedloom.rounds.built import Built
+from fedloom.rounds.cohort import cohort
 from fedloom.rounds.hostile import conspired
 from fedloom.rounds.measure import headline, measure, train_records, train_seconds, trained_records
 from fedloom.rounds.messages import Message, Payload, count_down, count_up, rows_of
+from fedloom.rounds.privacy import SPENT
 from fedloom.rounds.progress import Progress
 from fedloom.rounds.recovery import again, gave_up, kept
 from fedloom.rounds.refusals import unmeasured
@@ -33,11 +34,13 @@ def initial_state(built: Built) -> State:
 
 
 def status(state: State) -> str:
-    """How a run that is over ended: finished, stopped early, or in vain (NOTHING, GAVE_UP)."""
+    """How a run that is over ended: finished, stopped early, out of budget (SPENT), or in vain (NOTHING, GAVE_UP)."""
     if state.get("idle", 0) == state["round"] > 0:
         return NOTHING
     if gave_up(state):
         return GAVE_UP
+    if state.get("spent"):
+        return SPENT
     return "stopped early" if state["stopped"] else "finished"
 
 
@@ -58,8 +61,12 @@ def run_rounds(
     Without `advance` the run has a server. A run that gave up is tried again.
     """
     recipe = built.recipe
-    training, evaluation = recipe.training, recipe.evaluation
+    evaluation = recipe.evaluation
     state = again(state) if gave_up(state) else state
+    rounds, state = paid(built, state)
+    if state.get("again"):
+        folder.save(state)  # what this start may cost is known before anything is sent
+    secret = new_secret() if built.deployed else None
     if state["round"] == 0:
         start = Round(built, 0, progress)
         for why in unmeasured(built):
@@ -68,14 +75,15 @@ def run_rounds(
         line = {"round": 0, "cohort": [], "train": [], "metrics": metrics, "events": start.events}
         folder.write_round(line, Ledger())
         folder.save(state)
-    while state["round"] < training.rounds and not (state["stopped"] or gave_up(state)):
-        now = Round(built, state["round"] + 1, progress)
-        last = now.number == training.rounds
+    while state["round"] < rounds and not (state["stopped"] or gave_up(state)):
+        now = Round(built, state["round"] + 1, progress, secret=secret)
+        last = now.number == rounds
         state, members = (advance or with_server)(built, executor, state, now)
         with now.ledger.phase("evaluate"):
             records = trained_records(built, now.done)
             if last or now.number % evaluation.every == 0:
-                records += measure(built, executor, state, evaluation.in_full(now.number, training.rounds))
+                records += measure(built, executor, state, evaluation.in_full(now.number, rounds))
+        state = _charged(built, state, now, last)
         state = _watch(built, folder, state, records, now)
         if members and not now.used:
             state = {**state, "idle": state.get("idle", 0) + 1}
@@ -95,20 +103,43 @@ def run_rounds(
     return state
 
 
-def cohort(clients: Sequence[str], participation: float, seed: int, round: int) -> tuple[str, ...]:
-    """The participants of a round, sorted: max(1, round(participation x clients)), a pure function of (seed, round)."""
-    clients = sorted(clients)
-    if participation == 1:
-        return tuple(clients)
-    size = max(1, int(participation * len(clients) + 0.5))
-    chosen = torch.randperm(len(clients), generator=generator(seed, "cohort", round))[:size].tolist()
-    return tuple(clients[i] for i in sorted(chosen))
+def paid(built: Built, state: State) -> tuple[int, State]:
+    """How many rounds the run may have, and its state with what these cost in privacy.
+
+    Where nodes answer, a run that goes on may release a round again with other updates, so each time costs one more.
+    """
+    recipe, terms = built.recipe, built.terms
+    if terms is None or recipe.privacy is None:
+        if "privacy" in state:
+            raise StateError("privacy: null found, but the rounds that are done were private; begin a new run")
+        return recipe.training.rounds, state
+    terms.agree(state)
+    terms.epsilon(1)  # without an accountant the run ends here, not after its first round
+    state = {**state, "privacy": asdict(terms)}
+    if built.deployed and state["round"]:
+        state["again"] = state.get("again", 0) + 1
+    again = state.get("again", 0)
+    return terms.last(recipe.privacy.bound, recipe.training.rounds + again) - again, state
+
+
+def _charged(built: Built, state: State, now: Round, last: bool) -> State:
+    """The state after a round with its cost in privacy on record."""
+    terms = built.terms
+    if terms is None:
+        return state
+    again = state.get("again", 0)
+    epsilon = terms.epsilon(now.number + again)
+    now.record("privacy", {"epsilon": epsilon, "delta": terms.delta})
+    if last and now.number < built.recipe.training.rounds:
+        now.log(SPENT, {"epsilon": epsilon, "next": terms.epsilon(now.number + again + 1)})
+        return {**state, "spent": True}
+    return state
 
 
 def with_server(built: Built, executor: Executor, state: State, now: Round) -> tuple[State, Sequence[str]]:
     """A round of clients and a server."""
-    recipe, method, training = built.recipe, built.method, built.recipe.training
-    members = cohort(list(built.federation.trainers), training.participation, recipe.seed, now.number)
+    method = built.method
+    members = now.cohort()
     with now.ledger.phase("dispatch"):
         messages = dispatch(method, built.layout, built.federation, state["server"], members)
         jobs = [TrainJob(m, now.number, messages[m], state["clients"].get(m, {})) for m in members]
@@ -137,6 +168,14 @@ class Round:
     records: list[dict[str, Any]] = field(default_factory=list)
     done: list[TrainDone] = field(default_factory=list)
     clients: State = field(default_factory=dict)
+    secret: str | None = None
+
+    def cohort(self) -> tuple[str, ...]:
+        """Who takes part at a server."""
+        recipe = self.built.recipe
+        alone = recipe.privacy is not None and recipe.privacy.sampling == "poisson"
+        clients, seed = list(self.built.federation.trainers), self.secret or recipe.seed
+        return cohort(clients, recipe.training.participation, seed, self.number, alone)
 
     def ctx(self, members: Sequence[str]) -> Ctx:
         """The context of the server's stages, with these clients as participants."""
@@ -149,6 +188,7 @@ class Round:
             recipe.training.rounds,
             log=self.log,
             record=self.record,
+            secret=self.secret,
             held=federation.held,
         )
 

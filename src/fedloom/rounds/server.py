@@ -179,7 +179,8 @@ def server_step(
     """
     updates, came = collect(method, layout, federation, payloads, ctx.targets or (), state["model"].dtype)
     updates, sizes = usable(updates, came, ctx)
-    if not len(updates):
+    hides = method.stage.traits.hides
+    if not len(updates) and not hides:
         return nothing_came(state, ctx)
     if "base" in method.stage.traits.reads:
         clients = [client for client, _ in updates.rows]
@@ -188,11 +189,12 @@ def server_step(
 
     def step(updates: Updates, came: Sequence[Payload], ctx: Ctx) -> State:
         out, stage = method.stage(updates, state["stage"], ctx)
-        if ctx.peer is None or diagnostics.looks(ctx.peer, ctx.population, ctx.round):
+        if len(updates) and (ctx.peer is None or diagnostics.looks(ctx.peer, ctx.population, ctx.round)):
             ctx.record(DIAGNOSTICS, partial(diagnostics.look, updates, out, ctx.peer))
         return settled(method, layout, federation, {**state, "stage": stage}, zip(out.rows, out.X, strict=True), came)
 
-    return careful(updates, sizes, came, state, ctx, step)
+    # how long rows are usually is their own secret, too
+    return careful(updates, {} if hides else sizes, came, state, ctx, step)
 
 
 def settled(
@@ -244,7 +246,7 @@ def _still(
 ) -> tuple[Columns, ...]:
     """Columns that no row has."""
     present = _presence(method, federation, shared, payloads)
-    if present is None:
+    if present is None or method.stage.traits.hides:
         return ()
     nobody = Layout(tuple(b for b, there in zip(shared.blocks, present.any(0).tolist(), strict=True) if not there))
     return shared.spans(nobody)

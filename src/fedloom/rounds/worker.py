@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.attacks.attack import HONEST, Attack
-from fedloom.core.context import Ctx, State, derive_seed
+from fedloom.core.context import Ctx, State, derive_seed, new_secret
 from fedloom.errors import UserError
 from fedloom.memory import keep_memory
 from fedloom.methods.method import Method
@@ -40,8 +40,14 @@ class Setup:
     evaluation: Evaluation
     seed: int
     threads: int = 1
+    deployed: bool = False
+    """Whether noise must not come from the seed, nor be the same where a round is asked for again."""
     attacks: Mapping[str, Attack] = field(default_factory=dict)
     """Client -> its attack, of the hostile ones."""
+
+    def ctx(self, round: int) -> Ctx:
+        """The context of a client's part of a round."""
+        return Ctx(round, self.seed, secret=new_secret() if self.deployed else None)
 
     def turn(self, name: str, model: FlatModel, ctx: Ctx) -> ClientRound:
         """A client's part of a round, with the examples that it trains on."""
@@ -133,7 +139,7 @@ class Worker:
         start = time.perf_counter()
         client = s.federation.trainers[job.client]
         try:
-            turn = s.turn(job.client, self.model, Ctx(job.round, s.seed))
+            turn = s.turn(job.client, self.model, s.ctx(job.round))
             payload, result, state = turn.step(job.message, job.state)
         except (RuntimeError, ValueError, IndexError, KeyError) as error:
             tasks = ", ".join(client.tasks)
@@ -144,7 +150,7 @@ class Worker:
     def train_stacked(self, jobs: Sequence[TrainJob], evaluate_trained: bool = False) -> Iterator[TrainDone]:
         """Train clients of equal shape together, and finish them one by one."""
         s, model = self.setup, self.model
-        ctx = Ctx(jobs[0].round, s.seed)
+        ctx = s.ctx(jobs[0].round)
         by_client = {job.client: job for job in jobs}
         stack = []
         for job in jobs:

@@ -21,6 +21,7 @@ from fedloom.recipes.loader import dump, load
 from fedloom.recipes.runtime import EarlyStopping
 from fedloom.recipes.schema import Recipe
 from fedloom.runs import checkpoint, mirror
+from fedloom.runs.audit import Audit
 from fedloom.runs.ledger import Ledger
 from fedloom.runs.reader import DIAGNOSTICS
 from fedloom.runs.recorded import LOGS, MODEL, RUNNING, checksum, json_of, lines_of, no_run, read_info, sum_of, sums
@@ -58,6 +59,8 @@ class RunFolder:
         self.mirror = mirror.place(path, copies)
         self.tracker: Tracker | None = None
         """The tracker that is sent each round, if any."""
+        self.audit: Audit | None = None
+        """Where what happens is written down for others to check, if anywhere."""
         self._events: list[dict[str, Any]] = []
         """What happened between two sessions, for the next round's line."""
         self._written: dict[str, tuple[int, Any]] = {}
@@ -187,6 +190,8 @@ class RunFolder:
             logs = {_DIAGNOSTICS: looked, **logs}
         for name, value in logs.items():
             self._append(name, value)
+        for event in line.get("events", ()):
+            self._note(event["event"], round=line["round"], **{k: v for k, v in event.items() if k != "event"})
         if self.tracker is not None:
             self.tracker.round(logs[_METRICS], bytes_)
 
@@ -264,7 +269,9 @@ class RunFolder:
             home.mkdir(parents=True, exist_ok=True)
             checkpoint.save(home, f"{name}-{round_}", own, round=round_)
         rest = state if "peers" not in state else {**state, "peers": sorted(state["peers"])}
-        checkpoint.save(self.path, name, rest, round=round_, logs=self._sums())
+        sums = self._sums()
+        checkpoint.save(self.path, name, rest, round=round_, logs=sums)
+        self._note("checkpoint", round=round_, state=name, logs=sums)
         for peer in state.get("peers", {}):
             self._forget(self.peer(peer), name, round_)
         self._copy()
@@ -408,6 +415,12 @@ class RunFolder:
         part = self.path / f"{name}.part"
         checkpoint.save_tensors({k: t.clone() for k, t in tensors.items()}, part, labels)
         os.replace(part, self.path / name)
+        if self.audit is not None:
+            self._note("export", file=name, digest=hashlib.sha256((self.path / name).read_bytes()).hexdigest())
+
+    def _note(self, what: str, **about: Any) -> None:
+        if self.audit is not None:
+            self.audit.note(what, **about)
 
 
 def _origin(value: Mapping[str, Any]) -> str:

@@ -43,6 +43,8 @@ class Traits:
     by_task: bool = False
     paced: bool = False
     """Whether what it does depends on how many rounds the run will have."""
+    hides: bool = False
+    """Whether what comes out must not tell which rows came: it acts without any, and on blocks that no row has."""
     separable: bool = False
     """Treats every column alike, with Gram matrices and sums by `fedloom.core.spread`; so columns may lie apart."""
     presence: Presence | None = None
@@ -190,6 +192,7 @@ class Chain(Stage):
             writes=written,
             broadcasts=set().union(*(one.broadcasts for one in each)),
             by_task=any(one.by_task for one in each),
+            hides=any(one.hides for one in each),
         )
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
@@ -233,6 +236,15 @@ class Chain(Stage):
 
 def _flat(stage: Stage) -> Iterator[Stage]:
     yield from stage.stages if isinstance(stage, Chain) else (stage,)
+
+
+def adds_up(stage: Stage) -> bool:
+    """Whether a stage is a plain mean, in whose place another rule may stand: it needs only the sum of the rows."""
+    other = Identity()
+    try:
+        return stage.combined_by(other) is other
+    except ValueError:
+        return False
 
 
 def check_closed(stages: Sequence[Stage], where: str) -> None:

@@ -14,7 +14,7 @@ from fedloom.engines.cluster.comm import Comm
 from fedloom.errors import UserError
 from fedloom.rounds.built import Built
 from fedloom.rounds.messages import ALL, Message, Payload
-from fedloom.rounds.rounds import Round, cohort
+from fedloom.rounds.rounds import Round
 from fedloom.rounds.server import dispatch, server_step
 from fedloom.rounds.worker import EvalJob, Executor, Job, TrainDone, TrainJob
 from fedloom.runs.folder import RunFolder
@@ -66,8 +66,8 @@ class Member:
 
     def advance(self, built: Built, executor: Executor, state: State, now: Round) -> tuple[State, Sequence[str]]:
         """A round of clients and a server (see `fedloom.rounds.rounds.run_rounds`)."""
-        recipe, method, training = built.recipe, built.method, built.recipe.training
-        members = cohort(list(built.federation.clients), training.participation, recipe.seed, now.number)
+        method = built.method
+        members = now.cohort()
         state = self._balanced(state, members)
         mine = [m for m in members if self.owner[m] == self.comm.rank]
         with now.ledger.phase("dispatch"):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedloom._version import __version__
+from fedloom.core.foreign import plain
 from fedloom.engines.flower.keys import signed
 from fedloom.engines.flower.node import Bench, Node
 from fedloom.engines.flower.nodes import NodeConfig
@@ -47,6 +48,7 @@ def client_app(recipe: Recipe | Path | str, method: Method | None = None, built:
     def answer(what: Answer) -> Callable[[Any, Any], Any]:
         def handle(message: Any, context: Any) -> Any:
             flwr = need("flwr.app", "flower")
+            node: Node | None = None
             try:
                 changes = str(context.run_config.get("changes", ""))
                 if changes not in benches:
@@ -64,6 +66,8 @@ def client_app(recipe: Recipe | Path | str, method: Method | None = None, built:
                     about |= signed(node.home, str(head["nonce"]), node.client)
                 content = encode(tree, {**about, "client": node.client, **_versions()}, numbers)
             except (RecipeError, RefusedError) as error:
+                if node is not None:
+                    node.audit.note("refuse", why=plain(str(error), 500))
                 content = encode(None, {"error": str(error)})
             except UserError as error:
                 content = encode(None, {"error": str(error), "again": True})
@@ -87,6 +91,7 @@ def _hello(node: Node, head: Mapping[str, Any], tree: Any) -> tuple[Any, Mapping
     if head["recipe"] != mine:
         raise RefusedError(f"recipe: the server's has hash {head['recipe']}, this node's {mine}")
     told = node.hello()
+    node.audit.note("join", recipe=mine)
     return None if told is None else told.model_dump(mode="json"), {}
 
 

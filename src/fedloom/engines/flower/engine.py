@@ -43,11 +43,14 @@ from fedloom.extras import need
 from fedloom.recipes.runtime import FlowerSettings
 from fedloom.recipes.schema import Recipe
 from fedloom.rounds.built import Built
+from fedloom.rounds.cohort import cohort
 from fedloom.rounds.exports import labels, named, wanted
 from fedloom.rounds.messages import Payload
-from fedloom.rounds.rounds import Advance, Round, cohort, with_server
+from fedloom.rounds.rounds import Advance, Round, with_server
 from fedloom.rounds.worker import EvalJob, Executor, Job, TrainDone, TrainJob
 from fedloom.runs import checkpoint
+from fedloom.runs.audit import FILE as AUDIT
+from fedloom.runs.audit import Audit
 from fedloom.runs.folder import RunFolder
 from fedloom.training.flat import FlatModel
 
@@ -68,6 +71,7 @@ class AtNodes:
             "recipe": nodes.hash,
             "tasks": json.dumps([as_plain(t) for t in built.federation.tasks] if own_data else None),
             "codec": type(built.method.codec).__name__,
+            "clients": len(built.federation.clients),
             **identity(built),
         }
         self.tasks = {task.name: task for task in built.federation.tasks}
@@ -279,6 +283,8 @@ class Flower(Engine):
     def start(self, built: Built, folder: RunFolder) -> Iterator[tuple[Executor, Advance | None]]:
         """Wait for the nodes and send them jobs."""
         nodes = self._nodes(built, folder)
+        folder.audit = Audit(folder.path / AUDIT)
+        nodes.audited(folder.audit)
         nodes.keep(folder.path / _KEYS)
         self.at = AtNodes(built, nodes, _run_id(folder.path), self._deadline(built))
         self._wait(built)

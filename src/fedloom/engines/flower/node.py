@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from torch import Tensor
 
 from fedloom.core.context import State
 from fedloom.engines.flower.nodes import NodeConfig, NodeReport, about, as_task, build_at, own_data
-from fedloom.engines.flower.relay import TurnJob, counted, take_turn
+from fedloom.engines.flower.relay import TURNS, TurnJob, counted, take_turn
+from fedloom.engines.flower.terms import trainings
 from fedloom.engines.flower.wire import RefusedError, expect
 from fedloom.engines.peers.peer import first
 from fedloom.recipes.schema import Recipe, recipe_hash
@@ -31,6 +33,8 @@ from fedloom.rounds.measure import Model, models_for, train_records
 from fedloom.rounds.messages import Message, count_down, count_up
 from fedloom.rounds.worker import EvalJob, TrainDone, TrainJob, Worker
 from fedloom.runs import checkpoint
+from fedloom.runs.audit import FILE as AUDIT
+from fedloom.runs.audit import Audit, verified
 from fedloom.runs.folder import RunFolder
 from fedloom.runs.ledger import Ledger
 from fedloom.runs.recorded import digest_of
@@ -77,8 +81,17 @@ class Node:
         """The client's name in the federation."""
         return self.config.client
 
+    @cached_property
+    def audit(self) -> Audit:
+        """What this node did, over all runs."""
+        return Audit(self.home / AUDIT)
+
     def hello(self) -> NodeReport | None:
         """What the node holds; None if it takes its share of the recipe's data."""
+        terms = self.config.terms
+        if terms is not None:
+            self.audit.note("policy", recipe=recipe_hash(self.bench.recipe), terms=terms.model_dump(mode="json"))
+            terms.agree(self.bench.recipe)
         if self.config.data is None:
             return None
         dataset, client = own_data(self.bench.recipe, self.config)
@@ -86,7 +99,7 @@ class Node:
 
     def train(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
         """client_step; the new state stays at the node."""
-        built, worker = self._at(head)
+        built, worker = self._begin(head)
         round_, client = int(head["round"]), built.federation.clients[self.client]
         message = as_message(tree["message"])
         with self._folder(head) as folder:
@@ -103,7 +116,8 @@ class Node:
 
     def peer(self, head: Mapping[str, Any], tree: Mapping[str, Any]) -> tuple[State, Numbers]:
         """One turn of a round of peers (see `relay`); after the last turn the new state stays at the node."""
-        built, worker = self._at(head)
+        begins = tree["turn"] == TURNS[0]
+        built, worker = self._begin(head) if begins else self._at(head)
         round_, marker = int(head["round"]), tree["state"]
         evaluated = bool(tree["evaluate_trained"])
         job = TurnJob(self.client, round_, str(tree["turn"]), tree["names"], tree["letters"], evaluated)
@@ -146,12 +160,24 @@ class Node:
                 model = Model(one["name"], tuple(one["tasks"]), message, state, one["task"])
                 tensors |= named(built, worker.model, self.client, model, int(head["round"]), one["prefix"])
             folder.save_model(tensors, labels(built, {"round": head["round"]}))
+        self.audit.note("export", run=str(head["run"]), round=int(head["round"]))
         return {}, {}
+
+    def _begin(self, head: Mapping[str, Any]) -> tuple[Built, Worker]:
+        """As `_at`, before a training, which is counted before it is answered."""
+        built, worker = self._at(head)
+        run = str(head["run"])
+        if self.config.terms is not None and self.audit.file.is_file():
+            self.config.terms.agree_to(built, head.get("clients"), trainings(verified(self.audit.file), run))
+        self.audit.note("train", run=run, round=int(head["round"]))
+        return built, worker
 
     def _at(self, head: Mapping[str, Any]) -> tuple[Built, Worker]:
         expect(head, client=self.client, recipe=recipe_hash(self.bench.recipe))
         built, worker = self.bench.at(self.config, str(head["tasks"]))
         expect(head, **identity(built))
+        if self.config.terms is not None:
+            self.config.terms.agree_to(built, head.get("clients"))
         return built, worker
 
     def run_folder(self, run: str) -> Path:
@@ -204,7 +230,8 @@ class Node:
         name = f"round-{round_}"
         checkpoint.save(folder.path, name, state, round=round_)
         run = folder.path.name
-        self.kept[f"{run}/{name}"] = self._digest(folder.path / f"{name}.json")
+        digest = self.kept[f"{run}/{name}"] = self._digest(folder.path / f"{name}.json")
+        self.audit.note("checkpoint", run=run, round=round_, digest=digest)
         recipe = self.bench.recipe
         back = 2 * recipe.runtime.checkpoint_every - 1  # to the last checkpoint, and to the one before it
         if recipe.early_stopping and recipe.early_stopping.restore_best:

@@ -22,6 +22,7 @@ from fedloom.core.signal import Signal
 from fedloom.data.dataset import Batch, Dataset
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share, ValFraction
 from fedloom.data.registry import loaded
+from fedloom.engines.flower.terms import SiteTerms
 from fedloom.errors import DataError, RecipeError, choices
 from fedloom.models.multitask import check_name
 from fedloom.recipes.loader import read
@@ -94,6 +95,8 @@ class NodeConfig(Section):
     val_fraction: ValFraction = 0.1
     domain: str | None = None
     device: str = "cpu"
+    terms: SiteTerms | None = None
+    """What this site demands of a run; null: nothing."""
 
     @staticmethod
     def read(path: Path) -> NodeConfig:

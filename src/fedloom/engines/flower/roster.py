@@ -21,6 +21,7 @@ from fedloom.errors import StateError
 from fedloom.extras import need
 from fedloom.recipes.schema import Recipe, recipe_hash
 from fedloom.runs import checkpoint
+from fedloom.runs.audit import Audit
 from fedloom.runs.reader import described
 
 _POLL = 0.05, 1.0
@@ -51,9 +52,24 @@ class Roster:
         self.ids: dict[str, int] = {}
         """Client -> the id of its node, which Flower draws anew."""
         self.reports: dict[str, NodeReport | None] = {}
-        self.log: Log = lambda event, fields: print(f"{event}{described(fields)}")
+        self.noted: list[tuple[str, dict[str, Any]]] = []
+        """What happened before there was an audit file."""
+        self.note: Log = lambda what, about: self.noted.append((what, about))
+        self._seen: set[str] = set()
+        self.log: Log = self._say
         self._refused: dict[int, float] = {}
         """Node -> when to ask it again."""
+
+    def _say(self, event: str, fields: dict[str, Any]) -> None:
+        """Log what happens before the first round."""
+        print(f"{event}{described(fields)}")
+        self.note(event, fields)
+
+    def audited(self, audit: Audit) -> None:
+        """From now on write down who joins and leaves, and what happened until now."""
+        self.note = lambda what, about: audit.note(what, **about)
+        for what, about in self.noted:
+            self.note(what, about)
 
     def keep(self, file: Path) -> None:
         """Write the keys that names belong to into a file, now and whenever there is a new one."""
@@ -63,7 +79,11 @@ class Roster:
     def there(self) -> dict[str, int]:
         """Clients whose nodes are connected, and the nodes' ids."""
         now = set(self.grid.get_node_ids())
-        return {client: node for client, node in sorted(self.ids.items()) if node in now}
+        here = {client: node for client, node in sorted(self.ids.items()) if node in now}
+        for client in sorted(self._seen - here.keys()):
+            self.note("leave", {"client": client})
+        self._seen = set(here)
+        return here
 
     def meet(self, known: Iterable[str] | None = None, seconds: float = _JOIN) -> None:
         """Ask nodes that are new who they are. A client counts once, and only if it is among those `known`."""
@@ -96,6 +116,7 @@ class Roster:
             raise RefusedError(f"client {client!r} is there already, at node {self.ids[client]}")
         report = None if tree is None else NodeReport.read(tree, client)
         self.ids[client], self.reports[client] = node, report
+        self.note("join", {"client": client, "key": key})
         if client not in self.keys:
             self.keys[client] = key
             if self._file is not None:

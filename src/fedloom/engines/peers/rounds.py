@@ -20,7 +20,8 @@ from fedloom.engines.peers.probe import Probe
 from fedloom.engines.peers.transport import Lost, Mailbox, Network, NetworkEnd
 from fedloom.peers.clock import Events, synchronous
 from fedloom.rounds.built import Built
-from fedloom.rounds.rounds import Advance, Round, cohort
+from fedloom.rounds.cohort import cohort
+from fedloom.rounds.rounds import Advance, Round
 from fedloom.rounds.worker import Executor, TrainDone, TrainJob
 from fedloom.training.flat import integer_buffers
 

@@ -1,0 +1,101 @@
+"""A site's own terms: what a node demands of a run before it trains in it. What is not known is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from fedloom.core.foreign import shown
+from fedloom.engines.flower.wire import RefusedError
+from fedloom.recipes.schema import Recipe
+from fedloom.rounds.built import Built
+from fedloom.settings.section import Count, Positive, Section
+
+
+class AtLeast(Section):
+    """Differential privacy that a run must have."""
+
+    epsilon: Positive
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    trust: Literal["central", "local"] = "central"
+    """local: the server is not trusted to add noise, this node adds it."""
+
+
+class SiteTerms(Section):
+    """The section terms of node.yaml; null demands nothing. The node looks at the recipe that it runs itself, and takes
+    the server's word only for how many clients there are."""
+
+    methods: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """Names of methods and add-ons that may run; a method made in Python is none of them."""
+    robust: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """Add-ons one of which the method must have."""
+    privacy: AtLeast | None = None
+    leaves: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
+    """Globs of what may leave: parameters and running statistics by their names, and beside:NAME for what a method
+    sends beside the update (extras, auxiliary vectors, support)."""
+    rounds: Count | None = None
+    """Most rounds that a run may have, and most trainings that this node answers in it, whoever asks."""
+    clients: Count | None = None
+    """Least number of clients that are expected in a round."""
+
+    def agree(self, recipe: Recipe) -> None:
+        """Raise RefusedError where the recipe does not fulfil the terms."""
+        _refuse(self._of_recipe(recipe))
+
+    def agree_to(self, built: Built, clients: Any, answered: int = 0) -> None:
+        """Raise RefusedError where the run does not fulfil the terms, after so many trainings for it."""
+        _refuse(self._of_recipe(built.recipe))
+        _refuse(self._of_run(built, clients, answered))
+
+    def _of_recipe(self, recipe: Recipe) -> Iterator[str]:
+        method, section = recipe.method, recipe.privacy
+        named = ("made in Python" if method.is_held or method.python else method.name, *method.add)
+        for name in named if self.methods is not None else ():
+            if name not in (self.methods or ()):
+                yield f"methods: {name} found, expected only {', '.join(self.methods or ())}"
+        if self.robust is not None and not set(self.robust) & set(method.add):
+            yield f"robust: {', '.join(method.add) or 'no add-on'} found, expected one of {', '.join(self.robust)}"
+        if self.rounds is not None and recipe.training.rounds > self.rounds:
+            yield f"rounds: {recipe.training.rounds} found, expected at most {self.rounds}"
+        if self.privacy is None:
+            return
+        if section is None:
+            yield "privacy: none found, expected a section privacy"
+        elif self.privacy.trust == "local" and section.trust == "central":
+            yield "privacy.trust: central found, expected local"
+        elif section.delta > self.privacy.delta:
+            yield f"privacy.delta: {section.delta:g} found, expected at most {self.privacy.delta:g}"
+        elif section.bound is None or section.bound > self.privacy.epsilon:
+            found = "no budget" if section.bound is None else f"{section.bound:g}"
+            yield f"privacy.epsilon: {found} found, expected a budget of at most {self.privacy.epsilon:g}"
+
+    def _of_run(self, built: Built, clients: Any, answered: int) -> Iterator[str]:
+        method, layout = built.method, built.layout
+        if self.leaves is not None:
+            names = [*method.shared_part(layout).names]
+            names += [] if method.buffers == "local" else method.shared_buffers(layout).names
+            beside = [*sorted(method.extras), *method.auxiliary, *(("support",) if method.wants_support else ())]
+            for name in (*names, *(f"beside:{name}" for name in beside)):
+                if not any(fnmatchcase(name, glob) for glob in self.leaves):
+                    yield f"leaves: {name} would leave, expected only {', '.join(self.leaves)}"
+        if self.rounds is not None and answered >= self.rounds:
+            yield f"rounds: {answered} trainings are done, expected at most {self.rounds}"
+        if self.clients is not None:
+            known = clients if isinstance(clients, int) else 0
+            expected = known * built.recipe.training.participation
+            if expected < self.clients:
+                said = f"{expected:g} expected in a round" if known else f"{shown(clients)} found"
+                yield f"clients: {said}, expected at least {self.clients}"
+
+
+def _refuse(reasons: Iterator[str]) -> None:
+    if why := next(reasons, None):
+        raise RefusedError(f"this site's terms: {why}")
+
+
+def trainings(lines: Sequence[Mapping[str, Any]], run: str) -> int:
+    """How many trainings of a run an audit file says were begun."""
+    return sum(line["what"] == "train" and line.get("run") == run for line in lines)

@@ -1,0 +1,106 @@
+"""Who sees what of clients' updates in a run: what its stages need, and whose row its personal mixes give away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from fedloom.core.context import Row, generator, row_key
+from fedloom.core.updates import Updates
+from fedloom.maths.leaks import leaked, mixing_of
+from fedloom.rounds.built import Built
+from fedloom.rounds.messages import rows_of
+from fedloom.rounds.progress import Progress
+from fedloom.rounds.rounds import Round
+from fedloom.stages.stage import Chain, Stage, adds_up
+
+LARGEST = 50_000_000
+"""Mixes of at most so many numbers are tried."""
+_NAMED = 5
+
+
+def needed(stage: Stage) -> str:
+    """What a stage needs of the rows to do its work, by its traits."""
+    if stage.traits.hides or adds_up(stage):
+        return "sums"
+    return "the Gram matrix or extras" if stage.traits.kind == "mix" else "rows"
+
+
+def told(built: Built) -> list[str]:
+    """Who sees what, in sentences, for the dry run."""
+    method, peers = built.method, built.recipe.peers
+    if method.pooled or method.shares_nothing:
+        return []
+    gets = "rows with noise" if built.terms is not None and built.terms.trust == "local" else "the rows themselves"
+    if peers is not None:
+        return [f"who sees what: each peer gets {gets} of those it hears"]
+    stages = method.stage.stages if isinstance(method.stage, Chain) else (method.stage,)
+    until = next((i for i, stage in enumerate(stages) if stage.traits.reduces), len(stages) - 1)
+    needs = ", ".join(f"{type(stage).__name__} needs {needed(stage)}" for stage in stages[: until + 1])
+    notes = [f"who sees what: {needs}; the server gets {gets}"]
+    return notes if method.stage.traits.reduces else [*notes, f"who sees what: {_given_away(built)}"]
+
+
+def _given_away(built: Built) -> str:
+    """Whose rows follow from the personal mixes of a round, in a sentence."""
+    try:
+        rows = _tried(built)
+    except _UnknownError as why:
+        return f"each client gets a mix of its own; whether these give rows away is not known before the run ({why})"
+    if not rows:
+        return "no row follows from the personal mixes of all (tried with random rows)"
+    names = [row_key(row).replace("\x1f", "/") for row in rows]
+    some = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    return f"the rows of {some} follow from the personal mixes of all, so hiding them from the server would be void"
+
+
+class _UnknownError(Exception):
+    pass
+
+
+def _tried(built: Built) -> list[Row]:
+    """The rows that follow from what the aggregation makes of random ones."""
+    method, federation = built.method, built.federation
+    shared = method.shared_part(built.layout)
+    rows = tuple(sorted(rows_of(method, federation, federation.trainers), key=row_key))
+    if len(rows) * shared.d > LARGEST:
+        raise _UnknownError("the model is large")
+    masks = [federation.present(federation.client(c), shared, () if t is None else (t,)) for c, t in rows]
+    present = None if any(mask is None for mask in masks) else torch.cat([m for m in masks if m is not None])
+    X = torch.randn(len(rows), shared.d, generator=generator(0, "who sees what"), dtype=torch.float64)
+    if present is not None:
+        for i, s in enumerate(shared.slices):
+            X[:, s] *= present[:, i : i + 1]
+    ones = torch.ones(len(rows), dtype=torch.float64)
+    updates = Updates(shared, rows, X, ones, ones, present=present, extra=dict(_extras(built, rows)))
+    if "base" in method.stage.traits.reads:
+        updates = updates.replace(base=torch.zeros_like(X))
+    ctx = Round(built, 1, Progress()).ctx(tuple(federation.trainers))
+    try:
+        out, _ = method.stage(updates, method.stage.init(shared), ctx)
+    except (RuntimeError, ValueError, KeyError, IndexError, AttributeError) as error:
+        raise _UnknownError("it looks at more than rows") from error
+    found: set[int] = set()
+    for s in shared.slices:
+        if s.stop - s.start >= len(rows):
+            W = mixing_of(X[:, s], out.X[:, s])
+            if W is None:
+                raise _UnknownError("it does more than mix")
+            found |= set(leaked(W))
+    return [rows[i] for i in sorted(found)]
+
+
+def _extras(built: Built, rows: tuple[Row, ...]) -> Iterator[tuple[str, list[Any]]]:
+    """The extras that are known before a run."""
+    clients = [built.federation.client(client) for client, _ in rows]
+    known: dict[str, list[Any]] = {
+        "steps": [1.0] * len(rows),
+        "domain": [client.domain or "" for client in clients],
+        "tasks": [",".join(sorted(client.tasks)) for client in clients],
+    }
+    for name in built.method.extras:
+        if name not in known:
+            raise _UnknownError(f"it looks at {name}")
+        yield name, known[name]

@@ -1,0 +1,96 @@
+"""What happened, in a file that shows where it was changed: one line an event, each with the hash of the one before.
+
+Who can write the file can write another from its beginning, or cut off its end; so `fedloom audit` prints the last
+hash, which another party may keep. Free of torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fedloom.errors import StateError
+
+FILE = "audit.jsonl"
+START = "0" * 64
+"""What stands before the first line."""
+
+
+class Audit:
+    """The audit file of a server's run, or of a node's home."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def note(self, what: str, **about: Any) -> None:
+        """Append what happened; it is on the disk when this returns.
+
+        Raises StateError where the end of the file is not one of its lines. What a crash cut short is taken away.
+        """
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with self.file.open("a+b") as file:
+            with contextlib.suppress(ImportError):  # not a POSIX system
+                import fcntl
+
+                fcntl.flock(file, fcntl.LOCK_EX)  # a node's messages may come to several processes
+            number, before = self._end(file)
+            line = {"number": number, "at": datetime.now(UTC).isoformat(), "what": what, **about, "before": before}
+            file.write(json.dumps({**line, "hash": _hash(line)}, sort_keys=True).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _end(self, file: Any) -> tuple[int, str]:
+        """(number of the next line, hash of the last one)."""
+        size, length = file.seek(0, os.SEEK_END), 1 << 12
+        tail = b""
+        while tail.count(b"\n") < 2 and len(tail) < size:  # the line before the last one, too
+            file.seek(max(size - length, 0))
+            tail, length = file.read(), 4 * length
+        whole = tail[: tail.rfind(b"\n") + 1]
+        if len(whole) < len(tail):
+            file.truncate(size - len(tail) + len(whole))
+        if not whole:
+            return 0, START
+        last = _read(whole.splitlines()[-1], f"{self.file}, last line")
+        return last["number"] + 1, last["hash"]
+
+
+def verified(file: Path) -> list[dict[str, Any]]:
+    """The lines of an audit file. Raises StateError, with the line, where one is not what was written."""
+    try:
+        raw = file.read_bytes()
+    except OSError as error:
+        raise StateError(f"{file} cannot be read: {error.strerror}") from None
+    lines: list[dict[str, Any]] = []
+    before = START
+    for number, text in enumerate(raw.splitlines()):
+        where = f"{file}, line {number + 1}"
+        line = _read(text, where)
+        if line["number"] != number or line.get("before") != before:
+            raise StateError(f"{where}: it does not follow the line before it: lines were removed, added or moved")
+        lines.append(line)
+        before = line["hash"]
+    if raw and not raw.endswith(b"\n"):
+        raise StateError(f"{file}, line {len(lines)}: it is cut off")
+    return lines
+
+
+def _read(text: bytes, where: str) -> dict[str, Any]:
+    """One line. Raises StateError where it is not what was written."""
+    try:
+        line = json.loads(text)
+        told = line.pop("hash")
+        if told == _hash(line) and isinstance(line["number"], int) and isinstance(line["what"], str):
+            return {**line, "hash": told}
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        pass
+    raise StateError(f"{where}: its content is not what its hash says: it was changed or cut off")
+
+
+def _hash(line: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(line, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,118 @@
+"""A site's own terms: its node refuses by itself, and the server learns why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedloom.errors import UserError
+from fedloom.recipes.loader import load
+from fedloom.runs.audit import verified
+from sites_support import RECIPE, Go, events, trained
+
+pytest.importorskip("flwr")
+
+from fedloom.engines.flower.nodes import NodeConfig
+from fedloom.engines.flower.terms import SiteTerms
+from fedloom.engines.flower.wire import RefusedError
+from fedloom.rounds.build import build
+
+Demand = Callable[..., Path]
+
+
+@pytest.fixture
+def demand(homes: dict[int, dict[str, str]]) -> Iterator[Demand]:
+    """Give the clinic's node terms, for one test."""
+    home = Path(next(c["home"] for c in homes.values() if c["home"].endswith("clinic")))
+    before = (home / "node.yaml").read_text()
+
+    def change(**terms: Any) -> Path:
+        (home / "node.yaml").write_text(json.dumps({**json.loads(before), "terms": terms}))
+        return home
+
+    yield change
+    (home / "node.yaml").write_text(before)
+
+
+def test_a_node_whose_terms_are_not_met_does_not_join_and_says_why(go: Go, demand: Demand) -> None:
+    home = demand(methods=["fedper"], rounds=10)
+    with pytest.raises(UserError, match="2 of 3 nodes reported"):
+        go()
+    last = verified(home / "audit.jsonl")[-2:]
+    assert [line["what"] for line in last] == ["policy", "refuse"]
+    assert last[1]["why"] == "this site's terms: methods: fedavg found, expected only fedper"
+
+
+def test_what_only_the_built_run_shows_is_refused_when_it_is_asked_for(go: Go, demand: Demand) -> None:
+    demand(leaves=["encoder.*"])
+    result = go("training.rounds=1")
+    assert trained(result.folder) == [["lab", "office"]]
+    why = [event["why"] for event in events(result.folder) if event["event"] == "answer dropped"]
+    assert all("this site's terms: leaves: heads." in text for text in why), why
+    told = verified(result.folder / "audit.jsonl")
+    assert {line["client"] for line in told if line["what"] == "join"} == {"clinic", "lab", "office"}
+    assert any(line["what"] == "answer dropped" and "leaves" in line["why"] for line in told)
+    assert {line["what"] for line in told} >= {"checkpoint", "export"}
+
+
+def test_a_node_whose_terms_are_met_takes_part_and_writes_it_down(go: Go, demand: Demand) -> None:
+    home = demand(methods=["fedper"], leaves=["encoder.*"], rounds=2, clients=3)
+    result = go("method=fedper", "training.rounds=2")
+    assert trained(result.folder) == [["clinic", "lab", "office"]] * 2
+    mine = [line["what"] for line in verified(home / "audit.jsonl")]
+    assert mine[-7:] == ["policy", "join", "train", "checkpoint", "train", "checkpoint", "export"]
+
+
+def of(*changes: str) -> Any:
+    return build(load({**RECIPE, "data": "digits", "partition": "one-task", "runtime": {}}, changes))
+
+
+PRIVATE = "privacy={clip: 1, noise: 2.0, delta: 1.0e-3, budget: 50}"
+TERMS: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
+    ({"methods": ["fedavg"]}, ("method={name: fedavg, add: {pcgrad: }}",), "methods: pcgrad found"),
+    ({"robust": ["krum", "median"]}, (), "robust: no add-on found, expected one of krum, median"),
+    ({"rounds": 2}, (), "rounds: 3 found, expected at most 2"),
+    ({"privacy": {"epsilon": 8, "delta": 1e-3}}, (), "privacy: none found"),
+    ({"privacy": {"epsilon": 8, "delta": 1e-5}}, ("method.weights=uniform", PRIVATE), "privacy.delta: 0.001 found"),
+    ({"privacy": {"epsilon": 8, "delta": 1e-3}}, ("method.weights=uniform", PRIVATE), "privacy.epsilon: 50 found"),
+    (
+        {"privacy": {"epsilon": 50, "delta": 1e-3, "trust": "local"}},
+        ("method.weights=uniform", PRIVATE),
+        "privacy.trust: central found, expected local",
+    ),
+    ({"leaves": ["*"]}, ("method=scaffold", "training.rounds=1"), ""),
+    ({"leaves": ["encoder.*", "heads.*"]}, ("method=scaffold",), "leaves: beside:control would leave"),
+    ({"clients": 5}, (), "clients: 4 expected in a round, expected at least 5"),
+]
+
+
+@pytest.mark.parametrize(("terms", "changes", "why"), TERMS)
+def test_each_term(terms: dict[str, Any], changes: tuple[str, ...], why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    built = of(*changes)
+    site = SiteTerms.model_validate(terms)
+    if not why:
+        site.agree_to(built, 4)
+        return
+    with pytest.raises(RefusedError) as refused:
+        site.agree_to(built, 4)
+    assert f"this site's terms: {why}" in str(refused.value)
+
+
+def test_trainings_are_counted_and_an_unknown_number_of_clients_is_refused() -> None:
+    built = of("training.rounds=2")
+    with pytest.raises(RefusedError, match="2 trainings are done, expected at most 2"):
+        SiteTerms(rounds=2).agree_to(built, 4, answered=2)
+    with pytest.raises(RefusedError, match="clients: None found, expected at least 2"):
+        SiteTerms(clients=2).agree_to(built, None)
+
+
+def test_terms_that_cannot_be_read_refuse_everything(go: Go, demand: Demand) -> None:
+    home = demand(method=["fedavg"])
+    with pytest.raises(UserError, match=r"terms\.method: unknown key"):
+        NodeConfig.read(home / "node.yaml")
+    with pytest.raises(UserError, match="2 of 3 nodes reported"):
+        go()

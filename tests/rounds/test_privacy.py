@@ -1,0 +1,229 @@
+"""Private runs: what rounds cost, that it is on record and kept, where a run stops, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import fedloom
+from fedloom.engines.api import Result, plan
+from fedloom.errors import RecipeError, StateError, UserError
+from fedloom.methods.method import Method
+from fedloom.methods.private import private
+from fedloom.rounds.build import build
+from fedloom.rounds.cohort import cohort
+from fedloom.rounds.privacy import SPENT, Terms, ratio, terms_of
+from fedloom.rounds.progress import Progress
+from fedloom.rounds.rounds import Round, initial_state, paid
+from fedloom.rounds.server import server_step
+from fedloom.runs.reader import Run
+from fedloom.stages.mean import Mean
+from fedloom.stages.private import PrivateMean
+from fedloom.stages.stage import Chain, Stage, Traits
+from tests_support import assert_same, load_recipe, stopped_after
+
+Quick = Callable[..., Result]
+GIVEN = "privacy={clip: 1, noise: 2.0, delta: 1.0e-3}"
+FEDPER = "method={name: fedper, weights: uniform}"
+SMALL = "model={name: small-cnn, width: 1, hidden: 2}"
+
+
+def terms(**changes: object) -> Terms:
+    about = {"noise": 1.0, "delta": 1e-5, "accountant": "rdp", "trust": "central", "sampling": "poisson"}
+    return Terms(**{**about, "clients": 0, "drawn": 0.1, **changes})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def dp() -> object:
+    return pytest.importorskip("dp_accounting", reason="needs the extra `privacy`")
+
+
+def test_epsilon_is_that_of_the_library(dp: object) -> None:
+    from dp_accounting import (
+        GaussianDpEvent,
+        NeighboringRelation,
+        PoissonSampledDpEvent,
+        SampledWithoutReplacementDpEvent,
+    )
+    from dp_accounting.pld import PLDAccountant
+    from dp_accounting.rdp import RdpAccountant
+
+    poisson = PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0))
+    expected = RdpAccountant().compose(poisson, 300).get_epsilon(1e-5)
+    assert terms().epsilon(300) == pytest.approx(expected, abs=1e-6) == pytest.approx(13.71, abs=0.01)
+    tighter = PLDAccountant().compose(poisson, 300).get_epsilon(1e-5)
+    assert terms(accountant="pld").epsilon(300) == pytest.approx(tighter, abs=1e-6) == pytest.approx(12.40, abs=0.01)
+    replaced = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
+    replaced.compose(SampledWithoutReplacementDpEvent(100, 10, GaussianDpEvent(2.0)), 20)
+    fixed = terms(sampling="fixed", clients=100, drawn=10, noise=4.0)
+    assert fixed.epsilon(20) == pytest.approx(replaced.get_epsilon(1e-5), abs=1e-6)
+
+
+def test_another_client_in_the_place_of_one_moves_a_sum_twice_as_far(dp: object) -> None:
+    everyone = terms(drawn=1.0)
+    assert terms(sampling="fixed", clients=10, drawn=10, noise=2.0).epsilon(3) == pytest.approx(everyone.epsilon(3))
+    assert terms(trust="local", drawn=1.0, noise=2.0).epsilon(3) == pytest.approx(everyone.epsilon(3))
+
+
+def test_noise_is_the_least_for_a_wanted_epsilon(dp: object) -> None:
+    recipe = load_recipe("privacy={clip: 1, epsilon: 8, delta: 1.0e-5}", FEDPER, "training.rounds=100")
+    found = terms_of(recipe, 10)
+    assert found is not None
+    assert found.noise == pytest.approx(6.38, abs=0.02), "100 rounds of all clients"
+    assert 7.97 < found.epsilon(100) <= 8
+    assert ratio(found, 14_000, 10, 1.0) == pytest.approx(75, abs=0.6)
+    assert ratio(found, 600_000, 10, 1.0) == pytest.approx(494, abs=2)
+
+
+def test_each_round_is_on_record_and_a_resumed_run_is_the_same(quick: Quick, tmp_path: Path, dp: object) -> None:
+    changes = (FEDPER, SMALL, GIVEN, "training.participation=0.5", "training.rounds=3")
+    whole = quick(*changes)
+    spent = [record["epsilon"] for _, record in Run.read(whole.folder).records("privacy")]
+    assert len(spent) == 3
+    assert spent == sorted(set(spent))
+    assert spent[-1] == pytest.approx(terms(noise=2.0, delta=1e-3, drawn=0.5).epsilon(3))
+    part = stopped_after(2, tmp_path / "part", load_recipe(*changes))
+    assert_same(fedloom.resume(part), whole)
+
+
+def test_a_run_stops_before_its_budget_is_overdrawn(quick: Quick, dp: object) -> None:
+    one, two = (terms(noise=2.0, delta=1e-3, drawn=1.0).epsilon(rounds) for rounds in (1, 2))
+    budget = (one + two) / 2
+    found = quick(
+        FEDPER, SMALL, f"privacy={{clip: 1, noise: 2.0, delta: 1.0e-3, budget: {budget}}}", "training.rounds=3"
+    )
+    assert found.status == SPENT
+    assert Run.read(found.folder).last_round == 1
+    assert found.final().values, "the last round is measured"
+    with pytest.raises(RecipeError, match=r"privacy.budget: 0.01 found, but one round alone costs"):
+        build(load_recipe(FEDPER, "privacy={clip: 1, noise: 2.0, delta: 1.0e-3, budget: 0.01}"))
+
+
+def test_what_rounds_cost_cannot_change_behind_their_back() -> None:
+    with pytest.raises(StateError, match="the 2 rounds that are done had no privacy"):
+        terms().agree({"round": 2})
+    with pytest.raises(StateError, match=r"had \{'noise': 2.0\}"):
+        terms().agree({"round": 2, "privacy": {**vars(terms()), "noise": 2.0}})
+    terms().agree({"round": 0})
+    terms().agree({"round": 2, "privacy": dict(vars(terms()))})
+
+
+def test_a_missing_accountant_is_said_before_the_first_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    built = build(load_recipe(FEDPER, "privacy={clip: 1, noise: 2.71, delta: 1.0e-3}"))
+    with pytest.raises(UserError, match=r"pip install 'fedloom\[privacy\]'"):
+        paid(built, {"round": 0})
+
+
+def test_poisson_draws_each_client_by_itself() -> None:
+    names = [f"c{i:03}" for i in range(200)]
+    sizes = [len(cohort(names, 0.1, 0, round, poisson=True)) for round in range(200)]
+    assert len(set(sizes)) > 5
+    assert sum(sizes) / 200 == pytest.approx(20, abs=1)
+    assert {len(cohort(names, 0.1, 0, round)) for round in range(5)} == {20}
+    assert cohort(["a"], 0.01, 0, 1, poisson=True) == ()
+
+
+def test_rounds_without_anyone_release_noise(dp: object) -> None:
+    built = build(load_recipe(FEDPER, SMALL, GIVEN, "training.participation=0.5"))
+    before = initial_state(built)["server"]
+    now = Round(built, 1, Progress())
+    after = server_step(built.method, built.layout, built.federation, [], before, now.ctx(()))
+    assert not torch.equal(after["model"], before["model"])
+
+
+def test_a_deployment_draws_noise_and_cohorts_from_what_nobody_knows() -> None:
+    here, nodes = (build(load_recipe(FEDPER, GIVEN, *more)).setup for more in ((), ("runtime.engine=flower",)))
+    assert here.ctx(1).secret is None
+    assert nodes.ctx(1).secret != nodes.ctx(1).secret, "also where the server asks for a round again"
+    built = build(load_recipe(FEDPER, GIVEN, "training.participation=0.5"))
+    assert len({Round(built, 1, Progress(), secret=secret).cohort() for secret in "abcdefgh"}) > 1
+
+
+def test_each_start_of_a_deployment_costs_a_round_more(dp: object) -> None:
+    nodes, here = (build(load_recipe(FEDPER, GIVEN, *more)) for more in (("runtime.engine=flower",), ()))
+    done = {"round": 1, "privacy": vars(here.terms)}
+    assert "again" not in paid(here, done)[1]
+    assert paid(nodes, paid(nodes, done)[1])[1]["again"] == 2
+    with pytest.raises(RecipeError, match=r"runtime.checkpoint_every: 5 found, .* expected 1"):
+        build(load_recipe(FEDPER, GIVEN, "runtime.engine=flower", "runtime.checkpoint_every=5"))
+
+
+CENTRAL = {
+    "method=fedavg": "set method.weights: uniform",
+    "method=local": "so there is nothing to protect",
+    "method={name: matu, weights: uniform}": "sends a row for each task",
+    "method={name: scaffold, weights: uniform}": "sends control beside the update, which no noise protects",
+    "method={name: fedavg, weights: uniform, add: {feddea: {at: server}}}": "changes rows behind the clip",
+    "method={name: fedavg, weights: uniform, add: {pcgrad: }}": "weighs or mixes rows by what is in them",
+    "method={name: fedhca2, weights: uniform}": "sends domain, tasks, support beside the update",
+    "method={name: fedamp, weights: uniform, share: encoder}": "expected a server that takes a mean of rows",
+    "early_stopping={patience: 1}": "it looks at clients' validation data",
+    "peers={graph: full}": "set trust: local",
+    "model=resnet10": "running statistics",
+}
+
+
+@pytest.mark.parametrize("change", CENTRAL)
+def test_what_nobody_can_account_for_is_refused(change: str) -> None:
+    with pytest.raises(RecipeError, match="privacy|early_stopping|buffers") as refused:
+        build(load_recipe("method={name: fedavg, weights: uniform}", GIVEN, change))
+    assert CENTRAL[change] in str(refused.value)
+
+
+def test_feddea_before_the_clip_and_local_noise_before_any_mix_are_accepted() -> None:
+    method = build(load_recipe("method={name: fedavg, weights: uniform, add: {feddea: }}", GIVEN)).method
+    assert [type(stage).__name__ for stage in method.edge.inner] == ["TopMagnitude", "Bounded"]
+    capped = build(load_recipe("method={name: fedavg, max_examples: 50}", GIVEN)).method.stage
+    assert capped == PrivateMean(1.0, 2.0, 1.0, 50.0)
+    local = build(load_recipe("method={name: fedavg, add: {pcgrad: }}", GIVEN, "privacy.trust=local")).method
+    assert [type(stage).__name__ for stage in local.edge.inner] == ["Bounded", "RowNoise"]
+
+
+@dataclass(frozen=True)
+class Halved(Stage):
+    looks_at: frozenset[str] = frozenset({"X"})
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(reads=self.looks_at)
+
+
+def test_what_stands_behind_the_noise_sees_nothing_else() -> None:
+    method = Method(stage=Mean() >> Halved(), weights="uniform")
+    made = private(method, clip=1.0, noise=2.0, share=1.0, local=False).stage
+    assert made == Chain((PrivateMean(1.0, 2.0), Halved()))
+    curious = replace(method, stage=Mean() >> Halved(frozenset({"X", "n"})))
+    with pytest.raises(RecipeError, match="reads n of the rows"):
+        private(curious, clip=1.0, noise=2.0, share=1.0, local=False)
+
+
+@pytest.mark.parametrize(
+    ("privacy", "why"),
+    [
+        ("{clip: 1, delta: 1.0e-5}", "privacy.noise: neither found, expected either noise or epsilon"),
+        ("{clip: 1, delta: 1.0e-5, noise: 1, epsilon: 1}", "privacy.noise: both found"),
+        ("{clip: 1, noise: 1}", "privacy.delta: missing"),
+        ("secure-aggregation", "privacy: secure-aggregation found, which is not offered"),
+        (
+            "{clip: 1, delta: 1.0e-5, noise: 1, sampling: fixed, accountant: pld}",
+            "privacy.accountant: pld found, but it knows no sampling of a fixed number",
+        ),
+    ],
+)
+def test_a_section_that_says_too_little_or_too_much(privacy: str, why: str) -> None:
+    with pytest.raises(RecipeError) as refused:
+        load_recipe(f"privacy={privacy}")
+    assert why in str(refused.value)
+
+
+def test_the_dry_run_says_whether_it_can_learn(dp: object) -> None:
+    notes = [note for note in plan(load_recipe(FEDPER, GIVEN)).notes if note.startswith("privacy")]
+    assert "after 2 rounds (rdp)" in notes[0]
+    assert "77.6 times as long" in notes[1]
+    assert notes[1].endswith("this will not learn")

@@ -1,0 +1,69 @@
+"""An audit file shows where it was changed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedloom.errors import StateError
+from fedloom.runs.audit import START, Audit, verified
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    for what in ("join", "refuse", "checkpoint", "export"):
+        Audit(tmp_path / "audit.jsonl").note(what, client="ann", why="Ä\n")
+    return tmp_path / "audit.jsonl"
+
+
+def test_lines_follow_each_other(file: Path) -> None:
+    lines = verified(file)
+    assert [line["what"] for line in lines] == ["join", "refuse", "checkpoint", "export"]
+    assert [line["before"] for line in lines] == [START, *(line["hash"] for line in lines[:-1])]
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_a_changed_line_is_found(file: Path, number: int) -> None:
+    lines = file.read_text().splitlines()
+    lines[number] = lines[number].replace("ann", "bob")
+    file.write_text("\n".join(lines) + "\n")
+    with pytest.raises(StateError, match=f"line {number + 1}: its content is not what its hash says"):
+        verified(file)
+
+
+@pytest.mark.parametrize("order", [[1, 2, 3], [0, 2, 3], [0, 2, 1, 3], [0, 1, 1, 2, 3]])
+def test_lines_that_were_removed_moved_or_added_are_found(file: Path, order: list[int]) -> None:
+    lines = file.read_text().splitlines()
+    file.write_text("".join(f"{lines[i]}\n" for i in order))
+    with pytest.raises(StateError, match="does not follow the line before it"):
+        verified(file)
+
+
+def test_a_cut_end_is_found_and_what_a_crash_cut_short_is_taken_away(file: Path) -> None:
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-20])
+    with pytest.raises(StateError, match="line 4"):
+        verified(file)
+    Audit(file).note("leave", client="ann")
+    assert [line["what"] for line in verified(file)] == ["join", "refuse", "checkpoint", "leave"]
+
+
+@pytest.mark.parametrize(
+    "text", ["[]\n", "{}\n", '{"hash": 1}\n', "\xff\n", '{"number": 0, "hash": ""}\n', "[" * 9999 + "\n"]
+)
+def test_nothing_is_added_to_what_is_no_audit_file(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "audit.jsonl"
+    file.write_bytes(text.encode("latin-1"))
+    with pytest.raises(StateError, match="its content is not what its hash says"):
+        Audit(file).note("join")
+    with pytest.raises(StateError, match="its content is not what its hash says"):
+        verified(file)
+
+
+def test_a_long_line_is_followed(tmp_path: Path) -> None:
+    audit = Audit(tmp_path / "audit.jsonl")
+    audit.note("policy", terms="x" * 100_000)
+    audit.note("join")
+    assert json.loads(audit.file.read_text().splitlines()[1])["number"] == 1
