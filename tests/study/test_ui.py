@@ -26,7 +26,7 @@ def quick_script(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(path: Path, rounds: int = 2) -> Path:
     path.mkdir(parents=True, exist_ok=True)
-    recipe = {"name": NASTY, "seed": 3, "data": {"name": "toy"}, "training": {"rounds": 9}}
+    recipe = {"name": NASTY, "seed": 3, "data": {"name": "toy"}, "method": {"name": "m"}, "training": {"rounds": 9}}
     clients = {"a": {"tasks": {"seg": 1.0}}, "b": {"tasks": {"seg": 1.0}}}
     (path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     (path / "run.json").write_text(json.dumps({"method": "m", "tasks": TASKS, "clients": clients, "status": "running"}))
