@@ -79,7 +79,9 @@ def test_the_base_is_of_the_same_clients_and_data_and_the_better_one(tmp_path: P
     values = dict.fromkeys(NAMES, 0.5)
     folder = run(tmp_path / "z", values)
     assert collect(folder).against is None  # type: ignore[union-attr]
-    assert "train them alone with method=local" in Page(write(folder).read_text("utf-8")).text
+    said = Page(write(folder).read_text("utf-8")).text
+    assert "train them alone with method=local" in said
+    assert "After 3 rounds: 0.5000 mIoU on seg." in said
     run(tmp_path / "a-other-clients", values, "local", partition_hash="q")
     run(tmp_path / "b-not-known", values, "local", data_hash=None)
     (run(tmp_path / "c-damaged", values, "local") / "metrics.jsonl").write_text("{\n{}\n")

@@ -245,7 +245,8 @@ def test_a_thousand_clients_open_quickly(browser: Any, tmp_path: Path) -> None:
     }
     groups = [{**group, "layers": f"layer{i}"} for i in range(4)]
     about = {"rows": [[r, None] for r in rows], "out": [["*", None]], "shown": list(range(32)), "groups": groups}
-    recipe = {"name": "big", "seed": 0, "data": {"name": "toy"}, "method": {"name": "fedavg"}, "training": {"rounds": 300}}
+    recipe = {"name": "big", "seed": 0, "data": {"name": "toy"}, "training": {"rounds": 300}}
+    recipe |= {"method": {"name": "fedavg"}}
     tasks = {"t": {"kind": "classification", "primary": "accuracy", "metrics": {"accuracy": "max"}}}
     held = {c: {"tasks": {"t": 1.0}, "domain": None, "train": 30, "val": 3} for c in clients}
     info = {"method": "fedavg", "tasks": tasks, "clients": held, "status": "finished", "final_round": 300}

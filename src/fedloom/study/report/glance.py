@@ -67,7 +67,9 @@ def of_run(report: RunReport) -> Glance:
     base = {} if held is None else held.over_rounds
     rounds = max((max(c.mean, default=0) for c in report.curves), default=0)
     said = [
-        words.ahead(rounds, held.label, changes) if held is not None and held.each else "",
+        words.ahead(rounds, held.label, changes)
+        if held is not None and held.each
+        else words.came_out(rounds, [(s.task, s.metric, words.number(s.mean)) for s in _first(report.scores)]),
         words.told_for(by_task),
         words.losers(changes),
         words.trend(slope(report.curves)),

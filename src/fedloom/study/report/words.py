@@ -93,6 +93,12 @@ def ahead(rounds: int, base: str, changes: Mapping[str, float]) -> str:
     return f"After {count(rounds, 'round')} {who} ahead of {base} (median {change(middle)})."
 
 
+def came_out(rounds: int, values: Sequence[tuple[str, str, str]]) -> str:
+    """What came out where there is no base; from (task, metric, number)."""
+    each = [f"{value} {metric(name)} on {task}" for task, name, value in values]
+    return f"After {count(rounds, 'round')}: {listed(each)}." if each else ""
+
+
 def told_for(by_name: Mapping[str, Estimate]) -> str:
     """For which tasks (or methods) a change is told from 0, for better or worse, and for which it is not."""
     better = [name for name, of in by_name.items() if told(of) and of.mean > 0]
