@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import subprocess
 import sys
@@ -31,8 +33,9 @@ def test_a_run(quick: Callable[..., Result], tmp_path: Path) -> None:
     assert result.exit_code == 0, result.output
     assert result.output.strip() == str(out)
     data = data_of(out)
-    assert out.read_text("utf-8").count("plotly.js v") >= 1
-    assert out.stat().st_size < 8_000_000
+    packed = out.read_text("utf-8").partition('id="plotly">')[2].partition("</script>")[0]
+    assert "plotly.js v" in gzip.decompress(base64.b64decode(packed)).decode()[:500]
+    assert out.stat().st_size < 3_000_000
     run = Run.read(folder)
     final = run.final()
     means = {(s["task"], s["metric"]): s["mean"] for s in data["scores"] if s["split"] == "test"}

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from fedloom.errors import StateError
 from fedloom.study import compare, delta_m
-from fedloom.study.tables.compare import Comparison, Estimate
+from fedloom.study.tables.compare import Comparison, Estimate, clear_best
 from fedloom.tasks.delta import delta_terms, without_base
 
 DIRECTIONS = {"semseg": "max", "depth": "min", "normals": "min", "edge": "max"}
@@ -185,13 +185,37 @@ def test_tasks_without_a_base_are_reported(run):
     assert "Δm of x leaves out semseg: the base is 0 or undefined there." in result.notes
 
 
+def test_the_best_is_marked_only_where_its_interval_stands_clear():
+    def of(mean, half=math.nan):
+        return Estimate(mean, half, 3)
+
+    assert clear_best({"a": of(5, 1), "b": of(2, 1), "c": of(math.nan)}, "max") == {"a"}
+    assert clear_best({"a": of(5, 1), "b": of(2, 1)}, "min") == {"b"}
+    assert clear_best({"a": of(5, 2), "b": of(2, 1)}, "max") == set()  # the intervals meet
+    assert clear_best({"a": of(5), "b": of(5), "c": of(4)}, "max") == {"a", "b"}  # one seed: the numbers as they are
+    assert clear_best({"a": of(5)}, "max") == set()
+
+
+def test_intervals_of_fractions_end_at_0_and_1():
+    e = Estimate(0.98, 0.05, 3)
+    assert e.of_metric("accuracy") == "0.9800 (0.9300 to 1.0000)"
+    assert e.of_metric("rmse") == "0.9800 ± 0.0500"
+    assert Estimate(0.5, 0.1, 3).of_metric("miou") == "0.5000 ± 0.1000"
+    assert Estimate(23.05, 30.0, 3).of_metric("miou") == "23.05 ± 30.00"  # in percent, as papers have it
+
+
+def test_a_label_says_only_what_most_runs_do_not_have(run):
+    runs = [run({"depth": 1.0}, "local", rounds=60), run({"depth": 1.0}, "local"), run({"depth": 1.0}, "fedavg")]
+    assert [c.label for c in compare(runs).columns] == ["local [training.rounds=60]", "local", "fedavg"]
+
+
 def test_equal_methods_are_told_apart_by_what_differs(run):
     runs = [run({"depth": 1.0}, "fedavg+feddea", rho=rho) for rho in (0.1, 0.3)]
     runs.append(run({"depth": 1.0}, "fedavg+feddea", rho=0.3, rounds=2))
     result = compare(runs)
     assert [c.label for c in result.columns] == [
-        "fedavg + feddea [method.add.feddea.rho=0.1, training.rounds=1]",
-        "fedavg + feddea [method.add.feddea.rho=0.3, training.rounds=1]",
+        "fedavg + feddea [method.add.feddea.rho=0.1]",
+        "fedavg + feddea [method.add.feddea.rho=0.3]",
         "fedavg + feddea [method.add.feddea.rho=0.3, training.rounds=2]",
     ]
     assert "rho=0.1" in printed(result)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import sys
 from pathlib import Path
@@ -163,3 +164,15 @@ class TestDrawn:
         (tmp_path / "f").touch()
         with pytest.raises(UserError, match="f/x/m-test.png: "):
             save({"m": curves([lines()])}, {"png": tmp_path / "f" / "x"})
+
+
+def test_the_numbers_behind_each_figure(tmp_path: Path) -> None:
+    clients = {"a": {1: 0.1, 2: 0.7000000000000001}, "b": {1: 0.3, 2: math.nan}}
+    lines = curves([Curves("seg", "miou", "max", "test", "global", clients)])
+    whole = {"a": {"a": 1.0, "b": -0.5}, "b": {"a": -0.5, "b": 1.0}}
+    heat = matrices(Matrices("mixing", "", "receiver", "sender", ("a", "b"), {3: whole}))
+    files = save({"curves": lines | {"title": "seg"}, "mixing": heat | {"title": "Mixing"}}, {"csv": tmp_path / "new"})
+    assert sorted(file.name for file in files) == ["Mixing-round-3.csv", "seg-miou-test-global.csv"]
+    first, second = (file.read_text("utf-8").splitlines() for file in sorted(files))
+    assert first == ["name,x,y,value", ",a,a,1.0", ",b,a,-0.5", ",a,b,-0.5", ",b,b,1.0"]
+    assert second[:5] == ["name,x,y,value", "a,1,0.1,", "a,2,0.7000000000000001,", "b,1,0.3,", "b,2,,"]

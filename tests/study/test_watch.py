@@ -24,7 +24,7 @@ CLIENTS = {"a": {"tasks": {"seg": 1.0}}, "b": {"tasks": {"seg": 1.0, "depth": 1.
 
 def folder(path: Path, rounds: int, status: str = "running", torn: str = "", **change: Any) -> Path:
     path.mkdir(parents=True, exist_ok=True)
-    recipe = {"name": "t", "seed": 3, "data": {"name": "toy"}, "training": {"rounds": 9}}
+    recipe = {"name": "t", "seed": 3, "data": {"name": "toy"}, "method": {"name": "m"}, "training": {"rounds": 9}}
     info = {"method": "fedavg", "tasks": TASKS, "clients": CLIENTS, "status": status, "final_round": rounds, **change}
     (path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     (path / "run.json").write_text(json.dumps(info))
@@ -59,6 +59,7 @@ def test_a_run_that_goes_on(tmp_path: Path) -> None:
     assert (depth.loss, depth.value, depth.best, depth.best_round) == (0.25, 5.0, 5.0, 4)
     assert seg.loss != seg.loss
     assert seg.value == pytest.approx(0.4)
+    assert depth.series == {0: 9, 1: 8, 2: 7, 3: 6, 4: 5}
 
 
 def test_a_run_that_is_over_and_one_that_has_not_begun(tmp_path: Path) -> None:
@@ -74,5 +75,5 @@ def test_the_command(tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["watch", str(folder(tmp_path, 4))])
     assert result.exit_code == 0, result.output
     text = re.sub(r"\s+", " ", result.output)
-    for part in ("t: fedavg, seed 3", "round 4 of 9", "0:20 left", "40 B sent by clients", "depth (rmse) ↓"):
+    for part in ("t: fedavg, seed 3", "round 4 of 9", "0:20 left", "40 B sent by clients", "depth (rmse) ↓ █▆▅▃▁"):
         assert part in text

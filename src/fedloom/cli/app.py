@@ -28,6 +28,7 @@ from fedloom.cli import (
     shared,
     tables,
     tasks,
+    ui,
     watch,
 )
 from fedloom.cli.data import data
@@ -218,14 +219,14 @@ for command in (
     ),
     *(tables.compare, tables.table, tables.figure, tables.bed),
     *(pretrain.pretrain, records.activated, records.hyper, records.domains, report.report),
-    *(tasks.relatedness, tasks.join, watch.watch),
+    *(tasks.relatedness, tasks.join, ui.ui, watch.watch),
 ):
     app.command()(command)
 
 
 PANELS = {
     "Train": ("demo", "run", "resume", "grid", "pretrain"),
-    "Look": ("show", "watch", "report", "picture", "methods", "recipes", "recipe"),
+    "Look": ("show", "watch", "ui", "report", "picture", "methods", "recipes", "recipe"),
     "Compare": ("compare", "table", "figure", "bed", "relatedness"),
     "Data": ("init", "data"),
     "Deploy": ("export", "predict", "flower", "audit", "doctor"),

@@ -27,6 +27,10 @@ def report(
         typer.Option(metavar="DIR", help="Write every figure to this folder too, for papers.", file_okay=False),
     ] = None,
     svg: Annotated[Path | None, typer.Option(metavar="DIR", help="The same, as SVG files.", file_okay=False)] = None,
+    pdf: Annotated[Path | None, typer.Option(metavar="DIR", help="The same, as PDF files.", file_okay=False)] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The numbers behind every figure, as CSV files.", file_okay=False)
+    ] = None,
     base: Annotated[
         str | None,
         typer.Option(
@@ -38,6 +42,7 @@ def report(
     """Show a run or a grid, finished or not, or a relatedness study as one HTML page that needs no network."""
     from fedloom.study.report import write
 
-    images = {kind: folder for kind, folder in (("png", png), ("svg", svg)) if folder is not None}
+    asked = {"png": png, "svg": svg, "pdf": pdf, "csv": csv}
+    images = {kind: folder for kind, folder in asked.items() if folder is not None}
     for written in (write(source, out, images, base), *dict.fromkeys(images.values())):
         typer.echo(f"{written}")

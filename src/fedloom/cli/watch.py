@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from fedloom.study.watch import Now
+
+
+_BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def watch(
@@ -76,16 +81,30 @@ def shown(found: Now) -> RenderableType:
         facts.append(f"{clock(found.left)} left")
     if found.quiet is not None:
         facts.append(f"last written {clock(found.quiet)} ago")
-    table = Table("task", "training loss", "now", "best", "round", "split", box=SIMPLE_HEAD)
+    if found.slow is not None:
+        facts.append(f"slowest {found.slow[0]}, {found.slow[1]:.2g} s")
+    table = Table("task", "over the rounds", "training loss", "now", "best", "round", "split", box=SIMPLE_HEAD)
     for task in found.tasks:
         best = "" if task.best_round is None else f"{task.best_round}"
-        cells = (task.name, _number(task.loss), _number(task.value), _number(task.best), best, task.split)
-        table.add_row(*map(Text, cells))
+        numbers = map(_number, (task.loss, task.value, task.best))
+        table.add_row(*map(Text, (task.name, sparkline(task.series), *numbers, best, task.split)))
     bar = Table.grid()
     if found.rounds is not None:
         bar.add_row(ProgressBar(total=found.rounds, completed=found.round, width=60))
     events = [Text(event, style="dim") for event in found.events]
     return Group(Text(found.title, style="bold"), bar, Text(" · ".join(facts)), table, *events)
+
+
+def sparkline(series: Mapping[int, float], most: int = 24) -> str:
+    """A line of blocks, one a round from the least to the largest number, of at most so many rounds; blank for nan."""
+    from fedloom.study.report.looks import thinned
+
+    values = [series[r] for r in thinned(sorted(series), most)]
+    known = [v for v in values if math.isfinite(v)]
+    if not known:
+        return ""
+    low, step = min(known), (max(known) - min(known)) / (len(_BLOCKS) - 1) or 1.0
+    return "".join(_BLOCKS[round((v - low) / step)] if math.isfinite(v) else " " for v in values)
 
 
 def _clients(found: Now) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 
 from fedloom.experiments.domain_runs import DomainModel
 from fedloom.extras import figure, need
+from fedloom.study.palette import color
 
 SPECTRUM, EMBEDDING, MAPS = "singular-values.png", "tsne.png", "grad-cam.png"
 RANK = "effective rank: exp of the entropy of the singular values, divided by their sum"
@@ -71,7 +72,7 @@ def draw(spectra: Sequence[Spectrum], embedded: Sequence[Embedded], heat: Sequen
 def _spectra(spectra: Sequence[Spectrum]) -> Any:
     """One panel per run, one line per model, one colour per domain."""
     runs = list(dict.fromkeys(s.run for s in spectra))
-    colors = {domain: f"C{i % 10}" for i, domain in enumerate(dict.fromkeys(s.view.domain for s in spectra))}
+    colors = {domain: color(i) for i, domain in enumerate(dict.fromkeys(s.view.domain for s in spectra))}
     page, axes = _panels(1, len(runs), 4.2, 3.6, sharey=True)
     largest = max((float(s.values[0]) for s in spectra), default=0.0)
     for run, panel in zip(runs, axes[0], strict=True):

@@ -77,9 +77,10 @@ class Run:
         recorded.verify(folder, info)
         recipe = recorded.recipe_of(folder)
         rounds, traffic = (lines_of(folder / name) for name in ("metrics.jsonl", "bytes.jsonl"))
+        tasks, clients = info["tasks"], {None, *info["clients"]}
         for line in rounds:
             for entry in line["metrics"]:
-                if entry["task"] not in info["tasks"] or entry["client"] not in (None, *info["clients"]):
+                if entry["task"] not in tasks or entry["client"] not in clients:
                     raise StateError(
                         f"{folder / 'metrics.jsonl'}, round {line['round']}: task {entry['task']!r} of client "
                         f"{entry['client']!r}, which run.json does not have"

@@ -18,6 +18,7 @@ from fedloom.extras import figure, save_figure
 from fedloom.runs.reader import Run
 from fedloom.settings.paths import value_at
 from fedloom.settings.registry import Registry
+from fedloom.study import palette
 from fedloom.study.grid import Grid, cells, together
 from fedloom.study.panels import STYLES, Panels, Point, line
 from fedloom.study.tables.compare import Estimate
@@ -249,7 +250,7 @@ def radar(grid: Grid, folder: Path, split: str, *, reference: str = "", tasks: l
             if not known:
                 continue
             label = f"{together(*where[1:])}, mean {math.fsum(known) / len(known):.1f} %"
-            color = f"C{number % 10}"
+            color = palette.color(number)
             axes.plot([*angles, angles[0]], [*shares, shares[0]], color=color, marker="o", markersize=3, label=label)
         axes.set_xticks(angles, [column.task for column in columns], fontsize=8)
         axes.set_ylim(bottom=0)

@@ -10,6 +10,7 @@ from typing import Any
 from fedloom.errors import RecipeError, nearest
 from fedloom.extras import figure
 from fedloom.study.grid import Grid
+from fedloom.study.palette import color
 from fedloom.study.tables.compare import Estimate
 from fedloom.study.tables.results import Combination, CombinationRuns, change
 from fedloom.study.tables.table import OVERALL, Column, columns_of, estimate
@@ -111,8 +112,8 @@ class Panels:
 
     @staticmethod
     def colors(names: Any) -> list[tuple[str, Any]]:
-        """Names with matplotlib's cycle of ten colours."""
-        return [(f"C{number % 10}", name) for number, name in enumerate(names)]
+        """Names with the colours of the palette."""
+        return [(color(number), name) for number, name in enumerate(names)]
 
     def finished(self, about: str) -> Any:
         """The figure with its title and one legend for all panels."""

@@ -29,6 +29,8 @@ class TaskNow:
     best: float | None
     best_round: int | None
     split: str
+    series: Mapping[int, float]
+    """Round -> value, of all rounds in which it was measured."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,8 @@ class Now:
     quiet: float | None
     """Seconds since the last line was written; None of a run that is over."""
     events: tuple[str, ...]
+    slow: tuple[str, float] | None
+    """The client whose local training took longest in the last round, and its seconds."""
 
 
 def now(folder: str | Path) -> Now:
@@ -79,7 +83,13 @@ def now(folder: str | Path) -> Now:
         each * max(0, int(asked) - run.last_round) if open_ and each is not None and asked is not None else None,
         None if run.is_finished else age(run.folder),
         tuple(f"round {line['round']}: {_event(e)}" for line in done for e in line.get("events", ()))[-_EVENTS:],
+        _slowest(done[-1].get("seconds_of") or {}) if done else None,
     )
+
+
+def _slowest(seconds: Mapping[str, Any]) -> tuple[str, float] | None:
+    found = {name: number_of(value) for name, value in seconds.items()}
+    return max(found.items(), key=lambda item: item[1]) if len(found) > 1 else None
 
 
 def _seconds(line: Mapping[str, Any]) -> float:
@@ -112,6 +122,7 @@ def _task(run: Run, name: str, about: Mapping[str, Any]) -> TaskNow:
         None if best is None else series[best],
         best,
         split,
+        series,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from fedloom.errors import StateError
 from fedloom.extras import figure, save_figure
 from fedloom.runs.reader import Run
+from fedloom.study.palette import COLORS, color
 from fedloom.study.tables.markup import Recorded, Records
 from fedloom.study.tables.sheet import Sheet
 
@@ -146,7 +147,9 @@ def _over_rounds(axes: Any, title: str, lines: Sequence[tuple[str, Sequence[Seri
     many = len(lines) > _TOLD_APART
     for number, (name, several) in enumerate(lines):
         look = (
-            {"color": "0.7"} if many else {"color": f"C{number % 10}", "linestyle": ("-", "--", ":")[number // 10 % 3]}
+            {"color": "0.7"}
+            if many
+            else {"color": color(number), "linestyle": ("-", "--", ":")[number // len(COLORS) % 3]}
         )
         for i, points in enumerate(several):
             x, y = [r for r, _ in points], [used(v) for _, v in points]

@@ -18,6 +18,7 @@ from fedloom.errors import StateError
 from fedloom.extras import figure
 from fedloom.runs.reader import Run, best_round
 from fedloom.study.grid import Cell, Grid, select, together
+from fedloom.study.palette import color
 from fedloom.study.panels import STYLES
 from fedloom.study.tables.markup import Records
 from fedloom.study.tables.results import Combination, read
@@ -218,8 +219,8 @@ def bars(found: GridLosses) -> Any:
             if math.isnan(mean):
                 axes.text(0, at, " no finite loss", va="center", fontsize=8)
                 continue
-            axes.barh(at, mean, color="C0", alpha=0.5)
-            axes.plot(bests, [at] * len(bests), "o", color="C0", markersize=3)
+            axes.barh(at, mean, color=color(0), alpha=0.5)
+            axes.plot(bests, [at] * len(bests), "o", color=color(0), markersize=3)
             axes.text(max(bests), at, f"  {_number(mean)}", va="center", fontsize=8)
         axes.set_yticks(range(len(cells)), list(cells), fontsize=8)
         axes.invert_yaxis()
@@ -247,7 +248,7 @@ def curves(found: GridLosses, tasks: Mapping[Combination, Mapping[int, Mapping[s
                     by_round = tasks[where][seed].get(task, {}) if axes is not row[0] else run.by_round
                     y = [loss if math.isfinite(loss) else math.nan for loss in by_round.values()]
                     label = together(*where[1:]) if style == 0 else None
-                    look = {"color": f"C{number % 10}", "linestyle": STYLES[style % len(STYLES)]}
+                    look = {"color": color(number), "linestyle": STYLES[style % len(STYLES)]}
                     axes.plot(list(by_round), y, label=label, linewidth=1, marker=".", markersize=3, **look)
             drawn = [y for one in axes.lines for y in one.get_ydata() if math.isfinite(y)]
             if drawn and 0 < WIDE * min(drawn) < max(drawn):
@@ -273,7 +274,7 @@ def stopping(found: GridLosses) -> Any:
             ran = fmean(run.rounds for run in runs.values())
             best = fmean(run.best_round or math.nan for run in runs.values())
             for shift, (value, what) in enumerate(((configured, "configured"), (ran, "run"), (best, "until the best"))):
-                left.barh(at + 0.25 * (shift - 1), value, 0.25, color=f"C{shift}", label=what if at == 0 else None)
+                left.barh(at + 0.25 * (shift - 1), value, 0.25, color=color(shift), label=what if at == 0 else None)
             right.barh(at, 100 * (1 - ran / configured), 0.5, color="C2")
         for axes, text in ((left, "rounds"), (right, "rounds saved in %")):
             axes.set_yticks(range(len(cells)), list(cells), fontsize=8)

@@ -50,11 +50,14 @@ def collect(source: str | Path, base: str | Path | None = None) -> RunReport | G
     )
 
 
-def render(report: RunReport | GridReport | RelatedReport) -> str:
-    """The HTML of a report. Raises UserError where plotly is absent."""
+def render(report: RunReport | GridReport | RelatedReport, live: bool = False) -> str:
+    """The HTML of a report. Raises UserError where Jinja2 or plotly is absent.
+
+    `live`: the page of a run asks the server that gave it for its first screen again.
+    """
     if isinstance(report, RelatedReport):
         return related.render(report)
-    return run_page.render(report) if isinstance(report, RunReport) else grid_page.render(report)
+    return run_page.render(report, live) if isinstance(report, RunReport) else grid_page.render(report)
 
 
 def write(
@@ -65,9 +68,9 @@ def write(
 ) -> Path:
     """Write the page of what `collect` finds; returns the file.
 
-    `base` is that of `collect`. Without `out` the file is report.html in that folder. `also` is "png" or "svg" -> a
-    folder, and every figure is written there too, see `images.save`. Raises StateError where there is nothing to show,
-    UserError where plotly is absent or a file cannot be written.
+    `base` is that of `collect`. Without `out` the file is report.html in that folder. `also` is "png", "svg", "pdf" or
+    "csv" -> a folder, and every figure is written there too, see `images.save`. Raises StateError where there is
+    nothing to show, UserError where Jinja2 or plotly is absent or a file cannot be written.
     """
     found = collect(source, base)
     file = found.folder / NAME if out is None else Path(out)

@@ -74,6 +74,8 @@ class Against:
     """The split of the clients' numbers."""
     each: tuple[Each, ...]
     """Task by task; empty where the runs have no client in common."""
+    over_rounds: Mapping[str, Mapping[int, float]]
+    """Task -> the base's mean over clients in each measured round."""
     notes: tuple[str, ...] = ()
 
     @property
@@ -121,9 +123,18 @@ def against(run: Run, base: Run) -> Against:
                 f"base ({split})."
             )
     each = _each(rows, run, base, splits[0])
+    measured_then = base.history(splits[0])
     if not each:
         notes.append("No client with a task of its own has numbers in both runs, so clients are not compared.")
-    return Against(base.label, _facts(run, base, theirs[splits[0]]), means, deltas, splits[0], each, tuple(notes))
+    history = {
+        row.task: {
+            f.round: f.values[row.task][row.metric] for f in measured_then if row.metric in f.values.get(row.task, {})
+        }
+        for row in rows
+    }
+    return Against(
+        base.label, _facts(run, base, theirs[splits[0]]), means, deltas, splits[0], each, history, tuple(notes)
+    )
 
 
 def _common(run: Run, base: Run) -> tuple[TaskMetric, ...]:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from statistics import fmean
 from typing import Any
 
 from fedloom.errors import StateError
 from fedloom.runs.reader import Run
 
 FILE = "diagnostics.jsonl"
+IN_CONFLICT = "share of pairs in conflict (cosine below 0)"
+"""The name of these lines over the rounds."""
 EVERYONE = "everyone"
 """The name of a row that all clients receive."""
 MOST = 50
@@ -142,18 +143,24 @@ def _values(cells: Mapping[str, Mapping[str, float | None]]) -> list[float]:
 
 
 def _over_rounds(cosine: Mapping[str, Cells], sign: Mapping[str, Cells]) -> dict[str, dict[str, Series]]:
-    def each(of: Mapping[str, Cells], number: Any) -> dict[str, Series]:
-        return {
-            group: {round: number(values) if (values := _values(cells)) else math.nan for round, cells in by.items()}
-            for group, by in of.items()
-        }
+    pairs, signs = (
+        {group: {round: _values(cells) for round, cells in by.items()} for group, by in of.items()}
+        for of in (cosine, sign)
+    )
+
+    def each(of: Mapping[str, Mapping[int, list[float]]], number: Callable[[list[float]], float]) -> dict[str, Series]:
+        return {group: {r: number(vs) if vs else math.nan for r, vs in by.items()} for group, by in of.items()}
 
     made = {
-        "mean cosine of two updates": each(cosine, fmean),
-        "share of pairs in conflict (cosine below 0)": each(cosine, lambda vs: sum(v < 0 for v in vs) / len(vs)),
-        "mean share of equal signs": each(sign, fmean),
+        "mean cosine of two updates": each(pairs, _mean),
+        IN_CONFLICT: each(pairs, lambda vs: sum(v < 0 for v in vs) / len(vs)),
+        "mean share of equal signs": each(signs, _mean),
     }
     return {name: lines for name, lines in made.items() if lines}
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
 
 
 def _by_row(looks: Sequence[_Look], what: str) -> dict[str, dict[str, dict[int, float]]]:

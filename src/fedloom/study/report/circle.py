@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from fedloom.study.report.looks import COLORS, thinned
+from fedloom.study.palette import COLORS, color
+from fedloom.study.report.looks import thinned
 from fedloom.study.report.records import Matrices
 
 PEERS = 60
@@ -124,7 +125,7 @@ def _arrow(number: int, largest: float) -> dict[str, Any]:
 def _peers(
     number: int, group: str, names: Sequence[str], at: Mapping[str, tuple[float, float]], labelled: bool
 ) -> dict[str, Any]:
-    look = {"size": 13, "color": COLORS[number % len(COLORS)], "symbol": SYMBOLS[number // len(COLORS) % len(SYMBOLS)]}
+    look = {"size": 13, "color": color(number), "symbol": SYMBOLS[number // len(COLORS) % len(SYMBOLS)]}
     trace: dict[str, Any] = {
         "type": "scatter",
         "mode": "markers+text" if labelled else "markers",

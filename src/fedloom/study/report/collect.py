@@ -17,16 +17,20 @@ from pydantic import TypeAdapter, ValidationError
 from fedloom.core.outline import Outline
 from fedloom.errors import StateError, UserError
 from fedloom.runs.reader import Run, TaskMetric
-from fedloom.study.grid import FILE, Grid, cells, together
+from fedloom.study.grid import FILE, Grid, cells, refused_in, together
 from fedloom.study.papers import hyper_weights
 from fedloom.study.papers.neighbours import quality
-from fedloom.study.report import agreement, predictions, records
+from fedloom.study.report import agreement, predictions, records, words
 from fedloom.study.report.against import Against, against
 from fedloom.study.report.agreement import UpdateAgreement
+from fedloom.study.report.base import beside
+from fedloom.study.report.methods import Method, methods_of
 from fedloom.study.report.predictions import Predictions
 from fedloom.study.report.records import Happening, Matrices, Series
 from fedloom.study.report.scores import Curves, Score, curves, scores
 from fedloom.study.report.worst import Worst, worst_of
+from fedloom.study.significance.ranks import Ranks, grid_ranked
+from fedloom.study.tables.sides import of_grid as sides_of
 from fedloom.study.tables.table import GridTable, tabulate
 
 Facts = tuple[tuple[str, str], ...]
@@ -69,6 +73,8 @@ class RunReport:
     predictions: Predictions = Predictions()
     trained: Mapping[str, Series] = field(default_factory=dict)
     """Client -> seconds of its local training in each round."""
+    base_found: bool = False
+    """Whether nobody named the base, and it was found beside the run."""
 
     @property
     def sent(self) -> tuple[int, int]:
@@ -103,14 +109,16 @@ class GridReport:
     """(data, task and metric) -> base with add-on -> mean over clients and seeds, in rounds that all its seeds have."""
     worst: tuple[Worst, ...] = ()
     predictions: Predictions = Predictions()
+    methods: tuple[Method, ...] = ()
+    ranks: Ranks | None = None
 
 
 def of_run(run: Run, base: Run | None = None) -> RunReport:
-    """What one run's files hold, and how it compares with a base.
+    """What one run's files hold, and how it compares with a base, which is looked for beside it where none is given.
 
     Raises StateError for a base that it cannot be compared with.
     """
-    compared = None if base is None else against(run, base)
+    compared = beside(run) if base is None else against(run, base)
     labels = _labels(run.folder)
     clients = {
         name: {**about, **({"labels": labels[name]} if name in labels else {})}
@@ -140,6 +148,7 @@ def of_run(run: Run, base: Run | None = None) -> RunReport:
         compared,
         predictions=predictions.of_run(run),
         trained=records.timed(run, "seconds_of"),
+        base_found=base is None and compared is not None,
     )
 
 
@@ -148,9 +157,14 @@ def of_grid(grid: Grid, folder: Path) -> GridReport:
     runs = {cell: Run.read(cell.folder(folder)) for cell in cells(grid) if (cell.folder(folder) / "run.json").is_file()}
     table, problem = None, ""
     lowest: tuple[Worst, ...] = ()
+    methods: tuple[Method, ...] = ()
+    ranks: Ranks | None = None
     try:
         table = tabulate(grid, folder)
-        lowest = worst_of(grid, folder)
+        sides, rows, _ = sides_of(grid, folder, "test")
+        lowest, methods = worst_of(grid, sides, rows), methods_of(grid, table, sides)
+        with suppress(UserError):  # one method, or without scipy
+            ranks = grid_ranked(grid, folder)
     except StateError as error:
         problem = str(error)
     about = tuple(
@@ -174,10 +188,12 @@ def of_grid(grid: Grid, folder: Path) -> GridReport:
                     found[cell.data, row][final.round] = final.values[row.task][row.metric]
         for key, series in found.items():
             each[key][label].append(series)
-    total = sum(1 for _ in cells(grid))
+    refused = refused_in(folder)
+    total = sum(cell.combination not in refused for cell in cells(grid))
+    gone = f", {words.count(len(refused), 'combination')} refused" if refused else ""
     facts = (
         ("name", grid.name),
-        ("runs", f"{len(runs)} of {total} begun, {sum(run.is_finished for run in runs.values())} finished"),
+        ("runs", f"{len(runs)} of {total} begun, {sum(run.is_finished for run in runs.values())} finished{gone}"),
         ("data sets", ", ".join(grid.data)),
         ("bases", ", ".join(grid.bases)),
         ("add-ons", ", ".join(grid.addons)),
@@ -186,7 +202,9 @@ def of_grid(grid: Grid, folder: Path) -> GridReport:
     lines = {key: {label: _shared(several) for label, several in lines.items()} for key, lines in each.items()}
     text = (folder / FILE).read_text("utf-8")
     shown = predictions.of_grid(runs)
-    return GridReport(folder, grid.title or grid.name, facts, text, table, problem, about, lines, lowest, shown)
+    return GridReport(
+        folder, grid.title or grid.name, facts, text, table, problem, about, lines, lowest, shown, methods, ranks
+    )
 
 
 def _shared(several: Sequence[Series]) -> Series:

@@ -1,26 +1,50 @@
-"""The page of a grid: its sections, and its table as data for programs."""
+"""The page of a grid: its tables, and what they show as data for programs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from html import escape
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fedloom.runs.reader import human_bytes
-from fedloom.study.report import predictions
+from fedloom.study.report import page, words
 from fedloom.study.report.collect import GridReport
+from fedloom.study.report.drawn import Dots, Heat, dots, heat, multiples
 from fedloom.study.report.looks import plain
-from fedloom.study.report.page import PageSection, confusion, fact_sheet, folded, frame, plot, remark, sheet
-from fedloom.study.report.plots import Figure, figures_of
+from fedloom.study.report.methods import Method
+from fedloom.study.report.page import Sheet
+from fedloom.study.report.plots import figures_of
 from fedloom.study.report.worst import Worst
+from fedloom.study.significance.ranks import Ranks
 from fedloom.study.tables.compare import Estimate
 from fedloom.study.tables.formats import fragment
 
 
 def render(report: GridReport) -> str:
-    """The HTML of a grid's report. Raises UserError where plotly is absent."""
-    figures = figures_of(report)
-    return frame("grid", report.title, _sections(report, figures), _data(report), figures)
+    """The HTML of a grid's report. Raises UserError where Jinja2 or plotly is absent."""
+    cells = [
+        (c.name, c.status, str(c.rounds), human_bytes(c.up), human_bytes(c.down), f"{c.seconds:.1f}")
+        for c in report.cells
+    ]
+    head = ("run", "status", "rounds", "sent by clients", "sent to clients", "seconds")
+    return page.render(
+        "grid",
+        report.title,
+        _data(report),
+        figures_of(report),
+        report=report,
+        table=fragment(report.table) if report.table else "",
+        worst=_worst(report.worst),
+        panels=multiples(
+            [
+                (f"{data}: {row.task}", row.metric, row.direction, lines, {})
+                for (data, row), lines in report.curves.items()
+            ]
+        ),
+        cells=Sheet("cells-table", head, cells) if cells else None,
+        compared=[_compared(at, *of) for at, of in enumerate(_by_data(report.methods).items())],
+        ranks=None if report.ranks is None else _ranks(report.ranks),
+    )
 
 
 def _data(report: GridReport) -> dict[str, Any]:
@@ -53,34 +77,58 @@ def _estimate(of: Estimate) -> dict[str, float | int | None]:
     return {"mean": plain(of.mean), "half": plain(of.half), "n": of.n}
 
 
-def _sections(report: GridReport, figures: Mapping[str, Figure]) -> list[PageSection]:
-    table = fragment(report.table) if report.table else ""
-    drawn = (figures[f"curves-{i}"] for i in range(len(report.curves)))
-    curves = "\n".join(
-        f"<h3>{escape(of['views'][0]['name'])}</h3>\n{plot(f'curves-{i}', of, headed=True)}"
-        for i, of in enumerate(drawn)
-    )
-    note = "Test data; mean over the clients with the task and over seeds, in rounds that all begun seeds measured."
-    head = ("run", "status", "rounds", "sent by clients", "sent to clients", "seconds")
-    cells = [
-        (c.name, c.status, str(c.rounds), human_bytes(c.up), human_bytes(c.down), f"{c.seconds:.1f}")
-        for c in report.cells
-    ]
-    return [
-        PageSection("about", "The grid", fact_sheet(report.facts) + folded("Grid file", report.grid)),
-        PageSection("table", "Table", table or remark(report.problem)),
-        PageSection("worst", "Worst tasks and clients", _worst(report.worst)),
-        PageSection("curves", "Over the rounds", curves and remark(note) + curves),
-        PageSection("predictions", "Predictions", predictions.body(report.predictions)),
-        PageSection(
-            "confusion", "Confusion", confusion(report.predictions.confusions, lambda name: plot(name, figures[name]))
+def _by_data(methods: Sequence[Method]) -> dict[str, list[Method]]:
+    found: dict[str, list[Method]] = {}
+    for method in methods:
+        found.setdefault(method.data, []).append(method)
+    return found
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The methods of a data set at a glance."""
+
+    data: str
+    said: str
+    dots: Dots
+    matrix: Heat | None
+    costs: Sheet
+
+
+def _compared(at: int, data: str, methods: Sequence[Method]) -> Compared:
+    ranked = sorted((m for m in methods if m.delta is not None), key=lambda m: -m.delta.mean if m.delta else 0.0)
+    # the trivial answer is so far from all methods that nothing else could be seen
+    deltas = {m.label: m.delta for m in ranked if m.delta is not None and m.label != "trivial"}
+    tasks = list(dict.fromkeys(column for m in ranked for column in m.changes))
+    names = {column: column.task for column in tasks}
+    rows = {m.label: {names[c]: of.mean for c, of in m.changes.items()} for m in ranked if m.label in deltas}
+    said = {(m.label, names[c]): f"{of.signed} %" for m in ranked for c, of in m.changes.items()}
+    most = max((abs(v) for m in ranked if m.is_method for v in rows.get(m.label, {}).values()), default=1.0) or 1.0
+    head = ("method", "Δ %", "told", "bytes", "seconds")
+    costs = [
+        (m.label, "base" if m.delta is None and m.label == m.reference else m.delta.signed if m.delta else "",
+         {True: "yes", False: "no", None: ""}[words.told(m.delta)], human_bytes(m.sent), f"{m.seconds:.1f}")
+        for m in [*ranked, *(m for m in methods if m.delta is None)]
+    ]  # fmt: skip
+    return Compared(
+        data,
+        words.grid_told({m.label: m.delta for m in ranked if m.is_method and m.delta}, {m.reference for m in ranked}),
+        dots(
+            {n: (of.mean, of.mean - of.half, of.mean + of.half) for n, of in deltas.items()},
+            {m.label: m.seeds for m in ranked if len(m.seeds) > 1},
         ),
-        PageSection("cells", "Runs", sheet("cells-table", head, cells) if cells else ""),
-    ]
+        heat(rows, list(names.values()), "change in percent, blue is better", most, said) if rows else None,
+        Sheet(f"costs-{at}", head, costs, (2,)),
+    )
 
 
-def _worst(lines: Sequence[Worst]) -> str:
-    """One table per data set: the task that lost most, and the worst client of each task."""
+def _ranks(ranks: Ranks) -> tuple[Sheet, tuple[str, ...]]:
+    made = ranks.sheet()
+    return Sheet("ranks-table", made.head, made.lines, (2,)), made.notes
+
+
+def _worst(lines: Sequence[Worst]) -> list[tuple[str, Sheet]]:
+    """One table per data set, with its heading: the task that lost most, and the worst client of each task."""
     parts = []
     for at, data in enumerate(dict.fromkeys(line.data for line in lines)):
         mine = [line for line in lines if line.data == data]
@@ -96,16 +144,11 @@ def _worst(lines: Sequence[Worst]) -> str:
             for line in mine:
                 cells = [_with_names(*line.clients[r]) if r in line.clients else "" for r in rows]
                 body.append([line.method, *(_lost(line) if changed else ()), *cells])
-            title = f"<h3>{escape(data)}</h3>\n" if len({line.data for line in lines}) > 1 else ""
             texts = [i for i in range(len(head)) if i != 2 or not changed]  # names of clients need to break
-            parts.append(title + sheet(f"worst-{at}", head, body, text=texts))
-    about = (
-        "Test data. Worst task: the one with the lowest change, each seed against the same seed; positive is better. "
-        "Tasks without a number in some seed do not count. Worst client: the mean over seeds of each seed's worst "
-        "client among those with the task, and who that was. "
-        "± is the 95 % t-interval over seeds."
-    )
-    return "".join(parts) + remark(about) if parts else ""
+            parts.append(
+                (data if len({line.data for line in lines}) > 1 else "", Sheet(f"worst-{at}", head, body, texts))
+            )
+    return parts
 
 
 def _lost(line: Worst) -> tuple[str, str, str]:

@@ -1,4 +1,4 @@
-"""The figures of a report as image files, for papers: what the page draws, on white, with a title instead of controls.
+"""The figures of a report as files, for papers: what the page draws, on white, titled, without controls; or numbers.
 
 plotly draws them in a browser that kaleido starts, all in one session. A figure whose views are selected
 gives one image per view; a figure with a slider gives its last round.
@@ -21,10 +21,11 @@ from unicodedata import east_asian_width
 from fedloom.errors import UserError, writing
 from fedloom.extras import need
 from fedloom.study.report.plots import Figure, Trace
+from fedloom.study.tables.markup import Records
 
 WIDTH = 600
 """Units across an image: letters of 12 are 8 pt on a page with 5.5 inches of text."""
-DOTS = {"png": 3, "svg": 1}
+DOTS = {"png": 3, "svg": 1, "pdf": 1}
 """Format -> pixels a unit."""
 LONG = 36
 """Letters of a name in a legend or on an axis, as on the page."""
@@ -51,16 +52,21 @@ def images_of(figures: Mapping[str, Figure]) -> dict[str, Figure]:
 
 
 def save(figures: Mapping[str, Figure], folders: Mapping[str, Path]) -> list[Path]:
-    """Write all images of a page's figures; `folders` is "png" or "svg" -> folder. Returns the files.
+    """Write all images of a page's figures; `folders` is "png", "svg", "pdf" or "csv" -> folder. Returns the files.
 
-    Raises UserError where kaleido or a browser is absent, where the browser does not start, and for a file that cannot
-    be written.
+    CSV files have the numbers behind an image, and need no browser. Raises UserError where kaleido or a browser is
+    absent, where the browser does not start, and for a file that cannot be written.
     """
+    folders = dict(folders)
+    tables = folders.pop("csv", None)
+    written = [] if tables is None else _save_numbers(images_of(figures), tables)
+    if not folders:
+        return written
     kaleido, errors = need("kaleido", "images"), need("kaleido.errors", "images")
     try:
         # names could hold TeX; without MathJax, which would come from the network, they stay as they are
         browser = kaleido.Kaleido(mathjax=False)
-        return _run(_save(browser, images_of(figures), folders))
+        return written + _run(_save(browser, images_of(figures), folders))
     except errors.ChromeNotFoundError:
         named = os.environ.get("BROWSER_PATH")
         raise UserError(
@@ -71,6 +77,29 @@ def save(figures: Mapping[str, Figure], folders: Mapping[str, Path]) -> list[Pat
     except (errors.BrowserFailedError, errors.BrowserClosedError, TimeoutError) as error:
         why = " ".join(map(str, error.args[:1]))
         raise UserError(f"The browser that draws images failed: {why} BROWSER_PATH can name another one.") from error
+
+
+def _save_numbers(images: Mapping[str, Figure], folder: Path) -> list[Path]:
+    files = []
+    for stem, image in images.items():
+        file = folder / f"{stem}.csv"
+        with writing(file):
+            folder.mkdir(parents=True, exist_ok=True)
+            file.write_text(Records(("name", "x", "y", "value"), list(numbers_of(image))).to_csv(), encoding="utf-8")
+        files.append(file)
+    return files
+
+
+def numbers_of(image: Figure) -> Iterator[tuple[Any, ...]]:
+    """(name, x, y, value) of all that an image shows: a line's points have no value, a matrix's cells no name."""
+    for trace in image["data"]:
+        about = trace["meta"]
+        if trace["type"] == "heatmap":
+            columns, rows = about["columns"] or trace["x"], about["rows"]
+            for row, values in zip(rows, trace["z"], strict=True):
+                yield from (("", column, row, value) for column, value in zip(columns, values, strict=False))
+        elif about["kind"] not in ("arrows", "peers"):
+            yield from ((about.get("name", ""), x, y, None) for x, y in zip(trace["x"], trace["y"], strict=True))
 
 
 def _run(work: Coroutine[Any, Any, list[Path]]) -> list[Path]:

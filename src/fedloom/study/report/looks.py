@@ -1,12 +1,14 @@
-"""What the figures of a report share: colours, and how they are thinned where they would be too large."""
+"""What the figures of a report share: dashes, and how they are thinned where they would be too large."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import quantiles
 
-COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8b6d31", "#7f5fc7")
 DASHES = ("solid", "dash", "dot", "dashdot")
+LINES = 8
+"""Lines of clients in a figure, at most; of more, the best and the worst are drawn, and a band for the others."""
 
 
 def thinned(rounds: Sequence[int], most: int, keep: Iterable[int] = ()) -> list[int]:
@@ -22,6 +24,24 @@ def thinned_names(ranked: Sequence[str], most: int) -> list[str]:
     """At most `most` names, evenly spaced, the first and the last among them where there is room for two."""
     chosen = thinned(range(len(ranked)), most) if most > 1 else []
     return [ranked[i] for i in chosen]
+
+
+def extremes(lines: Mapping[str, Mapping[int, float]], direction: str) -> list[str]:
+    """The names of the lines with the best and the worst last number."""
+    last = {name: known[-1] for name, of in lines.items() if (known := [of[r] for r in sorted(of) if of[r] == of[r]])}
+    ranked = sorted(last, key=lambda name: last[name], reverse=direction == "max")
+    return list(dict.fromkeys([*ranked[:1], *ranked[-1:]]))
+
+
+def tenths(lines: Sequence[Mapping[int, float]], rounds: Iterable[int]) -> tuple[dict[int, float], dict[int, float]]:
+    """The 10 % and the 90 % quantile of several lines in each of these rounds in which one has a number."""
+    low, high = {}, {}
+    for round in rounds:
+        values = [of[round] for of in lines if round in of and not math.isnan(of[round])]
+        if values:
+            ends = quantiles(values, n=10, method="inclusive") if len(values) > 1 else values
+            low[round], high[round] = ends[0], ends[-1]
+    return low, high
 
 
 def plain(value: float | None) -> float | None:

@@ -14,27 +14,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from html import escape
-from statistics import quantiles
 from typing import Any
 
 from fedloom.runs.reader import ARROWS
+from fedloom.study.palette import COLORS, TWO_SIDED, color
 from fedloom.study.papers.hyper_weights import HyperWeights, used
 from fedloom.study.report.against import Against
 from fedloom.study.report.agreement import Cells, UpdateAgreement
 from fedloom.study.report.circle import circle
 from fedloom.study.report.collect import GridReport, RunReport
-from fedloom.study.report.looks import COLORS, DASHES, plain, thinned, thinned_names
+from fedloom.study.report.looks import DASHES, LINES, extremes, plain, tenths, thinned, thinned_names
 from fedloom.study.report.predictions import ConfusionViews
 from fedloom.study.report.records import Matrices, Series
 from fedloom.study.report.scores import Curves
 
-POINTS = 400
+POINTS = 100
 """Points of a curve, at most."""
-LINES = 60
-"""Curves drawn singly in one view, at most."""
-BUDGET = 200_000
+BUDGET = 40_000
 """Points of all curves of a page, about."""
-CELLS = 150_000
+CELLS = 20_000
 """Numbers of all matrices of a figure, about."""
 SIDE = 100
 """Clients in a matrix, at most."""
@@ -63,13 +61,10 @@ def _of_run(report: RunReport) -> dict[str, Figure]:
     if report.against is not None and report.against.each:
         made["hurt"] = hurt(report.against)
     tasks = list(dict.fromkeys(c.task for c in report.curves))
-    # with many views, each gets fewer points first, and then fewer lines of single clients
-    views = max(1, len(report.curves))
-    points = max(50, min(POINTS, BUDGET // (5 * views)))
-    longest = min(points, max((len(c.mean) for c in report.curves), default=1))
-    singly = max(0, min(LINES, BUDGET // (views * longest) - 5))
+    # with many views, each gets fewer points
+    points = max(20, min(POINTS, BUDGET // (2 * LINES * max(1, len(report.curves)))))
     for number, task in enumerate(tasks):
-        of_task = curves([c for c in report.curves if c.task == task], points, singly)
+        of_task = curves([c for c in report.curves if c.task == task], points)
         made[f"curves-{number}"] = of_task | {"title": task}
     if report.traffic:
         ways = [
@@ -149,15 +144,13 @@ def _of_grid(report: GridReport) -> dict[str, Figure]:
     } | confusions(report.predictions.confusions)
 
 
-def curves(several: Sequence[Curves], points: int = POINTS, singly: int = LINES) -> Figure:
-    """The metrics of one task: one line per client, their mean, and the best round."""
-    views = [
-        (f"{c.metric}, {c.split}" + (f", {c.model}" if c.model else ""), _curves(c, points, singly)) for c in several
-    ]
+def curves(several: Sequence[Curves], points: int = POINTS) -> Figure:
+    """The metrics of one task: clients, their mean, and the best round."""
+    views = [(f"{c.metric}, {c.split}" + (f", {c.model}" if c.model else ""), _curves(c, points)) for c in several]
     return _views(views, [f"{c.metric} {ARROWS[c.direction]}" for c in several], smooth=True)
 
 
-def _curves(c: Curves, points: int, singly: int) -> list[Trace]:
+def _curves(c: Curves, points: int) -> list[Trace]:
     mean = c.mean
     keep = () if c.best is None else (c.best,)
     rounds = thinned(list(mean), points, keep)
@@ -165,40 +158,26 @@ def _curves(c: Curves, points: int, singly: int) -> list[Trace]:
     middle = "mean over clients"
     if len(names) > 1 and _equal(list(c.clients.values())):
         middle, names = f"the same for all {len(names)} clients", []
-    if len(names) > max(singly, 1):
-        ranked = sorted(names, key=lambda name: _last(c.clients[name]))
-        names = thinned_names(ranked, singly)
-        drawn = set(names)
-        traces += _band([series for name, series in c.clients.items() if name not in drawn], rounds)
+    if len(names) > LINES:
+        names = extremes(c.clients, c.direction)
+        traces += _band([series for name, series in c.clients.items() if name not in names], rounds)
     for number, name in enumerate(names):
         shown = [r for r in rounds if r in c.clients[name]]
-        look = {"color": COLORS[number % len(COLORS)], "dash": DASHES[number // len(COLORS) % len(DASHES)], "width": 1}
-        legend = len(names) <= 20
-        traces.append(_line(name, shown, c.clients[name], "client", line=look, opacity=0.75, showlegend=legend))
+        look = {"color": color(number), "dash": DASHES[number // len(COLORS) % len(DASHES)], "width": 1}
+        traces.append(_line(name, shown, c.clients[name], "client", line=look, opacity=0.75))
     if len(c.clients) > 1:
         traces.append(_line(middle, rounds, mean, "mean", line={"width": 3}))
     if c.best is not None:
         how = "validation" if c.judged == "val" else f"{c.judged} data"
-        marker = {"size": 11, "symbol": "star", "color": "#d55e00"}
+        marker = {"size": 11, "symbol": "star", "color": color(1)}
         best = _line(f"best round by {how}: {c.best}", [c.best], mean, "best", mode="markers", marker=marker)
         traces.append(best)
     return traces
 
 
-def _last(series: Series) -> float:
-    """The last number of a series, for an order; -inf where there is none."""
-    known = [v for _, v in sorted(series.items()) if not math.isnan(v)]
-    return known[-1] if known else -math.inf
-
-
 def _band(rest: Sequence[Series], rounds: Sequence[int]) -> list[Trace]:
     """The band from the 10 % to the 90 % quantile of the clients that have no line of their own."""
-    low, high = {}, {}
-    for round in rounds:
-        values = [s[round] for s in rest if round in s and not math.isnan(s[round])]
-        if values:
-            tenths = quantiles(values, n=10, method="inclusive") if len(values) > 1 else values
-            low[round], high[round] = tenths[0], tenths[-1]
+    low, high = tenths(rest, rounds)
     edge = {"width": 0}
     upper = _line("", list(high), high, "band", line=edge, showlegend=False, mode="lines")
     name = f"10 % to 90 % of {len(rest)} more clients"
@@ -223,7 +202,7 @@ def _several(lines: Mapping[str, Series]) -> list[Trace]:
     """One line per name."""
     traces = []
     for number, (name, series) in enumerate(lines.items()):
-        look = {"color": COLORS[number % len(COLORS)], "dash": DASHES[number // len(COLORS) % len(DASHES)]}
+        look = {"color": color(number), "dash": DASHES[number // len(COLORS) % len(DASHES)]}
         traces.append(_line(name, thinned(sorted(series), POINTS), series, "line", line=look))
     return traces
 
@@ -253,8 +232,8 @@ def _two_sided(figure: Figure, middle: float, most: float = math.inf) -> None:
     """Give a heat map colours that say which side of `middle` a number is; they end at a distance of `most`."""
     shown = [v for view in figure["views"] for row in view["data"][0]["z"] for v in row if v is not None]
     far = min(most, max([abs(v - middle) for v in shown] + [1e-9]))
-    # as in pictures of conflict: red is against, blue is with
-    figure["shared"][0] |= {"colorscale": "RdBu", "reversescale": True, "zmin": middle - far, "zmax": middle + far}
+    # as in pictures of conflict: orange is against, blue is with
+    figure["shared"][0] |= {"colorscale": TWO_SIDED, "zmin": middle - far, "zmax": middle + far}
 
 
 def hurt(held: Against) -> Figure:

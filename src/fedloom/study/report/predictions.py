@@ -7,7 +7,6 @@ import base64
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -15,6 +14,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, ValidationError, model_va
 
 from fedloom.runs.reader import CONFUSION, INDEX, PREDICTIONS, Run
 from fedloom.study.grid import Cell, together
+from fedloom.study.report import words
 
 LARGEST = 200_000
 """Bytes of a picture, at most."""
@@ -115,6 +115,13 @@ class ConfusionViews:
     unit: str
     views: Mapping[str, Counts]
     note: str = ""
+
+    @property
+    def mixed_up(self) -> str:
+        """What the first view takes for what most often, in words."""
+        counts = next(iter(self.views.values()), ())
+        shares = {(i, j): n / sum(row) for i, row in enumerate(counts) for j, n in enumerate(row) if n and i != j}
+        return words.mixed_up(shares)
 
 
 @dataclass(frozen=True)
@@ -289,43 +296,3 @@ def _side_by_side(reader: _Reader, about: str, runs: Mapping[str, Run]) -> Itera
                 notes[task][f"{label}: {note}"] = None
     for task, by_run in views.items():
         yield ConfusionViews(f"{task}, {about}", units[task], by_run, " ".join(notes[task]))
-
-
-def body(predictions: Predictions) -> str:
-    """The examples as HTML; empty where there are none."""
-    notes = "".join(f'<p class="note">{escape(note)}</p>\n' for note in predictions.notes)
-    if not predictions.examples:
-        return notes
-    many = len(predictions.examples[0].rows) > 2
-    parts = [
-        '<p class="note">The first picture is the input, beside it is the truth. An answer is of the model that the '
-        "first client with the task would use: its own where it has one, else the global one. Depth goes from yellow "
-        "(near) to violet; black has no label.</p>\n"
-    ]
-    for number, example in enumerate(predictions.examples):
-        is_open = " open" if not many or number == 0 else ""
-        title = f"<summary>{escape(example.title)}</summary>"
-        parts.append(f'<details class="answers"{is_open}>{title}\n{_table(example)}</details>\n')
-    return "".join(parts) + notes
-
-
-def _table(example: ShownExample) -> str:
-    """The tasks' names and the truth stay in view above the answers, which may be many."""
-    head = "".join(f'<th scope="col">{escape(task)}</th>' for task in example.tasks)
-    rows: list[str] = []
-    for label, pictures in example.rows:
-        cells = "".join(
-            f"<td>{_image(picture, f'{label} of {task}, {example.title}')}</td>"
-            for task, picture in zip(example.tasks, pictures, strict=True)
-        )
-        shown = "" if rows else _image(example.input, f"input, {example.title}")
-        rows.append(f'<tr><th scope="row">{shown}{escape(label)}</th>{cells}</tr>')
-    top = f"<thead><tr><td></td>{head}</tr>\n{rows[0]}</thead>"
-    return f'<div class="wide"><table>\n{top}\n<tbody>\n{chr(10).join(rows[1:])}\n</tbody>\n</table></div>\n'
-
-
-def _image(picture: Picture | None, alt: str) -> str:
-    if picture is None:
-        return ""
-    text = f"<small>{escape(picture.text)}</small>" if picture.text else ""
-    return f'<img src="{picture.uri}" alt="{escape(alt)}">{text}'

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -14,10 +14,13 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedloom.errors import StateError
+from fedloom.study.palette import TWO_SIDED, color
+from fedloom.study.report import page
 from fedloom.study.report.collect import Facts
-from fedloom.study.report.looks import COLORS, plain, thinned
-from fedloom.study.report.page import PageSection, fact_sheet, frame, number, plot, remark, sheet
+from fedloom.study.report.looks import plain, thinned
+from fedloom.study.report.page import Sheet
 from fedloom.study.report.plots import SIDE, Figure, Trace, heat
+from fedloom.study.report.words import number
 from fedloom.study.tables.markup import span
 
 FILE = "relatedness.json"
@@ -172,9 +175,24 @@ def collect(folder: Path) -> RelatedReport:
 
 
 def render(report: RelatedReport) -> str:
-    """The HTML of a relatedness study. Raises UserError where plotly is absent."""
+    """The HTML of a relatedness study. Raises UserError where Jinja2 or plotly is absent."""
     figures = figures_of(report)
-    return frame("relatedness", report.title, _sections(report, figures), _data(report), figures)
+    study, more = report.study, len(report.pairs) > 2 * ENDS
+    return page.render(
+        "relatedness",
+        report.title,
+        _data(report),
+        figures,
+        report=report,
+        lead="",
+        means=_MEANS,
+        side=SIDE,
+        fit=len(study.tasks) <= _WRITTEN,
+        metrics=_metrics(report),
+        directed=any(_is_directed(study, name) for name in study.scores),
+        ends=[(metric, _ends(report, i, metric)) for i, metric in enumerate(study.scores)],
+        which=f"The first {ENDS} and the last {ENDS} of {len(report.pairs)} pairs" if more else "All pairs",
+    )
 
 
 def figures_of(report: RelatedReport) -> dict[str, Figure]:
@@ -229,8 +247,8 @@ def _correlations(found: Correlations) -> Figure:
     hover = "%{y}, %{x}: %{z}, %{customdata}<extra></extra>"
     views: list[tuple[str, Trace]] = [(name, {"z": M, "customdata": over, "hovertemplate": hover}) for name, M in ways]
     figure = heat(views, found.metrics, found.metrics, "", "", "select")
-    # as in the other heat maps of agreement: red is against, blue is with
-    look = {"colorscale": "RdBu", "reversescale": True, "zmin": -1, "zmax": 1, "texttemplate": "%{z:.2f}"}
+    # as in the other heat maps of agreement: orange is against, blue is with
+    look = {"colorscale": TWO_SIDED, "zmin": -1, "zmax": 1, "texttemplate": "%{z:.2f}"}
     figure["shared"][0] |= look
     return figure | {"title": "Agreement of metrics"}
 
@@ -247,7 +265,7 @@ def _against(report: RelatedReport) -> Figure:
         "showlegend": False,
         "text": ["{}, {}".format(*(names[i] for i in report.pairs[at])) for at in kept],
         "hovertemplate": "%{text}<br>%{x}, %{y}<extra></extra>",
-        "marker": {"color": COLORS[0], "size": 7 if len(kept) <= 500 else 4, "opacity": 0.7},
+        "marker": {"color": color(0), "size": 7 if len(kept) <= 500 else 4, "opacity": 0.7},
         "meta": {"kind": "pairs"},
     }
     metrics, views = list(study.scores), []
@@ -263,30 +281,7 @@ def _against(report: RelatedReport) -> Figure:
     return {"views": views, "shared": [trace], "columns": columns, "layout": layout, **how}
 
 
-def _sections(report: RelatedReport, figures: Mapping[str, Figure]) -> list[PageSection]:
-    study = report.study
-    brighter = "Brighter is more related. The diagonal does not set the colours."
-    if len(study.tasks) > SIDE:
-        brighter += f" Figures show {SIDE} of {len(study.tasks)} tasks, evenly spaced in their order; tables know all."
-    maps = "\n".join(
-        f"<div><h3>{escape(m)}</h3>\n{remark(_MEANS.get(m, ''))}{plot(f'heat-{i}', figures[f'heat-{i}'])}</div>"
-        for i, m in enumerate(study.scores)
-    )
-    if len(study.tasks) <= _WRITTEN:  # else each needs the whole width
-        maps = f'<div class="pair">{maps}</div>'
-    return [
-        PageSection(
-            "about", "The study", fact_sheet(report.facts) + "".join(remark(f"Note: {n}") for n in study.notes)
-        ),
-        PageSection("metrics", "Metrics", _metrics(report)),
-        PageSection("maps", "Which tasks are alike", remark(brighter) + maps),
-        PageSection("agreement", "Do the metrics agree?", _agreement(report, figures)),
-        PageSection("pairs", "One metric against another", _pairs(figures)),
-        PageSection("ends", "The most and the least related pairs", _ends(report)),
-    ]
-
-
-def _metrics(report: RelatedReport) -> str:
+def _metrics(report: RelatedReport) -> Sheet:
     study, rows = report.study, []
     for name, v in report.values.items():
         known = v[np.isfinite(v)]
@@ -295,45 +290,18 @@ def _metrics(report: RelatedReport) -> str:
         directed = "yes" if _is_directed(study, name) else "no"
         rows.append((name, kind, directed, *spread, str(len(known))))
     head = ("metric", "is a", "directed", "least", "median", "largest", "pairs")
-    about = "Least, median and largest are of symmetrised scores over pairs of tasks."
-    if any(_is_directed(study, name) for name in study.scores):
-        about += " A directed metric scores the encoder of one task on the examples of another."
-    return sheet("metrics-table", head, rows, text=(1, 2)) + remark(about)
+    return Sheet("metrics-table", head, rows, (1, 2))
 
 
-def _agreement(report: RelatedReport, figures: Mapping[str, Figure]) -> str:
-    if len(report.study.scores) < 2:
-        return ""
-    if "agreement" not in figures:
-        return remark("There is no correlation to show: it takes several pairs of tasks, with scores that differ.")
-    about = (
-        "Over pairs of tasks; distances count with the other sign, so that 1 means that two metrics order the pairs "
-        "alike. Pairs that share a task depend on each other: few tasks say less than their number of pairs suggests."
-    )
-    return plot("agreement", figures["agreement"]) + remark(about)
-
-
-def _pairs(figures: Mapping[str, Figure]) -> str:
-    about = "A point a pair of tasks, by symmetrised scores; r is Pearson's correlation, ρ Spearman's."  # noqa: RUF001
-    return plot("pairs", figures["pairs"]) + remark(about) if "pairs" in figures else ""
-
-
-def _ends(report: RelatedReport) -> str:
-    study, parts = report.study, []
-    for i, metric in enumerate(study.scores):
-        others = [m for m in study.scores if m != metric]
-        rows = []
-        for at in report.ends(metric):
-            a, b = (study.tasks[place] for place in report.pairs[at])
-            ranks = [_rank(report.ranks[m][at]) for m in (metric, *others)]
-            rows.append((ranks[0], a, b, number(float(report.values[metric][at])), *ranks[1:]))
-        head = ("rank", "task", "task", metric, *(f"by {m}" for m in others))
-        table = sheet(f"ends-{i}", head, rows, text=(1, 2)) if rows else remark("No pair has a score.")
-        parts.append(f"<h3>By {escape(metric)}</h3>\n{table}")
-    pairs = len(report.pairs)
-    first = "All pairs" if pairs <= 2 * ENDS else f"The first {ENDS} and the last {ENDS} of {pairs} pairs"
-    about = f"{first}, by symmetrised scores; rank 1 is the most related. The last columns are ranks by other metrics."
-    return remark(about) + "\n".join(parts)
+def _ends(report: RelatedReport, place: int, metric: str) -> Sheet | None:
+    study, rows = report.study, []
+    others = [m for m in study.scores if m != metric]
+    for at in report.ends(metric):
+        a, b = (study.tasks[place] for place in report.pairs[at])
+        ranks = [_rank(report.ranks[m][at]) for m in (metric, *others)]
+        rows.append((ranks[0], a, b, number(float(report.values[metric][at])), *ranks[1:]))
+    head = ("rank", "task", "task", metric, *(f"by {m}" for m in others))
+    return Sheet(f"ends-{place}", head, rows, (1, 2)) if rows else None
 
 
 def _rank(rank: int | None) -> str:

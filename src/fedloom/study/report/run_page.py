@@ -1,43 +1,50 @@
-"""The page of a run: its sections, and what they show as data for programs."""
+"""The page of a run: the tables below its first screen, and what it shows as data for programs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from html import escape
+from collections.abc import Sequence
 from typing import Any
 
 from fedloom.runs.reader import human_bytes
-from fedloom.study.report import predictions
+from fedloom.study.report import glance, page, words
 from fedloom.study.report.against import Against, Change
 from fedloom.study.report.collect import RunReport
-from fedloom.study.report.flow import diagram
 from fedloom.study.report.looks import plain
-from fedloom.study.report.page import (
-    PageSection,
-    confusion,
-    fact_sheet,
-    folded,
-    frame,
-    number,
-    percent,
-    plot,
-    remark,
-    sheet,
-)
-from fedloom.study.report.plots import Figure, figures_of
-from fedloom.study.report.records import Matrices
+from fedloom.study.report.page import Sheet
+from fedloom.study.report.plots import figures_of
 from fedloom.study.report.scores import Score, row, worst_tasks
+from fedloom.study.report.words import number, percent
 
 WORST = 5
 """Clients that are worse off of whom a name is given, at most."""
-_NOTHING = 1e-9  # percent by which rounding alone moves a mean change away from 0
 
 
-def render(report: RunReport) -> str:
-    """The HTML of a run's report. Raises UserError where plotly is absent."""
-    figures = figures_of(report)
-    return frame("run", report.title, _sections(report, figures), _data(report), figures, _lead(report))
+def render(report: RunReport, live: bool = False) -> str:
+    """The HTML of a run's report. Raises UserError where Jinja2 or plotly is absent."""
+    held = report.against
+    own, others = ([s for s in report.scores if s.primary is judging] for judging in (True, False))
+    return page.render(
+        "run",
+        report.title,
+        _data(report),
+        figures_of(report),
+        report=report,
+        live=live,
+        lead=_lead(report),
+        glance=glance.of_run(report),
+        final=_scores("final-table", own, held) if own else None,
+        others=_scores("others-table", others, held) if others else None,
+        equal=_is_equal(own),
+        deltas="" if held is None else _deltas(held),
+        lowest=_lowest(report.scores, held),
+        base=None if held is None else Sheet("base-table", ("the base", ""), held.facts, (1,)),
+        hurt=None if held is None or not held.each else _hurt(held),
+        lost=() if held is None else _lost(held),
+        federation=_federation(report),
+        sent=_bytes(report),
+        events=_events(report),
+    )
 
 
 def _data(report: RunReport) -> dict[str, Any]:
@@ -72,99 +79,29 @@ def _base_data(held: Against) -> dict[str, Any]:
     return {"about": dict(held.facts), "delta_m": deltas, "tasks": means, "clients": each}
 
 
-def _sections(report: RunReport, figures: Mapping[str, Figure]) -> list[PageSection]:
-    def plots(*names: str) -> str:
-        return "\n".join(plot(name, figures[name]) for name in names if name in figures)
-
-    tasks = list(dict.fromkeys(c.task for c in report.curves))
-    curves = "\n".join(f"<h3>{escape(task)}</h3>\n{plots(f'curves-{i}')}" for i, task in enumerate(tasks))
-    matrices = {m.name: PageSection(m.name, m.title, _matrix(m, plots) + remark(m.legend)) for m in report.matrices}
-    return [
-        PageSection("final", "Final numbers", _final(report)),
-        PageSection("base", "Against the base", _base(report.against, plots)),
-        PageSection("about", "The run", _about(report)),
-        PageSection("curves", "Over the rounds", curves),
-        PageSection("others", "Other metrics", _others(report)),
-        PageSection("federation", "Federation", _federation(report) + plots("examples") + _labels(plots("labels"))),
-        PageSection("bytes", "Bytes", _bytes(report) + plots("bytes")),
-        PageSection("seconds", "Time", plots("seconds")),
-        PageSection("hyper-weights", "Hyper weights", plots("alpha", "beta")),
-        *matrices.values(),
-        PageSection("task-groups", "Do peers find those with their own tasks?", _task_groups(plots("task-groups"))),
-        PageSection("diagnostics", "How updates agree", _diagnostics(report, plots)),
-        PageSection("predictions", "Predictions", predictions.body(report.predictions)),
-        PageSection("confusion", "Confusion", confusion(report.predictions.confusions, plots)),
-        PageSection("events", "Events and safeguards", _events(report)),
-    ]
-
-
-def _matrix(m: Matrices, plots: Callable[..., str]) -> str:
-    """The heat map, and the graph beside it where there is one."""
-    heat, graph = plots(m.name), plots(f"{m.name}-graph")
-    return f'<div class="pair">{heat}{graph}</div>\n' if graph else heat
-
-
-def _task_groups(plot: str) -> str:
-    about = (
-        "Task groups: peers with the same tasks. Clusters: average linkage on similarities as peers found them, as "
-        "many as there are task groups. ARI and NMI are 1 where clusters are the task groups."
-    )
-    return plot and plot + remark(about)
-
-
 def _lead(report: RunReport) -> str:
     """How far the run has come, and what it took."""
     facts = dict(report.facts)
     up, down = report.sent
-    state = (
-        facts["status"] if "round" in facts["status"] else f"{facts['status']}, {_count(int(facts['rounds']), 'round')}"
-    )
+    state = facts["status"]
     parts = [
-        state,
-        f"{_count(len(report.clients), 'client')}, {_count(len(report.tasks), 'task')}",
+        state if "round" in state else f"{state}, {words.count(int(facts['rounds']), 'round')}",
+        f"{words.count(len(report.clients), 'client')}, {words.count(len(report.tasks), 'task')}",
         f"seed {facts['seed']}",
         f"{human_bytes(up)} sent by clients, {human_bytes(down)} to them",
     ]
     return " · ".join(parts)
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _is_equal(scores: Sequence[Score]) -> bool:
+    """Whether the clients of each task have the same number."""
+    return any(s.clients > 1 for s in scores) and all(s.worst is None for s in scores)
 
 
-def _about(report: RunReport) -> str:
-    return fact_sheet(report.facts) + _method(report) + folded("Recipe", report.recipe)
-
-
-def _method(report: RunReport) -> str:
-    """The method's stages as boxes and its text below, folded; only the text where a run has no outline."""
-    if not report.method:
-        return ""
-    drawn = diagram(report.outline, report.peers) if report.outline else ""
-    text = folded("The same as text", report.method) if drawn else f"<pre>{escape(report.method)}</pre>\n"
-    return f"<h3>Method</h3>\n{drawn}{text}"
-
-
-def _final(report: RunReport) -> str:
-    """The metric that judges each task, and what else there is to say about these numbers."""
-    scores = [score for score in report.scores if score.primary]
-    if not scores:
-        return remark("No numbers of a model that is kept were recorded yet.")
-    held = report.against
-    notes = "".join(map(remark, held.notes)) if held is not None else ""
-    return _scores("final-table", scores, held) + _deltas(held) + notes + remark(_lowest(report.scores, held))
-
-
-def _others(report: RunReport) -> str:
-    scores = [score for score in report.scores if not score.primary]
-    return _scores("others-table", scores, report.against) if scores else ""
-
-
-def _scores(name: str, scores: Sequence[Score], held: Against | None) -> str:
+def _scores(name: str, scores: Sequence[Score], held: Against | None) -> Sheet:
     against = () if held is None else (f"base: {held.label}", "change")
-    several = any(s.clients > 1 for s in scores)
     worst = any(s.worst is not None for s in scores)
-    value = "mean over clients" if several else "value"
+    value = "mean over clients" if any(s.clients > 1 for s in scores) else "value"
     who = ("worst client", "its number") if worst else ()
     head = ("task", "split", value, *against, "clients", *who, "model", "data", "round")
     rows = []
@@ -178,61 +115,41 @@ def _scores(name: str, scores: Sequence[Score], held: Against | None) -> str:
         where = (s.model, s.data, str(s.round))
         rows.append((row(s), s.split, number(s.mean), *compared, str(s.clients), *cells, *where))
     texts = [i for i, title in enumerate(head) if title in ("worst client", "model", "data", "split")]
-    equal = several and not worst
-    about = "Each task's clients all have the same number: one model, measured on the same data." if equal else ""
-    return sheet(name, head, rows, text=texts) + remark(about)
+    return Sheet(name, head, rows, texts)
 
 
 def _lowest(scores: Sequence[Score], held: Against | None) -> str:
     """The task that gained least on the base; without a base the worst one of each metric that judges several."""
     if held is None:
-        tasks = [f"{s.metric} on {s.split}: {s.task} ({number(s.mean)})" for s in worst_tasks(scores)]
-        return f"Worst task by {'; by '.join(tasks)}." if tasks else ""
+        return words.worst_tasks([(s.metric, s.split, s.task, number(s.mean)) for s in worst_tasks(scores)])
     changes = {(s.task, s.metric): held.means.get((held.split, s.task, s.metric)) for s in scores if s.primary}
-    known = {key: of.percent for key, of in changes.items() if of is not None and not math.isnan(of.percent)}
-    if len(known) < 2:
-        return ""
-    task, metric = min(known, key=lambda key: known[key])
-    return f"Lowest change on {held.split}: {task} ({metric}), {percent(known[task, metric])}."
+    return words.lowest(
+        {key: of.percent for key, of in changes.items() if of is not None and not math.isnan(of.percent)}, held.split
+    )
 
 
-def _deltas(held: Against | None) -> str:
-    if held is None:
-        return ""
-    each = [
-        f"{percent(delta)} on {split} (mean change of {_count(count, 'task')})"
-        for split, (delta, count) in held.deltas.items()
-    ]
-    return f'<p id="delta-m">Δm against {escape(held.label)}: {escape("; ".join(each))}. Positive is better.</p>\n'
+def _deltas(held: Against) -> str:
+    each = [(percent(delta), split, words.count(count, "task")) for split, (delta, count) in held.deltas.items()]
+    return words.deltas(held.label, each)
 
 
-def _base(held: Against | None, plots: Callable[..., str]) -> str:
-    """What the base is, and which clients are worse off than with it."""
-    if held is None:
-        return ""
+def _hurt(held: Against) -> Sheet:
+    """Which clients are worse off than with the base."""
     rows = []
     for e in held.each:
         named = [f"{name} {percent(e.clients[name].percent)}" for name in e.worse[:WORST]]
         counts = [len(e.worse), len(e.better), len(e.clients) - len(e.compared)]
         rows.append((str(e.row), str(len(e.clients)), *map(str, counts), ", ".join(named)))
-    head = ("task", "clients", "worse", "better", "not defined", "worst changes")
-    hurt = {name for e in held.each for name in e.worse}
-    of = {name for e in held.each for name in e.clients}
-    found = ""
-    if held.each:
-        lost = (
-            f"{len(hurt)} of {len(of)} clients have a worse model than the base's for a task of theirs ({held.split})."
-        )
-        means = held.by_client
-        if means and len(held.each) > 1:
-            worse = sum(mean < -_NOTHING for mean in means.values())
-            lost += f" Over all tasks of a client, {worse} of {len(means)} lost: their mean change is below 0."
-        table = sheet("hurt-table", head, rows, text=(5,))
-        found = f"<h3>Who was hurt</h3>\n<p>{escape(lost)}</p>\n{table}{plots('hurt')}"
-    return sheet("base-table", ("the base", ""), held.facts, text=(1,)) + found
+    return Sheet("hurt-table", ("task", "clients", "worse", "better", "not defined", "worst changes"), rows, (5,))
 
 
-def _federation(report: RunReport) -> str:
+def _lost(held: Against) -> tuple[str, ...]:
+    worse, of = ({name for e in held.each for name in names(e)} for names in (lambda e: e.worse, lambda e: e.clients))
+    over_all = words.hurt_over_all(held.by_client) if len(held.each) > 1 else ""
+    return (words.hurt(len(worse), len(of), held.split), over_all) if of else ()
+
+
+def _federation(report: RunReport) -> Sheet:
     rows = []
     domains = any(about.get("domain") for about in report.clients.values())
     for name, about in report.clients.items():
@@ -240,39 +157,19 @@ def _federation(report: RunReport) -> str:
         sizes = [str(about.get(part, "")) for part in ("train", "val")]
         rows.append((name, tasks, *((str(about.get("domain") or ""),) if domains else ()), *sizes))
     head = ("client", "tasks", *(("domain",) if domains else ()), "train examples", "validation")
-    return sheet("clients-table", head, rows, text=(1, 2) if domains else (1,))
+    return Sheet("clients-table", head, rows, (1, 2) if domains else (1,))
 
 
-def _diagnostics(report: RunReport, plots: Callable[..., str]) -> str:
-    """Cosines and signs of updates, their weights, and the share that masks left of them."""
-    parts = (
-        ("Over the rounds", ("agreement",)),
-        ("Cosine of two updates", ("cosine",)),
-        ("Share of equal signs", ("sign",)),
-        ("Weights", ("weights", "given")),
-        ("Share of each update that is not zero", ("kept",)),
-    )
-    found = [(title, plots(*names)) for title, names in parts]
-    text = "\n".join(f"<h3>{escape(title)}</h3>\n{body}" for title, body in found if body)
-    return text and text + remark(report.agreement.note if report.agreement is not None else "")
-
-
-def _labels(figure: str) -> str:
-    return f"<h3>Labels</h3>\n{figure}" if figure else ""
-
-
-def _bytes(report: RunReport) -> str:
-    if not report.totals:
-        return ""
+def _bytes(report: RunReport) -> Sheet | None:
     rows = [(role, task, human_bytes(up), human_bytes(down)) for role, task, up, down in report.totals]
-    up, down = report.sent
-    rows.append(("all", "", human_bytes(up), human_bytes(down)))
-    return sheet("bytes-table", ("role", "task", "sent by clients", "sent to clients"), rows, text=(1,))
+    total = ("all", "", *map(human_bytes, report.sent))
+    head = ("role", "task", "sent by clients", "sent to clients")
+    return Sheet("bytes-table", head, [*rows, total], (1,)) if rows else None
 
 
-def _events(report: RunReport) -> str:
+def _events(report: RunReport) -> Sheet | None:
     rows = [
         (h.what, h.who, str(h.times), str(h.first) if h.first == h.last else f"{h.first} to {h.last}")
         for h in report.happened
     ]
-    return sheet("events-table", ("what", "client", "times", "rounds"), rows, text=(1,)) if rows else ""
+    return Sheet("events-table", ("what", "client", "times", "rounds"), rows, (1,)) if rows else None

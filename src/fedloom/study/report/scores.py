@@ -6,6 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from fedloom.errors import StateError
@@ -13,6 +14,7 @@ from fedloom.runs.reader import Run, TaskMetric, best_round, number_of
 from fedloom.study.report.records import Series
 from fedloom.study.report.worst import worst
 
+_OTHER = {"max": "min", "min": "max"}
 EVERYBODY = "all clients"
 """Stands for the client where the files name none."""
 
@@ -32,8 +34,10 @@ class Curves:
     """The round with the best mean over clients."""
     judged: str = ""
     """The split that the best round was chosen on."""
+    is_primary: bool = False
+    """Whether it is the metric that judges its task."""
 
-    @property
+    @cached_property
     def mean(self) -> dict[int, float]:
         """Round -> mean over the clients that were measured; nan where one of them is."""
         each: dict[int, list[float]] = defaultdict(list)
@@ -60,6 +64,8 @@ class Score:
     """The client with the worst value, and the value; None for one client alone, and where all have the same."""
     primary: bool
     """Whether it is the metric that judges its task."""
+    best: tuple[str, float] | None
+    """As `worst`, the client with the best value."""
 
 
 def curves(run: Run) -> tuple[Curves, ...]:
@@ -106,7 +112,8 @@ def _judged(
     """The curves with their best round: by validation data where that was measured, else by the split itself."""
     task, metric, split, model = key
     direction = run.direction(task, metric)
-    made = Curves(task, metric, direction, split, model, measured[key])
+    is_primary = metric == run.info["tasks"][task]["primary"]
+    made = Curves(task, metric, direction, split, model, measured[key], is_primary=is_primary)
     on = "val" if (task, metric, "val", model) in measured else split
     judge = replace(made, clients=measured[task, metric, on, model]).mean
     known = {round: mean for round, mean in judge.items() if not math.isnan(mean) and round in made.mean}
@@ -127,12 +134,14 @@ def scores(run: Run) -> tuple[Score, ...]:
             for metric, mean in metrics.items():
                 direction = run.direction(task, metric)
                 mine = {c: value for (c, t, m), value in each.items() if (t, m) == (task, metric)}
+                several = len(set(mine.values())) > 1  # one model on shared data serves no client worse than another
+                ends = [worst(mine, of) if several else None for of in (direction, _OTHER[direction])]
                 score = Score(
                     *(task, metric, direction, split, final.round, final.model, ", ".join(final.data), mean),
                     len(mine),
-                    # one model on shared data serves no client worse than another
-                    worst(mine, direction) if len(set(mine.values())) > 1 else None,
+                    ends[0],
                     metric == run.info["tasks"][task]["primary"],
+                    ends[1],
                 )
                 scores.append(score)
     return tuple(sorted(scores, key=lambda score: not score.primary))

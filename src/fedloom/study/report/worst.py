@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from fedloom.runs.reader import TaskMetric
 from fedloom.study.grid import Grid, together
 from fedloom.study.tables.compare import Estimate
-from fedloom.study.tables.results import change
-from fedloom.study.tables.sides import Side, of_grid
+from fedloom.study.tables.results import Combination, change
+from fedloom.study.tables.sides import Side
 
 
 @dataclass(frozen=True)
@@ -40,12 +39,13 @@ def worst(values: Mapping[str, float], direction: str) -> tuple[str, float] | No
     return (min if direction == "max" else max)(known.items(), key=lambda item: item[1])
 
 
-def worst_of(grid: Grid, folder: Path, split: str = "test") -> tuple[Worst, ...]:
+def worst_of(
+    grid: Grid, sides: Mapping[Combination, Side], rows: Mapping[str, tuple[TaskMetric, ...]]
+) -> tuple[Worst, ...]:
     """The worst task and clients of each method that has finished runs, data set by data set.
 
-    Changes compare a seed with the same seed of the reference, as Delta does. Raises StateError where nothing finished.
+    Changes compare a seed with the same seed of the reference, as Delta does.
     """
-    sides, rows, _ = of_grid(grid, folder, split)
     by_domain = grid.show == "domains"
     found = []
     for data in grid.data:

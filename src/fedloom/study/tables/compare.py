@@ -5,13 +5,13 @@ from __future__ import annotations
 import io
 import math
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import pairwise
 from pathlib import Path
 from statistics import mean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from fedloom.errors import StateError, choices
 from fedloom.extras import need
@@ -29,6 +29,15 @@ CSV = (
     *("run", "task", "metric", "direction", "mean", "ci95_half", "seeds"),
     *("split", "model", "bytes_up", "bytes_down"),
 )
+
+
+Name = TypeVar("Name", bound=Hashable)
+CUT = "of fractions cut off at 0 and 1"
+FRACTIONS = frozenset(
+    {"accuracy", "macro_f1", "auc", "miou", "pixel_accuracy", "maxf", "max_iou", "odsf", "edge_f_plain"}
+    | {"within_11_25", "within_22_5", "within_30", "delta1", "delta2", "delta3"}
+)
+"""Metrics that are fractions: their intervals end at 0 and 1."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +60,39 @@ class Estimate:
         digits = 2 if abs(self.mean) >= 10 else 4
         return f"{self.mean:.{digits}f}" + ("" if math.isnan(self.half) else f" ± {self.half:.{digits}f}")
 
+    def of_metric(self, metric: str) -> str:
+        """As text; of a fraction whose interval would leave 0 to 1, with the ends of what is left of the interval."""
+        ends = (self.mean - self.half, self.mean + self.half)
+        if metric not in FRACTIONS or not 0 <= self.mean <= 1 or math.isnan(self.half) or 0 <= ends[0] <= ends[1] <= 1:
+            return str(self)
+        return f"{self.mean:.4f} ({max(0.0, ends[0]):.4f} to {min(1.0, ends[1]):.4f})"
+
     @property
     def signed(self) -> str:
         """As a change in percent: '+10.59 ± 1.20'; 'nan' where there is none."""
         if math.isnan(self.mean):
             return "nan"
         return f"{self.mean:+.2f}" + ("" if math.isnan(self.half) else f" ± {self.half:.2f}")
+
+
+def clear_best(found: Mapping[Name, Estimate], direction: str) -> set[Name]:
+    """Who is best, where that stands clear: no interval of a worse one meets the interval of the best.
+
+    Equal numbers share the place. A number without an interval, as of one seed, counts as it is. Empty where there is
+    nothing to choose from, or where nothing stands clear.
+    """
+    known = {name: of for name, of in found.items() if not math.isnan(of.mean)}
+    if len(found) < 2 or not known:
+        return set()
+    top = (max if direction == "max" else min)(of.mean for of in known.values())
+    best = {name for name, of in known.items() if of.mean == top}
+    reach = max(_reach(known[name]) for name in best)
+    is_clear = all(abs(of.mean - top) > reach + _reach(of) for name, of in known.items() if name not in best)
+    return best if is_clear else set()
+
+
+def _reach(of: Estimate) -> float:
+    return 0.0 if math.isnan(of.half) else of.half
 
 
 @dataclass(frozen=True)
@@ -96,18 +132,14 @@ class Comparison(Recorded):
     def caption(self) -> str:
         """Which split, whose data, which model, and what is averaged."""
         data = sorted({d for c in self.columns for f in c.finals for d in f.data})
-        seeds = "; ± 95 % t-interval over seeds" if any(len(c.runs) > 1 for c in self.columns) else ""
+        seeds = f"; ± 95 % t-interval over seeds, {CUT}" if any(len(c.runs) > 1 for c in self.columns) else ""
         return (
             f"{self.split} split ({', '.join(data) or 'data not stated'}), mean over the clients with the task{seeds}"
         )
 
     def best(self, row: TaskMetric) -> set[str]:
-        """Labels of the best columns of a row; none where there is nothing to choose from."""
-        means = {c.label: c.cells[row].mean for c in self.columns if not math.isnan(c.cells[row].mean)}
-        if len(self.columns) < 2 or not means:
-            return set()
-        top = (max if row.direction == "max" else min)(means.values())
-        return {label for label, value in means.items() if value == top}
+        """Labels of the best columns of a row, see `clear_best`."""
+        return clear_best({c.label: c.cells[row] for c in self.columns}, row.direction)
 
     def table(self) -> Table:
         """A rich table; the best of each row in bold."""
@@ -181,7 +213,13 @@ class Comparison(Recorded):
         grid = []
         for row in self.rows:
             name, best = f"{row}{' †' if row.task in self.untold else ''}", self.best(row)
-            grid.append((name, [str(c.cells[row]) for c in self.columns], [c.label in best for c in self.columns]))
+            grid.append(
+                (
+                    name,
+                    [c.cells[row].of_metric(row.metric) for c in self.columns],
+                    [c.label in best for c in self.columns],
+                )
+            )
         if self.base is not None:
             deltas = ["base" if c.delta is None else c.delta.signed for c in self.columns]
             grid.append((f"Δm % against {self.base}", deltas, plain))
@@ -321,21 +359,29 @@ def _finals_notes(columns: Sequence[RunSet]) -> list[str]:
 
 
 def _labels(groups: Sequence[Sequence[Run]]) -> list[str]:
-    """Method labels; where two are equal, with the recipe keys in which those runs differ.
+    """Method labels; where two are equal, with the recipe keys in which those runs differ from the others.
 
+    Keys of methods are always among these; others are left out where a run has what most runs of the comparison have.
     Methods made in Python may differ in what neither their names nor recipes say: then with the folder of a run.
     """
+    firsts = [group[0] for group in groups]
     labels = []
-    for group in groups:
-        run = group[0]
-        alike = [other[0] for other in groups if other[0].label == run.label]
+    for run in firsts:
+        alike = [other for other in firsts if other.label == run.label]
         keys = sorted({key for other in alike for key in differs("", run.recipe, other.recipe)} - QUIET)
-        detail = ", ".join(f"{key}={value_at(run.recipe, key)}" for key in keys)
+        shown = [key for key in keys if key.startswith("method.") or not _is_usual(key, run, firsts)]
+        detail = ", ".join(f"{key}={value_at(run.recipe, key)}" for key in shown)
         labels.append(f"{run.label} [{detail}]" if detail else run.label)
     return [
-        f"{label} [{group[0].folder}]" if labels.count(label) > 1 else label
-        for label, group in zip(labels, groups, strict=True)
+        f"{label} [{run.folder}]" if labels.count(label) > 1 else label
+        for label, run in zip(labels, firsts, strict=True)
     ]
+
+
+def _is_usual(key: str, run: Run, runs: Sequence[Run]) -> bool:
+    """Whether more than half of the runs have the same value of a key as this one."""
+    mine = value_at(run.recipe, key)
+    return 2 * sum(value_at(other.recipe, key) == mine for other in runs) > len(runs)
 
 
 def _seeds(runs: Sequence[Run]) -> str:

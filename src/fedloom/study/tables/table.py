@@ -16,7 +16,7 @@ from fedloom.errors import RecipeError, StateError, nearest
 from fedloom.runs.reader import ARROWS, Run
 from fedloom.study.grid import Cell, Grid, cells, refused_in, together
 from fedloom.study.references import at_trivial, note
-from fedloom.study.tables.compare import Estimate
+from fedloom.study.tables.compare import CUT, Estimate, clear_best
 from fedloom.study.tables.domains import domain_history
 from fedloom.study.tables.results import Combination, CombinationRuns, Values, about_model, change, read
 from fedloom.tasks.delta import without_base
@@ -80,13 +80,14 @@ class TableEntry:
     partial: bool = False
     """Whether some seeds have not been run."""
     is_change: bool = False
+    metric: str = ""
 
     @property
     def text(self) -> str:
         """What a reader sees."""
         if self.kind != "value" or self.estimate is None:
             return {"base": "base", "missing": "…", "refused": "refused"}.get(self.kind, "\\")
-        number = self.estimate.signed if self.is_change else str(self.estimate)
+        number = self.estimate.signed if self.is_change else self.estimate.of_metric(self.metric)
         return number + ("*" if self.partial else "")
 
 
@@ -170,7 +171,9 @@ def tabulate(grid: Grid, folder: Path, split: str = "test") -> GridTable:
         lines = _with_best(lines, columns)
     finals = [final for result in results.values() for final in result.finals.values()]
     units = {unit for c in columns if c.task and (unit := _unit(c.metric))}
-    seeds = f"mean ± 95 % t-interval over seeds {', '.join(map(str, grid.seeds))}" if len(grid.seeds) > 1 else ""
+    seeds = ""
+    if len(grid.seeds) > 1:
+        seeds = f"mean ± 95 % t-interval over seeds {', '.join(map(str, grid.seeds))}, {CUT}"
     parts = [
         f"{split} split ({', '.join(sorted({d for f in finals for d in f.data})) or 'data not stated'})",
         maker.models(),
@@ -310,7 +313,7 @@ class _Maker:
         if column.metric != "delta_m":
             runs = self.results[column.data, base, addon].runs
             found = estimate(column, self.columns[column.data], runs, values)
-            return TableEntry("value", found, partial=partial) if found else TableEntry("cannot")
+            return TableEntry("value", found, partial=partial, metric=column.metric) if found else TableEntry("cannot")
         reference = self.grid.reference(base)
         assert reference is not None  # else there is no such column
         if not values:
@@ -396,19 +399,12 @@ def _of_domains(data: str, run: Run) -> tuple[Column, ...]:
 
 
 def _with_best(lines: Sequence[TableLine], columns: Sequence[Column]) -> list[TableLine]:
-    """The lines with the best value of each column marked, in columns with several values."""
+    """The lines with the best value of each column marked where it stands clear, see `clear_best`."""
     marked = [list(line.entries) for line in lines]
     for at, column in enumerate(columns):
-        means = {
-            row: entry.estimate.mean
-            for row, entry in enumerate(entries[at] for entries in marked)
-            if entry.estimate is not None and not math.isnan(entry.estimate.mean)
-        }
-        if len(means) > 1:
-            top = (max if column.direction == "max" else min)(means.values())
-            for row, value in means.items():
-                if value == top:
-                    marked[row][at] = replace(marked[row][at], best=True)
+        found = {row: of for row, entries in enumerate(marked) if (of := entries[at].estimate) is not None}
+        for row in clear_best(found, column.direction):
+            marked[row][at] = replace(marked[row][at], best=True)
     return [replace(line, entries=tuple(entries)) for line, entries in zip(lines, marked, strict=True)]
 
 

@@ -107,6 +107,16 @@
     return Plotly.react(canvas, traces, layout, options);
   };
 
+  // Plotly's script is large: it is unpacked when the first figure comes near.
+  const unpacked = async () => {
+    const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent.trim()), (c) => c.charCodeAt(0));
+    const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+    const script = document.createElement("script");
+    script.textContent = await new Response(stream).text();
+    document.head.append(script);
+  };
+  let ready = null;
+
   // Plotly may take a while; a figure that should change meanwhile is drawn once more when it is done.
   const busy = new Set();
   const again = new Set();
@@ -116,7 +126,8 @@
       return;
     }
     busy.add(element);
-    paint(element).finally(() => {
+    ready ??= unpacked();
+    ready.then(() => paint(element)).finally(() => {
       busy.delete(element);
       if (again.delete(element)) draw(element);
     });
@@ -146,7 +157,27 @@
     if (window.innerWidth !== width) redraw();
     width = window.innerWidth;
   });
-  window.addEventListener("beforeprint", () => all.forEach(draw));
+  window.addEventListener("beforeprint", () => {
+    document.querySelectorAll("details").forEach((part) => (part.open = true));
+    all.forEach(draw);
+  });
+  // what a link of the contents leads to is opened
+  const opened = () => {
+    const part = location.hash.length > 1 && document.getElementById(location.hash.slice(1));
+    if (part && part.querySelector("details")) part.querySelector("details").open = true;
+    if (part) part.scrollIntoView();
+  };
+  // a page that a server gives away while the run goes on: its first screen is asked for again, the rest stays where it is
+  if ("live" in document.body.dataset) {
+    setInterval(async () => {
+      const answer = await fetch(location.href, { cache: "no-cache" });
+      if (!answer.ok) return;
+      const found = new DOMParser().parseFromString(await answer.text(), "text/html");
+      for (const part of ["header", "#glance"]) document.querySelector(part)?.replaceWith(found.querySelector(part));
+    }, 10000);
+  }
+  window.addEventListener("hashchange", opened);
+  opened();
   for (const query of ["(prefers-color-scheme: dark)", "print"]) {
     window.matchMedia(query).addEventListener("change", redraw);
   }

@@ -1,0 +1,12 @@
+"""The colours of every figure, in pages, images and for papers: told apart by colour-blind people too."""
+
+from __future__ import annotations
+
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8b6d31", "#7f5fc7")
+TWO_SIDED = ((0.0, COLORS[1]), (0.5, "#f2f2f2"), (1.0, COLORS[0]))
+"""From against to with: what stands on which side of a middle."""
+
+
+def color(number: int) -> str:
+    """The colour of the line of this number; they begin anew after the last one."""
+    return COLORS[number % len(COLORS)]

@@ -1,0 +1,71 @@
+"""The methods of a grid side by side: what each changes against its reference, task by task, and what that costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean
+
+from fedloom.study.grid import Grid, together
+from fedloom.study.report import records
+from fedloom.study.tables.compare import Estimate
+from fedloom.study.tables.results import Combination, change
+from fedloom.study.tables.sides import Side
+from fedloom.study.tables.table import Column, GridTable
+from fedloom.tasks.delta import delta_m
+
+
+@dataclass(frozen=True)
+class Method:
+    """A base with its add-on on one data set."""
+
+    data: str
+    label: str
+    reference: str
+    """The method that changes are against; its own name for the reference, '' where the grid has none."""
+    delta: Estimate | None
+    """Delta_m in percent over seeds, without tasks that are not told from the trivial answer."""
+    seeds: tuple[float, ...]
+    """Delta_m of each seed."""
+    changes: Mapping[Column, Estimate]
+    """Task -> its change in percent."""
+    is_method: bool
+    """False for `joint` and `trivial`, which are no federated methods."""
+    sent: float
+    """Bytes from and to clients, mean over seeds."""
+    seconds: float
+
+
+def methods_of(grid: Grid, table: GridTable, sides: Mapping[Combination, Side]) -> tuple[Method, ...]:
+    """All methods with finished runs; each seed is held against the same seed of the reference."""
+    made = []
+    for (data, base, _), side in sides.items():
+        named = grid.reference(base)
+        other = None if named is None else sides.get((data, *named))
+        columns = [c for c in table.columns if c.data == data and c.task]
+        directions = {c.task: c.direction for c in columns if not c.untold}
+        delta, seeds, changes = None, [], {}
+        if other is not None and other is not side:
+            delta = change(side.values, other.values, directions)
+            for seed in side.values.keys() & other.values.keys():
+                shared = directions.keys() & side.values[seed].keys() & other.values[seed].keys()
+                mine, theirs = ({t: of[seed][t] for t in shared} for of in (side.values, other.values))
+                seeds.append(delta_m(mine, theirs, directions))
+            each = {c: change(side.values, other.values, {c.task: c.direction}) for c in columns}
+            changes = {c: of for c, of in each.items() if of is not None and not math.isnan(of.mean)}
+        runs = list(side.runs.values())
+        made.append(
+            Method(
+                data,
+                side.label,
+                "" if named is None else together(*named),
+                delta if delta is not None and not math.isnan(delta.mean) else None,
+                tuple(seeds),
+                changes,
+                base not in grid.reference_rows,
+                fmean(sum(run.bytes_total().values()) for run in runs),
+                fmean(math.fsum(s for of in records.timed(run).values() for s in of.values()) for run in runs),
+            )
+        )
+    return tuple(made)

@@ -1,0 +1,201 @@
+"""The first screen of a run: what it says, against the numbers it is made of."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from importlib.resources import files
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedloom.study.report import collect, glance, words, write
+from fedloom.study.report.drawn import POINTS, dots, multiples, path, ticks
+from fedloom.study.report.looks import LINES
+from fedloom.study.report.page import Sheet, part
+from fedloom.study.report.predictions import ConfusionViews
+from fedloom.study.report.scores import Curves
+from fedloom.study.tables.compare import Estimate
+from report_support import NASTY, Page
+
+NAMES = ("a", "b", "c", "d")
+TASK = {"seg": {"kind": "dense", "primary": "miou", "metrics": {"miou": "max"}}}
+
+
+@pytest.fixture(autouse=True)
+def quick_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pytest.importorskip("plotly.offline"), "get_plotlyjs", lambda: "/* plotly */")
+
+
+def run(folder: Path, values: dict[str, float], method: str = "fedavg", **info: Any) -> Path:
+    """Three rounds whose clients end with these numbers, and whose loss falls by a tenth of its mean a round."""
+    folder.mkdir(parents=True)
+    about = {n: {"tasks": {"seg": 1.0}} for n in values}
+    info = {"partition_hash": "p", "data_hash": "d", **info}
+    recipe = {"name": "t", "seed": 0, "data": {"name": "toy"}, "method": {"name": method}, "training": {"rounds": 3}}
+    (folder / "recipe.yaml").write_text(json.dumps(recipe))
+    head = {"method": method, "tasks": TASK, "clients": about, "status": "finished", "final_round": 3, **info}
+    (folder / "run.json").write_text(json.dumps(head))
+    where = {"task": "seg", "metric": "miou", "model": "personal", "split": "test", "data": "own test"}
+    lines = [
+        {
+            "round": r,
+            "cohort": list(values),
+            "metrics": [{"client": n, "value": v * r / 3, **where} for n, v in values.items()],
+            "train": [{"client": n, "task": "seg", "loss": 1.2 - r / 10} for n in values],
+        }
+        for r in (1, 2, 3)
+    ]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def test_the_first_screen_says_what_the_numbers_say(tmp_path: Path) -> None:
+    alone = run(tmp_path / "alone", dict(zip(NAMES, (0.5, 0.5, 0.5, 0.5), strict=True)), "local")
+    folder = run(tmp_path / "run", dict(zip(NAMES, (0.6, 0.61, 0.62, 0.47), strict=True)))
+    text = " ".join(Page(write(folder).read_text("utf-8")).text.split())
+    assert "After 3 rounds 3 of 4 clients are ahead of local (median +21 %)." in text
+    assert "Nothing is told for seg." in text  # 20, 22, 24 and -6 %: the interval reaches below 0
+    assert "d lost 6 %." in text
+    assert "The training loss still falls by 10 % a round." in text
+    assert "Held against local, which was found beside this run." in text
+    assert "best c 0.6200" in text
+    assert "worst d 0.4700" in text
+    found = glance.of_run(collect(folder))  # type: ignore[arg-type]
+    (tile,) = found.tiles
+    of = Estimate.of([20, 22, 24, -6])
+    assert (tile.value, tile.change, tile.told) == ("0.5750", "+15\u00a0%", False)
+    assert tile.interval == f"{of.mean - of.half:.0f} to {of.mean + of.half:.0f}".replace("-", "\u2212")
+    assert found.gains is not None
+    assert [(d.name, d.is_worse) for d in found.gains.rows] == [("c", False), ("b", False), ("a", False), ("d", True)]
+    assert [d.at for d in found.gains.rows] == sorted((d.at for d in found.gains.rows), reverse=True)
+    assert "found beside" not in Page(write(folder, base=alone).read_text("utf-8")).text
+
+
+def test_the_base_is_of_the_same_clients_and_data_and_the_better_one(tmp_path: Path) -> None:
+    values = dict.fromkeys(NAMES, 0.5)
+    folder = run(tmp_path / "z", values)
+    assert collect(folder).against is None  # type: ignore[union-attr]
+    said = Page(write(folder).read_text("utf-8")).text
+    assert "train them alone with method=local" in said
+    assert "After 3 rounds: 0.5000 mIoU on seg." in said
+    run(tmp_path / "a-other-clients", values, "local", partition_hash="q")
+    run(tmp_path / "b-not-known", values, "local", data_hash=None)
+    (run(tmp_path / "c-damaged", values, "local") / "metrics.jsonl").write_text("{\n{}\n")
+    run(tmp_path / "d", values, "trivial")
+    held = collect(folder).against  # type: ignore[union-attr]
+    assert held is not None
+    assert dict(held.facts)["folder"] == "d"
+    assert "for no run of Local with the same clients" in Page(write(folder).read_text("utf-8")).text
+    run(tmp_path / "y", values, "local")
+    held = collect(folder).against  # type: ignore[union-attr]
+    assert held is not None
+    assert dict(held.facts)["folder"] == "y"
+
+
+@pytest.mark.parametrize(
+    ("percent", "text"),
+    [(10.6, "+11\u00a0%"), (-0.314, "\u22120.31\u00a0%"), (4, "+4\u00a0%"), (0, "±0\u00a0%"), (math.nan, "")],
+)
+def test_changes_in_words(percent: float, text: str) -> None:
+    assert words.change(percent) == text
+
+
+def test_sentences() -> None:
+    clear, open_, loss = Estimate(5, 1, 3), Estimate(5, 6, 3), Estimate(-5, 1, 3)
+    assert words.told_for({"x": clear, "y": clear, "z": open_, "w": loss, "v": Estimate(1, math.nan, 1)}) == (
+        "A gain is told for x and y, a loss for w, nothing for z."
+    )
+    assert words.interval(open_) == "\u22121.0 to 11.0"
+    assert words.trend(0.01) == "The training loss stands still."
+    assert words.trend(0.2) == "The training loss still rises by 0.2\u00a0% a round."
+    assert (
+        words.losers({"a": -1.0, "b": -4.0, "c": -2.0, "d": 1})
+        == "b lost 4\u00a0%, c lost 2\u00a0% and 1 more lost less."
+    )
+    assert (
+        words.ahead(1, "Local", {"a": 1.0, "b": 2.0})
+        == "After 1 round every client is ahead of Local (median +1.5\u00a0%)."
+    )
+    assert "no client is ahead" in words.ahead(2, "Local", {"a": -1.0})
+    assert words.axis("rmse", "min") == "RMSE in metres, lower is better"
+    assert words.conflict({"stem": 0.25, "head": 0.5}, ("a", "b", -0.3)) == (
+        "Most in each other's way: head, where 50% of the pairs of updates pull against each other. "
+        "Furthest apart are a and b (mean cosine -0.30)."
+    )
+
+
+def test_small_multiples_share_their_axes_and_stay_small() -> None:
+    many = {f"c{i}": {r: i + r / 300 for r in range(300)} for i in range(20)}
+    few = {"a": {0: 5.0, 299: 6.0}}
+    first, second, other = multiples(
+        [("x", "miou", "max", many, {}), ("y", "miou", "max", few, {}), ("z", "rmse", "min", few, {})]
+    )
+    assert first.y == second.y != other.y
+    assert first.x == second.x == other.x
+    assert [s.name for s in first.lines] == ["c19", "c0"]  # the best and the worst; the others are a band
+    assert first.band
+    assert first.note == "band: 10 % to 90 % of 18 more"
+    assert all(len(re.findall("[ML]", s.path)) <= POINTS for s in first.lines)
+    labels = sorted(
+        s.label[1] for s in multiples([("x", "m", "max", {str(i): {0: 1.0} for i in range(LINES)}, {})])[0].lines
+    )
+    assert min(b - a for a, b in pairwise(labels)) >= 11
+    assert other.about == "RMSE in metres, lower is better"
+
+
+def test_geometry() -> None:
+    assert ticks(0.1, 0.95) == pytest.approx([0.2, 0.4, 0.6, 0.8])
+    assert path([(0, 1), (1, math.nan), (2, 3), (3, 4)]) == "M0.0 1.0M2.0 3.0L3.0 4.0"
+    large = dots({f"c{i}": (float(i), math.nan, math.nan) for i in range(1000)})
+    assert len(large.rows) == 400
+    assert sum(d.is_named for d in large.rows) == 2
+    assert dots({"a": (math.nan, 0, 0)}).rows == ()
+
+
+def test_templates_escape_what_they_are_given() -> None:
+    drawn = part("parts.html", "sheet", Sheet("t", ("a", NASTY), [(NASTY, NASTY)], (1,)))
+    assert "<img" not in drawn
+    assert "&lt;img" in drawn
+    (panel,) = multiples([(NASTY, NASTY, "max", {NASTY: {0: 1.0, 1: 2.0}}, {})])
+    for macro, given in (("panel", panel), ("dots", dots({NASTY: (1.0, 0.0, 2.0)}))):
+        made = part("drawn.html", macro, *(given, NASTY)[: 2 if macro == "dots" else 1])
+        assert "<img" not in made
+
+
+def test_templates_load_nothing_and_escape_everything() -> None:
+    home = files("fedloom.study.report") / "templates"
+    safe = {"policy", "style", "script", "data", "table", 'tabindex="0"\''}
+    for file in home.iterdir():
+        text = file.read_text("utf-8")
+        assert "://" not in text
+        assert not re.findall(r"\b(src|href)=\"(?![{#]|/run\?at=)", text), file.name
+        assert set(re.findall(r"(\S+)\|safe", text.replace("{{", " "))) <= safe, file.name
+
+
+def test_a_curve_of_the_loss_that_falls() -> None:
+    losses = {r: 1.0 - 0.01 * r for r in range(30)}
+    (only,) = [Curves("t", "training loss", "min", "train", "trained", {"a": losses})]
+    level = sum(losses[r] for r in range(20, 30)) / 10
+    assert glance.slope([only]) == pytest.approx(-1 / level)
+    assert math.isnan(glance.slope([Curves("t", "training loss", "min", "train", "trained", {"a": {1: 1.0}})]))
+
+
+def test_one_palette_for_pages_and_papers(tmp_path: Path) -> None:
+    from fedloom.study.palette import COLORS, color
+    from fedloom.study.panels import Panels
+
+    text = write(run(tmp_path / "run", dict.fromkeys(NAMES, 0.5))).read_text("utf-8")
+    assert all(f"--c{i}: {of};" in text for i, of in enumerate(COLORS))
+    assert [of for of, _ in Panels.colors("ab")] == list(COLORS[:2])
+    assert color(len(COLORS)) == COLORS[0]
+
+
+def test_classes_that_are_mixed_up_are_named() -> None:
+    counts = ((8, 2, 0), (0, 5, 5), (1, 0, 3))
+    said = ConfusionViews("digit", "examples", {"all": counts}).mixed_up
+    assert said == "Most often taken: 1 for 2 (50% of 1), 2 for 0 (25% of 2) and 0 for 1 (20% of 0)."
+    assert ConfusionViews("digit", "examples", {"all": ((3, 0), (0, 0))}).mixed_up == ""
