@@ -23,7 +23,7 @@ from fedloom.cli.lists import parameters
 from fedloom.methods import ADDONS, METHODS
 from fedloom.settings.registry import Registered, Registry
 from fedloom.study.grid import load_grid, names
-from fedloom.study.report.flow import diagram
+from fedloom.study.report.page import part
 
 FACES = (
     *("fedloom", "fedloom.methods", "fedloom.stages", "fedloom.training", "fedloom.tasks", "fedloom.data"),
@@ -93,7 +93,7 @@ def _page(registry: Registry, entry: Registered, grids: Sequence[str], measured:
         made = entry.make(*base)
         lines.append(f"```console\nfedloom run digits-tasks {asked}\n```")
         lines.append(f"The way of an update through a round{', on top of FedAvg' * len(base)}, with the defaults:")
-        lines.append(_raw(diagram(made.outline, False)))
+        lines.append(_raw(part("flow.html", "diagram", made.outline, False)))
         lines.append("The same in Python, and what it prints:")
         python = f"import fedloom as fl\n\nprint(fl.methods.{entry.name.replace('-', '_')}({given}))"
         lines.append(f"```python\n{python}\n```\n\n```text\n{made}\n```")
@@ -114,7 +114,7 @@ def _in_grids() -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name in names():
         grid = load_grid(name)
-        for method in {_method(changes) for part in (grid.bases, grid.addons) for changes in part.values()}:
+        for method in {_method(changes) for some in (grid.bases, grid.addons) for changes in some.values()}:
             found.setdefault(method, []).append(name)
     return found
 
