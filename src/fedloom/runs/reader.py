@@ -136,6 +136,8 @@ class Run:
     @property
     def group(self) -> str:
         """Equal for runs that differ only in the seed. A method made in Python is identified by its text alone."""
+        if not self.recipe.get("method"):
+            raise StateError(f"{self.folder / 'recipe.yaml'}, method: field required")
         return f"{recipe_hash({**self.recipe, 'seed': 0})} {self.info.get('recipe_text', '')}"
 
     @property

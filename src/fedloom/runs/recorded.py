@@ -79,7 +79,7 @@ class _Recipe(_Open):
     data: NotRequired[Named]
     partition: NotRequired[Named]
     model: NotRequired[Named]
-    method: dict[str, Any]
+    method: NotRequired[Named]
     training: NotRequired[Named]
     runtime: NotRequired[Named]
     evaluation: NotRequired[Named]
@@ -179,9 +179,8 @@ def read_info(folder: Path) -> dict[str, Any]:
     """What run.json says. Raises StateError where that is not what was written."""
     file = folder / "run.json"
     info = json_of(file)
-    if not isinstance(info, dict) or not isinstance(info.get("status"), str):
-        found = "one without it" if isinstance(info, dict) else type(info).__name__
-        raise StateError(f"{file}: expected an object with the run's status, found {found}")
+    if not isinstance(info, dict):
+        raise StateError(f"{file}: expected an object, found {type(info).__name__}")
     check_ = info.pop("check", None)  # runs from before it have none
     if check_ not in (None, checksum(info)):
         raise StateError(f"{file}: its checksum is not that of its content: it was changed")

@@ -337,7 +337,12 @@ def state_of(cell: Cell, recipe: Recipe, grid_folder: Path) -> Literal["new", "i
 
 def is_over(folder: Path) -> bool:
     """Whether a run folder's run has ended, however it did. Raises StateError where its run.json is damaged."""
-    return (folder / "run.json").is_file() and read_info(folder).get("status", RUNNING) != RUNNING
+    file = folder / "run.json"
+    if not file.is_file():
+        return False
+    if "status" not in (info := read_info(folder)):
+        raise StateError(f"{file}, status: field required")
+    return bool(info["status"] != RUNNING)
 
 
 def save(grid: Grid, folder: Path, refused: Mapping[str, str]) -> None:
