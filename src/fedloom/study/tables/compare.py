@@ -329,9 +329,9 @@ def _comparable(groups: Sequence[Sequence[Run]]) -> list[str]:
                 f"not comparable, for the tasks differ: {first.folder} has {', '.join(kinds)}; "
                 f"{run.folder} has {', '.join(other)}"
             )
-    examples: dict[int, dict[tuple[str, str | None], Run]] = defaultdict(dict)
+    examples: dict[int, dict[tuple[str | None, str | None], Run]] = defaultdict(dict)
     for run in runs:
-        examples[run.seed].setdefault((run.info["partition_hash"], run.info.get("data_hash")), run)
+        examples[run.seed].setdefault((run.info.get("partition_hash"), run.info.get("data_hash")), run)
     for seed, by_hash in sorted(examples.items()):
         if len(by_hash) > 1:
             names = ", ".join(run.folder.name for run in by_hash.values())
