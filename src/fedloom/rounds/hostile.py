@@ -15,7 +15,7 @@ from fedloom.errors import RecipeError, nearest
 from fedloom.methods.method import Method
 from fedloom.recipes.schema import Recipe
 from fedloom.rounds.federation import BuiltFederation
-from fedloom.rounds.messages import Payload, blank
+from fedloom.rounds.messages import Payload, unpacked
 
 
 def attacks_of(recipe: Recipe, federation: BuiltFederation, whole: bool) -> dict[str, Attack]:
@@ -74,14 +74,14 @@ def conspired(
             waiting.append(payload)
             continue
         if payload.finite:
-            like = blank(shared, federation, payload.rows, torch.zeros(len(payload.rows), shared.d))
-            for row, x in zip(payload.rows, method.codec.unpack(payload.packed, like), strict=True):
+            theirs, _ = unpacked(method, shared, federation, payload.rows, payload.packed)
+            for row, x in zip(payload.rows, theirs, strict=True):
                 honest.setdefault(tasks_of(row), []).append(x.clone())
         yield payload
     hostile = [tasks_of(row) for payload in waiting for row in payload.rows]
     for payload in waiting:
-        like = blank(shared, federation, payload.rows, torch.zeros(len(payload.rows), shared.d))
-        own, X = method.codec.unpack(payload.packed, like), []
+        own, like = unpacked(method, shared, federation, payload.rows, payload.packed)
+        X = []
         for row, x in zip(payload.rows, own, strict=True):
             known, alike = honest.get(tasks_of(row), []), hostile.count(tasks_of(row))
             rows = torch.stack(known) if known else None

@@ -12,7 +12,7 @@ from fedloom.core.layout import Layout
 from fedloom.core.updates import RowList
 from fedloom.methods.method import Method
 from fedloom.rounds.federation import BuiltFederation
-from fedloom.rounds.messages import Message, blank
+from fedloom.rounds.messages import Message, blank, unpacked
 from fedloom.runs.checkpoint import map_tensors
 from fedloom.training.flat import FlatModel
 
@@ -28,9 +28,8 @@ def task_messages(
     origin = params.take(model.initial[: params.d], shared).to("cpu")
     start = dict.fromkeys(tasks, origin)
     if received.tasks:
-        X = torch.zeros(len(received.tasks), shared.d, dtype=origin.dtype)
         rows = tuple((client, task) for task in received.tasks)
-        X = method.codec.unpack(received.packed, blank(shared, federation, rows, X))
+        X, _ = unpacked(method, shared, federation, rows, received.packed, origin.dtype)
         start |= {task: origin + x for task, x in zip(received.tasks, X, strict=True)}
     return {task: Message(vector, received.buffers, received.integers) for task, vector in start.items()}
 

@@ -107,6 +107,19 @@ def blank(shared: Layout, federation: BuiltFederation, rows: tuple[Row, ...], X:
     return Updates(shared, rows, X, ones, ones, present=present)
 
 
+def unpacked(
+    method: Method,
+    shared: Layout,
+    federation: BuiltFederation,
+    rows: tuple[Row, ...],
+    packed: Mapping[str, Tensor],
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Updates]:
+    """What a client packed, or the server for it: (X, which may be a view of it, and rows like these to pack again)."""
+    like = blank(shared, federation, rows, torch.zeros(len(rows), shared.d, dtype=dtype))
+    return method.codec.unpack(packed, like), like
+
+
 def nothing(rows: int, d: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """A matrix of zeros that is only looked at: it takes no memory."""
     return torch.zeros(1, 1, dtype=dtype).expand(rows, d)
