@@ -28,6 +28,7 @@ from fedloom.cli import (
     shared,
     tables,
     tasks,
+    tournament,
     ui,
     watch,
 )
@@ -219,7 +220,7 @@ for command in (
     ),
     *(tables.compare, tables.table, tables.figure, tables.bed),
     *(pretrain.pretrain, records.activated, records.hyper, records.domains, report.report),
-    *(tasks.relatedness, tasks.join, ui.ui, watch.watch),
+    *(tasks.relatedness, tasks.join, tournament.tournament, ui.ui, watch.watch),
 ):
     app.command()(command)
 
@@ -227,7 +228,7 @@ for command in (
 PANELS = {
     "Train": ("demo", "run", "resume", "grid", "pretrain"),
     "Look": ("show", "watch", "ui", "report", "picture", "methods", "recipes", "recipe"),
-    "Compare": ("compare", "table", "figure", "bed", "relatedness"),
+    "Compare": ("compare", "table", "figure", "bed", "tournament", "relatedness"),
     "Data": ("init", "data"),
     "Deploy": ("export", "predict", "flower", "audit", "doctor"),
     "Papers": ("activated", "hyper", "domains", "join", "features"),
