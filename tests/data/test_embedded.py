@@ -51,7 +51,8 @@ def test_features_are_what_the_encoder_gives_scaled_over_the_train_part(files):
     for rows, part in ((train, data.train), (test, data.test)):
         expected = (rows - train.mean(0)) / train.std(0, correction=0).clamp(min=1e-6)
         assert torch.allclose(part.batch(index[: len(part)], CPU)[0], expected, atol=1e-5)
-    assert data.tasks == inner.tasks and data.domains == inner.domains and data.signal.kind == "features"
+    assert (data.tasks, data.domains) == (inner.tasks, inner.domains)
+    assert data.signal.kind == "features"
     for task in ("a", "b"):
         assert data.test.labels_of(task).tolist() == inner.test.labels_of(task).tolist()
     assert data.train.domain.tolist() == inner.train.domain.tolist()
@@ -85,7 +86,7 @@ def test_what_has_no_features_is_refused(files):
     scenes = {"name": "scenes", "tasks": ["depth"], "count": 2, "test_count": 2, "height": 32, "width": 32}
     with pytest.raises(DataError, match="features have no positions, which the dense task 'depth' asks for"):
         load(scenes)
-    several = {"name": "several", "sets": {name: section for name, section in many(files)["sets"].items()}}
+    several = {"name": "several", "sets": dict(many(files)["sets"])}
     for name in "ab":
         several["sets"][name] = {**several["sets"][name], "path": str(files / f"{name}.npz")}
     with pytest.raises(DataError, match="'several' has inputs of several shapes, expected one"):

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.data import DATASETS, Pool
-from fedloom.data import kept
+from fedloom.data import DATASETS, Pool, kept
 from fedloom.data.scenes import render, store, world
 from fedloom.data.scenes.world import BALL, BOX, CYLINDER, FLOOR, PERSON, SKY, Material, Scene
 from fedloom.errors import RecipeError

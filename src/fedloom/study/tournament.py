@@ -22,7 +22,7 @@ from fedloom.study.significance.pairs import of_clients
 from fedloom.study.significance.ranks import grid_ranked
 from fedloom.study.significance.statistics import LEVEL, Paired, against_zero, holm, p_text
 from fedloom.study.tables.compare import Estimate
-from fedloom.study.tables.markup import Records
+from fedloom.study.tables.markup import Cell, Records
 from fedloom.study.tables.results import read
 from fedloom.study.tables.sheet import Sheet, Sheeted
 from fedloom.study.tables.sides import Side, of_grid
@@ -33,6 +33,11 @@ FILE = "tournament.yaml"
 ALONE = "local"
 """The method of clients that train alone, which takes part in every tournament: changes are against it."""
 BED = "bed"
+
+CSV = (
+    *("method", "delta", "half", "behind", "p", "rank", "ahead"),
+    *("worst_client", "worst", "bytes", "seconds", "settings"),
+)
 
 Tries = Mapping[str, Sequence[Changes]]
 """Method -> the settings that it is tried with, the default ones first."""
@@ -190,10 +195,10 @@ class Standings(Sheeted):
         lines = [self._line(row) for row in (*self.rows, *self.references)]
         t = self.tournament
         about = (
-            f"{self.seeds} seeds from 0; test split, model of the last round; mean ± 95 % t-interval over seeds. Each method had "
-            f"{t.tries} settings, the default ones and {t.tries - 1} drawn, with {len(t.tuning)} run each on validation data of "
-            f"other seeds ({', '.join(map(str, t.tuning))}), and plays with the best. Seeds were added until every method was told "
-            f"from the leader, at most {t.most}: a p found so is a little too small."
+            f"{self.seeds} seeds from 0; test split, model of the last round; mean ± 95 % t-interval over seeds. Each "
+            f"method had {t.tries} settings, the default ones and {t.tries - 1} drawn, with a run each on validation "
+            f"data of other seeds ({', '.join(map(str, t.tuning))}), and plays with the best. Seeds were added until "
+            f"every method was told from the leader, at most {t.most}: a p found so is a little too small."
         )
         refused = [f"not on this bed: {name}: {reason}." for name, reason in self.refused.items()]
         chosen = [f"settings of {row.method}: {row.settings}." for row in self.rows if row.settings]
@@ -202,28 +207,12 @@ class Standings(Sheeted):
 
     def records(self) -> Records:
         """The same in full precision."""
-        head = (
-            "method",
-            "delta",
-            "half",
-            "behind",
-            "p",
-            "rank",
-            "ahead",
-            "worst_client",
-            "worst",
-            "bytes",
-            "seconds",
-            "settings",
-        )
-        return Records(
-            head,
-            [
-                (r.method, r.change.mean, r.change.half, r.behind.mean if r.behind else math.nan, r.p, r.rank)
-                + (r.ahead, *r.worst, r.bytes, r.seconds, r.settings)
-                for r in (*self.rows, *self.references)
-            ],
-        )
+        rows: list[tuple[Cell, ...]] = []
+        for r in (*self.rows, *self.references):
+            behind = r.behind.mean if r.behind else math.nan
+            numbers = (r.change.mean, r.change.half, behind, r.p, r.rank, r.ahead)
+            rows.append((r.method, *numbers, *r.worst, r.bytes, r.seconds, r.settings))
+        return Records(CSV, rows)
 
     def _line(self, row: Standing) -> tuple[str, ...]:
         of = row.behind
