@@ -73,8 +73,13 @@ def tournament(
             least=seeds,
             most=most,
         )
+
+    def tell(text: str) -> None:
+        if not quiet:
+            typer.echo(text, err=True)
+
     try:
-        made = play(plan, folder, lambda: progress(quiet), lambda text: quiet or typer.echo(text, err=True), jobs)
+        made = play(plan, folder, lambda: progress(quiet), tell, jobs)
     except KeyboardInterrupt:
         typer.echo(f"interrupted; continue with: fedloom tournament {folder}", err=True)
         raise typer.Exit(130) from None

@@ -68,11 +68,12 @@ def embedded(
     net = model.encoder.eval()
     train, test = (_features(net, part) for part in (data.train, data.test))
     std, mean = torch.std_mean(train, 0, correction=0)
-    parts = [
-        TensorExamples((rows - mean) / std.clamp(min=1e-6), _labels(part, data), part.domain)
-        for rows, part in ((train, data.train), (test, data.test))
-    ]
-    return Dataset(f"embedded-{data.name}", data.tasks, *parts, data.domains, data.deal)
+
+    def part(rows: Tensor, of: Examples) -> Examples:
+        return TensorExamples((rows - mean) / std.clamp(min=1e-6), _labels(of, data), of.domain)
+
+    both = part(train, data.train), part(test, data.test)
+    return Dataset(f"embedded-{data.name}", data.tasks, *both, data.domains, data.deal)
 
 
 def _features(net: Encoder, part: Examples) -> Tensor:

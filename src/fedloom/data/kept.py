@@ -17,7 +17,7 @@ from fedloom.data.prepare import Array
 MANIFEST = "manifest.json"
 
 
-def kept(place: Path, make: Callable[[], Mapping[str, Array]]) -> Mapping[str, Array]:
+def kept(place: Path, make: Callable[[], dict[str, Array]]) -> dict[str, Array]:
     """The arrays of a folder where they are there and undamaged, else made (and kept, where that is possible)."""
     found = _load(place)
     if found is not None:
