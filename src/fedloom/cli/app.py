@@ -13,6 +13,7 @@ import typer
 
 from fedloom._version import __version__
 from fedloom.cli import (
+    atlas,
     audit,
     complete,
     demo,
@@ -207,6 +208,7 @@ def picture(
 
 for command in (
     *(
+        atlas.atlas,
         audit.audit,
         demo.demo,
         doctor.doctor,
@@ -228,7 +230,7 @@ for command in (
 PANELS = {
     "Train": ("demo", "run", "resume", "grid", "pretrain"),
     "Look": ("show", "watch", "ui", "report", "picture", "methods", "recipes", "recipe"),
-    "Compare": ("compare", "table", "figure", "bed", "tournament", "relatedness"),
+    "Compare": ("compare", "table", "figure", "bed", "tournament", "atlas", "relatedness"),
     "Data": ("init", "data"),
     "Deploy": ("export", "predict", "flower", "audit", "doctor"),
     "Papers": ("activated", "hyper", "domains", "join", "features"),
