@@ -16,6 +16,8 @@ from sites_support import RECIPE, Go, events, trained
 
 pytest.importorskip("flwr")
 
+from fedloom.engines.flower.client import recipe_of
+from fedloom.engines.flower.engine import OverGrid
 from fedloom.engines.flower.nodes import NodeConfig
 from fedloom.engines.flower.terms import SiteTerms
 from fedloom.engines.flower.wire import RefusedError
@@ -110,6 +112,26 @@ def test_trainings_are_counted_and_an_unknown_number_of_clients_is_refused() -> 
         SiteTerms(rounds=2).agree_to(built, 4, answered=2)
     with pytest.raises(RefusedError, match="clients: None found, expected at least 2"):
         SiteTerms(clients=2).agree_to(built, None)
+
+
+def test_what_a_node_answers_costs_it_epsilon_whoever_asks() -> None:
+    pytest.importorskip("dp_accounting", reason="needs the extra `privacy`")
+    built = of("method.weights=uniform", PRIVATE, "privacy.trust=local")
+    assert built.terms is not None
+    site = SiteTerms.model_validate({"privacy": {"epsilon": 50, "delta": 1e-3, "trust": "local"}})
+    many = next(n for n in range(1, 1000) if built.terms.epsilon(n) > 50)
+    site.agree_to(built, 4, answered=many - 2)
+    with pytest.raises(RefusedError, match=f"privacy.epsilon: .* after {many} trainings found, expected at most 50"):
+        site.agree_to(built, 4, answered=many - 1)
+
+
+@pytest.mark.parametrize("changes", ["", "runtime.engine=process"])
+def test_nodes_are_a_deployment_whatever_engine_the_recipe_names(changes: str) -> None:
+    """Else who starts a run could have noise drawn from the seed, which all know."""
+    recipe = load({**RECIPE, "data": "digits", "partition": "one-task", "runtime": {}}, ["method.weights=uniform", PRIVATE])
+    assert recipe.runtime.engine == "process"
+    assert recipe_of(recipe, {"changes": changes}).runtime.engine == "flower"
+    assert OverGrid(None, Path()).build(recipe_of(recipe, {}), build(recipe).partition).deployed
 
 
 def test_terms_that_cannot_be_read_refuse_everything(go: Go, demand: Demand) -> None:

@@ -57,10 +57,11 @@ def test_recipes_without_an_attack_have_the_hash_that_they_had() -> None:
         (["attack={name: replay, clients: [digit-9]}"], r"attack.clients: no client 'digit-9'. Did you mean 'digit-0'"),
         (["attack={name: replay, clients: 5}"], r"5 of 5 clients are hostile, expected an honest one"),
         (
-            ["attack=mimic", "peers={}", "partition.all_task_clients=0"],
-            r"attack: mimic needs .* among peers there is n",
+            ["attack=mimic", "peers={mode: asynchronous, scenario: {speed: 1}}"],
+            r"attack: mimic needs .* among asynchronous peers there is none",
         ),
         (["attack=ipm", "runtime.engine=cluster"], r"ipm needs the honest clients' updates .*engine: cluster there"),
+        (["attack=alie", "peers={}", "runtime.engine=flower"], r"with runtime.engine: flower and peers there is none"),
         (["attack=alie", "method=matu"], r"attack: alie needs rows, which Unified"),
         (["attack=replay", "method=joint"], r"attack: with joint nothing is sent"),
         (
@@ -191,17 +192,28 @@ def test_who_sends_nothing_is_said_to_be_hostile(quick: Quick) -> None:
     ]
 
 
-def test_peers_clip_around_themselves_and_a_liar_does_not_reach_them(quick: Quick) -> None:
-    """Without it, one round of a peer's lies is in every model."""
-    base = ("peers={}", "attack={name: scaled, factor: 1000, clients: [digit-0]}", "training.rounds=1")
+@pytest.mark.parametrize(
+    ("attack", "rules"), [("scaled", ("none", "clip", "centred-clip")), ("ipm", ("none", "clip"))]
+)
+def test_peers_clip_around_themselves_and_a_liar_does_not_reach_them(
+    quick: Quick, attack: str, rules: tuple[str, ...]
+) -> None:
+    """Without it, one round of a peer's lies is in every model; also of lies made of what all others learned."""
+    base = ("peers={}", f"attack={{name: {attack}, factor: 3000, clients: [digit-0]}}", "training.rounds=1",
+            "partition.clients_per_task=2", "evaluation.splits=[test]")  # fmt: skip
     worst = {}
-    for rule in ("none", "clip", "centred-clip"):
+    for rule in rules:
         add = () if rule == "none" else (f"method.add.{rule}={{}}",)
         model = fedloom.engines.api.trained_models(quick(*base, *add).folder)
         worst[rule] = max(float(v.abs().max()) for v in model["large-0"].values() if v.is_floating_point())
-    assert worst["none"] > 1
-    assert worst["clip"] < 0.5
-    assert worst["centred-clip"] < 0.5
+    assert worst.pop("none") > 1
+    assert max(worst.values()) < 0.5
+
+
+def test_who_knows_all_does_so_over_flower_too(quick: Quick) -> None:
+    changes = ("partition={name: one-task, clients_per_task: 3}", "attack={name: ipm, clients: [digit-0]}",
+               "training.rounds=1", "evaluation.splits=[test]")  # fmt: skip
+    assert_same(quick(*changes), quick(*changes, "runtime.engine=flower"))
 
 
 @pytest.mark.slow

@@ -161,11 +161,12 @@ CENTRAL = {
     "method={name: scaffold, weights: uniform}": "sends control beside the update, which no noise protects",
     "method={name: fedavg, weights: uniform, add: {feddea: {at: server}}}": "changes rows behind the clip",
     "method={name: fedavg, weights: uniform, add: {pcgrad: }}": "weighs or mixes rows by what is in them",
-    "method={name: fedhca2, weights: uniform}": "sends domain, tasks, support beside the update",
+    "method={name: fedhca2, weights: uniform}": "sends support beside the update",
     "method={name: fedamp, weights: uniform, share: encoder}": "expected a server that takes a mean of rows",
     "early_stopping={patience: 1}": "it looks at clients' validation data",
     "peers={graph: full}": "set trust: local",
     "model=resnet10": "running statistics",
+    "privacy.delta=0.2": "privacy.delta: 0.2 found, expected less than one over the 5 clients",
 }
 
 
@@ -183,6 +184,35 @@ def test_feddea_before_the_clip_and_local_noise_before_any_mix_are_accepted() ->
     assert capped == PrivateMean(1.0, 2.0, 1.0, 50.0)
     local = build(load_recipe("method={name: fedavg, add: {pcgrad: }}", GIVEN, "privacy.trust=local")).method
     assert [type(stage).__name__ for stage in local.edge.inner] == ["Bounded", "RowNoise"]
+
+
+@pytest.mark.parametrize("rule", ["multi-krum", "median"])
+def test_robust_rules_see_protected_rows_and_the_tasks_that_the_server_knows(rule: str) -> None:
+    add = f"method={{name: fedavg, weights: uniform, add: {{{rule}: {{f: 0}}}}}}"
+    local = build(load_recipe(add, GIVEN, "privacy.trust=local")).method
+    assert [type(stage).__name__ for stage in local.edge.inner] == ["Bounded", "RowNoise"]
+    with pytest.raises(RecipeError, match="expected a server that takes a mean of rows"):
+        build(load_recipe(add, GIVEN))
+
+
+@pytest.mark.parametrize(
+    ("peers", "why"),
+    [
+        ("{similarity: {signals: {features: 1}}}", "privacy: similarity features tells others of a peer's own data"),
+        ("{similarity: {signals: {cross-loss: 1}}}", "privacy: similarity cross-loss tells others of a peer's own"),
+        ("{choose: {groups: {}}}", "privacy: choose.groups.fine tells others"),
+        ("{mode: asynchronous, scenario: {speed: 1}}", "privacy: asynchronous peers train as often as they can"),
+        ("{choose: {groups: {fine: null}}}", None),
+    ],
+)
+def test_peers_tell_each_other_nothing_but_protected_rows(peers: str, why: str | None) -> None:
+    changes = (GIVEN, "privacy.trust=local", f"peers={peers}")
+    if why is None:
+        build(load_recipe(*changes))
+        return
+    with pytest.raises(RecipeError) as refused:
+        build(load_recipe(*changes))
+    assert why in str(refused.value)
 
 
 @dataclass(frozen=True)

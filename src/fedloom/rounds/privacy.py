@@ -70,6 +70,11 @@ def terms_of(recipe: Recipe, clients: int) -> Terms | None:
         return None
     if recipe.peers is not None and section.trust == "central":
         raise RecipeError("privacy.trust: central found, but peers have no server that adds noise; set trust: local")
+    if clients > 1 and section.delta * clients >= 1:
+        raise RecipeError(
+            f"privacy.delta: {section.delta:g} found, expected less than one over the {clients} clients: with more, "
+            "giving one of them away altogether would be private"
+        )
     fixed = section.trust == "central" and section.sampling == "fixed"
     share = recipe.training.participation if section.trust == "central" else 1.0
     drawn = drawn_of(clients, share) if fixed else share

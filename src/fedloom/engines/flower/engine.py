@@ -262,6 +262,7 @@ class Flower(Engine):
     def build(self, recipe: Recipe, partition: Partition | None = None) -> Built:
         """As in one process. Raises RecipeError for settings that nodes cannot follow."""
         need("flwr.app", "flower")
+        recipe = recipe.at_nodes()
         if recipe.training.stacked:
             raise RecipeError("training.stacked: nodes train one client each, so nothing can be stacked")
         refuse(recipe.peers)

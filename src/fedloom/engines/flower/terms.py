@@ -19,6 +19,7 @@ class AtLeast(Section):
     """Differential privacy that a run must have."""
 
     epsilon: Positive
+    """Of all rounds of a run; with trust: local also of all trainings that this node answers in it, whoever asks."""
     delta: Annotated[float, Field(gt=0, lt=1)]
     trust: Literal["central", "local"] = "central"
     """local: the server is not trusted to add noise, this node adds it."""
@@ -81,6 +82,13 @@ class SiteTerms(Section):
             for name in (*names, *(f"beside:{name}" for name in beside)):
                 if not any(fnmatchcase(name, glob) for glob in self.leaves):
                     yield f"leaves: {name} would leave, expected only {', '.join(self.leaves)}"
+        cost = built.terms
+        if self.privacy is not None and cost is not None and cost.trust == "local":  # spent by what this node answers
+            if (epsilon := cost.epsilon(answered + 1)) > self.privacy.epsilon:
+                yield (
+                    f"privacy.epsilon: {epsilon:.4g} after {answered + 1} trainings found, expected at most "
+                    f"{self.privacy.epsilon:g}"
+                )
         if self.rounds is not None and answered >= self.rounds:
             yield f"rounds: {answered} trainings are done, expected at most {self.rounds}"
         if self.clients is not None:
