@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +9,9 @@ import pytest
 
 from fedloom.errors import UserError
 from fedloom.recipes.loader import load
+from fedloom.recipes.schema import recipe_hash
 from fedloom.runs.audit import verified
-from sites_support import RECIPE, Go, events, trained
+from sites_support import RECIPE, Demand, Go, events, recipe, trained
 
 pytest.importorskip("flwr")
 
@@ -22,23 +21,6 @@ from fedloom.engines.flower.nodes import NodeConfig
 from fedloom.engines.flower.terms import SiteTerms
 from fedloom.engines.flower.wire import RefusedError
 from fedloom.rounds.build import build
-
-Demand = Callable[..., Path]
-
-
-@pytest.fixture
-def demand(homes: dict[int, dict[str, str]]) -> Iterator[Demand]:
-    """Give the clinic's node terms, for one test."""
-    home = Path(next(c["home"] for c in homes.values() if c["home"].endswith("clinic")))
-    before = (home / "node.yaml").read_text()
-
-    def change(**terms: Any) -> Path:
-        (home / "node.yaml").write_text(json.dumps({**json.loads(before), "terms": terms}))
-        return home
-
-    yield change
-    (home / "node.yaml").write_text(before)
-
 
 def test_a_node_whose_terms_are_not_met_does_not_join_and_says_why(go: Go, demand: Demand) -> None:
     home = demand(methods=["fedper"], rounds=10)
@@ -59,6 +41,8 @@ def test_what_only_the_built_run_shows_is_refused_when_it_is_asked_for(go: Go, d
     assert {line["client"] for line in told if line["what"] == "join"} == {"clinic", "lab", "office"}
     assert any(line["what"] == "answer dropped" and "leaves" in line["why"] for line in told)
     assert {line["what"] for line in told} >= {"checkpoint", "export"}
+    assert told[0]["what"] == "policy"
+    assert (told[0]["recipe"], told[0]["privacy"], told[0]["keys"]) == (recipe_hash(recipe("training.rounds=1")), None, {})
 
 
 def test_a_node_whose_terms_are_met_takes_part_and_writes_it_down(go: Go, demand: Demand) -> None:
@@ -128,10 +112,10 @@ def test_what_a_node_answers_costs_it_epsilon_whoever_asks() -> None:
 @pytest.mark.parametrize("changes", ["", "runtime.engine=process"])
 def test_nodes_are_a_deployment_whatever_engine_the_recipe_names(changes: str) -> None:
     """Else who starts a run could have noise drawn from the seed, which all know."""
-    recipe = load({**RECIPE, "data": "digits", "partition": "one-task", "runtime": {}}, ["method.weights=uniform", PRIVATE])
-    assert recipe.runtime.engine == "process"
-    assert recipe_of(recipe, {"changes": changes}).runtime.engine == "flower"
-    assert OverGrid(None, Path()).build(recipe_of(recipe, {}), build(recipe).partition).deployed
+    one = load({**RECIPE, "data": "digits", "partition": "one-task", "runtime": {}}, ["method.weights=uniform", PRIVATE])
+    assert one.runtime.engine == "process"
+    assert recipe_of(one, {"changes": changes}).runtime.engine == "flower"
+    assert OverGrid(None, Path()).build(one).deployed
 
 
 def test_terms_that_cannot_be_read_refuse_everything(go: Go, demand: Demand) -> None:

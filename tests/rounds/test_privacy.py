@@ -19,7 +19,7 @@ from fedloom.rounds.build import build
 from fedloom.rounds.cohort import cohort
 from fedloom.rounds.privacy import SPENT, Terms, ratio, terms_of
 from fedloom.rounds.progress import Progress
-from fedloom.rounds.rounds import Round, initial_state, paid
+from fedloom.rounds.rounds import Round, initial_state, paid, status
 from fedloom.rounds.server import server_step
 from fedloom.runs.reader import Run
 from fedloom.stages.mean import Mean
@@ -145,11 +145,29 @@ def test_a_deployment_draws_noise_and_cohorts_from_what_nobody_knows() -> None:
     assert len({Round(built, 1, Progress(), secret=secret).cohort() for secret in "abcdefgh"}) > 1
 
 
-def test_each_start_of_a_deployment_costs_a_round_more(dp: object) -> None:
+def test_each_start_of_a_deployment_costs_two_rounds_more(dp: object) -> None:
     nodes, here = (build(load_recipe(FEDPER, GIVEN, *more)) for more in (("runtime.engine=flower",), ()))
     done = {"round": 1, "privacy": vars(here.terms)}
     assert "again" not in paid(here, done)[1]
-    assert paid(nodes, paid(nodes, done)[1])[1]["again"] == 2
+    assert paid(nodes, paid(nodes, done)[1])[1]["again"] == 4
+    first = paid(nodes, {"round": 0})[1]
+    assert "again" not in first
+    assert paid(nodes, first)[1]["again"] == 2, "its first round may have been released, too"
+
+
+def test_starts_alone_may_spend_a_budget(dp: object) -> None:
+    budget = terms(noise=2.0, delta=1e-3, drawn=1.0).epsilon(5)
+    private = f"privacy={{clip: 1, noise: 2.0, delta: 1.0e-3, budget: {budget}}}"
+    built = build(load_recipe(FEDPER, private, "runtime.engine=flower", "training.rounds=4"))
+    rounds, state = paid(built, {"round": 1, "privacy": vars(built.terms)})
+    assert (rounds, "spent" in state) == (3, False)
+    rounds, state = paid(built, state)
+    assert (rounds, status({**state, "server": {}, "stopped": False})) == (1, SPENT)
+
+
+def test_a_round_that_was_begun_under_other_terms_is_not_forgotten() -> None:
+    with pytest.raises(StateError, match=r"the 0 rounds that are done had \{'noise': 2.0\}"):
+        terms().agree({"round": 0, "privacy": {**vars(terms()), "noise": 2.0}})
     with pytest.raises(RecipeError, match=r"runtime.checkpoint_every: 5 found, .* expected 1"):
         build(load_recipe(FEDPER, GIVEN, "runtime.engine=flower", "runtime.checkpoint_every=5"))
 

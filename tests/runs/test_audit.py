@@ -50,6 +50,18 @@ def test_a_cut_end_is_found_and_what_a_crash_cut_short_is_taken_away(file: Path)
     assert [line["what"] for line in verified(file)] == ["join", "refuse", "checkpoint", "leave"]
 
 
+@pytest.mark.parametrize("left", [0, 2])
+def test_lines_cut_off_at_the_end_show_beside_a_hash_that_was_kept(file: Path, left: int) -> None:
+    lines = file.read_text().splitlines()
+    kept = json.loads(lines[-1])["hash"]
+    Audit(file).note("leave")
+    assert len(verified(file, kept)) == 5
+    file.write_text("".join(f"{line}\n" for line in lines[:left]))
+    assert len(verified(file)) == left
+    with pytest.raises(StateError, match=f"none of its {left} lines has hash {kept}: it was cut off, or written anew"):
+        verified(file, kept)
+
+
 @pytest.mark.parametrize(
     "text", ["[]\n", "{}\n", '{"hash": 1}\n', "\xff\n", '{"number": 0, "hash": ""}\n', "[" * 9999 + "\n"]
 )

@@ -22,6 +22,9 @@ from fedloom.rounds.cohort import drawn_of
 
 LEARNS = 2.0
 """Where a round's noise is longer than this many clipped updates, little is learned (docs/privacy.md has the runs)."""
+AGAIN = 2
+"""Rounds that each further start of a deployment is charged for: the one that was begun when the run stopped, and the
+one before it, from whose checkpoint the run goes on where the newest one is damaged."""
 SPENT = "stopped: privacy budget spent"
 
 
@@ -54,9 +57,9 @@ class Terms:
         return paid
 
     def agree(self, state: State) -> None:
-        """Raise StateError if rounds that are done had other terms."""
+        """Raise StateError if the rounds that are done, or were begun, had other terms."""
         before, now = state.get("privacy"), asdict(self)
-        if state["round"] and before != now:
+        if ("privacy" in state or state["round"]) and before != now:
             changed = "no privacy" if before is None else {k: v for k, v in before.items() if v != now[k]}
             raise StateError(
                 f"privacy: {now} found, but the {state['round']} rounds that are done had {changed}; begin a new run"

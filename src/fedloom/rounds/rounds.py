@@ -13,7 +13,7 @@ from fedloom.rounds.cohort import cohort
 from fedloom.rounds.hostile import conspired
 from fedloom.rounds.measure import headline, measure, train_records, train_seconds, trained_records
 from fedloom.rounds.messages import Message, Payload, count_down, count_up, rows_of
-from fedloom.rounds.privacy import SPENT
+from fedloom.rounds.privacy import AGAIN, SPENT
 from fedloom.rounds.progress import Progress
 from fedloom.rounds.recovery import again, gave_up, kept
 from fedloom.rounds.refusals import unmeasured
@@ -106,7 +106,7 @@ def run_rounds(
 def paid(built: Built, state: State) -> tuple[int, State]:
     """How many rounds the run may have, and its state with what these cost in privacy.
 
-    Where nodes answer, a run that goes on may release a round again with other updates, so each time costs one more.
+    Where nodes answer, a run that goes on may release rounds again with other updates, so each time costs AGAIN more.
     """
     recipe, terms = built.recipe, built.terms
     if terms is None or recipe.privacy is None:
@@ -115,11 +115,12 @@ def paid(built: Built, state: State) -> tuple[int, State]:
         return recipe.training.rounds, state
     terms.agree(state)
     terms.epsilon(1)  # without an accountant the run ends here, not after its first round
-    state = {**state, "privacy": asdict(terms)}
-    if built.deployed and state["round"]:
-        state["again"] = state.get("again", 0) + 1
-    again = state.get("again", 0)
-    return terms.last(recipe.privacy.bound, recipe.training.rounds + again) - again, state
+    again = state.get("again", 0) + AGAIN * (built.deployed and "privacy" in state)
+    state = {**state, "privacy": asdict(terms), **({"again": again} if again else {})}
+    rounds = terms.last(recipe.privacy.bound, recipe.training.rounds + again) - again
+    if rounds <= state["round"] < recipe.training.rounds:
+        state["spent"] = True
+    return rounds, state
 
 
 def _charged(built: Built, state: State, now: Round, last: bool) -> State:

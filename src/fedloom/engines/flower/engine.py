@@ -285,6 +285,8 @@ class Flower(Engine):
         """Wait for the nodes and send them jobs."""
         nodes = self._nodes(built, folder)
         folder.audit = Audit(folder.path / AUDIT)
+        private = built.recipe.privacy and built.recipe.privacy.model_dump(mode="json")
+        folder.audit.note("policy", recipe=nodes.hash, privacy=private, keys=nodes.listed)
         nodes.audited(folder.audit)
         nodes.keep(folder.path / _KEYS)
         self.at = AtNodes(built, nodes, _run_id(folder.path), self._deadline(built))
