@@ -28,6 +28,7 @@ from fedloom.rounds.server import collect
 from tests_support import assert_same, load_recipe, named, stopped_after
 
 Quick = Callable[..., Result]
+FLOWER = "runtime.engine=flower"
 NAMES = ["all-0", "digit-0", "holes-0", "large-0", "parity-0"]
 
 
@@ -60,8 +61,8 @@ def test_recipes_without_an_attack_have_the_hash_that_they_had() -> None:
             ["attack=mimic", "peers={mode: asynchronous, scenario: {speed: 1}}"],
             r"attack: mimic needs .* among asynchronous peers there is none",
         ),
-        (["attack=ipm", "runtime.engine=cluster"], r"ipm needs the honest clients' updates .*engine: cluster there"),
-        (["attack=alie", "peers={}", "runtime.engine=flower"], r"with runtime.engine: flower and peers there is none"),
+        (["attack=ipm", "runtime={engine: cluster, exact: false}"], r"ipm needs .* on a cluster with runtime.exact: fal"),
+        (["attack=alie", "peers={}", "runtime.engine=flower"], r"among peers with runtime.engine: flower there is"),
         (["attack=alie", "method=matu"], r"attack: alie needs rows, which Unified"),
         (["attack=replay", "method=joint"], r"attack: with joint nothing is sent"),
         (
@@ -210,10 +211,23 @@ def test_peers_clip_around_themselves_and_a_liar_does_not_reach_them(
     assert max(worst.values()) < 0.5
 
 
-def test_who_knows_all_does_so_over_flower_too(quick: Quick) -> None:
-    changes = ("partition={name: one-task, clients_per_task: 3}", "attack={name: ipm, clients: [digit-0]}",
-               "training.rounds=1", "evaluation.splits=[test]")  # fmt: skip
-    assert_same(quick(*changes), quick(*changes, "runtime.engine=flower"))
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "mimic" else pytest.mark.slow) for n in ATTACKS.names])
+def test_an_attack_is_the_same_in_workers_and_over_flower(quick: Quick, name: str) -> None:
+    """In a cluster too: tests/engines/test_cluster.py."""
+    changes = ("partition={name: one-task, clients_per_task: 3}", f"attack={{name: {name}, clients: [digit-0]}}",
+               "training.rounds=2", "evaluation.splits=[test]")  # fmt: skip
+    whole, there = quick(*changes), quick(*changes, FLOWER)
+    if name == "fake":  # a node is held to the number of examples that it told when it joined
+        events = [event for line in lines(there) for event in line["events"]]
+        assert [(e["event"], e["client"]) for e in events] == [("answer dropped", "digit-0")] * 2
+    else:
+        assert_same(whole, there)
+    if name == "mimic":
+        return
+    assert_same(whole, quick(*changes, "runtime.workers=2"))
+    if not ATTACKS[name].make().knows_all and name != "fake":
+        # what peers say is told in the words of their nodes
+        assert_same(quick(*changes, "peers={}"), quick(*changes, "peers={}", FLOWER), models_only=name == "huge")
 
 
 @pytest.mark.slow

@@ -182,15 +182,18 @@ def attacked(built: Built) -> None:
     if built.method.pooled:
         raise RecipeError(f"attack: with {built.method.name} nothing is sent, so nobody can attack")
     if any(attack.knows_all for attack in built.attacks.values()):
-        engine, peers = recipe.runtime.engine, recipe.peers
-        elsewhere = engine == "cluster" or (engine == "flower" and peers is not None)
-        free = peers is not None and peers.mode == "asynchronous"
-        if elsewhere or free:
-            where = "among asynchronous peers" if free else f"with runtime.engine: {engine}"
+        runtime, peers = recipe.runtime, recipe.peers
+        where = ""
+        if peers is not None and peers.mode == "asynchronous":
+            where = "among asynchronous peers"
+        elif peers is not None and runtime.engine != "process":
+            where = f"among peers with runtime.engine: {runtime.engine}"
+        elif runtime.engine == "cluster" and not runtime.exact:
+            where = "on a cluster with runtime.exact: false"
+        if where:
             raise RecipeError(
                 f"attack: {recipe.attack.name} needs the honest clients' updates in one place before any is used, and "
-                f"{where}{' and peers' if elsewhere and peers else ''} there is none; use runtime.engine: process, with "
-                "a server or synchronous peers"
+                f"{where} there is none; use a server (exact: true), or synchronous peers in one process"
             )
         if built.method.codec.stays_packed:
             raise RecipeError(f"attack: {recipe.attack.name} needs rows, which {built.method.codec!r} never makes")

@@ -214,6 +214,11 @@ class Round:
         self.events.append({"event": event, **fields})
         self.progress.event(f"round {self.number}: {event}{described(fields)}")
 
+    def without(self, client: str, **about: str) -> None:
+        """Log that a client made no update, or none of a task."""
+        why = "a hostile client sent nothing" if client in self.built.attacks else "local training gave nan or inf"
+        self.log("update dropped", {"client": client, **about, "why": why})
+
     def record(self, kind: str, fields: dict[str, Any] | Callable[[], dict[str, Any]]) -> None:
         """Keep a stage's record; a function in place of its fields is called here if the record is wanted."""
         if callable(fields):
@@ -253,14 +258,11 @@ class Round:
         for d in executor.run(jobs, evaluate_trained="trained" in self.built.recipe.evaluation.models):
             # shared memory between processes is scarce: keep a copy
             self.clients[d.client] = map_tensors(d.state, lambda t: t.clone() if t.is_shared() else t)
-            why = (
-                "a hostile client sent nothing" if d.client in self.built.attacks else "local training gave nan or inf"
-            )
             if not d.payload.finite:
-                self.log("update dropped", {"client": d.client, "why": why})
+                self.without(d.client)
             elif d.payload.tasks:
                 for task in federation.trainers[d.client].tasks.keys() - d.payload.tasks.keys():
-                    self.log("update dropped", {"client": d.client, "task": task, "why": why})
+                    self.without(d.client, task=task)
             self.ledger.add("local training, sum over clients", d.seconds)
             self.ledger.add("waiting for data, sum over clients", d.result.waiting)
             empty = Payload(d.payload.row, d.payload.n)

@@ -226,7 +226,7 @@ class AtNodes:
                     now.done.append(self._done(name, Payload((name, None), 0.0), round_, numbers, splits))
                     now.ledger.add("local training, sum over clients", now.done[-1].seconds)
                     if not numbers.get("finite"):
-                        now.log("update dropped", {"client": name, "why": "local training gave nan or inf"})
+                        now.without(name)
                     now.progress.client(round_, len(now.done), len(members))
             letters = {name: [data for *_, data in sorted(each, key=lambda e: e[:2])] for name, each in carried.items()}
             there = sorted(came)
