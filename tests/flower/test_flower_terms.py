@@ -11,6 +11,7 @@ from fedloom.errors import UserError
 from fedloom.recipes.loader import load
 from fedloom.recipes.schema import recipe_hash
 from fedloom.runs.audit import verified
+from fedloom.runs.recorded import sum_of
 from sites_support import RECIPE, Demand, Go, events, recipe, trained
 
 pytest.importorskip("flwr")
@@ -21,6 +22,7 @@ from fedloom.engines.flower.nodes import NodeConfig
 from fedloom.engines.flower.terms import SiteTerms
 from fedloom.engines.flower.wire import RefusedError
 from fedloom.rounds.build import build
+
 
 def test_a_node_whose_terms_are_not_met_does_not_join_and_says_why(go: Go, demand: Demand) -> None:
     home = demand(methods=["fedper"], rounds=10)
@@ -41,8 +43,14 @@ def test_what_only_the_built_run_shows_is_refused_when_it_is_asked_for(go: Go, d
     assert {line["client"] for line in told if line["what"] == "join"} == {"clinic", "lab", "office"}
     assert any(line["what"] == "answer dropped" and "leaves" in line["why"] for line in told)
     assert {line["what"] for line in told} >= {"checkpoint", "export"}
+    saved = [line["digest"] for line in told if line["what"] == "checkpoint"]
+    assert saved[-1] == sum_of(result.folder / "state.json")[1], "it has the checksum of the tensors, too"
     assert told[0]["what"] == "policy"
-    assert (told[0]["recipe"], told[0]["privacy"], told[0]["keys"]) == (recipe_hash(recipe("training.rounds=1")), None, {})
+    assert (told[0]["recipe"], told[0]["privacy"], told[0]["keys"]) == (
+        recipe_hash(recipe("training.rounds=1")),
+        None,
+        {},
+    )
 
 
 def test_a_node_whose_terms_are_met_takes_part_and_writes_it_down(go: Go, demand: Demand) -> None:
@@ -112,7 +120,9 @@ def test_what_a_node_answers_costs_it_epsilon_whoever_asks() -> None:
 @pytest.mark.parametrize("changes", ["", "runtime.engine=process"])
 def test_nodes_are_a_deployment_whatever_engine_the_recipe_names(changes: str) -> None:
     """Else who starts a run could have noise drawn from the seed, which all know."""
-    one = load({**RECIPE, "data": "digits", "partition": "one-task", "runtime": {}}, ["method.weights=uniform", PRIVATE])
+    one = load(
+        {**RECIPE, "data": "digits", "partition": "one-task", "runtime": {}}, ["method.weights=uniform", PRIVATE]
+    )
     assert one.runtime.engine == "process"
     assert recipe_of(one, {"changes": changes}).runtime.engine == "flower"
     assert OverGrid(None, Path()).build(one).deployed

@@ -13,7 +13,8 @@ from fedloom.cli import shared
 def audit(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="audit.jsonl of a run with nodes, or of a node's home.")],
     kept: Annotated[
-        str | None, typer.Option(metavar="HASH", help="A hash that this command printed before: it must still be there.")
+        str | None,
+        typer.Option(metavar="HASH", help="A hash that this command printed: it must still be there."),
     ] = None,
     as_json: shared.Json = False,
 ) -> None:

@@ -9,7 +9,6 @@ from fedloom.methods.method import Method
 from fedloom.stages.private import Bounded, PrivateMean, RowNoise
 from fedloom.stages.stage import Chain, Stage, adds_up
 
-
 KNOWN = frozenset({"domain", "tasks"})
 """Extras that the server knows of each client before the first round, and that a client cannot change."""
 

@@ -249,7 +249,9 @@ def unprotected(built: Built) -> None:
             )
         features = ["similarity features"] if "features" in recipe.peers.similarity.signals else []
         for what in (*_judged_on_data(recipe.peers), *features):
-            raise RecipeError(f"privacy: {what} tells others of a peer's own data, which no noise protects; set null or leave it out")
+            raise RecipeError(
+                f"privacy: {what} tells others of a peer's own data, which no noise protects; set null or leave it out"
+            )
     if recipe.early_stopping is not None:
         raise RecipeError("early_stopping: it looks at clients' validation data, which no noise protects; leave it out")
     if recipe.runtime.engine == "flower" and section.sampling == "fixed" and section.trust == "central":

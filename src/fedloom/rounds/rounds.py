@@ -10,7 +10,6 @@ from fedloom.core.context import Ctx, State, new_secret
 from fedloom.errors import StateError
 from fedloom.rounds.built import Built
 from fedloom.rounds.cohort import cohort
-from fedloom.rounds.hostile import conspired
 from fedloom.rounds.measure import headline, measure, train_records, train_seconds, trained_records
 from fedloom.rounds.messages import Message, Payload, count_down, count_up, rows_of
 from fedloom.rounds.privacy import AGAIN, SPENT
@@ -146,13 +145,7 @@ def with_server(built: Built, executor: Executor, state: State, now: Round) -> t
         jobs = [TrainJob(m, now.number, messages[m], state["clients"].get(m, {})) for m in members]
     ctx = now.ctx(members)
     with now.ledger.phase("train and aggregate"):
-        received = conspired(
-            built.attacks,
-            method,
-            method.shared_part(built.layout),
-            built.federation,
-            now.payloads(executor, jobs, messages),
-        )
+        received = built.conspired(now.payloads(executor, jobs, messages))
         server = server_step(method, built.layout, built.federation, received, state["server"], ctx)
     return now.after(state, server), members
 

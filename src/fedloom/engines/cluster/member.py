@@ -13,7 +13,6 @@ from fedloom.core.context import Ctx, State
 from fedloom.engines.cluster.comm import Comm
 from fedloom.errors import UserError
 from fedloom.rounds.built import Built
-from fedloom.rounds.hostile import conspired
 from fedloom.rounds.messages import ALL, Message, Payload
 from fedloom.rounds.rounds import Round
 from fedloom.rounds.server import dispatch, server_step
@@ -106,8 +105,7 @@ class Member:
                 for _ in range(there[rank]):
                     yield Payload.of(*comm.receive(rank))
 
-        shared = built.method.shared_part(built.layout)
-        sent = conspired(built.attacks, built.method, shared, built.federation, received())
+        sent = built.conspired(received())
         new = server_step(built.method, built.layout, built.federation, sent, server, ctx)
         for rank in range(1, comm.size):
             comm.send(rank, self._view(new, rank))

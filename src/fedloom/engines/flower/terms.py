@@ -84,11 +84,9 @@ class SiteTerms(Section):
                     yield f"leaves: {name} would leave, expected only {', '.join(self.leaves)}"
         cost = built.terms
         if self.privacy is not None and cost is not None and cost.trust == "local":  # spent by what this node answers
-            if (epsilon := cost.epsilon(answered + 1)) > self.privacy.epsilon:
-                yield (
-                    f"privacy.epsilon: {epsilon:.4g} after {answered + 1} trainings found, expected at most "
-                    f"{self.privacy.epsilon:g}"
-                )
+            epsilon, most = cost.epsilon(answered + 1), self.privacy.epsilon
+            if epsilon > most:
+                yield f"privacy.epsilon: {epsilon:.4g} after {answered + 1} trainings found, expected at most {most:g}"
         if self.rounds is not None and answered >= self.rounds:
             yield f"rounds: {answered} trainings are done, expected at most {self.rounds}"
         if self.clients is not None:

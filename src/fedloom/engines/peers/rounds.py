@@ -21,7 +21,6 @@ from fedloom.engines.peers.transport import Lost, Mailbox, Network, NetworkEnd
 from fedloom.peers.clock import Events, synchronous
 from fedloom.rounds.built import Built
 from fedloom.rounds.cohort import cohort
-from fedloom.rounds.hostile import conspired
 from fedloom.rounds.rounds import Advance, Round
 from fedloom.rounds.worker import Executor, TrainDone, TrainJob
 from fedloom.training.flat import integer_buffers
@@ -132,7 +131,7 @@ def community_of(built: Built, connect: Callable[[Lost], Network] = Network, nam
 
 def without_server(built: Built, connect: Callable[[Lost], Network] = Network) -> Advance:
     """How a run of peers advances by a round, over a network of their own."""
-    recipe, community, shared = built.recipe, community_of(built, connect), built.method.shared_part(built.layout)
+    recipe, community = built.recipe, community_of(built, connect)
     free = AsynchronousRounds(community) if community.terms.config.mode == "asynchronous" else None
 
     def advance(built: Built, executor: Executor, state: State, now: Round) -> tuple[State, Sequence[str]]:
@@ -141,7 +140,7 @@ def without_server(built: Built, connect: Callable[[Lost], Network] = Network) -
         members = [name for name in here if name in there]
 
         def train(jobs: list[TrainJob]) -> Iterator[TrainDone]:
-            for payload in conspired(built.attacks, built.method, shared, built.federation, now.trained(executor, jobs)):
+            for payload in built.conspired(now.trained(executor, jobs)):
                 client = payload.row[0]
                 done = next(each for each in reversed(now.done) if each.client == client)
                 yield replace(done, payload=payload, state=now.clients[client])
