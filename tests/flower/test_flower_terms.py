@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from fedloom.errors import UserError
 from fedloom.recipes.loader import load
 from fedloom.recipes.schema import recipe_hash
-from fedloom.runs.audit import verified
+from fedloom.runs.audit import Audit, verified
 from fedloom.runs.recorded import sum_of
 from sites_support import RECIPE, Demand, Go, events, recipe, trained
 
@@ -126,6 +127,36 @@ def test_nodes_are_a_deployment_whatever_engine_the_recipe_names(changes: str) -
     assert one.runtime.engine == "process"
     assert recipe_of(one, {"changes": changes}).runtime.engine == "flower"
     assert OverGrid(None, Path()).build(one).deployed
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        *({key: value} for key in ("methods", "robust", "leaves") for value in ([], "fedavg", {"fedavg": 1}, [1])),
+        *({key: value} for key in ("rounds", "clients") for value in (0, -1, 1.5, "ten", [3])),
+        *({"privacy": value} for value in (8, {}, {"epsilon": 8}, {"epsilon": 0, "delta": 1e-3})),
+        {"privacy": {"epsilon": 8, "delta": 1e-3, "trust": "nobody"}},
+        *([], "fedavg", 3, {"method": ["fedavg"]}),
+    ],
+    ids=repr,
+)
+def test_terms_that_say_something_else_are_no_terms(terms: Any) -> None:
+    with pytest.raises(ValidationError, match="terms"):
+        NodeConfig.model_validate({"client": "clinic", "terms": terms})
+
+
+def test_a_node_whose_record_was_changed_trains_no_more(go: Go, demand: Demand) -> None:
+    """It could not say how often it has trained already."""
+    home = demand(rounds=9)
+    file = home / "audit.jsonl"
+    file.unlink(missing_ok=True)
+    Audit(file).note("train", run="0")
+    Audit(file).note("train", run="1")
+    file.write_text(file.read_text().replace('"run": "0"', '"run": "2"'))
+    result = go("training.rounds=1")
+    assert trained(result.folder) == [["lab", "office"]]
+    assert any("its content is not what its hash says" in event.get("why", "") for event in events(result.folder))
+    file.unlink()
 
 
 def test_terms_that_cannot_be_read_refuse_everything(go: Go, demand: Demand) -> None:

@@ -130,11 +130,13 @@ def test_poisson_draws_each_client_by_itself() -> None:
 
 
 def test_rounds_without_anyone_release_noise(dp: object) -> None:
-    built = build(load_recipe(FEDPER, SMALL, GIVEN, "training.participation=0.5"))
+    private = "privacy={clip: 2, noise: 0.25, delta: 1.0e-3}"
+    built = build(load_recipe(FEDPER, private, "training.participation=0.5"))
     before = initial_state(built)["server"]
     now = Round(built, 1, Progress())
     after = server_step(built.method, built.layout, built.federation, [], before, now.ctx(()))
-    assert not torch.equal(after["model"], before["model"])
+    added = after["model"] - before["model"]
+    assert float(added.std()) == pytest.approx(2 * 0.25 / (0.5 * 5), rel=0.05), "noise x clip over the expected clients"
 
 
 def test_a_deployment_draws_noise_and_cohorts_from_what_nobody_knows() -> None:
