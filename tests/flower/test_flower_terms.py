@@ -70,6 +70,8 @@ PRIVATE = "privacy={clip: 1, noise: 2.0, delta: 1.0e-3, budget: 50}"
 TERMS: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
     ({"methods": ["fedavg"]}, ("method={name: fedavg, add: {pcgrad: }}",), "methods: pcgrad found"),
     ({"robust": ["krum", "median"]}, (), "robust: no add-on found, expected one of krum, median"),
+    ({"robust": ["median"]}, ("method={name: fedavg, add: {median: {f: 0}}}",), "robust: no add-on found"),
+    ({"robust": ["median"]}, ("method={name: fedavg, add: {median: {f: 1}}}", "partition.clients_per_task=3"), ""),
     ({"rounds": 2}, (), "rounds: 3 found, expected at most 2"),
     ({"privacy": {"epsilon": 8, "delta": 1e-3}}, (), "privacy: none found"),
     ({"privacy": {"epsilon": 8, "delta": 1e-5}}, ("method.weights=uniform", PRIVATE), "privacy.delta: 0.001 found"),

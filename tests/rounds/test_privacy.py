@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-import torch
 
 import fedloom
 from fedloom.engines.api import Result, plan
@@ -186,13 +185,14 @@ CENTRAL = {
     "early_stopping={patience: 1}": "it looks at clients' validation data",
     "peers={graph: full}": "set trust: local",
     "model=resnet10": "running statistics",
+    "runtime={engine: flower, flower: {enough: 2}}": "one client more keeps another out",
     "privacy.delta=0.2": "privacy.delta: 0.2 found, expected less than one over the 5 clients",
 }
 
 
 @pytest.mark.parametrize("change", CENTRAL)
 def test_what_nobody_can_account_for_is_refused(change: str) -> None:
-    with pytest.raises(RecipeError, match="privacy|early_stopping|buffers") as refused:
+    with pytest.raises(RecipeError, match="privacy|early_stopping|buffers|enough") as refused:
         build(load_recipe("method={name: fedavg, weights: uniform}", GIVEN, change))
     assert CENTRAL[change] in str(refused.value)
 

@@ -254,8 +254,14 @@ def unprotected(built: Built) -> None:
             )
     if recipe.early_stopping is not None:
         raise RecipeError("early_stopping: it looks at clients' validation data, which no noise protects; leave it out")
-    if recipe.runtime.engine == "flower" and section.sampling == "fixed" and section.trust == "central":
-        raise RecipeError("privacy.sampling: fixed found, but with Flower clients may come later; set poisson")
+    if recipe.runtime.engine == "flower" and section.trust == "central":
+        if section.sampling == "fixed":
+            raise RecipeError("privacy.sampling: fixed found, but with Flower clients may come later; set poisson")
+        if recipe.runtime.flower.enough is not None:
+            raise RecipeError(
+                "runtime.flower.enough: where no more answers are waited for, one client more keeps another out, which "
+                "moves the sum by two updates, but one is accounted for; leave it out, or set privacy.trust: local"
+            )
     if built.deployed and recipe.runtime.checkpoint_every > 1:
         raise RecipeError(
             f"runtime.checkpoint_every: {recipe.runtime.checkpoint_every} found, but a private run that goes on after "
