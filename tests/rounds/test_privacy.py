@@ -206,6 +206,13 @@ def test_feddea_before_the_clip_and_local_noise_before_any_mix_are_accepted() ->
     assert [type(stage).__name__ for stage in local.edge.inner] == ["Bounded", "RowNoise"]
 
 
+def test_a_fixed_number_of_clients_is_what_a_sum_is_divided_by(dp: object) -> None:
+    """0.5 of 5 clients are 3 of 5."""
+    private = (FEDPER, GIVEN, "privacy.sampling=fixed", "training.participation=0.5")
+    assert build(load_recipe(*private)).method.stage == PrivateMean(1.0, 2.0, share=0.6)
+    assert any("(3 clients expected in a round" in note for note in plan(load_recipe(*private)).notes)
+
+
 @pytest.mark.parametrize("rule", ["multi-krum", "median"])
 def test_robust_rules_see_protected_rows_and_the_tasks_that_the_server_knows(rule: str) -> None:
     add = f"method={{name: fedavg, weights: uniform, add: {{{rule}: {{f: 0}}}}}}"

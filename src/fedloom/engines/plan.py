@@ -19,7 +19,7 @@ from fedloom.rounds.built import Built
 from fedloom.rounds.cohort import cohort
 from fedloom.rounds.federation import TOGETHER, Part
 from fedloom.rounds.messages import Payload, blank, count_down, count_up, rows_of
-from fedloom.rounds.privacy import told
+from fedloom.rounds.privacy import share_of, told
 from fedloom.rounds.rounds import initial_state
 from fedloom.rounds.server import dispatch
 from fedloom.training.averages import label_means
@@ -117,7 +117,7 @@ def plan_of(built: Built) -> Plan:
     if built.method.codec.varies:
         notes.append("bytes up are those of a random update; a real one may be sparser")
     if built.terms is not None and recipe.privacy is not None:
-        share = recipe.training.participation
+        share = share_of(recipe, built.terms)
         notes += told(recipe.privacy, built.terms, shared.d, len(federation.trainers), share, recipe.training.rounds)
     notes += seen.told(built)
     clients, shape = built.partition.table(built.pool), tuple(built.dataset.input_shape)

@@ -98,6 +98,11 @@ def terms_of(recipe: Recipe, clients: int) -> Terms | None:
     return terms
 
 
+def share_of(recipe: Recipe, terms: Terms) -> float:
+    """The part of all clients that is expected in a round."""
+    return terms.drawn / terms.clients if terms.clients else recipe.training.participation
+
+
 def ratio(terms: Terms, d: int, clients: int, share: float) -> float:
     """Norm of a round's noise in the mean of the expected clients over the clipping norm, for d shared parameters."""
     expected = share * clients
