@@ -29,6 +29,7 @@ Quick = Callable[..., Result]
 FLOWER = "runtime.engine=flower"
 PRIVATE = "privacy={clip: 1, noise: 2.0, delta: 1.0e-3}"
 FEDPER = "method={name: fedper, weights: uniform}"
+LOCAL = "privacy.trust=local"
 SMALL = "model={name: small-cnn, width: 1, hidden: 2}"
 
 
@@ -58,11 +59,15 @@ def test_a_killed_private_run_goes_on_and_its_epsilon_too(tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ("peers={weights: {kind: uniform}}",)], ids=["server", "peers"])
-def test_noise_of_nodes_is_not_that_of_the_seed(quick: Quick, more: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("trust", "more"),
+    [((), ()), ((LOCAL,), ()), ((LOCAL,), ("peers={weights: {kind: uniform}}",))],
+    ids=["server", "local", "peers"],
+)
+def test_noise_of_nodes_is_not_that_of_the_seed(quick: Quick, trust: tuple[str, ...], more: tuple[str, ...]) -> None:
     """In one process a run is the same again; over nodes, which all know the seed, only one without noise is."""
     base = (FEDPER, SMALL, "training.rounds=1", "evaluation.splits=[test]", *more)
-    private = (*base, PRIVATE, "privacy.trust=local")
+    private = (*base, PRIVATE, *trust)
     assert_same(quick(*base), quick(*base, FLOWER))
     assert_same(quick(*private), quick(*private))
     for engine in ((FLOWER,), ()):

@@ -16,7 +16,7 @@ from fedloom.attacks import ATTACKS
 from fedloom.codecs import Raw, Sparse
 from fedloom.core.updates import Updates
 from fedloom.data.partition import Partition
-from fedloom.engines.api import Result
+from fedloom.engines.api import Result, plan
 from fedloom.errors import RecipeError
 from fedloom.methods import METHODS
 from fedloom.recipes import dump, load, recipe_hash
@@ -84,6 +84,8 @@ def test_what_cannot_be_is_refused(changes: list[str], message: str) -> None:
 
 def test_hostile_clients_are_drawn_from_the_seed() -> None:
     drawn = [sorted(build(load_recipe("attack=replay", "attack.clients=2", f"seed={s}")).attacks) for s in range(6)]
+    said = [note for note in plan(load_recipe("attack=replay", "attack.clients=2")).notes if "hostile" in note]
+    assert said == [f"attack: {', '.join(drawn[0])} are hostile (replay); no number counts them"]
     again = sorted(build(load_recipe("attack=scaled", "attack.clients=2", "seed=0")).attacks)
     assert again == drawn[0]
     assert len({*map(tuple, drawn)}) > 1

@@ -116,6 +116,8 @@ def plan_of(built: Built) -> Plan:
         notes.append(f"{taking_part} of {len(federation.clients)} clients train in a round; bytes are for all of them")
     if built.method.codec.varies:
         notes.append("bytes up are those of a random update; a real one may be sparser")
+    if recipe.attack is not None:
+        notes.append(f"attack: {', '.join(built.attacks)} are hostile ({recipe.attack.name}); no number counts them")
     if built.terms is not None and recipe.privacy is not None:
         share = share_of(recipe, built.terms)
         notes += told(recipe.privacy, built.terms, shared.d, len(federation.trainers), share, recipe.training.rounds)
