@@ -91,7 +91,8 @@ def _read(text: bytes, where: str) -> dict[str, Any]:
     try:
         line = json.loads(text)
         told = line.pop("hash")
-        if told == _hash(line) and isinstance(line["number"], int) and isinstance(line["what"], str):
+        right = isinstance(line["number"], int) and isinstance(line["what"], str) and isinstance(line["at"], str)
+        if told == _hash(line) and right:
             return {**line, "hash": told}
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         pass
