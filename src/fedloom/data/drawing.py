@@ -19,6 +19,7 @@ NOTHING, BACKDROP = (0, 0, 0), (40, 40, 40)  # pixels without a label; backgroun
 NEAR_TO_FAR = ((253, 231, 37), (94, 201, 98), (33, 145, 140), (59, 82, 139), (68, 1, 84))
 NO_TO_YES = (BACKDROP, (255, 255, 255))
 RIGHT_TO_WRONG = ((245, 245, 245), (240, 160, 90), (213, 94, 0), (110, 30, 0))
+WRONG = 2  # of these, the colour of a wrong class
 ANGLE, SHARE = 60.0, 0.5
 """Errors of normals (degrees) and of depth (share of the truth) from which on the colour is the strongest."""
 
@@ -83,7 +84,8 @@ def wrong(task: Task, target: Tensor, answer: Tensor) -> Cell:
         valid, off, unit = truth != IGNORE, np.abs(truth - said), "mean {:.2f}"
         if task.kind == "depth":
             off, unit = off / np.maximum(truth, 1e-9), "mean {:.0%}"
-    most = {"normals": ANGLE, "depth": SHARE}.get(task.kind, 1.0)
+    least = (len(RIGHT_TO_WRONG) - 1) / WRONG if task.kind in CLASSES else 1.0
+    most = {"normals": ANGLE, "depth": SHARE}.get(task.kind, least)
     text = unit.format(off[valid].mean()) if valid.any() else "no label"
     return _ramp(np.nan_to_num(off / most, nan=1.0), valid, RIGHT_TO_WRONG), text
 
@@ -105,7 +107,7 @@ def legend(task: Task, names: Sequence[str] = (), occur: Iterable[int] = ()) -> 
 def legend_of_wrong(task: Task) -> Legend:
     """What the colours of `wrong` mean."""
     if task.kind in CLASSES:
-        return Legend(((RIGHT_TO_WRONG[0], "right"), (RIGHT_TO_WRONG[-1], "wrong")))
+        return Legend(((RIGHT_TO_WRONG[0], "right"), (RIGHT_TO_WRONG[WRONG], "wrong")))
     most = {"normals": f"{ANGLE:.0f} degrees or more", "depth": f"{SHARE:.0%} of the truth or more"}
     return Legend(ramp=RIGHT_TO_WRONG, ends=("right", most.get(task.kind, "wrong")))
 

@@ -17,7 +17,7 @@ from html import escape
 from typing import Any
 
 from fedloom.runs.reader import ARROWS
-from fedloom.study.palette import COLORS, TWO_SIDED, color
+from fedloom.study.palette import COLORS, ONE_SIDED, TWO_SIDED, color
 from fedloom.study.papers.hyper_weights import HyperWeights, used
 from fedloom.study.report.against import Against
 from fedloom.study.report.agreement import Cells, UpdateAgreement
@@ -42,6 +42,7 @@ NAMES = 20
 _MARKERS = 30  # points up to which each is marked
 _TICKS = 8  # rounds up to which each has its tick
 _NUMBERS = 10  # columns up to which numbers stand in the cells of a matrix
+_SHARES = 14  # the same for shares, which are short
 
 Figure = dict[str, Any]
 Trace = dict[str, Any]
@@ -298,19 +299,21 @@ def matrices(m: Matrices) -> Figure:
 
 
 def confusions(several: Sequence[ConfusionViews]) -> dict[str, Figure]:
-    """One heat map per task: the shares of each true class, and the counts when the pointer is on a cell."""
+    """One heat map per task: the shares of each true class, the best told first, and the counts under the pointer."""
     made = {}
     for number, c in enumerate(several):
         views = []
-        for name, counts in c.views.items():
+        order = c.order
+        for name, unsorted in c.views.items():
+            counts = [[unsorted[i][j] for j in order] for i in order]
             z = [[plain(n / total) for n in row] if (total := sum(row)) else [None] * len(row) for row in counts]
             views.append((name, {"z": z, "customdata": counts}))
-        names = [str(i) for i in range(max(map(len, c.views.values()), default=0))]
+        names = [c.name(i) for i in order]
         figure = heat(views, names, names, "truth", "prediction", "select")
         about = f"truth %{{y}}, prediction %{{x}}: %{{customdata}} {c.unit}, %{{z:.1%}} of this truth<extra></extra>"
         bar = {"tickformat": ".0%"}
         figure["shared"][0] |= {"zmin": 0, "zmax": 1, "hovertemplate": about, "colorbar": bar}
-        if len(names) <= _NUMBERS:
+        if len(names) <= _SHARES:
             figure["shared"][0] |= {"texttemplate": "%{z:.0%}", "textfont": {"size": 9}}
         made[f"confusion-{number}"] = figure | {"title": f"Confusion of {c.title}"}
     return made
@@ -327,7 +330,7 @@ def heat(
         "type": "heatmap",
         "x": [escape(name, quote=False) for name in columns],
         "y": [escape(name, quote=False) for name in rows],
-        "colorscale": "Viridis",
+        "colorscale": ONE_SIDED,
         "hoverongaps": False,
         "hovertemplate": f"{down} %{{y}}, {along} %{{x}}: %{{z}}<extra></extra>",
         "meta": {"kind": "matrix", "rows": list(rows), "columns": list(columns)},
