@@ -58,7 +58,7 @@ def test_the_first_screen_says_what_the_numbers_say(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", dict(zip(NAMES, (0.6, 0.61, 0.62, 0.47), strict=True)))
     text = " ".join(Page(write(folder).read_text("utf-8")).text.split())
     assert "After 3 rounds 3 of 4 clients are ahead of local (median +21 %)." in text
-    assert "Nothing is told for seg." in text  # 20, 22, 24 and -6 %: the interval reaches below 0
+    assert "Not told apart from local on seg." in text  # 20, 22, 24 and -6 %: the interval reaches below 0
     assert "d lost 6 %." in text
     assert "The training loss still falls by 10 % a round." in text
     assert "Held against local, which was found beside this run." in text
@@ -106,12 +106,18 @@ def test_changes_in_words(percent: float, text: str) -> None:
 
 def test_sentences() -> None:
     clear, open_, loss = Estimate(5, 1, 3), Estimate(5, 6, 3), Estimate(-5, 1, 3)
-    assert words.told_for({"x": clear, "y": clear, "z": open_, "w": loss, "v": Estimate(1, math.nan, 1)}) == (
-        "A gain is told for x and y, a loss for w, nothing for z."
+    assert words.told_for({"x": clear, "y": clear, "z": open_, "w": loss, "v": Estimate(1, math.nan, 1)}, "Local") == (
+        "Clearly better on x and y; clearly worse on w; not told apart from Local on z."
     )
+    assert words.grid_told({"x": clear, "z": open_, "w": loss}, {"Local"}) == (
+        "x is clearly better than Local; w is clearly worse; z is not told apart from it (3 seeds)."
+    )
+    assert words.grid_told({"v": Estimate(1, math.nan, 1)}, {"Local"}).startswith("No method is told apart from Local")
+    assert words.listed("abcde") == "a, b, c, d and e"
+    assert words.listed("abcdef") == "a, b, c, d and 2 more"
     assert words.interval(open_) == "\u22121.0 to 11.0"
     assert words.trend(0.01) == "The training loss stands still."
-    assert words.trend(0.2) == "The training loss still rises by 0.2\u00a0% a round."
+    assert words.trend(0.2) == "The training loss rises by 0.2\u00a0% a round."
     assert (
         words.losers({"a": -1.0, "b": -4.0, "c": -2.0, "d": 1})
         == "b lost 4\u00a0%, c lost 2\u00a0% and 1 more lost less."
@@ -123,8 +129,8 @@ def test_sentences() -> None:
     assert "no client is ahead" in words.ahead(2, "Local", {"a": -1.0})
     assert words.axis("rmse", "min") == "RMSE in metres, lower is better"
     assert words.conflict({"stem": 0.25, "head": 0.5}, ("a", "b", -0.3)) == (
-        "Most in each other's way: head, where 50% of the pairs of updates pull against each other. "
-        "Furthest apart are a and b (mean cosine -0.30)."
+        "Most in each other's way: head, where 50\u00a0% of the pairs of updates pull against each other. "
+        "Furthest apart are a and b (mean cosine \u22120.30)."
     )
 
 
@@ -168,7 +174,7 @@ def test_templates_escape_what_they_are_given() -> None:
 
 def test_templates_load_nothing_and_escape_everything() -> None:
     home = files("fedloom.study.report") / "templates"
-    safe = {"policy", "style", "script", "data", "table", 'tabindex="0"\''}
+    safe = {"policy", "style", "script", "pictures", "data", "table", 'tabindex="0"\''}
     for file in home.iterdir():
         text = file.read_text("utf-8")
         assert "://" not in text
@@ -197,5 +203,7 @@ def test_one_palette_for_pages_and_papers(tmp_path: Path) -> None:
 def test_classes_that_are_mixed_up_are_named() -> None:
     counts = ((8, 2, 0), (0, 5, 5), (1, 0, 3))
     said = ConfusionViews("digit", "examples", {"all": counts}).mixed_up
-    assert said == "Most often taken: 1 for 2 (50% of 1), 2 for 0 (25% of 2) and 0 for 1 (20% of 0)."
+    assert said.replace("\u00a0", " ") == (
+        "Most often mistaken: 1 for 2 (50 % of all 1), 2 for 0 (25 % of all 2) and 0 for 1 (20 % of all 0)."
+    )
     assert ConfusionViews("digit", "examples", {"all": ((3, 0), (0, 0))}).mixed_up == ""

@@ -87,7 +87,8 @@ def show(browser: Any, page: Path, size: tuple[int, int], dark: bool = False) ->
     scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
     browser.get(page.as_uri())
-    browser.execute_script("window.dispatchEvent(new Event('beforeprint'))")  # draws what is not in view yet too
+    # draws what is not in view yet too
+    browser.execute_script("for (const name of ['beforeprint', 'afterprint']) window.dispatchEvent(new Event(name))")
     # a figure that is being drawn already may take a while; what is not drawn in time fails the test that looks at it
     browser.execute_async_script(
         """const done = arguments[0], end = performance.now() + 10000, drawn = () =>

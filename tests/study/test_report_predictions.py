@@ -93,6 +93,8 @@ class Images(HTMLParser):
         self.hidden = tag in ("script", "style")
         if tag == "img":
             about = dict(attributes)
+            if about.get("class") in ("under", "over"):  # the places of an enlarged one
+                return
             assert set(about) <= {"src", "alt"}
             self.found.append((about["alt"], about["src"]))
 
@@ -218,11 +220,12 @@ def test_confusion_is_in_shares_of_the_truth_with_counts_beside(tmp_path: Path) 
     figure = figures_of(report)["confusion-0"]
     shares = {view["name"]: view["data"][0]["z"] for view in figure["views"]}
     assert shares == {
-        "2 models together": [[4 / 6, 2 / 6], [0, 1]],
-        "personal model of a, shared test data": [[0.75, 0.25], [None, None]],
-        "personal model of b, shared test data": [[0.5, 0.5], [0, 1]],
+        "2 models together": [[1, 0], [2 / 6, 4 / 6]],  # the best told class first
+        "personal model of a, shared test data": [[None, None], [0.25, 0.75]],
+        "personal model of b, shared test data": [[1, 0], [0.5, 0.5]],
     }
-    assert [list(row) for row in figure["views"][0]["data"][0]["customdata"]] == [[4, 2], [0, 5]]
+    assert figure["shared"][0]["y"] == ["1", "0"]
+    assert [list(row) for row in figure["views"][0]["data"][0]["customdata"]] == [[5, 0], [2, 4]]
     assert report.predictions.confusions[0].note == "The first 2 of 4 models."
 
 

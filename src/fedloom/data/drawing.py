@@ -74,7 +74,7 @@ def wrong(task: Task, target: Tensor, answer: Tensor) -> Cell:
     truth, said = target.numpy(), answer.numpy()
     if task.kind in CLASSES:
         valid = truth != IGNORE
-        off, unit = (truth != said).astype(float), "{:.0%} wrong"
+        off, unit = (truth != said).astype(float), "{:.0f} % wrong"
     elif task.kind == "normals":
         valid = (truth != IGNORE).all(0)
         cosine = np.clip((truth * said).sum(0) / np.maximum(np.linalg.norm(truth, axis=0), 1e-9), -1, 1)
@@ -83,10 +83,10 @@ def wrong(task: Task, target: Tensor, answer: Tensor) -> Cell:
         truth, said = truth.reshape(truth.shape[-2:]), said.reshape(said.shape[-2:])
         valid, off, unit = truth != IGNORE, np.abs(truth - said), "mean {:.2f}"
         if task.kind == "depth":
-            off, unit = off / np.maximum(truth, 1e-9), "mean {:.0%}"
+            off, unit = off / np.maximum(truth, 1e-9), "mean {:.0f} %"
     least = (len(RIGHT_TO_WRONG) - 1) / WRONG if task.kind in CLASSES else 1.0
     most = {"normals": ANGLE, "depth": SHARE}.get(task.kind, least)
-    text = unit.format(off[valid].mean()) if valid.any() else "no label"
+    text = unit.format(off[valid].mean() * (100 if "%" in unit else 1)) if valid.any() else "no label"
     return _ramp(np.nan_to_num(off / most, nan=1.0), valid, RIGHT_TO_WRONG), text
 
 
@@ -108,7 +108,7 @@ def legend_of_wrong(task: Task) -> Legend:
     """What the colours of `wrong` mean."""
     if task.kind in CLASSES:
         return Legend(((RIGHT_TO_WRONG[0], "right"), (RIGHT_TO_WRONG[WRONG], "wrong")))
-    most = {"normals": f"{ANGLE:.0f} degrees or more", "depth": f"{SHARE:.0%} of the truth or more"}
+    most = {"normals": f"{ANGLE:.0f} degrees or more", "depth": f"{100 * SHARE:.0f} % of the truth or more"}
     return Legend(ramp=RIGHT_TO_WRONG, ends=("right", most.get(task.kind, "wrong")))
 
 

@@ -27,8 +27,8 @@ DOTS = 400
 WIDE, HIGH = 330, 190
 Scale = Callable[[float], float]
 """From a number to a place."""
-_LEFT, _RIGHT, _TOP, _BOTTOM = 34, 92, 8, 22
-_LETTERS = 14  # of a name beside a line
+_LEFT, _RIGHT, _TOP, _BOTTOM = 34, 104, 8, 22
+_LETTERS = 13  # of a name beside a line
 _STEP = 13  # between two of them
 _MARKED = 6  # columns of a map up to which each has its name
 _LETTER = 7.0  # pixels of a letter, about
@@ -44,6 +44,8 @@ class Stroke:
     """'client', 'mean' or 'base'."""
     color: int
     path: str
+    lead: str
+    """From the end of the line to its name."""
     label: tuple[float, float]
     short: str
 
@@ -135,13 +137,15 @@ class Cell:
     number: str
     """What is written in it; '' where there is no room."""
 
+
 @dataclass(frozen=True)
 class Heat:
     """A map of numbers around 0, or from 0."""
 
     cells: tuple[Cell, ...]
     rows: tuple[tuple[float, str], ...]
-    columns: tuple[tuple[float, str], ...]
+    columns: tuple[tuple[float, str, str], ...]
+    """Where a name stands, the name, and its anchor."""
     cell: tuple[float, float]
     """Its width in percent and its height in pixels."""
     left: float
@@ -161,6 +165,11 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     step = next((step * by for by in (1, 2, 5) if (high - low) / (step * by) <= about), step * 10)
     first = math.ceil(low / step - 1e-9)
     return [i * step for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def _signed(tick: float) -> str:
+    """A tick of an axis in percent: '+5', '0', with a true minus."""
+    return f"{tick:+g}".replace("-", "\u2212") if tick else "0"
 
 
 def path(points: Iterable[tuple[float, float]]) -> str:
@@ -241,11 +250,14 @@ def dots(
     ranked = sorted(
         (name for name in rows if not math.isnan(rows[name][0])), key=lambda name: (sign * rows[name][0], name)
     )
-    spoken = (lambda rank: f"{rank:.3g}") if ranks else (lambda value: words.change(value) if value else "0")
+    spoken = (lambda rank: f"{rank:.3g}") if ranks else words.change
     ranked = [ranked[i] for i in thinned(range(len(ranked)), DOTS)]
     if not ranked:
         return Dots((), (), None, 0, 0, 0)
-    ends = [*(() if ranks else (0.0,)), *(v for name in ranked for v in (*rows[name], *small.get(name, ())) if math.isfinite(v))]
+    ends = [
+        *(() if ranks else (0.0,)),
+        *(v for name in ranked for v in (*rows[name], *small.get(name, ())) if math.isfinite(v)),
+    ]
     step = 20.0 if len(ranked) <= NAMED else max(1.5, 560 / len(ranked))
     left = 10 + _LETTER * min(28, max(map(len, ranked)))
     x = _scale(min(ends), max(ends), 3, 97)
@@ -258,7 +270,7 @@ def dots(
         behind = tuple(x(v) for v in small.get(name, ()) if math.isfinite(v))
         worse = not ranks and value < -words.NOTHING
         made.append(Dot(name, text, x(value), x(low), x(high), 12 + at * step, worse, named, behind))
-    marks = tuple((x(t), spoken(t)) for t in ticks(min(ends), max(ends)))
+    marks = tuple((x(t), _signed(t) if not ranks else f"{t:g}") for t in ticks(min(ends), max(ends), 4))
     right = 10 + _LETTER * max(len(row.text) for row in made)
     return Dots(tuple(made), marks, None if ranks else x(0.0), 12 + len(ranked) * step + 20, left, right)
 
@@ -280,10 +292,10 @@ def scatter(
     for name, (cost, gain) in known.items():
         left = x(cost) > 230
         at = (x(cost) + (-9 if left else 9), heights[name] + 4)
-        text = f"{name}: {words.change(gain) or '0'}, {spoken(cost)}"
+        text = f"{name}: {words.change(gain)}, {spoken(cost)}"
         made.append(Point(name, text, x(cost), y(gain), at, gain < -words.NOTHING, left))
     across = tuple((x(t), spoken(t)) for t in ticks(0, max(costs), 4))
-    up = tuple((y(t), words.change(t) if t else "0") for t in ticks(low, high))
+    up = tuple((y(t), _signed(t)) for t in ticks(low, high))
     return Scatter(title, about, tuple(made), across, up, y(0.0))
 
 
@@ -314,7 +326,13 @@ def heat(
                 cells.append(Cell(j * width, i * height, strength, text, words.change(value) if numbers else ""))
     names = tuple((i * height + height / 2, name) for i, name in enumerate(rows))
     marks = range(len(chosen)) if len(chosen) <= _MARKED else [0, len(chosen) - 1]
-    below = tuple(((j + 0.5) * width, str(chosen[j])) for j in marks)
+    middle = len(marks) == len(chosen)
+    below = tuple(
+        ((j + 0.5) * width, str(chosen[j]), "middle")
+        if middle
+        else (100.0 * (j > 0), str(chosen[j]), "end" if j else "start")
+        for j in marks
+    )
     return Heat(tuple(cells), names, below, (width, height), left, len(rows) * height + 18, legend, ends, most < 0)
 
 
@@ -356,7 +374,8 @@ def _strokes(each: Sequence[tuple[str, str, Series]], x: Scale, y: Scale) -> tup
             kind,
             color.get(name, 0) % LINES if kind == "client" else 0,
             drawn,
-            (WIDE - _RIGHT + 5, places[kind, name] + 4),
+            path([(WIDE - _RIGHT + 1, ends[kind, name]), (WIDE - _RIGHT + 9, places[kind, name])]),
+            (WIDE - _RIGHT + 12, places[kind, name] + 4),
             name if len(name) <= _LETTERS else name[: _LETTERS - 1] + "…",
         )
         for kind, name, drawn in made

@@ -70,7 +70,7 @@ def of_run(report: RunReport) -> Glance:
         words.ahead(rounds, held.label, changes)
         if held is not None and held.each
         else words.came_out(rounds, [(s.task, s.metric, words.number(s.mean)) for s in _first(report.scores)]),
-        words.told_for(by_task),
+        words.told_for(by_task, "" if held is None else held.label),
         words.losers(changes),
         words.trend(slope(report.curves)),
     ]

@@ -14,6 +14,7 @@ from fedloom.study.report.looks import plain
 from fedloom.study.report.methods import Method
 from fedloom.study.report.page import Sheet
 from fedloom.study.report.plots import figures_of
+from fedloom.study.report.records import Series
 from fedloom.study.report.worst import Worst
 from fedloom.study.significance.ranks import Ranks
 from fedloom.study.tables.compare import Estimate
@@ -22,22 +23,25 @@ from fedloom.study.tables.formats import fragment
 
 def render(report: GridReport) -> str:
     """The HTML of a grid's report. Raises UserError where Jinja2 or plotly is absent."""
+    facts = dict(report.facts)
     cells = [
         (c.name, c.status, str(c.rounds), human_bytes(c.up), human_bytes(c.down), f"{c.seconds:.1f}")
         for c in report.cells
     ]
     head = ("run", "status", "rounds", "sent by clients", "sent to clients", "seconds")
+    several = len({data for data, _ in report.curves}) > 1
     return page.render(
         "grid",
         report.title,
         _data(report),
         figures_of(report),
         report=report,
+        lead=" · ".join((facts["runs"], _seeds(facts["seeds"]))),
         table=fragment(report.table) if report.table else "",
         worst=_worst(report.worst),
         panels=multiples(
             [
-                (f"{data}: {row.task}", row.metric, row.direction, lines, {})
+                (f"{data}: {row.task}" if several else row.task, row.metric, row.direction, _trained(lines), {})
                 for (data, row), lines in report.curves.items()
             ]
         ),
@@ -45,6 +49,16 @@ def render(report: GridReport) -> str:
         compared=[_compared(at, *of) for at, of in enumerate(_by_data(report.methods).items())],
         ranks=None if report.ranks is None else _ranks(report.ranks),
     )
+
+
+def _trained(lines: Mapping[str, Series]) -> dict[str, Series]:
+    """The lines without those of methods that train for no round, as `trivial`, where there are others."""
+    last = max((max(of, default=0) for of in lines.values()), default=0)
+    return {name: of for name, of in lines.items() if last <= 1 or max(of, default=0) > 1}
+
+
+def _seeds(listed: str) -> str:
+    return f"seeds {listed}" if "," in listed else f"seed {listed}"
 
 
 def _data(report: GridReport) -> dict[str, Any]:
@@ -133,7 +147,7 @@ def _scatters(methods: Sequence[Method], deltas: Mapping[str, Estimate]) -> Iter
     sent = {m.label: m.sent for m in methods}
     seconds = {m.label: m.seconds for m in methods}
     for title, cost, spoken in (
-        ("Bytes", sent, lambda bytes: human_bytes(int(bytes))),
+        ("Bytes", sent, human_bytes),
         ("Seconds", seconds, lambda s: f"{words.rounded(s)} s"),
     ):
         if any(cost[name] for name in gains):

@@ -43,6 +43,7 @@ _MARKERS = 30  # points up to which each is marked
 _TICKS = 8  # rounds up to which each has its tick
 _NUMBERS = 10  # columns up to which numbers stand in the cells of a matrix
 _SHARES = 14  # the same for shares, which are short
+_NEARLY = 0.005  # a share below which there is no number
 
 Figure = dict[str, Any]
 Trace = dict[str, Any]
@@ -55,7 +56,7 @@ def figures_of(report: RunReport | GridReport) -> dict[str, Figure]:
 
 def _of_run(report: RunReport) -> dict[str, Figure]:
     made: dict[str, Figure] = {}
-    if len(report.clients) > 1 and any("train" in about for about in report.clients.values()):
+    if any("train" in about and len(about["tasks"]) > 1 for about in report.clients.values()):
         made["examples"] = examples(report)
     if any("labels" in about for about in report.clients.values()):
         made["labels"] = labels(report) | {"title": "Labels"}
@@ -307,14 +308,17 @@ def confusions(several: Sequence[ConfusionViews]) -> dict[str, Figure]:
         for name, unsorted in c.views.items():
             counts = [[unsorted[i][j] for j in order] for i in order]
             z = [[plain(n / total) for n in row] if (total := sum(row)) else [None] * len(row) for row in counts]
-            views.append((name, {"z": z, "customdata": counts}))
+            view: Trace = {"z": z, "customdata": counts}
+            if len(order) <= _SHARES:  # a share that is nearly nothing needs no number
+                view["text"] = [["" if v is None or v < _NEARLY else f"{v:.0%}" for v in row] for row in z]
+            views.append((name, view))
         names = [c.name(i) for i in order]
         figure = heat(views, names, names, "truth", "prediction", "select")
         about = f"truth %{{y}}, prediction %{{x}}: %{{customdata}} {c.unit}, %{{z:.1%}} of this truth<extra></extra>"
         bar = {"tickformat": ".0%"}
         figure["shared"][0] |= {"zmin": 0, "zmax": 1, "hovertemplate": about, "colorbar": bar}
         if len(names) <= _SHARES:
-            figure["shared"][0] |= {"texttemplate": "%{z:.0%}", "textfont": {"size": 9}}
+            figure["shared"][0] |= {"texttemplate": "%{text}", "textfont": {"size": 10}}
         made[f"confusion-{number}"] = figure | {"title": f"Confusion of {c.title}"}
     return made
 

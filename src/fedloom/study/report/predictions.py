@@ -7,6 +7,7 @@ import base64
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -109,7 +110,7 @@ class _StoredConfusions(BaseModel):
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture as a data URI, a short text for it, and what the ends of its colours stand for where that is its own."""
+    """A picture as a data URI, a short text for it, and what the ends of its own range of colours stand for."""
 
     uri: str
     text: str = ""
@@ -270,9 +271,9 @@ def _examples(reader: _Reader, runs: Mapping[str, tuple[Run, _StoredIndex]], abo
             reader.meaning(task)
         for part in index.parts:
             for task in part.tasks:
-                pairs = zip(part.examples, task.answer, task.wrong or [None] * len(task.answer), strict=True)
+                pairs = zip(part.examples, task.answer, task.wrong or repeat(None, len(task.answer)), strict=True)
                 said[label] |= {(task.task, example.position): (answer, off) for example, answer, off in pairs}
-    first, index = next(iter(runs.values()))
+    _, index = next(iter(runs.values()))
     left = sum(len(part.examples) for part in index.parts)
     # first the first example of each part, then the second ones, so that no whole part is left out for want of room
     for number in range(max((len(part.examples) for part in index.parts), default=0)):

@@ -55,11 +55,12 @@ def rounded(value: float) -> str:
 
 
 def change(percent: float) -> str:
-    """'+11 %', with a true minus; '' for nan."""
+    """'+11 %', with a true minus and no more than two decimals; '' for nan."""
     if math.isnan(percent):
         return ""
-    sign = "+" if percent > 0 else "\u2212" if percent < 0 else "±"
-    return f"{sign}{rounded(abs(percent))}\u00a0%"
+    size = rounded(abs(percent) if abs(percent) >= 0.1 else round(abs(percent), 2))
+    sign = "±" if size == "0" else "+" if percent > 0 else "\u2212"
+    return f"{sign}{size}\u00a0%"
 
 
 def interval(of: Estimate) -> str:
@@ -106,12 +107,12 @@ def came_out(rounds: int, values: Sequence[tuple[str, str, str]]) -> str:
     return f"After {count(rounds, 'round')}: {listed(each)}." if each else ""
 
 
-def told_for(by_task: Mapping[str, Estimate]) -> str:
+def told_for(by_task: Mapping[str, Estimate], base: str) -> str:
     """On which tasks a change is told apart from 0, for better or worse, and on which it is not."""
     better, worse, open_ = _sides(by_task)
     parts = [f"clearly better on {listed(better)}"] if better else []
     parts += [f"clearly worse on {listed(worse)}"] if worse else []
-    parts += [f"not told apart on {listed(open_)}"] if open_ else []
+    parts += [f"not told apart from {base} on {listed(open_)}"] if open_ else []
     return _sentence("; ".join(parts))
 
 
@@ -125,7 +126,7 @@ def grid_told(deltas: Mapping[str, Estimate], references: Collection[str]) -> st
     if not parts and deltas:
         return f"No method is told apart from {base}: one seed has no interval."
     seeds = max((of.n for of in deltas.values()), default=0)
-    return _sentence(f"{'; '.join(parts)} ({count(seeds, 'seed')})") if parts else ""
+    return f"{'; '.join(parts)} ({count(seeds, 'seed')})." if parts else ""
 
 
 def _sides(by_name: Mapping[str, Estimate]) -> tuple[list[str], list[str], list[str]]:

@@ -3,6 +3,8 @@
   const figures = JSON.parse(document.getElementById("report-data").textContent).figures;
   const drawn = new Map(); // whether it was drawn for a narrow window
   const LONG = 36; // characters of a name in a legend or on an axis
+  const SHEET = 660; // pixels across a sheet of paper
+  let printing = false;
 
   // Exponential smoothing; gaps stay gaps.
   const smoothed = (values, weight) => {
@@ -49,7 +51,8 @@
     const [ink, soft, rule] = ["--ink", "--soft", "--rule"].map((name) => css.getPropertyValue(name).trim());
     const touch = window.matchMedia("(hover: none)").matches;
     // a phone has no room for long names, nor for colours beside a matrix
-    const narrow = canvas.clientWidth < 480;
+    const across = printing ? SHEET : canvas.clientWidth;
+    const narrow = across < 480;
     const onTop = narrow ? { orientation: "h", thickness: 10, y: 1, yanchor: "bottom", ticklabelposition: "outside top" } : {};
     const columns = Object.fromEntries(Object.entries(view.columns || {}).map(([to, at]) => [to, figure.columns[at]]));
     const traces = view.data.map((own, i) => {
@@ -65,18 +68,18 @@
     const names = traces.flatMap((t) => (t.type === "heatmap" ? [...t.meta.rows, ...t.meta.columns] : []));
     const most = narrow ? LONG / 2 : LONG;
     const alias = Object.fromEntries(names.filter((n) => n.length > most).map((n) => [escaped(n), cut(n, most)]));
-    const below = legend(traces, canvas.clientWidth);
+    const below = legend(traces, across);
     const titled = (text) => (text ? { title: { text } } : {});
     // squares are as large as the smaller side lets them be, and have their colours beside them
     const square = Boolean(figure.layout.yaxis.scaleanchor);
     // long names below them need more height than a figure allows for
     const extra = Math.max(0, ...names.map((n) => pen.measureText(n.slice(0, most)).width)) - 100;
     const tall = figure.layout.height + Math.max(0, extra);
-    const height = square ? Math.min(narrow ? Infinity : tall, canvas.clientWidth + 40) : figure.layout.height;
+    const height = square ? Math.min(narrow ? Infinity : tall, across + 40) : figure.layout.height;
     const layout = {
       ...figure.layout,
       height: height + 20 * below.lines,
-      ...(square ? { width: Math.min(canvas.clientWidth, height + 140) } : {}),
+      ...(square ? { width: Math.min(across, height + 140) } : printing ? { width: SHEET } : { autosize: true }),
       xaxis: { ...axis, labelalias: alias, ...figure.layout.xaxis, ...titled(view.across) },
       yaxis: { ...axis, labelalias: alias, ...figure.layout.yaxis, ...titled(view.axis) },
       paper_bgcolor: "rgba(0,0,0,0)",
@@ -158,9 +161,22 @@
     width = window.innerWidth;
   });
   window.addEventListener("beforeprint", () => {
+    printing = true;
     document.querySelectorAll("details").forEach((part) => (part.open = true));
     all.forEach(draw);
   });
+  window.addEventListener("afterprint", () => {
+    printing = false;
+    redraw();
+  });
+  // the contents say where one is
+  const links = [...document.querySelector("nav").getElementsByTagName("a")];
+  const parts = links.map((link) => document.getElementById(link.hash.slice(1)));
+  const follow = () => {
+    const at = parts.findLastIndex((part) => part.getBoundingClientRect().top < 80);
+    links.forEach((link, i) => link.classList.toggle("here", i === at));
+  };
+  window.addEventListener("scroll", follow, { passive: true });
   // what a link of the contents leads to is opened
   const opened = () => {
     const part = location.hash.length > 1 && document.getElementById(location.hash.slice(1));
@@ -176,44 +192,6 @@
       for (const part of ["header", "#glance"]) document.querySelector(part)?.replaceWith(found.querySelector(part));
     }, 10000);
   }
-  // a picture opens in a box of its own, over another one of the same example and task: a slider wipes between them
-  const box = document.getElementById("enlarged");
-  const enlarge = (button) => {
-    const cell = button.closest("th, td");
-    const table = cell.closest("table");
-    const titles = [...table.querySelectorAll("thead th[scope=col]")];
-    const column = cell.matches("td") ? cell.cellIndex : 1;
-    const choices = [{ name: "input", image: table.querySelector("tr[data-row] th img") }];
-    for (const row of table.querySelectorAll("tr[data-row]")) {
-      const [answer, off] = row.cells[column]?.querySelectorAll("img") ?? [];
-      if (answer) choices.push({ name: row.dataset.row, image: answer });
-      if (off) choices.push({ name: `${row.dataset.row}, wrong`, image: off });
-    }
-    const there = choices.filter((one) => one.image);
-    const clicked = there.findIndex((one) => one.image === button.querySelector("img"));
-    const [left, right, slide] = ["select.left", "select.right", "input"].map((found) => box.querySelector(found));
-    for (const select of [left, right]) select.replaceChildren(...there.map((one, i) => new Option(one.name, i)));
-    left.value = clicked === 1 || there.length < 2 ? 0 : 1;
-    right.value = Math.max(0, clicked);
-    const title = table.closest("figure").querySelector("figcaption").textContent;
-    box.querySelector("b").textContent = `${titles[column - 1]?.textContent ?? ""}, ${title}`;
-    const show = () => {
-      for (const [select, part] of [[left, ".under"], [right, ".over"]]) {
-        const { image } = there[Number(select.value)];
-        Object.assign(box.querySelector(part), { src: image.src, alt: image.alt });
-      }
-      box.querySelector(".over").style.clipPath = `inset(0 0 0 ${slide.value}%)`;
-    };
-    for (const input of [left, right, slide]) input.oninput = show;
-    slide.value = clicked > 1 ? 0 : 50;
-    show();
-    box.showModal();
-  };
-  document.addEventListener("click", (event) => {
-    const button = event.target.closest("button.picture");
-    if (button) enlarge(button);
-    if (event.target === box) box.close();
-  });
   window.addEventListener("hashchange", opened);
   opened();
   for (const query of ["(prefers-color-scheme: dark)", "print"]) {
