@@ -131,9 +131,8 @@ def test_a_legend_has_the_classes_that_occur_with_the_colours_they_are_drawn_in(
 def test_a_sheet_grows_by_its_title_and_legend_and_long_texts_are_cut():
     cell = np.zeros((80, 80, 3), np.uint8)
     plain = grid(["input", "truth"], [[(cell, ""), (cell, "")]])
-    told = grid(
-        ["input", "truth"], [[(cell, ""), (cell, "x" * 500)]], "a title", {"s": legend(Semseg("s", 3), (), range(3))}
-    )
+    means = {"s": legend(Semseg("s", 3), (), range(3))}
+    told = grid(["input", "truth"], [[(cell, ""), (cell, "x" * 500)]], "a title", means)
     assert told.width == plain.width
     assert told.height > plain.height + 3 * 15
 
