@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from fedloom.study.palette import COLORS
 from fedloom.study.report import collect, glance, words, write
-from fedloom.study.report.drawn import POINTS, dots, multiples, path, ticks
+from fedloom.study.report.drawn import POINTS, dots, heat, multiples, path, scatter, ticks
 from fedloom.study.report.looks import LINES
 from fedloom.study.report.page import Sheet, part
 from fedloom.study.report.predictions import ConfusionViews
@@ -182,6 +183,55 @@ def test_templates_load_nothing_and_escape_everything() -> None:
         assert set(re.findall(r"(\S+)\|safe", text.replace("{{", " "))) <= safe, file.name
 
 
+def contrast(first: str, second: str) -> float:
+    """As WCAG 2 has it, of two colours like #fff or #ffffff."""
+
+    def light(color: str) -> float:
+        digits = color[1:] if len(color) == 7 else "".join(2 * letter for letter in color[1:])
+        parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+        r, g, b = (v / 12.92 if v <= 0.03928 else ((v + 0.055) / 1.055) ** 2.4 for v in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    high, low = sorted((light(first), light(second)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_letters_stand_out_by_day_by_night_and_on_paper_and_have_few_sizes() -> None:
+    css = (files("fedloom.study.report") / "templates" / "page.css").read_text("utf-8")
+    looks = [
+        dict(re.findall(r"--(\w+): (#\w+);", block)) for block in re.findall(r":root \{([^}]*--paper[^}]*)\}", css)
+    ]
+    assert len(looks) == 3
+    for look in looks:
+        for paper in ("paper", "fill"):
+            for ink in ("ink", "soft"):
+                assert contrast(look[ink], look[paper]) >= 4.5, (look, ink, paper)
+    for color in COLORS[:2]:  # marks, which need 3
+        assert all(contrast(color, look["paper"]) >= 3 for look in looks), color
+    sizes = set(re.findall(r"font(?:-size)?: ([^;/ ]+)", css)) - {"inherit"}
+    assert sizes == {f"var(--{name})" for name in ("tiny", "small", "plain", "lead", "large")}
+
+
+def test_a_map_has_its_numbers_and_its_ends_in_words() -> None:
+    drawn = heat({"a": {"x": -2.0, "y": 0.004}}, ["x", "y"], "change", 2.0, ("worse", "better"), numbers=True)
+    assert [cell.number for cell in drawn.cells] == ["\u22122\u00a0%", "±0\u00a0%"]
+    assert max(abs(cell.strength) for cell in drawn.cells) < 0.7, "letters on it can be read"
+    assert "worse" in part("drawn.html", "heat", drawn, "map")
+
+
+def test_gain_against_cost_and_ranks_are_drawn() -> None:
+    found = scatter("Bytes", "", {"a": (0.0, 0.0), "b": (10.0, 5.0), "c": (10.0, -1.0), "d": (math.nan, 1.0)}, str)
+    assert found is not None
+    a, b, c = found.points
+    assert a.x < b.x == c.x
+    assert b.y < a.y == found.zero < c.y
+    assert (b.is_worse, c.is_worse) == (False, True)
+    assert scatter("Bytes", "", {}, str) is None
+    ranks = dots({"x": (2.5, 2.0, 3.0), "y": (1.25, 0.75, 1.75)}, ranks=True)
+    assert [(row.name, row.text, row.is_worse) for row in ranks.rows] == [("y", "1.25", False), ("x", "2.5", False)]
+    assert ranks.zero is None
+
+
 def test_a_curve_of_the_loss_that_falls() -> None:
     losses = {r: 1.0 - 0.01 * r for r in range(30)}
     (only,) = [Curves("t", "training loss", "min", "train", "trained", {"a": losses})]
@@ -191,7 +241,7 @@ def test_a_curve_of_the_loss_that_falls() -> None:
 
 
 def test_one_palette_for_pages_and_papers(tmp_path: Path) -> None:
-    from fedloom.study.palette import COLORS, color
+    from fedloom.study.palette import color
     from fedloom.study.panels import Panels
 
     text = write(run(tmp_path / "run", dict.fromkeys(NAMES, 0.5))).read_text("utf-8")

@@ -51,7 +51,8 @@
     const [ink, soft, rule] = ["--ink", "--soft", "--rule"].map((name) => css.getPropertyValue(name).trim());
     const touch = window.matchMedia("(hover: none)").matches;
     // a phone has no room for long names, nor for colours beside a matrix
-    const across = printing ? SHEET : canvas.clientWidth;
+    const sheet = canvas.closest(".pair") ? SHEET / 2 : SHEET;
+    const across = printing ? sheet : canvas.clientWidth;
     const narrow = across < 480;
     const onTop = narrow ? { orientation: "h", thickness: 10, y: 1, yanchor: "bottom", ticklabelposition: "outside top" } : {};
     const columns = Object.fromEntries(Object.entries(view.columns || {}).map(([to, at]) => [to, figure.columns[at]]));
@@ -79,7 +80,7 @@
     const layout = {
       ...figure.layout,
       height: height + 20 * below.lines,
-      ...(square ? { width: Math.min(across, height + 140) } : printing ? { width: SHEET } : { autosize: true }),
+      ...(square ? { width: Math.min(across, height + 140) } : printing ? { width: sheet } : { autosize: true }),
       xaxis: { ...axis, labelalias: alias, ...figure.layout.xaxis, ...titled(view.across) },
       yaxis: { ...axis, labelalias: alias, ...figure.layout.yaxis, ...titled(view.axis) },
       paper_bgcolor: "rgba(0,0,0,0)",
@@ -130,7 +131,8 @@
     }
     busy.add(element);
     ready ??= unpacked();
-    ready.then(() => paint(element)).finally(() => {
+    // at once where it can be, so that what is printed is what was asked for
+    (window.Plotly ? paint(element) : ready.then(() => paint(element))).finally(() => {
       busy.delete(element);
       if (again.delete(element)) draw(element);
     });
