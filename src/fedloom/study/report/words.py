@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from fedloom.study.tables.compare import Estimate
@@ -145,6 +146,17 @@ def mixed_up(shares: Mapping[tuple[str, str], float], most: int = 3) -> str:
     worst = sorted(shares, key=lambda pair: (-shares[pair], pair))[:most]
     named = [f"{truth} for {answer} ({share(shares[truth, answer])} of all {truth})" for truth, answer in worst]
     return f"Most often mistaken: {listed(named)}." if named else ""
+
+
+def alike(most: Sequence[tuple[str, ...]], least: Sequence[tuple[str, ...]]) -> str:
+    """The most and the least related pair of tasks: of what each metric says, that which most of them do."""
+    parts = []
+    for which, pairs in (("most", most), ("least", least)):
+        if pairs:
+            pair, times = Counter(pairs).most_common(1)[0]
+            by = "" if len(pairs) == 1 else f" ({times} of {len(pairs)} metrics say so)"
+            parts.append(f"{which} alike are {listed(pair)}{by}")
+    return _sentence(", ".join(parts))
 
 
 def losers(changes: Mapping[str, float]) -> str:

@@ -51,7 +51,7 @@
     const [ink, soft, rule] = ["--ink", "--soft", "--rule"].map((name) => css.getPropertyValue(name).trim());
     const touch = window.matchMedia("(hover: none)").matches;
     // a phone has no room for long names, nor for colours beside a matrix
-    const sheet = canvas.closest(".pair") ? SHEET / 2 : SHEET;
+    const sheet = canvas.closest(".pair")?.children.length > 1 ? SHEET / 2 : SHEET;
     const across = printing ? sheet : canvas.clientWidth;
     const narrow = across < 480;
     const onTop = narrow ? { orientation: "h", thickness: 10, y: 1, yanchor: "bottom", ticklabelposition: "outside top" } : {};
@@ -62,6 +62,7 @@
       if (trace.type === "scatter" && trace.meta.name && trace.meta.name.length > LONG) trace.name = cut(trace.meta.name);
       if (kind === "mean") trace.line = { ...trace.line, color: ink };
       if (kind === "matrix") trace.colorbar = { thickness: 14, outlinewidth: 0, ...onTop, ...trace.colorbar };
+      if (narrow && kind === "matrix" && trace.meta.columns.length > 8) delete trace.texttemplate;
       if (weight > 0 && ["client", "mean", "line"].includes(kind)) trace.y = smoothed(trace.y, weight);
       return trace;
     });
