@@ -170,9 +170,8 @@ def _curves(c: Curves, points: int) -> list[Trace]:
     if len(c.clients) > 1:
         traces.append(_line(middle, rounds, mean, "mean", line={"width": 3}))
     if c.best is not None:
-        how = "validation" if c.judged == "val" else f"{c.judged} data"
         marker = {"size": 11, "symbol": "star", "color": color(1)}
-        best = _line(f"best round by {how}: {c.best}", [c.best], mean, "best", mode="markers", marker=marker)
+        best = _line(f"best round by validation: {c.best}", [c.best], mean, "best", mode="markers", marker=marker)
         traces.append(best)
     return traces
 
