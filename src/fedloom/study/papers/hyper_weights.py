@@ -124,9 +124,8 @@ def draw(run: str | Path | Run | HyperWeights, path: str | Path) -> None:
 def picture(several: Sequence[HyperWeights]) -> Any:
     """A matplotlib Figure, one run below the other, of the weights as they were used (clamped to [0, 1]).
 
-    alpha of each client over the rounds; beta of each decoder over the rounds, the mean of its layers and a band from
-    the least to the largest; and the last beta of every decoder and layer (FedHCA2's Figures 6 and 7; 2 and 3 of its
-    supplement). Lines are named at their ends.
+    alpha of each client over the rounds; beta of each decoder over the rounds, the mean of its layers; and the last
+    beta of every decoder and layer (FedHCA2's Figures 6 and 7; 2 and 3 of its supplement).
     """
     heights = [4.2 + 0.15 * max(0, len(found.beta) - 12) for found in several]
     widths = [3 if found.alpha and found.beta else 2 if found.beta else 1 for found in several]
@@ -140,7 +139,7 @@ def picture(several: Sequence[HyperWeights]) -> Any:
             _over_rounds(columns.pop(0), "encoder of each client", r"$\alpha$", alphas)
         if found.beta:
             betas = {_name(decoder): list(layers.values()) for decoder, layers in found.beta.items()}
-            _over_rounds(columns.pop(0), "decoders: mean of the layers, band over them", r"$\beta$", betas)
+            _over_rounds(columns.pop(0), "decoders: mean of their layers", r"$\beta$", betas)
             _last(page, columns.pop(0), found)
     return whole
 
@@ -151,24 +150,22 @@ def _over_rounds(axes: Any, title: str, weight: str, lines: Mapping[str, Sequenc
     ranked = sorted(means, key=lambda name: means[name][-1][1])
     named = ranked if len(ranked) <= _NAMED else [ranked[0], ranked[-1]]
     if len(named) < len(ranked):
-        rest = [means[name] for name in ranked[1:-1]]
-        _band(axes, rest, "0.5")
+        rounds, values = zip(*_by_round([means[name] for name in ranked[1:-1]]), strict=True)
+        axes.fill_between(rounds, *([side(of) for of in values] for side in (min, max)), color="0.5", alpha=0.2)
     for number, name in enumerate(named):
         x, y = zip(*means[name], strict=True)
         axes.plot(x, y, linewidth=1.5, marker="." if len(x) < 20 else None, color=color(number))
-        if len(lines[name]) > 1:
-            _band(axes, lines[name], color(number))
-    rounds = [r for points in means.values() for r, _ in points]
+    first, last = (side(r for points in means.values() for r, _ in points) for side in (min, max))
     low, high = axes.get_ylim()
     step = 0.055 * (high - low)
     place = low - step
     for number, name in enumerate(named):
         round, end = means[name][-1]
         place = max(place + step, end)
-        lead = {"arrowstyle": "-", "color": color(number), "linewidth": 0.7, "shrinkA": 0, "shrinkB": 1}
-        beside = min(rounds) + 1.06 * (max(rounds) - min(rounds))
+        lead = {"arrowstyle": "-", "color": color(number), "linewidth": 0.7, "shrinkA": 1, "shrinkB": 1}
         look = {"fontsize": 8, "va": "center", "annotation_clip": False}
-        axes.annotate(name, (round, end), (beside, place), arrowprops=lead, **look)
+        beside = last + 0.08 * (last - first)
+        axes.annotate(name, (round, end), (beside, place), arrowprops={**lead, "relpos": (0, 0.5)}, **look)
     axes.set_xlabel("round")
     axes.set_ylabel(weight)
     axes.set_title(title, fontsize=10)
@@ -189,13 +186,6 @@ def _by_round(several: Sequence[Series]) -> list[tuple[int, list[float]]]:
         for round, value in points:
             each.setdefault(round, []).append(used(value))
     return sorted(each.items())
-
-
-def _band(axes: Any, several: Sequence[Series], shade: str) -> None:
-    """From the least to the largest of several lines."""
-    rounds, values = zip(*_by_round(several), strict=True)
-    ends = [[side(of) for of in values] for side in (min, max)]
-    axes.fill_between(rounds, *ends, color=shade, alpha=0.15, linewidth=0)
 
 
 def _last(page: Any, axes: Any, found: HyperWeights) -> None:
