@@ -14,14 +14,12 @@ from itertools import pairwise
 from typing import Any
 
 from fedloom.study.report import words
-from fedloom.study.report.looks import LINES, extremes, tenths, thinned
+from fedloom.study.report.looks import LINES, NAMED, extremes, tenths, thinned
 from fedloom.study.report.records import Series
 from fedloom.study.report.scores import Curves
 
 POINTS = 30
 """Points of a line, at most."""
-NAMED = 40
-"""Dots up to which each has its name beside it; beyond that, only the first and the last few."""
 DOTS = 400
 """Dots at most, evenly spaced in their order."""
 WIDE, HIGH = 330, 190

@@ -49,6 +49,7 @@ class Glance:
     sentences: tuple[str, ...]
     hint: str
     tiles: tuple[Tile, ...]
+    about_tiles: str
     gains: Dots | None
     about_gains: str
     layers: Heat | None
@@ -81,6 +82,7 @@ def of_run(report: RunReport) -> Glance:
         tuple(text for text in said if text),
         words.held_against("" if held is None else held.label, report.base_found),
         tuple(_tile(score, judged.get(score.task), base, by_task) for score in _first(report.scores)),
+        "" if held is None or not by_task else words.about_changes(held.label),
         dots({name: (changes[name], *_range(held, name)) for name in changes})
         if held is not None and changes
         else None,

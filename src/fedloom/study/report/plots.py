@@ -23,7 +23,7 @@ from fedloom.study.report.against import Against
 from fedloom.study.report.agreement import Cells, UpdateAgreement
 from fedloom.study.report.circle import circle
 from fedloom.study.report.collect import GridReport, RunReport
-from fedloom.study.report.looks import DASHES, LINES, extremes, plain, tenths, thinned, thinned_names
+from fedloom.study.report.looks import DASHES, LINES, NAMED, extremes, plain, tenths, thinned, thinned_names
 from fedloom.study.report.predictions import ConfusionViews
 from fedloom.study.report.records import Matrices, Series
 from fedloom.study.report.scores import Curves
@@ -60,7 +60,8 @@ def _of_run(report: RunReport) -> dict[str, Figure]:
         made["examples"] = examples(report)
     if any("labels" in about for about in report.clients.values()):
         made["labels"] = labels(report) | {"title": "Labels"}
-    if report.against is not None and report.against.each:
+    held = [name for e in report.against.each for name in e.clients] if report.against is not None else []
+    if report.against is not None and (len(set(held)) < len(held) or len(held) > NAMED):  # else dots show it all
         made["hurt"] = hurt(report.against)
     tasks = list(dict.fromkeys(c.task for c in report.curves))
     # with many views, each gets fewer points

@@ -159,6 +159,14 @@ def alike(most: Sequence[tuple[str, ...]], least: Sequence[tuple[str, ...]]) -> 
     return _sentence(", ".join(parts))
 
 
+def about_changes(base: str) -> str:
+    """What the numbers of a tile are."""
+    return (
+        f"A change is the mean over the task's clients, each against itself with {base}; in brackets its 95 % "
+        f"t-interval over them. The dashed line is {base}."
+    )
+
+
 def losers(changes: Mapping[str, float]) -> str:
     """Who pays, the worst first."""
     lost = sorted((v, name) for name, v in changes.items() if v < -NOTHING)
