@@ -64,6 +64,7 @@ def test_the_first_screen_says_what_the_numbers_say(tmp_path: Path) -> None:
     assert "The training loss still falls by 10 % a round." in text
     assert "Held against local, which was found beside this run." in text
     assert "best c 0.6200" in text
+    assert "A change is the mean over the task's clients, each against itself with local" in text
     assert "worst d 0.4700" in text
     found = glance.of_run(collect(folder))  # type: ignore[arg-type]
     (tile,) = found.tiles
@@ -168,9 +169,16 @@ def test_templates_escape_what_they_are_given() -> None:
     assert "<img" not in drawn
     assert "&lt;img" in drawn
     (panel,) = multiples([(NASTY, NASTY, "max", {NASTY: {0: 1.0, 1: 2.0}}, {})])
-    for macro, given in (("panel", panel), ("dots", dots({NASTY: (1.0, 0.0, 2.0)}))):
-        made = part("drawn.html", macro, *(given, NASTY)[: 2 if macro == "dots" else 1])
+    drawn_as = {
+        "panel": (panel,),
+        "dots": (dots({NASTY: (1.0, 0.0, 2.0)}), NASTY),
+        "scatter": (scatter(NASTY, NASTY, {NASTY: (1.0, 2.0)}, str),),
+        "heat": (heat({NASTY: {NASTY: 1.0}}, [NASTY], NASTY, 1.0, (NASTY, NASTY), numbers=True), NASTY),
+    }
+    for macro, given in drawn_as.items():
+        made = part("drawn.html", macro, *given)
         assert "<img" not in made
+        assert "&lt;" in made
 
 
 def test_templates_load_nothing_and_escape_everything() -> None:
