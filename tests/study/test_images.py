@@ -164,7 +164,7 @@ class TestDrawn:
 
     def test_a_file_in_the_way(self, tmp_path):
         (tmp_path / "f").touch()
-        with pytest.raises(UserError, match="f/x/m-test.png: "):
+        with pytest.raises(UserError, match=f"f/x/{CAPTIONS}: "):
             save({"m": curves([lines()])}, {"png": tmp_path / "f" / "x"})
 
 
