@@ -3,6 +3,7 @@
   const figures = JSON.parse(document.getElementById("report-data").textContent).figures;
   const drawn = new Map(); // whether it was drawn for a narrow window
   const LONG = 36; // characters of a name in a legend or on an axis
+  const PAPER = "#ffffff"; // where there is nothing
   const SHEET = 660; // pixels across a sheet of paper
   let printing = false;
 
@@ -48,7 +49,7 @@
     const view = chosen(element, figure);
     const weight = slider ? Number(slider.value) : 0;
     const css = getComputedStyle(document.documentElement);
-    const [ink, soft, rule] = ["--ink", "--soft", "--rule"].map((name) => css.getPropertyValue(name).trim());
+    const [ink, soft, rule, paper] = ["--ink", "--soft", "--rule", "--paper"].map((n) => css.getPropertyValue(n).trim());
     const touch = window.matchMedia("(hover: none)").matches;
     // a phone has no room for long names, nor for colours beside a matrix
     const sheet = canvas.closest(".pair")?.children.length > 1 ? SHEET / 2 : SHEET;
@@ -62,6 +63,8 @@
       if (trace.type === "scatter" && trace.meta.name && trace.meta.name.length > LONG) trace.name = cut(trace.meta.name);
       if (kind === "mean") trace.line = { ...trace.line, color: ink };
       if (kind === "matrix") trace.colorbar = { thickness: 14, outlinewidth: 0, ...onTop, ...trace.colorbar };
+      // nothing looks like the paper, so that plotly writes numbers in a colour that stands out from it
+      if (kind === "matrix") trace.colorscale = trace.colorscale.map(([at, color]) => [at, color === PAPER ? paper : color]);
       if (narrow && kind === "matrix" && trace.meta.columns.length > 8) delete trace.texttemplate;
       if (weight > 0 && ["client", "mean", "line"].includes(kind)) trace.y = smoothed(trace.y, weight);
       return trace;
