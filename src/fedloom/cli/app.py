@@ -198,7 +198,7 @@ def picture(
     count: Annotated[int, typer.Option(min=1, help="How many test examples.")] = 4,
 ) -> None:
     """Draw input, truth and prediction of every dense task; with several runs, a column for each run's prediction."""
-    from fedloom.data.preview import save
+    from fedloom.data.canvas import save
     from fedloom.export.picture import predictions
     from fedloom.study.grid import runs_in
 
