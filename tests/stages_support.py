@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from fedloom.stages import (
+    IMTLG,
     AcrossTasks,
     ActivatedDimensions,
+    AlignedMTL,
     Attention,
     AttentionAcrossTasks,
     CAGrad,
@@ -14,14 +16,18 @@ from fedloom.stages import (
     ChosenClusters,
     ClipNorms,
     ClusteredPrototypes,
+    ConFIG,
     ControlVariates,
     CosineMix,
     DomainWeights,
+    DualProj,
     DualShift,
     Every,
+    FairGrad,
     GapWeights,
     GeometricMedian,
     Gossip,
+    GradVac,
     GroupBy,
     Heal,
     HistoryAttention,
@@ -29,6 +35,7 @@ from fedloom.stages import (
     HyperCrossAttention,
     Identity,
     Krum,
+    LossWeights,
     Mean,
     MeanPrototypes,
     Median,
@@ -54,7 +61,9 @@ from fedloom.stages import (
     TopMagnitude,
     TrainedPrototypes,
     TrimmedMean,
+    UPGrad,
 )
+from tests_support import installed
 
 STAGES: dict[str, Stage] = {
     "identity": Identity(),
@@ -82,6 +91,13 @@ STAGES: dict[str, Stage] = {
     "min-norm": MinNorm(),
     "mgda": MinNorm(unit=False),
     "conflict-split": Split({"encoder": CAGrad(), "head": PerTask(MinNorm())}),
+    "config": ConFIG(),
+    "gradvac": GradVac() >> Mean(),
+    "upgrad": UPGrad(),
+    "dualproj": DualProj(),
+    "aligned-mtl": AlignedMTL(),
+    "imtl-g": IMTLG(),
+    "fairgrad": FairGrad(),
     "activated-dimensions": ActivatedDimensions(0.3),
     "hyper-conflict-averse": HyperConflictAverse(),
     "hyper-cross-attention": HyperCrossAttention(),
@@ -92,6 +108,7 @@ STAGES: dict[str, Stage] = {
     "normalise-steps-counted": NormaliseSteps("steps") >> PCGrad() >> Mean(),
     "gap-weights": GapWeights() >> Mean(),
     "gap-weights-centred": GapWeights(relative=False, centre=True, floor=0.1) >> Mean(),
+    "loss-weights": LossWeights() >> Mean(),
     "domain-weights": DomainWeights(classes=2) >> Mean(),
     "domain-weights-class": DomainWeights(beta=2.0, domains=3, discrepancy="class") >> Mean(),
     "attention": Attention(0.5, 100.0),
@@ -129,6 +146,7 @@ STAGES: dict[str, Stage] = {
     "similarity-mix-release": Split({"encoder": SimilarityMix(1, 0.0, include_self=False), "*": Mean()}),
 }
 """A new stage joins by a line here."""
+STAGES = {name: stage for name, stage in STAGES.items() if installed(stage)}
 
 BESIDE = {
     "domain": ["x", "y", "x", "y"],
