@@ -36,6 +36,9 @@ ROBUST = ("krum", "multi-krum", "nnm", "rfa", "centred-clip", "clip", "trimmed-m
 TORCHJD = ("upgrad", "dualproj", "aligned-mtl", "imtl-g", "fairgrad")
 """Add-ons of the extra `torchjd`, which are refused without it."""
 
+MERGING = ("ties", "dare", "consensus", "iso-c", "tsv-m")
+"""Add-ons that merge updates as task vectors are merged."""
+
 
 def installed(stage: Stage) -> bool:
     """Whether the packages that a stage needs are installed."""

@@ -150,6 +150,8 @@ SEPARABLE: Mapping[str, Stage] = {
     "cagrad": stages.CAGrad(),
     "min-norm": stages.MinNorm(),
     "config": stages.ConFIG(),
+    "elected": stages.ElectedMean(),
+    "consensus": stages.ConsensusMask(),
     "gradvac": stages.GradVac(),
     "losses": stages.LossWeights() >> Mean(),
     "steps": stages.NormaliseSteps() >> Mean(),

@@ -22,7 +22,7 @@ from fedloom.rounds.server import dispatch
 from fedloom.rounds.worker import Worker
 from fedloom.stages import Identity, Mean, Split
 from fedloom.training.flat import FlatModel
-from tests_support import ROBUST, TORCHJD, assert_same, load_recipe, named, needed, stopped_after
+from tests_support import MERGING, ROBUST, TORCHJD, assert_same, load_recipe, named, needed, stopped_after
 
 Quick = Callable[..., Result]
 
@@ -200,7 +200,7 @@ def with_addon(name: str, addon: str) -> tuple[str, ...]:
 def part_of(name: str, addon: str) -> int:
     """In which of four parts a method runs with an add-on; those that are much alike not in the first."""
     number = sorted(ADDONS.entries).index(addon) + NAMES.index(name)
-    return 1 + number % 3 if addon in (*ROBUST, *TORCHJD) else number % 4
+    return 1 + number % 3 if addon in (*ROBUST, *TORCHJD, *MERGING) else number % 4
 
 
 @pytest.mark.parametrize("part", [0, *(pytest.param(p, marks=pytest.mark.slow) for p in range(1, 4))])

@@ -54,6 +54,11 @@ from fedloom.methods.heal import heal as heal
 from fedloom.methods.ifca import ifca as ifca
 from fedloom.methods.matfl import matfl as matfl
 from fedloom.methods.matu import matu as matu
+from fedloom.methods.merging import consensus as consensus
+from fedloom.methods.merging import dare as dare
+from fedloom.methods.merging import iso_c as iso_c
+from fedloom.methods.merging import ties as ties
+from fedloom.methods.merging import tsv_m as tsv_m
 from fedloom.methods.moon import moon as moon
 from fedloom.methods.ntk_fedavg import ntk_fedavg as ntk_fedavg
 from fedloom.methods.overlap import activated_dimensions as activated_dimensions

@@ -40,6 +40,10 @@ if TYPE_CHECKING:
     from fedloom.stages.magnitude import TopMagnitude as TopMagnitude
     from fedloom.stages.mean import Mean as Mean
     from fedloom.stages.mean import SupportMean as SupportMean
+    from fedloom.stages.merging import ConsensusMask as ConsensusMask
+    from fedloom.stages.merging import ElectedMean as ElectedMean
+    from fedloom.stages.merging import IsotropicMerge as IsotropicMerge
+    from fedloom.stages.merging import SingularMerge as SingularMerge
     from fedloom.stages.mixing import Gossip as Gossip
     from fedloom.stages.mixing import SimilarityMix as SimilarityMix
     from fedloom.stages.overlap import ActivatedDimensions as ActivatedDimensions
