@@ -25,12 +25,12 @@ def ties(method: m.Method, *, keep: Share = 0.2) -> m.Method:
     finished models once.
 
     paper    keep 20 %, p_k = 1/K, the result times lambda (1 by default), once, after all tasks were trained
-    release  the same
+    release  a sum of exactly 0 takes the sign that most coordinates have (as known to us, not re-read)
     here     in every round, on updates; p_k are the method's weights (`weights: uniform` for the paper's); lambda is
-             `server-step`
+             `server-step`; a sum of exactly 0 elects no sign, and the coordinate stays
 
-    One participant gets its trimmed update. A sum of exactly 0 elects no sign, and the coordinate stays. What nobody
-    else holds or trains, such as a decoder, comes out trimmed only. With FedDEA: `feddea` listed before acts before the
+    One participant gets its trimmed update. What nobody else holds or trains, such as a decoder, comes out trimmed
+    only. With FedDEA: `feddea` listed before acts before the
     trim, listed after on what is left. With pcgrad, gradvac: they see trimmed rows. Refused with rules that set weights
     of coordinates (heal) and with methods that have no plain mean to replace.
     """
@@ -48,13 +48,13 @@ def dare(method: m.Method, *, drop: Annotated[float, Field(ge=0, lt=1)] = 0.9) -
     run's seed, per client and round.
 
     paper    drop 0.9 and more, for large language models with small differences; each coordinate is drawn by itself
-    release  the same
+    release  not read
     here     in every round, on updates; exactly floor((1 - drop) d) coordinates are kept. drop = 0 changes nothing, bit
              for bit
 
-    The update's squared norm grows by 1 / (1 - drop) on average, so drop = 0.9 of small models' updates is mostly noise:
-    compare with `server-step`. With heal: masks see zeros of dropped coordinates. Local training shares nothing and is
-    refused.
+    The update's squared norm grows by 1 / (1 - drop) on average, so drop = 0.9 of a small model's updates is mostly
+    noise: compare with `server-step`. With heal: masks see zeros of dropped coordinates. Local training shares nothing
+    and is refused.
     """
     return method.plus(stages.TopMagnitude(1 - drop, keep="random"))
 
@@ -73,9 +73,9 @@ def consensus(
     the rows are the clients' task vectors of the round; `fedloom merge --rule consensus` merges finished models once.
 
     paper    least 2; lam from 0.2 to 0.6 for each task by validation; the mask on a merged vector of 8, 14 or 20 tasks
-    release  the same
-    here     in every round, on updates, before the mean with the method's weights; lam 0.4 for all (ours). A tensor that
-             fewer than `least` clients have or trained, such as a task's decoder, asks all of these
+    release  not read
+    here     in every round, on updates, before the mean with the method's weights; lam 0.4 for all (ours). A tensor
+             that fewer than `least` clients have or trained, such as a task's decoder, asks all of these
 
     Equal updates come back where K - 1 <= 1 / lam, and all vanish with more clients: lam has to fall with their number,
     for S grows with it. One participant gets its update. With FedDEA: `feddea` acts at the client, so first. With
@@ -95,7 +95,7 @@ def iso_c(method: m.Method) -> m.Method:
     no per tensor is sent. No state. `fedloom merge --rule iso-c` merges finished models once.
 
     paper    on the sum of task vectors of linear layers, times a factor found by validation; other tensors averaged
-    release  the same
+    release  not read
     here     in every round, on the mean with the method's weights; a convolution is a matrix with a row for each output
              channel. Singular values that are zero within round-off stay zero and do not count in the mean. A tensor's
              mean is over the clients that have and trained it
@@ -113,13 +113,14 @@ def tsv_m(method: m.Method) -> m.Method:
     """Keep the leading singular vectors of each update's matrices, make them orthogonal among clients, and add up.
 
     Delta_k ~ U_k S_k V_k', the max(1, floor(rank / K)) leading parts;  U = [U_1 .. U_K], V = [V_1 .. V_K]
-    u = P(U) S P(V)'   with P(U) = U (U'U)^(-1/2), the nearest matrix with orthonormal columns; other tensors get the mean
+    u = P(U) S P(V)'  with P(U) = U (U'U)^(-1/2), the nearest matrix with orthonormal columns
+    for every matrix of the model; other tensors get the mean.
 
-    Acts at the server; beside the update one yes or no per tensor is sent. No state. `fedloom merge --rule tsv-m` merges
-    finished models once.
+    Acts at the server; beside the update one yes or no per tensor is sent. No state. `fedloom merge --rule tsv-m`
+    merges finished models once.
 
     paper    on task vectors of linear layers, once, times a factor of 1; other tensors averaged
-    release  the same
+    release  not read
     here     in every round, on updates; K are the clients that have and trained the tensor; a convolution is a matrix
              with a row for each output channel. In matrices clients count alike, whatever their weights
 
