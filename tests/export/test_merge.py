@@ -30,7 +30,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]
     run = fedloom.run(load_recipe("method=local"), home / "run").folder
     tasks = ("digit", "parity", "digit")
     owners = zip(("digit-0", "parity-0", "all-0"), tasks, strict=True)
-    return run, [export(run, home / client, client=client, task=task) for client, task in owners]
+    more = {"digit-0": "apache-2.0"}
+    return run, [
+        export(run, home / client, client=client, task=task, licence=more.get(client, "unknown"))
+        for client, task in owners
+    ]
 
 
 def encoder(module: torch.nn.Module) -> Tensor:
@@ -54,7 +58,9 @@ def test_rules_by_hand(trained: tuple[Path, list[Path]], tmp_path: Path) -> None
             assert torch.equal(value, own[1][name])
         if name.startswith("heads.digit"):
             torch.testing.assert_close(value, (own[0][name] + own[2][name]) / 2)
-    assert "merged by mean" in (out / "README.md").read_text()
+    card = (out / "README.md").read_text()
+    assert "merged by mean" in card
+    assert "license: other" in card  # one of them has a licence of its own
     ties = merge(folders, run, tmp_path / "ties", "ties={keep: 0.3}")
     expected = (TopMagnitude(0.3, rescale=False) >> ElectedMean()).on(X)[0][0]
     torch.testing.assert_close(encoder(Bundle.read(ties[0]).module), start + expected)

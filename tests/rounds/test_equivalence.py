@@ -66,6 +66,7 @@ WHY = (
     "an encoder with maps",
     "need a task with one class per example",
     "which is not installed",
+    "expected low-rank factors",
 )
 HARD = (
     "training.optimizer={name: adamw, lr: 0.001, weight_decay: 0.01}",

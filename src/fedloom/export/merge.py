@@ -49,6 +49,8 @@ def merge(models: Sequence[Path], base: Path, out: Path, rule: str = "mean", sca
     stage = None if rule == "emr" else _stage(rule)
     bundles = [Bundle.read(folder) for folder in models]
     start = Bundle.read(base).module if (base / ABOUT).is_file() else reopen(base)[0].module
+    licence = bundles[0].licence if len({bundle.licence for bundle in bundles}) == 1 else "other"
+    bundles = [replace(bundle, licence=licence) for bundle in bundles]
     first, layout = bundles[0], _common(bundles[0].module)
     for folder, module in [*zip(models, [b.module for b in bundles], strict=True), (base, start)]:
         _same_network(folder, module, models[0], first.module)

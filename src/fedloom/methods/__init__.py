@@ -52,6 +52,8 @@ from fedloom.methods.fedtgp import fedtgp as fedtgp
 from fedloom.methods.fpl import fpl as fpl
 from fedloom.methods.heal import heal as heal
 from fedloom.methods.ifca import ifca as ifca
+from fedloom.methods.lora import fedex_lora as fedex_lora
+from fedloom.methods.lora import fedsa_lora as fedsa_lora
 from fedloom.methods.matfl import matfl as matfl
 from fedloom.methods.matu import matu as matu
 from fedloom.methods.merging import consensus as consensus

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from fedloom.stages.drift import ControlVariates as ControlVariates
     from fedloom.stages.drift import DualShift as DualShift
     from fedloom.stages.drift import NormaliseSteps as NormaliseSteps
+    from fedloom.stages.factors import ExactFactors as ExactFactors
     from fedloom.stages.gap import GapWeights as GapWeights
     from fedloom.stages.gap import LossWeights as LossWeights
     from fedloom.stages.groups import TaskLeaders as TaskLeaders
