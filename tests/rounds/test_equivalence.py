@@ -207,9 +207,12 @@ def part_of(name: str, addon: str) -> int:
 @pytest.mark.parametrize("part", [0, *(pytest.param(p, marks=pytest.mark.slow) for p in range(1, 4))])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_add_on_composes_with_every_method_or_says_why_not(quick: Quick, name: str, part: int) -> None:
-    """Every pair is built, and a quarter of them, another one for each method, also run."""
+    """Every pair is built, and a quarter of them, another one for each method, also run; of add-ons that are much alike,
+    and that have a suite of their own, a third is built."""
     refused = {}
     for addon in sorted(ADDONS.entries):
+        if part == 0 and addon in (*TORCHJD, *MERGING) and part_of(name, addon) != 1:
+            continue
         try:
             if part_of(name, addon) == part:
                 models = trained_models(quick(*with_addon(name, addon)).folder).values()
@@ -219,7 +222,8 @@ def test_every_add_on_composes_with_every_method_or_says_why_not(quick: Quick, n
         except fedloom.errors.RecipeError as error:
             refused[addon] = str(error)
     assert all(any(why in text for why in WHY) for text in refused.values()), refused
-    refused = {addon: text for addon, text in refused.items() if "which is not installed" not in text}
+    elsewhere = ("which is not installed", "expected low-rank factors")  # for another environment, another model
+    refused = {addon: text for addon, text in refused.items() if not any(why in text for why in elsewhere)}
     assert name not in ("fedavg", "fedprox") or part or set(refused) == {"staleness"}
     assert part or ("feddea" in refused) == (name == "local")
     robust = set(refused) & set(ROBUST)
