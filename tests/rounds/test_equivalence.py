@@ -207,8 +207,10 @@ def part_of(name: str, addon: str) -> int:
 @pytest.mark.parametrize("part", [0, *(pytest.param(p, marks=pytest.mark.slow) for p in range(1, 4))])
 @pytest.mark.parametrize("name", NAMES)
 def test_every_add_on_composes_with_every_method_or_says_why_not(quick: Quick, name: str, part: int) -> None:
-    """Every pair is built, and a quarter of them, another one for each method, also run; of add-ons that are much alike,
-    and that have a suite of their own, a third is built."""
+    """Every pair is built, and a quarter of them, another one for each method, also run.
+
+    Of add-ons that are much alike, and have tests of their own, a third is built.
+    """
     refused = {}
     for addon in sorted(ADDONS.entries):
         if part == 0 and addon in (*TORCHJD, *MERGING) and part_of(name, addon) != 1:
