@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -83,6 +84,20 @@ def test_it_is_what_torchjd_makes_of_the_matrix() -> None:
     fair = library.FairGrad(1.0)(X)
     mine = FairGrad().on(X, n=N)[0][0]
     torch.testing.assert_close(mine / mine.norm(), fair / fair.norm(), rtol=0, atol=1e-5)
+
+
+@with_torchjd
+def test_fairgrad_with_alpha_1_is_nash_mtl() -> None:
+    library = pytest.importorskip("torchjd.aggregation")
+    pytest.importorskip("cvxpy")
+    pytest.importorskip("ecos")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of its solver
+        for seed in range(3):
+            X = torch.tensor(rows(seed))
+            nash = library.NashMTL(4, max_norm=0.0, optim_niter=100)(X)
+            cosine = torch.cosine_similarity(FairGrad().on(X)[0][0], nash, dim=0)
+            assert float(cosine) == pytest.approx(1, abs=1e-6)
 
 
 @with_torchjd

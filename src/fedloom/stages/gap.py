@@ -92,7 +92,7 @@ class LossWeights(Stage):
     z = softmax(xi), weight_k = z_k / loss_k. Of the clients that were also there in the round before, those whose loss
     fell by a smaller share gain: with delta_k = log loss_k(t-1) - log loss_k(t), xi takes a step of Adam (`step`) along
     -(z_k (delta_k - sum_j z_j delta_j) + decay xi_k), z and the sum over these clients. The loss is that of the model
-    as received; below 1e-8 it counts as 1e-8.
+    as received; below 1e-8 it counts as 1e-8, and one that is not finite gives no weight and moves nothing.
     """
 
     step: float = 0.025
@@ -111,8 +111,8 @@ class LossWeights(Stage):
             raise ValueError(f"LossWeights: expected step and decay of at least 0, found {self.step} and {self.decay}")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        losses = [math.log(max(float(loss), 1e-8)) for loss in updates.extra["loss_received"]]
-        now = {row_key(row): loss for row, loss in zip(updates.rows, losses, strict=True)}
+        told = zip(map(row_key, updates.rows), map(float, updates.extra["loss_received"]), strict=True)
+        now = {key: math.log(max(loss, 1e-8)) for key, loss in told if math.isfinite(loss)}
         kept = dict(state.get("clients", {}))
         both = [key for key in now if key in kept and kept[key]["round"] == ctx.round - 1]
         z = dict(zip(both, _softmax([kept[key]["xi"] for key in both]), strict=True))
@@ -123,8 +123,9 @@ class LossWeights(Stage):
             if key in both:
                 mine = _adam(mine, z[key] * (fell[key] - usual) + self.decay * mine["xi"], self.step)
             kept[key] = {**mine, "loss": now[key], "round": ctx.round}
-        share = _softmax([kept[key]["xi"] - loss for key, loss in now.items()])
-        return updates.replace(weight=torch.tensor(share, dtype=torch.float64)), {"clients": kept}
+        share = dict(zip(now, _softmax([kept[key]["xi"] - loss for key, loss in now.items()]), strict=True))
+        weight = [share.get(row_key(row), 0.0) for row in updates.rows]
+        return updates.replace(weight=torch.tensor(weight, dtype=torch.float64)), {"clients": kept}
 
 
 def _softmax(values: Sequence[float]) -> list[float]:
