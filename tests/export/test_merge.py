@@ -68,6 +68,20 @@ def test_rules_by_hand(trained: tuple[Path, list[Path]], tmp_path: Path) -> None
     torch.testing.assert_close(encoder(Bundle.read(pair).module), (encoder(models[1]) + encoder(models[2])) / 2)
 
 
+def test_models_that_normalise_their_inputs_differently_stay_apart(
+    trained: tuple[Path, list[Path]], tmp_path: Path
+) -> None:
+    run, folders = trained
+    shutil.copytree(folders[1], other := tmp_path / "other")
+    about = json.loads((other / "export.json").read_text()) | {"mean": [0.25]}
+    (other / "export.json").write_text(json.dumps(about))
+    [together] = merge(folders[:2], run, tmp_path / "together")
+    both = [Bundle.read(folder) for folder in merge([folders[0], other], run, tmp_path / "apart")]
+    assert [(b.mean, [t.name for t in b.tasks]) for b in both][1] == ((0.25,), ["parity"])
+    for bundle in both:
+        assert torch.equal(encoder(bundle.module), encoder(Bundle.read(together).module))
+
+
 def test_emr_gives_each_model_back_from_one_vector(trained: tuple[Path, list[Path]], tmp_path: Path) -> None:
     """sgn of the sum, the largest value with that sign; each model the part that has its sign, as long in sum."""
     run, folders = trained
@@ -144,7 +158,7 @@ def test_models_that_are_refused(trained: tuple[Path, list[Path]], tmp_path: Pat
     refused("bad or .* not finite", models=damaged(weights(lambda t: t[name].fill_(float("inf")))))
     refused("does not fit", StateError, damaged(weights(lambda t: t.update({name: torch.zeros(1)}))))
     refused("cannot be read", DataError, damaged(lambda f: (f / "model.safetensors").write_bytes(b"\xff" * 99)))
-    refused("mean is .*expected the same inputs", models=damaged(about(mean=[0.25])))
+    refused("input_shape is .*expected the same inputs|does not fit", Exception, damaged(about(input_shape=[1, 8, 8])))
     refused("export.json cannot be read", StateError, damaged(about(licence="a b\nc: d")))
     tasks = json.loads((folders[0] / "export.json").read_text())["tasks"]
     refused("task 'digit' is not the same|does not fit", Exception, damaged(about(tasks=[{**tasks[0], "classes": 7}])))

@@ -33,10 +33,12 @@ def merge(models: Sequence[Path], base: Path, out: Path, rule: str = "mean", sca
 
     What tasks share becomes base + scale u, with u from the models' task vectors (model - base) by `rule`: mean, emr,
     or an add-on that combines rows without anything beside them, with its keys if wanted: "ties={keep: 0.3}". Heads and
-    decoders stay those of the model that has the task, or become their mean; so do running statistics. emr (Huang et
-    al., NeurIPS 2024) gives each model back, from one vector for all with a mask and a scale for each, so it writes a
-    folder for each into `out`. `base` is an exported model, or a finished run: then the model that it began with.
-    Returns the folders.
+    decoders stay those of the model that has the task, or become their mean; so do running statistics. `base` is an
+    exported model, or a finished run: then the model that it began with. Returns the folders.
+
+    emr (Huang et al., NeurIPS 2024) gives each model back, from one vector for all with a mask and a scale for each. So
+    it writes a folder for each into `out`, and so does any rule where models normalise their inputs differently: the
+    merged part is then the same in all, the rest each model's own.
 
     Raises StateError and DataError for what is no exported model; UserError where models do not fit together, and for
     a rule that needs more than models.
@@ -55,7 +57,7 @@ def merge(models: Sequence[Path], base: Path, out: Path, rule: str = "mean", sca
     for folder, module in [*zip(models, [b.module for b in bundles], strict=True), (base, start)]:
         _same_network(folder, module, models[0], first.module)
     for folder, other in zip(models, bundles, strict=True):
-        for what in ("input_shape", "signal", "mean", "std"):
+        for what in ("input_shape", "signal"):
             if getattr(other, what) != getattr(first, what):
                 where = f"in {folder} and {getattr(first, what)} in {models[0]}"
                 raise UserError(f"merge: {what} is {getattr(other, what)} {where}, expected the same inputs")
@@ -65,19 +67,22 @@ def merge(models: Sequence[Path], base: Path, out: Path, rule: str = "mean", sca
     for folder, finite in zip(models, X.isfinite().all(1).tolist(), strict=True):
         if not finite:
             raise UserError(f"merge: {folder} or {base} has weights that are not finite")
-    if stage is not None:
+    if stage is None:
+        vector, masks, scales = unify(X)
+        vectors = [modulate(vector, mask, size) for mask, size in zip(masks, scales, strict=True)]
+    else:
         updates = Updates.of(X, layout=layout, rows=[f"{i:06}" for i in range(len(X))])
         for why in stage.unfit(updates):
             raise UserError(f"merge: --rule {rule}: {why}")
-        merged, _ = stage(updates, stage.init(layout), Ctx(1))
-        state = _averaged([bundle.module for bundle in bundles]) | _named(layout, theta + scale * merged.X[0])
-        return [_written(out, first, tasks, state, rule, models)]
-    vector, masks, scales = unify(X)
-    folders = []
-    for number, (bundle, mask, size) in enumerate(zip(bundles, masks, scales, strict=True), 1):
-        state = dict(bundle.module.state_dict()) | _named(layout, theta + scale * modulate(vector, mask, size))
-        folders.append(_written(out / f"{number}", bundle, bundle.tasks, state, rule, models))
-    return folders
+        vectors = [stage(updates, stage.init(layout), Ctx(1))[0].X[0]] * len(X)
+    parts = [_named(layout, theta + scale * vector) for vector in vectors]
+    if stage is not None and all((bundle.mean, bundle.std) == (first.mean, first.std) for bundle in bundles):
+        whole = _averaged([bundle.module for bundle in bundles]) | parts[0]
+        return [_written(out, first, tasks, whole, rule, models)]
+    return [
+        _written(out / f"{number}", bundle, bundle.tasks, {**bundle.module.state_dict(), **part}, rule, models)
+        for number, (bundle, part) in enumerate(zip(bundles, parts, strict=True), 1)
+    ]
 
 
 def _stage(rule: str) -> Stage:
