@@ -17,8 +17,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-RULES = ("mean", "ties", "dare={drop: 0.5}", "consensus", "iso-c", "tsv-m", "config", "min-norm", "emr")
 SCALES = (0.5, 1.0, 2.0, 4.0)
+RULES = {**dict.fromkeys(("mean", "ties", "consensus", "iso-c", "tsv-m"), SCALES), "emr": (1.0,)}
 
 
 def scores(built: Any, folders: Sequence[Path], split: str) -> dict[str, float]:
@@ -51,11 +51,11 @@ def of_run(run: Path) -> dict[str, dict[str, Any]]:
         "apart": {**scores(built, each, "test"), "scale": "-"},
         "start": {**scores(built, nothing, "test"), "scale": "-"},
     }
-    for rule in RULES:
-        tried = {scale: merge(each, run, home / f"{rule}-{scale}", rule, scale) for scale in SCALES}
-        best = max(SCALES, key=lambda scale: fmean(scores(built, tried[scale], "val").values()))
+    for rule, scales in RULES.items():
+        tried = {scale: merge(each, run, home / f"{rule}-{scale}", rule, scale) for scale in scales}
+        best = max(scales, key=lambda scale: fmean(scores(built, tried[scale], "val").values()))
         rows[rule] = {**scores(built, tried[best], "test"), "scale": best}
-        print(run, rule, best, round(fmean(v for v in rows[rule].values() if v != best), 4), file=sys.stderr)
+        print(run, rule, rows[rule], file=sys.stderr)
     return rows
 
 
