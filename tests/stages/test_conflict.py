@@ -1,4 +1,4 @@
-"""PCGrad, CAGrad and the minimum-norm direction, and plain cases of GradVac and ConFIG: pinned values and what they must do in plain cases."""
+"""PCGrad, CAGrad, the minimum-norm direction, plain cases of GradVac and ConFIG: pinned values and what must hold."""
 
 from __future__ import annotations
 
