@@ -93,16 +93,21 @@ def conflict_free_direction(X: np.ndarray, p: np.ndarray) -> np.ndarray:
     return (p @ X @ v) * v / (v @ v)
 
 
-@pytest.mark.parametrize("alike", [1.0, 1e-2, 1e-4])
+@pytest.mark.parametrize("apart", [1.0, 1e-2, 1e-4])
+@pytest.mark.parametrize("sign", [1, -1])
 @pytest.mark.parametrize("k", [2, 5])
-def test_config_is_its_definition(alike: float, k: int) -> None:
-    """Also for rows that differ only in the fourth digit, in float32, where coefficients are large and cancel."""
-    X = (random_rows(3, 1, 500) + alike * random_rows(4, k, 500)).float()
-    n = np.arange(1.0, k + 1)
+def test_config_is_its_definition(k: int, sign: int, apart: float) -> None:
+    """In float32, also for rows that differ only in the fourth digit, or oppose each other but for that.
+
+    In the second case coefficients are large and cancel.
+    """
+    signs = torch.tensor([sign**i for i in range(k)], dtype=torch.float64)[:, None]
+    X = (signs * random_rows(3, 1, 500) + apart * random_rows(4, k, 500)).float()
+    n = np.arange(1.0, k + 1) ** 2
     found, _ = ConFIG().on(X, n=n)
     expected = conflict_free_direction(X.numpy(), n / n.sum())
     assert np.linalg.norm(found[0].numpy() - expected) <= 1e-6 * np.linalg.norm(expected)
-    assert alike < 1 or not np.allclose(expected, n / n.sum() @ X.numpy(), rtol=1e-2)
+    assert apart < 1 or not np.allclose(expected, n / n.sum() @ X.numpy(), rtol=1e-2)
 
 
 @pytest.mark.slow

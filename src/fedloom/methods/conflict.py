@@ -140,8 +140,8 @@ def config(method: m.Method) -> m.Method:
     release  the same, in the gradients' precision. TorchJD takes torch.linalg.pinv of R (K x d) with torch's default
              cut-off, d times the resolution: in float32 it drops singular values below d / 8,400,000 of the largest
     here     the mean in place of the sum, so that equal updates come back. Singular values of R below 3e-7 of the
-             largest count as zero at any d; the combination is summed in float64, for coefficients of updates that are
-             nearly alike are large and cancel
+             largest count as zero at any d; the combination is summed in float64, for coefficients of updates that
+             nearly oppose each other are large and cancel
 
     If no direction has the same angle to all updates, v is the nearest one by least squares. Opposite updates give no
     step, and neither does a mean that points away from v. Equal updates, and one participant, give the update, but for
