@@ -213,6 +213,7 @@ for command in (
         demo.demo,
         doctor.doctor,
         export.export,
+        export.merge,
         export.predict,
         features.features,
         grid.grid,
@@ -232,7 +233,7 @@ PANELS = {
     "Look": ("show", "watch", "ui", "report", "picture", "methods", "recipes", "recipe"),
     "Compare": ("compare", "table", "figure", "bed", "tournament", "atlas", "relatedness"),
     "Data": ("init", "data"),
-    "Deploy": ("export", "predict", "flower", "audit", "doctor"),
+    "Deploy": ("export", "predict", "merge", "flower", "audit", "doctor"),
     "Papers": ("activated", "hyper", "domains", "join", "features"),
 }
 """The groups of the help in their order, with their commands; all commands are in one."""
