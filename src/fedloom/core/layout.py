@@ -271,6 +271,8 @@ class Layout:
 
     def take(self, X: Tensor, part: Layout) -> Tensor:
         """Columns of `part` (last dimension) from X: a view where they are consecutive, else a copy."""
+        if part is self:
+            return X
         spans = self.spans(part)
         if len(spans) == 1:
             return X[..., spans[0]]
@@ -339,6 +341,10 @@ class Layout:
     def hash(self) -> str:
         """16 hexadecimal digits over names, shapes, dtypes, roles and tasks."""
         return hashlib.sha256(json.dumps(self.to_json()).encode()).hexdigest()[:16]
+
+
+EMPTY = Layout(())
+"""No columns."""
 
 
 def _many(value: str | tuple[str, ...]) -> tuple[str, ...]:

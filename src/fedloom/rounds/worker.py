@@ -18,7 +18,7 @@ from fedloom.errors import UserError
 from fedloom.memory import keep_memory
 from fedloom.methods.method import Method
 from fedloom.recipes.runtime import Evaluation
-from fedloom.rounds.client import ClientRound, tune
+from fedloom.rounds.client import ClientRound, finish, tune
 from fedloom.rounds.evaluation import Scores, answers, confusions, evaluate
 from fedloom.rounds.federation import BuiltClient, BuiltFederation, Part
 from fedloom.rounds.loading import for_task, load, load_personal
@@ -148,25 +148,33 @@ class Worker:
         return TrainDone(job.client, payload, result, state, time.perf_counter() - start, trained)
 
     def train_stacked(self, jobs: Sequence[TrainJob], evaluate_trained: bool = False) -> Iterator[TrainDone]:
-        """Train clients of equal shape together, and finish them one by one."""
+        """Train and finish clients together that can share a stack."""
         s, model = self.setup, self.model
         ctx = s.ctx(jobs[0].round)
-        by_client = {job.client: job for job in jobs}
+        turns = {job.client: (s.turn(job.client, model, ctx), job.state) for job in jobs}
+        begun: dict[int, Tensor] = {}  # models of those that bring nothing of their own, by what they were sent
         stack = []
         for job in jobs:
-            load(s.method, model, job.message, job.state)
-            stack.append(Stackable(s.turn(job.client, model, ctx).client.work(job.client), model.params.clone()))
+            base = None if job.state else begun.get(id(job.message.vector))
+            if base is None:
+                load(s.method, model, job.message, job.state)
+                base = model.params.clone()
+                if not job.state:
+                    begun[id(job.message.vector)] = base
+            stack.append(Stackable(turns[job.client][0].client.work(job.client), base))
         shared = model.spans(s.method.shared_part(model.layout))
-        for members in group(stack, s.training, ctx):
+        for members in group(stack, s.training):
             start = time.perf_counter()
-            results = train_stacked(model, members, s.training, ctx, shared, s.method.local)
+            params, results = train_stacked(model, members, s.training, ctx, shared, s.method.local)
+            mine, states = zip(*(turns[member.work.who] for member in members), strict=True)
+            done = finish(mine, torch.stack([member.base for member in members]), params, states, results)
             seconds = (time.perf_counter() - start) / len(members)
-            for member, (params, result) in zip(members, results, strict=True):
-                client, job = s.federation.clients[member.work.who], by_client[member.work.who]
-                model.params.copy_(params)
-                payload, result, state = s.turn(client.id, model, ctx).finish(member.base, job.state, result)
-                trained = self._scores(client, job.round) if evaluate_trained else {}
-                yield TrainDone(client.id, payload, result, state, seconds, trained)
+            for turn, trained, (payload, result, state) in zip(mine, params, done, strict=True):
+                scores = {}
+                if evaluate_trained:
+                    model.params.copy_(trained)
+                    scores = self._scores(turn.client, ctx.round)
+                yield TrainDone(turn.client.id, payload, result, state, seconds, scores)
 
     def _scores(self, client: BuiltClient, round: int) -> dict[str, Scores]:
         """Scores of the current model on a client's splits."""
