@@ -114,6 +114,8 @@ def plan_of(built: Built) -> Plan:
         notes.append("one model is trained on the examples of all clients in one place; nothing is sent")
     elif taking_part < len(federation.clients):
         notes.append(f"{taking_part} of {len(federation.clients)} clients train in a round; bytes are for all of them")
+    if recipe.training.stacked == "auto":
+        notes.append(f"clients train {'stacked' if built.stacked else 'one at a time'}")
     if built.method.codec.varies:
         notes.append("bytes up are those of a random update; a real one may be sparser")
     if built.terms is not None and recipe.privacy is not None:

@@ -6,6 +6,7 @@ on a CPU. Results equal those of one client at a time up to rounding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,9 @@ from fedloom.training.optim import build, learning_rate, set_rate
 from fedloom.training.rules import LocalRule, View
 
 Losses = dict[str, Tensor]
+FEW, LIGHT, MANY = 5, 1.5e6, 5000
+"""A stack is faster from so many clients on, if a step of each takes at most so many multiplications forwards; and in a
+run of so many steps of clients, for torch needs a second to load what stacks are made of."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +55,26 @@ def refuse(module: nn.Module, training: Training, rules: Sequence[LocalRule]) ->
         reasons.append(f"training.precision is {training.precision}")
     if reasons:
         raise UserError(f"training.stacked: {'; '.join(reasons)}")
+
+
+def pays(module: nn.Module, x: Tensor, tasks: tuple[str, ...], training: Training, clients: Sequence[float]) -> bool:
+    """Whether stacks are expected to be faster for clients with so many examples each; `x` is an input (1 x ...)."""
+    steps = sum(training.steps or training.local_epochs * math.ceil(n / training.batch_size) for n in clients)
+    if training.participation * len(clients) < FEW or training.rounds * training.participation * steps < MANY:
+        return False
+    work: list[float] = []
+
+    def note(layer: nn.Module, _: object, out: object) -> None:
+        weight = getattr(layer, "weight", None)
+        if isinstance(weight, Tensor) and isinstance(out, Tensor) and weight.ndim > 1:
+            work.append(weight.numel() * out.numel() / weight.shape[0])
+
+    hooks = [layer.register_forward_hook(note) for layer in module.modules()]
+    with torch.random.fork_rng(devices=[]), torch.inference_mode():
+        module(x, tasks)
+    for hook in hooks:
+        hook.remove()
+    return training.batch_size * sum(work) <= LIGHT
 
 
 def group(clients: Sequence[Stackable], training: Training) -> list[list[Stackable]]:
