@@ -88,6 +88,11 @@ class EvalJob:
     task: str | None = None
     costly: bool = False
 
+    def same_model(self, other: EvalJob) -> bool:
+        """Whether both measure one model, as far as one can see without a look at it."""
+        alike = self.state is other.state or not (self.state or other.state)
+        return self.message is other.message and self.task == other.task and alike
+
 
 @dataclass(frozen=True, eq=False)
 class LookJob(EvalJob):
@@ -132,10 +137,12 @@ class Worker:
         self.setup = setup
         self.model = FlatModel(copy.deepcopy(setup.module), device=device)
         self.tasks = {task.name: task for task in setup.federation.tasks}
+        self._last: EvalJob | None = None
+        """The job whose model is still loaded, if that of any is."""
 
     def train(self, job: TrainJob, evaluate_trained: bool = False) -> TrainDone:
         """The client's part of a round, and the scores of the trained model if they are wanted."""
-        s = self.setup
+        s, self._last = self.setup, None
         start = time.perf_counter()
         client = s.federation.trainers[job.client]
         try:
@@ -149,7 +156,7 @@ class Worker:
 
     def train_stacked(self, jobs: Sequence[TrainJob], evaluate_trained: bool = False) -> Iterator[TrainDone]:
         """Train and finish clients together that can share a stack."""
-        s, model = self.setup, self.model
+        s, model, self._last = self.setup, self.model, None
         ctx = s.ctx(jobs[0].round)
         turns = {job.client: (s.turn(job.client, model, ctx), job.state) for job in jobs}
         begun: dict[int, Tensor] = {}  # models of those that bring nothing of their own, by what they were sent
@@ -210,8 +217,10 @@ class Worker:
         """Inside, the job's model is loaded and randomness is the job's own; gives the examples to measure it on."""
         s = self.setup
         client = s.federation.clients[job.client]
-        message = for_task(s.method, self.model, s.federation, job.client, job.message, job.task)
-        load(s.method, self.model, message, job.state)
+        last, self._last = self._last, None if job.personal else job
+        if last is None or job.personal or not job.same_model(last):
+            message = for_task(s.method, self.model, s.federation, job.client, job.message, job.task)
+            load(s.method, self.model, message, job.state)
         if job.personal:
             load_personal(self.model, job.state.get("personal", {}))
             tune(s.method, self.model, client, s.training, Ctx(job.round, s.seed))
