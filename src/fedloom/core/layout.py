@@ -314,7 +314,8 @@ class Layout:
         kinds = {(self._checked(tensors, b).dtype, tensors[b.name].device) for b in self.blocks}
         if len(kinds) > 1:
             raise ValueError(f"blocks of one dtype on one device expected, found {sorted(map(str, kinds))}")
-        vector = self.flatten(module).clone()
+        vector = self.flatten(module)
+        vector = vector.clone() if vector is getattr(module, "_fedloom_vector", None) else vector
         for b, s in zip(self.blocks, self.slices, strict=True):
             tensors[b.name].data = vector[s].view(b.shape)
         module._fedloom_vector = vector
