@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from fedloom.engines.api import Result, trained_models
-from fedloom.engines.pool import Stacked, executor
+from fedloom.engines.auto import executor
+from fedloom.engines.pool import Stacked
 from fedloom.recipes.loader import load
 from fedloom.rounds.build import build
 

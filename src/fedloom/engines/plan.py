@@ -98,7 +98,7 @@ def plan_of(built: Built) -> Plan:
         * shared.d
         * 4
         * (1 + len(built.method.auxiliary)),
-        "models, gradients, optimiser (per worker)": recipe.runtime.workers * (3 + moments) * p * 4,
+        "models, gradients, optimiser (per worker)": recipe.runtime.processes * (3 + moments) * p * 4,
         "data": sum(t.nbytes for t in (built.dataset.train, built.dataset.test)),
     }
     if recipe.training.keep_optimizer and moments:

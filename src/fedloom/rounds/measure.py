@@ -56,9 +56,7 @@ class MeasuredGroup:
         return EvalJob(key, m.message, m.state, self.client, self.split, self.tasks, round, personal, m.task, costly)
 
 
-def models_for(
-    built: Built, state: State, client: str, packed: dict[str, Message] | None = None
-) -> list[Model]:
+def models_for(built: Built, state: State, client: str, packed: dict[str, Message] | None = None) -> list[Model]:
     """The models that a client may use; among those for one task the last is the one to use.
 
     `packed` remembers, from client to client, the messages of tasks' own models.
@@ -143,7 +141,9 @@ def groups(built: Built, state: State, splits: Sequence[str], used: bool = False
             for split in splits:
                 part = client.part(split)
                 if len(part):
-                    group = found.setdefault((model.owner, model.task, id(part)), MeasuredGroup(model, client.id, split))
+                    group = found.setdefault(
+                        (model.owner, model.task, id(part)), MeasuredGroup(model, client.id, split)
+                    )
                     group.members.append((client, model))
     return list(found.values())
 

@@ -209,8 +209,8 @@ def epochs_by_domain(built: Built) -> None:
 def stacks(built: Built) -> None:
     """Stacked training together with something that cannot be stacked."""
     if built.recipe.training.stacked is True:
-        if built.recipe.runtime.workers > 1:
-            workers = built.recipe.runtime.workers
+        workers = built.recipe.runtime.workers
+        if workers != "auto" and workers > 1:
             raise RecipeError(f"training.stacked: runs in one process, but runtime.workers is {workers}")
         stackable(built)
 
