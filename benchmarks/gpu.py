@@ -8,7 +8,8 @@ Written on a machine without a GPU, so not yet tried on one; where there is none
     bf16                 one at a time, under autocast
     each GPU             a worker on each, where there are several
 
-FedAvg of 20 clients with 65 digits each, a small convolutional network and an MLP, images of 16 x 16 and 64 x 64, batches of 16.
+FedAvg of 20 clients with 65 digits each, a small convolutional network and an MLP, images of 16 x 16 and 64 x 64,
+batches of 16.
 Rounds are those between the ends of round 2 and of the last one; the same on the CPU stands beside them.
 """
 

@@ -56,12 +56,13 @@ class MeasuredGroup:
         return EvalJob(key, m.message, m.state, self.client, self.split, self.tasks, round, personal, m.task, costly)
 
 
-def models_for(built: Built, state: State, client: str, packed: dict[str, Message] | None = None) -> list[Model]:
+def models_for(built: Built, state: State, client: str, shared: dict[str | None, Message] | None = None) -> list[Model]:
     """The models that a client may use; among those for one task the last is the one to use.
 
-    `packed` remembers, from client to client, the messages of tasks' own models.
+    `shared` remembers, from client to client, what those are loaded from that several have: the model of all (None),
+    and that of each task.
     """
-    method, packed = built.method, {} if packed is None else packed
+    method, shared = built.method, {} if shared is None else shared
     if "peers" in state:
         server, mine = state["peers"][client]["server"], state["peers"][client]["client"]
     else:
@@ -79,14 +80,15 @@ def models_for(built: Built, state: State, client: str, packed: dict[str, Messag
         for task in tasks:
             own = mine.get("tasks", {}).get(task, {})
             if "global" in built.models:  # alone in its message, a task's vector is exactly the server's
-                if task not in packed:
-                    packed[task] = pack_tasks(method, built.layout, built.federation, server, client, (task,))
-                models.append(Model("global", (task,), packed[task], {}, task))
+                if task not in shared:
+                    shared[task] = pack_tasks(method, built.layout, built.federation, server, client, (task,))
+                models.append(Model("global", (task,), shared[task], {}, task))
             same = "global" in built.models and len(tasks) == 1 and own.keys() <= {"optimizer", "rules"}
             models.append(Model("personal", (task,), received, own, task, None if same else client))
         return models
     if "global" in built.models:
-        models.append(Model("global", tasks, Message(server["model"], server["buffers"], server["integers"]), {}))
+        everyone = shared.setdefault(None, Message(server["model"], server["buffers"], server["integers"]))
+        models.append(Model("global", tasks, everyone, {}))
     if "personal" in built.models:
         message = Message(model_of(server, client), server["buffers"], server["integers"])
         models.append(Model("personal", tasks, message, mine, owner=client))
@@ -132,9 +134,9 @@ def groups(built: Built, state: State, splits: Sequence[str], used: bool = False
     `used`: for each task only the model that a client would use, as in a run's final numbers.
     """
     found: dict[tuple[str | None, str | None, int], MeasuredGroup] = {}
-    packed: dict[str, Message] = {}
+    shared: dict[str | None, Message] = {}
     for client in built.honest:
-        models = [m for m in models_for(built, state, client.id, packed) if m.name in built.recipe.evaluation.models]
+        models = [m for m in models_for(built, state, client.id, shared) if m.name in built.recipe.evaluation.models]
         if used:
             models = list(dict.fromkeys({task: m for m in models for task in m.tasks}.values()))
         for model in models:
