@@ -77,9 +77,10 @@ def once(kind: str, option: str, data: Path) -> tuple[float, ...]:
         children = resource.getrusage(resource.RUSAGE_CHILDREN)
         return children.ru_utime + children.ru_stime
 
+    path = os.pathsep.join([str(HERE.resolve()), *filter(None, [os.environ.get("PYTHONPATH")])])
     before, start = used(), time.perf_counter()
     command = [python(kind), str(HERE / f"{kind}.py"), data, option]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **QUIET})
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **QUIET, "PYTHONPATH": path})
     whole = time.perf_counter() - start
     if done.returncode:
         raise OSError((done.stderr.strip().splitlines() or ["it said nothing"])[-1])

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ def write(path: Path) -> None:
     np.savez(path, **arrays)
 
 
+@cache
 def shares(path: str) -> list[tuple[Tensor, Tensor]]:
     """Each client's images (n x 1 x 28 x 28), normalised, and labels (n)."""
     with np.load(path) as arrays:
