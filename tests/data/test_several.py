@@ -26,6 +26,7 @@ def test_tasks_carry_the_name_of_their_set_and_examples_their_domain():
     dataset = load()
     assert [t.name for t in dataset.tasks] == ["a-digit", "a-parity", "b-digit"]
     assert dataset.domains == ("a", "b")
+    assert dataset.classes == {"a-parity": ("even", "odd")}, "digits are called as they are numbered"
     pool = Pool.of(dataset)
     half = len(pool) // 2
     assert (pool.domain == np.repeat([0, 1], half)).all()
@@ -54,7 +55,7 @@ def test_it_can_be_dealt_out():
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        ({"a": {}}, "set 'a' names no data set"),
+        ({"a": {}}, "set 'a': names no data set"),
         ({"a": {"name": "nothing"}}, "set 'a': unknown data set 'nothing'"),
         ({"a": {"name": "digits", "sizes": 8}}, "set 'a': sizes: Extra inputs are not permitted"),
         ({"a": {"name": "digits", "size": 0}}, "set 'a': size: Input should be greater than"),

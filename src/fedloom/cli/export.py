@@ -41,7 +41,7 @@ def predict(
     as_json: shared.Json = False,
 ) -> None:
     """Say what an exported model makes of images: one picture with a column for each task, and classes as text."""
-    from fedloom.data.preview import save
+    from fedloom.data.canvas import save
     from fedloom.export.bundle import Bundle
 
     texts, picture = Bundle.read(model).predict(images)

@@ -21,9 +21,11 @@ from torch import Tensor
 from fedloom import tasks as task_classes
 from fedloom._version import __version__
 from fedloom.core.signal import Signal
+from fedloom.data.canvas import grid
 from fedloom.data.dataset import Examples
+from fedloom.data.drawing import Cell, label
 from fedloom.data.joined import JoinedExamples
-from fedloom.data.preview import Cell, grid, label, normal
+from fedloom.data.preview import normal
 from fedloom.engines.api import trained_models
 from fedloom.errors import StateError, UserError, at, choices, parsing
 from fedloom.export.card import RECIPE, card, is_image
