@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/ci.txt $(PIP_ARGS)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo demo-scenes docs test test-flower-oldest nightly trials bench mutants lint clean
+.PHONY: demo demo-scenes docs test test-flower-oldest nightly trials bench bench-gpu bench-peers mutants lint clean
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -83,6 +83,14 @@ nightly: lint
 # What fedloom costs beside what it does: a table of ratios and their aims, in some ten minutes.
 bench: $(VENV)/.test
 	cd benchmarks && ../$(BIN)/python table.py $(ARGS)
+
+# One job by hand, by fedloom and by Flower's simulation, which gets a virtual environment of its own.
+bench-peers: $(VENV)/.test
+	PIP_ARGS="$(PIP_ARGS)" $(BIN)/python benchmarks/peers $(ARGS)
+
+# Ways to use a GPU, where there is one.
+bench-gpu: $(VENV)/.test
+	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 # Kills, faults of the disk and of processes, and 10,000 damaged files and recipes: what docs/guarantees.md promises. The
 # counts of each suite stand at the end; the default test run tries a few of the same cases.

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedloom.codecs import Folded, Unified
+from fedloom.codecs import Folded, Raw, Unified
 from fedloom.core.context import Ctx
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
@@ -46,6 +46,17 @@ def folded(*clients: Updates) -> tuple[Updates, Tensor]:
     present = torch.cat([u.present for u in clients if u.present is not None])
     dense = torch.cat([Unified().unpack(packed, like) for packed, like in parts])
     return Updates(clients[0].layout, rows, Folded(tuple(parts)), n, n, present=present), dense
+
+
+@pytest.mark.parametrize("present", [None, "y"])
+def test_rows_of_several_senders_are_packed_at_once_as_each_alone(present: str | None) -> None:
+    clients = [sent(name, "y", seed) for seed, name in enumerate("abc")]
+    if present is None:
+        clients = [client.replace(present=None) for client in clients]
+    X = torch.cat([client.X for client in clients])
+    for packed, client in zip(Raw().pack_each(X, LAYOUT, clients[0].present), clients, strict=True):
+        assert torch.equal(packed["values"], Raw().pack(client)["values"])
+    assert Unified().pack_each(X, LAYOUT, None) is None
 
 
 def test_a_single_row_comes_back_bit_for_bit() -> None:

@@ -40,6 +40,13 @@ class Codec:
         """Named tensors to send; blocks that a row does not have are left out."""
         raise NotImplementedError
 
+    def pack_each(self, X: Tensor, layout: Layout, present: Tensor | None) -> Sequence[Packed] | None:
+        """Rows (K x d) of as many senders, all with the blocks `present` (1 x blocks; None: all), each packed alone.
+
+        None: this codec packs them one at a time.
+        """
+        return None
+
     def read(self, packed: Any, like: Updates) -> Packed:
         """What came from elsewhere, if `pack` could have made it of rows like these; its values are finite.
 
@@ -109,6 +116,11 @@ class Raw(Codec):
 
     def pack(self, updates: Updates) -> dict[str, Tensor]:
         return {"values": _values(updates)}
+
+    def pack_each(self, X: Tensor, layout: Layout, present: Tensor | None) -> Sequence[Packed]:
+        if present is not None:
+            X = X[:, present[0].repeat_interleave(torch.tensor([block.size for block in layout.blocks]))]
+        return [{"values": row} for row in X.to("cpu")]
 
     def fields(self, like: Updates) -> dict[str, Array]:
         """What each tensor must be."""

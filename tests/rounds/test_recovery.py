@@ -50,7 +50,7 @@ def spoilt(monkeypatch: pytest.MonkeyPatch, spoil: Callable[[str, int, Payload],
     """From now on what clients send is what `spoil` makes of (client, round, payload)."""
 
     class Spoils(InProcess):
-        def __init__(self, setup: Any, devices: Sequence[str], workers: int = 1) -> None:
+        def __init__(self, setup: Any, devices: Sequence[str], *_: Any) -> None:
             super().__init__(setup, devices)
 
         def run(self, jobs: Sequence[Any], **options: Any) -> Iterator[Any]:

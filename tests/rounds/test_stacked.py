@@ -8,6 +8,10 @@ import pytest
 import torch
 
 from fedloom.engines.api import Result, trained_models
+from fedloom.engines.auto import executor
+from fedloom.engines.pool import Stacked
+from fedloom.recipes.loader import load
+from fedloom.rounds.build import build
 
 Quick = Callable[..., Result]
 
@@ -20,3 +24,37 @@ def test_a_stacked_run_is_the_same(quick: Quick, method: str) -> None:
     )
     for name, tensor in alone.items():
         torch.testing.assert_close(together[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "stacked"),
+    [
+        ((), True),
+        (("runtime.workers=2",), True),  # or results would depend on it
+        (("model=mlp", "model.hidden=[512, 512]"), False),
+        (("model=small-cnn", "data.size=32"), False),
+        (("partition.clients=4",), False),
+        (("training.rounds=2",), False),
+        (("training.participation=0.1",), False),
+        (("training.keep_optimizer=true",), False),
+        (("method=fedrep",), False),
+        (("method.add.trimmed-mean={}",), True),  # the server's part is what it was
+    ],
+)
+def test_auto_stacks_where_that_can_be_done_and_pays(changes: tuple[str, ...], stacked: bool) -> None:
+    built = build(
+        load(
+            "digits-tasks",
+            (
+                "training.stacked=auto",
+                "training.rounds=200",
+                "training.batch_size=16",
+                "partition={name: iid, clients: 20}",
+                "model={name: mlp, hidden: [16]}",
+                *changes,
+            ),
+        )
+    )
+    assert built.setup.training.stacked is stacked
+    if stacked:
+        assert isinstance(executor(built.setup, ("cpu",), 1), Stacked)

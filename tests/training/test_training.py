@@ -16,6 +16,7 @@ from fedloom.data.dataset import TensorExamples
 from fedloom.errors import UserError
 from fedloom.models.multitask import MultiTask
 from fedloom.tasks.classification import Classification
+from fedloom.tasks.own import Own
 from fedloom.training import FlatModel, LocalRule, Optimizer, Proximal, Schedule, Training, View
 from fedloom.training.loop import Additions, Work, batches, passes, train
 from fedloom.training.optim import Adam, Sgd, build, export_state, import_state, rate
@@ -312,22 +313,41 @@ def test_stacked_equals_one_at_a_time(rules: tuple[LocalRule, ...], clip: float 
     stack = [
         Stackable(Work("p", examples, torch.arange(0, 7), TASKS), base),
         Stackable(Work("q", examples, torch.arange(7, 14), TASKS), base),
+        Stackable(Work("t", examples, torch.arange(1, 4), TASKS), base),  # has half as many batches
         Stackable(Work("r", examples, torch.arange(14, 20), TASKS), base),
         Stackable(Work("s", examples, torch.arange(0, 7), one), base),
     ]
-    groups = group(stack, training, ctx)
-    assert [[c.work.who for c in g] for g in groups] == [["p", "q"], ["r"], ["s"]]
+    groups = group(stack, training)
+    assert [[c.work.who for c in g] for g in groups] == [["p", "q", "r", "t"], ["s"]]
     for members in groups:
         model = FlatModel(copy.deepcopy(module))
         shared = (slice(0, len(base)),)
         stacked = train_stacked(model, members, training, ctx, shared, rules)
-        for c, (params, result) in zip(members, stacked, strict=True):
+        for c, params, result in zip(members, *stacked, strict=True):
             alone = FlatModel(copy.deepcopy(module))
             expected = train(alone, c.work, training, ctx, Additions(shared, rules))
             torch.testing.assert_close(params, alone.params, rtol=1e-4, atol=1e-6)
             assert (result.steps, result.examples) == (expected.steps, expected.examples)
             assert result.waiting == 0  # nothing is loaded
             assert result.losses == pytest.approx(expected.losses, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, [["p", "q"]]),
+        ({"schedule": Schedule(name="cosine")}, [["p"], ["q"]]),  # their second epochs begin at different steps
+        ({"schedule": Schedule(name="cosine"), "batch_size": 8}, [["p", "q"]]),
+    ],
+)
+def test_who_shares_a_stack(settings: Any, expected: list[list[str]]) -> None:
+    training = Training(**{"batch_size": 4, "epochs": 2, **settings})
+    examples = data()
+    stack = [Stackable(Work(who, examples, torch.arange(n), TASKS), torch.zeros(1)) for who, n in (("q", 3), ("p", 7))]
+    assert sorted(sorted(c.work.who for c in g) for g in group(stack, training)) == expected
+    own = {name: (Own.of(task, loss=nn.CrossEntropyLoss()), weight) for name, (task, weight) in TASKS.items()}
+    stack = [Stackable(Work(who, examples, torch.arange(n), own), torch.zeros(1)) for who, n in (("q", 6), ("p", 7))]
+    assert len(group(stack, training)) == 2  # nobody knows what such a loss makes of padding
 
 
 def test_targets_of_several_numbers_are_stacked_too() -> None:
@@ -340,10 +360,8 @@ def test_targets_of_several_numbers_are_stacked_too() -> None:
         for who, index in (("p", [0, 1]), ("q", [2, 3]))
     ]
     training = Training(optimizer=Optimizer(lr=0.1), batch_size=2, stacked=True)
-    stacked = train_stacked(
-        FlatModel(Point(3)), group(members, training, Ctx(1, 0))[0], training, Ctx(1, 0), (slice(0, 3),)
-    )
-    for (params, _), pair in zip(stacked, ((h * b)[:2], (h * b)[2:]), strict=True):
+    stacked = train_stacked(FlatModel(Point(3)), group(members, training)[0], training, Ctx(1, 0), (slice(0, 3),))
+    for params, pair in zip(stacked[0], ((h * b)[:2], (h * b)[2:]), strict=True):
         torch.testing.assert_close(params, 0.1 * pair.mean(0))
 
 
@@ -364,9 +382,7 @@ def test_losses_are_means_over_the_labelled_examples(stacked: bool) -> None:
             Stackable(Work("c", examples, index, TASKS, labelled), model.params.clone()),
             Stackable(Work("d", examples, index, TASKS, labelled), model.params.clone()),
         ]
-        results = [
-            result for _, result in train_stacked(model, group(members, training, ctx)[0], training, ctx, shared)
-        ]
+        _, results = train_stacked(model, group(members, training)[0], training, ctx, shared)
     else:
         results = [train(model, Work("c", examples, index, TASKS, labelled), training, ctx, Additions(shared))]
     for result in results:
@@ -397,4 +413,4 @@ def test_a_model_that_decides_by_its_data_cannot_be_stacked() -> None:
     model = FlatModel(module)
     member = Stackable(Work("p", data(), torch.arange(4), TASKS), model.params.clone())
     with pytest.raises(UserError, match="the model cannot be stacked"):
-        train_stacked(model, group([member], Training(), Ctx(1))[0], Training(), Ctx(1), (slice(0, 1),))
+        train_stacked(model, group([member], Training())[0], Training(), Ctx(1), (slice(0, 1),))

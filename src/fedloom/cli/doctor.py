@@ -18,6 +18,7 @@ import typer
 
 from fedloom.cli import shared
 from fedloom.memory import free_memory
+from fedloom.recipes.runtime import cores
 
 Finding = tuple[str, str, str]
 """(what, state, details); the state is ok, absent or a problem."""
@@ -57,9 +58,8 @@ def machine() -> Iterator[Finding]:
     from fedloom._version import __version__
 
     yield "fedloom", "ok", f"{__version__}, {Path(__file__).parents[1]}"
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    yield "cores", "ok", f"{cores}{load}; keep runtime.workers x runtime.threads within them"
+    yield "cores", "ok", f"{cores()}{load}; keep runtime.workers x runtime.threads within them"
     if (free := free_memory()) is not None:
         yield "free memory", "ok" if free > 1 << 30 else "below 1 GiB", f"{free / 2**30:.1f} GiB"
     yield "free disk", "ok", f"{shutil.disk_usage('.').free / 2**30:.1f} GiB in this folder"

@@ -271,6 +271,8 @@ class Layout:
 
     def take(self, X: Tensor, part: Layout) -> Tensor:
         """Columns of `part` (last dimension) from X: a view where they are consecutive, else a copy."""
+        if part is self:
+            return X
         spans = self.spans(part)
         if len(spans) == 1:
             return X[..., spans[0]]
@@ -312,7 +314,8 @@ class Layout:
         kinds = {(self._checked(tensors, b).dtype, tensors[b.name].device) for b in self.blocks}
         if len(kinds) > 1:
             raise ValueError(f"blocks of one dtype on one device expected, found {sorted(map(str, kinds))}")
-        vector = self.flatten(module).clone()
+        vector = self.flatten(module)
+        vector = vector.clone() if vector is getattr(module, "_fedloom_vector", None) else vector
         for b, s in zip(self.blocks, self.slices, strict=True):
             tensors[b.name].data = vector[s].view(b.shape)
         module._fedloom_vector = vector
@@ -339,6 +342,10 @@ class Layout:
     def hash(self) -> str:
         """16 hexadecimal digits over names, shapes, dtypes, roles and tasks."""
         return hashlib.sha256(json.dumps(self.to_json()).encode()).hexdigest()[:16]
+
+
+EMPTY = Layout(())
+"""No columns."""
 
 
 def _many(value: str | tuple[str, ...]) -> tuple[str, ...]:

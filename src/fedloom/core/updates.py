@@ -123,19 +123,19 @@ class Updates:
 
     def __post_init__(self) -> None:
         k, d = len(self.rows), self.layout.d
-        expected: dict[str, tuple[Any, tuple[int, ...]]] = {
-            "X": (self.given, (k, d)),
-            "n": (self.n, (k,)),
-            "weight": (self.weight, (k,)),
-            "coef": (self.coef, (k, d)),
-            "present": (self.present, (k, len(self.layout.blocks))),
-            "support": (self.support, (k, len(self.layout.blocks))),
-            "mixing": (self.mixing, (k, k)),
-            "base": (self.base, (k, d)),
-            **{f"auxiliary {name!r}": (value, (k, d)) for name, value in self.auxiliary.items()},
-        }
-        for name, (value, shape) in expected.items():
-            if value is not None and tuple(value.shape) != shape:
+        matrix, numbers, blocks = (k, d), (k,), (k, len(self.layout.blocks))
+        for name, value, shape in (
+            ("X", self.given, matrix),
+            ("n", self.n, numbers),
+            ("weight", self.weight, numbers),
+            ("coef", self.coef, matrix),
+            ("present", self.present, blocks),
+            ("support", self.support, blocks),
+            ("mixing", self.mixing, (k, k)),
+            ("base", self.base, matrix),
+            *((f"auxiliary {name!r}", value, matrix) for name, value in self.auxiliary.items()),
+        ):
+            if value is not None and value.shape != shape:
                 raise ValueError(f"{name}: expected shape {shape}, found {tuple(value.shape)}")
         for name, value in self.extra.items():
             if len(value) != k:

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fedloom.core.context import State
 from fedloom.data.partition import Partition
+from fedloom.engines.auto import executor
 from fedloom.engines.peers.rounds import initial_peers, without_server
-from fedloom.engines.pool import executor
 from fedloom.recipes.runtime import Runtime
 from fedloom.recipes.schema import Recipe
 from fedloom.rounds.build import build
@@ -53,7 +53,8 @@ class Engine:
     @contextmanager
     def start(self, built: Built, folder: RunFolder) -> Iterator[tuple[Executor, Advance | None]]:
         """The executor of jobs, and how it makes a round of them (None: with a server), during a run."""
-        workers = executor(built.setup, built.recipe.runtime.devices, built.recipe.runtime.workers)
+        runtime = built.recipe.runtime
+        workers = executor(built.setup, runtime.devices, runtime.processes, runtime.workers == "auto")
         try:
             yield workers, without_server(built) if built.recipe.peers else None
         finally:

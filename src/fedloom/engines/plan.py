@@ -98,7 +98,7 @@ def plan_of(built: Built) -> Plan:
         * shared.d
         * 4
         * (1 + len(built.method.auxiliary)),
-        "models, gradients, optimiser (per worker)": recipe.runtime.workers * (3 + moments) * p * 4,
+        "models, gradients, optimiser (per worker)": recipe.runtime.processes * (3 + moments) * p * 4,
         "data": sum(t.nbytes for t in (built.dataset.train, built.dataset.test)),
     }
     if recipe.training.keep_optimizer and moments:
@@ -114,6 +114,8 @@ def plan_of(built: Built) -> Plan:
         notes.append("one model is trained on the examples of all clients in one place; nothing is sent")
     elif taking_part < len(federation.clients):
         notes.append(f"{taking_part} of {len(federation.clients)} clients train in a round; bytes are for all of them")
+    if recipe.training.stacked == "auto":
+        notes.append(f"clients train {'stacked' if built.stacked else 'one at a time'}")
     if built.method.codec.varies:
         notes.append("bytes up are those of a random update; a real one may be sparser")
     if recipe.attack is not None:

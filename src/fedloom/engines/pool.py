@@ -1,4 +1,4 @@
-"""Where jobs run: in this process, or in a pool of worker processes that share memory."""
+"""Places where jobs run: this process, or a pool of worker processes that share memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedloom.engines import processes
 from fedloom.errors import UserError
-from fedloom.rounds.worker import EvalJob, Executor, Job, Setup, TrainJob, Worker, check_device
+from fedloom.rounds.worker import EvalJob, Job, Setup, TrainJob, Worker, check_device
 
 _SMALL = 1 << 18  # bytes
 
@@ -78,11 +78,7 @@ class WorkerPool:
 
     def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
         """Results in order of completion. Raises UserError if a worker fails or dies."""
-        while self.loading:
-            ok, value = self._hear(self.loading.pop())
-            if not ok:
-                self.close()
-                raise value
+        self.load()
         todo = list(reversed(jobs))
         busy: set[Connection] = set()
         idle = list(self.pipes)
@@ -100,6 +96,14 @@ class WorkerPool:
                     self.close()
                     raise value
                 yield value
+
+    def load(self) -> None:
+        """Wait until all have loaded what they need. Raises UserError if one cannot."""
+        while self.loading:
+            ok, value = self._hear(self.loading.pop())
+            if not ok:
+                self.close()
+                raise value
 
     def _talk(self, pipe: Connection, message: Any) -> None:
         try:
@@ -229,12 +233,3 @@ def _portable(error: Exception) -> Exception:
         error.add_note(f"in a worker process:\n{text}")
         return error
     return RuntimeError(text)
-
-
-def executor(setup: Setup, devices: Sequence[str], workers: int) -> Executor:
-    """Runs jobs in this process for one worker, else in a pool."""
-    if setup.training.stacked:
-        return Stacked(setup, devices)
-    if workers == 1:
-        return InProcess(setup, devices)
-    return WorkerPool(setup, devices, workers)

@@ -24,6 +24,7 @@ from typing import Any
 from fedloom.engines import processes
 from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.memory import available_memory
+from fedloom.recipes.runtime import cores
 from fedloom.recipes.schema import Recipe, recipe_hash
 from fedloom.rounds.progress import Progress
 from fedloom.study.grid import Cell, Grid, recipes, refused_in, save, select, state_of
@@ -152,7 +153,9 @@ class _CellJob:
             cell = self.queue[0] if fitting is None else fitting
             self.queue.remove(cell)
             folder = self.prepared.folder
-            pipe, process = _spawn(_run_cell, self.prepared.recipes[cell], cell.folder(folder), folder)
+            recipe = self.prepared.recipes[cell]
+            recipe = recipe if self.jobs == 1 else one_worker(recipe)
+            pipe, process = _spawn(_run_cell, recipe, cell.folder(folder), folder)
             self.running[pipe] = _Running(cell, process, time.monotonic())
             self.watch.began(cell)
 
@@ -194,8 +197,14 @@ def default_jobs(recipes: Sequence[Recipe]) -> int:
     devices = {d for r in recipes for d in r.runtime.devices}
     if devices - {"cpu"}:
         return 1
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cpus // max(r.runtime.workers * r.runtime.threads for r in recipes))
+    return max(1, cores() // max(one_worker(r).runtime.processes * r.runtime.threads for r in recipes))
+
+
+def one_worker(recipe: Recipe) -> Recipe:
+    """The recipe for a cell beside others: `runtime.workers: auto` is one."""
+    if recipe.runtime.workers != "auto":
+        return recipe
+    return recipe.model_copy(update={"runtime": recipe.runtime.model_copy(update={"workers": 1})})
 
 
 def _size(recipe: Recipe) -> str:
@@ -275,7 +284,7 @@ def _probe(pipe: Connection, by_name: Mapping[str, Recipe]) -> None:
                 plan = plan_of(built)
                 one = prod(plan.input_shape) * 4
                 batch = max(TRAINING * recipe.training.batch_size, EVALUATION * recipe.evaluation.batch_size) * one
-                workers = recipe.runtime.workers
+                workers = recipe.runtime.processes
                 processes = workers + 1 if workers > 1 else 1
                 needs[size] = int(processes * PROCESS + PLANNED * sum(plan.memory.values()) + workers * batch)
     except UserError as error:

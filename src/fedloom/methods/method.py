@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from fedloom.codecs import Codec, Raw
 from fedloom.core.context import Fields
 from fedloom.core.foreign import Foreign, Scalar
-from fedloom.core.layout import Layout, Selector, as_select
+from fedloom.core.layout import EMPTY, Layout, Selector, as_select
 from fedloom.core.outline import Box, Outline, listed
 from fedloom.server import Plain, ServerRule
 from fedloom.stages.mean import Mean
@@ -213,7 +213,7 @@ class Method:
     def private_part(self, layout: Layout) -> Layout:
         """The parameters that stay with a client."""
         if self.private is None:
-            return Layout(())
+            return EMPTY
         return layout.parameters.select(as_select(self.private))
 
     def shared_part(self, layout: Layout) -> Layout:

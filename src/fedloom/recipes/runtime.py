@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from fedloom.settings.problems import carry
 from fedloom.settings.section import Count, NonNegative, Positive, Section
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class FlowerSettings(Section):
@@ -42,8 +48,9 @@ class Runtime(Section):
     engine: Literal["process", "cluster", "flower"] = "process"
     """process: on this machine. cluster: torch.distributed under torchrun. flower: messages to Flower's nodes."""
     flower: FlowerSettings = FlowerSettings()
-    workers: Annotated[int, Field(ge=1, le=1024)] = 1
-    """Worker processes; 1 trains in this process."""
+    workers: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = 1
+    """Worker processes; 1 trains in this process. auto: as many as there are cores for them, or devices, from the round
+    on after which they are expected to end the run sooner; cells of a grid that run beside others have one."""
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     """Threads of each process. Keep workers x threads within the cores."""
     device: str | tuple[str, ...] = "cpu"
@@ -67,6 +74,13 @@ class Runtime(Section):
         if not value:
             raise ValueError("no device found, expected one such as cpu or cuda:0")
         return value
+
+    @property
+    def processes(self) -> int:
+        """`workers` as a number; for auto the most there may be."""
+        if self.workers != "auto":
+            return self.workers
+        return max(1, cores() // self.threads) if set(self.devices) == {"cpu"} else len(self.devices)
 
     @property
     def devices(self) -> tuple[str, ...]:

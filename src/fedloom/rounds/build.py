@@ -20,7 +20,7 @@ from fedloom.data.partition import Partition, Pool
 from fedloom.data.partition.listed import as_partition
 from fedloom.data.preview import normal
 from fedloom.data.registry import loaded
-from fedloom.errors import RecipeError, choices
+from fedloom.errors import RecipeError, UserError, choices
 from fedloom.methods.at_peers import at_peers
 from fedloom.methods.method import Method
 from fedloom.methods.private import private
@@ -36,6 +36,7 @@ from fedloom.rounds.privacy import share_of, terms_of
 from fedloom.settings.names import imported, is_import
 from fedloom.tasks.own import Own
 from fedloom.tasks.task import Task
+from fedloom.training.stacked import pays
 
 
 def build_method(section: MethodSection) -> Method:
@@ -259,4 +260,20 @@ def assemble(
     built = Built(recipe, method, dataset, pool, partition, federation, module, layout, terms)
     for refuse in refusals.ALL:
         refuse(built)
-    return built
+    return replace(built, stacked=_stacked(built))
+
+
+def _stacked(built: Built) -> bool:
+    """Whether clients train stacked. It does not depend on the number of workers, for results may not."""
+    training, module = built.recipe.training, built.module
+    if training.stacked != "auto":
+        return training.stacked
+    try:
+        refusals.stackable(built)
+    except UserError:
+        return False
+    if not all(task.masks for task in built.dataset.tasks):
+        return False
+    x, _ = built.dataset.train.batch(torch.zeros(1, dtype=torch.int64), torch.device("cpu"))
+    sizes = [len(client.train) for client in built.federation.trainers.values()]
+    return pays(module, x, tuple(task.name for task in built.dataset.tasks), training, sizes)

@@ -39,6 +39,8 @@ class Built:
     layout: Layout
     terms: Terms | None = None
     """What a round costs in privacy, where the recipe has a section for it."""
+    stacked: bool = False
+    """Whether clients train stacked, as the recipe says or by itself."""
 
     @cached_property
     def attacks(self) -> Mapping[str, Attack]:
@@ -121,7 +123,7 @@ class Built:
             self.method,
             self.module,
             self.federation,
-            r.training,
+            r.training.model_copy(update={"stacked": self.stacked}),
             r.evaluation,
             r.seed,
             r.runtime.threads,

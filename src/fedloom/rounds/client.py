@@ -20,6 +20,7 @@ from fedloom.rounds.federation import BuiltClient, BuiltFederation
 from fedloom.rounds.loading import load, load_personal, personal_state, task_messages
 from fedloom.rounds.messages import Message, Payload
 from fedloom.runs.checkpoint import map_tensors
+from fedloom.stages.stage import Identity
 from fedloom.training.config import Schedule, Training
 from fedloom.training.flat import FlatModel
 from fedloom.training.loop import Additions, LocalResult, train
@@ -145,7 +146,7 @@ class ClientRound:
             result, base = one._trained(starts[task], memory, f"{client.id}/{task}")
             results[task] = result
             delta = model.params - base
-            if not self._finite(delta):
+            if not _finite(model, delta[None])[0]:
                 continue
             new["tasks"][task] = self._kept(base, delta, result)
             # task vectors are from the initial model, which every client and the server know
@@ -175,44 +176,48 @@ class ClientRound:
         return replace(payload, row=row, n=len(client.train), support=rows_support), merged, new
 
     def finish(self, base: Tensor, state: State, result: LocalResult) -> tuple[Payload, LocalResult, State]:
-        """From trained parameters (`base` is where they started) to a payload and the client's new state."""
-        method, model, client = self.method, self.model, self.client
+        """From the trained model (`base` is where it started) to a payload and the client's new state."""
+        return finish([self], base[None], self.model.params[None], [state], [result])[0]
+
+    def _finished(
+        self, base: Tensor, delta: Tensor, state: State, result: LocalResult, packed: Mapping[str, Tensor] | None
+    ) -> tuple[Payload, LocalResult, State]:
+        """As `finish`, from a finite change of the parameters (p), which may be packed already."""
+        method, client = self.method, self.client
         row: Row = (client.id, None)
-        delta = model.params - base
-        if not self._finite(delta):
-            return Payload(row, len(client.train), finite=False), result, state
-        new = self._kept(base, delta, result)
-        X = self.params.take(delta, self.shared).unsqueeze(0)
-        extras = {name: [value] for name, value in self._extras(result).items()}
-        payload, kept, sent = self._packed((row,), X, [len(client.train)], extras, state)
-        if not payload.finite:
-            return payload, result, state
-        new |= kept
+        new, X = self._kept(base, delta, result), self.params.take(delta, self.shared)[None]
+        n, extras = float(len(client.train)), self._extras(result)
+        if packed is None:
+            payload, kept, X = self._packed((row,), X, [n], {name: [value] for name, value in extras.items()}, state)
+            if not payload.finite:
+                return payload, result, state
+            new |= kept
+            n, packed, extras = payload.n, payload.packed, {name: values[0] for name, values in payload.extra.items()}
         if method.start == "own":
             # with the values that the server receives, so that both have the same model
-            new["own"] = (self.params.take(base, self.shared) + sent[0]).to(torch.device("cpu"))
+            new["own"] = (self.params.take(base, self.shared) + X[0]).to(torch.device("cpu"))
         # buffers that stay with the client were copied by `_kept`
         buffers, integers = self._buffers() if method.buffers != "local" else (None, {})
-        payload = replace(
-            payload,
-            extra={name: values[0] for name, values in payload.extra.items()},
+        sent = Payload(
+            row,
+            n,
+            packed,
+            extras,
             auxiliary={name: self.params.take(result.extra[name], self.shared).to("cpu") for name in method.auxiliary},
             support=self._support(tuple(client.tasks)) if method.wants_support else None,
             buffers=buffers,
             integers=integers,
         )
-        return payload, result, new
-
-    def _finite(self, delta: Tensor) -> bool:
-        """Whether the change of the trained parameters and the buffers are finite."""
-        return bool(row_norms(delta[None]).isfinite().all() & torch.isfinite(self.model.buffers).all())
+        return sent, result, new
 
     def _buffers(self) -> tuple[Tensor | None, dict[str, Tensor]]:
         """Copies of the float buffers that may leave the client, and of integer buffers."""
-        layout = self.model.layout
-        shared = layout.buffers.take(self.model.buffers, self.method.shared_buffers(layout))
+        model, layout = self.model, self.model.layout
+        if not len(model.buffers) and not model.integers:
+            return None, {}
+        shared = layout.buffers.take(model.buffers, self.method.shared_buffers(layout))
         buffers = shared.to("cpu", copy=True) if len(shared) else None
-        return buffers, {name: b.to("cpu", copy=True) for name, b in self.model.integers.items()}
+        return buffers, {name: b.to("cpu", copy=True) for name, b in model.integers.items()}
 
     def _kept(self, base: Tensor, delta: Tensor, result: LocalResult) -> State:
         """What a client keeps of a round, which changed its parameters by `delta`, for its next one; stages at the
@@ -275,6 +280,40 @@ class ClientRound:
         packed = {k: v.to("cpu") for k, v in method.codec.pack(sent).items()}
         tasks = {task: size for (_, task), size in zip(rows, sent.n.tolist(), strict=True) if task is not None}
         return Payload(rows[0], float(sent.n.sum()), packed, dict(sent.extra), tasks=tasks), kept, sent.X
+
+
+def finish(
+    turns: Sequence[ClientRound],
+    base: Tensor,
+    params: Tensor,
+    states: Sequence[State],
+    results: Sequence[LocalResult],
+) -> list[tuple[Payload, LocalResult, State]]:
+    """What clients of one model send and keep, from their parameters before (`base`) and after training (K x p).
+
+    Clients that do nothing to their rows, and hold the same tasks, pack them together.
+    """
+    method, model, first = turns[0].method, turns[0].model, turns[0]
+    delta = params - base
+    fine = _finite(model, delta)
+    packed = None
+    if len(turns) > 1 and isinstance(method.edge, Identity) and all(turn.attack is HONEST for turn in turns):
+        X, present = first.params.take(delta, first.shared), first.federation.present(first.client, first.shared)
+        packed = method.codec.pack_each(X, first.shared, present)
+    done = []
+    for k, (turn, before, change) in enumerate(zip(turns, base, delta, strict=True)):
+        if fine[k]:
+            done.append(turn._finished(before, change, states[k], results[k], packed[k] if packed else None))
+        else:
+            nothing = Payload((turn.client.id, None), len(turn.client.train), finite=False)
+            done.append((nothing, results[k], states[k]))
+    return done
+
+
+def _finite(model: FlatModel, delta: Tensor) -> list[bool]:
+    """Of changes of the parameters (K x p): whether each, and the model's buffers, are finite."""
+    found: list[bool] = (row_norms(delta).isfinite() & torch.isfinite(model.buffers).all()).tolist()
+    return found
 
 
 def tune(method: Method, model: FlatModel, client: BuiltClient, training: Training, ctx: Ctx) -> None:

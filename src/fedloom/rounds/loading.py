@@ -58,14 +58,16 @@ def load_personal(model: FlatModel, personal: State) -> None:
 def load(method: Method, model: FlatModel, received: Message, state: State) -> None:
     """Load what the server sent, and what the client keeps for itself, into the model."""
     layout = model.layout
-    shared, p = method.shared_part(layout), layout.parameters.d
-    begun = 0 if shared.d < p else p  # all other parameters are written below
-    model.vector[begun:] = model.initial[begun:]
+    params, shared = layout.parameters, method.shared_part(layout)
+    if shared is not params:  # all others are written below
+        rest = params.without(shared)
+        params.put(model.params, rest, params.take(model.initial[: params.d], rest))
+    model.buffers.copy_(model.initial[params.d :])
     model.load_integers(model.initial_integers)
     vector = state["own"] if received.vector is None else received.vector
-    layout.parameters.put(model.params, shared, vector.to(model.device))
+    params.put(model.params, shared, vector.to(model.device))
     if "private" in state:
-        layout.parameters.put(model.params, method.private_part(layout), state["private"].to(model.device))
+        params.put(model.params, method.private_part(layout), state["private"].to(model.device))
     buffers = state.get("buffers") if method.buffers == "local" else received.buffers
     if buffers is not None:
         layout.buffers.put(model.buffers, method.shared_buffers(layout), buffers.to(model.device))

@@ -31,6 +31,8 @@ class Model:
     state: State
     task: str | None = None
     """The task that the model is for, if each task has a model."""
+    owner: str | None = None
+    """Whose it is; None if all clients, or all that hold the task, have the same."""
 
 
 @dataclass
@@ -54,9 +56,13 @@ class MeasuredGroup:
         return EvalJob(key, m.message, m.state, self.client, self.split, self.tasks, round, personal, m.task, costly)
 
 
-def models_for(built: Built, state: State, client: str) -> list[Model]:
-    """The models that a client may use; among those for one task the last is the one to use."""
-    method = built.method
+def models_for(built: Built, state: State, client: str, shared: dict[str | None, Message] | None = None) -> list[Model]:
+    """The models that a client may use; among those for one task the last is the one to use.
+
+    `shared` remembers, from client to client, what those are loaded from that several have: the model of all (None),
+    and that of each task.
+    """
+    method, shared = built.method, {} if shared is None else shared
     if "peers" in state:
         server, mine = state["peers"][client]["server"], state["peers"][client]["client"]
     else:
@@ -72,16 +78,20 @@ def models_for(built: Built, state: State, client: str) -> list[Model]:
         if method.task_vectors:
             received = pack_tasks(method, built.layout, built.federation, server, client, tasks)
         for task in tasks:
+            own = mine.get("tasks", {}).get(task, {})
             if "global" in built.models:  # alone in its message, a task's vector is exactly the server's
-                alone = pack_tasks(method, built.layout, built.federation, server, client, (task,))
-                models.append(Model("global", (task,), alone, {}, task))
-            models.append(Model("personal", (task,), received, mine.get("tasks", {}).get(task, {}), task))
+                if task not in shared:
+                    shared[task] = pack_tasks(method, built.layout, built.federation, server, client, (task,))
+                models.append(Model("global", (task,), shared[task], {}, task))
+            same = "global" in built.models and len(tasks) == 1 and own.keys() <= {"optimizer", "rules"}
+            models.append(Model("personal", (task,), received, own, task, None if same else client))
         return models
     if "global" in built.models:
-        models.append(Model("global", tasks, Message(server["model"], server["buffers"], server["integers"]), {}))
+        everyone = shared.setdefault(None, Message(server["model"], server["buffers"], server["integers"]))
+        models.append(Model("global", tasks, everyone, {}))
     if "personal" in built.models:
         message = Message(model_of(server, client), server["buffers"], server["integers"])
-        models.append(Model("personal", tasks, message, mine))
+        models.append(Model("personal", tasks, message, mine, owner=client))
     return models
 
 
@@ -124,16 +134,18 @@ def groups(built: Built, state: State, splits: Sequence[str], used: bool = False
     `used`: for each task only the model that a client would use, as in a run's final numbers.
     """
     found: dict[tuple[str | None, str | None, int], MeasuredGroup] = {}
+    shared: dict[str | None, Message] = {}
     for client in built.honest:
-        models = [m for m in models_for(built, state, client.id) if m.name in built.recipe.evaluation.models]
+        models = [m for m in models_for(built, state, client.id, shared) if m.name in built.recipe.evaluation.models]
         if used:
             models = list(dict.fromkeys({task: m for m in models for task in m.tasks}.values()))
         for model in models:
-            owner = client.id if model.name == "personal" else None
             for split in splits:
                 part = client.part(split)
                 if len(part):
-                    group = found.setdefault((owner, model.task, id(part)), MeasuredGroup(model, client.id, split))
+                    group = found.setdefault(
+                        (model.owner, model.task, id(part)), MeasuredGroup(model, client.id, split)
+                    )
                     group.members.append((client, model))
     return list(found.values())
 

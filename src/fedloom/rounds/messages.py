@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -101,10 +102,15 @@ def rows_of(method: Method, federation: BuiltFederation, clients: Iterable[str])
 
 def blank(shared: Layout, federation: BuiltFederation, rows: tuple[Row, ...], X: Tensor | Rows) -> Updates:
     """Rows X of one client with its presence: a codec packs them, or fills them from zeros."""
-    ones = torch.ones(len(rows), dtype=torch.float64)
+    ones = _ones(len(rows))
     tasks = tuple(task for _, task in rows if task is not None)
     present = federation.present(federation.client(rows[0][0]), shared, tasks)
     return Updates(shared, rows, X, ones, ones, present=present)
+
+
+@lru_cache
+def _ones(count: int) -> Tensor:
+    return torch.ones(count, dtype=torch.float64)
 
 
 def unpacked(
@@ -120,9 +126,23 @@ def unpacked(
     return method.codec.unpack(packed, like), like
 
 
+@lru_cache
 def nothing(rows: int, d: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """A matrix of zeros that is only looked at: it takes no memory."""
     return torch.zeros(1, 1, dtype=dtype).expand(rows, d)
+
+
+def form(value: Any) -> Any:
+    """What the bytes of a message or a payload depend on: all but whose it is and its values, if the codec lets it."""
+    if isinstance(value, Message | Payload):
+        return tuple([form(part) for name, part in vars(value).items() if name not in ("row", "n")])
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, Mapping):
+        return tuple([(name, form(part)) for name, part in value.items()])
+    if isinstance(value, list):
+        return tuple(map(form, value))
+    return value if value is None or isinstance(value, tuple | bool) else 8
 
 
 def count_up(method: Method, layout: Layout, federation: BuiltFederation, payload: Payload) -> ByteCount:

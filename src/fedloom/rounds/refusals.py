@@ -205,8 +205,6 @@ def epochs_by_domain(built: Built) -> None:
     epochs, clients = recipe.training.epochs, built.federation.clients.values()
     if not isinstance(epochs, dict):
         return
-    if recipe.training.stacked:
-        raise RecipeError("training.stacked: clients of a stack train equally long, but training.epochs is by domain")
     domains = list(dict.fromkeys(c.domain for c in clients if c.domain is not None))
     for client in clients:
         if client.domain not in epochs:
@@ -222,11 +220,18 @@ def epochs_by_domain(built: Built) -> None:
 
 def stacks(built: Built) -> None:
     """Stacked training together with something that cannot be stacked."""
+    if built.recipe.training.stacked is True:
+        workers = built.recipe.runtime.workers
+        if workers != "auto" and workers > 1:
+            raise RecipeError(f"training.stacked: runs in one process, but runtime.workers is {workers}")
+        stackable(built)
+
+
+def stackable(built: Built) -> None:
+    """Refuse what cannot be stacked."""
     recipe, method = built.recipe, built.method
-    if not recipe.training.stacked:
-        return
-    if recipe.runtime.workers > 1:
-        raise RecipeError(f"training.stacked: runs in one process, but runtime.workers is {recipe.runtime.workers}")
+    if isinstance(recipe.training.epochs, dict):
+        raise RecipeError("training.stacked: clients of a stack train equally long, but training.epochs is by domain")
     if method.phases or method.stream or method.rows == "client-task" or method.pooled:
         raise RecipeError(f"training.stacked: a stack trains all of one model, but {method.name} does more")
     if built.dataset.train.prefetch:

@@ -6,12 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from fedloom.codecs import ByteCount
 from fedloom.core.context import Ctx, State, new_secret
 from fedloom.errors import StateError
 from fedloom.rounds.built import Built
 from fedloom.rounds.cohort import cohort
+from fedloom.rounds.federation import BuiltClient
 from fedloom.rounds.measure import headline, measure, train_records, train_seconds, trained_records
-from fedloom.rounds.messages import Message, Payload, count_down, count_up, rows_of
+from fedloom.rounds.messages import Message, Payload, count_down, count_up, form, rows_of
 from fedloom.rounds.privacy import AGAIN, SPENT
 from fedloom.rounds.progress import Progress
 from fedloom.rounds.recovery import again, gave_up, kept
@@ -234,14 +236,23 @@ class Round:
 
     def payloads(self, executor: Executor, jobs: list[TrainJob], messages: Mapping[str, Message]) -> Iterator[Payload]:
         """The clients' payloads as they finish, one at a time, so that only one is held."""
-        method, layout, federation = self.built.method, self.built.layout, self.built.federation
+        clients = self.built.federation.clients
+        counted: dict[Any, tuple[ByteCount, ByteCount]] = {}
         for payload in self.trained(executor, jobs):
             client = payload.row[0]
-            if client in federation.clients:  # what one trainer with the examples of all has goes nowhere
-                mine = federation.clients[client]
-                self.ledger.up[client] = count_up(method, layout, federation, payload)
-                self.ledger.down[client] = count_down(method, layout, federation, mine, messages[client])
+            if client in clients:  # what one trainer with the examples of all has goes nowhere
+                message = messages[client]
+                alike = (*clients[client].tasks,), form(payload), form(message)
+                if alike not in counted or self.built.method.codec.varies:
+                    counted[alike] = self._counted(clients[client], payload, message)
+                self.ledger.up[client], self.ledger.down[client] = counted[alike]
             yield payload
+
+    def _counted(self, client: BuiltClient, payload: Payload, message: Message) -> tuple[ByteCount, ByteCount]:
+        """Bytes up and down."""
+        method, layout, federation = self.built.method, self.built.layout, self.built.federation
+        up = count_up(method, layout, federation, payload)
+        return up, count_down(method, layout, federation, client, message)
 
     def trained(self, executor: Executor, jobs: list[TrainJob]) -> Iterator[Payload]:
         """The results of local training as they finish; the clients' new states are in `clients`."""

@@ -84,7 +84,8 @@ def collect(
     `rows` are the expected keys; a client that fails or whose update is not finite leaves no row.
     """
     shared = method.shared_part(layout)
-    expected = {row: i for i, row in enumerate(sorted(rows, key=row_key))}
+    keys = tuple(sorted(rows, key=row_key))
+    expected = {row: i for i, row in enumerate(keys)}
     stays_packed = method.codec.stays_packed
     X = torch.zeros(0 if stays_packed else len(expected), shared.d, dtype=dtype)
     beside = {name: torch.zeros_like(X) for name in method.auxiliary}
@@ -97,9 +98,11 @@ def collect(
         i, k = expected[payload.rows[0]], len(payload.rows)
         if stays_packed:
             parts[i] = payload.packed, blank(shared, federation, payload.rows, nothing(k, shared.d, dtype))
-        elif payload.rows == tuple(expected)[i : i + k]:
-            like = blank(shared, federation, payload.rows, X[i : i + k])
-            X[i : i + k] = method.codec.unpack(payload.packed, like)
+        elif payload.rows == keys[i : i + k]:
+            place = X[i : i + k]
+            unpacked = method.codec.unpack(payload.packed, blank(shared, federation, payload.rows, place))
+            if unpacked is not place:  # else it is there already
+                place.copy_(unpacked)
         else:  # some of its rows are missing
             like = blank(shared, federation, payload.rows, X.new_zeros(k, shared.d))
             X[[expected[row] for row in payload.rows]] = method.codec.unpack(payload.packed, like)

@@ -18,7 +18,7 @@ from fedloom.errors import UserError
 from fedloom.memory import keep_memory
 from fedloom.methods.method import Method
 from fedloom.recipes.runtime import Evaluation
-from fedloom.rounds.client import ClientRound, tune
+from fedloom.rounds.client import ClientRound, finish, tune
 from fedloom.rounds.evaluation import Scores, answers, confusions, evaluate
 from fedloom.rounds.federation import BuiltClient, BuiltFederation, Part
 from fedloom.rounds.loading import for_task, load, load_personal
@@ -88,6 +88,11 @@ class EvalJob:
     task: str | None = None
     costly: bool = False
 
+    def same_model(self, other: EvalJob) -> bool:
+        """Whether both measure one model, as far as one can see without a look at it."""
+        alike = self.state is other.state or not (self.state or other.state)
+        return self.message is other.message and self.task == other.task and alike
+
 
 @dataclass(frozen=True, eq=False)
 class LookJob(EvalJob):
@@ -132,10 +137,12 @@ class Worker:
         self.setup = setup
         self.model = FlatModel(copy.deepcopy(setup.module), device=device)
         self.tasks = {task.name: task for task in setup.federation.tasks}
+        self._last: EvalJob | None = None
+        """The job whose model is still loaded, if that of any is."""
 
     def train(self, job: TrainJob, evaluate_trained: bool = False) -> TrainDone:
         """The client's part of a round, and the scores of the trained model if they are wanted."""
-        s = self.setup
+        s, self._last = self.setup, None
         start = time.perf_counter()
         client = s.federation.trainers[job.client]
         try:
@@ -148,25 +155,33 @@ class Worker:
         return TrainDone(job.client, payload, result, state, time.perf_counter() - start, trained)
 
     def train_stacked(self, jobs: Sequence[TrainJob], evaluate_trained: bool = False) -> Iterator[TrainDone]:
-        """Train clients of equal shape together, and finish them one by one."""
-        s, model = self.setup, self.model
+        """Train and finish clients together that can share a stack."""
+        s, model, self._last = self.setup, self.model, None
         ctx = s.ctx(jobs[0].round)
-        by_client = {job.client: job for job in jobs}
+        turns = {job.client: (s.turn(job.client, model, ctx), job.state) for job in jobs}
+        begun: dict[int, Tensor] = {}  # models of those that bring nothing of their own, by what they were sent
         stack = []
         for job in jobs:
-            load(s.method, model, job.message, job.state)
-            stack.append(Stackable(s.turn(job.client, model, ctx).client.work(job.client), model.params.clone()))
+            base = None if job.state else begun.get(id(job.message.vector))
+            if base is None:
+                load(s.method, model, job.message, job.state)
+                base = model.params.clone()
+                if not job.state:
+                    begun[id(job.message.vector)] = base
+            stack.append(Stackable(turns[job.client][0].client.work(job.client), base))
         shared = model.spans(s.method.shared_part(model.layout))
-        for members in group(stack, s.training, ctx):
+        for members in group(stack, s.training):
             start = time.perf_counter()
-            results = train_stacked(model, members, s.training, ctx, shared, s.method.local)
+            params, results = train_stacked(model, members, s.training, ctx, shared, s.method.local)
+            mine, states = zip(*(turns[member.work.who] for member in members), strict=True)
+            done = finish(mine, torch.stack([member.base for member in members]), params, states, results)
             seconds = (time.perf_counter() - start) / len(members)
-            for member, (params, result) in zip(members, results, strict=True):
-                client, job = s.federation.clients[member.work.who], by_client[member.work.who]
-                model.params.copy_(params)
-                payload, result, state = s.turn(client.id, model, ctx).finish(member.base, job.state, result)
-                trained = self._scores(client, job.round) if evaluate_trained else {}
-                yield TrainDone(client.id, payload, result, state, seconds, trained)
+            for turn, trained, (payload, result, state) in zip(mine, params, done, strict=True):
+                scores = {}
+                if evaluate_trained:
+                    model.params.copy_(trained)
+                    scores = self._scores(turn.client, ctx.round)
+                yield TrainDone(turn.client.id, payload, result, state, seconds, scores)
 
     def _scores(self, client: BuiltClient, round: int) -> dict[str, Scores]:
         """Scores of the current model on a client's splits."""
@@ -202,8 +217,10 @@ class Worker:
         """Inside, the job's model is loaded and randomness is the job's own; gives the examples to measure it on."""
         s = self.setup
         client = s.federation.clients[job.client]
-        message = for_task(s.method, self.model, s.federation, job.client, job.message, job.task)
-        load(s.method, self.model, message, job.state)
+        last, self._last = self._last, None if job.personal else job
+        if last is None or job.personal or not job.same_model(last):
+            message = for_task(s.method, self.model, s.federation, job.client, job.message, job.task)
+            load(s.method, self.model, message, job.state)
         if job.personal:
             load_personal(self.model, job.state.get("personal", {}))
             tune(s.method, self.model, client, s.training, Ctx(job.round, s.seed))

@@ -53,6 +53,7 @@ class Classification(Task):
     """A task with one class per example. Labels are int64 in 0..channels-1; -1 means unlabelled."""
 
     kind: ClassVar[str] = "classification"
+    masks: ClassVar[bool] = True
     metrics: ClassVar[Mapping[str, Direction]] = {"accuracy": "max", "macro_f1": "max"}
     primary: ClassVar[str] = "accuracy"
 

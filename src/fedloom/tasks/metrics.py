@@ -94,10 +94,11 @@ class _ConfusionMeasure(Measure):
             raise DataError(f"expected a prediction of {classes} channels, found {pred.shape[1]}")
         truth = read.classes(target, pred, self.ignore).cpu()
         valid = truth != self.ignore
-        truth, guess = truth[valid], pred.detach().argmax(1).cpu()[valid]
-        if stray := truth[(truth < 0) | (truth >= classes)][:1].tolist():
+        if stray := truth[valid & ((truth < 0) | (truth >= classes))][:1].tolist():
             raise DataError(f"expected labels below {classes}, or {self.ignore} for none, found {stray[0]}")
-        self.matrix += torch.bincount(truth * classes + guess, minlength=classes**2).view(classes, classes)
+        guess = pred.detach().max(1).indices.cpu()  # argmax takes five times as long
+        cell = torch.where(valid, truth * classes + guess, classes**2)
+        self.matrix += torch.bincount(cell.flatten(), minlength=classes**2 + 1)[:-1].view(classes, classes)
 
     def all(self) -> dict[str, float]:
         """`miou`: mean over classes of tp / (tp + fp + fn); `pixel_accuracy`: the share of pixels that are right."""
@@ -184,9 +185,9 @@ class NormalError(Measure):
     def update(self, pred: Tensor, target: Tensor) -> None:
         """Take vectors of any length and labels, both B x 3 x H x W."""
         truth, valid = read.normals(target.cpu(), pred)
-        a = unit(pred.detach().cpu().movedim(1, -1)[valid].double())
-        b = unit(truth.movedim(1, -1)[valid].double())
-        angle = 2 * torch.atan2((a - b).norm(dim=1), (a + b).norm(dim=1)) * (180 / math.pi)
+        a, b = unit(pred.detach().cpu().contiguous().double()), unit(truth.contiguous().double())
+        apart, along = (a - b).square().sum(1).sqrt(), (a + b).square().sum(1).sqrt()
+        angle = 2 * torch.atan2(apart, along)[valid] * (180 / math.pi)
         within = [(angle < limit).double() for limit in self.LIMITS.values()]
         self.sums += torch.stack([v.sum() for v in (angle, *within)])
         self.seen += len(angle)

@@ -55,6 +55,7 @@ class Regression(Task):
     std: Annotated[float, Field(gt=0)] = 1.0
 
     kind: ClassVar[str] = "regression"
+    masks: ClassVar[bool] = True
     metrics: ClassVar[Mapping[str, Direction]] = {"rmse": "min", "r2": "max"}
     primary: ClassVar[str] = "rmse"
 

@@ -49,6 +49,9 @@ class Task(ABC):
     kind: ClassVar[str]
     dense: ClassVar[bool] = False
     """Whether the answer is one per pixel (B x channels x H x W) and not one per example."""
+    masks: ClassVar[bool] = False
+    """Whether labels are one number an example, and examples without one change nothing of `loss`, wherever they stand:
+    then clients with batches of different sizes can be trained as one stack. The loss works under torch.func.vmap."""
 
     @property
     @abstractmethod

@@ -74,8 +74,9 @@ class Training(Section):
     """Share of the clients that train in a round."""
     precision: Literal["fp32", "bf16"] = "fp32"
     channels_last: bool = True
-    stacked: bool = False
-    """Train clients of equal shape together (torch.func.vmap): faster for tiny models, equal up to rounding."""
+    stacked: bool | Literal["auto"] = False
+    """Train clients together (torch.func.vmap): faster for many clients with tiny models, equal up to rounding. auto:
+    where it can be done and is expected to be faster, whatever the number of workers."""
 
     @model_validator(mode="after")
     def _one_length(self) -> Training:

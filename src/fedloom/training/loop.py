@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Ctx, State, derive_seed
-from fedloom.core.layout import Columns, Layout, as_select
+from fedloom.core.layout import EMPTY, Columns, Layout, as_select
 from fedloom.data.dataset import Examples
 from fedloom.tasks.task import Task
 from fedloom.training.config import Training
@@ -97,7 +97,7 @@ def batches(
     size, drawn, epoch = training.batch_size, 0, 0
     while True:
         rng = ctx.rng("order", client, epoch)
-        order = index[torch.randperm(len(index), generator=rng)]
+        order = ordered(index, rng)
         if len(groups) > 1:
             parts = [batch for group in groups for batch in order[torch.isin(order, group)].split(size)]
             dealt: Sequence[Tensor] = [parts[i] for i in torch.randperm(len(parts), generator=rng).tolist()]
@@ -113,6 +113,11 @@ def batches(
         epoch += 1
         if training.steps is None and epoch == training.local_epochs:
             return
+
+
+def ordered(index: Tensor, rng: torch.Generator) -> Tensor:
+    """The positions in the order of one epoch."""
+    return index[torch.randperm(len(index), generator=rng)]
 
 
 def passes(groups: Sequence[int], training: Training, skip_single: bool = False) -> int:
@@ -252,7 +257,7 @@ def _turns(
     turns = []
     for i, (layout, until) in enumerate(parts or [(trained, size)]):
         spans = model.spans(layout)
-        slow = layout.select(name="encoder.*") if training.optimizer.encoder_lr is not None else Layout(())
+        slow = layout.select(name="encoder.*") if training.optimizer.encoder_lr is not None else EMPTY
         rest, encoder = model.spans(layout.without(slow)), model.spans(slow)
         optimizer = build(training.optimizer, model.params, model.grad, rest, encoder)
         if str(i) in memory:

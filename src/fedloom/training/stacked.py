@@ -6,32 +6,37 @@ on a CPU. Results equal those of one client at a time up to rounding.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedloom.core.context import Ctx
 from fedloom.core.layout import Columns
+from fedloom.data.dataset import without_label
 from fedloom.errors import UserError
-from fedloom.training.config import Training
+from fedloom.training.config import Schedule, Training
 from fedloom.training.flat import FlatModel
-from fedloom.training.loop import LocalResult, Work, batches, clip, task_losses
+from fedloom.training.loop import LocalResult, Work, clip, ordered, passes, task_losses
 from fedloom.training.optim import build, learning_rate, set_rate
 from fedloom.training.rules import LocalRule, View
 
 Losses = dict[str, Tensor]
+FEW, LIGHT, MANY = 5, 1.5e6, 5000
+"""A stack is faster from so many clients on, if a step of each takes at most so many multiplications forwards; and in a
+run of so many steps of clients, for torch needs a second to load what stacks are made of."""
 
 
 @dataclass(frozen=True, eq=False)
 class Stackable:
-    """One client's part of a stack: its work, the parameters at the start (p), and its (epoch, batch) in order."""
+    """One client's part of a stack: its work, and the parameters at the start (p)."""
 
     work: Work
     base: Tensor
-    drawn: tuple[tuple[int, Tensor], ...] = ()
 
 
 def refuse(module: nn.Module, training: Training, rules: Sequence[LocalRule]) -> None:
@@ -52,15 +57,61 @@ def refuse(module: nn.Module, training: Training, rules: Sequence[LocalRule]) ->
         raise UserError(f"training.stacked: {'; '.join(reasons)}")
 
 
-def group(clients: Sequence[Stackable], training: Training, ctx: Ctx) -> list[list[Stackable]]:
-    """Clients that can share a stack: the same tasks and weights, and batches of the same sizes in every step."""
+def pays(module: nn.Module, x: Tensor, tasks: tuple[str, ...], training: Training, clients: Sequence[float]) -> bool:
+    """Whether stacks are expected to be faster for clients with so many examples each; `x` is an input (1 x ...)."""
+    steps = sum(training.steps or training.local_epochs * math.ceil(n / training.batch_size) for n in clients)
+    if training.participation * len(clients) < FEW or training.rounds * training.participation * steps < MANY:
+        return False
+    work: list[float] = []
+
+    def note(layer: nn.Module, _: object, out: object) -> None:
+        weight = getattr(layer, "weight", None)
+        if isinstance(weight, Tensor) and isinstance(out, Tensor) and weight.ndim > 1:
+            work.append(weight.numel() * out.numel() / weight.shape[0])
+
+    hooks = [layer.register_forward_hook(note) for layer in module.modules()]
+    with torch.random.fork_rng(devices=[]), torch.inference_mode():
+        module(x, tasks)
+    for hook in hooks:
+        hook.remove()
+    return training.batch_size * sum(work) <= LIGHT
+
+
+def group(clients: Sequence[Stackable], training: Training) -> list[list[Stackable]]:
+    """Clients that can share a stack, those with the most steps first.
+
+    They have examples of the same data set and the same tasks and weights. Their batches may be of different sizes if
+    the losses can be masked (`Task.masks`), and their passes of different lengths if the learning rate does not change.
+    """
     groups: dict[object, list[Stackable]] = {}
     for c in clients:
-        drawn = tuple(batches(c.work.index, training, ctx, c.work.who))
-        sizes = tuple(len(batch) for _, batch in drawn)
-        key = (tuple((name, weight) for name, (_, weight) in c.work.tasks.items()), sizes, id(c.work.examples))
-        groups.setdefault(key, []).append(replace(c, drawn=drawn))
-    return list(groups.values())
+        masked = all(task.masks for task, _ in c.work.tasks.values())
+        size = passes([c.work.index.numel()], training) if masked else c.work.index.numel()
+        alike = None if masked and training.schedule == Schedule() else size
+        key = (tuple((name, weight) for name, (_, weight) in c.work.tasks.items()), alike, id(c.work.examples))
+        groups.setdefault(key, []).append(c)
+    return [sorted(members, key=lambda c: -_steps(c, training)) for members in groups.values()]
+
+
+def _steps(client: Stackable, training: Training) -> int:
+    return training.steps or training.local_epochs * passes([client.work.index.numel()], training)
+
+
+def _drawn(clients: Sequence[Stackable], training: Training, ctx: Ctx) -> Tensor:
+    """Positions of each client's batches, as `fedloom.training.loop.batches` draws them (K x steps x batch size).
+
+    -1 stands where a batch has no more examples, or a client no more batches.
+    """
+    size = training.batch_size
+    drawn = np.full((len(clients), _steps(clients[0], training), size), -1)
+    for places, c in zip(drawn.reshape(len(clients), -1), clients, strict=True):
+        index = c.work.index
+        wide = passes([index.numel()], training) * size  # of one pass over the examples
+        for epoch, at in enumerate(range(0, _steps(c, training) * size, wide)):
+            order = ordered(index, ctx.rng("order", c.work.who, epoch))
+            there = places[at : at + order.numel()]
+            there[:] = order.numpy()[: len(there)]
+    return torch.from_numpy(drawn)
 
 
 def train_stacked(
@@ -70,8 +121,8 @@ def train_stacked(
     ctx: Ctx,
     shared: tuple[Columns, ...],
     rules: Sequence[LocalRule] = (),
-) -> list[tuple[Tensor, LocalResult]]:
-    """Train one group (see `group`): (parameters afterwards (p), result) of each client, in their order.
+) -> tuple[Tensor, list[LocalResult]]:
+    """Train one group (see `group`): parameters afterwards (K x p), and each client's result, in their order.
 
     Raises UserError if the model does something that cannot be stacked.
     """
@@ -82,24 +133,36 @@ def train_stacked(
     view = View(base.clone(), torch.zeros_like(base), base, shared)
     optimizer = build(training.optimizer.model_copy(update={"fused": False}), view.params, view.grad, spans)
     active = [view.grad[..., s] for s in spans]
-    leaf = view.params.detach().requires_grad_()  # the same memory, with a gradient
-    leaf.grad = view.grad
+    trained = torch.empty_like(base)
 
     def losses_of(weights: dict[str, Tensor], x: Tensor, targets: dict[str, Tensor]) -> tuple[Tensor, Losses]:
         return task_losses(functional_call(model.module, weights, (x, names)), targets, tasks)
 
     forward = vmap(losses_of)
+    drawn = _drawn(clients, training, ctx)
+    sizes = (drawn >= 0).sum(dim=2)  # K x steps
+    taking = (sizes > 0).sum(dim=0).tolist()  # how many of them, the first ones, still train
+    pass_steps = passes([clients[0].work.index.numel()], training)
     sums = {name: torch.zeros(len(clients), device=model.device) for name in names}
-    counts = {name: torch.zeros(len(clients), device=model.device) for name in names}
+    counts = {name: torch.zeros(len(clients)) for name in names}
     partial = {name for c in clients for name in c.work.labelled}
-    seen = 0
     model.module.train()
-    for drawn in zip(*(c.drawn for c in clients), strict=True):
-        epoch = drawn[0][0]
-        view.lr = learning_rate(training, ctx.round, epoch)
+    leaf, there = view.params, 0
+    for step, now in enumerate(taking):
+        if now != there:
+            trained[now:there] = view.params[now:there]  # the optimiser goes on to move them
+            there, leaf = now, view.params[:now].detach().requires_grad_()  # the same memory, with a gradient
+            leaf.grad = view.grad[:now]
+        view.lr = learning_rate(training, ctx.round, step // pass_steps)
         set_rate(optimizer, view.lr)
-        x, y = clients[0].work.examples.batch(torch.cat([index for _, index in drawn]), model.device, tasks=names)
-        shape = (len(clients), len(drawn[0][1]))
+        count = sizes[:now, step]
+        batch = drawn[:now, step, : int(count.max())]
+        padding = batch < 0
+        x, y = clients[0].work.examples.batch(
+            torch.where(padding, batch[:, :1], batch).flatten(), model.device, tasks=names
+        )
+        if padding.any():
+            y = {name: without_label(labels, padding.flatten()) for name, labels in y.items()}
         view.grad.zero_()
         # one split, whose gradient is one concatenation: each slice would add a whole K x p
         pieces = leaf.split([block.size for block in layout.blocks], dim=1)
@@ -107,8 +170,8 @@ def train_stacked(
         try:
             total, losses = forward(
                 weights,
-                x.view(*shape, *x.shape[1:]),
-                {name: y[name].view(*shape, *y[name].shape[1:]) for name in names},
+                x.view(*batch.shape, *x.shape[1:]),
+                {name: y[name].view(*batch.shape, *y[name].shape[1:]) for name in names},
             )
             total.sum().backward()
         except RuntimeError as error:
@@ -119,19 +182,17 @@ def train_stacked(
             clip(active, training.clip_norm)
         optimizer.step()
         view.step += 1
-        seen += shape[1]
         for name, value in losses.items():
-            count: int | Tensor = shape[1]
-            if name in partial:
-                each = [c.work.labels_in(index, name) for c, (_, index) in zip(clients, drawn, strict=True)]
-                count = torch.tensor(each, device=model.device)
-            sums[name] += value.detach() * count
-            counts[name] += count
-    means = {name: (total / counts[name].clamp(min=1)).tolist() for name, total in sums.items()}
-    return [
-        (
-            view.params[k],
-            LocalResult(steps=view.step, examples=seen, losses={name: values[k] for name, values in means.items()}),
-        )
+            seen = count.float()
+            for k, c in enumerate(clients[:now] if name in partial else ()):
+                if name in c.work.labelled:
+                    seen[k] = c.work.labels_in(batch[k], name)
+            sums[name][:now] += value.detach() * seen.to(value)
+            counts[name][:now] += seen
+    trained[:there] = view.params[:there]
+    means = {name: (total.cpu() / counts[name].clamp(min=1)).tolist() for name, total in sums.items()}
+    steps, examples = ((sizes > 0).sum(dim=1).tolist(), sizes.sum(dim=1).tolist())
+    return trained, [
+        LocalResult(steps=steps[k], examples=examples[k], losses={name: values[k] for name, values in means.items()})
         for k in range(len(clients))
     ]

@@ -67,7 +67,7 @@ class _Watched:
         runtime = self.built.recipe.runtime
         command = [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(runtime.workers), "--max-restarts", str(_RESTARTS)),
+            *("--nproc-per-node", str(runtime.processes), "--max-restarts", str(_RESTARTS)),
             *("-m", "fedloom.engines.cluster", str(self.folder.resolve())),
         ]
         self._read(silent=True)

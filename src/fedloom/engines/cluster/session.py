@@ -11,13 +11,13 @@ import torch
 
 from fedloom.core.context import State
 from fedloom.data.partition import Partition
+from fedloom.engines.auto import executor
 from fedloom.engines.cluster import torchrun
 from fedloom.engines.cluster.comm import Comm
 from fedloom.engines.cluster.member import Member, SharedFolder
 from fedloom.engines.cluster.peering import Peering
 from fedloom.engines.cluster.sharing import Sharing
 from fedloom.engines.engine import Engine
-from fedloom.engines.pool import executor
 from fedloom.errors import UserError
 from fedloom.recipes.loader import load
 from fedloom.recipes.schema import Recipe

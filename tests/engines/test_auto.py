@@ -1,0 +1,111 @@
+"""`runtime.workers: auto`: worker processes from when they pay, never for long where they do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fedloom.engines import auto
+from fedloom.engines.api import Result
+from fedloom.errors import UserError
+from fedloom.experiments.grid_run import one_worker
+from fedloom.recipes.loader import load
+from fedloom.recipes.runtime import Runtime, cores
+from fedloom.rounds.messages import Message
+from fedloom.rounds.worker import TrainJob
+from tests_support import assert_same
+
+ROUNDS = 100
+WorkerPool = auto.WorkerPool
+
+
+class Clock:
+    """Seconds that pass when a place says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+def places(
+    monkeypatch: pytest.MonkeyPatch, here: Sequence[float], pool: Sequence[float], workers: int = 2, jobs: int = 10
+) -> str:
+    """Where the rounds of a run are trained (h: here, p: in a pool), if they take so long in either; the last again."""
+    clock, where = Clock(), []
+
+    def place(name: str, seconds: Sequence[float]) -> type:
+        class Place:
+            def __init__(self, *_: Any) -> None:
+                self.rounds = 0
+
+            def run(self, jobs: Sequence[Any]) -> Iterator[Any]:
+                where.append(name)
+                clock.now += seconds[min(self.rounds, len(seconds) - 1)]
+                self.rounds += 1
+                yield from jobs
+
+            def load(self) -> None:
+                if not seconds:
+                    raise UserError("it does not travel")
+
+            def close(self) -> None:
+                where.append("x")
+
+        return Place
+
+    monkeypatch.setattr(auto, "time", clock)
+    monkeypatch.setattr(auto, "InProcess", place("h", here))
+    monkeypatch.setattr(auto, "WorkerPool", place("p", pool))
+    run = auto.Adaptive(SimpleNamespace(training=SimpleNamespace(rounds=ROUNDS)), ["cpu"], workers)  # type: ignore[arg-type]
+    for round in range(1, 9):
+        for _ in run.run([TrainJob(str(i), round, Message(None), {}) for i in range(jobs)]):
+            clock.now += 100  # what the server does with a result is not held against anyone
+    return "".join(where)
+
+
+@pytest.mark.parametrize(
+    ("here", "pool", "expected"),
+    [
+        ([0.05], [0.03], "hhhhhhhh"),  # a hundred rounds are over before a pool is ready
+        ([1.0], [0.5], "hhpppppp"),
+        ([9.0], [5.0], "hppppppp"),  # seen at once
+        ([2.0, 0.05], [0.03], "hhhhhhhh"),  # the first round loads what stays
+        ([1.0], [2.0, 0.5], "hhpppppp"),  # likewise
+        ([1.0], [1.5], "hhppxhhhh"),  # others work on the cores
+        ([1.0], [], "hhhhhhhh"),  # the model does not travel
+    ],
+)
+def test_jobs_go_where_they_are_done_first(
+    monkeypatch: pytest.MonkeyPatch, here: list[float], pool: list[float], expected: str
+) -> None:
+    assert places(monkeypatch, here, pool) == expected
+
+
+def test_one_client_a_round_stays_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert places(monkeypatch, [1.0], [0.5], jobs=1) == "hhhhhhhh"
+
+
+def test_a_run_that_moves_to_workers_is_the_same(quick: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "START", -1.0)
+    monkeypatch.setattr(Runtime, "processes", 2)
+    pools = []
+    monkeypatch.setattr(auto, "WorkerPool", lambda *setup: pools.append(pool := WorkerPool(*setup)) or pool)
+    assert_same(quick("training.rounds=3"), quick("training.rounds=3", "runtime.workers=auto"))
+    assert pools
+
+
+def test_auto_is_as_many_as_there_are_cores_or_devices() -> None:
+    assert Runtime(workers="auto").processes == cores()
+    assert Runtime(workers="auto", threads=2 * cores()).processes == 1
+    assert Runtime(workers="auto", device=("cuda:0", "cuda:1")).processes == 2
+    assert Runtime(workers=3).processes == 3
+
+
+def test_cells_beside_others_have_one_worker() -> None:
+    assert one_worker(load("digits-tasks", ["runtime.workers=auto"])).runtime.workers == 1
+    assert one_worker(load("digits-tasks", ["runtime.workers=3"])).runtime.workers == 3

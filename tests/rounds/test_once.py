@@ -1,0 +1,94 @@
+"""What is the same for many clients is worked out once: a model that they share, bytes of messages that are alike."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedloom.recipes.loader import load
+from fedloom.rounds import worker as workers
+from fedloom.rounds.build import build
+from fedloom.rounds.built import Built
+from fedloom.rounds.measure import groups
+from fedloom.rounds.messages import Message, Payload, form
+from fedloom.rounds.progress import Progress
+from fedloom.rounds.rounds import Round, initial_state
+from fedloom.rounds.server import dispatch
+from fedloom.rounds.worker import TrainJob, Worker
+from tests_support import load_recipe
+
+
+def many(*changes: str) -> Built:
+    return build(load("matu/eight-embedded", ["partition.clients=12", *changes]))
+
+
+def test_clients_with_one_task_share_the_measurement_of_its_model() -> None:
+    built = many()
+    found = groups(built, initial_state(built), ["test"])
+    assert {group.model.owner for group in found} == {None}
+    assert len(found) == len(built.federation.tasks)
+    assert sorted(c.id for g in found for c, model in g.members if model.name == "personal") == [
+        *built.federation.clients
+    ]
+
+
+def test_what_a_client_keeps_for_itself_or_unifies_is_its_own_model() -> None:
+    built = many("partition.alpha_tasks=0.5")
+    several = {name for name, client in built.federation.clients.items() if len(client.tasks) > 1}
+    assert several
+    assert {g.model.owner for g in groups(built, initial_state(built), ["test"])} == {None, *several}
+    state, built = initial_state(built), many()
+    (task,) = built.federation.clients["c03"].tasks
+    state["clients"]["c03"] = {"tasks": {task: {"private": torch.zeros(1)}}}
+    assert {g.model.owner for g in groups(built, state, ["test"])} == {None, "c03"}
+
+
+def test_a_model_is_loaded_once_until_another_takes_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = build(load_recipe())
+    loaded, real = [], workers.load
+    monkeypatch.setattr(workers, "load", lambda *what: loaded.append(1) or real(*what))
+    worker, state = Worker(built.setup), initial_state(built)
+    jobs = [group.job(i, 0) for i, group in enumerate(groups(built, state, ["val", "test"]))]
+    before = [worker.run(job) for job in jobs]
+    assert len(jobs) > 2
+    assert len(loaded) == 1
+    (name,) = list(built.federation.clients)[:1]
+    worker.run(
+        TrainJob(name, 1, dispatch(built.method, built.layout, built.federation, state["server"], [name])[name], {})
+    )
+    assert [worker.run(job) for job in jobs] == before
+    assert len(loaded) == 2
+
+
+def test_bytes_are_counted_once_for_what_is_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    built = build(load_recipe("model.heads=own", "method=fedavg", "partition.clients_per_task=2"))
+    now, names = Round(built, 1, Progress()), list(built.federation.clients)
+    messages = dispatch(built.method, built.layout, built.federation, initial_state(built)["server"], names)
+    payloads = [Worker(built.setup).run(TrainJob(name, 1, messages[name], {})).payload for name in names]
+    monkeypatch.setattr(now, "trained", lambda *_: iter(payloads))
+    counted, real = [], now._counted
+    monkeypatch.setattr(now, "_counted", lambda client, *what: counted.append(client.id) or real(client, *what))
+    assert [*now.payloads(None, [], messages)] == payloads  # type: ignore[arg-type]
+    kinds = {tuple(client.tasks) for client in built.federation.clients.values()}
+    assert len(counted) == len(kinds) < len(names)
+    for payload in payloads:
+        client = built.federation.clients[payload.row[0]]
+        assert (now.ledger.up[client.id], now.ledger.down[client.id]) == real(client, payload, messages[client.id])
+
+
+def test_the_form_of_a_payload_has_all_that_its_bytes_depend_on() -> None:
+    plain = Payload(("a", None), 3.0, {"values": torch.zeros(4)})
+    assert form(plain) == form(Payload(("b", None), 5.0, {"values": torch.ones(4)}))
+    for other in (
+        Payload(("a", None), 3.0, {"values": torch.zeros(5)}),
+        Payload(("a", None), 3.0, {"vector": torch.zeros(4)}),
+        Payload(("a", None), 3.0, {"values": torch.zeros(4)}, extra={"classes": torch.zeros(2)}),
+        Payload(("a", None), 3.0, {"values": torch.zeros(4)}, extra={"steps": [1.0, 2.0]}),
+        Payload(("a", None), 3.0, {"values": torch.zeros(4)}, support=torch.zeros(2)),
+        Payload(("a", None), 3.0, {"values": torch.zeros(4)}, buffers=torch.zeros(2)),
+        Payload(("a", None), 3.0, {"values": torch.zeros(4)}, integers={"n": torch.zeros(2)}),
+        Payload(("a", None), 3.0, {"values": torch.zeros(4)}, tasks={"x": 3.0}),
+        Payload(("a", None), 3.0, {"values": torch.zeros(4)}, finite=False),
+    ):
+        assert form(other) != form(plain)
+    assert form(Message(None, tasks=("x",))) != form(Message(None, tasks=("y",)))
