@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 import zipfile
 from pathlib import Path
@@ -74,6 +75,15 @@ def test_hooks_call_what_lint_calls() -> None:
     for hook in repo["hooks"]:
         tool, *_ = hook["entry"].removeprefix(".venv/bin/").split()
         assert f"$(BIN)/{tool}" in lint
+
+
+def test_what_is_imported_is_declared() -> None:
+    declared = {re.split(r"[<>=]", line)[0] for line in PROJECT["dependencies"]} - {"PyYAML"} | {"yaml"}
+    of_pydantic = {"pydantic_core", "typing_extensions"}  # it cannot be installed without
+    apart = {"cloudpickle", "timm", "PIL"}  # behind an except ImportError; in the script of a bundle
+    text = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "src").rglob("*.py"))
+    roots = {*re.findall(r"^ *(?:import|from) (\w+)[\w.]*(?: import .*| as \w+)?$", text, re.MULTILINE)}
+    assert roots - sys.stdlib_module_names - {"fedloom"} == declared | of_pydantic | apart
 
 
 def test_the_wheel_has_recipes_grids_and_the_schema(tmp_path: Path) -> None:
