@@ -77,6 +77,14 @@ def test_hooks_call_what_lint_calls() -> None:
         assert f"$(BIN)/{tool}" in lint
 
 
+def test_the_oldest_versions_are_those_that_are_allowed() -> None:
+    floors = [*PROJECT["dependencies"], *(line for lines in PROJECT["optional-dependencies"].values() for line in lines)]
+    allowed = {re.sub(r">=([\d.]+).*", r"==\1", line) for line in floors}
+    pinned = (ROOT / "constraints" / "oldest.txt").read_text(encoding="utf-8").splitlines()[1:]
+    assert {*pinned} <= allowed
+    assert {line.split("==")[0] for line in pinned} >= {re.split("[<>=]", line)[0] for line in PROJECT["dependencies"]}
+
+
 def test_what_is_imported_is_declared() -> None:
     declared = {re.split(r"[<>=]", line)[0] for line in PROJECT["dependencies"]} - {"PyYAML"} | {"yaml"}
     of_pydantic = {"pydantic_core", "typing_extensions"}  # it cannot be installed without
