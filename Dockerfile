@@ -5,7 +5,7 @@ FROM python:3.11-slim
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ARG EXTRAS=vision,report,flower
 WORKDIR /opt/fedloom
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY constraints constraints
 COPY src src
 RUN pip install --no-cache-dir --extra-index-url "$TORCH_INDEX" -c constraints/ci.txt ".[$EXTRAS]" \

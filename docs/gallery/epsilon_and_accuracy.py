@@ -31,8 +31,8 @@ _, without = run(None)
 private = {epsilon: run({"clip": 1.0, "epsilon": epsilon, "delta": 1e-3}) for epsilon in (8, 2, 0.5, 0.2)}
 
 # %%
-# The smaller epsilon, the less the model tells of any one client, and the longer the noise. ``fedloom show`` says before
-# the run whether it will learn.
+# The smaller epsilon, the less the model tells of any one client, and the longer the noise. ``fedloom show`` says
+# before the run whether it will learn.
 
 accuracy = {epsilon: score for epsilon, (_, score) in private.items()}
 figure, axes = plt.subplots(figsize=(6, 3.4), layout="constrained")
