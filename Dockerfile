@@ -10,7 +10,7 @@ COPY constraints constraints
 COPY src src
 RUN pip install --no-cache-dir --extra-index-url "$TORCH_INDEX" -c constraints/ci.txt ".[$EXTRAS]" \
     && useradd --create-home --uid 1000 fedloom && mkdir /work && chown fedloom /work
-USER fedloom
+USER 1000
 WORKDIR /work
 ENTRYPOINT ["fedloom"]
 CMD ["--help"]
