@@ -25,12 +25,13 @@ def table(beginning: str) -> list[list[str]]:
 def test_how_a_round_grows() -> None:
     expected = []
     for row in numbers("peers-growth.csv"):
-        peers, seconds, sent = int(row["peers"]), float(row["seconds"]), float(row["signal bytes"])
-        expected.append(
-            [row["peers"], row["candidates"], row["signals"], f"{seconds:.2f}", f"{1000 * seconds / peers:.1f}"]
-            + [f"{float(row['training']):.2f}", f"{sent / 1e6:.2f}", f"{sent / 1e3 / peers:.0f}"]
-            + [f"{float(row['model bytes']) / 1e6:.1f}", f"{float(row['memory']) / 1e6:.0f}"]
+        peers = int(row["peers"])
+        seconds, training, sent, models, memory = (
+            float(row[key]) for key in ("seconds", "training", "signal bytes", "model bytes", "memory")
         )
+        digits = ((seconds, 2), (1000 * seconds / peers, 1), (training, 2), (sent / 1e6, 2), (sent / 1e3 / peers, 0))
+        each = [f"{value:.{n}f}" for value, n in (*digits, (models / 1e6, 1), (memory / 1e6, 0))]
+        expected.append([row["peers"], row["candidates"], row["signals"], *each])
     assert table("| N | candidates |") == expected
 
 
