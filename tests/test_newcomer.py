@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -34,6 +33,7 @@ def of_a_table(text: str) -> list[tuple[str, list[float]]]:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_first_pages_as_they_stand(tmp_path: Path) -> None:
+    resource = pytest.importorskip("resource")  # the pages are for a POSIX shell
     builders = pytest.importorskip("hatchling.builders.wheel")
     (wheel,) = builders.WheelBuilder(str(ROOT)).build(directory=str(tmp_path / "wheels"), versions=["standard"])
     version = Path(wheel).name.split("-")[1]
