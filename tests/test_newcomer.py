@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -31,9 +32,9 @@ def of_a_table(text: str) -> list[tuple[str, list[float]]]:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(os.name != "posix", reason="the pages are for a POSIX shell")
 @pytest.mark.timeout(3600)
 def test_the_first_pages_as_they_stand(tmp_path: Path) -> None:
-    resource = pytest.importorskip("resource")  # the pages are for a POSIX shell
     builders = pytest.importorskip("hatchling.builders.wheel")
     (wheel,) = builders.WheelBuilder(str(ROOT)).build(directory=str(tmp_path / "wheels"), versions=["standard"])
     version = Path(wheel).name.split("-")[1]
@@ -46,6 +47,7 @@ def test_the_first_pages_as_they_stand(tmp_path: Path) -> None:
     environment["OMP_NUM_THREADS"] = "1"
     (tmp_path / "mine").mkdir()
     activate = f"'{sys.executable}' -m venv .venv\n. .venv/bin/activate\n"  # what README leaves to the reader
+    began = time.monotonic()
     said = {}
     for page in PAGES:
         text = script(page) if page == "docs/first-run.md" else activate + script(page)
@@ -54,8 +56,8 @@ def test_the_first_pages_as_they_stand(tmp_path: Path) -> None:
         )
         assert done.returncode == 0, f"{page}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
         said[page] = done.stdout
-    spent = resource.getrusage(resource.RUSAGE_CHILDREN)  # what else the machine does takes no time of a newcomer
-    assert spent.ru_utime + spent.ru_stime < 15 * 60
+    crowd = max(1, os.getloadavg()[2] / (os.cpu_count() or 1))  # others' work on this machine is no newcomer's time
+    assert time.monotonic() - began < 15 * 60 * crowd
     printed, shown = (of_a_table(text) for text in (said["README.md"], (ROOT / "README.md").read_text("utf-8")))
     printed = printed[: len(ROWS)]
     assert [name for name, _ in printed] == [name for name, _ in shown] == [*ROWS]
