@@ -27,6 +27,7 @@ RECIPE = {
 
 
 Go = Callable[..., Result]
+Demand = Callable[..., Path]
 
 
 def recipe(*changes: str) -> Recipe:

@@ -1,4 +1,4 @@
-"""docs/guarantees.md names tests that exist, at least one for each promise."""
+"""Pages name tests that exist: docs/guarantees.md for each promise, docs/threat-model.md for each defence."""
 
 from __future__ import annotations
 
@@ -8,12 +8,18 @@ from pathlib import Path
 
 import pytest
 
+from fedloom.attacks import ATTACKS
+from trials.test_adversaries import DEFENDED
+
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
 NAMED = re.findall(r"^- `(\S+)`$", PAGE, re.MULTILINE)
+THREATS = (ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8")
+TEST = r"`(tests/[\w/]+\.py(?:::\w+)?)`"
+EVERYWHERE = {name for page in (ROOT / "docs").rglob("*.md") for name in re.findall(TEST, page.read_text("utf-8"))}
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", sorted(EVERYWHERE | {*NAMED}))
 def test_a_named_test_exists(name: str) -> None:
     file, _, function = name.partition("::")
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
@@ -36,3 +42,21 @@ def test_every_trial_checks_a_promise() -> None:
         for node in ast.parse(file.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
                 assert f"tests/trials/{file.name}::{node.name}" in NAMED
+
+
+def section(page: str, title: str) -> str:
+    return page.split(f"\n## {title}\n")[1].split("\n## ")[0]
+
+
+def test_every_defence_has_a_test() -> None:
+    rows = re.findall(r"^\|(.*)\|(.*)\|(.*)\|$", section(THREATS, "What is defended, with which test"), re.MULTILINE)
+    assert len(rows) > 10
+    for attack, _, tests in rows[2:]:
+        assert all("::" in name for name in re.findall(TEST, tests) or [""]), f"{attack}: expected file.py::test_name"
+
+
+def test_every_attack_is_tried_by_the_trials_or_said_not_to_be_defended() -> None:
+    page = section((ROOT / "docs" / "robust.md").read_text(encoding="utf-8"), "What is not defended").lower()
+    tried = {attack.partition(",")[0] for attack in DEFENDED}
+    assert tried < set(ATTACKS.names)
+    assert all(attack in page for attack in set(ATTACKS.names) - tried)

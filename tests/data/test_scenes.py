@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.data import DATASETS, Pool
+from fedloom.data import DATASETS, Pool, kept
 from fedloom.data.scenes import render, store, world
 from fedloom.data.scenes.world import BALL, BOX, CYLINDER, FLOOR, PERSON, SKY, Material, Scene
 from fedloom.errors import RecipeError
@@ -243,10 +243,10 @@ def test_a_damaged_cache_is_built_again(tmp_path, damage):
     elif damage == "absent":
         file.unlink()
     else:
-        (place / store.MANIFEST).write_text("{" if damage == "manifest" else "[1]")
+        (place / kept.MANIFEST).write_text("{" if damage == "manifest" else "[1]")
     again = store.split(settings)
     assert all(np.array_equal(first[key], again[key]) for key in first)
-    assert store._load(place) is not None
+    assert kept._load(place) is not None
     assert folders(tmp_path) == [place]
 
 

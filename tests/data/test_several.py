@@ -54,7 +54,7 @@ def test_it_can_be_dealt_out():
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        ({"a": {}}, "set 'a' names no data set"),
+        ({"a": {}}, "set 'a': names no data set"),
         ({"a": {"name": "nothing"}}, "set 'a': unknown data set 'nothing'"),
         ({"a": {"name": "digits", "sizes": 8}}, "set 'a': sizes: Extra inputs are not permitted"),
         ({"a": {"name": "digits", "size": 0}}, "set 'a': size: Input should be greater than"),

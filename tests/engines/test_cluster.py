@@ -18,6 +18,7 @@ import torch
 
 import fedloom
 from cluster_support import start
+from fedloom.attacks import ATTACKS
 from fedloom.engines.api import Result
 from fedloom.engines.cluster.member import deal, longest
 from fedloom.errors import RecipeError, StateError, UserError
@@ -54,7 +55,7 @@ EXACT: Mapping[str, tuple[str, ...]] = {
     "nothing-shared": (*HARD, "method=local"),
     "stopped-early": (*HARD, "early_stopping={patience: 1, min_delta: 9}", "training.rounds=5"),
     "enormous": ENORMOUS,
-    "attacked": (*HARD, "attack=gaussian", "attack.clients=2", "method={name: fedavg, add: {krum: {f: 0}}}"),
+    "attacked": (*HARD, "partition.clients_per_task=2", "attack={name: ipm, clients: [digit-0, holes-1]}"),
     "peers": PEERS,
     "peers-scenario": (*PEERS, "peers.scenario={latency: 0.1}", "peers.similarity.signals={cross-loss: 1}"),
 }
@@ -197,6 +198,15 @@ def test_every_method_and_every_way(tmp_path: Path, ranks: int) -> None:
         assert_same(tmp_path / "one" / name, tmp_path / str(ranks) / name)
     for name in (*SHARED, *every):
         assert_near(tmp_path / "one" / f"{name}~", tmp_path / str(ranks) / f"{name}~", TOLERANCE)
+
+
+@pytest.mark.slow
+def test_every_attack_is_that_of_one_process(tmp_path: Path) -> None:
+    base = (*HARD, "partition.clients_per_task=2", "training.participation=1")
+    cases = {name: (*base, f"attack={{name: {name}, clients: [digit-0, holes-1]}}") for name in ATTACKS.entries}
+    run_all(tmp_path, cases, 2)
+    for name in cases:
+        assert_same(tmp_path / "2" / name, tmp_path / "one" / name)
 
 
 @pytest.mark.slow

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from fedloom.engines.api import run
-from sites_support import Go, make_homes, recipe
+from sites_support import Demand, Go, make_homes, recipe
 
 pytest.importorskip("flwr")
 
@@ -47,3 +49,17 @@ def go(homes: dict[int, dict[str, str]], tmp_path: Path) -> Go:
         return run(one, tmp_path / "run", engine=OverGrid(grid, tmp_path / "run"))
 
     return run_it
+
+
+@pytest.fixture
+def demand(homes: dict[int, dict[str, str]]) -> Iterator[Demand]:
+    """Give the clinic's node terms, for one test."""
+    home = Path(next(c["home"] for c in homes.values() if c["home"].endswith("clinic")))
+    before = (home / "node.yaml").read_text()
+
+    def change(**terms: Any) -> Path:
+        (home / "node.yaml").write_text(json.dumps({**json.loads(before), "terms": terms}))
+        return home
+
+    yield change
+    (home / "node.yaml").write_text(before)

@@ -10,6 +10,7 @@ import torch
 
 from fedloom.errors import RecipeError
 from fedloom.stages import Identity, Mean, PCGrad, TopMagnitude
+from fedloom.stages.private import PrivateMean
 
 pytest.importorskip("flwr")
 
@@ -68,3 +69,5 @@ def test_a_round_is_what_the_stage_does(stage: Any) -> None:
 def test_what_a_strategy_cannot_carry_is_refused() -> None:
     with pytest.raises(RecipeError, match="leaves each client a model"):
         as_strategy(Identity())
+    with pytest.raises(RecipeError, match="for which nobody would account here"):
+        as_strategy(PrivateMean(clip=1.0, noise=2.0))

@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from fedloom.errors import UserError
 from fedloom.recipes.loader import load
-from fedloom.runs.audit import verified
-from sites_support import RECIPE, Go, events, trained
+from fedloom.recipes.schema import recipe_hash
+from fedloom.runs.audit import Audit, verified
+from fedloom.runs.recorded import sum_of
+from sites_support import RECIPE, Demand, Go, events, recipe, trained
 
 pytest.importorskip("flwr")
 
+from fedloom.engines.flower.client import recipe_of
+from fedloom.engines.flower.engine import OverGrid
 from fedloom.engines.flower.nodes import NodeConfig
 from fedloom.engines.flower.terms import SiteTerms
 from fedloom.engines.flower.wire import RefusedError
 from fedloom.rounds.build import build
-
-Demand = Callable[..., Path]
-
-
-@pytest.fixture
-def demand(homes: dict[int, dict[str, str]]) -> Iterator[Demand]:
-    """Give the clinic's node terms, for one test."""
-    home = Path(next(c["home"] for c in homes.values() if c["home"].endswith("clinic")))
-    before = (home / "node.yaml").read_text()
-
-    def change(**terms: Any) -> Path:
-        (home / "node.yaml").write_text(json.dumps({**json.loads(before), "terms": terms}))
-        return home
-
-    yield change
-    (home / "node.yaml").write_text(before)
 
 
 def test_a_node_whose_terms_are_not_met_does_not_join_and_says_why(go: Go, demand: Demand) -> None:
@@ -57,6 +44,14 @@ def test_what_only_the_built_run_shows_is_refused_when_it_is_asked_for(go: Go, d
     assert {line["client"] for line in told if line["what"] == "join"} == {"clinic", "lab", "office"}
     assert any(line["what"] == "answer dropped" and "leaves" in line["why"] for line in told)
     assert {line["what"] for line in told} >= {"checkpoint", "export"}
+    saved = [line["digest"] for line in told if line["what"] == "checkpoint"]
+    assert saved[-1] == sum_of(result.folder / "state.json")[1], "it has the checksum of the tensors, too"
+    assert told[0]["what"] == "policy"
+    assert (told[0]["recipe"], told[0]["privacy"], told[0]["keys"]) == (
+        recipe_hash(recipe("training.rounds=1")),
+        None,
+        {},
+    )
 
 
 def test_a_node_whose_terms_are_met_takes_part_and_writes_it_down(go: Go, demand: Demand) -> None:
@@ -75,6 +70,8 @@ PRIVATE = "privacy={clip: 1, noise: 2.0, delta: 1.0e-3, budget: 50}"
 TERMS: list[tuple[dict[str, Any], tuple[str, ...], str]] = [
     ({"methods": ["fedavg"]}, ("method={name: fedavg, add: {pcgrad: }}",), "methods: pcgrad found"),
     ({"robust": ["krum", "median"]}, (), "robust: no add-on found, expected one of krum, median"),
+    ({"robust": ["median"]}, ("method={name: fedavg, add: {median: {f: 0}}}",), "robust: no add-on found"),
+    ({"robust": ["median"]}, ("method={name: fedavg, add: {median: {f: 1}}}", "partition.clients_per_task=3"), ""),
     ({"rounds": 2}, (), "rounds: 3 found, expected at most 2"),
     ({"privacy": {"epsilon": 8, "delta": 1e-3}}, (), "privacy: none found"),
     ({"privacy": {"epsilon": 8, "delta": 1e-5}}, ("method.weights=uniform", PRIVATE), "privacy.delta: 0.001 found"),
@@ -110,6 +107,58 @@ def test_trainings_are_counted_and_an_unknown_number_of_clients_is_refused() -> 
         SiteTerms(rounds=2).agree_to(built, 4, answered=2)
     with pytest.raises(RefusedError, match="clients: None found, expected at least 2"):
         SiteTerms(clients=2).agree_to(built, None)
+
+
+def test_what_a_node_answers_costs_it_epsilon_whoever_asks() -> None:
+    pytest.importorskip("dp_accounting", reason="needs the extra `privacy`")
+    built = of("method.weights=uniform", PRIVATE, "privacy.trust=local")
+    assert built.terms is not None
+    site = SiteTerms.model_validate({"privacy": {"epsilon": 50, "delta": 1e-3, "trust": "local"}})
+    many = next(n for n in range(1, 1000) if built.terms.epsilon(n) > 50)
+    site.agree_to(built, 4, answered=many - 2)
+    with pytest.raises(RefusedError, match=f"privacy.epsilon: .* after {many} trainings found, expected at most 50"):
+        site.agree_to(built, 4, answered=many - 1)
+
+
+@pytest.mark.parametrize("changes", ["", "runtime.engine=process"])
+def test_nodes_are_a_deployment_whatever_engine_the_recipe_names(changes: str) -> None:
+    """Else who starts a run could have noise drawn from the seed, which all know."""
+    one = load(
+        {**RECIPE, "data": "digits", "partition": "one-task", "runtime": {}}, ["method.weights=uniform", PRIVATE]
+    )
+    assert one.runtime.engine == "process"
+    assert recipe_of(one, {"changes": changes}).runtime.engine == "flower"
+    assert OverGrid(None, Path()).build(one).deployed
+
+
+@pytest.mark.parametrize(
+    "terms",
+    [
+        *({key: value} for key in ("methods", "robust", "leaves") for value in ([], "fedavg", {"fedavg": 1}, [1])),
+        *({key: value} for key in ("rounds", "clients") for value in (0, -1, 1.5, "ten", [3])),
+        *({"privacy": value} for value in (8, {}, {"epsilon": 8}, {"epsilon": 0, "delta": 1e-3})),
+        {"privacy": {"epsilon": 8, "delta": 1e-3, "trust": "nobody"}},
+        *([], "fedavg", 3, {"method": ["fedavg"]}),
+    ],
+    ids=repr,
+)
+def test_terms_that_say_something_else_are_no_terms(terms: Any) -> None:
+    with pytest.raises(ValidationError, match="terms"):
+        NodeConfig.model_validate({"client": "clinic", "terms": terms})
+
+
+def test_a_node_whose_record_was_changed_trains_no_more(go: Go, demand: Demand) -> None:
+    """It could not say how often it has trained already."""
+    home = demand(rounds=9)
+    file = home / "audit.jsonl"
+    file.unlink(missing_ok=True)
+    Audit(file).note("train", run="0")
+    Audit(file).note("train", run="1")
+    file.write_text(file.read_text().replace('"run": "0"', '"run": "2"'))
+    result = go("training.rounds=1")
+    assert trained(result.folder) == [["lab", "office"]]
+    assert any("its content is not what its hash says" in event.get("why", "") for event in events(result.folder))
+    file.unlink()
 
 
 def test_terms_that_cannot_be_read_refuse_everything(go: Go, demand: Demand) -> None:

@@ -136,6 +136,17 @@ def test_edge_list(tmp_path: Path) -> None:
         candidates("edge-list", ["a", "b"], file=str(tmp_path / "gone.txt"))
 
 
+def test_groups() -> None:
+    peers = ["digit-0", "digit-1", "large-0", "large-1", "other"]
+    graph = candidates("groups", peers, groups=[["digit-*", "large-0"], ["large-1"]])
+    assert graph.senders("digit-0") == ("digit-1", "large-0")
+    assert graph.senders("large-1") == graph.senders("other") == ()
+    with pytest.raises(RecipeError, match=r"no peer is called 'digits-\*'. Did you mean 'digit-1'"):
+        candidates("groups", peers, groups=[["digits-*"]])
+    with pytest.raises(RecipeError, match="peer 'digit-1' is in groups 1 and 2"):
+        candidates("groups", peers, groups=[["digit-*"], ["digit-1"]])
+
+
 @pytest.mark.parametrize(
     ("name", "params", "message"),
     [
@@ -169,7 +180,7 @@ def test_a_graph_refuses_what_is_no_link() -> None:
 
 
 def test_every_topology_has_a_page_and_no_torch_is_imported() -> None:
-    assert set(TOPOLOGIES.entries) == {*PARAMS, "edge-list"}
+    assert set(TOPOLOGIES.entries) == {*PARAMS, "edge-list", "groups"}
     assert all(entry.summary for entry in TOPOLOGIES)
     code = (
         "from fedloom.peers import candidates, Scenario, Events; "

@@ -288,6 +288,24 @@ def test_a_changed_name_that_leaves_parameters_behind_is_explained(refused):
     ]
 
 
+@pytest.mark.parametrize(
+    ("changes", "places"),
+    [
+        (("attack=alie", "clients=3"), "attack.clients=3"),
+        (("partition={name: iid, clients: 2}", "clients=3"), "partition.clients=3 or attack.clients=3"),
+        (("rounds=3",), "training.rounds=3"),
+        (("factor=3",), None),
+        (("attack=alie", "factor=3"), "attack.factor=3"),
+    ],
+)
+def test_a_key_without_its_section_is_not_guessed_but_it_is_said_where_it_stands(changes, places):
+    with pytest.raises(RecipeError) as caught:
+        load("digits-tasks", changes)
+    _, unknown, *hint = str(caught.value).splitlines()
+    assert ": unknown key" in unknown
+    assert hint == ([] if places is None else [f"(write {places})"])
+
+
 def test_selection_on_the_test_split_is_refused(refused):
     assert refused("early_stopping.patience=2", "evaluation.splits=[test]") == [
         "evaluation.splits: ['test'] found, but early_stopping needs 'val': a model is never chosen on the test split"

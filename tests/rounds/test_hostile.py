@@ -16,7 +16,7 @@ from fedloom.attacks import ATTACKS
 from fedloom.codecs import Raw, Sparse
 from fedloom.core.updates import Updates
 from fedloom.data.partition import Partition
-from fedloom.engines.api import Result
+from fedloom.engines.api import Result, plan
 from fedloom.errors import RecipeError
 from fedloom.methods import METHODS
 from fedloom.recipes import dump, load, recipe_hash
@@ -28,6 +28,7 @@ from fedloom.rounds.server import collect
 from tests_support import assert_same, load_recipe, named, stopped_after
 
 Quick = Callable[..., Result]
+FLOWER = "runtime.engine=flower"
 NAMES = ["all-0", "digit-0", "holes-0", "large-0", "parity-0"]
 
 
@@ -57,10 +58,11 @@ def test_recipes_without_an_attack_have_the_hash_that_they_had() -> None:
         (["attack={name: replay, clients: [digit-9]}"], r"attack.clients: no client 'digit-9'. Did you mean 'digit-0'"),
         (["attack={name: replay, clients: 5}"], r"5 of 5 clients are hostile, expected an honest one"),
         (
-            ["attack=mimic", "peers={}", "partition.all_task_clients=0"],
-            r"attack: mimic needs .* among peers there is n",
+            ["attack=mimic", "peers={mode: asynchronous, scenario: {speed: 1}}"],
+            r"attack: mimic needs .* among asynchronous peers there is none",
         ),
-        (["attack=ipm", "runtime.engine=cluster"], r"ipm needs the honest clients' updates .*engine: cluster there"),
+        (["attack=ipm", "runtime={engine: cluster, exact: false}"], r"ipm needs .* with runtime.exact: false"),
+        (["attack=alie", "peers={}", "runtime.engine=flower"], r"among peers with runtime.engine: flower there is"),
         (["attack=alie", "method=matu"], r"attack: alie needs rows, which Unified"),
         (["attack=replay", "method=joint"], r"attack: with joint nothing is sent"),
         (
@@ -82,6 +84,8 @@ def test_what_cannot_be_is_refused(changes: list[str], message: str) -> None:
 
 def test_hostile_clients_are_drawn_from_the_seed() -> None:
     drawn = [sorted(build(load_recipe("attack=replay", "attack.clients=2", f"seed={s}")).attacks) for s in range(6)]
+    said = [note for note in plan(load_recipe("attack=replay", "attack.clients=2")).notes if "hostile" in note]
+    assert said == [f"attack: {', '.join(drawn[0])} are hostile (replay); no number counts them"]
     again = sorted(build(load_recipe("attack=scaled", "attack.clients=2", "seed=0")).attacks)
     assert again == drawn[0]
     assert len({*map(tuple, drawn)}) > 1
@@ -191,17 +195,41 @@ def test_who_sends_nothing_is_said_to_be_hostile(quick: Quick) -> None:
     ]
 
 
-def test_peers_clip_around_themselves_and_a_liar_does_not_reach_them(quick: Quick) -> None:
-    """Without it, one round of a peer's lies is in every model."""
-    base = ("peers={}", "attack={name: scaled, factor: 1000, clients: [digit-0]}", "training.rounds=1")
+@pytest.mark.parametrize(("attack", "rules"), [("scaled", ("none", "clip", "centred-clip")), ("ipm", ("none", "clip"))])
+def test_peers_clip_around_themselves_and_a_liar_does_not_reach_them(
+    quick: Quick, attack: str, rules: tuple[str, ...]
+) -> None:
+    """Without it, one round of a peer's lies is in every model; also of lies made of what all others learned."""
+    base = ("peers={}", f"attack={{name: {attack}, factor: 3000, clients: [digit-0]}}", "training.rounds=1",
+            "partition.clients_per_task=2", "evaluation.splits=[test]")  # fmt: skip
     worst = {}
-    for rule in ("none", "clip", "centred-clip"):
+    for rule in rules:
         add = () if rule == "none" else (f"method.add.{rule}={{}}",)
         model = fedloom.engines.api.trained_models(quick(*base, *add).folder)
         worst[rule] = max(float(v.abs().max()) for v in model["large-0"].values() if v.is_floating_point())
-    assert worst["none"] > 1
-    assert worst["clip"] < 0.5
-    assert worst["centred-clip"] < 0.5
+    assert worst.pop("none") > 1
+    assert max(worst.values()) < 0.5
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n == "mimic" else pytest.mark.slow) for n in ATTACKS.names]
+)
+def test_an_attack_is_the_same_in_workers_and_over_flower(quick: Quick, name: str) -> None:
+    """In a cluster too: tests/engines/test_cluster.py."""
+    changes = ("partition={name: one-task, clients_per_task: 3}", f"attack={{name: {name}, clients: [digit-0]}}",
+               "training.rounds=2", "evaluation.splits=[test]")  # fmt: skip
+    whole, there = quick(*changes), quick(*changes, FLOWER)
+    if name == "fake":  # a node is held to the number of examples that it told when it joined
+        events = [event for line in lines(there) for event in line["events"]]
+        assert [(e["event"], e["client"]) for e in events] == [("answer dropped", "digit-0")] * 2
+    else:
+        assert_same(whole, there)
+    if name == "mimic":
+        return
+    assert_same(whole, quick(*changes, "runtime.workers=2"))
+    if not ATTACKS[name].make().knows_all and name != "fake":
+        # what peers say is told in the words of their nodes
+        assert_same(quick(*changes, "peers={}"), quick(*changes, "peers={}", FLOWER), models_only=name == "huge")
 
 
 @pytest.mark.slow

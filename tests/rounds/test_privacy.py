@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-import torch
 
 import fedloom
 from fedloom.engines.api import Result, plan
@@ -19,7 +18,7 @@ from fedloom.rounds.build import build
 from fedloom.rounds.cohort import cohort
 from fedloom.rounds.privacy import SPENT, Terms, ratio, terms_of
 from fedloom.rounds.progress import Progress
-from fedloom.rounds.rounds import Round, initial_state, paid
+from fedloom.rounds.rounds import Round, initial_state, paid, status
 from fedloom.rounds.server import server_step
 from fedloom.runs.reader import Run
 from fedloom.stages.mean import Mean
@@ -130,11 +129,13 @@ def test_poisson_draws_each_client_by_itself() -> None:
 
 
 def test_rounds_without_anyone_release_noise(dp: object) -> None:
-    built = build(load_recipe(FEDPER, SMALL, GIVEN, "training.participation=0.5"))
+    private = "privacy={clip: 2, noise: 0.25, delta: 1.0e-3}"
+    built = build(load_recipe(FEDPER, private, "training.participation=0.5"))
     before = initial_state(built)["server"]
     now = Round(built, 1, Progress())
     after = server_step(built.method, built.layout, built.federation, [], before, now.ctx(()))
-    assert not torch.equal(after["model"], before["model"])
+    added = after["model"] - before["model"]
+    assert float(added.std()) == pytest.approx(2 * 0.25 / (0.5 * 5), rel=0.05), "noise x clip over the expected clients"
 
 
 def test_a_deployment_draws_noise_and_cohorts_from_what_nobody_knows() -> None:
@@ -145,11 +146,29 @@ def test_a_deployment_draws_noise_and_cohorts_from_what_nobody_knows() -> None:
     assert len({Round(built, 1, Progress(), secret=secret).cohort() for secret in "abcdefgh"}) > 1
 
 
-def test_each_start_of_a_deployment_costs_a_round_more(dp: object) -> None:
+def test_each_start_of_a_deployment_costs_two_rounds_more(dp: object) -> None:
     nodes, here = (build(load_recipe(FEDPER, GIVEN, *more)) for more in (("runtime.engine=flower",), ()))
     done = {"round": 1, "privacy": vars(here.terms)}
     assert "again" not in paid(here, done)[1]
-    assert paid(nodes, paid(nodes, done)[1])[1]["again"] == 2
+    assert paid(nodes, paid(nodes, done)[1])[1]["again"] == 4
+    first = paid(nodes, {"round": 0})[1]
+    assert "again" not in first
+    assert paid(nodes, first)[1]["again"] == 2, "its first round may have been released, too"
+
+
+def test_starts_alone_may_spend_a_budget(dp: object) -> None:
+    budget = terms(noise=2.0, delta=1e-3, drawn=1.0).epsilon(5)
+    private = f"privacy={{clip: 1, noise: 2.0, delta: 1.0e-3, budget: {budget}}}"
+    built = build(load_recipe(FEDPER, private, "runtime.engine=flower", "training.rounds=4"))
+    rounds, state = paid(built, {"round": 1, "privacy": vars(built.terms)})
+    assert (rounds, "spent" in state) == (3, False)
+    rounds, state = paid(built, state)
+    assert (rounds, status({**state, "server": {}, "stopped": False})) == (1, SPENT)
+
+
+def test_a_round_that_was_begun_under_other_terms_is_not_forgotten() -> None:
+    with pytest.raises(StateError, match=r"the 0 rounds that are done had \{'noise': 2.0\}"):
+        terms().agree({"round": 0, "privacy": {**vars(terms()), "noise": 2.0}})
     with pytest.raises(RecipeError, match=r"runtime.checkpoint_every: 5 found, .* expected 1"):
         build(load_recipe(FEDPER, GIVEN, "runtime.engine=flower", "runtime.checkpoint_every=5"))
 
@@ -161,17 +180,19 @@ CENTRAL = {
     "method={name: scaffold, weights: uniform}": "sends control beside the update, which no noise protects",
     "method={name: fedavg, weights: uniform, add: {feddea: {at: server}}}": "changes rows behind the clip",
     "method={name: fedavg, weights: uniform, add: {pcgrad: }}": "weighs or mixes rows by what is in them",
-    "method={name: fedhca2, weights: uniform}": "sends domain, tasks, support beside the update",
+    "method={name: fedhca2, weights: uniform}": "sends support beside the update",
     "method={name: fedamp, weights: uniform, share: encoder}": "expected a server that takes a mean of rows",
     "early_stopping={patience: 1}": "it looks at clients' validation data",
     "peers={graph: full}": "set trust: local",
     "model=resnet10": "running statistics",
+    "runtime={engine: flower, flower: {enough: 2}}": "one client more keeps another out",
+    "privacy.delta=0.2": "privacy.delta: 0.2 found, expected less than one over the 5 clients",
 }
 
 
 @pytest.mark.parametrize("change", CENTRAL)
 def test_what_nobody_can_account_for_is_refused(change: str) -> None:
-    with pytest.raises(RecipeError, match="privacy|early_stopping|buffers") as refused:
+    with pytest.raises(RecipeError, match="privacy|early_stopping|buffers|enough") as refused:
         build(load_recipe("method={name: fedavg, weights: uniform}", GIVEN, change))
     assert CENTRAL[change] in str(refused.value)
 
@@ -183,6 +204,42 @@ def test_feddea_before_the_clip_and_local_noise_before_any_mix_are_accepted() ->
     assert capped == PrivateMean(1.0, 2.0, 1.0, 50.0)
     local = build(load_recipe("method={name: fedavg, add: {pcgrad: }}", GIVEN, "privacy.trust=local")).method
     assert [type(stage).__name__ for stage in local.edge.inner] == ["Bounded", "RowNoise"]
+
+
+def test_a_fixed_number_of_clients_is_what_a_sum_is_divided_by(dp: object) -> None:
+    """0.5 of 5 clients are 3 of 5."""
+    private = (FEDPER, GIVEN, "privacy.sampling=fixed", "training.participation=0.5")
+    assert build(load_recipe(*private)).method.stage == PrivateMean(1.0, 2.0, share=0.6)
+    assert any("(3 clients expected in a round" in note for note in plan(load_recipe(*private)).notes)
+
+
+@pytest.mark.parametrize("rule", ["multi-krum", "median"])
+def test_robust_rules_see_protected_rows_and_the_tasks_that_the_server_knows(rule: str) -> None:
+    add = f"method={{name: fedavg, weights: uniform, add: {{{rule}: {{f: 0}}}}}}"
+    local = build(load_recipe(add, GIVEN, "privacy.trust=local")).method
+    assert [type(stage).__name__ for stage in local.edge.inner] == ["Bounded", "RowNoise"]
+    with pytest.raises(RecipeError, match="expected a server that takes a mean of rows"):
+        build(load_recipe(add, GIVEN))
+
+
+@pytest.mark.parametrize(
+    ("peers", "why"),
+    [
+        ("{similarity: {signals: {features: 1}}}", "privacy: similarity features tells others of a peer's own data"),
+        ("{similarity: {signals: {cross-loss: 1}}}", "privacy: similarity cross-loss tells others of a peer's own"),
+        ("{choose: {groups: {}}}", "privacy: choose.groups.fine tells others"),
+        ("{mode: asynchronous, scenario: {speed: 1}}", "privacy: asynchronous peers train as often as they can"),
+        ("{choose: {groups: {fine: null}}}", None),
+    ],
+)
+def test_peers_tell_each_other_nothing_but_protected_rows(peers: str, why: str | None) -> None:
+    changes = (GIVEN, "privacy.trust=local", f"peers={peers}")
+    if why is None:
+        build(load_recipe(*changes))
+        return
+    with pytest.raises(RecipeError) as refused:
+        build(load_recipe(*changes))
+    assert why in str(refused.value)
 
 
 @dataclass(frozen=True)

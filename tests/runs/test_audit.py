@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from fedloom.cli.app import app
 from fedloom.errors import StateError
 from fedloom.runs.audit import START, Audit, verified
 from fedloom.runs.folder import RunFolder
@@ -52,6 +55,18 @@ def test_a_cut_end_is_found_and_what_a_crash_cut_short_is_taken_away(file: Path)
     assert [line["what"] for line in verified(file)] == ["join", "refuse", "checkpoint", "leave"]
 
 
+@pytest.mark.parametrize("left", [0, 2])
+def test_lines_cut_off_at_the_end_show_beside_a_hash_that_was_kept(file: Path, left: int) -> None:
+    lines = file.read_text().splitlines()
+    kept = json.loads(lines[-1])["hash"]
+    Audit(file).note("leave")
+    assert len(verified(file, kept)) == 5
+    file.write_text("".join(f"{line}\n" for line in lines[:left]))
+    assert len(verified(file)) == left
+    with pytest.raises(StateError, match=f"none of its {left} lines has hash {kept}: it was cut off, or written anew"):
+        verified(file, kept)
+
+
 @pytest.mark.parametrize(
     "text", ["[]\n", "{}\n", '{"hash": 1}\n', "\xff\n", '{"number": 0, "hash": ""}\n', "[" * 9999 + "\n"]
 )
@@ -62,6 +77,21 @@ def test_nothing_is_added_to_what_is_no_audit_file(tmp_path: Path, text: str) ->
         Audit(file).note("join")
     with pytest.raises(StateError, match="its content is not what its hash says"):
         verified(file)
+
+
+def test_a_line_without_a_time_is_none_of_ours(tmp_path: Path) -> None:
+    line = {"number": 0, "what": "join", "before": START}
+    digest = hashlib.sha256(json.dumps(line, sort_keys=True).encode()).hexdigest()
+    (tmp_path / "audit.jsonl").write_text(json.dumps({**line, "hash": digest}) + "\n")
+    with pytest.raises(StateError, match="its content is not what its hash says"):
+        verified(tmp_path / "audit.jsonl")
+
+
+def test_a_terminal_obeys_nothing_that_a_file_says(tmp_path: Path) -> None:
+    Audit(tmp_path / "audit.jsonl").note("join", client="\x1b[2Jann", why="[bold]Ä[/nope]")
+    said = CliRunner().invoke(app, ["audit", str(tmp_path / "audit.jsonl")]).output
+    assert "\x1b[2J" not in said
+    assert "client \\x1b[2Jann, why [bold]Ä[/nope]" in said
 
 
 def test_a_long_line_is_followed(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def clusters(*sizes: int) -> torch.Tensor:
         (clusters(3, 3, 3), []),
         (clusters(3, 1, 2), [3]),
         (torch.eye(4), [0, 1, 2, 3]),
-        *((ring(k), list(range(k))) for k in (5, 7)),
+        *((ring(k), list(range(k))) for k in (5, 7, 8)),
         *((ring(k), []) for k in (6, 9)),
         (0.5 * torch.eye(4) + 0.5 * clusters(4), [0, 1, 2, 3]),
     ],

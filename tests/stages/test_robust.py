@@ -102,6 +102,32 @@ def test_a_rule_is_its_definition(rule: Stage, expected: Any, k: int, seed: int)
     np.testing.assert_allclose(rule.on(X)[0].numpy(), expected(X, 2), rtol=1e-9, atol=1e-12)
 
 
+def shortened(x: Rows, limit: float) -> Rows:
+    return x / max(1.0, float(np.linalg.norm(x)) / limit)
+
+
+def test_centred_clipping_with_the_limit_and_the_steps_of_its_paper() -> None:
+    """Karimireddy et al., Algorithm 2: v <- v + (1/n) sum_i (m_i - v) min(1, tau / |m_i - v|), from v = 0."""
+    X, v = rows(), np.zeros(D)
+    for _ in range(2):
+        v = v + np.mean([shortened(x - v, 3.0) for x in X], axis=0)
+    found = CentredClip(limit=3.0, steps=2).on(X)[0].numpy()
+    np.testing.assert_allclose(found, np.tile(v, (K, 1)), rtol=1e-9)
+
+
+@pytest.mark.parametrize("own", ["c0", "c4"])
+def test_a_peer_does_as_clipped_gossip(own: str) -> None:
+    """He, Karimireddy, Jaggi, eq. 4: x_i <- sum_j W_ij (x_i + clip(x_j - x_i, tau)), with the peer's own weights."""
+    X, w = rows(), np.random.default_rng(1).uniform(size=K)
+    names = [f"c{i}" for i in range(K)]
+    x = X[names.index(own)]
+    limit = sorted(float(np.linalg.norm(each - x)) for each in X)[(K - 1) // 2]
+    expected = np.average([x + shortened(each - x, limit) for each in X], axis=0, weights=w)
+    stage = AtPeer(ClipNorms() >> Mean(), own, shares=dict(zip(names, w.tolist(), strict=True)))
+    out, _ = stage(Updates.of(X), {"0": {}, "1": {}}, Ctx(1, peer=own))
+    np.testing.assert_allclose(out.X[0].numpy(), expected, rtol=1e-9)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_the_geometric_median_has_the_least_sum_of_distances(seed: int) -> None:
     X = rows(seed=seed)

@@ -58,7 +58,7 @@ def test_data_sets_that_have_not_been_run_do_not_hide_the_others(tmp_path: Path)
     save(grid, tmp_path, {})
     verdicts, unjudged = judge(grid, tmp_path)
     assert [verdict.data for verdict in verdicts] == ["NYUD"]
-    assert unjudged == ["Later: Local has not been run; a bed is judged by Local, joint, joint-by-task and trivial"]
+    assert unjudged == ["Later: Local has not been run; a bed is judged by Local, joint training and trivial"]
     result = CliRunner().invoke(app, ["bed", str(tmp_path)])
     assert result.exit_code == 1
     assert "NYUD: this bed can judge" in result.output

@@ -13,6 +13,7 @@ import typer
 
 from fedloom._version import __version__
 from fedloom.cli import (
+    atlas,
     audit,
     complete,
     demo,
@@ -28,6 +29,7 @@ from fedloom.cli import (
     shared,
     tables,
     tasks,
+    tournament,
     ui,
     watch,
 )
@@ -206,6 +208,7 @@ def picture(
 
 for command in (
     *(
+        atlas.atlas,
         audit.audit,
         demo.demo,
         doctor.doctor,
@@ -219,7 +222,7 @@ for command in (
     ),
     *(tables.compare, tables.table, tables.figure, tables.bed),
     *(pretrain.pretrain, records.activated, records.hyper, records.domains, report.report),
-    *(tasks.relatedness, tasks.join, ui.ui, watch.watch),
+    *(tasks.relatedness, tasks.join, tournament.tournament, ui.ui, watch.watch),
 ):
     app.command()(command)
 
@@ -227,7 +230,7 @@ for command in (
 PANELS = {
     "Train": ("demo", "run", "resume", "grid", "pretrain"),
     "Look": ("show", "watch", "ui", "report", "picture", "methods", "recipes", "recipe"),
-    "Compare": ("compare", "table", "figure", "bed", "relatedness"),
+    "Compare": ("compare", "table", "figure", "bed", "tournament", "atlas", "relatedness"),
     "Data": ("init", "data"),
     "Deploy": ("export", "predict", "flower", "audit", "doctor"),
     "Papers": ("activated", "hyper", "domains", "join", "features"),

@@ -12,12 +12,19 @@ from fedloom.cli import shared
 
 def audit(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="audit.jsonl of a run with nodes, or of a node's home.")],
+    kept: Annotated[
+        str | None,
+        typer.Option(metavar="HASH", help="A hash that this command printed: it must still be there."),
+    ] = None,
     as_json: shared.Json = False,
 ) -> None:
-    """Check the chain of an audit file, and print what it says. Exit code 2 where a line was changed or removed."""
+    """Check the chain of an audit file, and print what it says. Exit code 2 where a line was changed or removed.
+
+    Lines cut off at the end, and a file written anew, show only beside a hash that was kept elsewhere (--kept).
+    """
     from fedloom.runs.audit import START, verified
 
-    lines = verified(file)
+    lines = verified(file, kept)
     last = lines[-1]["hash"] if lines else START
     known = ("number", "at", "what", "before", "hash")
     rows = [

@@ -13,6 +13,7 @@ from fedloom.data import (  # noqa: F401  (registers the data sets)
     digits,
     domain_folders,
     domains,
+    embedded,
     hdf5,
     many,
     nyud,

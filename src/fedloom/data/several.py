@@ -17,19 +17,28 @@ if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset
 
 
+def check_set(section: dict[str, Any]) -> dict[str, Any]:
+    """A set must name a data set and fit its parameters; ValueError otherwise."""
+    if "name" not in section:
+        raise ValueError("names no data set; expected a mapping with 'name' and its parameters")
+    if problem := DATASETS.problem(str(section["name"])):
+        raise ValueError(problem)
+    try:
+        given = {key: value for key, value in section.items() if key != "name"}
+        DATASETS[section["name"]].params.model_validate(given)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}") from None
+    return section
+
+
 def _check(sets: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Each set must name a data set and fit its parameters."""
     for name, section in sets.items():
-        if "name" not in section:
-            raise ValueError(f"set {name!r} names no data set; expected a mapping with 'name' and its parameters")
-        if problem := DATASETS.problem(str(section["name"])):
-            raise ValueError(f"set {name!r}: {problem}")
         try:
-            given = {key: value for key, value in section.items() if key != "name"}
-            DATASETS[section["name"]].params.model_validate(given)
-        except ValidationError as error:
-            wrong = error.errors()[0]
-            raise ValueError(f"set {name!r}: {'.'.join(map(str, wrong['loc']))}: {wrong['msg']}") from None
+            check_set(section)
+        except ValueError as error:
+            raise ValueError(f"set {name!r}: {error}") from None
     return sets
 
 

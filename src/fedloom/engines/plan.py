@@ -19,7 +19,7 @@ from fedloom.rounds.built import Built
 from fedloom.rounds.cohort import cohort
 from fedloom.rounds.federation import TOGETHER, Part
 from fedloom.rounds.messages import Payload, blank, count_down, count_up, rows_of
-from fedloom.rounds.privacy import told
+from fedloom.rounds.privacy import share_of, told
 from fedloom.rounds.rounds import initial_state
 from fedloom.rounds.server import dispatch
 from fedloom.training.averages import label_means
@@ -116,8 +116,10 @@ def plan_of(built: Built) -> Plan:
         notes.append(f"{taking_part} of {len(federation.clients)} clients train in a round; bytes are for all of them")
     if built.method.codec.varies:
         notes.append("bytes up are those of a random update; a real one may be sparser")
+    if recipe.attack is not None:
+        notes.append(f"attack: {', '.join(built.attacks)} are hostile ({recipe.attack.name}); no number counts them")
     if built.terms is not None and recipe.privacy is not None:
-        share = recipe.training.participation
+        share = share_of(recipe, built.terms)
         notes += told(recipe.privacy, built.terms, shared.d, len(federation.trainers), share, recipe.training.rounds)
     notes += seen.told(built)
     clients, shape = built.partition.table(built.pool), tuple(built.dataset.input_shape)

@@ -9,6 +9,9 @@ from fedloom.methods.method import Method
 from fedloom.stages.private import Bounded, PrivateMean, RowNoise
 from fedloom.stages.stage import Chain, Stage, adds_up
 
+KNOWN = frozenset({"domain", "tasks"})
+"""Extras that the server knows of each client before the first round, and that a client cannot change."""
+
 
 def private(method: Method, *, clip: float, noise: float, share: float, local: bool) -> Method:
     """The method with clipping as the last writer of rows at the client, and noise where the trust is.
@@ -17,7 +20,7 @@ def private(method: Method, *, clip: float, noise: float, share: float, local: b
     each client adds noise to what it sends, else the server to the sum. Raises RecipeError
     where something that depends on clients' data would not be accounted for.
     """
-    beside = [*sorted(method.extras), *method.auxiliary, *(("support",) if method.wants_support else ())]
+    beside = [*sorted(method.extras - KNOWN), *method.auxiliary, *(("support",) if method.wants_support else ())]
     if method.pooled or method.shares_nothing:
         raise RecipeError(f"privacy: with {method.name} clients send nothing, so there is nothing to protect")
     if method.rows == "client-task":

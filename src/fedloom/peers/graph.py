@@ -6,6 +6,8 @@ keyword-only parameters are what a recipe may state. Random ones depend on netwo
 
 from __future__ import annotations
 
+import fnmatch
+import itertools
 import json
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -238,6 +240,27 @@ def small_world(peers: Names, seed: int, *, k: Annotated[int, Field(ge=2)] = 4, 
         return _nx().connected_watts_strogatz_graph(n, k, p, seed=seed)
     except _nx().NetworkXError as error:
         raise RecipeError(f"topology 'small-world': n = {n}, k = {k}, p = {p}: {error}") from None
+
+
+@TOPOLOGIES.register("groups")
+def groups(peers: Names, seed: int, *, groups: Annotated[list[list[str]], Field(min_length=1)]) -> Any:
+    """Everybody may hear everybody of the same group, and nobody else.
+
+    `groups` are lists of names, in which * stands for anything: [["digit-*", "parity-*"], ["depth-*"]]. Peers of no
+    group have no link; a name that fits in two groups is an error, as is one that fits no peer.
+    """
+    graph, place = _nx().Graph(), dict[str, int]()
+    graph.add_nodes_from(range(len(peers)))
+    for number, names in enumerate(groups):
+        for name in names:
+            found = fnmatch.filter(peers, name)
+            _must(bool(found), f"topology 'groups': no peer is called {name!r}.{nearest(name, peers)}")
+            for peer in found:
+                other = place.setdefault(peer, number)
+                _must(other == number, f"topology 'groups': peer {peer!r} is in groups {other + 1} and {number + 1}")
+        members = [i for i, peer in enumerate(peers) if place.get(peer) == number]
+        graph.add_edges_from(itertools.combinations(members, 2))
+    return graph
 
 
 @TOPOLOGIES.register("edge-list")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from fedloom.errors import RecipeError, listed, nearest
 from fedloom.recipes.schema import Named, Recipe
 from fedloom.settings.problems import explain, found
-from fedloom.settings.section import strict
+from fedloom.settings.section import Section, strict
 from fedloom.settings.yaml import parse, to_yaml
 
 HOME = files("fedloom.recipes") / "packaged"
@@ -37,7 +37,8 @@ def load(source: str | Path | Mapping[str, Any], overrides: Sequence[str] = ()) 
         return strict(Recipe, value)
     except ValidationError as error:
         lines = [f"{path}: {message}" for path, message in explain(error, Recipe)]
-        raise RecipeError("\n".join([f"{where} is not a valid recipe:", *lines, *_hints(lines, overrides)])) from None
+        hints = [*_hints(lines, overrides), *_misplaced(value, overrides)]
+        raise RecipeError("\n".join([f"{where} is not a valid recipe:", *lines, *hints])) from None
 
 
 def dump(recipe: Recipe) -> str:
@@ -124,9 +125,14 @@ def _apply(value: dict[str, Any], override: str) -> None:
 
 
 def _is_named(key: str) -> bool:
+    return any(issubclass(kind, Named) for kind in _kinds(key))
+
+
+def _kinds(key: str) -> list[type[Section]]:
+    """The classes of the section under a recipe's key; none where it is no section."""
     field = Recipe.model_fields.get(key)
     kinds = () if field is None else get_args(field.annotation) or (field.annotation,)
-    return any(isinstance(kind, type) and issubclass(kind, Named) for kind in kinds)
+    return [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section)]
 
 
 def _hints(lines: Sequence[str], overrides: Sequence[str]) -> list[str]:
@@ -140,3 +146,23 @@ def _hints(lines: Sequence[str], overrides: Sequence[str]) -> list[str]:
         ):
             hints.append(f"({path.strip()}={text} keeps the other keys; {section}={text} replaces the whole section)")
     return hints
+
+
+def _misplaced(value: Mapping[str, Any], overrides: Sequence[str]) -> Iterator[str]:
+    """A key without its section is not guessed, for several may have one of that name."""
+    for override in overrides:
+        key, _, text = override.partition("=")
+        places = [] if key in Recipe.model_fields else [s for s in Recipe.model_fields if key in _keys(s, value.get(s))]
+        if places:
+            yield f"(write {' or '.join(f'{place}.{key}={text}' for place in places)})"
+
+
+def _keys(section: str, value: Any) -> set[str]:
+    """The keys of a recipe's section, with the parameters of what it names."""
+    keys: set[str] = set()
+    for kind in _kinds(section):
+        keys |= (kind.common() if issubclass(kind, Named) else kind.model_fields).keys()
+        name = value.get("name") if isinstance(value, Mapping) else value
+        if issubclass(kind, Named) and isinstance(name, str) and name in kind.registry().entries:
+            keys |= kind.registry()[name].params.model_fields.keys()
+    return keys

@@ -318,6 +318,10 @@ class Recipe(Section):
         held = {key: getattr(self, key).holding(*each) for key, each in objects.items()}
         return self.model_copy(update=held)
 
+    def at_nodes(self) -> Recipe:
+        """The recipe as nodes of Flower run it, whatever engine it names: where noise comes from depends on it."""
+        return self.model_copy(update={"runtime": self.runtime.model_copy(update={"engine": "flower"})})
+
     @property
     def origins(self) -> dict[str, dict[str, str | None]]:
         """Key or name -> module, package, version and source of what is not fedloom's own."""

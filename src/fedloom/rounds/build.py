@@ -32,7 +32,7 @@ from fedloom.recipes.schema import DataSection, MethodSection, Recipe
 from fedloom.rounds import refusals
 from fedloom.rounds.built import Built
 from fedloom.rounds.federation import BuiltFederation
-from fedloom.rounds.privacy import terms_of
+from fedloom.rounds.privacy import share_of, terms_of
 from fedloom.settings.names import imported, is_import
 from fedloom.tasks.own import Own
 from fedloom.tasks.task import Task
@@ -240,7 +240,7 @@ def assemble(
             method,
             clip=recipe.privacy.clip,
             noise=terms.noise,
-            share=recipe.training.participation,
+            share=share_of(recipe, terms),
             local=terms.trust == "local",
         )
     module = starting_model(recipe, dataset)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
@@ -19,7 +19,8 @@ from fedloom.methods.method import Method
 from fedloom.models.multitask import MultiTask
 from fedloom.recipes.schema import Recipe, recipe_hash
 from fedloom.rounds.federation import BuiltClient, BuiltFederation
-from fedloom.rounds.hostile import attacks_of
+from fedloom.rounds.hostile import attacks_of, conspired
+from fedloom.rounds.messages import Payload
 from fedloom.rounds.privacy import Terms
 from fedloom.rounds.worker import Setup
 
@@ -43,6 +44,11 @@ class Built:
     def attacks(self) -> Mapping[str, Attack]:
         """Client -> its attack, of the hostile ones."""
         return attacks_of(self.recipe, self.federation, self.whole)
+
+    def conspired(self, payloads: Iterable[Payload]) -> Iterator[Payload]:
+        """A round's payloads with what hostile clients send that know all others (see `hostile.conspired`)."""
+        shared = self.method.shared_part(self.layout)
+        return conspired(self.attacks, self.method, shared, self.federation, payloads)
 
     @property
     def whole(self) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedloom.attacks.attack import HONEST, Attack, within
-from fedloom.core.context import Row, generator
+from fedloom.core.context import Row, generator, row_key
 from fedloom.core.layout import Layout
 from fedloom.errors import RecipeError, nearest
 from fedloom.methods.method import Method
@@ -62,7 +62,7 @@ def conspired(
     if not any(attack.knows_all for attack in attacks.values()):
         yield from payloads
         return
-    honest: dict[str, list[Tensor]] = {}
+    honest: dict[str, dict[Row, Tensor]] = {}
     waiting: list[Payload] = []
 
     def tasks_of(row: Row) -> str:
@@ -76,14 +76,15 @@ def conspired(
         if payload.finite:
             theirs, _ = unpacked(method, shared, federation, payload.rows, payload.packed)
             for row, x in zip(payload.rows, theirs, strict=True):
-                honest.setdefault(tasks_of(row), []).append(x.clone())
+                honest.setdefault(tasks_of(row), {})[row] = x.clone()
         yield payload
     hostile = [tasks_of(row) for payload in waiting for row in payload.rows]
     for payload in waiting:
         own, like = unpacked(method, shared, federation, payload.rows, payload.packed)
         X = []
         for row, x in zip(payload.rows, own, strict=True):
-            known, alike = honest.get(tasks_of(row), []), hostile.count(tasks_of(row))
-            rows = torch.stack(known) if known else None
+            known, alike = honest.get(tasks_of(row), {}), hostile.count(tasks_of(row))
+            # in the order of their names, for a mean of rows depends on their order in its last bits
+            rows = torch.stack([known[each] for each in sorted(known, key=row_key)]) if known else None
             X.append(x if rows is None else attacks[row[0]].together(x, rows, len(rows) + alike))
         yield replace(payload, packed=method.codec.pack(within(like, torch.stack(X))))

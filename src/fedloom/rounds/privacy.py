@@ -22,6 +22,9 @@ from fedloom.rounds.cohort import drawn_of
 
 LEARNS = 2.0
 """Where a round's noise is longer than this many clipped updates, little is learned (docs/privacy.md has the runs)."""
+AGAIN = 2
+"""Rounds that each further start of a deployment is charged for: the one that was begun when the run stopped, and the
+one before it, from whose checkpoint the run goes on where the newest one is damaged."""
 SPENT = "stopped: privacy budget spent"
 
 
@@ -54,9 +57,9 @@ class Terms:
         return paid
 
     def agree(self, state: State) -> None:
-        """Raise StateError if rounds that are done had other terms."""
+        """Raise StateError if the rounds that are done, or were begun, had other terms."""
         before, now = state.get("privacy"), asdict(self)
-        if state["round"] and before != now:
+        if ("privacy" in state or state["round"]) and before != now:
             changed = "no privacy" if before is None else {k: v for k, v in before.items() if v != now[k]}
             raise StateError(
                 f"privacy: {now} found, but the {state['round']} rounds that are done had {changed}; begin a new run"
@@ -70,6 +73,11 @@ def terms_of(recipe: Recipe, clients: int) -> Terms | None:
         return None
     if recipe.peers is not None and section.trust == "central":
         raise RecipeError("privacy.trust: central found, but peers have no server that adds noise; set trust: local")
+    if clients > 1 and section.delta * clients >= 1:
+        raise RecipeError(
+            f"privacy.delta: {section.delta:g} found, expected less than one over the {clients} clients: with more, "
+            "giving one of them away altogether would be private"
+        )
     fixed = section.trust == "central" and section.sampling == "fixed"
     share = recipe.training.participation if section.trust == "central" else 1.0
     drawn = drawn_of(clients, share) if fixed else share
@@ -88,6 +96,11 @@ def terms_of(recipe: Recipe, clients: int) -> Terms | None:
             f"privacy.budget: {section.bound:g} found, but one round alone costs {terms.epsilon(1):.3g}; use more noise"
         )
     return terms
+
+
+def share_of(recipe: Recipe, terms: Terms) -> float:
+    """The part of all clients that is expected in a round."""
+    return terms.drawn / terms.clients if terms.clients else recipe.training.participation
 
 
 def ratio(terms: Terms, d: int, clients: int, share: float) -> float:

@@ -14,7 +14,7 @@ from fedloom.errors import RecipeError, nearest
 from fedloom.methods.method import AGES, Method
 from fedloom.models.multitask import MultiTask
 from fedloom.models.own import is_whole
-from fedloom.recipes.schema import MethodSection, Recipe
+from fedloom.recipes.schema import MethodSection, PeersSection, Recipe
 from fedloom.rounds.built import Built
 from fedloom.rounds.messages import nothing, rows_of
 from fedloom.training import stacked
@@ -78,12 +78,7 @@ def judges_without_validation(built: Built) -> None:
     recipe = built.recipe
     without = [client for client in built.federation.clients.values() if not len(client.part("val"))]
     if recipe.peers is not None and without:
-        groups = recipe.peers.choose.groups
-        judged = {
-            "similarity cross-loss": "cross-loss" in recipe.peers.similarity.signals,
-            "choose.groups.fine": groups is not None and groups.fine is not None,
-        }
-        for what in (what for what, there in judged.items() if there):
+        for what in _judged_on_data(recipe.peers):
             raise RecipeError(
                 f"peers: {what} judges models on validation data, but client {without[0].id!r} has none; "
                 "set partition.val_fraction"
@@ -94,6 +89,16 @@ def judges_without_validation(built: Built) -> None:
                 f"method: {rule!r} measures models on validation data, but client {without[0].id!r} has none "
                 f"({len(without)} of {len(built.federation.clients)} clients); set partition.val_fraction"
             )
+
+
+def _judged_on_data(peers: PeersSection) -> list[str]:
+    """By what peers judge each other's models on their own validation data."""
+    groups = peers.choose.groups
+    judged = {
+        "similarity cross-loss": "cross-loss" in peers.similarity.signals,
+        "choose.groups.fine": groups is not None and groups.fine is not None,
+    }
+    return [what for what, there in judged.items() if there]
 
 
 def pooled(built: Built) -> None:
@@ -176,12 +181,19 @@ def attacked(built: Built) -> None:
         return
     if built.method.pooled:
         raise RecipeError(f"attack: with {built.method.name} nothing is sent, so nobody can attack")
-    where = "among peers" if recipe.peers is not None else f"with runtime.engine: {recipe.runtime.engine}"
     if any(attack.knows_all for attack in built.attacks.values()):
-        if recipe.peers is not None or recipe.runtime.engine != "process":
+        runtime, peers = recipe.runtime, recipe.peers
+        where = ""
+        if peers is not None and peers.mode == "asynchronous":
+            where = "among asynchronous peers"
+        elif peers is not None and runtime.engine != "process":
+            where = f"among peers with runtime.engine: {runtime.engine}"
+        elif runtime.engine == "cluster" and not runtime.exact:
+            where = "on a cluster with runtime.exact: false"
+        if where:
             raise RecipeError(
                 f"attack: {recipe.attack.name} needs the honest clients' updates in one place before any is used, and "
-                f"{where} there is none; use runtime.engine: process without peers"
+                f"{where} there is none; use a server (exact: true), or synchronous peers in one process"
             )
         if built.method.codec.stays_packed:
             raise RecipeError(f"attack: {recipe.attack.name} needs rows, which {built.method.codec!r} never makes")
@@ -229,10 +241,27 @@ def unprotected(built: Built) -> None:
     recipe, method, section = built.recipe, built.method, built.recipe.privacy
     if section is None:
         return
+    if recipe.peers is not None:
+        if recipe.peers.mode == "asynchronous":
+            raise RecipeError(
+                "privacy: asynchronous peers train as often as they can, but it is rounds that are charged; set "
+                "peers.mode: synchronous"
+            )
+        features = ["similarity features"] if "features" in recipe.peers.similarity.signals else []
+        for what in (*_judged_on_data(recipe.peers), *features):
+            raise RecipeError(
+                f"privacy: {what} tells others of a peer's own data, which no noise protects; set null or leave it out"
+            )
     if recipe.early_stopping is not None:
         raise RecipeError("early_stopping: it looks at clients' validation data, which no noise protects; leave it out")
-    if recipe.runtime.engine == "flower" and section.sampling == "fixed" and section.trust == "central":
-        raise RecipeError("privacy.sampling: fixed found, but with Flower clients may come later; set poisson")
+    if recipe.runtime.engine == "flower" and section.trust == "central":
+        if section.sampling == "fixed":
+            raise RecipeError("privacy.sampling: fixed found, but with Flower clients may come later; set poisson")
+        if recipe.runtime.flower.enough is not None:
+            raise RecipeError(
+                "runtime.flower.enough: where no more answers are waited for, one client more keeps another out, which "
+                "moves the sum by two updates, but one is accounted for; leave it out, or set privacy.trust: local"
+            )
     if built.deployed and recipe.runtime.checkpoint_every > 1:
         raise RecipeError(
             f"runtime.checkpoint_every: {recipe.runtime.checkpoint_every} found, but a private run that goes on after "

@@ -10,10 +10,9 @@ from fedloom.core.context import Ctx, State, new_secret
 from fedloom.errors import StateError
 from fedloom.rounds.built import Built
 from fedloom.rounds.cohort import cohort
-from fedloom.rounds.hostile import conspired
 from fedloom.rounds.measure import headline, measure, train_records, train_seconds, trained_records
 from fedloom.rounds.messages import Message, Payload, count_down, count_up, rows_of
-from fedloom.rounds.privacy import SPENT
+from fedloom.rounds.privacy import AGAIN, SPENT
 from fedloom.rounds.progress import Progress
 from fedloom.rounds.recovery import again, gave_up, kept
 from fedloom.rounds.refusals import unmeasured
@@ -106,7 +105,7 @@ def run_rounds(
 def paid(built: Built, state: State) -> tuple[int, State]:
     """How many rounds the run may have, and its state with what these cost in privacy.
 
-    Where nodes answer, a run that goes on may release a round again with other updates, so each time costs one more.
+    Where nodes answer, a run that goes on may release rounds again with other updates, so each time costs AGAIN more.
     """
     recipe, terms = built.recipe, built.terms
     if terms is None or recipe.privacy is None:
@@ -115,11 +114,12 @@ def paid(built: Built, state: State) -> tuple[int, State]:
         return recipe.training.rounds, state
     terms.agree(state)
     terms.epsilon(1)  # without an accountant the run ends here, not after its first round
-    state = {**state, "privacy": asdict(terms)}
-    if built.deployed and state["round"]:
-        state["again"] = state.get("again", 0) + 1
-    again = state.get("again", 0)
-    return terms.last(recipe.privacy.bound, recipe.training.rounds + again) - again, state
+    again = state.get("again", 0) + AGAIN * (built.deployed and "privacy" in state)
+    state = {**state, "privacy": asdict(terms), **({"again": again} if again else {})}
+    rounds = terms.last(recipe.privacy.bound, recipe.training.rounds + again) - again
+    if rounds <= state["round"] < recipe.training.rounds:
+        state["spent"] = True
+    return rounds, state
 
 
 def _charged(built: Built, state: State, now: Round, last: bool) -> State:
@@ -145,13 +145,7 @@ def with_server(built: Built, executor: Executor, state: State, now: Round) -> t
         jobs = [TrainJob(m, now.number, messages[m], state["clients"].get(m, {})) for m in members]
     ctx = now.ctx(members)
     with now.ledger.phase("train and aggregate"):
-        received = conspired(
-            built.attacks,
-            method,
-            method.shared_part(built.layout),
-            built.federation,
-            now.payloads(executor, jobs, messages),
-        )
+        received = built.conspired(now.payloads(executor, jobs, messages))
         server = server_step(method, built.layout, built.federation, received, state["server"], ctx)
     return now.after(state, server), members
 
@@ -213,6 +207,11 @@ class Round:
         self.events.append({"event": event, **fields})
         self.progress.event(f"round {self.number}: {event}{described(fields)}")
 
+    def without(self, client: str, **about: str) -> None:
+        """Log that a client made no update, or none of a task."""
+        why = "a hostile client sent nothing" if client in self.built.attacks else "local training gave nan or inf"
+        self.log("update dropped", {"client": client, **about, "why": why})
+
     def record(self, kind: str, fields: dict[str, Any] | Callable[[], dict[str, Any]]) -> None:
         """Keep a stage's record; a function in place of its fields is called here if the record is wanted."""
         if callable(fields):
@@ -252,14 +251,11 @@ class Round:
         for d in executor.run(jobs, evaluate_trained="trained" in self.built.recipe.evaluation.models):
             # shared memory between processes is scarce: keep a copy
             self.clients[d.client] = map_tensors(d.state, lambda t: t.clone() if t.is_shared() else t)
-            why = (
-                "a hostile client sent nothing" if d.client in self.built.attacks else "local training gave nan or inf"
-            )
             if not d.payload.finite:
-                self.log("update dropped", {"client": d.client, "why": why})
+                self.without(d.client)
             elif d.payload.tasks:
                 for task in federation.trainers[d.client].tasks.keys() - d.payload.tasks.keys():
-                    self.log("update dropped", {"client": d.client, "task": task, "why": why})
+                    self.without(d.client, task=task)
             self.ledger.add("local training, sum over clients", d.seconds)
             self.ledger.add("waiting for data, sum over clients", d.result.waiting)
             empty = Payload(d.payload.row, d.payload.n)

@@ -60,8 +60,12 @@ class Audit:
         return last["number"] + 1, last["hash"]
 
 
-def verified(file: Path) -> list[dict[str, Any]]:
-    """The lines of an audit file. Raises StateError, with the line, where one is not what was written."""
+def verified(file: Path, kept: str | None = None) -> list[dict[str, Any]]:
+    """The lines of an audit file. Raises StateError, with the line, where one is not what was written.
+
+    `kept` is the hash of a line that was there once: without it nobody sees that the end was cut off between two lines,
+    or that the file was written anew from its beginning.
+    """
     try:
         raw = file.read_bytes()
     except OSError as error:
@@ -77,6 +81,8 @@ def verified(file: Path) -> list[dict[str, Any]]:
         before = line["hash"]
     if raw and not raw.endswith(b"\n"):
         raise StateError(f"{file}, line {len(lines)}: it is cut off")
+    if kept is not None and kept not in {START, *(line["hash"] for line in lines)}:
+        raise StateError(f"{file}: none of its {len(lines)} lines has hash {kept}: it was cut off, or written anew")
     return lines
 
 
@@ -85,7 +91,8 @@ def _read(text: bytes, where: str) -> dict[str, Any]:
     try:
         line = json.loads(text)
         told = line.pop("hash")
-        if told == _hash(line) and isinstance(line["number"], int) and isinstance(line["what"], str):
+        right = isinstance(line["number"], int) and isinstance(line["what"], str) and isinstance(line["at"], str)
+        if told == _hash(line) and right:
             return {**line, "hash": told}
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         pass

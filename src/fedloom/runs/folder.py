@@ -272,7 +272,9 @@ class RunFolder:
         rest = state if "peers" not in state else {**state, "peers": sorted(state["peers"])}
         sums = self._sums()
         checkpoint.save(self.path, name, rest, round=round_, logs=sums)
-        self._note("checkpoint", round=round_, state=name, logs=sums)
+        if self.audit is not None:
+            digest = sum_of(self.path / f"{name}.json")[1]
+            self._note("checkpoint", round=round_, state=name, digest=digest, logs=sums)
         for peer in state.get("peers", {}):
             self._forget(self.peer(peer), name, round_)
         self._copy()
@@ -417,7 +419,7 @@ class RunFolder:
         checkpoint.save_tensors({k: t.clone() for k, t in tensors.items()}, part, labels)
         os.replace(part, self.path / name)
         if self.audit is not None:
-            self._note("export", file=name, digest=hashlib.sha256((self.path / name).read_bytes()).hexdigest())
+            self._note("export", file=name, digest=sum_of(self.path / name)[1])
 
     def _note(self, what: str, **about: Any) -> None:
         if self.audit is not None:

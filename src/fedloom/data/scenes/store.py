@@ -1,13 +1,9 @@
-"""Rendered scenes on disk: one folder of plain .npy files per split, written once, mapped when used."""
+"""Rendered scenes, one folder of the cache per split."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import uuid
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.context import derive_seed
+from fedloom.data.kept import kept
 from fedloom.data.prepare import Array, cache_folder
 from fedloom.data.scenes import render, world
 
-MANIFEST = "manifest.json"
 PIXELS = 65536  # rendered together; more would not fit into a processor's own cache
 
 
@@ -37,15 +33,7 @@ def split(settings: Mapping[str, Any]) -> dict[str, Array]:
     `render.render`, and per example `indoor` (uint8) and `person` (uint8, whether any part of a person is visible).
     """
     place = cache_folder() / "scenes" / key(settings)
-    found = _load(place)
-    if found is not None:
-        return found
-    made = _render(settings)
-    try:
-        _save(place, made)
-    except OSError:
-        return made  # a cache that cannot be written only costs time
-    return _load(place) or made
+    return kept(place, lambda: _render(settings))
 
 
 def examples(settings: Mapping[str, Any], numbers: range) -> dict[str, Array]:
@@ -70,40 +58,4 @@ def _render(settings: Mapping[str, Any]) -> dict[str, Array]:
             if name not in arrays:
                 arrays[name] = np.empty((count, *array.shape[1:]), array.dtype)
             arrays[name][start : numbers.stop] = array
-    return arrays
-
-
-def _save(place: Path, arrays: Mapping[str, Array]) -> None:
-    """Write a folder under another name, then rename it, so that no reader finds half a folder."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    draft = place.with_name(f"{place.name}.{uuid.uuid4().hex}.tmp")
-    draft.mkdir()
-    try:
-        manifest = {}
-        for name, array in arrays.items():
-            with (draft / f"{name}.npy").open("wb") as file:
-                np.save(file, array, allow_pickle=False)
-                file.flush()
-                os.fsync(file.fileno())
-            manifest[name] = zlib.crc32(array.data)
-        (draft / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
-        shutil.rmtree(place, ignore_errors=True)  # a damaged one
-        draft.rename(place)
-    finally:
-        # After the renaming there is nothing to remove. Where another process was faster, its folder stays.
-        shutil.rmtree(draft, ignore_errors=True)
-
-
-def _load(place: Path) -> dict[str, Array] | None:
-    """The arrays of a folder, mapped, or None where it is absent or anything in it is not as it was written."""
-    try:
-        manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
-        arrays = {}
-        for name, checksum in manifest.items():
-            # Mapped copy-on-write: torch warns about read-only memory, and nothing is ever written.
-            arrays[name] = np.load(place / f"{name}.npy", mmap_mode="c", allow_pickle=False)
-            if zlib.crc32(arrays[name].data) != checksum:
-                return None
-    except (OSError, ValueError, EOFError, AttributeError):
-        return None
     return arrays

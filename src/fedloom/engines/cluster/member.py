@@ -105,7 +105,8 @@ class Member:
                 for _ in range(there[rank]):
                     yield Payload.of(*comm.receive(rank))
 
-        new = server_step(built.method, built.layout, built.federation, received(), server, ctx)
+        sent = built.conspired(received())
+        new = server_step(built.method, built.layout, built.federation, sent, server, ctx)
         for rank in range(1, comm.size):
             comm.send(rank, self._view(new, rank))
         return new

@@ -27,7 +27,8 @@ Answer = Callable[[Node, Mapping[str, Any], Any], tuple[Any, Mapping[str, float]
 def recipe_of(recipe: Recipe | Path | str, run_config: Mapping[str, Any]) -> Recipe:
     """An app's recipe with the run's changes: `flwr run --run-config 'changes="training.rounds=5; seed=1"'`."""
     changes = [text.strip() for text in str(run_config.get("changes", "")).split(";") if text.strip()]
-    return recipe if isinstance(recipe, Recipe) and not changes else load(_plain(recipe), changes)
+    whole = recipe if isinstance(recipe, Recipe) and not changes else load(_plain(recipe), changes)
+    return whole.at_nodes()
 
 
 def _plain(recipe: Recipe | Path | str) -> Any:

@@ -226,7 +226,7 @@ class AtNodes:
                     now.done.append(self._done(name, Payload((name, None), 0.0), round_, numbers, splits))
                     now.ledger.add("local training, sum over clients", now.done[-1].seconds)
                     if not numbers.get("finite"):
-                        now.log("update dropped", {"client": name, "why": "local training gave nan or inf"})
+                        now.without(name)
                     now.progress.client(round_, len(now.done), len(members))
             letters = {name: [data for *_, data in sorted(each, key=lambda e: e[:2])] for name, each in carried.items()}
             there = sorted(came)
@@ -262,6 +262,7 @@ class Flower(Engine):
     def build(self, recipe: Recipe, partition: Partition | None = None) -> Built:
         """As in one process. Raises RecipeError for settings that nodes cannot follow."""
         need("flwr.app", "flower")
+        recipe = recipe.at_nodes()
         if recipe.training.stacked:
             raise RecipeError("training.stacked: nodes train one client each, so nothing can be stacked")
         refuse(recipe.peers)
@@ -284,6 +285,8 @@ class Flower(Engine):
         """Wait for the nodes and send them jobs."""
         nodes = self._nodes(built, folder)
         folder.audit = Audit(folder.path / AUDIT)
+        private = built.recipe.privacy and built.recipe.privacy.model_dump(mode="json")
+        folder.audit.note("policy", recipe=nodes.hash, privacy=private, keys=nodes.listed)
         nodes.audited(folder.audit)
         nodes.keep(folder.path / _KEYS)
         self.at = AtNodes(built, nodes, _run_id(folder.path), self._deadline(built))

@@ -167,7 +167,7 @@ class Node:
         """As `_at`, before a training, which is counted before it is answered."""
         built, worker = self._at(head)
         run = str(head["run"])
-        if self.config.terms is not None and self.audit.file.is_file():
+        if self.config.terms is not None:
             self.config.terms.agree_to(built, head.get("clients"), trainings(verified(self.audit.file), run))
         self.audit.note("train", run=run, round=int(head["round"]))
         return built, worker

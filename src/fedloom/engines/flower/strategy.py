@@ -27,13 +27,19 @@ def as_strategy(stage: Stage, seed: int = 0, client_key: str = "client-id", **op
     `client_key` in an answer's ConfigRecord. Without it they are named by node ids, which Flower draws anew for every
     run, so that stages with random draws do not repeat. For integer arrays (counters) the largest values are kept.
 
-    Raises RecipeError for a stage that leaves a model for each client, or reads values that such clients do not send.
+    Raises RecipeError for a stage that leaves a model for each client, adds noise, or reads values that such clients do
+    not send.
     """
     strategy = need("flwr.serverapp.strategy", "flower")
     app = need("flwr.app", "flower")
     needs = sorted(f for f in stage.traits.reads if f.startswith(("extra:", "auxiliary:")) or f == "base")
     if needs:
         raise RecipeError(f"as_strategy: {stage!r} reads {', '.join(needs)}, which clients of FedAvg do not send")
+    if stage.traits.hides:
+        raise RecipeError(
+            f"as_strategy: {stage!r} adds noise, for which nobody would account here; use server_app, with privacy in "
+            "the recipe"
+        )
     if not stage.traits.reduces:
         raise RecipeError(f"as_strategy: {stage!r} leaves each client a model, but a strategy has one for all")
 

@@ -19,6 +19,7 @@ class AtLeast(Section):
     """Differential privacy that a run must have."""
 
     epsilon: Positive
+    """Of all rounds of a run; with trust: local also of all trainings that this node answers in it, whoever asks."""
     delta: Annotated[float, Field(gt=0, lt=1)]
     trust: Literal["central", "local"] = "central"
     """local: the server is not trusted to add noise, this node adds it."""
@@ -31,7 +32,7 @@ class SiteTerms(Section):
     methods: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """Names of methods and add-ons that may run; a method made in Python is none of them."""
     robust: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
-    """Add-ons one of which the method must have."""
+    """Add-ons one of which the method must have, not with f: 0."""
     privacy: AtLeast | None = None
     leaves: Annotated[tuple[str, ...], Field(min_length=1)] | None = None
     """Globs of what may leave: parameters and running statistics by their names, and beside:NAME for what a method
@@ -56,8 +57,10 @@ class SiteTerms(Section):
         for name in named if self.methods is not None else ():
             if name not in (self.methods or ()):
                 yield f"methods: {name} found, expected only {', '.join(self.methods or ())}"
-        if self.robust is not None and not set(self.robust) & set(method.add):
-            yield f"robust: {', '.join(method.add) or 'no add-on'} found, expected one of {', '.join(self.robust)}"
+        rules = [name for name, params in method.add.items() if params.get("f") != 0]  # for no liar is no defence
+        if self.robust is not None and not set(self.robust) & set(rules):
+            found = ", ".join(rules) or "no add-on"
+            yield f"robust: {found} found, expected one of {', '.join(self.robust)}, with f above 0"
         if self.rounds is not None and recipe.training.rounds > self.rounds:
             yield f"rounds: {recipe.training.rounds} found, expected at most {self.rounds}"
         if self.privacy is None:
@@ -81,6 +84,11 @@ class SiteTerms(Section):
             for name in (*names, *(f"beside:{name}" for name in beside)):
                 if not any(fnmatchcase(name, glob) for glob in self.leaves):
                     yield f"leaves: {name} would leave, expected only {', '.join(self.leaves)}"
+        cost = built.terms
+        if self.privacy is not None and cost is not None and cost.trust == "local":  # spent by what this node answers
+            epsilon, most = cost.epsilon(answered + 1), self.privacy.epsilon
+            if epsilon > most:
+                yield f"privacy.epsilon: {epsilon:.4g} after {answered + 1} trainings found, expected at most {most:g}"
         if self.rounds is not None and answered >= self.rounds:
             yield f"rounds: {answered} trainings are done, expected at most {self.rounds}"
         if self.clients is not None:

@@ -140,8 +140,10 @@ def without_server(built: Built, connect: Callable[[Lost], Network] = Network) -
         members = [name for name in here if name in there]
 
         def train(jobs: list[TrainJob]) -> Iterator[TrainDone]:
-            for payload in now.trained(executor, jobs):
-                yield replace(now.done[-1], payload=payload, state=now.clients[payload.row[0]])
+            for payload in built.conspired(now.trained(executor, jobs)):
+                client = payload.row[0]
+                done = next(each for each in reversed(now.done) if each.client == client)
+                yield replace(done, payload=payload, state=now.clients[client])
 
         env = Environment(train, executor.run, now.ledger, now.log, now.record)
         with now.ledger.phase("train and mix"):

@@ -1,0 +1,172 @@
+"""`fedloom tournament`: tune every method with the same budget, then add seeds until the intervals tell."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from fedloom.errors import RecipeError
+from fedloom.experiments.grid_run import Watch, prepare, run_prepared
+from fedloom.methods import ADDONS, METHODS
+from fedloom.recipes import load
+from fedloom.settings.registry import Registered
+from fedloom.study.grid import Changes, Grid
+from fedloom.study.references import CHANGES
+from fedloom.study.tournament import (
+    ALONE,
+    BED,
+    Standings,
+    Tournament,
+    Tries,
+    best,
+    final_grid,
+    label,
+    save,
+    scores,
+    standings,
+    tuning_grid,
+)
+
+FACTORS = (0.5, 1.0, 2.0)
+"""What a number of a method is multiplied with in a drawn setting."""
+DECADES = 0.75
+"""A drawn learning rate is at most so many powers of ten above or below the bed's."""
+DRAWS = 50
+"""After so many settings that are no valid recipe a method has fewer tries."""
+
+
+def all_methods() -> tuple[str, ...]:
+    """Every registered method but the references, which stand in every table anyway."""
+    known = {
+        change["method"] if isinstance(change["method"], str) else change["method"]["name"]
+        for change in CHANGES.values()
+    }
+    return tuple(entry.name for entry in METHODS if entry.name not in known)
+
+
+def tries(tournament: Tournament) -> tuple[Tries, dict[str, str]]:
+    """(the settings of each method, why others have none).
+
+    The first are the defaults; the others multiply the learning rate by a factor that is the same for all methods, and
+    every number of the method and its add-ons by 1/2, 1 or 2. What is drawn depends on the method's name and the
+    number of the try alone, so that a method that comes later changes nothing for the others.
+    """
+    found: dict[str, list[Changes]] = {}
+    refused: dict[str, str] = {}
+    for method in (ALONE, *(name for name in tournament.methods if name != ALONE)):
+        try:
+            names = _named(method)
+            found[method] = _settings(tournament, method, names)
+        except RecipeError as error:
+            refused[method] = " ".join(str(error).split())
+    return found, refused
+
+
+def play(
+    tournament: Tournament,
+    folder: Path,
+    watch: Callable[[], Watch],
+    tell: Callable[[str], None],
+    jobs: int | None = None,
+) -> Standings:
+    """Run what is missing, and give the standings, which are written to the folder as well.
+
+    What was run before is not run again. A method whose run fails is left out, with the reason; raises UserError where
+    that is training alone.
+    """
+    save(tournament, folder)
+    settings, refused = tries(tournament)
+    if ALONE in refused:
+        raise RecipeError(f"tournament {tournament.name}: {refused[ALONE]}")
+    grid = tuning_grid(tournament, settings)
+    tell(f"tuning: {sum(map(len, settings.values()))} settings of {len(settings)} methods on validation data")
+    # A setting that diverges is no reason to leave a method out.
+    reasons = _run(grid, folder / "tuning", watch, jobs)
+    refused |= {method: reasons[name] for method in settings if (name := label(method, 0)) in reasons}
+    found = scores(grid, folder / "tuning", label(ALONE, 0))
+    chosen = {method: settings[method][number] for method, number in best(found, settings).items()}
+    for seeds in range(tournament.least, tournament.most + 1):
+        grid = final_grid(tournament, chosen, seeds)
+        tell(f"final: {len(chosen)} methods, {seeds} seeds")
+        made = standings(tournament, grid, folder / "final", refused | _run(grid, folder / "final", watch, jobs))
+        for name, text in (("standings.csv", made.to_csv()), ("standings.md", made.to_markdown())):
+            (folder / name).write_text(text, encoding="utf-8")
+        if made.is_settled:
+            break
+    return made
+
+
+def _run(grid: Grid, folder: Path, watch: Callable[[], Watch], jobs: int | None) -> dict[str, str]:
+    """Run what is missing. Base of the grid -> why it was refused, or failed."""
+    prepared = prepare(grid, folder)
+    outcome = run_prepared(prepared, watch(), jobs)
+    failed = {cell.base: f"seed {cell.seed} failed: {message}" for cell, message in outcome.failed.items()}
+    reasons = {**prepared.refused, **outcome.refused}
+    return {base: reason for base in grid.bases if (reason := reasons.get(f"{BED} / {base}"))} | failed
+
+
+def _named(method: str) -> list[Registered]:
+    """The method and its add-ons of METHOD+ADDON."""
+    name, *addons = method.split("+")
+    for registry, given in ((METHODS, [name]), (ADDONS, addons)):
+        for one in given:
+            if problem := registry.problem(one):
+                raise RecipeError(problem)
+    return [METHODS[name], *(ADDONS[one] for one in addons)]
+
+
+def _settings(tournament: Tournament, method: str, entries: Sequence[Registered]) -> list[Changes]:
+    """Valid settings of a method, the default ones first. RecipeError where these are no valid recipe."""
+    rate = load(tournament.recipe).model_dump(mode="json")["training"]["optimizer"].get("lr")
+    found: list[Changes] = [_change(entries, [{} for _ in entries])]
+    load(tournament.recipe, _texts(found[0]))
+    for number in range(1, DRAWS):
+        if len(found) == tournament.tries:
+            break
+        common, own = random.Random(f"rate {number}"), random.Random(f"{method} {number}")
+        changes = _change(entries, [_drawn(entry, own) for entry in entries])
+        if rate is not None:
+            changes["training.optimizer.lr"] = float(f"{rate * 10 ** common.uniform(-DECADES, DECADES):.2g}")
+        try:
+            load(tournament.recipe, _texts(changes))
+        except RecipeError:
+            continue
+        if changes not in found:
+            found.append(changes)
+    return found
+
+
+def _change(entries: Sequence[Registered], params: Sequence[Mapping[str, Any]]) -> Changes:
+    """The recipe's section method."""
+    name, addons = entries[0].name, {e.name: dict(p) for e, p in zip(entries[1:], params[1:], strict=True)}
+    more = {"add": addons} if addons else {}
+    section = {"name": name, **params[0], **more}
+    return {"method": name if section == {"name": name} else section}
+
+
+def _drawn(entry: Registered, rng: random.Random) -> dict[str, Any]:
+    """The numbers of a method or an add-on that differ from their defaults, each valid alone."""
+    found: dict[str, Any] = {}
+    for key, field in entry.params.model_fields.items():
+        default = field.default
+        if isinstance(default, bool) or not isinstance(default, int | float) or not default:
+            continue
+        value = default * rng.choice(FACTORS)
+        value = max(1, round(value)) if isinstance(default, int) else value
+        try:
+            entry.params.model_validate({**found, key: value})
+        except ValidationError:
+            continue
+        if value != default:
+            found[key] = value
+    return found
+
+
+def _texts(changes: Changes) -> list[str]:
+    """Changes as KEY=VALUE; JSON is YAML."""
+    return [f"{key}={json.dumps(value)}" for key, value in changes.items()]

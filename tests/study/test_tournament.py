@@ -1,0 +1,145 @@
+"""Tournaments: what each method is tried with, who is chosen by validation data, when seeds end, who stands where."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from fedloom.cli.app import app
+from fedloom.experiments import tournament as experiment
+from fedloom.recipes import load
+from fedloom.study.grid import cells
+from fedloom.study.tournament import Tournament, opened, settings
+from grid_support import write_run
+
+GOOD, BASE = {"semseg": 0.30, "depth": 1.6}, {"semseg": 0.20, "depth": 2.0}
+
+
+def plan(*methods: str, **more: Any) -> Tournament:
+    recipe = load("beds/digits").model_dump(mode="json")
+    given = {"name": "t", "recipe": recipe, "methods": methods, "tries": 3, "tuning": (100,), "least": 2, "most": 4}
+    return Tournament(**given | more)
+
+
+def test_every_method_has_as_many_settings_and_the_first_are_its_defaults() -> None:
+    found, refused = experiment.tries(plan("fedavg", "fedprox", "fedavg+feddea", "nonsense"))
+    assert list(found) == ["local", "fedavg", "fedprox", "fedavg+feddea"]
+    assert {len(each) for each in found.values()} == {3}
+    assert [found[name][0] for name in ("fedavg", "fedprox")] == [{"method": "fedavg"}, {"method": "fedprox"}]
+    assert found["fedavg+feddea"][0] == {"method": {"name": "fedavg", "add": {"feddea": {}}}}
+    # the learning rates are the same for all, and what is drawn for one depends on nobody else
+    rates = {name: [one.get("training.optimizer.lr") for one in each] for name, each in found.items()}
+    assert len({tuple(each) for each in rates.values()}) == 1
+    assert experiment.tries(plan("fedprox"))[0]["fedprox"] == found["fedprox"]
+    assert any("mu" in one["method"] for one in found["fedprox"][1:] if isinstance(one["method"], dict))
+    assert list(refused) == ["nonsense"]
+    assert "unknown method 'nonsense'" in refused["nonsense"]
+
+
+def test_settings_say_what_differs_from_the_defaults() -> None:
+    drawn = {"method": {"name": "fedprox", "mu": 0.02, "add": {"feddea": {"rho": 0.25}}}, "training.optimizer.lr": 0.1}
+    assert settings(drawn) == "mu=0.02, feddea.rho=0.25, training.optimizer.lr=0.1"
+    assert settings({"method": {"name": "fedavg", "add": {"feddea": {}}}}) == ""
+    assert settings({"method": "fedavg"}) == ""
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, numbers: Any, ran: list[str]) -> None:
+    """Runs that never ran: `numbers`(base of the grid, seed) -> task -> number, None for one that is refused."""
+
+    def run(grid: Any, folder: Path, watch: Any, jobs: Any) -> dict[str, str]:
+        from fedloom.study.grid import save
+
+        save(grid, folder, {})
+        refused = {}
+        for cell in cells(grid):
+            values = numbers(cell.base, cell.seed)
+            if values is None:
+                refused[cell.base] = "no"
+            elif not cell.folder(folder).exists():
+                ran.append(str(cell))
+                # on the split that is not looked at all is the other way round
+                other = {task: 1 / value for task, value in values.items()}
+                tuning = grid.name.endswith("tuning")
+                write_run(folder, cell, other if tuning else values, val={1: values if tuning else other})
+        return refused
+
+    monkeypatch.setattr(experiment, "_run", run)
+
+
+def test_the_best_settings_by_validation_play_and_seeds_end_when_all_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def numbers(base: str, seed: int) -> dict[str, float] | None:
+        if base.startswith("fedper"):
+            return None
+        jitter = 1 + 0.001 * ((7 * seed + len(base)) % 5)
+        values = GOOD if base in ("fedprox try 2", "fedprox") else BASE
+        return {"semseg": values["semseg"] * jitter, "depth": values["depth"] / jitter}
+
+    ran: list[str] = []
+    pretend(monkeypatch, numbers, ran)
+    told: list[str] = []
+    tournament = plan("fedprox", "fedper")
+    made = experiment.play(tournament, tmp_path, lambda: experiment.Watch(), told.append)
+    assert [row.method for row in made.rows] == ["fedprox", "local"]
+    assert made.rows[0].settings == settings(experiment.tries(tournament)[0]["fedprox"][2]) != ""
+    assert made.rows[0].change.mean == pytest.approx(35, abs=1)
+    assert made.rows[1].behind.mean == pytest.approx(-made.rows[0].change.mean)
+    assert made.is_settled
+    assert made.seeds == 2
+    assert made.refused == {"fedper": "no"}
+    assert {row.method for row in made.references} == {"joint", "joint-by-task", "trivial"}
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "standings.csv").read_text())))
+    assert rows[0]["method"] == "fedprox"
+    assert float(rows[0]["delta"]) == made.rows[0].change.mean
+    assert "not on this bed: fedper: no" in (tmp_path / "standings.md").read_text()
+    # one more method: nothing that is there is run again
+    before = set(ran)
+    ran.clear()
+    joined = tournament.model_copy(update={"methods": ("fedprox", "fedper", "fedavg")})
+    experiment.play(joined, tmp_path, lambda: experiment.Watch(), told.append)
+    assert ran
+    assert not before & set(ran)
+    assert all("fedavg" in cell or cell.endswith(("s2", "s3")) for cell in ran)
+    assert opened(tmp_path) == joined
+
+
+def test_what_cannot_be_told_ends_with_the_most_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[str] = []
+    pretend(monkeypatch, lambda base, seed: {"semseg": 0.2 + 0.01 * ((seed + len(base)) % 2), "depth": 2.0}, ran)
+    made = experiment.play(plan("fedavg", "scaffold"), tmp_path, lambda: experiment.Watch(), lambda text: None)
+    assert (made.seeds, made.is_settled) == (4, False)
+
+
+def test_wrong_input_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    def said(*arguments: object) -> str:
+        result = CliRunner().invoke(app, ["tournament", *map(str, arguments)])
+        assert result.exit_code != 0
+        return " ".join(str(result.exception or result.output).split())
+
+    assert "--most 2 found, expected at least --seeds, 3" in said("beds/digits", "--most", 2, "--out", tmp_path / "x")
+    (tmp_path / "tournament.yaml").write_text("name: 3")
+    assert "tournament.yaml, name: " in said(tmp_path)
+    assert "a tournament that has begun" in said(tmp_path, "training.rounds=2")
+    assert "holds a tournament: go on with" in said("beds/digits", "--out", tmp_path)
+
+
+@pytest.mark.slow
+def test_a_tournament_is_played_resumed_and_joined(tmp_path: Path) -> None:
+    small = ("training.rounds=2", "training.epochs=1", "partition.clients_per_task=1")
+    first = ["tournament", "beds/digits", *small, "--methods", "fedavg", "--tries", "2", "--seeds", "2", "--most", "2"]
+    result = CliRunner().invoke(app, [*first, "--out", str(tmp_path / "t"), "-q"])
+    assert result.exit_code == 0, result.output
+    before = (tmp_path / "t" / "standings.csv").read_text()
+    assert {line.partition(",")[0] for line in before.splitlines()[1:]} >= {"local", "fedavg", "joint", "trivial"}
+    again = CliRunner().invoke(app, ["tournament", str(tmp_path / "t"), "-q"])
+    assert again.exit_code == 0, again.output
+    assert (tmp_path / "t" / "standings.csv").read_text() == before
+    joined = CliRunner().invoke(app, ["tournament", str(tmp_path / "t"), "--methods", "fedprox", "-q"])
+    assert joined.exit_code == 0, joined.output
+    assert "fedprox" in (tmp_path / "t" / "standings.csv").read_text()
