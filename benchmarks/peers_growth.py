@@ -117,12 +117,14 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
     matplotlib.use("svg")
     from matplotlib import pyplot
 
+    from fedloom.study.palette import COLORS
+
     panels = {"seconds": ("CPU seconds a round", 1.0), "signal bytes": ("MB of signals a round", 1e6)}
     panels["memory"] = ("MB of memory", 1e6)
-    figure, axes = pyplot.subplots(1, 3, figsize=(12, 4), layout="constrained")
+    figure, axes = pyplot.subplots(1, 3, figsize=(12, 4.2), layout="constrained")
     for axis, (field, (label, unit)) in zip(axes, panels.items(), strict=True):
         for candidates, style in zip(GRAPHS, ("--", "-"), strict=True):
-            for kind, colour in zip(KINDS, ("tab:blue", "tab:orange"), strict=True):
+            for kind, colour in zip(KINDS, COLORS[:2], strict=True):
                 line = [row for row in rows if (row["candidates"], row["signals"]) == (candidates, kind)]
                 axis.loglog(
                     [row["peers"] for row in line],
@@ -137,7 +139,8 @@ def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
         axis.set_xticks(SIZES, [str(n) for n in SIZES])
         axis.minorticks_off()
         axis.grid(alpha=0.3)
-        axis.legend(fontsize=7, handlelength=4)
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.legend(fontsize=8, handlelength=4, frameon=False)
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, metadata={"Date": None})
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import torch
 
 from fedloom.stages import (
+    IMTLG,
     AcrossTasks,
     ActivatedDimensions,
+    AlignedMTL,
     Attention,
     AttentionAcrossTasks,
     CAGrad,
@@ -14,21 +16,30 @@ from fedloom.stages import (
     ChosenClusters,
     ClipNorms,
     ClusteredPrototypes,
+    ConFIG,
+    ConsensusMask,
     ControlVariates,
     CosineMix,
     DomainWeights,
+    DualProj,
     DualShift,
+    ElectedMean,
     Every,
+    ExactFactors,
+    FairGrad,
     GapWeights,
     GeometricMedian,
     Gossip,
+    GradVac,
     GroupBy,
     Heal,
     HistoryAttention,
     HyperConflictAverse,
     HyperCrossAttention,
     Identity,
+    IsotropicMerge,
     Krum,
+    LossWeights,
     Mean,
     MeanPrototypes,
     Median,
@@ -44,6 +55,7 @@ from fedloom.stages import (
     Scope,
     SimilarGroups,
     SimilarityMix,
+    SingularMerge,
     SoftClusters,
     Split,
     SplittingClusters,
@@ -54,7 +66,9 @@ from fedloom.stages import (
     TopMagnitude,
     TrainedPrototypes,
     TrimmedMean,
+    UPGrad,
 )
+from tests_support import installed
 
 STAGES: dict[str, Stage] = {
     "identity": Identity(),
@@ -82,6 +96,18 @@ STAGES: dict[str, Stage] = {
     "min-norm": MinNorm(),
     "mgda": MinNorm(unit=False),
     "conflict-split": Split({"encoder": CAGrad(), "head": PerTask(MinNorm())}),
+    "config": ConFIG(),
+    "gradvac": GradVac() >> Mean(),
+    "upgrad": UPGrad(),
+    "dualproj": DualProj(),
+    "aligned-mtl": AlignedMTL(),
+    "imtl-g": IMTLG(),
+    "fairgrad": FairGrad(),
+    "exact-factors": ExactFactors(),
+    "elected-mean": TopMagnitude(0.5, rescale=False) >> ElectedMean(),
+    "consensus-mask": ConsensusMask(),
+    "isotropic-merge": IsotropicMerge(),
+    "singular-merge": SingularMerge(),
     "activated-dimensions": ActivatedDimensions(0.3),
     "hyper-conflict-averse": HyperConflictAverse(),
     "hyper-cross-attention": HyperCrossAttention(),
@@ -92,6 +118,7 @@ STAGES: dict[str, Stage] = {
     "normalise-steps-counted": NormaliseSteps("steps") >> PCGrad() >> Mean(),
     "gap-weights": GapWeights() >> Mean(),
     "gap-weights-centred": GapWeights(relative=False, centre=True, floor=0.1) >> Mean(),
+    "loss-weights": LossWeights() >> Mean(),
     "domain-weights": DomainWeights(classes=2) >> Mean(),
     "domain-weights-class": DomainWeights(beta=2.0, domains=3, discrepancy="class") >> Mean(),
     "attention": Attention(0.5, 100.0),
@@ -129,6 +156,7 @@ STAGES: dict[str, Stage] = {
     "similarity-mix-release": Split({"encoder": SimilarityMix(1, 0.0, include_self=False), "*": Mean()}),
 }
 """A new stage joins by a line here."""
+STAGES = {name: stage for name, stage in STAGES.items() if installed(stage)}
 
 BESIDE = {
     "domain": ["x", "y", "x", "y"],

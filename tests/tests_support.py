@@ -16,6 +16,7 @@ import fedloom
 from fedloom.engines.api import Result
 from fedloom.recipes.loader import load
 from fedloom.recipes.schema import Recipe
+from fedloom.stages import Stage
 
 POOLED = ("joint", "trivial")
 """Methods that need the examples of all clients in one place, and so one process."""
@@ -31,6 +32,17 @@ def named(name: str) -> str:
 
 ROBUST = ("krum", "multi-krum", "nnm", "rfa", "centred-clip", "clip", "trimmed-mean", "median")
 """Add-ons that need several clients with the same tasks, unless f is 0."""
+
+TORCHJD = ("upgrad", "dualproj", "aligned-mtl", "imtl-g", "fairgrad")
+"""Add-ons of the extra `torchjd`, which are refused without it."""
+
+MERGING = ("ties", "dare", "consensus", "iso-c", "tsv-m")
+"""Add-ons that merge updates as task vectors are merged."""
+
+
+def installed(stage: Stage) -> bool:
+    """Whether the packages that a stage needs are installed."""
+    return not any("which is not installed" in why for why in stage.unfit(None))
 
 
 def needed(addon: str) -> dict[str, Any]:

@@ -71,7 +71,7 @@ LISTS: dict[str, tuple[str, ...]] = {
 }
 """Commands that print a table or a list, with arguments for a tiny one."""
 OTHERS = {
-    *("data prepare", "data preview", "export", "figure", "flower keep", "flower new", "init", "picture"),
+    *("data prepare", "data preview", "export", "figure", "flower keep", "flower new", "init", "merge", "picture"),
     *("atlas", "demo", "recipe schema", "report", "tournament", "ui"),
 }
 

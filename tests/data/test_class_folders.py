@@ -174,6 +174,7 @@ def root(folder: Path) -> Path:
 def test_sets_are_tasks_whose_images_are_read_on_demand(root):
     data = load(root, "fruit", "wide")
     assert [(t.name, t.channels) for t in data.tasks] == [("fruit", 2), ("wide", 2)]
+    assert data.classes["fruit"] == ("000-ripe", "001-unripe"), "as the folders are called"
     assert data.domains == ("fruit", "wide")
     assert data.train.labels_of("fruit").tolist() == [0] * 4 + [1] * 4 + [-1] * 2
     assert data.train.labels_of("wide").tolist() == [-1] * 8 + [0, 1]

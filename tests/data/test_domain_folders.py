@@ -44,6 +44,7 @@ def test_folders_become_domains_and_classes(root: Path) -> None:
     data = folders(0, root=str(root), domains=["photo", "art"], size=8)
     assert data.domains == ("photo", "art")
     assert [(t.name, t.channels) for t in data.tasks] == [("label", 2)]
+    assert data.classes == {"label": ("cat", "dog")}
     assert data.input_shape == (3, 8, 8)
     # 16 images a domain, cat before dog: positions 8 and 9 of ten are the first two dogs.
     assert (len(data.train), len(data.test)) == (28, 4)

@@ -8,10 +8,12 @@ import torch
 from PIL import Image
 
 from fedloom.cli.app import main
+from fedloom.data.canvas import GAP, grid
 from fedloom.data.dataset import TensorExamples
+from fedloom.data.drawing import label, legend, palette, wrong
 from fedloom.data.joined import JoinedExamples
 from fedloom.data.mixed import MixedExamples, TensorInputs
-from fedloom.data.preview import label, normal, palette, pictures
+from fedloom.data.preview import normal, pictures
 from fedloom.tasks import Depth, Edge, HumanParts, Normals, Semseg
 
 
@@ -44,20 +46,27 @@ def test_scenes(tmp_path, monkeypatch, capsys):
     )
     assert "scenes: 5 train, 2 test" in capsys.readouterr().out
     picture = pixels(out)
-    assert picture.shape == (16 + 3 * (128 + 4) + 4, 7 * (160 + 4) + 4, 3)
+    width = 7 * (160 + GAP) + GAP
+    assert picture.shape[1] == width
+    assert picture.shape[0] > 3 * 128
+    assert (picture[0] == 255).all(), "on white paper"
     fedloom(monkeypatch, "scenes", "--out", str(out), "count=5", "test_count=2", "height=32", "width=40", "--augmented")
     assert not np.array_equal(pixels(out)[:200], picture[:200])
 
 
 def test_digits_and_features(tmp_path, monkeypatch):
     out = tmp_path / "sheet.png"
-    fedloom(monkeypatch, "digits", "--out", str(out), "--split", "test", "--count", "4")
-    assert size(out) == (5 * 164 + 4, 16 + 4 * 164 + 4)
+    # labels of whole images stand below them, so that no half of the sheet is empty
+    fedloom(monkeypatch, "digits", "--out", str(out), "--split", "test", "--count", "6")
+    assert size(out)[0] == 3 * (160 + GAP) + GAP
+    filled = (pixels(out) != 255).any(2)
+    assert filled.any(0).mean() > 0.9
+    assert filled.any(1).mean() > 0.75
     rng = np.random.default_rng(0)
     made = {f"x_{s}": rng.random((4, 12)).astype(np.float32) for s in ("train", "test")}
     np.savez(tmp_path / "set.npz", **made, y_train=np.arange(4), y_test=np.arange(4))
     fedloom(monkeypatch, "arrays", "--out", str(out), f"path={tmp_path / 'set.npz'}")
-    assert size(out)[0] == 2 * (12 * 13 + 4) + 4
+    assert size(out)[0] >= 3 * 160
 
 
 @pytest.mark.parametrize(
@@ -93,7 +102,39 @@ def test_what_is_ignored_is_black():
     normals = torch.tensor([[[0.0, 255]], [[0.0, 255]], [[1.0, 255]]])
     assert label(Normals("n"), normals)[0].tolist() == [[[128, 128, 255], [0, 0, 0]]]
     assert label(Edge("e"), torch.tensor([[[0.0, 1, 255]]]))[0][0].tolist() == [[40] * 3, [255] * 3, [0] * 3]
-    assert len(np.unique(palette(41), axis=0)) == 42
+    assert len(np.unique(palette(Semseg("s", 41)), axis=0)) == 42
+
+
+def test_where_an_answer_is_wrong():
+    truth, answer = torch.tensor([[0, 1], [2, 255]]), torch.tensor([[0, 2], [2, 1]])
+    shown, text = wrong(Semseg("s", 3), truth, answer)
+    right, off, unlabelled = shown[0, 0].tolist(), shown[0, 1].tolist(), shown[1, 1].tolist()
+    assert (right, off, unlabelled) == ([245] * 3, [213, 94, 0], [0] * 3)
+    assert text == "33 % wrong"
+    up, right_ = (torch.tensor(v).view(3, 1, 1).float() for v in ((0, 1, 0), (1, 0, 0)))
+    assert wrong(Normals("n"), up, right_)[1] == "mean 90 degrees"
+    assert wrong(Depth("d"), torch.full((1, 2, 2), 2.0), torch.full((1, 2, 2), 3.0))[1] == "mean 50 %"
+    assert wrong(Edge("e"), torch.zeros(1, 2, 2), torch.full((1, 2, 2), 0.25))[1] == "mean 0.25"
+    assert wrong(Depth("d"), torch.full((1, 2, 2), 255.0), torch.zeros(1, 2, 2))[1] == "no label"
+    assert wrong(Depth("d"), torch.ones(1, 1, 1), torch.full((1, 1, 1), float("nan")))[0].tolist() == [[[110, 30, 0]]]
+
+
+def test_a_legend_has_the_classes_that_occur_with_the_colours_they_are_drawn_in():
+    task = Semseg("s", 4)
+    found = legend(task, ("floor", "wall", "sky"), [3, 1, 255, -1])
+    assert [name for _, name in found.colours] == ["wall", "3"]
+    drawn, _ = label(task, torch.tensor([[1, 3]]))
+    assert [list(colour) for colour, _ in found.colours] == drawn[0].tolist()
+    assert legend(Depth("d")).ends == ("near", "far")
+
+
+def test_a_sheet_grows_by_its_title_and_legend_and_long_texts_are_cut():
+    cell = np.zeros((80, 80, 3), np.uint8)
+    plain = grid(["input", "truth"], [[(cell, ""), (cell, "")]])
+    means = {"s": legend(Semseg("s", 3), (), range(3))}
+    told = grid(["input", "truth"], [[(cell, ""), (cell, "x" * 500)]], "a title", means)
+    assert told.width == plain.width
+    assert told.height > plain.height + 3 * 15
 
 
 def test_pictures_undo_the_normalisation_of_each_example():

@@ -26,6 +26,7 @@ def test_tasks_carry_the_name_of_their_set_and_examples_their_domain():
     dataset = load()
     assert [t.name for t in dataset.tasks] == ["a-digit", "a-parity", "b-digit"]
     assert dataset.domains == ("a", "b")
+    assert dataset.classes == {"a-parity": ("even", "odd")}, "digits are called as they are numbered"
     pool = Pool.of(dataset)
     half = len(pool) // 2
     assert (pool.domain == np.repeat([0, 1], half)).all()

@@ -59,6 +59,19 @@ def test_quadratics_at_peers_equal_those_at_a_server(name: str) -> None:
             assert torch.equal(model, server.server["personal"].get(client, server.point))
 
 
+def test_clusters_have_the_same_numbers_at_all_peers_if_they_begin_with_noise(quick: Quick) -> None:
+    """DFCA on a ring: what sets the two models apart is the same everywhere, though their means are not."""
+    peers = "peers={graph: ring, weights: {kind: uniform}}"
+    run = quick(*SHORT, "training.rounds=1", "method={name: ifca, first: noise}", peers)
+    models = []
+    for peer in run.run.info["clients"]:
+        own, _, _ = load(run.folder / "peers" / peer, f"state-{run.run.last_round}", lambda head: head["round"])
+        models.append(torch.stack(own["server"]["stage"]["models"]))
+    apart = torch.nn.functional.normalize(torch.stack([m[0] - m[1] for m in models]))
+    assert float((apart @ apart.t()).min()) > 0.99
+    assert any(not torch.equal(models[0], other) for other in models[1:])
+
+
 def test_vectors_of_tasks_equal_the_servers(quick: Quick) -> None:
     changes = (*SHORT, "method=matu", "method.weights=uniform", "model={name: resnet10, width: 4, norm: group}")
     server, _, _ = load(quick(*changes).folder, "state", lambda head: head["round"])

@@ -197,6 +197,8 @@ def test_every_range_ends_where_it_says(
 
 # Methods that set what the stage or rule alone would do in another way.
 OTHERWISE = {
+    ("ties", "TopMagnitude"): {"rescale"},
+    ("dare", "TopMagnitude"): {"keep"},
     ("colnet", "Safeguards"): {"clip", "ridge", "ema"},
     ("fedproto", "MeanPrototypes"): {"by"},
     ("fedrep", "Phase"): {"share"},

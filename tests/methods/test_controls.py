@@ -9,7 +9,20 @@ import pytest
 import torch
 
 from fedloom.engines.api import Result
-from fedloom.methods import cagrad, fedavg, feddea, fedprox, local, min_norm, pcgrad, server_step, support_mean
+from fedloom.methods import (
+    cagrad,
+    config,
+    famo,
+    fedavg,
+    feddea,
+    fedga,
+    fedprox,
+    local,
+    min_norm,
+    pcgrad,
+    server_step,
+    support_mean,
+)
 from fedloom.methods.method import Method
 from fedloom.server import Plain, ServerRule
 from fedloom.stages import CAGrad, Identity, Mean, MinNorm, PCGrad, SupportMean, TopMagnitude
@@ -45,6 +58,8 @@ def test_what_follows_what() -> None:
         (lambda: cagrad(local()), r"local: CAGrad\(.*takes the place of a mean, but Identity\(\) has none"),
         (lambda: min_norm(cagrad(fedavg())), r"fedavg \+ cagrad: MinNorm\(.*but CAGrad\(.*has none"),
         (lambda: support_mean(min_norm(fedavg())), r"fedavg \+ min-norm: SupportMean\(\) takes the place of a mean"),
+        (lambda: config(min_norm(fedavg())), r"fedavg \+ min-norm: ConFIG\(\) takes the place of a mean"),
+        (lambda: famo(fedga()), r"LossWeights\(.*overwrites it without reading it"),
         (lambda: server_step(local(), step=2), r"local: a server step would change nothing"),
         (
             lambda: server_step(server_step(fedavg(), step=2), step=2),

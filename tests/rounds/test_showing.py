@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import fedloom
-from fedloom.data.preview import label
+from fedloom.data.drawing import label, wrong
 from fedloom.recipes import load
 from fedloom.recipes.schema import recipe_hash
 from fedloom.rounds import showing
@@ -147,6 +147,7 @@ def test_pictures_are_of_the_input_the_label_and_the_kept_models_answer(scenes: 
         for what, (drawn, text) in {
             "truth": label(task, target),
             "answer": label(task, as_label(task, output), target),
+            "wrong": wrong(task, target, as_label(task, output)),
         }.items():
             cell = about[what][2]
             assert cell["text"] == text

@@ -1,4 +1,4 @@
-"""PCGrad, CAGrad and the minimum-norm direction: pinned values and what they must do in plain cases."""
+"""PCGrad, CAGrad, the minimum-norm direction, plain cases of GradVac and ConFIG: pinned values and what must hold."""
 
 from __future__ import annotations
 
@@ -14,12 +14,15 @@ from fedloom.core.context import Ctx, derive_seed
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
 from fedloom.maths.gram import min_norm
-from fedloom.stages import CAGrad, Mean, MinNorm, PCGrad, Scope, Split, Stage, TopMagnitude
+from fedloom.stages import CAGrad, ConFIG, GradVac, Mean, MinNorm, PCGrad, Scope, Split, Stage, TopMagnitude
 from fedloom.stages.conflict import pcgrad_coefficients
 
 D = torch.tensor([[3.0, -1, 0, 2], [-2, 2, 1, 0], [1, 1, -4, 0]], dtype=torch.float64)
 AGREE = torch.tensor([[1.0, 2, 0], [2, 1, 0.1], [1, 1, 0]])
-COMBINERS = [PCGrad() >> Mean(), PCGrad("sum") >> Mean(), CAGrad(), CAGrad(rescale="1+c^2"), MinNorm(), MinNorm(False)]
+COMBINERS = [
+    *(PCGrad() >> Mean(), PCGrad("sum") >> Mean(), GradVac() >> Mean()),
+    *(CAGrad(), CAGrad(rescale="1+c^2"), ConFIG(), MinNorm(), MinNorm(False)),
+]
 
 every_combiner = pytest.mark.parametrize("stage", COMBINERS, ids=repr)
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from fedloom.errors import StateError
 from fedloom.study import compare, delta_m
-from fedloom.study.tables.compare import Comparison, Estimate, clear_best
+from fedloom.study.tables.compare import ACROSS, Comparison, Estimate, clear_best
 from fedloom.tasks.delta import delta_terms, without_base
 
 DIRECTIONS = {"semseg": "max", "depth": "min", "normals": "min", "edge": "max"}
@@ -122,7 +122,7 @@ def test_the_published_table_from_folders(run):
     assert base.delta is None
     assert dea.delta.mean == pytest.approx(10.593, abs=5e-4)
     assert [result.best(row) for row in result.rows] == [{"fedavg + feddea"}] * 3 + [{"fedavg"}]
-    assert result.notes == ("Δm of fedavg + feddea: each seed against the base's same seed.",)
+    assert result.notes == ("Δm: each seed against the base's same seed.",)
     assert result.to_markdown() == (
         "| | fedavg | fedavg + feddea |\n"
         "|---|---:|---:|\n"
@@ -140,7 +140,7 @@ def test_the_published_table_from_folders(run):
         "\n"
         "test split (shared test), mean over the clients with the task.\n"
         "\n"
-        "Δm of fedavg + feddea: each seed against the base's same seed.\n"
+        "Δm: each seed against the base's same seed.\n"
     )
     assert "depth (rmse) ↓" in printed(result)
 
@@ -226,6 +226,20 @@ def test_equal_methods_are_told_apart_by_what_differs(run):
         assert list(frame) == ["method", "seed", "round", "client", "task", "metric", "split", "model", "value"]
 
 
+def test_more_runs_than_stand_side_by_side_are_a_line_each(run):
+    folders = [run({"depth": 1.0 + i}, f"m{i}", folder=f"f{i}") for i in range(ACROSS + 1)]
+    few, many = compare(folders[:-1]), compare(folders)
+    first = few.to_markdown().splitlines()[0]
+    assert first.count("|") == ACROSS + 2
+    lines = many.to_markdown().splitlines()
+    assert [line.split("|")[1].strip() for line in lines[2 : ACROSS + 3]] == [f"m{i}" for i in range(ACROSS + 1)]
+    assert "depth (rmse) ↓" in lines[0]
+    assert "| **1.0000** |" in lines[2], "the best is bold as it is elsewhere"
+    assert many.to_latex().count("midrule") == 1
+    assert all(f">m{i}</th>" in many.to_html() for i in range(ACROSS + 1))
+    assert many.records().to_csv().count("depth") == ACROSS + 1
+
+
 def test_what_makes_runs_incomparable_is_said(run):
     runs = [
         run({"depth": 1.0}, folder="one"),
@@ -236,8 +250,8 @@ def test_what_makes_runs_incomparable_is_said(run):
         "Not the same clients or examples at seed 0: one, two.",
         "Beside the method, the runs differ in data.size.",
         "Not finished: two, round 1.",
-        "Not the same kind of model in all columns: see the row 'model'.",
-        "Δm of x: each seed against the base's same seed.",
+        "Not the same kind of model in all columns: see 'model'.",
+        "Δm: each seed against the base's same seed.",
     )
     assert result.best(result.rows[0]) == {"fedavg"}
     gave_up = compare([runs[0], run({"depth": 1.0}, "x", folder="four", status="gave up")])

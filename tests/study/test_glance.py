@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from fedloom.study.palette import COLORS
 from fedloom.study.report import collect, glance, words, write
-from fedloom.study.report.drawn import POINTS, dots, multiples, path, ticks
+from fedloom.study.report.drawn import POINTS, dots, heat, multiples, path, scatter, ticks
 from fedloom.study.report.looks import LINES
 from fedloom.study.report.page import Sheet, part
 from fedloom.study.report.predictions import ConfusionViews
@@ -58,11 +59,12 @@ def test_the_first_screen_says_what_the_numbers_say(tmp_path: Path) -> None:
     folder = run(tmp_path / "run", dict(zip(NAMES, (0.6, 0.61, 0.62, 0.47), strict=True)))
     text = " ".join(Page(write(folder).read_text("utf-8")).text.split())
     assert "After 3 rounds 3 of 4 clients are ahead of local (median +21 %)." in text
-    assert "Nothing is told for seg." in text  # 20, 22, 24 and -6 %: the interval reaches below 0
+    assert "Not told apart from local on seg." in text  # 20, 22, 24 and -6 %: the interval reaches below 0
     assert "d lost 6 %." in text
     assert "The training loss still falls by 10 % a round." in text
     assert "Held against local, which was found beside this run." in text
     assert "best c 0.6200" in text
+    assert "A change is the mean over the task's clients, each against itself with local" in text
     assert "worst d 0.4700" in text
     found = glance.of_run(collect(folder))  # type: ignore[arg-type]
     (tile,) = found.tiles
@@ -106,12 +108,18 @@ def test_changes_in_words(percent: float, text: str) -> None:
 
 def test_sentences() -> None:
     clear, open_, loss = Estimate(5, 1, 3), Estimate(5, 6, 3), Estimate(-5, 1, 3)
-    assert words.told_for({"x": clear, "y": clear, "z": open_, "w": loss, "v": Estimate(1, math.nan, 1)}) == (
-        "A gain is told for x and y, a loss for w, nothing for z."
+    assert words.told_for({"x": clear, "y": clear, "z": open_, "w": loss, "v": Estimate(1, math.nan, 1)}, "Local") == (
+        "Clearly better on x and y; clearly worse on w; not told apart from Local on z."
     )
+    assert words.grid_told({"x": clear, "z": open_, "w": loss}, {"Local"}) == (
+        "x is clearly better than Local; w is clearly worse; z is not told apart from it (3 seeds)."
+    )
+    assert words.grid_told({"v": Estimate(1, math.nan, 1)}, {"Local"}).startswith("No method is told apart from Local")
+    assert words.listed("abcde") == "a, b, c, d and e"
+    assert words.listed("abcdef") == "a, b, c, d and 2 more"
     assert words.interval(open_) == "\u22121.0 to 11.0"
     assert words.trend(0.01) == "The training loss stands still."
-    assert words.trend(0.2) == "The training loss still rises by 0.2\u00a0% a round."
+    assert words.trend(0.2) == "The training loss rises by 0.2\u00a0% a round."
     assert (
         words.losers({"a": -1.0, "b": -4.0, "c": -2.0, "d": 1})
         == "b lost 4\u00a0%, c lost 2\u00a0% and 1 more lost less."
@@ -123,8 +131,8 @@ def test_sentences() -> None:
     assert "no client is ahead" in words.ahead(2, "Local", {"a": -1.0})
     assert words.axis("rmse", "min") == "RMSE in metres, lower is better"
     assert words.conflict({"stem": 0.25, "head": 0.5}, ("a", "b", -0.3)) == (
-        "Most in each other's way: head, where 50% of the pairs of updates pull against each other. "
-        "Furthest apart are a and b (mean cosine -0.30)."
+        "Most in each other's way: head, where 50\u00a0% of the pairs of updates pull against each other. "
+        "Furthest apart are a and b (mean cosine \u22120.30)."
     )
 
 
@@ -161,19 +169,75 @@ def test_templates_escape_what_they_are_given() -> None:
     assert "<img" not in drawn
     assert "&lt;img" in drawn
     (panel,) = multiples([(NASTY, NASTY, "max", {NASTY: {0: 1.0, 1: 2.0}}, {})])
-    for macro, given in (("panel", panel), ("dots", dots({NASTY: (1.0, 0.0, 2.0)}))):
-        made = part("drawn.html", macro, *(given, NASTY)[: 2 if macro == "dots" else 1])
+    drawn_as = {
+        "panel": (panel,),
+        "dots": (dots({NASTY: (1.0, 0.0, 2.0)}), NASTY),
+        "scatter": (scatter(NASTY, NASTY, {NASTY: (1.0, 2.0)}, str),),
+        "heat": (heat({NASTY: {NASTY: 1.0}}, [NASTY], NASTY, 1.0, (NASTY, NASTY), numbers=True), NASTY),
+    }
+    for macro, given in drawn_as.items():
+        made = part("drawn.html", macro, *given)
         assert "<img" not in made
+        assert "&lt;" in made
 
 
 def test_templates_load_nothing_and_escape_everything() -> None:
     home = files("fedloom.study.report") / "templates"
-    safe = {"policy", "style", "script", "data", "table", 'tabindex="0"\''}
+    safe = {"policy", "style", "script", "pictures", "data", "table", 'tabindex="0"\''}
     for file in home.iterdir():
         text = file.read_text("utf-8")
         assert "://" not in text
         assert not re.findall(r"\b(src|href)=\"(?![{#]|/run\?at=)", text), file.name
         assert set(re.findall(r"(\S+)\|safe", text.replace("{{", " "))) <= safe, file.name
+
+
+def contrast(first: str, second: str) -> float:
+    """As WCAG 2 has it, of two colours like #fff or #ffffff."""
+
+    def light(color: str) -> float:
+        digits = color[1:] if len(color) == 7 else "".join(2 * letter for letter in color[1:])
+        parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+        r, g, b = (v / 12.92 if v <= 0.03928 else ((v + 0.055) / 1.055) ** 2.4 for v in parts)
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+    high, low = sorted((light(first), light(second)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_letters_stand_out_by_day_by_night_and_on_paper_and_have_few_sizes() -> None:
+    css = (files("fedloom.study.report") / "templates" / "page.css").read_text("utf-8")
+    looks = [
+        dict(re.findall(r"--(\w+): (#\w+);", block)) for block in re.findall(r":root \{([^}]*--paper[^}]*)\}", css)
+    ]
+    assert len(looks) == 3
+    for look in looks:
+        for paper in ("paper", "fill"):
+            for ink in ("ink", "soft"):
+                assert contrast(look[ink], look[paper]) >= 4.5, (look, ink, paper)
+    for color in COLORS[:2]:  # marks, which need 3
+        assert all(contrast(color, look["paper"]) >= 3 for look in looks), color
+    sizes = set(re.findall(r"font(?:-size)?: ([^;/ ]+)", css)) - {"inherit"}
+    assert sizes == {f"var(--{name})" for name in ("tiny", "small", "plain", "lead", "large")}
+
+
+def test_a_map_has_its_numbers_and_its_ends_in_words() -> None:
+    drawn = heat({"a": {"x": -2.0, "y": 0.004}}, ["x", "y"], "change", 2.0, ("worse", "better"), numbers=True)
+    assert [cell.number for cell in drawn.cells] == ["\u22122\u00a0%", "±0\u00a0%"]
+    assert max(abs(cell.strength) for cell in drawn.cells) < 0.7, "letters on it can be read"
+    assert "worse" in part("drawn.html", "heat", drawn, "map")
+
+
+def test_gain_against_cost_and_ranks_are_drawn() -> None:
+    found = scatter("Bytes", "", {"a": (0.0, 0.0), "b": (10.0, 5.0), "c": (10.0, -1.0), "d": (math.nan, 1.0)}, str)
+    assert found is not None
+    a, b, c = found.points
+    assert a.x < b.x == c.x
+    assert b.y < a.y == found.zero < c.y
+    assert (b.is_worse, c.is_worse) == (False, True)
+    assert scatter("Bytes", "", {}, str) is None
+    ranks = dots({"x": (2.5, 2.0, 3.0), "y": (1.25, 0.75, 1.75)}, ranks=True)
+    assert [(row.name, row.text, row.is_worse) for row in ranks.rows] == [("y", "1.25", False), ("x", "2.5", False)]
+    assert ranks.zero is None
 
 
 def test_a_curve_of_the_loss_that_falls() -> None:
@@ -185,7 +249,7 @@ def test_a_curve_of_the_loss_that_falls() -> None:
 
 
 def test_one_palette_for_pages_and_papers(tmp_path: Path) -> None:
-    from fedloom.study.palette import COLORS, color
+    from fedloom.study.palette import color
     from fedloom.study.panels import Panels
 
     text = write(run(tmp_path / "run", dict.fromkeys(NAMES, 0.5))).read_text("utf-8")
@@ -197,5 +261,7 @@ def test_one_palette_for_pages_and_papers(tmp_path: Path) -> None:
 def test_classes_that_are_mixed_up_are_named() -> None:
     counts = ((8, 2, 0), (0, 5, 5), (1, 0, 3))
     said = ConfusionViews("digit", "examples", {"all": counts}).mixed_up
-    assert said == "Most often taken: 1 for 2 (50% of 1), 2 for 0 (25% of 2) and 0 for 1 (20% of 0)."
+    assert said.replace("\u00a0", " ") == (
+        "Most often mistaken: 1 for 2 (50 % of all 1), 2 for 0 (25 % of all 2) and 0 for 1 (20 % of all 0)."
+    )
     assert ConfusionViews("digit", "examples", {"all": ((3, 0), (0, 0))}).mixed_up == ""

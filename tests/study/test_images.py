@@ -13,8 +13,8 @@ import pytest
 
 from fedloom.errors import UserError
 from fedloom.study.grid import Cell
-from fedloom.study.report import collect
-from fedloom.study.report.images import LONG, WIDTH, images_of, save
+from fedloom.study.report import collect, write
+from fedloom.study.report.images import CAPTIONS, LETTERS, LONG, WIDTH, images_of, save
 from fedloom.study.report.plots import curves, figures_of, matrices
 from fedloom.study.report.records import Matrices
 from fedloom.study.report.scores import Curves
@@ -121,6 +121,8 @@ def test_an_image_grows_by_its_legend_and_not_by_the_page():
     assert many["height"] - many["margin"]["b"] == few["height"] - few["margin"]["b"]
     assert many["margin"]["b"] > few["margin"]["b"]
     assert few["paper_bgcolor"] == "#fff"
+    assert round(WIDTH / 96 * 25.4) == 90, "a column, in millimetres"
+    assert few["font"]["size"] == LETTERS >= 8 * 96 / 72 - 0.1, "8 pt"
 
 
 def test_kaleido_is_asked_for(monkeypatch, tmp_path):
@@ -149,9 +151,9 @@ class TestDrawn:
         png, svg = tmp_path / "new" / "png", tmp_path / "svg"
         files = save(figures, {"png": png, "svg": svg})
         stems = set(images_of(figures))
-        assert {f.stem for f in png.iterdir()} == {f.stem for f in svg.iterdir()} == stems
+        assert {f.stem for f in png.iterdir()} == {f.stem for f in svg.iterdir()} == {*stems, "captions"}
         assert set(files) == {*png.iterdir(), *svg.iterdir()}
-        assert all(f.read_bytes().startswith(b"\x89PNG") for f in png.iterdir())
+        assert all(f.read_bytes().startswith(b"\x89PNG") for f in png.glob("*.png"))
         texts = "".join(ElementTree.parse(svg / "x-x-b-test.svg").getroot().itertext())
         assert "../../x: $x$ <b>, test" in texts
 
@@ -162,7 +164,7 @@ class TestDrawn:
 
     def test_a_file_in_the_way(self, tmp_path):
         (tmp_path / "f").touch()
-        with pytest.raises(UserError, match="f/x/m-test.png: "):
+        with pytest.raises(UserError, match=f"f/x/{CAPTIONS}: "):
             save({"m": curves([lines()])}, {"png": tmp_path / "f" / "x"})
 
 
@@ -172,7 +174,18 @@ def test_the_numbers_behind_each_figure(tmp_path: Path) -> None:
     whole = {"a": {"a": 1.0, "b": -0.5}, "b": {"a": -0.5, "b": 1.0}}
     heat = matrices(Matrices("mixing", "", "receiver", "sender", ("a", "b"), {3: whole}))
     files = save({"curves": lines | {"title": "seg"}, "mixing": heat | {"title": "Mixing"}}, {"csv": tmp_path / "new"})
-    assert sorted(file.name for file in files) == ["Mixing-round-3.csv", "seg-miou-test-global.csv"]
-    first, second = (file.read_text("utf-8").splitlines() for file in sorted(files))
+    assert sorted(file.name for file in files) == ["Mixing-round-3.csv", CAPTIONS, "seg-miou-test-global.csv"]
+    first, _, second = (file.read_text("utf-8").splitlines() for file in sorted(files))
     assert first == ["name,x,y,value", ",a,a,1.0", ",b,a,-0.5", ",a,b,-0.5", ",b,b,1.0"]
     assert second[:5] == ["name,x,y,value", "a,1,0.1,", "a,2,0.7000000000000001,", "b,1,0.3,", "b,2,,"]
+
+
+def test_captions_say_what_of_how_many_and_whether_there_is_an_interval(run: Path, tmp_path: Path) -> None:
+    write(run, tmp_path / "page.html", {"csv": tmp_path / "csv"})
+    said = dict(line.split(": ", 1) for line in (tmp_path / "csv" / CAPTIONS).read_text("utf-8").splitlines())
+    assert set(said) == {file.stem for file in (tmp_path / "csv").glob("*.csv")}
+    text = said["semseg-miou-test-personal"]
+    assert text.startswith(
+        "semseg: miou, test, personal; upwards miou ↑; thin lines are 2 clients, the thick one is their"
+    )
+    assert "2 clients, 2 rounds, seed 0; of one seed there is no interval." in text

@@ -569,7 +569,7 @@ def test_a_grid_at_a_glance(tmp_path: Path) -> None:
         "semseg": 40.0, "depth": -0.5, "normals": 0.0, "edge": 0.0
     }  # fmt: skip
     page = page_of(tmp_path)
-    assert "A gain is told for FedProx against FedAvg (2 seeds)." in page.text
+    assert "FedProx is clearly better than FedAvg (2 seeds)." in page.text
     first = rows_of((tmp_path / "report.html").read_text("utf-8"), "costs-0")[1]
     assert (first[0], first[1][-4:], first[2]) == ("FedProx", "1.59", "yes")
     assert page.data["about"]["runs"] == "4 of 4 begun, 4 finished, 1 combination refused"

@@ -45,7 +45,7 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
-PHONE, DESKTOP = (390, 844), (1280, 900)
+PHONE, DESKTOP, WALL = (390, 844), (1400, 900), (2000, 1100)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,8 @@ def show(browser: Any, page: Path, size: tuple[int, int], dark: bool = False) ->
     scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": scheme})
     browser.get(page.as_uri())
-    browser.execute_script("window.dispatchEvent(new Event('beforeprint'))")  # draws what is not in view yet too
+    # draws what is not in view yet too
+    browser.execute_script("for (const name of ['beforeprint', 'afterprint']) window.dispatchEvent(new Event(name))")
     # a figure that is being drawn already may take a while; what is not drawn in time fails the test that looks at it
     browser.execute_async_script(
         """const done = arguments[0], end = performance.now() + 10000, drawn = () =>
@@ -135,7 +136,7 @@ def figures(browser: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("which", ["peers", "domains"])
-@pytest.mark.parametrize("size", [PHONE, DESKTOP], ids=["phone", "desktop"])
+@pytest.mark.parametrize("size", [PHONE, DESKTOP, WALL], ids=["phone", "desktop", "wall"])
 def test_every_figure_is_drawn_and_nothing_is_clipped(
     browser: Any, runs: dict[str, Path], which: str, size: tuple[int, int]
 ) -> None:
@@ -156,7 +157,7 @@ def test_every_figure_is_drawn_and_nothing_is_clipped(
     assert len(boxes) > 6
     assert not [b for b in boxes if b["right"] > size[0] or b["over"] > 0 or b["width"] < 60]
     first = browser.execute_script("return document.querySelector('.tiles').getBoundingClientRect().bottom")
-    assert first < size[1] * (1 if size == DESKTOP else 2), "what came out stands on the first screen"
+    assert first < size[1] * (2 if size == PHONE else 1), "what came out stands on the first screen"
     text = browser.find_element("tag name", "body").text
     assert all(task in text for task in Run.read(runs[which]).info["tasks"])
 
@@ -165,7 +166,7 @@ def test_pictures_of_predictions_are_shown(browser: Any, runs: dict[str, Path]) 
     show(browser, write(runs["peers"]), PHONE)
     widths = browser.execute_script("return [...document.querySelectorAll('.answers img')].map((i) => i.naturalWidth)")
     tasks = len(Run.read(runs["peers"]).info["tasks"])
-    assert widths == [64] * 4 * (1 + 2 * tasks)
+    assert widths == [64] * 4 * (1 + 3 * tasks), "the input, and of each task truth, answer and where it is wrong"
 
 
 def test_print_shows_which_view_is_drawn(browser: Any, runs: dict[str, Path]) -> None:
@@ -179,6 +180,130 @@ def test_print_shows_which_view_is_drawn(browser: Any, runs: dict[str, Path]) ->
     finally:
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
     assert shown == [True, False, False]
+
+
+CONTRAST = """
+    const line = (v) => (v /= 255) <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4;
+    const light = ([r, g, b]) => .2126 * line(r) + .7152 * line(g) + .0722 * line(b);
+    const color = (text) => text.match(/[\\d.]+/g).map(Number);
+    const behind = (e) => {
+      for (let c; e; e = e.parentElement) if ((c = color(getComputedStyle(e).backgroundColor))[3] !== 0) return c;
+      return [255, 255, 255];
+    };
+    const found = [];
+    for (const e of document.querySelectorAll('body *')) {
+      const own = [...e.childNodes].some((n) => n.nodeType === 3 && n.textContent.trim());
+      if (!own || !e.getClientRects().length || e.closest('.canvas, script, style, option')) continue;
+      const style = getComputedStyle(e), ink = color(e.namespaceURI.endsWith('svg') ? style.fill : style.color);
+      const [a, b] = [light(ink), light(behind(e))].sort((x, y) => y - x);
+      if ((a + .05) / (b + .05) < 4.5) found.push([e.tagName, e.className.baseVal ?? e.className, ink.join()]);
+    }
+    return found;"""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("which", ["peers", "domains"])
+def test_all_letters_stand_out_as_wcag_aa_asks(browser: Any, runs: dict[str, Path], which: str, dark: bool) -> None:
+    show(browser, write(runs[which], base=runs["local"] if which == "domains" else None), DESKTOP, dark=dark)
+    assert browser.execute_script(CONTRAST) == []
+
+
+def test_the_first_screen_needs_no_scrolling_and_agrees_with_the_files(browser: Any, runs: dict[str, Path]) -> None:
+    """What came out, for whom it was worth it, who is in whose way, and whether it still gets better."""
+    show(browser, write(runs["domains"], base=runs["local"]), DESKTOP)
+    browser.execute_script("document.querySelectorAll('section > details').forEach((d) => (d.open = false))")
+    spots = "['.words', '.tiles', '#gains', '#conflict'].map((q) => document.querySelector(q).getBoundingClientRect())"
+    boxes = browser.execute_script(f"return {spots}")
+    assert all(box["top"] >= 0 and box["width"] > 100 for box in boxes)
+    assert max(box["top"] for box in boxes) + 150 < DESKTOP[1]
+    mine, alone = (last_test_numbers(runs[name]) for name in ("domains", "local"))
+    tiles = [float(e.text) for e in browser.find_elements("css selector", ".tile .value")]
+    tasks = list(Run.read(runs["domains"]).info["tasks"])
+    assert tiles == pytest.approx([np.mean([v for (_, t), v in mine.items() if t == task]) for task in tasks], abs=5e-5)
+    each: dict[str, list[float]] = {}
+    for (client, task), value in mine.items():
+        each.setdefault(client, []).append(100 * (value / alone[client, task] - 1))
+    changes = {client: float(np.mean(of)) for client, of in each.items()}
+    said = browser.find_element("css selector", ".words").text
+    gained = sum(v > 1e-9 for v in changes.values())
+    who = "every client is" if gained == len(changes) else f"{gained} of {len(changes)} clients are"
+    assert (f"{who} ahead of local" if gained else "no client is ahead of local") in said
+    rows = browser.execute_script(
+        "return [...document.querySelectorAll('#gains .marks g title')].map((t) => t.textContent)"
+    )
+    shown = [changes[row.split(":")[0]] for row in rows]
+    assert shown == pytest.approx(sorted(changes.values(), reverse=True))
+    assert "training loss" in said
+
+
+def last_test_numbers(folder: Path) -> dict[tuple[str, str], float]:
+    """(client, task) -> its number on test data in the last line of metrics.jsonl that has some."""
+    primary = {task: about["primary"] for task, about in json.loads((folder / "run.json").read_text())["tasks"].items()}
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+    found = [
+        {(m["client"], m["task"]): m["value"] for m in line.get("metrics", ())
+         if m["split"] == "test" and m["metric"] == primary[m["task"]]}
+        for line in lines
+    ]  # fmt: skip
+    return next(each for each in reversed(found) if each)
+
+
+def test_a_picture_opens_beside_the_others_by_keyboard_alone(browser: Any, runs: dict[str, Path]) -> None:
+    show(browser, write(runs["peers"]), DESKTOP)
+    from selenium.webdriver.common.keys import Keys
+
+    button = browser.find_elements("css selector", ".answers tbody td button.picture")[0]
+    browser.execute_script("arguments[0].focus()", button)
+    button.send_keys(Keys.ENTER)
+    box = browser.find_element("id", "enlarged")
+    assert box.is_displayed()
+    names = [option.text for option in box.find_elements("css selector", "select.right option")]
+    assert names == ["input", "truth", "prediction", "where it is wrong"]
+    over = "return document.querySelector('#enlarged .over').style.clipPath"
+    slider = box.find_element("css selector", "input[type=range]")
+    before = browser.execute_script(over)
+    slider.send_keys(Keys.ARROW_RIGHT)
+    assert browser.execute_script(over) != before
+    slider.send_keys(Keys.ESCAPE)
+    assert not box.is_displayed()
+    quiet(browser)
+
+
+def test_every_control_is_reached_by_the_tab_key_and_has_a_name(browser: Any, runs: dict[str, Path]) -> None:
+    show(browser, write(runs["domains"], base=runs["local"]), DESKTOP)
+    nameless, unreached = browser.execute_script(
+        """const all = [...document.querySelectorAll('a[href], button, select, input, summary')]
+             .filter((e) => e.getClientRects().length && !e.closest('.canvas'));
+           const name = (e) => e.textContent.trim() || e.ariaLabel || (e.labels && e.labels.length
+             && e.labels[0].textContent.trim()) || (e.querySelector('img') || {}).alt;
+           return [all.filter((e) => !name(e)).map((e) => e.outerHTML), all.filter((e) => e.tabIndex < 0).length];"""
+    )
+    assert nameless == []
+    assert unreached == 0
+    silent = """return [...document.querySelectorAll('svg, img')]
+        .filter((e) => !e.closest('.canvas, dialog, #js-plotly-tester') && !e.alt && !e.closest('[aria-label]'))
+        .map((e) => e.outerHTML.slice(0, 200))"""
+    assert browser.execute_script(silent) == [], "a picture without words"
+
+
+def test_a_printed_page_cuts_nothing_off(browser: Any, runs: dict[str, Path]) -> None:
+    show(browser, write(runs["peers"]), DESKTOP)
+    browser.execute_script("window.dispatchEvent(new Event('beforeprint'))")
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    sheet = 718  # pixels across a sheet of A4 within its margins
+    metrics = {"width": sheet, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    try:
+        wide = browser.execute_script(
+            """return [...document.querySelectorAll('svg, img, table, pre, figure')]
+                 .filter((e) => e.getClientRects().length && e.getBoundingClientRect().right > arguments[0] + 1)
+                 .map((e) => [e.tagName, e.id, String(e.className.baseVal ?? e.className)])""",
+            sheet,
+        )
+    finally:
+        browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+        browser.execute_script("window.dispatchEvent(new Event('afterprint'))")
+    assert wide == []
 
 
 def test_dark_mode_is_readable(browser: Any, runs: dict[str, Path]) -> None:
@@ -278,12 +403,15 @@ def test_a_grid_and_a_run_cut_off_are_drawn(browser: Any, runs: dict[str, Path],
     shutil.copytree(runs["domains"], cut)
     lines = (cut / "metrics.jsonl").read_text("utf-8").splitlines(keepends=True)
     (cut / "metrics.jsonl").write_text("".join(lines[:2]) + lines[2][:40])
+    info = json.loads((cut / "run.json").read_text("utf-8"))
+    info = {key: of for key, of in info.items() if key not in ("files", "check", "final_round")}
+    (cut / "run.json").write_text(json.dumps(info | {"status": "running"}))
     show(browser, write(cut), PHONE)
     assert all(f["drawn"] for f in figures(browser))
     grid = write_grid(tmp_path / "grid", paper_grid(), {})
     write_run(grid, Cell("NYUD", "FedAvg", "-", 0), FEDAVG, history={1: DEA, 2: FEDAVG})
     show(browser, write(grid), DESKTOP)
-    shot(browser, "grid-1280")
+    shot(browser, "grid")
     assert figures(browser)
     assert all(f["drawn"] and f["inside"] for f in figures(browser))
 

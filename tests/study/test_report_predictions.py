@@ -93,6 +93,8 @@ class Images(HTMLParser):
         self.hidden = tag in ("script", "style")
         if tag == "img":
             about = dict(attributes)
+            if about.get("class") in ("under", "over"):  # the places of an enlarged one
+                return
             assert set(about) <= {"src", "alt"}
             self.found.append((about["alt"], about["src"]))
 
@@ -218,11 +220,12 @@ def test_confusion_is_in_shares_of_the_truth_with_counts_beside(tmp_path: Path) 
     figure = figures_of(report)["confusion-0"]
     shares = {view["name"]: view["data"][0]["z"] for view in figure["views"]}
     assert shares == {
-        "2 models together": [[4 / 6, 2 / 6], [0, 1]],
-        "personal model of a, shared test data": [[0.75, 0.25], [None, None]],
-        "personal model of b, shared test data": [[0.5, 0.5], [0, 1]],
+        "2 models together": [[1, 0], [2 / 6, 4 / 6]],  # the best told class first
+        "personal model of a, shared test data": [[None, None], [0.25, 0.75]],
+        "personal model of b, shared test data": [[1, 0], [0.5, 0.5]],
     }
-    assert [list(row) for row in figure["views"][0]["data"][0]["customdata"]] == [[4, 2], [0, 5]]
+    assert figure["shared"][0]["y"] == ["1", "0"]
+    assert [list(row) for row in figure["views"][0]["data"][0]["customdata"]] == [[5, 0], [2, 4]]
     assert report.predictions.confusions[0].note == "The first 2 of 4 models."
 
 
@@ -269,6 +272,68 @@ def test_a_grid_shows_its_methods_side_by_side(tmp_path: Path) -> None:
     page = page_of(folder)
     assert ("FedProx +DEA of depth, seed 1, test example 3", uri(4)) in page.found
     assert sum(src == uri(0) for _, src in page.found) == 2  # inputs are there once
+
+
+def with_errors(run: Path, legend: Any) -> None:
+    """Add to what `keep` wrote where answers are wrong (picture 9) and what colours mean."""
+    home = run / predictions.PREDICTIONS
+    (home / "wrong.png").write_bytes(png(9))
+    index = json.loads((home / predictions.INDEX).read_text())
+    for task in index["parts"][0]["tasks"]:
+        task |= {"wrong": [{"file": "wrong.png", "text": "24 % wrong"}] * 2, "legend": legend}
+        task["truth"] = [{**picture, "ends": ["1 m", "7 m"]} for picture in task["truth"]]
+        task["wrong_legend"] = {"colours": [["#f5f5f5", "right"], ["#d55e00", "wrong"]]}
+    put(run, predictions.INDEX, index)
+
+
+def test_where_answers_are_wrong_stands_below_them_and_colours_have_names(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    keep(run)
+    with_errors(run, {"colours": [["#112233", NASTY]], "ramp": ["#000000", "#ffffff"], "ends": ["near", "far"]})
+    text = write(run).read_text("utf-8")
+    page = Images(text)
+    assert ("where prediction of depth is wrong, test example 3", uri(9)) in page.found
+    assert page.text.count("24 % wrong") == 4
+    assert NASTY in page.text  # the name of a class, as text
+    assert "<img src=x" not in text
+    assert "linear-gradient(90deg, #000000, #ffffff)" in text
+    assert "near" in page.text
+
+
+@pytest.mark.parametrize("color", ["red", "#12345", "#112233;background:url(//x)", "#11223g"])
+def test_a_legend_takes_nothing_but_colours(tmp_path: Path, color: str) -> None:
+    run = run_of(tmp_path)
+    keep(run)
+    with_errors(run, {"colours": [[color, "x"]]})
+    found = run_report(run).predictions
+    assert found.examples == ()
+    assert "damaged" in found.notes[0]
+
+
+def test_methods_show_where_they_are_wrong_in_the_place_of_their_answers(tmp_path: Path) -> None:
+    folder = grid_folder(tmp_path / "g", {("FedAvg", "-", 0): 0, ("FedProx", "-", 0): 1})
+    for number, base in enumerate(("FedAvg", "FedProx")):
+        with_errors(Cell("D", base, "-", 0).folder(folder), {"colours": [["#00000" + str(number), base]]})
+    found = grid_report(folder).predictions
+    assert [name for _, name in found.legends["semseg"][0].colours] == ["FedAvg", "FedProx"]
+    assert set(found.examples[0].wrong) == {"FedAvg", "FedProx"}
+    page = page_of(folder)
+    assert sum(src == uri(9) for _, src in page.found) == 2 * 2 * 2
+    assert "Show where answers are wrong" in page.text
+
+
+def test_confusions_name_their_classes(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    counted(run, {"counts": [[8, 2, 0], [0, 5, 5], [1, 0, 3]]})
+    stored = json.loads((run / predictions.PREDICTIONS / predictions.CONFUSION).read_text())
+    stored["tasks"]["semseg"]["classes"] = ["floor", "wall", "sky"]
+    put(run, predictions.CONFUSION, stored)
+    figure = figures_of(run_report(run))["confusion-0"]
+    assert figure["shared"][0]["y"] == ["floor", "sky", "wall"]
+    assert "wall for sky (50\u00a0% of all wall)" in page_of(run).text
+    stored["tasks"]["semseg"]["classes"] = ["floor", "floor", "sky"]  # which do not tell classes apart
+    put(run, predictions.CONFUSION, stored)
+    assert figures_of(run_report(run))["confusion-0"]["shared"][0]["y"] == ["0", "2", "1"]
 
 
 def test_methods_with_other_data_are_not_put_side_by_side(tmp_path: Path) -> None:

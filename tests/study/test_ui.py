@@ -101,6 +101,10 @@ def test_nothing_else_is_served(port: int, path: str) -> None:
     assert ask(port, path)[0] == 404
 
 
+def test_a_browser_that_asks_for_an_icon_has_nothing_to_complain_about(port: int) -> None:
+    assert ask(port, "/favicon.ico")[:2] == (204, "")
+
+
 def test_it_takes_no_orders(port: int) -> None:
     assert ask(port, "/", "POST")[0] == 501
 

@@ -198,7 +198,7 @@ def picture(
     count: Annotated[int, typer.Option(min=1, help="How many test examples.")] = 4,
 ) -> None:
     """Draw input, truth and prediction of every dense task; with several runs, a column for each run's prediction."""
-    from fedloom.data.preview import save
+    from fedloom.data.canvas import save
     from fedloom.export.picture import predictions
     from fedloom.study.grid import runs_in
 
@@ -213,6 +213,7 @@ for command in (
         demo.demo,
         doctor.doctor,
         export.export,
+        export.merge,
         export.predict,
         features.features,
         grid.grid,
@@ -232,7 +233,7 @@ PANELS = {
     "Look": ("show", "watch", "ui", "report", "picture", "methods", "recipes", "recipe"),
     "Compare": ("compare", "table", "figure", "bed", "tournament", "atlas", "relatedness"),
     "Data": ("init", "data"),
-    "Deploy": ("export", "predict", "flower", "audit", "doctor"),
+    "Deploy": ("export", "predict", "merge", "flower", "audit", "doctor"),
     "Papers": ("activated", "hyper", "domains", "join", "features"),
 }
 """The groups of the help in their order, with their commands; all commands are in one."""

@@ -35,7 +35,8 @@ def preview(
 ) -> None:
     """Draw some examples of a data set with all their labels."""
     dataset = build(name, parameters or (), seed)
-    from fedloom.data.preview import save, sheet
+    from fedloom.data.canvas import save
+    from fedloom.data.preview import sheet
 
     save(sheet(dataset, count, split, seed if augmented else None), out)
     typer.echo(f"{dataset.name}: {len(dataset.train)} train, {len(dataset.test)} test; {out}")

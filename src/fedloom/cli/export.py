@@ -1,4 +1,4 @@
-"""`fedloom export` and `fedloom predict`: a model to take away, and what it says about images."""
+"""`fedloom export`, `merge` and `predict`: models to take away, made into one, and what one says about images."""
 
 from __future__ import annotations
 
@@ -34,6 +34,26 @@ def export(
     typer.echo(f"{bundle.export(run, out or run / 'export', client, task, licence, hub)}")
 
 
+def merge(
+    models: Annotated[list[Path], typer.Argument(metavar="EXPORT...", help="Folders that `fedloom export` wrote.")],
+    base: Annotated[
+        Path,
+        typer.Option(metavar="EXPORT|RUN", help="What all began with: a model, or a run whose starting model it is."),
+    ],
+    out: Annotated[Path, shared.out_option("The folder to write.", file_okay=False)],
+    rule: Annotated[
+        str,
+        typer.Option(metavar="NAME[={...}]", help="mean, emr, or an add-on that combines rows: ties, consensus, ..."),
+    ] = "mean",
+    scale: Annotated[float, typer.Option(min=0, help="A factor of the merged task vector.")] = 1.0,
+) -> None:
+    """Merge exported models into one, by what each has learned since they began alike (task vectors)."""
+    from fedloom.export.merge import merge as merged
+
+    for folder in merged(models, base, out, rule, scale):
+        typer.echo(f"{folder}")
+
+
 def predict(
     model: Annotated[Path, typer.Argument(metavar="EXPORT", help="A folder that `fedloom export` wrote.")],
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files, of any size.")],
@@ -41,7 +61,7 @@ def predict(
     as_json: shared.Json = False,
 ) -> None:
     """Say what an exported model makes of images: one picture with a column for each task, and classes as text."""
-    from fedloom.data.preview import save
+    from fedloom.data.canvas import save
     from fedloom.export.bundle import Bundle
 
     texts, picture = Bundle.read(model).predict(images)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedloom.cli.shared import Json, answer
-from fedloom.rounds.progress import clock
+from fedloom.runs.reader import clock
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

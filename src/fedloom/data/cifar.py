@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 BINARY, PICKLED = "cifar-10-batches-bin", "cifar-10-batches-py"
 RECORD = 1 + 3 * 32 * 32
+NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 
 
@@ -53,7 +54,7 @@ def cifar10(seed: int, *, root: str, limit: Count | None = None) -> Dataset:
         ready.append((torch.from_numpy(np.ascontiguousarray(images)), torch.from_numpy(labels.astype(np.int64))))
     mean, std = channel_statistics(ready[0][0])
     train, test = (TensorExamples(images, {"label": labels}, None, mean, std) for images, labels in ready)
-    return Dataset("cifar10", (Classification("label", 10),), train, test)
+    return Dataset("cifar10", (Classification("label", 10),), train, test, classes={"label": NAMES})
 
 
 def _binary(files: list[Path]) -> tuple[Array, Array]:

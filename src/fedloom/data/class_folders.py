@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -62,9 +62,11 @@ def class_folders(
     columns: dict[str, list[Columns]] = {"train": [], "test": []}
     files: dict[str, list[str]] = {"train": [], "test": []}
     classes = {}
+    called = {}
     for name in sets:
         kinds = _classes(base, name, "train")
         classes[name] = len(kinds)
+        called[name] = tuple(kinds)
         for split in SPLITS:
             found = [
                 (file, kinds[kind])
@@ -77,7 +79,7 @@ def class_folders(
             columns[split].append({name: np.array([label for _, label in found], np.int64)})
     sources = {split: Decoded(str(base), tuple(names), size, fit) for split, names in files.items()}
     table = [torch.tensor([values]).expand(len(sets), -1) for values in (mean, std)]
-    return joined("class-folders", columns, sources, tuple(sets), table[0], table[1], classes)
+    return replace(joined("class-folders", columns, sources, tuple(sets), table[0], table[1], classes), classes=called)
 
 
 @dataclass(frozen=True, eq=False)

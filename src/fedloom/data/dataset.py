@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -244,7 +244,8 @@ class Dataset:
     """A named data set: its tasks, its train and test examples, the names of its domains (may be empty).
 
     `deal` says who holds what, (pool, seed) -> Partition, where that belongs to the data. `signal` says what an input
-    is; by default what its shape and type tell, and None where they do not.
+    is; by default what its shape and type tell, and None where they do not. `classes` is the name of a task -> the
+    names of its classes, of those that have names.
     """
 
     name: str
@@ -254,6 +255,7 @@ class Dataset:
     domains: tuple[str, ...] = ()
     deal: Callable[[Any, int], Any] | None = None
     signal: Signal | None = None
+    classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.signal is None:

@@ -31,6 +31,12 @@ LABELS: dict[str, tuple[int, ...]] = {
     "large": (0,) * 5 + (1,) * 5,
     "holes": (1, 0, 0, 0, 0, 0, 1, 0, 2, 1),
 }
+NAMES: dict[str, tuple[str, ...]] = {
+    "parity": ("even", "odd"),
+    "large": ("0 to 4", "5 to 9"),
+    "holes": ("no hole", "one hole", "two holes"),
+}
+"""What classes are called that are not their own numbers."""
 
 
 @DATASETS.register("digits", source="Alpaydin and Kaynak (1998), UCI; the test part that scikit-learn bundles")
@@ -77,7 +83,8 @@ def digits(
         return TensorExamples(images[torch.from_numpy(mask)], labels, torch.from_numpy(domain[mask]), mean, std)
 
     heads = tuple(Classification(task, max(LABELS[task]) + 1) for task in tasks)
-    return Dataset("digits", heads, part(~test), part(test), tuple(domains))
+    classes = {str(task): NAMES[task] for task in tasks if task in NAMES}
+    return Dataset("digits", heads, part(~test), part(test), tuple(domains), classes=classes)
 
 
 def originals(size: int) -> tuple[Tensor, Array]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -53,7 +54,7 @@ def domain_folders(
     probability 1/2; they are always normalised by ImageNet's mean and standard deviation. Raises DataError for what is
     absent or unreadable.
     """
-    from fedloom.data.pictures import dataset
+    from fedloom.data.pictures import TASK, dataset
 
     if lists is not None and (test_fraction is not None or set(lists) != set(SPLITS)):
         raise RecipeError("domain-folders: expected lists of both train and test, without test_fraction")
@@ -81,7 +82,8 @@ def domain_folders(
         images = read([file for file, _ in files], size).contiguous()
         for split, mask in chosen.items():
             parts[split].append((images[np.flatnonzero(mask)], labels[mask], np.full(int(mask.sum()), number)))
-    return dataset("domain-folders", parts, tuple(names), len(classes), pad, flip)
+    made = dataset("domain-folders", parts, tuple(names), len(classes), pad, flip)
+    return replace(made, classes={TASK: tuple(classes)})
 
 
 @DATASETS.register("digit-files", source="MNIST, USPS, SVHN, SYN: the domains Digits of FedHEAL and F2DC")

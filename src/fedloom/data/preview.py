@@ -2,41 +2,30 @@
 
 from __future__ import annotations
 
-import colorsys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.data.canvas import grid
 from fedloom.data.dataset import Dataset, Examples, TensorExamples
+from fedloom.data.drawing import CLASSES, Cell, Legend, label, legend
 from fedloom.data.joined import JoinedExamples
 from fedloom.data.mixed import MixedExamples
 from fedloom.data.prepare import Array
 from fedloom.data.transforms import MEAN, STD
-from fedloom.errors import UserError
 from fedloom.extras import need
-from fedloom.tasks.task import IGNORE, Task
-
-CELL = 160  # about as wide, in pixels, as a cell is drawn
-GAP, HEADER = 4, 16
-BACKGROUND, INK = (24, 24, 28), (235, 235, 235)
-NOTHING, BACKDROP = (0, 0, 0), (40, 40, 40)  # pixels without a label; background of human parts
-# Anchors of the colours of depth, near to far, evenly spaced: viridis from its light end.
-NEAR_TO_FAR = ((253, 231, 37), (94, 201, 98), (33, 145, 140), (59, 82, 139), (68, 1, 84))
-
-Cell = tuple[Array | None, str]
-"""A picture (H x W x 3, uint8) or none, and a short text on it."""
+from fedloom.tasks.task import Task
 
 
 def sheet(dataset: Dataset, count: int = 6, split: str = "train", augmented: int | None = None) -> Any:
     """The contact sheet as a Pillow image: `count` examples, evenly spaced over the split ("train" or "test").
 
     Classes have one colour each, depth goes from yellow (near) to violet, normals (x, y, z) are (red, green, blue) from
-    -1 to 1, and what is ignored is black. A class of a whole image, or a number, stands as text. `augmented` is the
-    seed of a training batch; without it, examples are shown as evaluation sees them. UserError where Pillow is absent.
+    -1 to 1, and what is ignored is black; a legend says so. A class of a whole image, or a number, stands below it.
+    `augmented` is the seed of a training batch; without it, examples are shown as evaluation sees them. UserError where
+    Pillow is absent.
     """
     need("PIL.Image", "vision")
     part: Examples = getattr(dataset, split)
@@ -45,90 +34,33 @@ def sheet(dataset: Dataset, count: int = 6, split: str = "train", augmented: int
     x, y = part.batch(index, torch.device("cpu"), rng)
     images = pictures(part, x, index)
     rows = [
-        [(images[row], f"{int(index[row])}"), *(label(task, y[task.name][row]) for task in dataset.tasks)]
-        for row in range(len(images))
+        [(image, f"example {int(at)}"), *(_named(dataset, task, y[task.name][row]) for task in dataset.tasks)]
+        for row, (image, at) in enumerate(zip(images, index, strict=True))
     ]
-    return grid(["image", *(task.name for task in dataset.tasks)], rows)
+    how = "" if augmented is None else ", as training sees them"
+    title = f"{dataset.name}: {len(index)} of {len(part):,} {split} examples{how}"
+    return grid(["image", *(task.name for task in dataset.tasks)], rows, title, legends(dataset, dataset.tasks, y))
 
 
-def grid(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> Any:
-    """Rows of cells under headings, as a Pillow image; the first cell of the first row gives all cells their size."""
-    library = need("PIL.Image", "vision")
-    first = rows[0][0][0]
-    assert first is not None
-    height, width = first.shape[:2]
-    times = max(1, round(CELL / width))
-    high, wide = height * times, width * times
-    size = (len(columns) * (wide + GAP) + GAP, HEADER + len(rows) * (high + GAP) + GAP)
-    picture = library.new("RGB", size, BACKGROUND)
-    pen = need("PIL.ImageDraw", "vision").Draw(picture)
-    for column, name in enumerate(columns):
-        pen.text((GAP + column * (wide + GAP), 2), name, fill=INK)
-    for row, cells in enumerate(rows):
-        top = HEADER + GAP + row * (high + GAP)
-        for column, (cell, text) in enumerate(cells):
-            left = GAP + column * (wide + GAP)
-            if cell is not None:
-                drawn = library.fromarray(cell).resize((wide, high), library.Resampling.NEAREST)
-                picture.paste(drawn, (left, top))
-            if text:
-                pen.rectangle(pen.textbbox((left + 2, top + 1), text), fill=BACKGROUND)
-                pen.text((left + 2, top + 1), text, fill=INK)
-    return picture
+def _named(dataset: Dataset, task: Task, target: Tensor) -> Cell:
+    """A label; a class of a whole image by its name where it has one."""
+    names = dataset.classes.get(task.name, ())
+    if names and target.ndim == 0 and 0 <= int(target) < len(names):
+        return None, names[int(target)]
+    return label(task, target)
 
 
-def save(picture: Any, path: Path) -> None:
-    """Write a sheet; the ending of the name says how. UserError where that cannot be done."""
-    try:
-        picture.save(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be written: {error}") from None
-
-
-def label(task: Task, target: Tensor, like: Tensor | None = None) -> Cell:
-    """One label as (H x W x 3 uint8 or None, a short text); depth has the colours of the range of `like`."""
-    kind = task.kind
-    if target.ndim < 2:
-        value = target.item() if target.numel() == 1 else target.tolist()
-        return None, "unlabelled" if value == -1 else f"{value:.4g}" if isinstance(value, float) else f"{value}"
-    values = target.numpy()
-    if kind in ("semseg", "human_parts"):
-        colours = palette(task.channels)
-        if kind == "human_parts":
-            colours[0] = BACKDROP
-        shown = colours[np.where((values < 0) | (values == IGNORE), task.channels, values)]
-        return shown, "" if (values != IGNORE).any() else "no label"
-    if kind == "normals":
-        valid = (values != IGNORE).all(0)
-        shown = np.where(valid, np.rint((np.clip(values, -1, 1) + 1) * 127.5), 0).astype(np.uint8).transpose(1, 2, 0)
-        return shown, "" if valid.any() else "no label"
-    plane = values.reshape(values.shape[-2:])
-    valid = plane != IGNORE
-    if not valid.any():
-        return np.zeros((*plane.shape, 3), np.uint8), "no label"
-    if kind == "depth":
-        scale = plane[valid] if like is None else like[like != IGNORE].numpy()
-        low, high = (float(scale.min()), float(scale.max())) if scale.size else (0.0, 0.0)
-        return _ramp((plane - low) / max(high - low, 1e-9), valid), f"{low:.1f}-{high:.1f} m"
-    grey = np.rint(np.clip(plane, 0, 1) * 215 + 40).astype(np.uint8)
-    return np.where(valid[..., None], grey[..., None], np.uint8(0)).repeat(3, -1)[..., :3], ""
-
-
-def palette(classes: int) -> Array:
-    """A colour for each class and one more, black, for what is ignored (classes + 1 x 3, uint8)."""
-    colours = []
-    for number in range(classes):
-        # The golden angle keeps neighbours apart; shades tell apart what comes round again.
-        hue, shade = (number * 0.381966) % 1, (0.95, 0.7, 0.5)[number % 3]
-        colours.append([round(255 * c) for c in colorsys.hsv_to_rgb(hue, 0.45 + 0.4 * ((number // 3) % 2), shade)])
-    return np.array([*colours, NOTHING], np.uint8)
-
-
-def _ramp(share: Array, valid: Array) -> Array:
-    """Colours for values in 0..1 (H x W x 3)."""
-    stops = np.linspace(0, 1, len(NEAR_TO_FAR))
-    channels = [np.interp(share, stops, [colour[i] for colour in NEAR_TO_FAR]) for i in range(3)]
-    return np.where(valid[..., None], np.rint(np.stack(channels, -1)), 0).astype(np.uint8)
+def legends(dataset: Dataset, tasks: Iterable[Task], *shown: Mapping[str, Tensor]) -> dict[str, Legend]:
+    """Dense task -> what its colours mean, with the classes that occur in what is shown: several {task: labels}."""
+    return {
+        task.name: legend(
+            task,
+            dataset.classes.get(task.name, ()),
+            torch.cat([of[task.name].reshape(-1) for of in shown]).unique().tolist() if task.kind in CLASSES else (),
+        )
+        for task in tasks
+        if task.dense
+    }
 
 
 def normal(part: Examples, index: Tensor) -> tuple[Tensor, Tensor] | None:

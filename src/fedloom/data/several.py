@@ -83,8 +83,10 @@ def several(seed: int, *, sets: Sets) -> Dataset:
     if len(signals) > 1:
         told = ", ".join(f"{name!r} has {sized(d.input_shape, d.signal)}" for name, d in built.items())
         raise DataError(f"several: inputs are not of one kind: {told}")
-    tasks = tuple(renamed(task, name) for name, d in built.items() for task in d.tasks)
+    theirs = [(name, d, task) for name, d in built.items() for task in d.tasks]
+    tasks = tuple(renamed(task, name) for name, _, task in theirs)
     own = {name: tuple(t.name for t in d.tasks) for name, d in built.items()}
     train = JoinedExamples({name: d.train for name, d in built.items()}, own)
     test = JoinedExamples({name: d.test for name, d in built.items()}, own)
-    return Dataset("several", tasks, train, test, tuple(built), signal=signals.pop())
+    classes = {renamed(t, name).name: d.classes[t.name] for name, d, t in theirs if t.name in d.classes}
+    return Dataset("several", tasks, train, test, tuple(built), signal=signals.pop(), classes=classes)

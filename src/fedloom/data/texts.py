@@ -259,4 +259,5 @@ def _dataset(
     with at(where):
         tasks = tuple(Classification(task, len(names)) for task, names in classes.items())
     signal = Signal(kind="tokens", vocabulary=len(known) + 2, padding=PADDING, digest=digest)
-    return Dataset(name, tasks, part(halves[0]), part(halves[1]), domains, signal=signal)
+    called = {task: tuple(map(str, names)) for task, names in classes.items()}
+    return Dataset(name, tasks, part(halves[0]), part(halves[1]), domains, signal=signal, classes=called)

@@ -21,9 +21,11 @@ from torch import Tensor
 from fedloom import tasks as task_classes
 from fedloom._version import __version__
 from fedloom.core.signal import Signal
+from fedloom.data.canvas import grid
 from fedloom.data.dataset import Examples
+from fedloom.data.drawing import Cell, label
 from fedloom.data.joined import JoinedExamples
-from fedloom.data.preview import Cell, grid, label, normal
+from fedloom.data.preview import normal
 from fedloom.engines.api import trained_models
 from fedloom.errors import StateError, UserError, at, choices, parsing
 from fedloom.export.card import RECIPE, card, is_image
@@ -44,6 +46,8 @@ from fedloom.tasks.regression import Regression
 from fedloom.tasks.task import Task
 
 ABOUT, CARD, CONFIG = "export.json", "README.md", "config.json"
+LICENCE = r"[A-Za-z0-9][A-Za-z0-9.+-]*"
+"""An identifier of a licence."""
 
 
 def export(
@@ -63,10 +67,9 @@ def export(
     Raises StateError where the run is not finished or `out` is not empty, UserError for a client or a task that is not
     there or that must be named, and for a licence that is no identifier.
     """
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9.+-]*", licence):
+    if not re.fullmatch(LICENCE, licence):
         raise UserError(f"licence {licence!r}: expected an identifier, such as apache-2.0, cc-by-nc-4.0 or unknown")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise StateError(f"{out} exists and is not empty; choose another folder")
+    check_empty(out)
     built, _ = reopen(run)
     models = trained_models(run)
     clients = built.federation.clients
@@ -81,18 +84,33 @@ def export(
     wanted = [t for t in held if task in (None, t.name)]
     mine = _of_tasks(models[key], {t.name for t in wanted})
     about = _about(built, key, client, wanted, licence)
-    out.mkdir(parents=True, exist_ok=True)
-    save_tensors({name: tensor.contiguous() for name, tensor in mine.items()}, out / WEIGHTS, {"format": "pt"})
-    files = {
-        ABOUT: json.dumps(about, indent=1),
-        RECIPE: dump(built.recipe),
-        CARD: card(built, Run.read(run), about, wanted, client, hub),
-    }
+    files = {RECIPE: dump(built.recipe), CARD: card(built, Run.read(run), about, wanted, client, hub)}
     if hub:
         files[CONFIG] = json.dumps(_config(built, about), indent=1)
-    if loader_fits(built.module, wanted):
-        files[LOADER] = loader(built.module, about, wanted)
-    for name, text in files.items():
+    return write(out, built.module, mine, wanted, about, files)
+
+
+def check_empty(out: Path) -> None:
+    """Raise StateError where `out` is anything but a new or empty folder."""
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise StateError(f"{out} exists and is not empty; choose another folder")
+
+
+def write(
+    out: Path,
+    module: MultiTask,
+    state: Mapping[str, Tensor],
+    wanted: Sequence[Task],
+    about: Mapping[str, Any],
+    files: Mapping[str, str],
+) -> Path:
+    """Write weights, export.json, other files, and load.py where that loads it, to the folder `out`; return it."""
+    out.mkdir(parents=True, exist_ok=True)
+    save_tensors({name: tensor.contiguous() for name, tensor in state.items()}, out / WEIGHTS, {"format": "pt"})
+    texts = {ABOUT: json.dumps(about, indent=1), **files}
+    if loader_fits(module, wanted):
+        texts[LOADER] = loader(module, about, wanted)
+    for name, text in texts.items():
         (out / name).write_text(text, encoding="utf-8")
     return out
 
@@ -132,8 +150,13 @@ def _about(built: Built, key: str, client: str | None, wanted: Sequence[Task], l
         "signal": None if signal is None else signal.model_dump(),
         "mean": mean,
         "std": std,
-        "tasks": [{"class": type(t.known).__name__, **asdict(t.known)} for t in wanted],
+        "tasks": described(wanted),
     }
+
+
+def described(tasks: Sequence[Task]) -> list[dict[str, Any]]:
+    """Tasks as export.json has them."""
+    return [{"class": type(t.known).__name__, **asdict(t.known)} for t in tasks]
 
 
 def _config(built: Built, about: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,6 +204,7 @@ class _About(BaseModel):
     signal: Signal | None = None
     mean: list[FiniteFloat] | None
     std: list[Annotated[FiniteFloat, Field(gt=0)]] | None
+    licence: Annotated[str, Field(pattern=f"^{LICENCE}$")] = "unknown"
 
     @model_validator(mode="after")
     def _fits(self) -> _About:
@@ -199,6 +223,9 @@ class Bundle:
     input_shape: tuple[int, ...]
     mean: tuple[float, ...] | None
     std: tuple[float, ...] | None
+    signal: Signal | None
+    recipe: Recipe
+    licence: str
 
     @staticmethod
     def read(folder: Path) -> Bundle:
@@ -210,7 +237,7 @@ class Bundle:
             tasks = tuple(_task(folder, value) for value in about.tasks)
             recipe, shape = load(folder / RECIPE), tuple(about.input_shape)
             with at(f"{folder / ABOUT}"):
-                module = _module(recipe, shape, about.signal, tasks)
+                module = network(recipe, shape, about.signal, tasks)
             with parsing(f"{folder / WEIGHTS}: cannot be read"):
                 weights = load_file(folder / WEIGHTS)
             module.load_state_dict(weights)
@@ -219,7 +246,7 @@ class Bundle:
         except RuntimeError as error:
             raise StateError(f"{folder / WEIGHTS} does not fit {RECIPE}: {error}") from None
         mean, std = (None if v is None else tuple(v) for v in (about.mean, about.std))
-        return Bundle(module.eval(), tasks, shape, mean, std)
+        return Bundle(module.eval(), tasks, shape, mean, std, about.signal, recipe, about.licence)
 
     def input(self, file: Path) -> tuple[Tensor, Any]:
         """(an image as the model takes it, C x H x W; the same image to look at, H x W x 3 of uint8).
@@ -285,7 +312,7 @@ def _task(folder: Path, value: dict[str, Any]) -> Task:
     return task
 
 
-def _module(recipe: Recipe, shape: tuple[int, ...], signal: Signal | None, tasks: Sequence[Task]) -> MultiTask:
+def network(recipe: Recipe, shape: tuple[int, ...], signal: Signal | None, tasks: Sequence[Task]) -> MultiTask:
     """The model as the run had it, with initial weights: what is loaded replaces them all."""
     model = recipe.model
     params = {k: False if k == "pretrained" else v for k, v in model.arguments.items()}

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.data.preview import BACKGROUND, Cell, grid, label
+from fedloom.data.canvas import below_each_other, grid
+from fedloom.data.drawing import Cell, Legend, label, legend_of_wrong, wrong
+from fedloom.data.preview import legends
 from fedloom.errors import StateError
 from fedloom.export.finished import Finished, open_runs
-from fedloom.extras import need
 from fedloom.rounds.showing import some_examples
 from fedloom.tasks.dense import DenseTask, as_label
 
@@ -20,10 +21,10 @@ from fedloom.tasks.dense import DenseTask, as_label
 def predictions(folders: Path | Sequence[Path], count: int = 4) -> Any:
     """A Pillow image of `count` test examples with the predictions of the final models of one or several runs.
 
-    One run: one row per example, and two columns per task, truth and prediction. Several runs, or several data sets
-    in a run: one row per example and task; the columns are input, truth and each run's prediction, which says whose
-    model it is from. That is the model of the first client that holds the task, where it has its own, else the global
-    one.
+    One run: one row per example, and three columns per task: truth, prediction, and where it is wrong. Several runs,
+    or several data sets in a run: one row per example and task; the columns are input, truth and each run's prediction,
+    which says whose model it is from. That is the model of the first client that holds the task, where it has its own,
+    else the global one.
 
     Raises StateError where a run has no dense task or no model yet, or where runs have different data.
     """
@@ -39,7 +40,7 @@ def predictions(folders: Path | Sequence[Path], count: int = 4) -> Any:
         by_part.setdefault(id(first.holder(task.name).test), []).append(task)
     if len(runs) == 1 and len(by_part) == 1:
         return _one(runs[0], dense, count)
-    return _below_each_other([_several(runs, some, count) for some in by_part.values()])
+    return below_each_other([_several(runs, some, count) for some in by_part.values()])
 
 
 def _answers(run: Finished, task: DenseTask, x: Tensor) -> tuple[list[Tensor], str]:
@@ -60,13 +61,18 @@ def _examples(run: Finished, tasks: Sequence[DenseTask], count: int) -> tuple[Te
 
 def _one(run: Finished, tasks: Sequence[DenseTask], count: int) -> Any:
     x, truth, shown = _examples(run, tasks, count)
-    columns = ["image"]
+    columns = ["input"]
     cells: list[list[Cell]] = [[(picture, "")] for picture in shown]
+    said, means = {}, {}
     for task in tasks:
-        columns += [task.name, f"{task.name}, predicted"]
-        for row, target, answer in zip(cells, truth[task.name], _answers(run, task, x)[0], strict=True):
-            row += [label(task, target), label(task, answer, target)]
-    return grid(columns, cells)
+        columns += [task.name, "predicted", "where it is wrong"]
+        answers = _answers(run, task, x)[0]
+        said[task.name] = torch.stack(answers)
+        means[f"{task.name}, wrong"] = legend_of_wrong(task)
+        for row, target, answer in zip(cells, truth[task.name], answers, strict=True):
+            row += [label(task, target), (label(task, answer, target)[0], ""), wrong(task, target, answer)]
+    means = _in_turn(legends(run.built.dataset, tasks, truth, said), means)
+    return grid(columns, cells, f"{run.name}: {len(shown)} test examples", means)
 
 
 def _several(runs: Sequence[Finished], tasks: Sequence[DenseTask], count: int) -> Any:
@@ -79,14 +85,11 @@ def _several(runs: Sequence[Finished], tasks: Sequence[DenseTask], count: int) -
             row: list[Cell] = [(picture, task.name), label(task, target)]
             row += [(label(task, each[number], target)[0], whose) for each, whose in answers[task.name]]
             rows.append(row)
-    return grid(["input", "truth", *(run.name for run in runs)], rows)
+    said = [{task.name: torch.stack(answers[task.name][at][0]) for task in tasks} for at in range(len(runs))]
+    means = legends(runs[0].built.dataset, tasks, truth, *said)
+    return grid(["input", "truth", *(run.name for run in runs)], rows, f"{len(shown)} test examples", means)
 
 
-def _below_each_other(sheets: Sequence[Any]) -> Any:
-    size = (max(sheet.width for sheet in sheets), sum(sheet.height for sheet in sheets))
-    whole = need("PIL.Image", "vision").new("RGB", size, BACKGROUND)
-    top = 0
-    for sheet in sheets:
-        whole.paste(sheet, (0, top))
-        top += sheet.height
-    return whole
+def _in_turn(*several: Mapping[str, Legend]) -> dict[str, Legend]:
+    """Each task's legends one after the other."""
+    return {name: of for pair in zip(*(each.items() for each in several), strict=True) for name, of in pair}

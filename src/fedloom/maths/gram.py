@@ -169,6 +169,27 @@ def min_norm(G: Tensor, unit: bool = True) -> Tensor:
     return q
 
 
+def conflict_free(G: Tensor, p: Tensor) -> Tensor:
+    """ConFIG in Gram space: coefficients q (K) of u = <g_0, v> v / |v|^2 with v = pinv(R) 1 and g_0 = sum p_i X_i.
+
+    R are the unit rows, without zero rows; C = R R' is their Gram matrix, and pinv(R) 1 = R' pinv(C) 1. Singular values
+    of R below 3e-7 of the largest, which is the resolution of float32 rows, count as zero. A direction that vanishes
+    (see `cancels`) or that the mean points away from gives q = 0.
+    """
+    q = torch.zeros(len(G), dtype=torch.float64)
+    some = nonzero(G)
+    if not bool(some.any()):
+        return q
+    G, _ = normalised(G)
+    norms = G.diagonal()[some].sqrt()
+    C = G[some][:, some] / norms / norms[:, None]
+    v = torch.linalg.pinv(C, rtol=1e-13, hermitian=True).sum(1)
+    square, reach = float(v @ C @ v), float((G @ p)[some] / norms @ v)
+    if square > (1e-6 * float(v.abs().sum())) ** 2 and reach > 0:
+        q[some] = reach / square * v / norms
+    return q
+
+
 def conflict_averse(G: Tensor, p: Tensor, c: float) -> tuple[Tensor, float]:
     """CAGrad in Gram space: (w, lam) so that its direction is sum_i (p_i + lam w_i) X_i.
 

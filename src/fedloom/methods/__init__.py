@@ -15,6 +15,8 @@ from fedloom.methods.by_task import by_task as by_task
 from fedloom.methods.cfl import cfl as cfl
 from fedloom.methods.colnet import colnet as colnet
 from fedloom.methods.conflict import cagrad as cagrad
+from fedloom.methods.conflict import config as config
+from fedloom.methods.conflict import gradvac as gradvac
 from fedloom.methods.conflict import min_norm as min_norm
 from fedloom.methods.conflict import pcgrad as pcgrad
 from fedloom.methods.controls import server_step as server_step
@@ -25,6 +27,7 @@ from fedloom.methods.dpsgd import dpsgd as dpsgd
 from fedloom.methods.f2dc import domain_weights as domain_weights
 from fedloom.methods.f2dc import f2dc as f2dc
 from fedloom.methods.f2dc import feature_modules as feature_modules
+from fedloom.methods.famo import famo as famo
 from fedloom.methods.fdse import fdse as fdse
 from fedloom.methods.fedacg import fedacg as fedacg
 from fedloom.methods.fedamp import fedamp as fedamp
@@ -49,8 +52,15 @@ from fedloom.methods.fedtgp import fedtgp as fedtgp
 from fedloom.methods.fpl import fpl as fpl
 from fedloom.methods.heal import heal as heal
 from fedloom.methods.ifca import ifca as ifca
+from fedloom.methods.lora import fedex_lora as fedex_lora
+from fedloom.methods.lora import fedsa_lora as fedsa_lora
 from fedloom.methods.matfl import matfl as matfl
 from fedloom.methods.matu import matu as matu
+from fedloom.methods.merging import consensus as consensus
+from fedloom.methods.merging import dare as dare
+from fedloom.methods.merging import iso_c as iso_c
+from fedloom.methods.merging import ties as ties
+from fedloom.methods.merging import tsv_m as tsv_m
 from fedloom.methods.moon import moon as moon
 from fedloom.methods.ntk_fedavg import ntk_fedavg as ntk_fedavg
 from fedloom.methods.overlap import activated_dimensions as activated_dimensions
@@ -70,6 +80,11 @@ from fedloom.methods.robust import rfa as rfa
 from fedloom.methods.robust import trimmed_mean as trimmed_mean
 from fedloom.methods.scaffold import scaffold as scaffold
 from fedloom.methods.staleness import staleness as staleness
+from fedloom.methods.weightings import aligned_mtl as aligned_mtl
+from fedloom.methods.weightings import dualproj as dualproj
+from fedloom.methods.weightings import fairgrad as fairgrad
+from fedloom.methods.weightings import imtl_g as imtl_g
+from fedloom.methods.weightings import upgrad as upgrad
 
 if TYPE_CHECKING:
     from fedloom.methods.method import Method as Method

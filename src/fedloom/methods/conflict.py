@@ -1,4 +1,4 @@
-"""PCGrad, CAGrad and the minimum-norm direction as add-ons."""
+"""PCGrad, GradVac, CAGrad, ConFIG and the minimum-norm direction as add-ons."""
 
 from __future__ import annotations
 
@@ -39,6 +39,32 @@ def pcgrad(method: m.Method, *, reduction: Literal["mean", "sum"] = "mean") -> m
     projected rows only. cagrad and min-norm come after this add-on. Local training shares nothing and is refused.
     """
     return method.plus(stages.PCGrad(reduction), at="server")
+
+
+@m.ADDONS.register("gradvac", source="GradVac: Wang, Tsvetkov, Firat, Cao, ICLR 2021")
+def gradvac(method: m.Method, *, beta: Annotated[float, Field(ge=0, le=1)] = 0.5) -> m.Method:
+    """Turn each client's update towards those it is less aligned with than usual, then combine as the method does.
+
+    v = Delta_i;  for j != i in random order, with c = cos(v, Delta_j) and the target t = t_ij:
+    if c < t:  v <- v + |v| (t sqrt(1 - c^2) - c sqrt(1 - t^2)) / (|Delta_j| sqrt(1 - t^2)) Delta_j
+    so that cos(v, Delta_j) = t;  then t_ij <- (1 - beta) t_ij + beta c, from t_ij = 0.
+
+    With t = 0 (the first round, and `beta: 0`) it is pcgrad. Acts at the server, over everything that the method
+    shares; nothing more is sent. State at the server: a number for each pair of clients that met.
+
+    paper    on the gradients of each step, whole model, per layer or per matrix; gradients are summed
+    release  none by the authors. LibMTL: beta 0.5, and targets move only where c < t; TorchJD: beta 0.5, targets move
+             always
+    here     on a round's updates as one vector; the mean with the method's weights in place of the sum; targets move
+             always, for pairs that are both there; beta 0.5. A target counts as at most 0.99 (ours): as it nears 1, v
+             grows without bound, and updates of one round, other than gradients of languages, can be that much alike.
+             TorchJD's own has one target for each position in the matrix, so absent clients would mix them up
+
+    The order is drawn per client and round from the run's seed. Zero rows are skipped. With one participant the result
+    is that of the method without it, bit for bit. With FedDEA: `feddea` acts at the client, so first. With pcgrad,
+    heal, cagrad: as pcgrad with these. Local training shares nothing and is refused.
+    """
+    return method.plus(stages.GradVac(beta), at="server")
 
 
 @m.ADDONS.register("cagrad", source="CAGrad: Liu et al., NeurIPS 2021")
@@ -98,3 +124,31 @@ def min_norm(method: m.Method, *, unit: bool = True) -> m.Method:
     that have no plain mean to replace (local training, a mean already replaced).
     """
     return method.combined_by(stages.MinNorm(unit))
+
+
+@m.ADDONS.register("config", source="ConFIG: Liu, Chu, Thuerey, ICLR 2025")
+def config(method: m.Method) -> m.Method:
+    """Replace the mean by the direction that has the same angle to every update, as long as the mean reaches along it.
+
+    r_k = Delta_k / |Delta_k|;  v = pinv(R) 1, so that <r_k, v> is the same for all k;  g_0 = sum_k p_k Delta_k
+    u = <g_0, v> v / |v|^2
+
+    Acts at the server, over everything that the method shares; nothing more is sent. No state. It is computed from the
+    Gram matrix, C = R R' and v = R' pinv(C) 1, in float64.
+
+    paper    length sum_k <Delta_k, v> / |v|, which is K times ours for equal p_k; a momentum variant, not here
+    release  the same, in the gradients' precision. TorchJD takes torch.linalg.pinv of R (K x d) with torch's default
+             cut-off, d times the resolution: in float32 it drops singular values below d / 8,400,000 of the largest
+    here     the mean in place of the sum, so that equal updates come back. Singular values of R below 3e-7 of the
+             largest count as zero at any d; the combination is summed in float64, for coefficients of updates that
+             nearly oppose each other are large and cancel
+
+    If no direction has the same angle to all updates, v is the nearest one by least squares. Opposite updates give no
+    step, and neither does a mean that points away from v. Equal updates, and one participant, give the update, but for
+    round-off. Zero updates count in g_0 but not in v. If clients lack blocks, columns that the same clients have form a
+    problem of their own.
+
+    With FedDEA: `feddea` acts at the client, so first. With pcgrad, gradvac: after them. Refused with heal and any
+    other rule that sets weights of coordinates, and with methods that have no plain mean to replace.
+    """
+    return method.combined_by(stages.ConFIG())

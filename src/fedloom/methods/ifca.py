@@ -38,6 +38,11 @@ def ifca(
     look at the choices. clusters = 1 is FedAvg. Batch norm statistics stay with the client. `share: encoder` leaves
     decoders and heads out, as clients with different tasks need.
 
+    Without a server (`peers`) each peer keeps all C models and moves each with the neighbours that chose it: DFCA
+    (Kirch et al., 2025), with a mean in place of its running mean. On a graph that is not complete use `first: noise`,
+    which is the same noise at all peers: groups are numbered by each peer for itself, so a number would mean another
+    cluster at another peer.
+
     Add-ons at the server (pcgrad, cagrad, min-norm, heal, ...) act inside each cluster, on rows relative to its model.
     With FedDEA: an update is measured from the model that the client had. So when the client changes cluster, and in
     round 2, the selection also covers the displacement from one model to the other. A server step other than 1 moves

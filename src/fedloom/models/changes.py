@@ -30,14 +30,27 @@ class Linearise:
 
 
 @dataclass(frozen=True)
-class FreeAdaptedWeights:
-    """Weights with low-rank factors beside them become parameters of the model, so that the factors can be merged."""
+class Factors:
+    """Low-rank factors must be there; nothing is changed. `scale` is what alpha / rank must be, where it matters."""
+
+    scale: float | None = None
 
     def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
         layers = adapted_layers(model.encoder)
         if not layers:
-            raise RecipeError("model.lora: null found, expected low-rank factors: delta_w is about their product")
-        for layer in layers:
+            raise RecipeError("model.lora: null found, expected low-rank factors, which the method is about")
+        found = float(layers[0].scaling["default"])
+        if self.scale not in (None, found):
+            raise RecipeError(f"scale: {self.scale} found, expected {found}, which is alpha / rank of model.lora")
+
+
+@dataclass(frozen=True)
+class FreeAdaptedWeights(Factors):
+    """Weights with low-rank factors beside them become parameters of the model, so that the factors can be merged."""
+
+    def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
+        super().__call__(model, shape)
+        for layer in adapted_layers(model.encoder):
             layer.base_layer.weight.requires_grad_(True)
 
 

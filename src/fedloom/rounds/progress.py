@@ -6,6 +6,8 @@ import sys
 import time
 from collections.abc import Mapping
 
+from fedloom.runs.reader import clock
+
 
 class Progress:
     """Receives what happens in a run. This one says nothing; others say what they want to.
@@ -89,10 +91,3 @@ class Bars(Progress):
 
 def _texts(numbers: Mapping[str, float]) -> list[str]:
     return [f"{name} {value:.4g}" for name, value in numbers.items()]
-
-
-def clock(seconds: float) -> str:
-    """Seconds as minutes:seconds, or hours:minutes:seconds."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

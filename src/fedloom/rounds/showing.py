@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import State
+from fedloom.data.drawing import Legend, extent, label, legend_of_wrong, wrong
 from fedloom.data.prepare import Array
-from fedloom.data.preview import label, pictures
+from fedloom.data.preview import legends, pictures
 from fedloom.errors import UserError
 from fedloom.extras import need
 from fedloom.rounds.built import Built
@@ -137,7 +138,9 @@ def _confusions(
                 }
             )
         if of:
-            found[task.name] = {"unit": "pixels" if task.dense else "examples", "models": of, "in_all": len(with_it)}
+            unit = "pixels" if task.dense else "examples"
+            names = list(built.dataset.classes.get(task.name, ()))
+            found[task.name] = {"unit": unit, "models": of, "in_all": len(with_it), "classes": names}
     return found
 
 
@@ -166,15 +169,25 @@ def _pictures(
         about = []
         for column, task in enumerate(tasks):
             group = used[of[task.name]]
-            cells: dict[str, list[dict[str, str]]] = {"truth": [], "answer": []}
+            cells: dict[str, list[dict[str, Any]]] = {"truth": [], "answer": [], "wrong": []}
             answers = [_drawable(as_label(task, out)) for out in seen[of[task.name]].answers[task.name]]
             for row, (target, answer) in enumerate(zip(truth[task.name], answers, strict=True)):
-                for what, (picture, text) in (("truth", label(task, target)), ("answer", label(task, answer, target))):
+                drawn = {
+                    "truth": label(task, target),
+                    "answer": label(task, answer, target),
+                    "wrong": wrong(task, target, answer),
+                }
+                for what, (picture, text) in drawn.items():
                     assert picture is not None  # a dense label is drawn
                     file = _save(home, f"{place}-{row}-{column}-{what}.png", picture)
                     cells[what].append({"file": file, "text": text})
+                if task.kind == "depth":
+                    cells["truth"][-1]["ends"] = [f"{end:.1f} m" for end in extent(target)]
             client = built.federation.holder(task.name).id
-            about.append({"task": task.name, "kind": task.kind, "model": group.model.name, "client": client, **cells})
+            meant = legends(built.dataset, [task], truth, {task.name: torch.stack(answers)})[task.name]
+            means = {"legend": _written(meant), "wrong_legend": _written(legend_of_wrong(task))}
+            whose = {"task": task.name, "kind": task.kind, "model": group.model.name, "client": client}
+            about.append({**whose, **cells, **means})
         data = f"{holder.test.name} {SPLIT}"
         parts.append({"data": data, "domain": holder.domain, "examples": examples, "tasks": about})
     return parts
@@ -185,6 +198,19 @@ def _drawable(answer: Tensor) -> Tensor:
     if not answer.is_floating_point():
         return answer
     return answer.nan_to_num(IGNORE, _FAR, -_FAR).clamp(-_FAR, _FAR)
+
+
+def _written(legend: Legend) -> dict[str, Any]:
+    """A legend with its colours as the web writes them."""
+    return {
+        "colours": [[_web(colour), name] for colour, name in legend.colours],
+        "ramp": [_web(colour) for colour in legend.ramp],
+        "ends": list(legend.ends),
+    }
+
+
+def _web(colour: tuple[int, int, int]) -> str:
+    return "#" + bytes(colour).hex()
 
 
 def _save(home: Path, name: str, picture: Array, smooth: bool = False) -> str:

@@ -325,3 +325,10 @@ def described(about: Mapping[str, Any]) -> str:
     known = {key: value for key, value in about.items() if value is not None}
     texts = [f"{value}" if key == "why" else f"{key} {value}" for key, value in known.items()]
     return f": {', '.join(texts)}" if texts else ""
+
+
+def clock(seconds: float) -> str:
+    """Seconds as minutes:seconds, or hours:minutes:seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

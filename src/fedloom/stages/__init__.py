@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from fedloom.stages.combine import Split as Split
     from fedloom.stages.combine import Switch as Switch
     from fedloom.stages.conflict import CAGrad as CAGrad
+    from fedloom.stages.conflict import ConFIG as ConFIG
+    from fedloom.stages.conflict import GradVac as GradVac
     from fedloom.stages.conflict import MinNorm as MinNorm
     from fedloom.stages.conflict import PCGrad as PCGrad
     from fedloom.stages.cosine import CosineMix as CosineMix
@@ -28,7 +30,9 @@ if TYPE_CHECKING:
     from fedloom.stages.drift import ControlVariates as ControlVariates
     from fedloom.stages.drift import DualShift as DualShift
     from fedloom.stages.drift import NormaliseSteps as NormaliseSteps
+    from fedloom.stages.factors import ExactFactors as ExactFactors
     from fedloom.stages.gap import GapWeights as GapWeights
+    from fedloom.stages.gap import LossWeights as LossWeights
     from fedloom.stages.groups import TaskLeaders as TaskLeaders
     from fedloom.stages.heal import Heal as Heal
     from fedloom.stages.history import HistoryAttention as HistoryAttention
@@ -37,6 +41,10 @@ if TYPE_CHECKING:
     from fedloom.stages.magnitude import TopMagnitude as TopMagnitude
     from fedloom.stages.mean import Mean as Mean
     from fedloom.stages.mean import SupportMean as SupportMean
+    from fedloom.stages.merging import ConsensusMask as ConsensusMask
+    from fedloom.stages.merging import ElectedMean as ElectedMean
+    from fedloom.stages.merging import IsotropicMerge as IsotropicMerge
+    from fedloom.stages.merging import SingularMerge as SingularMerge
     from fedloom.stages.mixing import Gossip as Gossip
     from fedloom.stages.mixing import SimilarityMix as SimilarityMix
     from fedloom.stages.overlap import ActivatedDimensions as ActivatedDimensions
@@ -64,5 +72,10 @@ if TYPE_CHECKING:
     from fedloom.stages.stage import Traits as Traits
     from fedloom.stages.staleness import Staleness as Staleness
     from fedloom.stages.taskvectors import TaskVectors as TaskVectors
+    from fedloom.stages.weighting import IMTLG as IMTLG
+    from fedloom.stages.weighting import AlignedMTL as AlignedMTL
+    from fedloom.stages.weighting import DualProj as DualProj
+    from fedloom.stages.weighting import FairGrad as FairGrad
+    from fedloom.stages.weighting import UPGrad as UPGrad
 
 __getattr__, __dir__ = lazy(__name__)

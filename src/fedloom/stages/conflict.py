@@ -1,4 +1,4 @@
-"""Rules for updates that pull against each other: PCGrad, CAGrad, the minimum-norm direction."""
+"""Rules for updates that pull against each other: PCGrad, GradVac, CAGrad, ConFIG, the minimum-norm direction."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedloom.core.context import Ctx, Row, State, derive_seed
+from fedloom.core.context import Ctx, Row, State, derive_seed, row_key
 from fedloom.core.updates import Updates
 from fedloom.maths.conflict import Rescale, rescaling
-from fedloom.maths.gram import conflict_averse, gram, min_norm, nonzero
+from fedloom.maths.gram import conflict_averse, conflict_free, gram, min_norm, nonzero
 from fedloom.stages.mean import column_groups, problems, weighted_mean
 from fedloom.stages.stage import Stage, Traits
+
+_COLUMNS = 1 << 16  # at a time in float64
 
 
 def pcgrad_coefficients(G: Tensor, orders: Sequence[Sequence[int]]) -> Tensor:
@@ -56,7 +58,7 @@ class PCGrad(Stage):
         G = gram(updates)
         W = torch.eye(k, dtype=torch.float64)
         if bool((G < 0).any()):
-            W = pcgrad_coefficients(G, [self._order(updates.rows, row, ctx) for row in updates.rows])
+            W = pcgrad_coefficients(G, _orders(updates.rows, ctx))
         if self.reduction == "sum" and updates.present is None:
             W = W * k
         out = updates if torch.equal(W, torch.eye(k, dtype=torch.float64)) else updates.mixed(W)
@@ -67,10 +69,51 @@ class PCGrad(Stage):
             out = out.replace(X=X)
         return out, state
 
-    @staticmethod
-    def _order(rows: Sequence[Row], row: Row, ctx: Ctx) -> list[int]:
-        draws = [derive_seed(ctx.seed, ctx.round, "pcgrad", *row, *other) for other in rows]
-        return sorted(range(len(rows)), key=draws.__getitem__)
+
+def _orders(rows: Sequence[Row], ctx: Ctx) -> list[list[int]]:
+    """For each row the order in which it meets the rows: drawn anew every round, the same whoever else takes part."""
+    draws = [[derive_seed(ctx.seed, ctx.round, "pcgrad", *row, *other) for other in rows] for row in rows]
+    return [sorted(range(len(rows)), key=draw.__getitem__) for draw in draws]
+
+
+@dataclass(frozen=True)
+class GradVac(Stage):
+    """Turn each row towards the rows with which it is less aligned than usual (Wang et al., ICLR 2021). Rows stay K.
+
+    For each row i, v starts as X_i, and meets the other rows j in a random order: c = cos(v, X_j); if c is below the
+    target t_ij, v += |v| (t sqrt(1 - c^2) - c sqrt(1 - t^2)) / (|X_j| sqrt(1 - t^2)) X_j, so that their cosine is the
+    target. Then t_ij <- (1 - beta) t_ij + beta c, from 0, for pairs that are both there. All t = 0 is PCGrad. A target
+    counts as at most 0.99, because v grows without bound as it nears 1.
+    """
+
+    beta: float = 0.5
+    traits = Traits("mix", separable=True, presence="row")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.beta <= 1:
+            raise ValueError(f"GradVac: expected beta from 0 to 1, found {self.beta}")
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        keys, k = [row_key(row) for row in updates.rows], len(updates)
+        G, W = gram(updates), torch.eye(k, dtype=torch.float64)
+        some, norms, known = nonzero(G).tolist(), G.diagonal().clamp(min=0).sqrt(), state.get("cosines", {})
+        usual = {key: dict(known.get(key, {})) for key in {*known, *keys}}
+        for i, order in enumerate(_orders(updates.rows, ctx)):
+            for j in order if some[i] else ():
+                length = float(W[i] @ G @ W[i]) ** 0.5
+                if j == i or not some[j] or not length:
+                    continue
+                c = min(max(float(W[i] @ G[:, j]) / (length * float(norms[j])), -1.0), 1.0)
+                before = usual[keys[i]].get(keys[j], 0.0)
+                if c < (t := min(before, _ALIGNED)):
+                    W[i, j] += length * (t * (1 - c * c) ** 0.5 / (1 - t * t) ** 0.5 - c) / float(norms[j])
+                usual[keys[i]][keys[j]] = (1 - self.beta) * before + self.beta * c
+        out = updates if torch.equal(W, torch.eye(k, dtype=torch.float64)) else updates.mixed(W)
+        return out, {"cosines": usual}
+
+
+_ALIGNED = 0.99
+"""The largest cosine that GradVac aims at: there, a row orthogonal to its partner becomes 7 times as long."""
 
 
 @dataclass(frozen=True)
@@ -98,15 +141,37 @@ class CAGrad(Stage):
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         if self.c == 0:
             return updates.reduced(weighted_mean(updates.replace(coef=None))), state
-        weight = updates.weight.cpu()
 
         def coefficients(G: Tensor, members: Tensor) -> Tensor:
-            p = weight[members]
-            p = p / total if (total := float(p.sum())) > 0 else torch.zeros_like(p)
+            p = shares(updates.weight.cpu()[members])
             w, lam = conflict_averse(G, p, self.c)
             return (p + lam * w) / rescaling(self.rescale, self.c)
 
-        return updates.reduced(_combined(updates, coefficients)), state
+        return updates.reduced(combined(updates, coefficients)), state
+
+
+@dataclass(frozen=True)
+class ConFIG(Stage):
+    """The direction with the same cosine to all rows, as long as the mean reaches along it (Liu et al., ICLR 2025).
+
+    v = pinv(R) 1 with the unit rows R, and u = <g_0, v> v / |v|^2 with the mean g_0 by `weight`. If such a direction
+    does not exist, v is the nearest in the sense of least squares; if it vanishes, or the mean points away from it,
+    there is no step. Zero rows count in g_0 only. If some clients lack blocks, columns that the same rows have form a
+    problem of their own, solved among those rows.
+    """
+
+    traits = Traits("mix", reads={"X", "weight"}, reduces=True, separable=True, presence="row")
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        def coefficients(G: Tensor, members: Tensor) -> Tensor:
+            return conflict_free(G, shares(updates.weight.cpu()[members]))
+
+        return updates.reduced(combined(updates, coefficients, wide=True)), state
+
+
+def shares(weight: Tensor) -> Tensor:
+    """Weights (K) divided by their sum; zeros if that is 0."""
+    return weight / total if (total := float(weight.sum())) > 0 else torch.zeros_like(weight)
 
 
 @dataclass(frozen=True)
@@ -122,11 +187,13 @@ class MinNorm(Stage):
     traits = Traits("mix", reduces=True, separable=True, presence="row")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        return updates.reduced(_combined(updates, lambda G, members: min_norm(G, self.unit))), state
+        return updates.reduced(combined(updates, lambda G, members: min_norm(G, self.unit))), state
 
 
-def _combined(updates: Updates, coefficients: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """One vector (d). `coefficients` maps (Gram matrix of some rows, their positions) to the rows' coefficients."""
+def combined(updates: Updates, coefficients: Callable[[Tensor, Tensor], Tensor], wide: bool = False) -> Tensor:
+    """One vector (d), a combination of the rows. `coefficients` maps (Gram matrix of some rows, their positions) to its
+    coefficients; if these may be large and cancel, `wide` adds up in float64.
+    """
     X = updates.data
     out = X.new_zeros(updates.layout.d)
     k = len(updates)
@@ -139,5 +206,10 @@ def _combined(updates: Updates, coefficients: Callable[[Tensor, Tensor], Tensor]
         if updates.mixing is not None:
             q = q @ updates.mixing.cpu()
         for s in columns:
-            torch.mv(X[:, s].t(), q.to(X), out=out[s])
+            if not wide:
+                torch.mv(X[:, s].t(), q.to(X), out=out[s])
+                continue
+            for a in range(s.start, s.stop, _COLUMNS):
+                part = X[:, a : min(a + _COLUMNS, s.stop)].double()
+                out[a : a + part.shape[1]] = q.to(part) @ part
     return out

@@ -1,9 +1,9 @@
-"""Weights learned from what aggregation costs each client (FedGA)."""
+"""Weights learned from the losses that clients measure: FedGA, FAMO."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -83,3 +83,59 @@ class GapWeights(Stage):
         now = torch.tensor([weights[client] for client in clients], dtype=torch.float64)
         new = {"weights": weights, "trained": {**state.get("trained", {}), **memory}}
         return updates.replace(weight=now), new
+
+
+@dataclass(frozen=True)
+class LossWeights(Stage):
+    """Writes weights under which the logarithms of all clients' losses fall alike (FAMO, Liu et al., NeurIPS 2023).
+
+    z = softmax(xi), weight_k = z_k / loss_k. Of the clients that were also there in the round before, those whose loss
+    fell by a smaller share gain: with delta_k = log loss_k(t-1) - log loss_k(t), xi takes a step of Adam (`step`) along
+    -(z_k (delta_k - sum_j z_j delta_j) + decay xi_k), z and the sum over these clients. The loss is that of the model
+    as received; below 1e-8 it counts as 1e-8, and one that is not finite gives no weight and moves nothing.
+    """
+
+    step: float = 0.025
+    decay: float = 0.01
+    traits = Traits(
+        "mix",
+        reads={"extra:loss_received"},
+        writes={"weight"},
+        separable=True,
+        presence="coupled",
+        extras={"loss_received": Number()},
+    )
+
+    def __post_init__(self) -> None:
+        if not (self.step >= 0 and self.decay >= 0):
+            raise ValueError(f"LossWeights: expected step and decay of at least 0, found {self.step} and {self.decay}")
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        told = zip(map(row_key, updates.rows), map(float, updates.extra["loss_received"]), strict=True)
+        now = {key: math.log(max(loss, 1e-8)) for key, loss in told if math.isfinite(loss)}
+        kept = dict(state.get("clients", {}))
+        both = [key for key in now if key in kept and kept[key]["round"] == ctx.round - 1]
+        z = dict(zip(both, _softmax([kept[key]["xi"] for key in both]), strict=True))
+        fell = {key: kept[key]["loss"] - now[key] for key in both}
+        usual = math.fsum(z[key] * fell[key] for key in both)
+        for key in now:
+            mine = kept.get(key, {"xi": 0.0, "mean": 0.0, "square": 0.0, "steps": 0})
+            if key in both:
+                mine = _adam(mine, z[key] * (fell[key] - usual) + self.decay * mine["xi"], self.step)
+            kept[key] = {**mine, "loss": now[key], "round": ctx.round}
+        share = dict(zip(now, _softmax([kept[key]["xi"] - loss for key, loss in now.items()]), strict=True))
+        weight = [share.get(row_key(row), 0.0) for row in updates.rows]
+        return updates.replace(weight=torch.tensor(weight, dtype=torch.float64)), {"clients": kept}
+
+
+def _softmax(values: Sequence[float]) -> list[float]:
+    raised = [math.exp(value - max(values)) for value in values]
+    return [value / math.fsum(raised) for value in raised]
+
+
+def _adam(state: Mapping[str, float], slope: float, step: float) -> dict[str, float]:
+    """One step of Adam with its usual constants (0.9, 0.999, 1e-8) on xi."""
+    mean, square = 0.9 * state["mean"] + 0.1 * slope, 0.999 * state["square"] + 0.001 * slope * slope
+    steps = state["steps"] + 1
+    size = math.sqrt(square / (1 - 0.999**steps)) + 1e-8
+    return {"xi": state["xi"] - step * mean / (1 - 0.9**steps) / size, "mean": mean, "square": square, "steps": steps}

@@ -286,7 +286,8 @@ def draw(atlas: Atlas, out: Path) -> None:
     who.set_yticks(range(T), atlas.tasks, fontsize=7)
     for (task, other), (of, p) in atlas.effects.items():
         at = atlas.tasks.index(other), atlas.tasks.index(task)
-        who.text(*at, f"{of.mean:+.1f}" + "*" * (p <= LEVEL), ha="center", va="center", fontsize=6)
+        ink = "white" if abs(of.mean) > 0.6 * reach else "black"
+        who.text(*at, f"{of.mean:+.1f}" + "*" * (p <= LEVEL), ha="center", va="center", fontsize=7, color=ink)
     who.set_title("what a task (row) gains from another\n* told", fontsize=8)
     off = ~np.eye(T, dtype=bool)
     rounds = sorted({number for by in atlas.cosines[atlas.seeds[0]].values() for number in by})
@@ -311,6 +312,10 @@ def draw(atlas: Atlas, out: Path) -> None:
                 label, (C[i, j], (G[i, j] + G[j, i]) / 2), fontsize=6, xytext=(3, 3), textcoords="offset points"
             )
     tell.axhline(0, color="#999999", linewidth=0.7)
+    tell.margins(0.25, 0.1)  # room for names
+    for axes in page.axes:
+        axes.tick_params(labelsize=7)
+        axes.yaxis.label.set_size(8)
     value, p = atlas.foretold()
     tell.set_xlabel(f"cosine in the first {EARLY:.0%} of the rounds", fontsize=8)
     tell.set_ylabel("gain of a pair, %", fontsize=8)

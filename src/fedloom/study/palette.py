@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8b6d31", "#7f5fc7")
-TWO_SIDED = ((0.0, COLORS[1]), (0.5, "#f2f2f2"), (1.0, COLORS[0]))
+PAPER = "#ffffff"
+"""Nothing: pages put the colour of their own paper in its place, which is dark by night."""
+TWO_SIDED = ((0.0, COLORS[1]), (0.5, PAPER), (1.0, COLORS[0]))
 """From against to with: what stands on which side of a middle."""
+ONE_SIDED = ((0.0, PAPER), (1.0, COLORS[0]))
+"""From nothing to much."""
 
 
 def color(number: int) -> str:

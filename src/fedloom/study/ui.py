@@ -17,10 +17,11 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 from fedloom.errors import StateError, UserError
+from fedloom.runs.reader import clock
 from fedloom.study import report
 from fedloom.study.report import page
 from fedloom.study.report.drawn import spark
-from fedloom.study.watch import Now, now
+from fedloom.study.watch import Now, TaskNow, now
 
 HOST = "127.0.0.1"
 MOST = 500
@@ -51,7 +52,7 @@ class Folder:
     def index(self) -> str:
         """The list of all runs, those that changed last first."""
         rows = [(name, self._now(name, path)) for name, path in sorted(self.runs().items(), key=_changed, reverse=True)]
-        return page.filled("ui", title=f"Runs in {self.root}", rows=rows, spark=lambda task: spark(task.series, {}))
+        return page.filled("ui", title=f"Runs in {self.root}", rows=rows, spark=_spark, clock=clock)
 
     def page(self, name: str) -> str:
         """The page of one of the runs. Raises StateError where there is none of this name."""
@@ -73,6 +74,10 @@ class Folder:
             except UserError as error:
                 self._known[name] = (stamp, str(error))
         return self._known[name][1]
+
+
+def _spark(task: TaskNow) -> tuple[str, str]:
+    return spark(task.series, {})
 
 
 def server(folder: Path, port: int) -> ThreadingHTTPServer:
@@ -100,6 +105,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(HTTPStatus.FORBIDDEN, "This page is for the machine that it runs on.", "text/plain")
         asked = urlsplit(self.path)
         try:
+            if asked.path == "/favicon.ico":  # browsers ask for one, and complain where there is none
+                return self._answer(HTTPStatus.NO_CONTENT, "", "image/x-icon")
             if asked.path == "/":
                 return self._answer(HTTPStatus.OK, self.folder.index())
             if asked.path == "/run":

@@ -27,6 +27,7 @@ class TaskNow:
     value: float | None
     """Mean primary metric over clients; nan where one of them has none."""
     best: float | None
+    """The best value on validation data; None where there are none."""
     best_round: int | None
     split: str
     series: Mapping[int, float]
@@ -114,7 +115,7 @@ def _task(run: Run, name: str, about: Mapping[str, Any]) -> TaskNow:
     series = {
         final.round: final.values[name][metric] for final in run.history(split) if metric in final.values.get(name, {})
     }
-    best = best_round(series, direction)
+    best = best_round(series, direction) if split == "val" else None  # test data choose nothing
     return TaskNow(
         str(TaskMetric(name, metric, direction)),
         fmean(map(number_of, losses)) if losses else None,

@@ -73,7 +73,7 @@ def scenes(
     if len(set(names)) < len(names):
         raise RecipeError(f"scenes: a task is named twice in {', '.join(names)}")
     from fedloom.data.dataset import Dataset
-    from fedloom.data.scenes.world import CLASSES
+    from fedloom.data.scenes.world import CLASSES, PARTS
     from fedloom.tasks.dense import KINDS
 
     look = {"height": height, "width": width, "outdoor": outdoor, "people": people, "shadows": shadows, "noise": noise}
@@ -86,7 +86,10 @@ def scenes(
         for split, n in (("train", count), ("test", test_count))
     )
     heads = tuple(KINDS[name](name, **({"channels": len(CLASSES)} if name == "semseg" else {})) for name in names)
-    return Dataset("scenes", heads, train, test, domains)
+    called = {"semseg": CLASSES, "human_parts": PARTS}
+    return Dataset(
+        "scenes", heads, train, test, domains, classes={name: called[name] for name in names if name in called}
+    )
 
 
 def _examples(settings: dict[str, object], names: tuple[Kind, ...], augment: Augment | None) -> DenseExamples:

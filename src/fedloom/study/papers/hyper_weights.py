@@ -5,6 +5,7 @@ The run must use the method `fedhca2`, or one of its stages. Free of torch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +14,14 @@ from typing import Any
 from fedloom.errors import StateError
 from fedloom.extras import figure, save_figure
 from fedloom.runs.reader import Run
-from fedloom.study.palette import COLORS, color
+from fedloom.study.palette import color
 from fedloom.study.tables.markup import Recorded, Records
 from fedloom.study.tables.sheet import Sheet
 
 KIND = "hyper-weights"
 CSV = ("round", "weight", "client", "task", "layer", "value", "used")
 _LINES = 12
-_TOLD_APART = 20  # lines of one panel that a legend names
+_NAMED = 12  # lines of one panel that are drawn and named each
 
 Decoder = tuple[str, str]
 """(client, task)"""
@@ -123,43 +124,68 @@ def draw(run: str | Path | Run | HyperWeights, path: str | Path) -> None:
 def picture(several: Sequence[HyperWeights]) -> Any:
     """A matplotlib Figure, one run below the other, of the weights as they were used (clamped to [0, 1]).
 
-    alpha of each client over the rounds; beta of each decoder over the rounds, one line per layer; and the last beta of
-    every decoder and layer (FedHCA2's Figures 6 and 7; 2 and 3 of its supplement).
+    alpha of each client over the rounds; beta of each decoder over the rounds, the mean of its layers; and the last
+    beta of every decoder and layer (FedHCA2's Figures 6 and 7; 2 and 3 of its supplement).
     """
-    heights = [5.0 + 0.15 * max(0, len(found.beta) - 12) for found in several]
+    heights = [4.2 + 0.15 * max(0, len(found.beta) - 12) for found in several]
     widths = [3 if found.alpha and found.beta else 2 if found.beta else 1 for found in several]
-    whole = figure(max(8, 5.5 * max(widths)), sum(heights), dpi=110)
+    whole = figure(max(8, 5.6 * max(widths)), sum(heights), dpi=110)
     pages = whole.subfigures(len(several), 1, squeeze=False, height_ratios=heights)[:, 0]
     for page, width, found in zip(pages, widths, several, strict=True):
         page.suptitle(found.label)
         columns = list(page.subplots(1, width, squeeze=False)[0])
         if found.alpha:
-            lines = [(client, [points]) for client, points in found.alpha.items()]
-            _over_rounds(columns.pop(0), r"encoders: $\alpha$ of each client", lines)
+            alphas = {client: [points] for client, points in found.alpha.items()}
+            _over_rounds(columns.pop(0), "encoder of each client", r"$\alpha$", alphas)
         if found.beta:
-            lines = [(_name(decoder), list(layers.values())) for decoder, layers in found.beta.items()]
-            _over_rounds(columns.pop(0), r"decoders: $\beta$, a line a layer", lines)
+            betas = {_name(decoder): list(layers.values()) for decoder, layers in found.beta.items()}
+            _over_rounds(columns.pop(0), "decoders: mean of their layers", r"$\beta$", betas)
             _last(page, columns.pop(0), found)
     return whole
 
 
-def _over_rounds(axes: Any, title: str, lines: Sequence[tuple[str, Sequence[Series]]]) -> None:
-    many = len(lines) > _TOLD_APART
-    for number, (name, several) in enumerate(lines):
-        look = (
-            {"color": "0.7"}
-            if many
-            else {"color": color(number), "linestyle": ("-", "--", ":")[number // len(COLORS) % 3]}
-        )
-        for i, points in enumerate(several):
-            x, y = [r for r, _ in points], [used(v) for _, v in points]
-            axes.plot(x, y, linewidth=1, marker="." if len(x) < 20 else None, label=None if i else name, **look)
+def _over_rounds(axes: Any, title: str, weight: str, lines: Mapping[str, Sequence[Series]]) -> None:
+    """Lines with their names beside their ends; of many, those with the least and the largest end, and a band."""
+    means = {name: _means(several) for name, several in lines.items()}
+    ranked = sorted(means, key=lambda name: means[name][-1][1])
+    named = ranked if len(ranked) <= _NAMED else [ranked[0], ranked[-1]]
+    if len(named) < len(ranked):
+        rounds, values = zip(*_by_round([means[name] for name in ranked[1:-1]]), strict=True)
+        axes.fill_between(rounds, *([side(of) for of in values] for side in (min, max)), color="0.5", alpha=0.2)
+    for number, name in enumerate(named):
+        x, y = zip(*means[name], strict=True)
+        axes.plot(x, y, linewidth=1.5, marker="." if len(x) < 20 else None, color=color(number))
+    first, last = (side(r for points in means.values() for r, _ in points) for side in (min, max))
+    low, high = axes.get_ylim()
+    step = 0.055 * (high - low)
+    place = low - step
+    for number, name in enumerate(named):
+        round, end = means[name][-1]
+        place = max(place + step, end)
+        lead = {"arrowstyle": "-", "color": color(number), "linewidth": 0.7, "shrinkA": 1, "shrinkB": 1}
+        look = {"fontsize": 8, "va": "center", "annotation_clip": False}
+        beside = last + 0.08 * (last - first)
+        axes.annotate(name, (round, end), (beside, place), arrowprops={**lead, "relpos": (0, 0.5)}, **look)
     axes.set_xlabel("round")
+    axes.set_ylabel(weight)
     axes.set_title(title, fontsize=10)
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.grid(alpha=0.3)
-    if not many:
-        axes.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.13))
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _means(several: Sequence[Series]) -> Series:
+    """The mean over several lines in each round that one of them has."""
+    return tuple((round, math.fsum(values) / len(values)) for round, values in _by_round(several))
+
+
+def _by_round(several: Sequence[Series]) -> list[tuple[int, list[float]]]:
+    """Round -> the weights of several lines as used, in the order of the rounds."""
+    each: dict[int, list[float]] = {}
+    for points in several:
+        for round, value in points:
+            each.setdefault(round, []).append(used(value))
+    return sorted(each.items())
 
 
 def _last(page: Any, axes: Any, found: HyperWeights) -> None:
@@ -167,17 +193,17 @@ def _last(page: Any, axes: Any, found: HyperWeights) -> None:
     last = [[used(of[n][-1][1]) if n in of else float("nan") for n in layers] for of in found.beta.values()]
     shown = [value for row in last for value in row if value == value]
     low, high = min(shown), max(shown)
-    image = axes.imshow(last, aspect="auto", cmap="viridis", vmin=low, vmax=high if high > low else low + 1e-6)
+    image = axes.imshow(last, aspect="auto", cmap="Blues", vmin=low, vmax=high if high > low else low + 1e-6)
     axes.set_xticks(range(len(layers)), layers, rotation=45, ha="right", fontsize=8)
     axes.set_yticks(range(len(last)), [_name(decoder) for decoder in found.beta], fontsize=8)
     axes.set_title(rf"decoders: $\beta$ in round {found.rounds[-1]} or last used", fontsize=10)
-    page.colorbar(image, ax=axes, pad=0.01)
+    page.colorbar(image, ax=axes, pad=0.01).set_label(r"$\beta$")
     if len(last) * len(layers) <= 120:
         for i, row in enumerate(last):
             for j, value in enumerate(row):
                 if value == value:
-                    color = "white" if value < (low + high) / 2 else "black"
-                    axes.text(j, i, f"{value:.3f}", ha="center", va="center", fontsize=7, color=color)
+                    ink = "white" if value > low + 0.6 * (high - low) else "black"
+                    axes.text(j, i, f"{value:.3f}", ha="center", va="center", fontsize=7, color=ink)
 
 
 def _ends(points: Series) -> Series:

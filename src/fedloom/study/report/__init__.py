@@ -12,7 +12,7 @@ from pathlib import Path
 from fedloom.errors import StateError, UserError, writing
 from fedloom.runs.reader import Run
 from fedloom.study import grid
-from fedloom.study.report import grid_page, images, plots, related, run_page
+from fedloom.study.report import grid_page, images, plots, related, run_page, words
 from fedloom.study.report.collect import GridReport, RunReport, of_grid, of_run
 from fedloom.study.report.related import RelatedReport
 
@@ -80,5 +80,16 @@ def write(
         file.write_text(text, encoding="utf-8")
     if also:
         figures = related.figures_of(found) if isinstance(found, RelatedReport) else plots.figures_of(found)
-        images.save(figures, also)
+        images.save(figures, also, _about(found))
     return file
+
+
+def _about(found: RunReport | GridReport | RelatedReport) -> str:
+    """What a caption says of all figures: of what they are, of how many, and whether there is an interval."""
+    facts = dict(found.facts)
+    if isinstance(found, RunReport):
+        of = f"{words.count(len(found.clients), 'client')}, {words.count(int(facts['rounds']), 'round')}"
+        return f"{found.title}: {of}, seed {facts['seed']}; of one seed there is no interval."
+    if isinstance(found, GridReport):
+        return f"{found.title}: means over seeds {facts['seeds']}; no interval is drawn, the table has them."
+    return f"{found.title}: {facts['tasks']} tasks, {facts['pairs of tasks']} pairs."

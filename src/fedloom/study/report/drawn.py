@@ -1,6 +1,8 @@
 """Small figures as geometry, which templates write as SVG: sparklines, small multiples, dots with intervals, maps.
 
-Units are those of the figure's own box; templates let it grow with the page. Colours are numbers of the palette.
+Units of sparklines and of multiples are those of the figure's own box, which grows with the page. Dots and maps are as
+wide as the page lets them be: places across are percent of their width, all else is in pixels, so that letters keep
+their size. Colours are numbers of the palette.
 """
 
 from __future__ import annotations
@@ -12,23 +14,23 @@ from itertools import pairwise
 from typing import Any
 
 from fedloom.study.report import words
-from fedloom.study.report.looks import LINES, extremes, tenths, thinned
+from fedloom.study.report.looks import LINES, NAMED, extremes, tenths, thinned
 from fedloom.study.report.records import Series
 from fedloom.study.report.scores import Curves
 
 POINTS = 30
 """Points of a line, at most."""
-NAMED = 40
-"""Dots up to which each has its name beside it; beyond that, only the first and the last few."""
 DOTS = 400
 """Dots at most, evenly spaced in their order."""
 WIDE, HIGH = 330, 190
 Scale = Callable[[float], float]
 """From a number to a place."""
-_LEFT, _RIGHT, _TOP, _BOTTOM = 34, 92, 8, 22
-_LETTERS = 14  # of a name beside a line
-_STEP = 12  # between two of them
+_LEFT, _RIGHT, _TOP, _BOTTOM = 34, 104, 8, 22
+_LETTERS = 13  # of a name beside a line
+_STEP = 13  # between two of them
 _MARKED = 6  # columns of a map up to which each has its name
+_LETTER = 7.0  # pixels of a letter, about
+_BEHIND = 0.65  # of a colour at most behind a number, so that it can be read by day and by night
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Stroke:
     """'client', 'mean' or 'base'."""
     color: int
     path: str
+    lead: str
+    """From the end of the line to its name."""
     label: tuple[float, float]
     short: str
 
@@ -72,6 +76,7 @@ class Dot:
     y: float
     is_worse: bool
     is_named: bool
+    """Whether its name and its number are written."""
     small: tuple[float, ...] = ()
     """Where the numbers behind it are, as of seeds."""
 
@@ -82,24 +87,72 @@ class Dots:
 
     rows: tuple[Dot, ...]
     ticks: tuple[tuple[float, str], ...]
-    zero: float
+    zero: float | None
     height: float
     left: float
-    width: int = 440
+    """Pixels that the names take."""
+    right: float
+    """Pixels that the numbers take."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One method in the plane: where it and its name are."""
+
+    name: str
+    text: str
+    x: float
+    y: float
+    label: tuple[float, float]
+    is_worse: bool
+    is_left: bool
+    """Whether the name stands left of it."""
+
+
+@dataclass(frozen=True)
+class Scatter:
+    """Points with their names beside them."""
+
+    title: str
+    about: str
+    points: tuple[Point, ...]
+    x: tuple[tuple[float, str], ...]
+    y: tuple[tuple[float, str], ...]
+    zero: float
+    """Where 0 is on the axis upwards."""
+    width: int = 460
+    height: int = 230
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number of a map: where it begins, its share of the strongest colour with its sign, and what hovering says."""
+
+    x: float
+    y: float
+    strength: float
+    text: str
+    number: str
+    """What is written in it; '' where there is no room."""
 
 
 @dataclass(frozen=True)
 class Heat:
-    """A map of numbers around 0, or from 0: (x, y, share of the strongest colour with its sign, what hovering says)."""
+    """A map of numbers around 0, or from 0."""
 
-    cells: tuple[tuple[float, float, float, str], ...]
+    cells: tuple[Cell, ...]
     rows: tuple[tuple[float, str], ...]
-    columns: tuple[tuple[float, str], ...]
+    columns: tuple[tuple[float, str, str], ...]
+    """Where a name stands, the name, and its anchor."""
     cell: tuple[float, float]
+    """Its width in percent and its height in pixels."""
     left: float
+    """Pixels that the names take."""
     height: float
     legend: str
-    width: int = 420
+    ends: tuple[str, str]
+    """What the strongest colours stand for."""
+    one_sided: bool
 
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
@@ -110,6 +163,11 @@ def ticks(low: float, high: float, about: int = 5) -> list[float]:
     step = next((step * by for by in (1, 2, 5) if (high - low) / (step * by) <= about), step * 10)
     first = math.ceil(low / step - 1e-9)
     return [i * step for i in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def _signed(tick: float) -> str:
+    """A tick of an axis in percent: '+5', '0', with a true minus."""
+    return f"{tick:+g}".replace("-", "\u2212") if tick else "0"
 
 
 def path(points: Iterable[tuple[float, float]]) -> str:
@@ -180,26 +238,63 @@ def multiples(
 def dots(
     rows: Mapping[str, tuple[float, float, float]],
     small: Mapping[str, Sequence[float]] = {},
+    ranks: bool = False,
 ) -> Dots:
-    """Dots with lines from name -> (number, low, high), in percent, the largest number on top; ends may be nan."""
-    ranked = sorted((name for name in rows if not math.isnan(rows[name][0])), key=lambda name: (-rows[name][0], name))
+    """Dots with lines from name -> (number, low, high), in percent, the largest number on top; ends may be nan.
+
+    With `ranks` they are ranks: the smallest is on top, and 0 is nowhere.
+    """
+    sign = 1 if ranks else -1
+    ranked = sorted(
+        (name for name in rows if not math.isnan(rows[name][0])), key=lambda name: (sign * rows[name][0], name)
+    )
+    spoken = (lambda rank: f"{rank:.3g}") if ranks else words.change
     ranked = [ranked[i] for i in thinned(range(len(ranked)), DOTS)]
     if not ranked:
-        return Dots((), (), 0, 0, 0)
-    ends = [0.0, *(v for name in ranked for v in (*rows[name], *small.get(name, ())) if math.isfinite(v))]
-    step = 18.0 if len(ranked) <= NAMED else max(1.5, 560 / len(ranked))
-    left = 8 + 6.2 * min(28, max(map(len, ranked)))
-    x = _scale(min(ends), max(ends), left + 8, 440 - 30)
+        return Dots((), (), None, 0, 0, 0)
+    ends = [
+        *(() if ranks else (0.0,)),
+        *(v for name in ranked for v in (*rows[name], *small.get(name, ())) if math.isfinite(v)),
+    ]
+    step = 20.0 if len(ranked) <= NAMED else max(1.5, 560 / len(ranked))
+    left = 10 + _LETTER * min(28, max(map(len, ranked)))
+    x = _scale(min(ends), max(ends), 3, 97)
     made = []
     for at, name in enumerate(ranked):
         value, low, high = (rows[name][0] if math.isnan(v) else v for v in rows[name])
         edge = at < 3 or at >= len(ranked) - 3
         named = len(ranked) <= NAMED or (edge and (step >= 12 or at in (0, len(ranked) - 1)))
-        text = words.change(value)
+        text = spoken(value)
         behind = tuple(x(v) for v in small.get(name, ()) if math.isfinite(v))
-        made.append(Dot(name, text, x(value), x(low), x(high), 12 + at * step, value < -words.NOTHING, named, behind))
-    marks = tuple((x(t), words.change(t) if t else "0") for t in ticks(min(ends), max(ends)))
-    return Dots(tuple(made), marks, x(0.0), 12 + len(ranked) * step + 20, left)
+        worse = not ranks and value < -words.NOTHING
+        made.append(Dot(name, text, x(value), x(low), x(high), 12 + at * step, worse, named, behind))
+    marks = tuple((x(t), _signed(t) if not ranks else f"{t:g}") for t in ticks(min(ends), max(ends), 4))
+    right = 10 + _LETTER * max(len(row.text) for row in made)
+    return Dots(tuple(made), marks, None if ranks else x(0.0), 12 + len(ranked) * step + 20, left, right)
+
+
+def scatter(
+    title: str, about: str, points: Mapping[str, tuple[float, float]], spoken: Callable[[float], str]
+) -> Scatter | None:
+    """Points from name -> (cost, change in percent); None where nothing is known. `spoken` says a cost in words."""
+    known = {name: at for name, at in points.items() if all(map(math.isfinite, at))}
+    if not known:
+        return None
+    costs, gains = ([at[i] for at in known.values()] for i in (0, 1))
+    low, high = min(0.0, *gains), max(0.0, *gains)
+    x = _scale(0, max(costs) or 1.0, _LEFT + 22, 440)
+    y = _scale(low, high, 230 - _BOTTOM - 12, _TOP + 6)
+    order = sorted(known, key=lambda name: y(known[name][1]))
+    heights = dict(zip(order, _apart([y(known[name][1]) for name in order], 230 - _BOTTOM), strict=True))
+    made = []
+    for name, (cost, gain) in known.items():
+        left = x(cost) > 230
+        at = (x(cost) + (-9 if left else 9), heights[name] + 4)
+        text = f"{name}: {words.change(gain)}, {spoken(cost)}"
+        made.append(Point(name, text, x(cost), y(gain), at, gain < -words.NOTHING, left))
+    across = tuple((x(t), spoken(t)) for t in ticks(0, max(costs), 4))
+    up = tuple((y(t), _signed(t)) for t in ticks(low, high))
+    return Scatter(title, about, tuple(made), across, up, y(0.0))
 
 
 def heat(
@@ -207,26 +302,36 @@ def heat(
     columns: Sequence[Any],
     legend: str,
     most: float,
+    ends: tuple[str, str],
     said: Mapping[tuple[str, Any], str] = {},
+    numbers: bool = False,
 ) -> Heat:
-    """A map of rows by columns; a colour is strongest at `most`, which is below 0 where larger numbers are worse.
+    """A map of rows by columns; a colour is strongest at `most`, which is below 0 where all numbers are against.
 
-    Columns are thinned to POINTS. `said` is (row, column) -> what hovering says beside the number.
+    `ends` says what the two ends of the colours stand for. Columns are thinned to POINTS. `said` is (row, column) ->
+    what hovering says; with `numbers` each cell has its change in percent written in it.
     """
     chosen = [columns[i] for i in thinned(range(len(columns)), POINTS)]
-    left = 8 + 6.2 * min(24, max(map(len, rows)))
-    width, height = (420 - left - 4) / len(chosen), 18.0 if len(rows) <= 16 else 12.0
+    left = 10 + _LETTER * min(24, max(map(len, rows)))
+    width, height = 100 / len(chosen), 26.0 if numbers else 18.0 if len(rows) <= 16 else 13.0
     cells = []
     for i, (name, row) in enumerate(rows.items()):
         for j, column in enumerate(chosen):
             value = row.get(column, math.nan)
             if not math.isnan(value):
                 text = f"{name}, {column}: {said.get((name, column), f'{value:.3g}')}"
-                cells.append((left + j * width, i * height, max(-1.0, min(1.0, value / most)), text))
+                strength = max(-1.0, min(1.0, value / most)) * (_BEHIND if numbers else 1)
+                cells.append(Cell(j * width, i * height, strength, text, words.change(value) if numbers else ""))
     names = tuple((i * height + height / 2, name) for i, name in enumerate(rows))
     marks = range(len(chosen)) if len(chosen) <= _MARKED else [0, len(chosen) - 1]
-    below = tuple((left + (j + 0.5) * width, str(chosen[j])) for j in marks)
-    return Heat(tuple(cells), names, below, (width, height), left, len(rows) * height + 18, legend)
+    middle = len(marks) == len(chosen)
+    below = tuple(
+        ((j + 0.5) * width, str(chosen[j]), "middle")
+        if middle
+        else (100.0 * (j > 0), str(chosen[j]), "end" if j else "start")
+        for j in marks
+    )
+    return Heat(tuple(cells), names, below, (width, height), left, len(rows) * height + 18, legend, ends, most < 0)
 
 
 def _all(lines: Mapping[str, Series], more: Mapping[str, tuple[str, Series]]) -> list[Series]:
@@ -259,7 +364,7 @@ def _strokes(each: Sequence[tuple[str, str, Series]], x: Scale, y: Scale) -> tup
                 (kind, name, path(points) if len(known) > 1 else path([known[0], (known[0][0] + 3, known[0][1])]))
             )
     order = sorted(ends, key=lambda key: ends[key])
-    places = dict(zip(order, _apart([ends[key] for key in order]), strict=True))
+    places = dict(zip(order, _apart([ends[key] for key in order], HIGH - _BOTTOM), strict=True))
     color = {name: i for i, name in enumerate(name for kind, name, _ in made if kind == "client")}
     return tuple(
         Stroke(
@@ -267,20 +372,21 @@ def _strokes(each: Sequence[tuple[str, str, Series]], x: Scale, y: Scale) -> tup
             kind,
             color.get(name, 0) % LINES if kind == "client" else 0,
             drawn,
-            (WIDE - _RIGHT + 5, places[kind, name] + 4),
+            path([(WIDE - _RIGHT + 1, ends[kind, name]), (WIDE - _RIGHT + 9, places[kind, name])]),
+            (WIDE - _RIGHT + 12, places[kind, name] + 4),
             name if len(name) <= _LETTERS else name[: _LETTERS - 1] + "…",
         )
         for kind, name, drawn in made
     )
 
 
-def _apart(places: Sequence[float]) -> list[float]:
-    """Sorted places with at least a line between two of them, within the panel."""
+def _apart(places: Sequence[float], lowest: float) -> list[float]:
+    """Sorted places with at least a line between two of them, none below `lowest`."""
     moved = list(places)
     for before, here in pairwise(range(len(moved))):
         moved[here] = max(moved[here], moved[before] + _STEP)
     if moved:
-        moved[-1] = min(moved[-1], HIGH - _BOTTOM)
+        moved[-1] = min(moved[-1], lowest)
     for here, after in pairwise(reversed(range(len(moved)))):
         moved[after] = min(moved[after], moved[here] - _STEP)
     return moved

@@ -49,6 +49,7 @@ class Glance:
     sentences: tuple[str, ...]
     hint: str
     tiles: tuple[Tile, ...]
+    about_tiles: str
     gains: Dots | None
     about_gains: str
     layers: Heat | None
@@ -70,7 +71,7 @@ def of_run(report: RunReport) -> Glance:
         words.ahead(rounds, held.label, changes)
         if held is not None and held.each
         else words.came_out(rounds, [(s.task, s.metric, words.number(s.mean)) for s in _first(report.scores)]),
-        words.told_for(by_task),
+        words.told_for(by_task, "" if held is None else held.label),
         words.losers(changes),
         words.trend(slope(report.curves)),
     ]
@@ -81,10 +82,11 @@ def of_run(report: RunReport) -> Glance:
         tuple(text for text in said if text),
         words.held_against("" if held is None else held.label, report.base_found),
         tuple(_tile(score, judged.get(score.task), base, by_task) for score in _first(report.scores)),
+        "" if held is None or not by_task else words.about_changes(held.label),
         dots({name: (changes[name], *_range(held, name)) for name in changes})
         if held is not None and changes
         else None,
-        _about_gains(changes),
+        "" if held is None else _about_gains(changes, held),
         _layers(agreement),
         _pairs(cosines),
         words.conflict(_conflicts(agreement), furthest),
@@ -147,16 +149,17 @@ def _range(held: Against, name: str) -> tuple[float, float]:
     return min(own), max(own)
 
 
-def _about_gains(changes: Mapping[str, float]) -> str:
+def _about_gains(changes: Mapping[str, float], held: Against) -> str:
     if not changes:
         return ""
     of = Estimate.of(list(changes.values()))
     ends = words.interval(of)
+    several = any(low < high for low, high in (_range(held, name) for name in changes))
     return (
-        f"All clients: {words.change(of.mean)}"
-        + (f" ({ends}, 95 % t-interval over clients)" if ends else "")
-        + ". A dot is a client's mean change over its tasks, the line beside it goes from its worst task to its best; "
-        "right of 0 is better."
+        f"A dot a client: its change against {held.label}"
+        + (", the mean of its tasks; the line goes from its worst task to its best." if several else ".")
+        + f" All clients: {words.change(of.mean)}"
+        + (f" ({ends}, 95 % t-interval over clients)." if ends else ".")
     )
 
 
@@ -172,7 +175,7 @@ def _conflicts(agreement: UpdateAgreement) -> dict[str, float]:
 def _layers(agreement: UpdateAgreement) -> Heat | None:
     lines = agreement.over_rounds.get(IN_CONFLICT, {})
     rounds = sorted({r for series in lines.values() for r in series})
-    return heat(lines, rounds, "share of pairs in conflict", -1.0) if rounds else None
+    return heat(lines, rounds, "share of pairs in conflict", -1.0, ("none", "all")) if rounds else None
 
 
 def _cosines(agreement: UpdateAgreement) -> dict[tuple[str, str], float]:
@@ -195,4 +198,5 @@ def _pairs(cosines: Mapping[tuple[str, str], float]) -> Heat | None:
     for a, b in combinations(names, 2):
         rows[a][b] = rows[b][a] = cosines.get((a, b), cosines.get((b, a), math.nan))
     most = max((abs(v) for row in rows.values() for v in row.values() if v == v), default=1.0)
-    return heat(rows, names, "mean cosine", most or 1.0)
+    ends = (f"against (\u2212{most:.2g})", f"with (+{most:.2g})")
+    return heat(rows, names, "mean cosine of updates", most or 1.0, ends)

@@ -1,4 +1,5 @@
-"""The figures of a report as files, for papers: what the page draws, on white, titled, without controls; or numbers.
+"""The figures of a report as files, for papers: what the page draws, on white, as wide as a column, without controls,
+with captions as text; or the numbers behind them.
 
 plotly draws them in a browser that kaleido starts, all in one session. A figure whose views are selected
 gives one image per view; a figure with a slider gives its last round.
@@ -11,9 +12,10 @@ import os
 import re
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from html import escape
+from html import escape, unescape
 from pathlib import Path
 from typing import Any
 from unicodedata import east_asian_width
@@ -23,16 +25,22 @@ from fedloom.extras import need
 from fedloom.study.report.plots import Figure, Trace
 from fedloom.study.tables.markup import Records
 
-WIDTH = 600
-"""Units across an image: letters of 12 are 8 pt on a page with 5.5 inches of text."""
+WIDTH = 340
+"""Pixels of 1/96 inch across an image: 90 mm, a column of a page with two."""
+LETTERS = 10.7
+"""Size of letters in pixels: 8 pt, which stays legible where a figure is set at its size."""
+CAPTIONS = "captions.txt"
+"""The file with what stands below each figure, beside the figures."""
 DOTS = {"png": 3, "svg": 1, "pdf": 1}
 """Format -> pixels a unit."""
 LONG = 36
 """Letters of a name in a legend or on an axis, as on the page."""
 
 _INK, _RULE = "#000", "#ddd"
-_LETTER = 7.2  # units of a letter of size 12, about
-_TITLE = 70  # letters of a line of the title
+_LETTER = 6.4  # pixels of a letter, about
+_TITLE = 50  # letters of a line of the title
+_NUMBERS = 10  # columns of a matrix from which on its cells have no room for numbers
+_HIGH = 210  # pixels of a plot of lines
 
 
 def images_of(figures: Mapping[str, Figure]) -> dict[str, Figure]:
@@ -51,15 +59,17 @@ def images_of(figures: Mapping[str, Figure]) -> dict[str, Figure]:
     return found
 
 
-def save(figures: Mapping[str, Figure], folders: Mapping[str, Path]) -> list[Path]:
+def save(figures: Mapping[str, Figure], folders: Mapping[str, Path], about: str = "") -> list[Path]:
     """Write all images of a page's figures; `folders` is "png", "svg", "pdf" or "csv" -> folder. Returns the files.
 
-    CSV files have the numbers behind an image, and need no browser. Raises UserError where kaleido or a browser is
-    absent, where the browser does not start, and for a file that cannot be written.
+    In each folder is a file of captions too, which say what an image shows and end with `about`. CSV files have the
+    numbers behind an image, and need no browser. Raises UserError where kaleido or a browser is absent, where the
+    browser does not start, and for a file that cannot be written.
     """
     folders = dict(folders)
+    captions = [_save_captions(images_of(figures), folder, about) for folder in dict.fromkeys(folders.values())]
     tables = folders.pop("csv", None)
-    written = [] if tables is None else _save_numbers(images_of(figures), tables)
+    written = captions + ([] if tables is None else _save_numbers(images_of(figures), tables))
     if not folders:
         return written
     kaleido, errors = need("kaleido", "images"), need("kaleido.errors", "images")
@@ -77,6 +87,42 @@ def save(figures: Mapping[str, Figure], folders: Mapping[str, Path]) -> list[Pat
     except (errors.BrowserFailedError, errors.BrowserClosedError, TimeoutError) as error:
         why = " ".join(map(str, error.args[:1]))
         raise UserError(f"The browser that draws images failed: {why} BROWSER_PATH can name another one.") from error
+
+
+def _save_captions(images: Mapping[str, Figure], folder: Path, about: str) -> Path:
+    file = folder / CAPTIONS
+    with writing(file):
+        folder.mkdir(parents=True, exist_ok=True)
+        text = "".join(f"{stem}: {caption(image, about)}\n" for stem, image in images.items())
+        file.write_text(text, encoding="utf-8", errors="replace")
+    return file
+
+
+def caption(image: Figure, about: str) -> str:
+    """What stands below an image in a paper: what it shows, of how many, and what its lines and bands are."""
+    traces = [trace["meta"] for trace in image["data"]]
+    count = Counter(trace["kind"] for trace in traces)
+    title = unescape(image["layout"]["title"]["text"].replace("<br>", " "))
+    axis = unescape(image["layout"]["yaxis"].get("title", {}).get("text", ""))
+    parts = [title, *([f"upwards {axis}"] if axis and not count["matrix"] else [])]
+    if count["client"]:
+        parts.append(
+            f"thin lines are {count['client']} clients" + (", the thick one is their mean" if count["mean"] else "")
+        )
+    if count["line"]:
+        parts.append("lines are " + ", ".join(trace["name"] for trace in traces if trace["kind"] == "line"))
+    if count["band"]:
+        parts.append(
+            "the band is " + next(trace["name"] for trace in traces if trace["kind"] == "band" and trace["name"])
+        )
+    if count["best"]:
+        parts.append("the star is the best round by validation data")
+    if count["matrix"]:
+        rows, columns = (
+            next(len(trace[side]) for trace in traces if trace["kind"] == "matrix") for side in ("rows", "columns")
+        )
+        parts.append(f"{rows} rows" + (f", {columns} columns" if columns else ""))
+    return "; ".join(parts) + "." + (f" {about}" if about else "")
 
 
 def _save_numbers(images: Mapping[str, Figure], folder: Path) -> list[Path]:
@@ -153,16 +199,19 @@ def _image(figure: Figure, view: Mapping[str, Any], title: str) -> Figure:
     columns = {to: figure["columns"][at] for to, at in view.get("columns", {}).items()}
     traces = [_trace({**common, **own, **columns}) for common, own in zip(shared, view["data"], strict=False)]
     base = figure["layout"]
+    heats = [t["meta"]["rows"] for t in traces if t["type"] == "heatmap"]
     names = [n for t in traces if t["type"] == "heatmap" for n in (*t["meta"]["rows"], *t["meta"]["columns"])]
-    width, height = WIDTH, base["height"]
-    long = max(0, max((_width(name[:LONG]) for name in names), default=0) - 100)
+    width = WIDTH
+    long = max(0, max((_width(name[:LONG]) for name in names), default=0) - 60)
     if "scaleanchor" in base["yaxis"]:
-        # square heat maps leave room for long names, and have their colours beside them
-        height += long
-        width = height + 140
+        height: float = WIDTH - 50  # squares, with their names below and their colours beside them
+    elif heats:
+        height = min(560, 130 + 14 * len(heats[0])) + long
+    else:
+        height = _HIGH + 30
     lines = textwrap.wrap(title, _TITLE, max_lines=3, placeholder="…")
     rows, entry = _legend(traces, width)
-    top = 22 + 20 * len(lines)
+    top = 14 + 15 * len(lines)
     axis = {"gridcolor": _RULE, "zerolinecolor": _RULE, "linecolor": _RULE, "automargin": True}
     alias = {escape(name, quote=False): _cut(name) for name in names if len(name) > LONG}
     upright = {"tickangle": -90} if long else {}  # slanted names would run into the colours
@@ -170,23 +219,23 @@ def _image(figure: Figure, view: Mapping[str, Any], title: str) -> Figure:
     layout = {
         **base,
         "width": width,
-        "height": height + top + 20 * rows,
+        "height": height + top + 16 * rows,
         "xaxis": {**axis, "labelalias": alias, **upright, **base["xaxis"], **x},
         "yaxis": {**axis, "labelalias": alias, **base["yaxis"], **y},
         "paper_bgcolor": "#fff",
         "plot_bgcolor": "#fff",
-        "font": {"color": _INK},
+        "font": {"color": _INK, "size": LETTERS},
         "title": {
             "text": "<br>".join(escape(line, quote=False) for line in lines),
-            "font": {"size": 14},
+            "font": {"size": LETTERS + 1},
             "x": 0.5,
             "xanchor": "center",
             "y": 1,
             "yref": "container",
             "yanchor": "top",
-            "pad": {"t": 12 + 9 * (len(lines) - 1)},
+            "pad": {"t": 8 + 7 * (len(lines) - 1)},
         },
-        "margin": {"l": 50, "r": 10, "t": top, "b": 50 + 20 * rows},
+        "margin": {"l": 40, "r": 8, "t": top, "b": 40 + 16 * rows},
         "showlegend": rows > 0,
         "legend": {
             "orientation": "h",
@@ -209,7 +258,9 @@ def _trace(trace: Trace) -> Trace:
     if about["kind"] == "mean":
         trace["line"] = {**trace["line"], "color": _INK}
     if about["kind"] == "matrix":
-        trace["colorbar"] = {"thickness": 14, "outlinewidth": 0, **trace.get("colorbar", {})}
+        trace["colorbar"] = {"thickness": 12, "outlinewidth": 0, **trace.get("colorbar", {})}
+        if len(about["columns"] or trace["x"]) > _NUMBERS:
+            trace.pop("texttemplate", None)
     return trace
 
 
@@ -220,7 +271,7 @@ def _legend(traces: list[Trace], width: float) -> tuple[int, float]:
         return 0, 0
     widest = max(_width(t["meta"]["name"][:LONG]) for t in shown)
     entry = min(width - 60, widest + 8)
-    across = max(1, int((width - 20) / (entry + 45)))
+    across = max(1, int((width - 10) / (entry + 42)))
     return -(-len(shown) // across), entry
 
 

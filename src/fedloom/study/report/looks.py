@@ -10,6 +10,9 @@ DASHES = ("solid", "dash", "dot", "dashdot")
 LINES = 8
 """Lines of clients in a figure, at most; of more, the best and the worst are drawn, and a band for the others."""
 
+NAMED = 40
+"""Dots up to which each has its name beside it; beyond that, only the first and the last few."""
+
 
 def thinned(rounds: Sequence[int], most: int, keep: Iterable[int] = ()) -> list[int]:
     """At most about `most` rounds, evenly spaced, with the first, the last and those to keep."""

@@ -63,6 +63,7 @@ def render(kind: str, title: str, data: Mapping[str, Any], figures: Mapping[str,
     return filled(
         kind,
         script=_beside("page.js"),
+        pictures=_beside("pictures.js"),
         title=title,
         plotly=base64.b64encode(gzip.compress(plotly.encode(), 6)).decode(),
         data=in_script({"kind": kind, "title": title, **data, "figures": figures}),

@@ -17,13 +17,13 @@ from html import escape
 from typing import Any
 
 from fedloom.runs.reader import ARROWS
-from fedloom.study.palette import COLORS, TWO_SIDED, color
+from fedloom.study.palette import COLORS, ONE_SIDED, TWO_SIDED, color
 from fedloom.study.papers.hyper_weights import HyperWeights, used
 from fedloom.study.report.against import Against
 from fedloom.study.report.agreement import Cells, UpdateAgreement
 from fedloom.study.report.circle import circle
 from fedloom.study.report.collect import GridReport, RunReport
-from fedloom.study.report.looks import DASHES, LINES, extremes, plain, tenths, thinned, thinned_names
+from fedloom.study.report.looks import DASHES, LINES, NAMED, extremes, plain, tenths, thinned, thinned_names
 from fedloom.study.report.predictions import ConfusionViews
 from fedloom.study.report.records import Matrices, Series
 from fedloom.study.report.scores import Curves
@@ -42,6 +42,8 @@ NAMES = 20
 _MARKERS = 30  # points up to which each is marked
 _TICKS = 8  # rounds up to which each has its tick
 _NUMBERS = 10  # columns up to which numbers stand in the cells of a matrix
+_SHARES = 14  # the same for shares, which are short
+_NEARLY = 0.005  # a share below which there is no number
 
 Figure = dict[str, Any]
 Trace = dict[str, Any]
@@ -54,11 +56,12 @@ def figures_of(report: RunReport | GridReport) -> dict[str, Figure]:
 
 def _of_run(report: RunReport) -> dict[str, Figure]:
     made: dict[str, Figure] = {}
-    if len(report.clients) > 1 and any("train" in about for about in report.clients.values()):
+    if any("train" in about and len(about["tasks"]) > 1 for about in report.clients.values()):
         made["examples"] = examples(report)
     if any("labels" in about for about in report.clients.values()):
         made["labels"] = labels(report) | {"title": "Labels"}
-    if report.against is not None and report.against.each:
+    held = [name for e in report.against.each for name in e.clients] if report.against is not None else []
+    if report.against is not None and (len(set(held)) < len(held) or len(held) > NAMED):  # else dots show it all
         made["hurt"] = hurt(report.against)
     tasks = list(dict.fromkeys(c.task for c in report.curves))
     # with many views, each gets fewer points
@@ -168,9 +171,8 @@ def _curves(c: Curves, points: int) -> list[Trace]:
     if len(c.clients) > 1:
         traces.append(_line(middle, rounds, mean, "mean", line={"width": 3}))
     if c.best is not None:
-        how = "validation" if c.judged == "val" else f"{c.judged} data"
         marker = {"size": 11, "symbol": "star", "color": color(1)}
-        best = _line(f"best round by {how}: {c.best}", [c.best], mean, "best", mode="markers", marker=marker)
+        best = _line(f"best round by validation: {c.best}", [c.best], mean, "best", mode="markers", marker=marker)
         traces.append(best)
     return traces
 
@@ -298,20 +300,25 @@ def matrices(m: Matrices) -> Figure:
 
 
 def confusions(several: Sequence[ConfusionViews]) -> dict[str, Figure]:
-    """One heat map per task: the shares of each true class, and the counts when the pointer is on a cell."""
+    """One heat map per task: the shares of each true class, the best told first, and the counts under the pointer."""
     made = {}
     for number, c in enumerate(several):
         views = []
-        for name, counts in c.views.items():
+        order = c.order
+        for name, unsorted in c.views.items():
+            counts = [[unsorted[i][j] for j in order] for i in order]
             z = [[plain(n / total) for n in row] if (total := sum(row)) else [None] * len(row) for row in counts]
-            views.append((name, {"z": z, "customdata": counts}))
-        names = [str(i) for i in range(max(map(len, c.views.values()), default=0))]
+            view: Trace = {"z": z, "customdata": counts}
+            if len(order) <= _SHARES:  # a share that is nearly nothing needs no number
+                view["text"] = [["" if v is None or v < _NEARLY else f"{v:.0%}" for v in row] for row in z]
+            views.append((name, view))
+        names = [c.name(i) for i in order]
         figure = heat(views, names, names, "truth", "prediction", "select")
         about = f"truth %{{y}}, prediction %{{x}}: %{{customdata}} {c.unit}, %{{z:.1%}} of this truth<extra></extra>"
         bar = {"tickformat": ".0%"}
         figure["shared"][0] |= {"zmin": 0, "zmax": 1, "hovertemplate": about, "colorbar": bar}
-        if len(names) <= _NUMBERS:
-            figure["shared"][0] |= {"texttemplate": "%{z:.0%}", "textfont": {"size": 9}}
+        if len(names) <= _SHARES:
+            figure["shared"][0] |= {"texttemplate": "%{text}", "textfont": {"size": 10}}
         made[f"confusion-{number}"] = figure | {"title": f"Confusion of {c.title}"}
     return made
 
@@ -327,7 +334,7 @@ def heat(
         "type": "heatmap",
         "x": [escape(name, quote=False) for name in columns],
         "y": [escape(name, quote=False) for name in rows],
-        "colorscale": "Viridis",
+        "colorscale": ONE_SIDED,
         "hoverongaps": False,
         "hovertemplate": f"{down} %{{y}}, {along} %{{x}}: %{{z}}<extra></extra>",
         "meta": {"kind": "matrix", "rows": list(rows), "columns": list(columns)},

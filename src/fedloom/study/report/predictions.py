@@ -6,7 +6,8 @@ from __future__ import annotations
 import base64
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import repeat
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -26,18 +27,35 @@ _NAMES = 3  # clients named in full
 Counts = tuple[tuple[int, ...], ...]
 """Truth x prediction."""
 File = Annotated[str, Field(pattern=r"^[\w-]{1,80}\.png$")]
+Color = Annotated[str, Field(pattern=r"^#[0-9a-f]{6}$")]
 B = TypeVar("B", bound=BaseModel)
 
 
 class _StoredPicture(BaseModel):
     file: File
     text: str
+    ends: tuple[str, str] | None = None
+
+
+class Legend(BaseModel):
+    """What colours mean: single ones by name, and a ramp by its ends."""
+
+    colours: list[tuple[Color, str]] = []
+    ramp: list[Color] = []
+    ends: tuple[str, str] = ("", "")
+
+    def __or__(self, other: Legend) -> Legend:
+        """With the colours that the other one has beside its own."""
+        return Legend(colours=list(dict.fromkeys([*self.colours, *other.colours])), ramp=self.ramp, ends=self.ends)
 
 
 class _StoredTask(BaseModel):
     task: str
     truth: list[_StoredPicture]
     answer: list[_StoredPicture]
+    wrong: list[_StoredPicture] = []
+    legend: Legend = Legend()
+    wrong_legend: Legend = Legend()
 
 
 class _StoredExample(BaseModel):
@@ -53,7 +71,8 @@ class _StoredPart(BaseModel):
     @model_validator(mode="after")
     def _fits(self) -> _StoredPart:
         for task in self.tasks:
-            if not len(task.truth) == len(task.answer) == len(self.examples):
+            several = (task.truth, task.answer, task.wrong or task.answer)
+            if any(len(pictures) != len(self.examples) for pictures in several):
                 raise ValueError(f"task {task.task!r}: expected {len(self.examples)} pictures each")
         return self
 
@@ -75,6 +94,7 @@ class _StoredConfusion(BaseModel):
     unit: Literal["examples", "pixels"]
     in_all: NonNegativeInt
     models: list[_StoredModel] = Field(min_length=1)
+    classes: list[str] = []
 
     @model_validator(mode="after")
     def _square(self) -> _StoredConfusion:
@@ -90,10 +110,11 @@ class _StoredConfusions(BaseModel):
 
 @dataclass(frozen=True)
 class Picture:
-    """A picture as a data URI, and a short text for it."""
+    """A picture as a data URI, a short text for it, and what the ends of its own range of colours stand for."""
 
     uri: str
     text: str = ""
+    ends: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -105,6 +126,8 @@ class ShownExample:
     tasks: tuple[str, ...]
     rows: tuple[tuple[str, tuple[Picture | None, ...]], ...]
     """The truth, then each run."""
+    wrong: Mapping[str, tuple[Picture | None, ...]] = field(default_factory=dict)
+    """Run -> where its answers are wrong."""
 
 
 @dataclass(frozen=True)
@@ -115,12 +138,30 @@ class ConfusionViews:
     unit: str
     views: Mapping[str, Counts]
     note: str = ""
+    classes: tuple[str, ...] = ()
+    """Names of the classes; empty where they have none."""
+
+    def name(self, number: int) -> str:
+        """A class by its name, or else its number."""
+        return self.classes[number] if number < len(self.classes) else str(number)
+
+    @property
+    def order(self) -> list[int]:
+        """The classes, the best told first; those that do not occur at the end."""
+        counts = next(iter(self.views.values()), ())
+        told = {i: row[i] / total if (total := sum(row)) else -1.0 for i, row in enumerate(counts)}
+        return sorted(told, key=lambda i: (-told[i], i))
 
     @property
     def mixed_up(self) -> str:
         """What the first view takes for what most often, in words."""
         counts = next(iter(self.views.values()), ())
-        shares = {(i, j): n / sum(row) for i, row in enumerate(counts) for j, n in enumerate(row) if n and i != j}
+        shares = {
+            (self.name(i), self.name(j)): n / sum(row)
+            for i, row in enumerate(counts)
+            for j, n in enumerate(row)
+            if n and i != j
+        }
         return words.mixed_up(shares)
 
 
@@ -132,6 +173,8 @@ class Predictions:
     confusions: tuple[ConfusionViews, ...] = ()
     notes: tuple[str, ...] = ()
     """What could not be read or is left out."""
+    legends: Mapping[str, tuple[Legend, Legend]] = field(default_factory=dict)
+    """Task -> what the colours of its labels mean, and those of where an answer is wrong."""
 
 
 @dataclass
@@ -141,6 +184,7 @@ class _Reader:
     notes: list[str] = field(default_factory=list)
     room: int = field(default_factory=lambda: ROOM)
     absent: int = 0
+    legends: dict[str, tuple[Legend, Legend]] = field(default_factory=dict)
 
     def read(self, run: Run, name: str, kind: type[B]) -> B | None:
         path = run.folder / PREDICTIONS / name
@@ -156,7 +200,14 @@ class _Reader:
             self.notes.append(f"{run.label}: {name} cannot be read: {error.strerror}")
         return None
 
-    def picture(self, folder: Path, name: str, text: str = "") -> Picture | None:
+    def meaning(self, task: _StoredTask) -> None:
+        """Remember what the colours of a task's pictures mean."""
+        known = self.legends.get(task.task, (task.legend, task.wrong_legend))
+        self.legends[task.task] = (known[0] | task.legend, known[1] | task.wrong_legend)
+
+    def picture(self, folder: Path, of: _StoredPicture) -> Picture | None:
+        """What a run keeps, as text that a page can hold."""
+        name = of.file
         try:
             with (folder / PREDICTIONS / name).open("rb") as file:
                 data = file.read(LARGEST + 1)
@@ -166,7 +217,7 @@ class _Reader:
             self.absent += 1
             return None
         self.room -= len(data)
-        return Picture("data:image/png;base64," + base64.b64encode(data).decode(), text)
+        return Picture("data:image/png;base64," + base64.b64encode(data).decode(), of.text, of.ends)
 
 
 def of_run(run: Run) -> Predictions:
@@ -206,23 +257,23 @@ def of_grid(runs: Mapping[Cell, Run]) -> Predictions:
 def _made(reader: _Reader, examples: Sequence[ShownExample], confusions: tuple[ConfusionViews, ...]) -> Predictions:
     if reader.absent:
         reader.notes.append(f"{reader.absent} pictures are absent, damaged or too large.")
-    return Predictions(tuple(examples), confusions, tuple(reader.notes))
+    return Predictions(tuple(examples), confusions, tuple(reader.notes), reader.legends)
 
 
 def _examples(reader: _Reader, runs: Mapping[str, tuple[Run, _StoredIndex]], about: str = "") -> Iterator[ShownExample]:
     """Each example of the first run, with the answers of all runs to it."""
     if not runs:
         return
-    answers: dict[str, dict[tuple[str, int], _StoredPicture]] = {
-        label: {
-            (task.task, example.position): drawn
-            for part in index.parts
-            for task in part.tasks
-            for example, drawn in zip(part.examples, task.answer, strict=True)
-        }
-        for label, (_, index) in runs.items()
-    }
-    first, index = next(iter(runs.values()))
+    said: dict[str, dict[tuple[str, int], tuple[_StoredPicture, _StoredPicture | None]]] = {}
+    for label, (_, index) in runs.items():
+        said[label] = {}
+        for task in (task for part in index.parts for task in part.tasks):
+            reader.meaning(task)
+        for part in index.parts:
+            for task in part.tasks:
+                pairs = zip(part.examples, task.answer, task.wrong or repeat(None, len(task.answer)), strict=True)
+                said[label] |= {(task.task, example.position): (answer, off) for example, answer, off in pairs}
+    _, index = next(iter(runs.values()))
     left = sum(len(part.examples) for part in index.parts)
     # first the first example of each part, then the second ones, so that no whole part is left out for want of room
     for number in range(max((len(part.examples) for part in index.parts), default=0)):
@@ -233,19 +284,40 @@ def _examples(reader: _Reader, runs: Mapping[str, tuple[Run, _StoredIndex]], abo
                 reader.notes.append(f"{left} more examples are not shown, for the page would be too large.")
                 return
             left -= 1
-            example = part.examples[number]
-            truth = [reader.picture(first.folder, t.truth[number].file, t.truth[number].text) for t in part.tasks]
-            rows: list[tuple[str, tuple[Picture | None, ...]]] = [("truth", tuple(truth))]
-            for label, (run, _) in runs.items():
-                cells: list[Picture | None] = []
-                for task in part.tasks:
-                    drawn = answers[label].get((task.task, example.position))
-                    said = "" if drawn is None or drawn.text == task.truth[number].text else drawn.text
-                    cells.append(None if drawn is None else reader.picture(run.folder, drawn.file, said))
-                rows.append((label, tuple(cells)))
-            title = ", ".join(part for part in (about, part.domain, f"test example {example.position}") if part)
-            tasks = tuple(task.task for task in part.tasks)
-            yield ShownExample(title, reader.picture(first.folder, example.input), tasks, tuple(rows))
+            yield _example(reader, runs, part, number, said, about)
+
+
+def _example(
+    reader: _Reader,
+    runs: Mapping[str, tuple[Run, _StoredIndex]],
+    part: _StoredPart,
+    number: int,
+    said: Mapping[str, Mapping[tuple[str, int], tuple[_StoredPicture, _StoredPicture | None]]],
+    about: str,
+) -> ShownExample:
+    """One example of the first run, with all answers to it."""
+    folder = next(iter(runs.values()))[0].folder
+    example = part.examples[number]
+    truth = tuple(reader.picture(folder, task.truth[number]) for task in part.tasks)
+    rows: list[tuple[str, tuple[Picture | None, ...]]] = [("truth", truth)]
+    wrong: dict[str, tuple[Picture | None, ...]] = {}
+    for label, (run, _) in runs.items():
+        answers: list[Picture | None] = []
+        errors: list[Picture | None] = []
+        for task in part.tasks:
+            answer, off = said[label].get((task.task, example.position), (None, None))
+            drawn = None if answer is None else reader.picture(run.folder, answer)
+            # the range of depth stands with the truth
+            same = drawn is not None and drawn.text == task.truth[number].text
+            answers.append(replace(drawn, text="") if drawn is not None and same else drawn)
+            errors.append(None if off is None else reader.picture(run.folder, off))
+        rows.append((label, tuple(answers)))
+        if any(errors):
+            wrong[label] = tuple(errors)
+    title = ", ".join(text for text in (about, part.domain, f"test example {example.position}") if text)
+    tasks = tuple(task.task for task in part.tasks)
+    shown = reader.picture(folder, _StoredPicture(file=example.input, text=""))
+    return ShownExample(title, shown, tasks, tuple(rows), wrong)
 
 
 def _one(task: str, found: _StoredConfusion) -> ConfusionViews:
@@ -261,7 +333,13 @@ def _one(task: str, found: _StoredConfusion) -> ConfusionViews:
         if name in views:  # names of clients that are cut may be the same
             name += f" ({len(views)})"
         views[name] = tuple(map(tuple, one.counts))
-    return ConfusionViews(task, found.unit, views, _about(found))
+    return ConfusionViews(task, found.unit, views, _about(found), _named(found))
+
+
+def _named(found: _StoredConfusion) -> tuple[str, ...]:
+    """The names of all classes, or none: names must tell classes apart."""
+    names = tuple(found.classes)
+    return names if len(set(names)) == len(names) == len(found.models[0].counts) else ()
 
 
 def _about(found: _StoredConfusion) -> str:
@@ -283,6 +361,7 @@ def _side_by_side(reader: _Reader, about: str, runs: Mapping[str, Run]) -> Itera
     """One matrix per task, with one view per run: the sum over its models."""
     views: dict[str, dict[str, Counts]] = defaultdict(dict)
     units, notes = dict[str, str](), defaultdict[str, dict[str, None]](dict)
+    classes: dict[str, tuple[str, ...]] = {}
     for label, run in runs.items():
         counted = reader.read(run, CONFUSION, _StoredConfusions)
         for task, found in ({} if counted is None else counted.tasks).items():
@@ -292,7 +371,8 @@ def _side_by_side(reader: _Reader, about: str, runs: Mapping[str, Run]) -> Itera
                 continue
             views[task][label] = matrix
             units[task] = found.unit
+            classes[task] = classes.get(task) or _named(found)
             if note := _about(found):
                 notes[task][f"{label}: {note}"] = None
     for task, by_run in views.items():
-        yield ConfusionViews(f"{task}, {about}", units[task], by_run, " ".join(notes[task]))
+        yield ConfusionViews(f"{task}, {about}", units[task], by_run, " ".join(notes[task]), classes[task])

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from fedloom.errors import StateError
 from fedloom.study.palette import TWO_SIDED, color
-from fedloom.study.report import page
+from fedloom.study.report import page, words
 from fedloom.study.report.collect import Facts
 from fedloom.study.report.looks import plain, thinned
 from fedloom.study.report.page import Sheet
@@ -184,7 +184,11 @@ def render(report: RelatedReport) -> str:
         _data(report),
         figures,
         report=report,
-        lead="",
+        lead=" · ".join(
+            words.count(number, what)
+            for number, what in ((len(study.tasks), "task"), (len(report.pairs), "pair"), (len(study.scores), "metric"))
+        ),
+        said=_said(report),
         means=_MEANS,
         side=SIDE,
         fit=len(study.tasks) <= _WRITTEN,
@@ -193,6 +197,13 @@ def render(report: RelatedReport) -> str:
         ends=[(metric, _ends(report, i, metric)) for i, metric in enumerate(study.scores)],
         which=f"The first {ENDS} and the last {ENDS} of {len(report.pairs)} pairs" if more else "All pairs",
     )
+
+
+def _said(report: RelatedReport) -> str:
+    """The pairs at the two ends of the metrics' orders, in words."""
+    ends = [report.ends(metric) for metric in report.study.scores]
+    most, least = ([report.pairs[found[at]] for found in ends if found] for at in (0, -1))
+    return words.alike(*([tuple(report.study.tasks[i] for i in pair) for pair in side] for side in (most, least)))
 
 
 def figures_of(report: RelatedReport) -> dict[str, Figure]:
@@ -212,7 +223,7 @@ def _shown(tasks: Sequence[str]) -> list[int]:
 
 
 def _heat_map(report: RelatedReport, metric: str) -> Figure:
-    """The symmetrised matrix, and as scored where that is another; brighter is more related."""
+    """The symmetrised matrix, and as scored where that is another; a stronger colour is more related."""
     study = report.study
     places = _shown(study.tasks)
     names = [study.tasks[i] for i in places]
@@ -231,7 +242,7 @@ def _heat_map(report: RelatedReport, metric: str) -> Figure:
     figure = heat(views, names, names, "", "", "select")
     figure["shared"][0]["reversescale"] = metric in study.distances
     if len(names) <= _WRITTEN:
-        figure["shared"][0]["texttemplate"] = "%{z:.2g}"
+        figure["shared"][0] |= {"texttemplate": "%{z:.2g}", "textfont": {"size": 10}}
     return figure | {"title": metric}
 
 

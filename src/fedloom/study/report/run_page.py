@@ -56,7 +56,7 @@ def _data(report: RunReport) -> dict[str, Any]:
         for s in report.scores
     ]
     best = [
-        {"task": c.task, "metric": c.metric, "split": c.split, "model": c.model, "round": c.best, "judged": c.judged}
+        {"task": c.task, "metric": c.metric, "split": c.split, "model": c.model, "round": c.best}
         for c in report.curves
         if c.best is not None
     ]

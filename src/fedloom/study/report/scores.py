@@ -31,9 +31,7 @@ class Curves:
     """'personal', 'global' or both: the models that count; 'trained' straight after local training."""
     clients: Mapping[str, Series]
     best: int | None = None
-    """The round with the best mean over clients."""
-    judged: str = ""
-    """The split that the best round was chosen on."""
+    """The round with the best mean over clients on validation data; None without them, for test data choose nothing."""
     is_primary: bool = False
     """Whether it is the metric that judges its task."""
 
@@ -109,15 +107,14 @@ def curves(run: Run) -> tuple[Curves, ...]:
 def _judged(
     run: Run, key: tuple[str, str, str, str], measured: Mapping[tuple[str, str, str, str], Mapping[str, Series]]
 ) -> Curves:
-    """The curves with their best round: by validation data where that was measured, else by the split itself."""
+    """The curves with their best round by validation data, where those were measured."""
     task, metric, split, model = key
     direction = run.direction(task, metric)
     is_primary = metric == run.info["tasks"][task]["primary"]
     made = Curves(task, metric, direction, split, model, measured[key], is_primary=is_primary)
-    on = "val" if (task, metric, "val", model) in measured else split
-    judge = replace(made, clients=measured[task, metric, on, model]).mean
+    judge = replace(made, clients=measured.get((task, metric, "val", model), {})).mean
     known = {round: mean for round, mean in judge.items() if not math.isnan(mean) and round in made.mean}
-    return replace(made, best=best_round(known, direction) if len(known) > 1 else None, judged=on)
+    return replace(made, best=best_round(known, direction) if len(known) > 1 else None)
 
 
 def scores(run: Run) -> tuple[Score, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from fedloom.study.tables.compare import Estimate
@@ -12,6 +13,8 @@ STILL = 0.05
 """Percent a round below which a loss counts as standing still."""
 NOTHING = 1e-9
 """Percent by which rounding alone moves a mean change away from 0."""
+SQUARE = 0.05
+"""Cosine up to which two updates count as neither with nor against each other."""
 _NAMED = 4  # names in a sentence, at most
 
 
@@ -25,6 +28,11 @@ def percent(value: float) -> str:
     return "–" if math.isnan(value) else f"{value:+.2f}\u00a0%"  # noqa: RUF001
 
 
+def share(value: float) -> str:
+    """A share as a percentage: '45 %'."""
+    return f"{100 * value:.0f}\u00a0%"
+
+
 def count(number: int, what: str) -> str:
     """'1 client', '2 clients'."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
@@ -33,7 +41,7 @@ def count(number: int, what: str) -> str:
 def listed(names: Sequence[str], most: int = _NAMED) -> str:
     """'a', 'a and b', 'a, b and c', 'a, b, c, d and 3 more'."""
     names = list(names)
-    if len(names) > most:
+    if len(names) > most + 1:  # a name takes no more room than '1 more'
         names = [*names[:most], f"{len(names) - most} more"]
     return " and ".join(part for part in (", ".join(names[:-1]), *names[-1:]) if part)
 
@@ -48,11 +56,12 @@ def rounded(value: float) -> str:
 
 
 def change(percent: float) -> str:
-    """'+11 %', with a true minus; '' for nan."""
+    """'+11 %', with a true minus and no more than two decimals; '' for nan."""
     if math.isnan(percent):
         return ""
-    sign = "+" if percent > 0 else "\u2212" if percent < 0 else "±"
-    return f"{sign}{rounded(abs(percent))}\u00a0%"
+    size = rounded(abs(percent) if abs(percent) >= 0.1 else round(abs(percent), 2))
+    sign = "±" if size == "0" else "+" if percent > 0 else "\u2212"
+    return f"{sign}{size}\u00a0%"
 
 
 def interval(of: Estimate) -> str:
@@ -99,32 +108,63 @@ def came_out(rounds: int, values: Sequence[tuple[str, str, str]]) -> str:
     return f"After {count(rounds, 'round')}: {listed(each)}." if each else ""
 
 
-def told_for(by_name: Mapping[str, Estimate]) -> str:
-    """For which tasks (or methods) a change is told from 0, for better or worse, and for which it is not."""
-    better = [name for name, of in by_name.items() if told(of) and of.mean > 0]
-    worse = [name for name, of in by_name.items() if told(of) and of.mean < 0]
-    open_ = [name for name, of in by_name.items() if told(of) is False]
-    parts = [f"a gain is told for {listed(better)}"] if better else []
-    parts += [f"a loss for {listed(worse)}" if parts else f"a loss is told for {listed(worse)}"] if worse else []
-    parts += [f"nothing for {listed(open_)}" if parts else f"nothing is told for {listed(open_)}"] if open_ else []
-    return _sentence(", ".join(parts))
+def told_for(by_task: Mapping[str, Estimate], base: str) -> str:
+    """On which tasks a change is told apart from 0, for better or worse, and on which it is not."""
+    better, worse, open_ = _sides(by_task)
+    parts = [f"clearly better on {listed(better)}"] if better else []
+    parts += [f"clearly worse on {listed(worse)}"] if worse else []
+    parts += [f"not told apart from {base} on {listed(open_)}"] if open_ else []
+    return _sentence("; ".join(parts))
 
 
 def grid_told(deltas: Mapping[str, Estimate], references: Collection[str]) -> str:
-    """Which methods of a grid are told from what they are held against."""
-    against = f" against {listed(sorted(references))}" if references else ""
-    said = told_for(deltas)
-    seeds = {of.n for of in deltas.values()}
-    if not said and deltas:
-        return f"Nothing is told{against}: one seed has no interval."
-    return said and said.removesuffix(".") + f"{against} ({count(max(seeds), 'seed')})."
+    """Which methods of a grid are told apart from what they are held against."""
+    base = listed(sorted(references)) or "their base"
+    better, worse, open_ = _sides(deltas)
+    parts = [f"{_are(better)} clearly better than {base}"] if better else []
+    parts += [f"{_are(worse)} clearly worse" + ("" if parts else f" than {base}")] if worse else []
+    parts += [f"{_are(open_)} not told apart from {'it' if parts else base}"] if open_ else []
+    if not parts and deltas:
+        return f"No method is told apart from {base}: one seed has no interval."
+    seeds = max((of.n for of in deltas.values()), default=0)
+    return f"{'; '.join(parts)} ({count(seeds, 'seed')})." if parts else ""
 
 
-def mixed_up(shares: Mapping[tuple[int, int], float], most: int = 3) -> str:
+def _sides(by_name: Mapping[str, Estimate]) -> tuple[list[str], list[str], list[str]]:
+    """Names of what is better, of what is worse, and of what is not told apart."""
+    better = [name for name, of in by_name.items() if told(of) and of.mean > 0]
+    worse = [name for name, of in by_name.items() if told(of) and of.mean < 0]
+    return better, worse, [name for name, of in by_name.items() if told(of) is False]
+
+
+def _are(names: Sequence[str]) -> str:
+    return f"{listed(names)} {'is' if len(names) == 1 else 'are'}"
+
+
+def mixed_up(shares: Mapping[tuple[str, str], float], most: int = 3) -> str:
     """The pairs of classes (truth, answer) that are mixed up most, with the share of the truth."""
     worst = sorted(shares, key=lambda pair: (-shares[pair], pair))[:most]
-    named = [f"{truth} for {answer} ({shares[truth, answer]:.0%} of {truth})" for truth, answer in worst]
-    return f"Most often taken: {listed(named)}." if named else ""
+    named = [f"{truth} for {answer} ({share(shares[truth, answer])} of all {truth})" for truth, answer in worst]
+    return f"Most often mistaken: {listed(named)}." if named else ""
+
+
+def alike(most: Sequence[tuple[str, ...]], least: Sequence[tuple[str, ...]]) -> str:
+    """The most and the least related pair of tasks: of what each metric says, that which most of them do."""
+    parts = []
+    for which, pairs in (("most", most), ("least", least)):
+        if pairs:
+            pair, times = Counter(pairs).most_common(1)[0]
+            by = "" if len(pairs) == 1 else f" ({times} of {len(pairs)} metrics say so)"
+            parts.append(f"{which} alike are {listed(pair)}{by}")
+    return _sentence(", ".join(parts))
+
+
+def about_changes(base: str) -> str:
+    """What the numbers of a tile are."""
+    return (
+        f"A change is the mean over the task's clients, each against itself with {base}; in brackets its 95 % "
+        f"t-interval over them. The dashed line is {base}."
+    )
 
 
 def losers(changes: Mapping[str, float]) -> str:
@@ -143,7 +183,7 @@ def trend(slope: float) -> str:
         return ""
     if abs(slope) < STILL:
         return "The training loss stands still."
-    return f"The training loss still {'falls' if slope < 0 else 'rises'} by {rounded(abs(slope))}\u00a0% a round."
+    return f"The training loss {'still falls' if slope < 0 else 'rises'} by {rounded(abs(slope))}\u00a0% a round."
 
 
 def conflict(groups: Mapping[str, float], pair: tuple[str, str, float] | None) -> str:
@@ -152,13 +192,15 @@ def conflict(groups: Mapping[str, float], pair: tuple[str, str, float] | None) -
     if groups:
         where = max(groups, key=lambda name: groups[name])
         text = (
-            f"Most in each other's way: {where}, where {groups[where]:.0%} of the pairs of updates "
+            f"Most in each other's way: {where}, where {share(groups[where])} of the pairs of updates "
             "pull against each other."
             if groups[where] > 0
             else "No two updates pull against each other."
         )
-    if pair is not None and pair[2] < 0:
-        text += f" Furthest apart are {pair[0]} and {pair[1]} (mean cosine {pair[2]:.2f})."
+    if pair is not None and pair[2] < -SQUARE:
+        text += f" Furthest apart are {pair[0]} and {pair[1]} (mean cosine \u2212{-pair[2]:.2f})."
+    elif pair is not None:
+        text += " No two clients pull against each other over all layers and rounds."
     return text.strip()
 
 

@@ -33,6 +33,8 @@ CSV = (
 
 
 Name = TypeVar("Name", bound=Hashable)
+ACROSS, LETTERS = 7, 120
+"""Runs, and letters of their labels, that stand side by side at most; more stand below each other."""
 CUT = "of fractions cut off at 0 and 1"
 FRACTIONS = frozenset(
     {"accuracy", "macro_f1", "auc", "miou", "pixel_accuracy", "maxf", "max_iou", "odsf", "edge_f_plain"}
@@ -149,9 +151,10 @@ class Comparison(Recorded):
         # Text, for labels hold brackets, which are rich's markup.
         table = Table(caption=Text("\n".join([self.caption, *self.notes])), caption_justify="left")
         table.add_column("")
-        for column in self.columns:
-            table.add_column(Text(column.label), justify="right")
-        for name, cells, best in self._grid():
+        heads, lines = self._laid()
+        for head in heads:
+            table.add_column(Text(head), justify="right")
+        for name, cells, best in lines:
             table.add_row(Text(name), *(Text(c, "bold" if b else "") for c, b in zip(cells, best, strict=True)))
         return table
 
@@ -165,8 +168,9 @@ class Comparison(Recorded):
 
     def to_markdown(self) -> str:
         """A Markdown table with the caption and the notes below it."""
-        lines = ["| | " + " | ".join(c.label for c in self.columns) + " |", "|---|" + "---:|" * len(self.columns)]
-        for name, cells, best in self._grid():
+        heads, laid = self._laid()
+        lines = ["| | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
+        for name, cells, best in laid:
             texts = (f"**{c}**" if b else c for c, b in zip(cells, best, strict=True))
             lines.append(f"| {name} | " + " | ".join(texts) + " |")
         return "\n".join([*lines, "", self.caption + ".", *(f"\n{note}" for note in self.notes)]) + "\n"
@@ -185,9 +189,10 @@ class Comparison(Recorded):
 
     def to_html(self) -> str:
         """A page of its own, with the best of each row in bold."""
-        head = "".join(f'<th scope="col">{escape(column.label)}</th>' for column in self.columns)
+        heads, lines = self._laid()
+        head = "".join(f'<th scope="col">{escape(each)}</th>' for each in heads)
         body = []
-        for name, cells, best in self._grid():
+        for name, cells, best in lines:
             texts = (f"<b>{escape(c)}</b>" if b else escape(c) for c, b in zip(cells, best, strict=True))
             row = "".join(f"<td>{text}</td>" for text in texts)
             body.append(f'<tr><th scope="row" class="label">{escape(name)}</th>{row}</tr>')
@@ -201,11 +206,23 @@ class Comparison(Recorded):
 
     def to_latex(self) -> str:
         """A table environment with the best of each row in bold; needs the package booktabs."""
-        rows = ["".join(f" & {tex(c.label)}" for c in self.columns) + r" \\", r"\midrule"]
-        for name, cells, best in self._grid():
+        heads, lines = self._laid()
+        rows = ["".join(f" & {tex(head)}" for head in heads) + r" \\", r"\midrule"]
+        for name, cells, best in lines:
             texts = (rf" & \textbf{{{tex(c)}}}" if b else f" & {tex(c)}" for c, b in zip(cells, best, strict=True))
             rows.append(tex(name) + "".join(texts) + r" \\")
-        return latex((f"{self.caption}.", *self.notes), len(self.columns) + 1, rows)
+        return latex((f"{self.caption}.", *self.notes), len(heads) + 1, rows)
+
+    def _laid(self) -> tuple[list[str], list[tuple[str, list[str], list[bool]]]]:
+        """(headings, lines): a column a run, or a line a run where columns would be too many or too wide."""
+        grid, labels = self._grid(), [c.label for c in self.columns]
+        if len(labels) <= ACROSS and sum(map(len, labels)) <= LETTERS:
+            return labels, grid
+        lines = [
+            (label, [cells[at] for _, cells, _ in grid], [best[at] for _, _, best in grid])
+            for at, label in enumerate(labels)
+        ]
+        return [name for name, *_ in grid], lines
 
     def _grid(self) -> list[tuple[str, list[str], list[bool]]]:
         """(row name, one text per column, whether each is the best)."""
@@ -270,8 +287,10 @@ def compare(
     notes += [note(untold)] if untold else []
     told = tuple(row for row in rows if row.task not in untold)
     columns = [c if c is reference else _with_delta(c, reference, told, notes) for c in columns]
-    for pairing in sorted({c.pairing for c in columns if c.pairing}):
-        notes.append(f"Δm of {', '.join(c.label for c in columns if c.pairing == pairing)}: {pairing}.")
+    pairings = sorted({c.pairing for c in columns if c.pairing})
+    for pairing in pairings:
+        of = f" of {', '.join(c.label for c in columns if c.pairing == pairing)}" if len(pairings) > 1 else ""
+        notes.append(f"Δm{of}: {pairing}.")
     return Comparison(tuple(columns), rows, split, reference.label, tuple(notes), tuple(untold))
 
 
@@ -352,7 +371,7 @@ def _finals_notes(columns: Sequence[RunSet]) -> list[str]:
     """Notes on numbers that are of different kinds of models or of data."""
     notes = []
     if len({final.model for c in columns for final in c.finals}) > 1:
-        notes.append("Not the same kind of model in all columns: see the row 'model'.")
+        notes.append("Not the same kind of model in all columns: see 'model'.")
     if len({final.data for c in columns for final in c.finals}) > 1:
         notes.append("Not the same kind of data in all columns.")
     return notes

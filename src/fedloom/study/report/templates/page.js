@@ -3,6 +3,9 @@
   const figures = JSON.parse(document.getElementById("report-data").textContent).figures;
   const drawn = new Map(); // whether it was drawn for a narrow window
   const LONG = 36; // characters of a name in a legend or on an axis
+  const PAPER = "#ffffff"; // where there is nothing
+  const SHEET = 660; // pixels across a sheet of paper
+  let printing = false;
 
   // Exponential smoothing; gaps stay gaps.
   const smoothed = (values, weight) => {
@@ -46,10 +49,12 @@
     const view = chosen(element, figure);
     const weight = slider ? Number(slider.value) : 0;
     const css = getComputedStyle(document.documentElement);
-    const [ink, soft, rule] = ["--ink", "--soft", "--rule"].map((name) => css.getPropertyValue(name).trim());
+    const [ink, soft, rule, paper] = ["--ink", "--soft", "--rule", "--paper"].map((n) => css.getPropertyValue(n).trim());
     const touch = window.matchMedia("(hover: none)").matches;
     // a phone has no room for long names, nor for colours beside a matrix
-    const narrow = canvas.clientWidth < 480;
+    const sheet = canvas.closest(".pair")?.children.length > 1 ? SHEET / 2 : SHEET;
+    const across = printing ? sheet : canvas.clientWidth;
+    const narrow = across < 480;
     const onTop = narrow ? { orientation: "h", thickness: 10, y: 1, yanchor: "bottom", ticklabelposition: "outside top" } : {};
     const columns = Object.fromEntries(Object.entries(view.columns || {}).map(([to, at]) => [to, figure.columns[at]]));
     const traces = view.data.map((own, i) => {
@@ -58,6 +63,9 @@
       if (trace.type === "scatter" && trace.meta.name && trace.meta.name.length > LONG) trace.name = cut(trace.meta.name);
       if (kind === "mean") trace.line = { ...trace.line, color: ink };
       if (kind === "matrix") trace.colorbar = { thickness: 14, outlinewidth: 0, ...onTop, ...trace.colorbar };
+      // nothing looks like the paper, so that plotly writes numbers in a colour that stands out from it
+      if (kind === "matrix") trace.colorscale = trace.colorscale.map(([at, color]) => [at, color === PAPER ? paper : color]);
+      if (narrow && kind === "matrix" && trace.meta.columns.length > 8) delete trace.texttemplate;
       if (weight > 0 && ["client", "mean", "line"].includes(kind)) trace.y = smoothed(trace.y, weight);
       return trace;
     });
@@ -65,18 +73,18 @@
     const names = traces.flatMap((t) => (t.type === "heatmap" ? [...t.meta.rows, ...t.meta.columns] : []));
     const most = narrow ? LONG / 2 : LONG;
     const alias = Object.fromEntries(names.filter((n) => n.length > most).map((n) => [escaped(n), cut(n, most)]));
-    const below = legend(traces, canvas.clientWidth);
+    const below = legend(traces, across);
     const titled = (text) => (text ? { title: { text } } : {});
     // squares are as large as the smaller side lets them be, and have their colours beside them
     const square = Boolean(figure.layout.yaxis.scaleanchor);
     // long names below them need more height than a figure allows for
     const extra = Math.max(0, ...names.map((n) => pen.measureText(n.slice(0, most)).width)) - 100;
     const tall = figure.layout.height + Math.max(0, extra);
-    const height = square ? Math.min(narrow ? Infinity : tall, canvas.clientWidth + 40) : figure.layout.height;
+    const height = square ? Math.min(narrow ? Infinity : tall, across + 40) : figure.layout.height;
     const layout = {
       ...figure.layout,
       height: height + 20 * below.lines,
-      ...(square ? { width: Math.min(canvas.clientWidth, height + 140) } : {}),
+      ...(square ? { width: Math.min(across, height + 140) } : printing ? { width: sheet } : { autosize: true }),
       xaxis: { ...axis, labelalias: alias, ...figure.layout.xaxis, ...titled(view.across) },
       yaxis: { ...axis, labelalias: alias, ...figure.layout.yaxis, ...titled(view.axis) },
       paper_bgcolor: "rgba(0,0,0,0)",
@@ -127,7 +135,8 @@
     }
     busy.add(element);
     ready ??= unpacked();
-    ready.then(() => paint(element)).finally(() => {
+    // at once where it can be, so that what is printed is what was asked for
+    (window.Plotly ? paint(element) : ready.then(() => paint(element))).finally(() => {
       busy.delete(element);
       if (again.delete(element)) draw(element);
     });
@@ -158,9 +167,22 @@
     width = window.innerWidth;
   });
   window.addEventListener("beforeprint", () => {
+    printing = true;
     document.querySelectorAll("details").forEach((part) => (part.open = true));
     all.forEach(draw);
   });
+  window.addEventListener("afterprint", () => {
+    printing = false;
+    redraw();
+  });
+  // the contents say where one is
+  const links = [...document.querySelector("nav").getElementsByTagName("a")];
+  const parts = links.map((link) => document.getElementById(link.hash.slice(1)));
+  const follow = () => {
+    const at = parts.findLastIndex((part) => part.getBoundingClientRect().top < 80);
+    links.forEach((link, i) => link.classList.toggle("here", i === at));
+  };
+  window.addEventListener("scroll", follow, { passive: true });
   // what a link of the contents leads to is opened
   const opened = () => {
     const part = location.hash.length > 1 && document.getElementById(location.hash.slice(1));

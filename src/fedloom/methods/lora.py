@@ -1,0 +1,73 @@
+"""Low-rank factors in federations: FedSA-LoRA and FedEx-LoRA as add-ons, for models with `lora`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+from pydantic import Field
+
+from fedloom import stages
+from fedloom.methods import registry as m
+
+
+@m.ADDONS.register("fedsa-lora", source="FedSA-LoRA: Guo et al., Selective Aggregation for LoRA in FL, ICLR 2025")
+def fedsa_lora(method: m.Method) -> m.Method:
+    """Share the factors A of all adapted layers, and keep the factors B at their clients.
+
+    W_k = W_0 + (alpha / rank) B_k A;  A <- A + sum_k p_k Delta A_k, or as the method combines;  B_k stays at client k
+
+    The model must have `lora`. What A learns is said to be general, what B learns a client's own; so half of the
+    factors (for square layers) is sent. Heads and decoders are shared as the method has them. Not to be confused with
+    the method `fedsa`, which aligns features.
+
+    paper    FedAvg of A; classification heads are frozen or shared as the task asks
+    release  not read
+    here     any method that shares its model; heads by `model.heads`. A client that joins late begins with B = 0
+
+    A client's updates of A are relative to its own B: where the clients' B differ in sign or basis, so do what their A
+    mean, and averaging them cancels; `fedloom report` shows the cosines of A by layer. With FedDEA, pcgrad, heal: these
+    see A, heads and decoders only. Refused without `model.lora`, and with methods that keep other blocks at their
+    clients, such as FedPer.
+    """
+    from fedloom.core.layout import Select
+    from fedloom.models.changes import Factors
+
+    if method.private is not None:
+        raise ValueError(f"{method.name}: private blocks are there already, beside which fedsa-lora would keep B")
+    return replace(method, model=(*method.model, Factors()), private=Select(name="*.lora_B.*"))
+
+
+@m.ADDONS.register("fedex-lora", source="FedEx-LoRA: Singhal, Ponkshe, Vepakomma, ACL 2025")
+def fedex_lora(method: m.Method, *, scale: Annotated[float, Field(gt=0)] = 1.0) -> m.Method:
+    """Average the factors, and add to the frozen weight what averaging factors leaves out of their product.
+
+    A = sum_k p_k A_k,  B = sum_k p_k B_k,  W <- W + s (sum_k p_k B_k A_k - B A)
+    so that W + s B A = sum_k p_k (W + s B_k A_k): each layer is the mean of the clients' layers. s = alpha / rank.
+
+    The model must have `lora`; `scale` must be its alpha / rank, which is 1 where alpha is left out. Local training
+    moves the factors and heads, never W. Acts at the server. No state.
+
+    paper    the residual, of rank up to rank K, is sent to the clients, who add it to W
+    release  not read
+    here     W is a block of the model, so the server sends it whole, and a client's update of it is zero: the codec is
+             `sparse`, which sends a bit for each of its values and 32 for those of the factors
+
+    Equal factors, and one participant, give the mean, but for round-off. With FedDEA: the factors' updates are
+    sparsified first, and the residual is of what arrived. pcgrad, gradvac: as FedDEA. Refused without `model.lora`,
+    with a server step or optimiser (the mean of the products would no longer be met), with training in phases, with
+    rules that set weights of coordinates (heal), and with methods that have no plain mean to replace.
+    """
+    from fedloom.codecs import Sparse
+    from fedloom.core.layout import Select
+    from fedloom.models.changes import FreeAdaptedWeights
+    from fedloom.server import Plain
+    from fedloom.training.phases import Phase
+
+    if method.server != Plain():
+        raise ValueError(f"{method.name}: fedex-lora takes the place of Plain(step=1.0), but it has {method.server!r}")
+    if method.phases:
+        raise ValueError(f"{method.name}: training in phases and fedex-lora do not go together")
+    frozen = Phase(Select(exclude=Select(name="*.base_layer.weight")))
+    changed = replace(method, model=(*method.model, FreeAdaptedWeights(scale)), phases=(frozen,), codec=Sparse())
+    return changed.combined_by(stages.ExactFactors(scale))
