@@ -5,12 +5,12 @@ FROM python:3.11-slim
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ARG EXTRAS=vision,report,flower
 WORKDIR /opt/fedloom
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml hatch_build.py README.md LICENSE ./
 COPY constraints constraints
 COPY src src
 RUN pip install --no-cache-dir --extra-index-url "$TORCH_INDEX" -c constraints/ci.txt ".[$EXTRAS]" \
     && useradd --create-home --uid 1000 fedloom && mkdir /work && chown fedloom /work
-USER fedloom
+USER 1000
 WORKDIR /work
 ENTRYPOINT ["fedloom"]
 CMD ["--help"]

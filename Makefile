@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints/ci.txt $(PIP_ARGS)
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo demo-scenes docs test test-flower-oldest nightly trials bench bench-gpu bench-peers mutants lint clean
+.PHONY: demo demo-scenes docs test test-flower-oldest test-oldest nightly trials bench bench-gpu bench-peers mutants lint clean
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
@@ -76,6 +76,13 @@ test-flower-oldest:
 	$(VENV)-flower/bin/python -m pip install -q -c constraints/flower-oldest.txt $(PIP_ARGS) -e '.[test]'
 	$(VENV)-flower/bin/pytest tests/flower
 
+# The oldest versions that pyproject.toml allows, in an environment of their own; they warn of what came after them.
+test-oldest:
+	$(PYTHON) -m venv $(VENV)-oldest
+	$(VENV)-oldest/bin/python -m pip install -q -c constraints/oldest.txt $(PIP_ARGS) -e '.[vision,lora,data,report,notebook,peers,privacy]' \
+	  pytest pytest-timeout pytest-xdist hypothesis torchmetrics jsonschema hatchling setuptools
+	$(VENV)-oldest/bin/pytest -n 2 -W default $(ARGS)
+
 nightly: lint
 	$(BIN)/pytest -n 2 -m 'slow or not slow'
 	$(MAKE) mutants ARGS="--seed $$(date +%Y%m%d)"
@@ -103,4 +110,4 @@ mutants: $(VENV)/.test
 	PYTHONPATH=tests $(BIN)/python -m mutants $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(VENV)-flower runs build dist docs/_build
+	rm -rf $(VENV) $(VENV)-flower $(VENV)-oldest runs build dist docs/_build

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import click
+import typer
 from sybil import Example, Sybil
 from sybil.parsers.myst import CodeBlockParser, PythonCodeBlockParser
 from sybil.parsers.myst.skip import SkipParser
@@ -54,18 +54,17 @@ def run(line: str) -> None:
 def accepted(words: list[str]) -> None:
     """AssertionError where the command line has no such command, argument or option."""
     command: Any = get_command(app)
-    while isinstance(command, click.Group):
+    while hasattr(command, "commands"):
         assert words[0] in command.commands, f"fedloom has no command {' '.join(words)!r}"
         command, words = command.commands[words[0]], words[1:]
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             command.make_context(command.name, list(words), resilient_parsing=False)
-    except click.exceptions.Exit:
+    except typer.Exit:
         pass
-    except click.ClickException as error:
-        if "does not exist" in error.message:  # a file of the reader's
-            return
-        raise AssertionError(f"fedloom {command.name} {' '.join(words)}: {error.format_message()}") from None
+    except Exception as error:
+        if "does not exist" not in str(error):  # a file of the reader's
+            raise AssertionError(f"fedloom {command.name} {' '.join(words)}: {error}") from None
 
 
 def recipe(example: Example) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import tomllib
 import zipfile
 from pathlib import Path
@@ -76,10 +77,31 @@ def test_hooks_call_what_lint_calls() -> None:
         assert f"$(BIN)/{tool}" in lint
 
 
+def test_the_oldest_versions_are_those_that_are_allowed() -> None:
+    asked = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
+    allowed = {re.sub(r">=([\d.]+).*", r"==\1", line) for lines in asked for line in lines}
+    pinned = (ROOT / "constraints" / "oldest.txt").read_text(encoding="utf-8").splitlines()[1:]
+    assert {*pinned} <= allowed
+    assert {line.split("==")[0] for line in pinned} >= {re.split("[<>=]", line)[0] for line in PROJECT["dependencies"]}
+
+
+def test_what_is_imported_is_declared() -> None:
+    declared = {re.split(r"[<>=]", line)[0] for line in PROJECT["dependencies"]} - {"PyYAML"} | {"yaml"}
+    of_pydantic = {"pydantic_core", "typing_extensions"}  # it cannot be installed without
+    apart = {"cloudpickle", "timm", "PIL"}  # behind an except ImportError; in the script of a bundle
+    text = "\n".join(file.read_text(encoding="utf-8") for file in (ROOT / "src").rglob("*.py"))
+    roots = {*re.findall(r"^ *(?:import|from) (\w+)[\w.]*(?: import .*| as \w+)?$", text, re.MULTILINE)}
+    assert roots - sys.stdlib_module_names - {"fedloom"} == declared | of_pydantic | apart
+
+
 def test_the_wheel_has_recipes_grids_and_the_schema(tmp_path: Path) -> None:
-    wheel = pytest.importorskip("hatchling.builders.wheel").WheelBuilder(str(ROOT))
-    (built,) = wheel.build(directory=str(tmp_path), versions=["standard"])
-    names = {*zipfile.ZipFile(built).namelist()}
+    builder = pytest.importorskip("hatchling.builders.wheel").WheelBuilder(str(ROOT))
+    (built,) = builder.build(directory=str(tmp_path), versions=["standard"])
+    with zipfile.ZipFile(built) as wheel:
+        names = {*wheel.namelist()}
+        shown = wheel.read(f"fedloom-{__version__}.dist-info/METADATA").decode()
+    assert "A first run" in shown
+    assert re.findall(r"\]\((?!https?:)", shown) == []  # an index has nothing beside it that a link could lead to
     source = ROOT / "src"
     data = [p for p in (source / "fedloom").rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc")]
     assert {p.relative_to(source).as_posix() for p in data} <= names

@@ -33,6 +33,11 @@ FACES = (
 """The modules whose names are public."""
 REPORTS = {
     "run": ["run digits-tasks training.rounds=6 --out {out}/run -q", "report {out}/run --out {page}"],
+    "relatedness": [
+        "run digits-tasks method=matu training.rounds=4 --out {out}/matu -q",
+        "relatedness {out}/matu --out {out}/alike -q",
+        "report {out}/alike --out {page}",
+    ],
     "grid": ['grid demo training.rounds=6 "seeds=[0,1]" --out {out}/grid -q', "report {out}/grid --out {page}"],
 }
 """Kind of page -> the commands that make one."""

@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 from fedloom.cli.app import app
 from fedloom.errors import StateError
 from fedloom.runs.audit import START, Audit, verified
+from fedloom.runs.folder import RunFolder
+from fedloom.runs.ledger import Ledger
 
 
 @pytest.fixture
@@ -97,3 +99,13 @@ def test_a_long_line_is_followed(tmp_path: Path) -> None:
     audit.note("policy", terms="x" * 100_000)
     audit.note("join")
     assert json.loads(audit.file.read_text().splitlines()[1])["number"] == 1
+
+
+def test_what_a_peer_dropped_is_in_the_log_and_in_the_audit_file(tmp_path: Path) -> None:
+    dropped = {"event": "message dropped", "peer": "ann", "what": "late", "sender": "bob"}
+    with RunFolder(tmp_path) as folder:
+        folder.audit = Audit(tmp_path / "audit.jsonl")
+        folder.write_round({"round": 1, "events": [dropped]}, Ledger())
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["events"] == [dropped]
+    (line,) = verified(tmp_path / "audit.jsonl")
+    assert (line["what"], line["peer"], line["sender"]) == ("message dropped: late", "ann", "bob")

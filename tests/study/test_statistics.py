@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedloom.study.significance.statistics import against_zero, hedges, holm, paired, ranking, signed_rank
+from fedloom.study.student import bound, two_sided
 
 # A thesis on tasks without a server, PASCAL, three runs each: total loss at the best round.
 A1 = [1.0931, 1.1259, 1.1206]
@@ -29,6 +30,14 @@ def test_the_numbers_of_a_thesis_recomputed():
     assert found.d_z == pytest.approx(7.03, abs=0.005)
     assert (found.wilcoxon, found.least) == (0.25, 0.25)
     assert paired(A2, B4).p == pytest.approx(0.42, abs=5e-3)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 10, 499])
+def test_students_t_as_scipy_has_it(freedom):
+    for t in (0.0, 0.01, 0.3, 1.0, 2.5, 40.0, 1e6, math.inf):
+        assert two_sided(-t, freedom) == pytest.approx(2 * stats.t.sf(t, freedom), rel=1e-9, abs=0)
+    for level in (0.99, 0.5, 0.05, 1e-6):
+        assert bound(level, freedom) == pytest.approx(stats.t.isf(level / 2, freedom), rel=1e-9)
 
 
 @settings(max_examples=25, deadline=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import click
+import typer
 
 
 def recipe(incomplete: str) -> list[str]:
@@ -35,7 +35,7 @@ def dataset(incomplete: str) -> list[str]:
     return _that_begin(incomplete, DATASETS.names)
 
 
-def change(ctx: click.Context, incomplete: str) -> list[str]:
+def change(ctx: typer.Context, incomplete: str) -> list[str]:
     """The keys of a recipe's sections, and after data=, partition=, model= and method= the names that may follow."""
     from fedloom.recipes.schema import Named, Recipe
 

@@ -31,7 +31,8 @@ def pretrain(
     torch.set_num_threads(checked.runtime.threads)
     console = Console(stderr=True)
     saved = 0
-    with Progress(console=console, disable=quiet or not console.is_terminal) as bars:
+    console.quiet = quiet or not console.is_terminal  # an older rich ends with a line, disabled or not
+    with Progress(console=console, disable=console.quiet) as bars:
         bar = bars.add_task("epochs", total=epochs)
 
         def tell(epoch: int, loss: float) -> None:

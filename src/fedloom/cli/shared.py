@@ -172,7 +172,8 @@ def bar(quiet: bool) -> Iterator[Tell]:
     from rich.progress import Progress
 
     console = Console(stderr=True)
-    with Progress(console=console, disable=quiet or not console.is_terminal) as bars:
+    console.quiet = quiet or not console.is_terminal  # an older rich ends with a line, disabled or not
+    with Progress(console=console, disable=console.quiet) as bars:
         item = bars.add_task("loading", total=None)
 
         def advance(done: int, total: int, what: str) -> None:

@@ -57,7 +57,9 @@ class Linearised(Encoder):
         # Group norm has no forward mode for images with the channels last in memory. Flattened and viewed again, they
         # are laid out plainly; strides alone do not tell, since those of images of one channel fit either layout.
         x = x.reshape(-1).view(x.shape)
-        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention have no forward mode
+        # The fused kernels of attention have no forward mode, and torch before 2.9 has none in inference mode.
+        with_grad = torch.is_grad_enabled()
+        with sdpa_kernel(SDPBackend.MATH), torch.inference_mode(False), torch.set_grad_enabled(with_grad):
             there_and_change = jvp(plain, (theta0,), (change,))
         features: Tensor = there_and_change[0] + there_and_change[1]
         return features

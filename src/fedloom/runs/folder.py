@@ -191,7 +191,8 @@ class RunFolder:
         for name, value in logs.items():
             self._append(name, value)
         for event in line.get("events", ()):
-            self._note(event["event"], round=line["round"], **{k: v for k, v in event.items() if k != "event"})
+            what = ": ".join(str(event[k]) for k in ("event", "what") if k in event)
+            self._note(what, round=line["round"], **{k: v for k, v in event.items() if k not in ("event", "what")})
         if self.tracker is not None:
             self.tracker.round(logs[_METRICS], bytes_)
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev, variance
 
 from fedloom.extras import need
+from fedloom.study.student import bound, two_sided
 
 LEVEL = 0.05
 """The level of intervals (95 %) and of the critical difference."""
@@ -89,9 +90,8 @@ def against_zero(differences: Sequence[float], noise: float = 0.0) -> Paired:
         spread = 0.0
     t, p, half = _ratio(mean, spread, noise) * math.sqrt(n), math.nan, 0.0
     if spread:
-        special = need("scipy.special", "digits")
-        p = 2 * float(special.stdtr(n - 1, -abs(t)))
-        half = float(special.stdtrit(n - 1, 1 - LEVEL / 2)) * spread / math.sqrt(n)
+        p = two_sided(t, n - 1)
+        half = bound(LEVEL, n - 1) * spread / math.sqrt(n)
     w = signed_rank(differences, noise)
     return Paired(n, mean, mean - half, mean + half, t, p, w, _ratio(mean, spread, noise), math.nan)
 

@@ -19,6 +19,7 @@ from fedloom.runs.reader import IN_VAIN, Final, Run, TaskMetric, human_bytes
 from fedloom.settings.paths import differs, value_at
 from fedloom.study.keys import QUIET
 from fedloom.study.references import at_trivial, note
+from fedloom.study.student import bound
 from fedloom.study.tables.markup import Cell, Recorded, Records, fragment, html, latex, span, tex
 from fedloom.tasks.delta import delta_m, without_base
 
@@ -55,8 +56,7 @@ class Estimate:
         n = len(values)
         if n < 2 or any(map(math.isnan, values)):
             return Estimate(math.fsum(values) / n, math.nan, n)
-        t = float(need("scipy.special", "digits").stdtrit(n - 1, 0.975))
-        return Estimate(mean(values), t * stdev(values) / math.sqrt(n), n)
+        return Estimate(mean(values), bound(0.05, n - 1) * stdev(values) / math.sqrt(n), n)
 
     def __str__(self) -> str:
         digits = 2 if abs(self.mean) >= 10 else 4
