@@ -35,6 +35,8 @@ def test_every_method_has_as_many_settings_and_the_first_are_its_defaults() -> N
     # the learning rates are the same for all, and what is drawn for one depends on nobody else
     rates = {name: [one.get("training.optimizer.lr") for one in each] for name, each in found.items()}
     assert len({tuple(each) for each in rates.values()}) == 1
+    own = load("beds/digits").model_dump(mode="json")["training"]["optimizer"]["lr"]
+    assert rates["fedavg"][1] > own > rates["fedavg"][2]
     assert experiment.tries(plan("fedprox"))[0]["fedprox"] == found["fedprox"]
     assert any("mu" in one["method"] for one in found["fedprox"][1:] if isinstance(one["method"], dict))
     assert list(refused) == ["nonsense"]

@@ -52,8 +52,8 @@ def all_methods() -> tuple[str, ...]:
 def tries(tournament: Tournament) -> tuple[Tries, dict[str, str]]:
     """(the settings of each method, why others have none).
 
-    The first are the defaults; the others multiply the learning rate by a factor that is the same for all methods, and
-    every number of the method and its add-ons by 1/2, 1 or 2. What is drawn depends on the method's name and the
+    The first are the defaults; the others multiply the learning rate by a factor that is the same for all methods,
+    above and below 1 in turn, and every number of the method and its add-ons by 1/2, 1 or 2. What is drawn depends on the method's name and the
     number of the try alone, so that a method that comes later changes nothing for the others.
     """
     found: dict[str, list[Changes]] = {}
@@ -130,8 +130,9 @@ def _settings(tournament: Tournament, method: str, entries: Sequence[Registered]
             break
         common, own = random.Random(f"rate {number}"), random.Random(f"{method} {number}")
         changes = _change(entries, [_drawn(entry, own) for entry in entries])
-        if rate is not None:
-            changes["training.optimizer.lr"] = float(f"{rate * 10 ** common.uniform(-DECADES, DECADES):.2g}")
+        if rate is not None:  # above the bed's and below it in turn, so that few draws see both sides
+            power = common.uniform(0, DECADES) * (1 if number % 2 else -1)
+            changes["training.optimizer.lr"] = float(f"{rate * 10**power:.2g}")
         try:
             load(tournament.recipe, _texts(changes))
         except RecipeError:
