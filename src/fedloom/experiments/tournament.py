@@ -53,8 +53,8 @@ def tries(tournament: Tournament) -> tuple[Tries, dict[str, str]]:
     """(the settings of each method, why others have none).
 
     The first are the defaults; the others multiply the learning rate by a factor that is the same for all methods,
-    above and below 1 in turn, and every number of the method and its add-ons by 1/2, 1 or 2. What is drawn depends on the method's name and the
-    number of the try alone, so that a method that comes later changes nothing for the others.
+    above and below 1 in turn, and every number of the method and its add-ons by 1/2, 1 or 2. What is drawn depends on
+    the method's name and the number of the try alone, so that a method that comes later changes nothing for the others.
     """
     found: dict[str, list[Changes]] = {}
     refused: dict[str, str] = {}
