@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fedloom.cli.app import app
+from fedloom.errors import RecipeError
 from fedloom.experiments import tournament as experiment
 from fedloom.recipes import load
 from fedloom.study.grid import cells
@@ -27,7 +28,7 @@ def plan(*methods: str, **more: Any) -> Tournament:
 
 
 def test_every_method_has_as_many_settings_and_the_first_are_its_defaults() -> None:
-    found, refused = experiment.tries(plan("fedavg", "fedprox", "fedavg+feddea", "nonsense"))
+    found, refused = experiment.tries(plan("fedavg", "fedprox", "fedavg+feddea", "nonsense", "joint"))
     assert list(found) == ["local", "fedavg", "fedprox", "fedavg+feddea"]
     assert {len(each) for each in found.values()} == {3}
     assert [found[name][0] for name in ("fedavg", "fedprox")] == [{"method": "fedavg"}, {"method": "fedprox"}]
@@ -39,7 +40,8 @@ def test_every_method_has_as_many_settings_and_the_first_are_its_defaults() -> N
     assert rates["fedavg"][1] > own > rates["fedavg"][2]
     assert experiment.tries(plan("fedprox"))[0]["fedprox"] == found["fedprox"]
     assert any("mu" in one["method"] for one in found["fedprox"][1:] if isinstance(one["method"], dict))
-    assert list(refused) == ["nonsense"]
+    assert refused["joint"] == "joint stands in every table, and does not take part"
+    assert not {"joint", "trivial"} & set(experiment.all_methods())
     assert "unknown method 'nonsense'" in refused["nonsense"]
 
 
@@ -116,6 +118,12 @@ def test_what_cannot_be_told_ends_with_the_most_seeds(tmp_path: Path, monkeypatc
     pretend(monkeypatch, lambda base, seed: {"semseg": 0.2 + 0.01 * ((seed + len(base)) % 2), "depth": 2.0}, ran)
     made = experiment.play(plan("fedavg", "scaffold"), tmp_path, lambda: experiment.Watch(), lambda text: None)
     assert (made.seeds, made.is_settled) == (4, False)
+
+
+def test_a_bed_on_which_nobody_can_be_tuned_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, lambda base, seed: None, [])
+    with pytest.raises(RecipeError, match="tournament t: local: no"):
+        experiment.play(plan("fedavg"), tmp_path, lambda: experiment.Watch(), lambda text: None)
 
 
 def test_wrong_input_is_refused_in_a_sentence(tmp_path: Path) -> None:

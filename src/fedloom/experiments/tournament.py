@@ -40,13 +40,13 @@ DRAWS = 50
 """After so many settings that are no valid recipe a method has fewer tries."""
 
 
+REFERENCES = tuple(CHANGES)
+"""They stand in every table anyway, so they do not take part."""
+
+
 def all_methods() -> tuple[str, ...]:
-    """Every registered method but the references, which stand in every table anyway."""
-    known = {
-        change["method"] if isinstance(change["method"], str) else change["method"]["name"]
-        for change in CHANGES.values()
-    }
-    return tuple(entry.name for entry in METHODS if entry.name not in known)
+    """Every registered method but the references."""
+    return tuple(entry.name for entry in METHODS if entry.name not in REFERENCES)
 
 
 def tries(tournament: Tournament) -> tuple[Tries, dict[str, str]]:
@@ -88,6 +88,8 @@ def play(
     # A setting that diverges is no reason to leave a method out.
     reasons = _run(grid, folder / "tuning", watch, jobs)
     refused |= {method: reasons[name] for method in settings if (name := label(method, 0)) in reasons}
+    if ALONE in refused:
+        raise RecipeError(f"tournament {tournament.name}: {ALONE}: {refused[ALONE]}")
     found = scores(grid, folder / "tuning", label(ALONE, 0))
     chosen = {method: settings[method][number] for method, number in best(found, settings).items()}
     for seeds in range(tournament.least, tournament.most + 1):
@@ -113,6 +115,8 @@ def _run(grid: Grid, folder: Path, watch: Callable[[], Watch], jobs: int | None)
 def _named(method: str) -> list[Registered]:
     """The method and its add-ons of METHOD+ADDON."""
     name, *addons = method.split("+")
+    if name in REFERENCES:
+        raise RecipeError(f"{name} stands in every table, and does not take part")
     for registry, given in ((METHODS, [name]), (ADDONS, addons)):
         for one in given:
             if problem := registry.problem(one):
