@@ -17,9 +17,7 @@ def atlas(
     out: Annotated[
         Path | None, shared.out_option("The atlas' folder.", show_default="atlases/NAME", file_okay=False)
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at once.", show_default="as many as the CPUs can take")
-    ] = None,
+    jobs: shared.Jobs = None,
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
 ) -> None:

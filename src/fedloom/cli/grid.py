@@ -44,9 +44,7 @@ def grid(
     out: Annotated[
         Path | None, shared.out_option("The grid's folder.", show_default="grids/NAME", file_okay=False)
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Cells at once.", show_default="as many as the CPUs can take")
-    ] = None,
+    jobs: shared.Jobs = None,
     memory: Annotated[
         str | None,
         typer.Option(metavar="SIZE", help="Memory for all cells, such as 8GB.", show_default="80 % of what is free"),

@@ -44,6 +44,7 @@ Changes = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for programs; null where a number is absent.")]
 Kind = Annotated[Literal["text", "markdown", "csv", "latex", "html"], typer.Option("--format", help="How to write it.")]
 Device = Annotated[str | None, typer.Option(help="cpu, or cuda.", show_default="the run's")]
+Jobs = Annotated[int | None, typer.Option(min=1, help="Runs at once.", show_default="as many as the CPUs can take")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress; only the result.")]
 SplitOption = Annotated[Literal["test", "val"], typer.Option(help="Which examples the numbers are measured on.")]
 TestsOption = Annotated[

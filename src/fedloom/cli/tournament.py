@@ -35,9 +35,7 @@ def tournament(
     out: Annotated[
         Path | None, shared.out_option("The tournament's folder.", show_default="tournaments/NAME", file_okay=False)
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at once.", show_default="as many as the CPUs can take")
-    ] = None,
+    jobs: shared.Jobs = None,
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
 ) -> None:

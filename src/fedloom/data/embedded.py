@@ -10,7 +10,7 @@ from pydantic import AfterValidator
 from fedloom.data.kept import kept
 from fedloom.data.prepare import Array, cache_folder
 from fedloom.data.registry import DATASETS
-from fedloom.data.several import check_set, load
+from fedloom.data.several import load
 from fedloom.errors import DataError
 from fedloom.models.encoders import ENCODERS
 
@@ -23,22 +23,12 @@ if TYPE_CHECKING:
 BATCH = 128  # images that pass the encoder together
 
 
-def _encoder(section: dict[str, Any]) -> dict[str, Any]:
-    """Must name an encoder and fit its parameters."""
-    if "name" not in section:
-        raise ValueError("expected a mapping with 'name' and the encoder's parameters")
-    if problem := ENCODERS.problem(str(section["name"])):
-        raise ValueError(problem)
-    ENCODERS[section["name"]].params.model_validate({k: v for k, v in section.items() if k != "name"})
-    return section
-
-
 @DATASETS.register("embedded", source="the linear-probe protocol: features of an encoder that does not change")
 def embedded(
     seed: int,
     *,
-    of: Annotated[dict[str, Any], AfterValidator(check_set)],
-    encoder: Annotated[dict[str, Any], AfterValidator(_encoder)],
+    of: Annotated[dict[str, Any], AfterValidator(DATASETS.fits)],
+    encoder: Annotated[dict[str, Any], AfterValidator(ENCODERS.fits)],
     weights: str | None = None,
 ) -> Dataset:
     """The data set `of`, {name: a data set, its parameters}, with an encoder's features in the place of its inputs.

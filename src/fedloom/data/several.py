@@ -7,7 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field
 
 from fedloom.core.signal import sized
 from fedloom.data.registry import DATASETS, loaded
@@ -17,26 +17,11 @@ if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset
 
 
-def check_set(section: dict[str, Any]) -> dict[str, Any]:
-    """A set must name a data set and fit its parameters; ValueError otherwise."""
-    if "name" not in section:
-        raise ValueError("names no data set; expected a mapping with 'name' and its parameters")
-    if problem := DATASETS.problem(str(section["name"])):
-        raise ValueError(problem)
-    try:
-        given = {key: value for key, value in section.items() if key != "name"}
-        DATASETS[section["name"]].params.model_validate(given)
-    except ValidationError as error:
-        wrong = error.errors()[0]
-        raise ValueError(f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}") from None
-    return section
-
-
 def _check(sets: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Each set must name a data set and fit its parameters."""
     for name, section in sets.items():
         try:
-            check_set(section)
+            DATASETS.fits(section)
         except ValueError as error:
             raise ValueError(f"set {name!r}: {error}") from None
     return sets

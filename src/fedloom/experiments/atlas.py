@@ -9,6 +9,7 @@ from fedloom.errors import RecipeError, UserError
 from fedloom.experiments.grid_run import Watch, prepare, run_prepared
 from fedloom.recipes.schema import Recipe
 from fedloom.study.atlas import Atlas, atlas_grid, draw, read_atlas
+from fedloom.study.grid import write
 
 GRID = "runs"
 """The folder of the grid in the atlas' own."""
@@ -48,7 +49,6 @@ def make(recipe: Recipe, seeds: int, folder: Path, watch: Callable[[], Watch], j
         "cosines.csv": atlas.cosine_records().to_csv(),
         "atlas.md": atlas.to_markdown(),
     }
-    for name, text in texts.items():
-        (folder / name).write_text(text, encoding="utf-8")
+    write(folder, texts)
     draw(atlas, folder / "atlas.svg")
     return atlas

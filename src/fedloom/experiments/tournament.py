@@ -15,7 +15,7 @@ from fedloom.experiments.grid_run import Watch, prepare, run_prepared
 from fedloom.methods import ADDONS, METHODS
 from fedloom.recipes import load
 from fedloom.settings.registry import Registered
-from fedloom.study.grid import Changes, Grid
+from fedloom.study.grid import Changes, Grid, write
 from fedloom.study.references import CHANGES
 from fedloom.study.tournament import (
     ALONE,
@@ -96,8 +96,7 @@ def play(
         grid = final_grid(tournament, chosen, seeds)
         tell(f"final: {len(chosen)} methods, {seeds} seeds")
         made = standings(tournament, grid, folder / "final", refused | _run(grid, folder / "final", watch, jobs))
-        for name, text in (("standings.csv", made.to_csv()), ("standings.md", made.to_markdown())):
-            (folder / name).write_text(text, encoding="utf-8")
+        write(folder, {"standings.csv": made.to_csv(), "standings.md": made.to_markdown()})
         if made.is_settled:
             break
     return made

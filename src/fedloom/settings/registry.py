@@ -17,7 +17,7 @@ from importlib import metadata
 from types import SimpleNamespace
 from typing import Any, TypeVar, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from fedloom.errors import RecipeError, UserError, choices, unknown
 from fedloom.settings.names import imported, is_import, source
@@ -134,6 +134,20 @@ class Registry:
                 return str(error)
             return None
         return f"unknown {self.kind} {name!r}.{choices('Allowed', name, self.names)}, or package.module:name"
+
+    def fits(self, section: dict[str, Any]) -> dict[str, Any]:
+        """A section {name: what is registered, its parameters}, as it is. ValueError where it is none."""
+        if "name" not in section:
+            raise ValueError(f"names no {self.kind}; expected a mapping with 'name' and its parameters")
+        if problem := self.problem(str(section["name"])):
+            raise ValueError(problem)
+        try:
+            given = {key: value for key, value in section.items() if key != "name"}
+            self[section["name"]].params.model_validate(given)
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            raise ValueError(f"{'.'.join(map(str, wrong['loc']))}: {wrong['msg']}") from None
+        return section
 
     def __getitem__(self, name: str) -> Registered:
         if name in self.entries:

@@ -347,13 +347,15 @@ def is_over(folder: Path) -> bool:
 
 def save(grid: Grid, folder: Path, refused: Mapping[str, str]) -> None:
     """Write what a table needs beside the runs: the grid, and the refused combinations with the reasons."""
+    write(folder, {FILE: to_yaml(grid.model_dump(mode="json")), REFUSED: json.dumps(dict(refused), indent=1)})
+
+
+def write(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write files of a folder, {name: text}; a reader finds the old or the new file, never a part of one."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, content in (
-        (FILE, to_yaml(grid.model_dump(mode="json"))),
-        (REFUSED, json.dumps(dict(refused), indent=1)),
-    ):
+    for name, text in texts.items():
         part = folder / f"{name}.part"
-        part.write_text(content, encoding="utf-8")
+        part.write_text(text, encoding="utf-8")
         part.replace(folder / name)
 
 

@@ -17,7 +17,7 @@ from fedloom.runs.reader import human_bytes
 from fedloom.settings.problems import explain
 from fedloom.settings.section import Count, Section, strict
 from fedloom.settings.yaml import parse, to_yaml
-from fedloom.study.grid import Changes, Grid, load_grid
+from fedloom.study.grid import Changes, Grid, load_grid, write
 from fedloom.study.significance.pairs import of_clients
 from fedloom.study.significance.ranks import grid_ranked
 from fedloom.study.significance.statistics import LEVEL, Paired, against_zero, holm, p_text
@@ -63,10 +63,7 @@ class Tournament(Section):
 
 def save(tournament: Tournament, folder: Path) -> None:
     """Write it to its folder."""
-    folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f"{FILE}.part"
-    part.write_text(to_yaml(tournament.model_dump(mode="json")), encoding="utf-8")
-    part.replace(folder / FILE)
+    write(folder, {FILE: to_yaml(tournament.model_dump(mode="json"))})
 
 
 def opened(folder: Path) -> Tournament:
