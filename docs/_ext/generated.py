@@ -6,9 +6,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,14 @@ from sphinx.application import Sphinx
 from typer.main import get_command
 
 from fedloom.cli.app import PANELS, app
-from fedloom.cli.lists import parameters
+from fedloom.cli.lists import chosen, parameters, required
+from fedloom.engines.api import plan
+from fedloom.errors import UserError
 from fedloom.methods import ADDONS, METHODS
+from fedloom.recipes import load
 from fedloom.settings.registry import Registered, Registry
 from fedloom.study.grid import load_grid, names
+from fedloom.study.references import CHANGES
 from fedloom.study.report.page import part
 
 FACES = (
@@ -41,6 +46,10 @@ REPORTS = {
     "grid": ['grid demo training.rounds=6 "seeds=[0,1]" --out {out}/grid -q', "report {out}/grid --out {page}"],
 }
 """Kind of page -> the commands that make one."""
+BEDS = ("digits-tasks", "robust/digits", "gossip-digits", "digits-tasks model=tiny-vit model.lora.rank=4")
+"""Recipes; a method's page has the first that it runs on: four tasks, many clients, peers, low-rank factors."""
+REQUIRED = {"step": 2}
+"""Values that the pages give to parameters that have no default."""
 
 
 def generate(site: Sphinx) -> None:
@@ -93,50 +102,70 @@ def _page(registry: Registry, entry: Registered, grids: Sequence[str], measured:
         rows = (f"| `{row['parameter']}` | {_cell(row['default'])} | {_cell(row['allowed'])} |" for row in keys)
         lines += ["## Parameters", "\n".join(["| key | default | allowed |", "|---|---|---|", *rows])]
     lines.append("## Use it")
-    if registry is ADDONS:
-        asked, given, base = f"'method.add.{entry.name}={{}}'", "fl.methods.fedavg()", [METHODS["fedavg"].make()]
-    else:
-        asked, given, base = f"method={entry.name}", "", []
-    if required := [row["parameter"] for row in keys if row["default"] == "required"]:
-        lines.append(f"It needs `{'`, `'.join(required)}`, which has no default.")
-    else:
-        made = entry.make(*base)
-        lines.append(f"```console\nfedloom run digits-tasks {asked}\n```")
-        lines.append(f"The way of an update through a round{', on top of FedAvg' * len(base)}, with the defaults:")
-        lines.append(_raw(part("flow.html", "diagram", made.outline, False)))
-        lines.append("The same in Python, and what it prints:")
-        python = f"import fedloom as fl\n\nprint(fl.methods.{entry.name.replace('-', '_')}({given}))"
-        lines.append(f"```python\n{python}\n```\n\n```text\n{made}\n```")
-    pages = [
-        f"[{page.stem}](../../results/{page.name})"
-        for page, text in measured.items()
-        if re.search(rf"(?<![\w-]){re.escape(entry.name)}(?![\w-])", text.replace("²", "2"), re.IGNORECASE)
-    ]
-    lines.append(f"Measured in: {', '.join(pages)}." if pages else "No table of this project has it yet.")
+    values = {name: REQUIRED[name] for name in required(entry)}
+    base = [METHODS["fedavg"].make()] if registry is ADDONS else []
+    made = entry.make(*base, **values)
+    lines.append(f"```console\nfedloom run {_example(chosen(registry, entry, values))}\n```")
+    lines.append(f"The way of an update through a round{', on top of FedAvg' * len(base)}:")
+    lines.append(_raw(part("flow.html", "diagram", made.outline, False)))
+    lines.append("The same in Python, and what it prints:")
+    given = ", ".join(["fl.methods.fedavg()"] * len(base) + [f"{name}={value}" for name, value in values.items()])
+    python = f"import fedloom as fl\n\nprint(fl.methods.{entry.name.replace('-', '_')}({given}))"
+    lines.append(f"```python\n{python}\n```\n\n```text\n{made}\n```")
+    pages = [f"[{page.stem}](../../results/{page.name})" for page, text in measured.items() if _names(text, entry.name)]
+    lines.append(f"In the results: {', '.join(pages)}." if pages else "No page of results has it yet.")
     lines.append(
         f"Packaged grids with it: {', '.join(f'`{g}`' for g in grids)}." if grids else "No packaged grid has it."
     )
     return "\n\n".join([*lines, ""])
 
 
+def _example(changes: list[str]) -> str:
+    """The first of the beds on which a method runs, planned here, with the changes, as words of a command."""
+    refused = []
+    for name, *more in map(str.split, BEDS):
+        try:
+            plan(load(name, [*more, *changes]))
+        except UserError as error:
+            refused.append(str(error))
+        else:
+            return shlex.join([name, *more, *changes])
+    raise RuntimeError(f"no bed of the pages runs with {' '.join(changes)}: {refused}")
+
+
+def _names(text: str, name: str) -> bool:
+    """Whether a page of results names a method: as papers spell it, as code, or in a cell of a table, not as a verb."""
+    spelled = re.escape(name).replace(r"\-", "[- ]")
+    for found in re.finditer(rf"(?<![\w-]){spelled}(?![\w-])", text.replace("²", "2"), re.IGNORECASE):
+        around = found.string[: found.start()].rstrip("* ")[-1:] + found.string[found.end() :].lstrip("* ")[:1]
+        if not found[0].islower() or "-" in found[0] or re.fullmatch(r"[`|+]{2}", around):
+            return True
+    return False
+
+
 def _in_grids() -> dict[str, list[str]]:
-    """Name of a method or add-on -> the packaged grids that have it as a base or an add-on."""
+    """Name of a method or add-on -> the packaged grids that have it in a row."""
     found: dict[str, list[str]] = {}
     for name in names():
         grid = load_grid(name)
-        for method in {_method(changes) for some in (grid.bases, grid.addons) for changes in some.values()}:
+        rows = [grid.set, *(row.set for row in grid.data.values()), *(CHANGES[row] for row in grid.reference_rows)]
+        rows += [changes for some in (grid.bases, grid.addons, grid.cells) for changes in some.values()]
+        for method in sorted({method for changes in rows for method in _methods_in(changes)}):
             found.setdefault(method, []).append(name)
     return found
 
 
-def _method(changes: Any) -> str:
-    """The method or the add-on that a line of a grid chooses."""
+def _methods_in(changes: Mapping[str, Any]) -> Iterator[str]:
+    """The method and the add-ons that a row of a grid chooses."""
     for key, value in changes.items():
-        if key == "method":
-            return str(value["name"] if isinstance(value, dict) else value)
-        if found := re.match(r"method\.add\.([\w-]+)", key):
-            return found[1]
-    return ""
+        if key == "method" and isinstance(value, dict):
+            yield from _methods_in({f"method.{k}": v for k, v in value.items()})
+        elif key in ("method", "method.name"):
+            yield value
+        elif key == "method.add":
+            yield from value
+        elif found := re.match(r"method\.add\.([\w-]+)", key):
+            yield found[1]
 
 
 def _commands() -> Iterator[str]:
