@@ -61,6 +61,19 @@ def test_the_reference_names_every_command_method_and_addon() -> None:
     assert [n for names in PANELS.values() for n in names if f"fedloom {n}" not in page] == []
 
 
+@pytest.mark.parametrize("page", [*DOCS.glob("*.md"), *DOCS.glob("results/*.md")], ids=lambda page: page.stem)
+def test_every_block_of_code_is_one_that_the_build_runs(page: Path) -> None:
+    kinds, fenced, above = set(), False, ""
+    for line in page.read_text("utf-8").splitlines():
+        if found := re.match(r" *```(.*)", line):
+            fenced = not fenced
+            kinds |= {found[1]} if fenced else set()
+        assert fenced or above or not re.match(r" {4,}\S", line), f"an indented block, which nothing runs: {line}"
+        above = line
+    run = {"python", "console", "bash", "yaml", "toml"}  # by docs/conftest.py; text and tables are no code
+    assert {kind for kind in kinds if not kind.startswith("{include}")} <= {*run, "text"}
+
+
 @pytest.mark.slow
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("sphinx_gallery")
