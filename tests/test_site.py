@@ -32,6 +32,10 @@ def test_formulas_get_greek_letters_and_places_and_code_stays(prose: ModuleType)
     assert prose.inline("theta_kp+ = lambda_t m_t, 2^(1-n) < x_i^2") == (
         "θ<sub>kp</sub>+ = λ<sub>t</sub> m<sub>t</sub>, 2<sup>1-n</sup> &lt; x<sub>i</sub><sup>2</sup>"
     )
+    assert (
+        prose.inline("sum_k |T(u)_i|^2 of weight_decay")
+        == "sum<sub>k</sub> |T(u)<sub>i</sub>|<sup>2</sup> of weight_decay"
+    )
     assert prose.inline("`alpha` and `support_mean` of server-step") == (
         "<code>alpha</code> and <code>support_mean</code> of server-step"
     )

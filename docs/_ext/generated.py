@@ -48,6 +48,11 @@ REPORTS = {
 """Kind of page -> the commands that make one."""
 BEDS = ("digits-tasks", "robust/digits", "gossip-digits", "digits-tasks model=tiny-vit model.lora.rank=4")
 """Recipes; a method's page has the first that it runs on: four tasks, many clients, peers, low-rank factors."""
+LETTERS = """A method says how clients train and what becomes of their updates; an add-on changes a method.
+In the equations, Delta_k is the update of client k (its parameters after training minus those that it began with),
+p_k its aggregation weight (the weights sum to 1), K the number of clients, d that of parameters, theta the model,
+u the aggregated update, and + stands at what is new after the round. [The glossary](../../glossary.md) has the words."""
+"""What the index of methods says first, and their pages lead to."""
 REQUIRED = {"step": 2}
 """Values that the pages give to parameters that have no default."""
 
@@ -75,7 +80,7 @@ def _write(file: Path, text: str) -> None:
 def _methods(home: Path, results: Path) -> None:
     grids = _in_grids()
     measured = {page: _with_tables(page) for page in sorted(results.glob("*.md"))}
-    lines = ["# Methods and add-ons", ""]
+    lines = ["# Methods and add-ons", "", prose.inline(LETTERS), ""]
     for registry, title in ((METHODS, "Methods"), (ADDONS, "Add-ons")):
         lines += [f"## {title}", "", "| name | what it does | source |", "|---|---|---|"]
         for entry in registry:
@@ -98,6 +103,7 @@ def _page(registry: Registry, entry: Registered, grids: Sequence[str], measured:
     keys = parameters(entry)
     lines = [f"# {entry.name}", f"*{registry.kind}{', ' + _cell(entry.source) if entry.source else ''}*"]
     lines.append(_raw(prose.html(inspect.getdoc(entry.function) or "")))
+    lines.append("[What the letters stand for](index.md)")
     if keys:
         rows = (f"| `{row['parameter']}` | {_cell(row['default'])} | {_cell(row['allowed'])} |" for row in keys)
         lines += ["## Parameters", "\n".join(["| key | default | allowed |", "|---|---|---|", *rows])]
