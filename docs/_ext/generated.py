@@ -50,8 +50,8 @@ BEDS = ("digits-tasks", "robust/digits", "gossip-digits", "digits-tasks model=ti
 """Recipes; a method's page has the first that it runs on: four tasks, many clients, peers, low-rank factors."""
 LETTERS = """A method says how clients train and what becomes of their updates; an add-on changes a method.
 In the equations, Delta_k is the update of client k (its parameters after training minus those that it began with),
-p_k its aggregation weight (the weights sum to 1), K the number of clients, d that of parameters, theta the model,
-u the aggregated update, and + stands at what is new after the round. [The glossary](../../glossary.md) has the words."""
+p_k its aggregation weight (the weights sum to 1), K the number of clients, d that of parameters, theta the model, u
+the aggregated update, and + stands at what is new after the round. The [glossary](../../glossary.md) has the words."""
 """What the index of methods says first, and their pages lead to."""
 REQUIRED = {"step": 2}
 """Values that the pages give to parameters that have no default."""
