@@ -94,6 +94,9 @@ def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
     assert [n for names in PANELS.values() for n in names if f"fedloom {n}" not in commands] == []
     offered = (pages / "api" / "fedloom.stages.html").read_text("utf-8")
     assert [name for name in stages.__all__ if f">{name}<" not in offered] == []
+    made = [name for name in stages.__all__ if f"../stages/{name}.html" in offered]
+    assert {"Mean", "PCGrad", "TopMagnitude"} <= {*made}
+    assert [name for name in made if not (pages / "stages" / f"{name}.html").is_file()] == []
     for page in tmp_path.rglob("*.html"):  # offline: nothing of it comes from elsewhere
         found = re.findall(r'<(?:script|link|img|iframe)[^>]*(?:src|href)="(https?:)?//', page.read_text("utf-8"))
         assert not found, page

@@ -1,5 +1,5 @@
-"""What of the site is made from the package: a page for each method and add-on, the commands, the public names,
-pictures, and live pages of `fedloom report`. All of it goes to docs/_generated."""
+"""What of the site is made from the package: a page for each method, add-on and stage, the commands, the public
+names, pictures, and live pages of `fedloom report`. All of it goes to docs/_generated."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ import prose
 from sphinx.application import Sphinx
 from typer.main import get_command
 
+from fedloom import stages
 from fedloom.cli.app import PANELS, app
 from fedloom.cli.lists import chosen, parameters, required
 from fedloom.engines.api import plan
 from fedloom.errors import UserError
 from fedloom.methods import ADDONS, METHODS
+from fedloom.methods.method import Method
 from fedloom.recipes import load
 from fedloom.settings.registry import Registered, Registry
+from fedloom.stages import Stage
 from fedloom.study.grid import load_grid, names
 from fedloom.study.references import CHANGES
 from fedloom.study.report.page import part
@@ -53,6 +56,11 @@ In the equations, Delta_k is the update of client k (its parameters after traini
 p_k its aggregation weight (the weights sum to 1), K the number of clients, d that of parameters, theta the model, u
 the aggregated update, and + stands at what is new after the round. The [glossary](../../glossary.md) has the words."""
 """What the index of methods says first, and their pages lead to."""
+STAGES = """A stage is one step of aggregation: it takes the matrix of updates, a row a client, and gives another. Every
+[method](../methods/index.md) is a list of them; [write a stage](../../write-a-stage.md) goes through one."""
+EVERYWHERE = ("Identity", "Mean")
+"""Stages that most methods have."""
+MEMBERS = "   :members:\n   :no-undoc-members:\n"
 REQUIRED = {"step": 2}
 """Values that the pages give to parameters that have no default."""
 
@@ -62,6 +70,7 @@ def generate(site: Sphinx) -> None:
     home = Path(site.srcdir) / "_generated"
     _methods(home / "methods", Path(site.srcdir) / "results")
     _write(home / "commands.md", "\n".join(_commands()))
+    _stages(home / "stages")
     seen: set[int] = set()
     for face in FACES:
         _write(home / "api" / f"{face}.rst", _face(face, seen))
@@ -108,14 +117,14 @@ def _page(registry: Registry, entry: Registered, grids: Sequence[str], measured:
         rows = (f"| `{row['parameter']}` | {_cell(row['default'])} | {_cell(row['allowed'])} |" for row in keys)
         lines += ["## Parameters", "\n".join(["| key | default | allowed |", "|---|---|---|", *rows])]
     lines.append("## Use it")
-    values = {name: REQUIRED[name] for name in required(entry)}
-    base = [METHODS["fedavg"].make()] if registry is ADDONS else []
-    made = entry.make(*base, **values)
+    values, addon, made = _values(entry), registry is ADDONS, _made(registry, entry)
     lines.append(f"```console\nfedloom run {_example(chosen(registry, entry, values))}\n```")
-    lines.append(f"The way of an update through a round{', on top of FedAvg' * len(base)}:")
+    lines.append(f"The way of an update through a round{', on top of FedAvg' * addon}:")
     lines.append(_raw(part("flow.html", "diagram", made.outline, False)))
+    if own := [f"[{name}](../stages/{name}.rst)" for name in _stages_of(made) if hasattr(stages, name)]:
+        lines.append(f"Its stages: {', '.join(own)}.")
     lines.append("The same in Python, and what it prints:")
-    given = ", ".join(["fl.methods.fedavg()"] * len(base) + [f"{name}={value}" for name, value in values.items()])
+    given = ", ".join(["fl.methods.fedavg()"] * addon + [f"{name}={value}" for name, value in values.items()])
     python = f"import fedloom as fl\n\nprint(fl.methods.{entry.name.replace('-', '_')}({given}))"
     lines.append(f"```python\n{python}\n```\n\n```text\n{made}\n```")
     pages = [f"[{page.stem}](../../results/{page.name})" for page, text in measured.items() if _names(text, entry.name)]
@@ -124,6 +133,46 @@ def _page(registry: Registry, entry: Registered, grids: Sequence[str], measured:
         f"Packaged grids with it: {', '.join(f'`{g}`' for g in grids)}." if grids else "No packaged grid has it."
     )
     return "\n\n".join([*lines, ""])
+
+
+def _values(entry: Registered) -> dict[str, Any]:
+    return {name: REQUIRED[name] for name in required(entry)}
+
+
+def _made(registry: Registry, entry: Registered) -> Method:
+    """The method, or FedAvg with the add-on, with the defaults."""
+    base = [METHODS["fedavg"].make()] if registry is ADDONS else []
+    return entry.make(*base, **_values(entry))
+
+
+def _stages_of(method: Method) -> list[str]:
+    """The names of a method's stages, in their order."""
+
+    def titles(boxes: Sequence[Any]) -> Iterator[str]:
+        for box in boxes:
+            yield box.title
+            yield from titles(box.inside)
+
+    return list(dict.fromkeys(titles((*method.outline.edge, *method.outline.server))))
+
+
+def _stages(home: Path) -> None:
+    """Write a page for each stage: what it does, its fields, and the methods that have it."""
+    users: dict[str, list[str]] = {}
+    for registry in (METHODS, ADDONS):
+        for entry in registry:
+            for stage in _stages_of(_made(registry, entry)):
+                users.setdefault(stage, []).append(entry.name)
+    offered = {name: getattr(stages, name) for name in sorted(stages.__all__)}
+    found = {name: thing for name, thing in offered.items() if inspect.isclass(thing) and issubclass(thing, Stage)}
+    lines = ["# Stages", "", STAGES, "", "| stage | what it does |", "|---|---|"]
+    for name, stage in found.items():
+        text = f"{name}\n{'=' * len(name)}\n\n.. autoclass:: fedloom.stages.{name}\n{MEMBERS}\n"
+        if name in users and name not in EVERYWHERE:
+            text += f"In {', '.join(f':doc:`{user} <../methods/{user}>`' for user in users[name])}.\n"
+        _write(home / f"{name}.rst", text)
+        lines.append(f"| [{name}]({name}.rst) | {_plain((inspect.getdoc(stage) or '').split(chr(10) * 2)[0])} |")
+    _write(home / "index.md", "\n".join([*lines, "", "```{toctree}", ":hidden:", "", *found, "```", ""]))
 
 
 def _example(changes: list[str]) -> str:
@@ -217,10 +266,13 @@ def _face(face: str, seen: set[int]) -> str:
     text = f"{face}\n{'=' * len(face)}\n\n{about}\n"
     for name in _offered(module):
         thing = getattr(module, name)
+        if isinstance(thing, type) and issubclass(thing, Stage):
+            text += f"\n- :doc:`../stages/{name}`\n"
+            continue
         again = "   :no-index:\n" * (id(thing) in seen)
         seen.add(id(thing))
         if inspect.isclass(thing):
-            text += f"\n.. autoclass:: {face}.{name}\n   :members:\n   :no-undoc-members:\n{again}"
+            text += f"\n.. autoclass:: {face}.{name}\n{MEMBERS}{again}"
         elif inspect.isroutine(thing):
             text += f"\n.. autofunction:: {face}.{name}\n{again}"
         elif not inspect.ismodule(thing):
