@@ -121,7 +121,7 @@ def _page(registry: Registry, entry: Registered, grids: Sequence[str], measured:
     lines.append(f"```console\nfedloom run {_example(chosen(registry, entry, values))}\n```")
     lines.append(f"The way of an update through a round{', on top of FedAvg' * addon}:")
     lines.append(_raw(part("flow.html", "diagram", made.outline, False)))
-    if own := [f"[{name}](../stages/{name}.rst)" for name in _stages_of(made) if hasattr(stages, name)]:
+    if own := [f"[{name}](../stages/{name}.rst)" for name in _stages_of(made) if name in stages.__all__]:
         lines.append(f"Its stages: {', '.join(own)}.")
     lines.append("The same in Python, and what it prints:")
     given = ", ".join(["fl.methods.fedavg()"] * addon + [f"{name}={value}" for name, value in values.items()])
