@@ -169,7 +169,8 @@ def _stages(home: Path) -> None:
     for name, stage in found.items():
         text = f"{name}\n{'=' * len(name)}\n\n.. autoclass:: fedloom.stages.{name}\n{MEMBERS}\n"
         if name in users and name not in EVERYWHERE:
-            text += f"Methods and add-ons with it: {', '.join(f':doc:`{user} <../methods/{user}>`' for user in users[name])}.\n"
+            links = ", ".join(f":doc:`{user} <../methods/{user}>`" for user in users[name])
+            text += f"Methods and add-ons with it: {links}.\n"
         _write(home / f"{name}.rst", text)
         lines.append(f"| [{name}]({name}.rst) | {_plain((inspect.getdoc(stage) or '').split(chr(10) * 2)[0])} |")
     _write(home / "index.md", "\n".join([*lines, "", "```{toctree}", ":hidden:", "", *found, "```", ""]))
