@@ -116,6 +116,11 @@ class Stage:
         for stage in self.inner:
             yield from stage.unfit(rows)
 
+    def too_few(self, rows: int) -> Iterator[str]:
+        """Why it could not work with so many rows at most, wherever it runs, in sentences."""
+        for stage in self.inner:
+            yield from stage.too_few(rows)
+
     def init(self, layout: Layout) -> State:
         """State before the first round."""
         return {}
