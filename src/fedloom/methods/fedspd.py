@@ -19,20 +19,20 @@ def fedspd(
     noise: Annotated[float, Field(ge=0)] = 1.0,
     share: Literal["everything", "encoder"] = "everything",
 ) -> m.Method:
-    """Examples, not clients, are in clusters: a client trains one of C models a round, on the examples that it fits best.
+    """Examples, not clients, are in clusters: a client trains one of C models a round, on the examples that it fits.
 
     s(x) = argmin_s loss(x; c_s) for each training example x of client k;  u_ks = share of them with s(x) = s;
     client k draws s_k, trains c_s on {x: s(x) = s_k};  c_s <- mean of what those with s_k = s trained;
     k is measured with sum_s u_ks c_s after `tune` epochs on all of its examples (final phase), which are not kept
 
-    paper    for peers: each mixes the model of s_k with neighbours that drew the same; one model travels a peer. Read in
+    paper    for peers: each mixes the model of s_k with neighbours that drew the same, so one model travels. Read in
              its abstract, in public summaries, and in the code that was submitted with it
-    release  each model is drawn by the same number of clients, alike for all; a model that fits fewer than 10 examples
-             is given 10 of the largest; models begin at random, with examples dealt out at random, and are matched every
-             10 rounds; final phase 5 times, SGD from half the learning rate
+    release  that code: every model is drawn by as many clients; one that fits fewer than 10 examples is given 10 of the
+             largest; models begin at random, examples are dealt out at random, and the numbers of models are matched
+             every 10 rounds; the final phase takes 5 times the local epochs, from half the learning rate
     here     each client draws alike among the models that fit at least `least` of its examples, or takes the one that
              fits most. Models begin as with ifca's `first: noise`, so they need no matching. At a server all are
-             neighbours, and all C models are sent; peers send theirs and its number
+             neighbours, and it sends all C models; peers send the one that they trained
 
     C passes over the training data come before each round. Every evaluation tunes; tune = 0 measures the mix. Clients
     that are absent move with the models. clusters = 1 is FedAvg with equal weights. Batch norm statistics stay with the

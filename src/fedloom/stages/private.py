@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -106,9 +107,13 @@ class PrivateClusters(ChosenClusters):
 
     stage: PrivateMean = PrivateMean(1.0, 1.0)
 
+    @cached_property
+    def traits(self) -> Traits:
+        return replace(super().traits, least=max(self.least, 1))
+
     def movers(self, clients: Sequence[str], chosen: Sequence[int], ctx: Ctx) -> list[tuple[list[int], PrivateMean]]:
         """For each model the rows that move it, and a private mean of its own."""
-        least, z = max(self.least, 1), self.stage.noise
+        least, z = self.traits.least, self.stage.noise
         drawn = torch.randn(self.count, generator=ctx.hidden("sizes"), dtype=torch.float64)
         found = torch.bincount(torch.tensor([j for j in chosen if j < self.count]).long(), minlength=self.count)
         sizes = (found + z / math.sqrt(SIZES) * drawn).clamp(min=0)

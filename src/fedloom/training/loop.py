@@ -197,9 +197,7 @@ def _train(
     result = LocalResult()
     loaded: Iterator[tuple[int, Tensor, tuple[Tensor, dict[str, Tensor]]]] = (
         (epoch, batch, work.examples.batch(batch, model.device, ctx.rng("augment", work.who, number), names))
-        for number, (epoch, batch) in enumerate(
-            batches(index, training, ctx, work.who, model.has_batch_norm, groups)
-        )
+        for number, (epoch, batch) in enumerate(batches(index, training, ctx, work.who, model.has_batch_norm, groups))
     )
     stream = Clocked(ahead(loaded) if work.examples.prefetch else loaded)
     repeat = max((rule.repeat for rule in rules), default=1)
