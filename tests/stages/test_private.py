@@ -108,7 +108,7 @@ def test_clusters_move_by_private_means_over_sizes_with_noise(seed: int) -> None
     counted = []
     for i, j in enumerate(chosen):
         lent, _ = torch.rand(2, generator=ctx.hidden("lent", f"c{i}"), dtype=torch.float64).tolist()
-        leaves = spare.sum() > 0 and lent < moving * spare[j] / spare.sum() / sizes[j]
+        leaves = lent * sizes[j] < moving * spare[j] / max(spare.sum(), 1e-9)
         counted.append(1 - j if leaves else j)
     for j, moved in enumerate(clusters(chosen, X, seed, z, least)):
         rows = X[np.array(counted) == j]

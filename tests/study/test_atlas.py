@@ -71,7 +71,7 @@ def test_a_pair_without_a_number_is_left_out_and_named(what: str) -> None:
     assert short.left_out == ("a and d",)
     assert short.foretold("conv1")[0] == pytest.approx(1.0)
     assert short.told == pytest.approx(whole, abs=0.02)
-    assert short.notes[-1] == "Left out, for want of a number at every seed: a and d."
+    assert short.notes[-1] == "Left out of this, for want of a number at every seed: a and d."
     assert len(short.sheet().lines) == (20 if what == "a cosine" else 19)
     assert replace(atlas(lambda gain: gain)).left_out == ()
 

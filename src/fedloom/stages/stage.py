@@ -46,7 +46,7 @@ class Traits:
     hides: bool = False
     """Whether what comes out must not tell which rows came: it acts without any, and on blocks that no row has."""
     least: int = 0
-    """With `hides`: as few rows as this may be what a result is made of, where it is more than one; 0: all that come."""
+    """With `hides`: the fewest rows that a result may be a mean of; 0: all that are expected."""
     numbers: bool = False
     """Whether it groups the rows of a round and the groups' numbers travel, so that all peers must find the same."""
     separable: bool = False

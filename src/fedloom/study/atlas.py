@@ -125,14 +125,17 @@ class Atlas(Sheeted):
         with np.errstate(invalid="ignore"):  # of a pair without any cosine
             return np.asarray(np.mean([np.nansum(each, 0) / (~np.isnan(each)).sum(0) for each in parts], 0))
 
+    def _unknown(self, layers: str | None = None, span: tuple[float, float] = (0.0, EARLY)) -> Any:
+        """T x T, bool: pairs without a change, or such a cosine, that is a number at every seed."""
+        apart = sum(self.early(seed, layers, span) + self.gains([seed]) for seed in self.seeds)
+        return np.isnan(apart + np.transpose(apart))
+
     @cached_property
     def left_out(self) -> tuple[str, ...]:
-        """Pairs of tasks without a change, or an early cosine, that is a number at every seed."""
-        apart = sum(self.early(seed) + self.gains([seed]) for seed in self.seeds)
-        unknown = np.isnan(apart + np.transpose(apart))
-        return tuple(
-            f"{a} and {b}" for (i, a), (j, b) in itertools.combinations(enumerate(self.tasks), 2) if unknown[i, j]
-        )
+        """Pairs of tasks of which nobody knows what early cosines foretell."""
+        unknown = self._unknown()
+        named = itertools.combinations(enumerate(self.tasks), 2)
+        return tuple(f"{a} and {b}" for (i, a), (j, b) in named if unknown[i, j])
 
     @cached_property
     def effects(self) -> dict[Pair, tuple[Paired, float]]:
@@ -148,14 +151,15 @@ class Atlas(Sheeted):
     def foretold(self, layers: str | None = None, span: tuple[float, float] = (0.0, EARLY)) -> tuple[float, float]:
         """(Spearman's correlation of cosines with gains, p): cosines of one seed, gains of all others, mean over seeds.
 
-        Over pairs of tasks, whose two gains are averaged; where one of the two is not known, a pair is left out. p is
+        Over pairs of tasks, whose two gains are averaged; those of which something is unknown are left out. p is
         one-sided (a larger cosine, a larger gain), from orders of the tasks of the cosines, under which nothing is
         foretold (Mantel, 1967).
         """
         T = len(self.tasks)
         first, second = np.triu_indices(T, 1)
-        cosines = np.stack([pair_ranks(self.early(seed, layers, span)) for seed in self.seeds])
-        gains = np.stack([pair_ranks(self.gains([one for one in self.seeds if one != s])) for s in self.seeds])
+        out = np.where(self._unknown(layers, span), math.nan, 0.0)
+        cosines = np.stack([pair_ranks(self.early(seed, layers, span) + out) for seed in self.seeds])
+        gains = np.stack([pair_ranks(self.gains([one for one in self.seeds if one != s]) + out) for s in self.seeds])
 
         def correlation(order: Sequence[int]) -> float:
             at = np.asarray(order)
@@ -221,7 +225,10 @@ class Atlas(Sheeted):
             f"Do early cosines tell? Cosines of updates in the first {EARLY:.0%} of the rounds of one seed, while all "
             f"tasks train one encoder, against gains of the other seeds: {found}, by permutation of tasks.",
             f"By layers and rounds, after Holm's correction over {len(known)}: {'; '.join(parts)}.",
-            *([f"Left out, for want of a number at every seed: {'; '.join(self.left_out)}."] if self.left_out else []),
+            *(
+                [f"Left out of this, for want of a number at every seed: {'; '.join(self.left_out)}."]
+                * bool(self.left_out)
+            ),
         )
 
     @property
