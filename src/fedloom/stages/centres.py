@@ -150,7 +150,7 @@ class ChosenClusters(Aggregation):
         """All models; nothing before there are any."""
         return _to_all(state["models"], clients)
 
-    def movers(self, clients: Sequence[str], chosen: Sequence[int], ctx: Ctx) -> list[tuple[list[int], Stage]]:
+    def movers(self, clients: Sequence[str], chosen: Sequence[int], ctx: Ctx) -> Sequence[tuple[list[int], Stage]]:
         """For each model the positions of the rows that move it, and the stage that combines them."""
         counted = rebalanced(chosen, self.count, self.least, ctx.rng("rebalanced")) if self.least else chosen
         return [([i for i, mine in enumerate(counted) if mine == j], self.stage) for j in range(self.count)]

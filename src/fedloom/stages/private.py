@@ -111,7 +111,7 @@ class PrivateClusters(ChosenClusters):
     def traits(self) -> Traits:
         return replace(super().traits, least=max(self.least, 1))
 
-    def movers(self, clients: Sequence[str], chosen: Sequence[int], ctx: Ctx) -> list[tuple[list[int], PrivateMean]]:
+    def movers(self, clients: Sequence[str], chosen: Sequence[int], ctx: Ctx) -> Sequence[tuple[list[int], Stage]]:
         """For each model the rows that move it, and a private mean of its own."""
         least, z = self.traits.least, self.stage.noise
         drawn = torch.randn(self.count, generator=ctx.hidden("sizes"), dtype=torch.float64)
