@@ -584,8 +584,8 @@ def mixtures(method: Method, **training: Any) -> Quadratics:
 
 
 def test_examples_are_told_apart_and_each_model_is_the_mean_of_those_that_it_fits() -> None:
-    run = mixtures(methods.fedspd(least=1, tune=0))
-    run.go(120)
+    run = mixtures(methods.fedspd(least=1, tune=0), steps=8)
+    run.go(12)
     models = torch.stack(run.server["stage"]["models"]).numpy()
     order = np.argsort(-models[:, 0])
     np.testing.assert_allclose(models[order], SPOTS, atol=0.15)

@@ -61,7 +61,7 @@ def test_cosines_that_order_pairs_as_gains_do_foretell_them() -> None:
 @pytest.mark.parametrize("what", ["a cosine", "a change"])
 def test_a_pair_without_a_number_is_left_out_and_named(what: str) -> None:
     made = atlas(lambda gain: gain / 20)
-    whole = made.told
+    whole = made.overall
     if what == "a cosine":
         for M in made.cosines[1]["conv1"].values():
             M[0, 3] = M[3, 0] = np.nan
@@ -70,7 +70,7 @@ def test_a_pair_without_a_number_is_left_out_and_named(what: str) -> None:
     short = replace(made)
     assert short.left_out == ("a and d",)
     assert short.foretold("conv1")[0] == pytest.approx(1.0)
-    assert short.told == pytest.approx(whole, abs=0.02)
+    assert short.overall == pytest.approx(whole, abs=0.02)
     assert short.notes[-1] == "Left out of this, for want of a number at every seed: a and d."
     assert len(short.sheet().lines) == (20 if what == "a cosine" else 19)
     assert replace(atlas(lambda gain: gain)).left_out == ()

@@ -183,7 +183,7 @@ class Atlas(Sheeted):
         return found, above / len(others) if every else (above + 1) / (len(others) + 1)
 
     @cached_property
-    def told(self) -> tuple[float, float]:
+    def overall(self) -> tuple[float, float]:
         """What early cosines of all layers foretell; see `foretold`."""
         return self.foretold()
 
@@ -210,7 +210,7 @@ class Atlas(Sheeted):
     def notes(self) -> tuple[str, ...]:
         """What was measured, and whether early cosines tell."""
         together = "; ".join(f"{t} {fmean(by.values()):+.2f} %" for t, by in self.everyone.items())
-        value, p = self.told
+        value, p = self.overall
         found = "nothing to correlate" if math.isnan(value) else f"Spearman {value:+.2f}, p {p_text(p)} ({_verdict(p)})"
         parts = []
         spans = {"first fifth": (0.0, 0.2), "middle": (0.2, 0.8), "last fifth": (0.8, 1.0)}
@@ -352,7 +352,7 @@ def draw(atlas: Atlas, out: Path) -> None:
     for axes in page.axes:
         axes.tick_params(labelsize=7)
         axes.yaxis.label.set_size(8)
-    value, p = atlas.told
+    value, p = atlas.overall
     tell.set_xlabel(f"cosine in the first {EARLY:.0%} of the rounds", fontsize=8)
     tell.set_ylabel("gain of a pair, %", fontsize=8)
     tell.set_title(f"does it tell? Spearman {value:+.2f}, p {p_text(p)}", fontsize=8)
