@@ -88,7 +88,7 @@ class DrawnCluster(LocalRule):
         j = fit[int(torch.randint(len(fit), ()))]  # local training has its own stream of random numbers
         take(view, j)
         view.chosen = (best == j).nonzero().flatten()
-        return {"cluster": j, "shares": (won.double() / len(best)).tolist()}
+        return {"cluster": j, "shares": (won.double() / max(len(best), 1)).tolist()}
 
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
         """The number and the shares; nothing is kept."""
