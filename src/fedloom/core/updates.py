@@ -24,8 +24,7 @@ EVERYONE: Row = ("*", None)
 """The key of a row for every client, such as the row of a mean; ("*", task) is for all that hold the task."""
 
 _COLUMNS = 1 << 16
-"""About how many columns are mixed at a time where rows are separate: the product of so many is that of all, bit for bit.
-"""
+"""So many columns are mixed at a time where rows are separate: the product of so many has the bits of that of all."""
 
 
 class Rows(Protocol):
