@@ -72,11 +72,8 @@ def unify(vectors: Tensor | Sequence[Tensor], packed: bool = False) -> tuple[Ten
     T, kind = len(rows), _kind(rows[0])
     if T == 1:  # without the sums, which would say the same
         only = torch.from_numpy(_array(rows[0])).to(rows[0].device)
-        mask = only.new_empty(1, -(-d // 8) if packed else d, dtype=torch.uint8 if packed else torch.bool)
-        for s in _pieces(d, _MOST):
-            marked = (only[s] != 0)[None]
-            (_bytes(mask, s) if packed else mask[:, s])[:] = pack_mask(marked) if packed else marked
-        return only + 0.0, mask, torch.ones_like(only[:1])
+        mask = (only != 0)[None]
+        return only + 0.0, pack_mask(mask) if packed else mask, torch.ones_like(only[:1])
     unified = np.empty(d, kind)
     masks = np.empty((T, -(-d // 8)), np.uint8) if packed else np.empty((T, d), np.bool_)
     whole = _array(vectors) if isinstance(vectors, Tensor) else None

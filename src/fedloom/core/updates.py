@@ -23,7 +23,7 @@ from fedloom.core.layout import Block, Layout, dtype_name
 EVERYONE: Row = ("*", None)
 """The key of a row for every client, such as the row of a mean; ("*", task) is for all that hold the task."""
 
-_COLUMNS = 1 << 16
+_COLUMNS = 1 << 17
 """So many columns are mixed at a time where rows are separate: the product of so many has the bits of that of all."""
 
 
