@@ -12,7 +12,7 @@ seconds on the wall; a ratio says more than they do. With names, only those rows
                 fedhca2/scenes-rooms-st-outside-mt; aim 10 %
     cell        a grid's cell of one tiny round, on the wall: the difference of grids with five cells and with one
     start       `fedloom show digits-tasks`, against `import torch`
-    loop        FedAvg of 10 clients x 600 images, whole processes on the wall: see pool_vs_loop.py
+    loop        FedAvg of 10 clients x 600 images, whole processes on the wall: see peers
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pool_vs_loop
 import round_copies
 from _common import alone, interleaved, machine, phases
 
@@ -202,19 +201,21 @@ def start(quick: bool) -> Iterator[Row]:
 
 def loop(quick: bool) -> Iterator[Row]:
     """Federated averaging by hand, and with one and two workers."""
-    ways = ("loop, 2 threads", "no pool, 1 thread", "pool, 2 workers x 1 thread")
+    peers = Path(__file__).parent / "peers"
+    sys.path.append(str(peers))
+    from job import write
+
+    ways = {"by hand": ("loop", "2"), "1 worker": ("ours", "1"), "2 workers": ("ours", "2")}
     with tempfile.TemporaryDirectory() as folder:
-        path = str(Path(folder) / "images.npz")
-        pool_vs_loop.write(path)
+        path = Path(folder) / "images.npz"
+        write(path)
 
-        def child(name: str) -> Callable[[], object]:
-            kind, options = pool_vs_loop.WAYS[name]
-            command = [sys.executable, pool_vs_loop.__file__, "--child", kind, json.dumps({"path": path, **options})]
-            return lambda: subprocess.run(command, check=True, capture_output=True)
+        def child(kind: str, option: str) -> Callable[[], object]:
+            return lambda: _wall([sys.executable, str(peers / f"{kind}.py"), str(path), option], folder)
 
-        found = interleaved({name: child(name) for name in ways}, 1 if quick else 3, min)
+        found = interleaved({name: child(*way) for name, way in ways.items()}, 1 if quick else 3, min)
     by_hand, *ours = (found[name] for name in ways)
-    for name, spent in zip(ways[1:], ours, strict=True):
+    for name, spent in zip(list(ways)[1:], ours, strict=True):
         yield f"10 clients x 600 images, {name}", f"{spent:.1f} s", f"{by_hand:.1f} s", _aim(spent / by_hand, 0.65)
 
 

@@ -80,6 +80,15 @@ def test_unify_is_its_definition(X: Tensor) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=0, check_dtype=False)
 
 
+def test_what_a_mask_leaves_out_is_zero_whatever_it_was_also_in_columns_of_a_matrix() -> None:
+    vector = torch.tensor([2.0, torch.inf, torch.nan, -3.0])
+    masks = torch.tensor([[True, False, False, True], [True, False, False, False]])
+    X = torch.full((2, 6), 9.0)
+    for given_ in (masks, pack_mask(masks)):
+        modulate(vector, given_, torch.tensor([0.5, 2.0]), out=X[:, 1:5])
+        assert X.tolist() == [[9, 1, 0, 0, -1.5, 9], [9, 4, 0, 0, 0, 9]]
+
+
 @given(matrices())
 def test_properties_of_unification(X: Tensor) -> None:
     vector, masks, scales = unify(X)
@@ -341,7 +350,8 @@ def test_outside_of_all_masks_is_zero() -> None:
 def test_order_packing_pieces_and_threads_do_not_matter(packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = aggregate_tasks(uploads(7, "abcde", d=203))
     clients = uploads(7, "abcde", d=203, packed=packed)
-    monkeypatch.setattr(module, "_WIDE", 8)
+    monkeypatch.setattr(module, "_LEAST", 8)
+    monkeypatch.setattr(module, "_MOST", 8)
     for threads in (1, 3):
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
         random.Random(threads).shuffle(clients)

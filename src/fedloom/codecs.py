@@ -292,7 +292,10 @@ class Unified(Codec):
 
     def unpack(self, packed: Packed, like: Updates) -> Tensor:
         common, own = _by_owner(like.layout)
-        like.layout.put(like.X, common, modulate(packed["vector"], packed["masks"], packed["scales"]))
+        into = like.layout.take(like.X, common)
+        modulate(packed["vector"], packed["masks"], packed["scales"], out=into)
+        if len(like.layout.spans(common)) != 1:  # not a view
+            like.layout.put(like.X, common, into)
         return like.layout.put(like.X, own, _own(packed, like))
 
     def count(self, packed: Packed, like: Updates) -> ByteCount:

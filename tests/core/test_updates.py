@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedloom.core.layout import Block, Layout, Select
-from fedloom.core.updates import Updates
+from fedloom.core.updates import Beside, Updates
 
 
 class Net(nn.Module):
@@ -167,3 +167,24 @@ def test_finite_drops_and_names_rows() -> None:
     kept, dropped = Updates.of(X).finite()
     assert dropped == (("c1", None), ("c3", None))
     assert torch.equal(kept.X, X[[0, 2]])  # a sum that overflows is not a row that is not finite
+
+
+def test_rows_one_by_one_have_the_bits_of_their_matrix_and_need_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    k, sizes = 5, (3, 270_001, 7)  # one part in two places, one of them in several pieces
+    layout = Layout(tuple(Block(f"b{i}", (size,)) for i, size in enumerate(sizes)))
+    whole = Updates.of(torch.randn(k, layout.d), layout=layout)
+    outer, inner = Layout((layout.blocks[0], layout.blocks[2])), Layout((layout.blocks[1],))
+    parts = ((outer, whole.select(outer)), (inner, whole.select(inner).mixed(torch.rand(k, k))))
+    X = whole.replace(X=Beside(layout, parts)).X
+    assert torch.equal(X[:, 3:-7], parts[1][1].X)
+    index = torch.tensor([0, 2, 5, 70_000, 270_003, layout.d - 1])
+    assert torch.allclose(Beside(layout, parts).take(index), X[:, index])
+    fresh = (outer, whole.select(outer)), (inner, whole.select(inner).mixed(parts[1][1].mixing))
+    monkeypatch.setattr(Beside, "dense", lambda self: pytest.fail("the matrix is made"))
+    rows = list(whole.replace(X=Beside(layout, fresh)).vectors())
+    assert torch.equal(torch.stack(rows), X)
+    assert "X" not in vars(fresh[1][1])
+    assert len({row.untyped_storage().data_ptr() for row in rows}) == k, "each is freed by itself"
+    mixed = whole.mixed(torch.rand(k, k))
+    assert torch.equal(torch.stack(list(mixed.vectors())), mixed.X)

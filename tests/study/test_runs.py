@@ -157,7 +157,9 @@ def test_reading_runs_does_not_import_torch():
 def test_bits_per_task_count_only_who_took_part() -> None:
     info = {"clients": {"a": {"tasks": {"x": 1, "y": 1}}, "b": {"tasks": {"x": 1}}}}
     rounds = ({"round": 0, "cohort": []}, {"round": 1, "cohort": ["a"]}, {"round": 2, "cohort": ["a", "b"]})
-    traffic = tuple({"round": r, "up": [{"bytes": 10}, {"bytes": 5}], "down": [{"bytes": 99}]} for r in (1, 2))
+    of = {"client": "a", "role": "encoder", "task": None}
+    up, down = [{**of, "bytes": 10}, {**of, "bytes": 5}], [{**of, "bytes": 99}]
+    traffic = tuple({"round": r, "up": up, "down": down} for r in (1, 2))
     assert Run(Path(), {}, info, rounds, traffic).bits_per_task() == 8 * 30 / 5
     assert math.isnan(Run(Path(), {}, info, rounds[:1], ()).bits_per_task())
 

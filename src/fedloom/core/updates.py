@@ -8,7 +8,7 @@ aggregation rule may need.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
@@ -22,6 +22,9 @@ from fedloom.core.layout import Block, Layout, dtype_name
 
 EVERYONE: Row = ("*", None)
 """The key of a row for every client, such as the row of a mean; ("*", task) is for all that hold the task."""
+
+_COLUMNS = 1 << 17
+"""So many columns are mixed at a time where rows are separate: the product of so many has the bits of that of all."""
 
 
 class Rows(Protocol):
@@ -152,6 +155,16 @@ class Updates:
     def X(self) -> Tensor:  # noqa: N802
         """The rows (K x d)."""
         return self.data if self.mixing is None else self.mixing.to(self.data) @ self.data
+
+    def vectors(self) -> Iterator[Tensor]:
+        """The rows, each a vector (d). What is not computed yet is computed without X and not kept here."""
+        if "X" in vars(self) or (self.mixing is None and isinstance(self.given, Tensor)):
+            yield from self.X
+            return
+        beside = self.mixing is None and isinstance(self.given, Beside)
+        rows = (self.given if beside else Beside(self.layout, ((self.layout, self),))).separate()  # type: ignore[union-attr]
+        while rows:
+            yield rows.pop(0)
 
     @cached_property
     def norms(self) -> Tensor:
@@ -296,6 +309,70 @@ class Updates:
             self.weight.sum().reshape(1),
             present=present,
         )
+
+
+@dataclass(frozen=True, eq=False)
+class Beside:
+    """Rows in parts, each some of the columns with a mixing of its own; fulfils `Rows`."""
+
+    layout: Layout
+    parts: tuple[tuple[Layout, Updates], ...]
+    """The columns of each part, all together those of `layout`, and its rows, the same in all."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """K, d."""
+        return len(self.parts[0][1]), self.layout.d
+
+    def dense(self) -> Tensor:
+        """The matrix (K x d)."""
+        X = self.parts[0][1].empty(self.shape[0]).new_empty(self.shape)
+        for part, rows in self.parts:
+            spans = self.layout.spans(part)
+            if rows.mixing is not None and len(spans) == 1:
+                # straight to its place: computed separately, it would be one more matrix
+                torch.mm(rows.mixing.to(X), rows.data, out=X[:, spans[0]])
+            else:
+                self.layout.put(X, part, rows.X)
+        return X
+
+    def separate(self) -> list[Tensor]:
+        """The rows, each in memory of its own."""
+        found = [self.parts[0][1].data.new_empty(self.layout.d) for _ in range(self.shape[0])]
+        for part, rows in self.parts:
+            W, at = None if rows.mixing is None else rows.mixing.to(rows.data), 0
+            for s in (piece for span in self.layout.spans(part) for piece in _pieces(span)):
+                data = rows.data[:, at : at + s.stop - s.start]
+                for x, values in zip(found, data if W is None else W @ data, strict=True):
+                    x[s] = values
+                at += s.stop - s.start
+        return found
+
+    def take(self, index: Tensor) -> Tensor:
+        """All rows, in the columns `index` (K x their number)."""
+        X = self.parts[0][1].data.new_empty(self.shape[0], len(index))
+        for part, rows in self.parts:
+            at = 0
+            for s in self.layout.spans(part):
+                here = ((index >= s.start) & (index < s.stop)).nonzero().flatten()
+                values = rows.data.index_select(1, index[here] + (at - s.start))
+                X[:, here] = values if rows.mixing is None else rows.mixing.to(values) @ values
+                at += s.stop - s.start
+        return X
+
+    def keep(self, index: Sequence[int]) -> Beside:
+        """Some of the rows."""
+        return Beside(self.layout, tuple((part, rows.keep(index)) for part, rows in self.parts))
+
+    def norms(self) -> Tensor:
+        """The rows' norms (K)."""
+        return row_norms(self.dense())
+
+
+def _pieces(columns: slice) -> list[slice]:
+    """Consecutive columns in pieces of _COLUMNS; the last one is longer, so that no piece is short."""
+    a, count = columns.start, max(1, (columns.stop - columns.start) // _COLUMNS)
+    return [slice(a + i * _COLUMNS, a + (i + 1) * _COLUMNS if i + 1 < count else columns.stop) for i in range(count)]
 
 
 def row_norms(X: Tensor) -> Tensor:

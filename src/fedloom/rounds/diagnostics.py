@@ -20,7 +20,7 @@ from torch import Tensor
 from fedloom.core.context import Row, derive_seed
 from fedloom.core.layout import Block, Layout
 from fedloom.core.spread import at, total, whole
-from fedloom.core.updates import Distributed, Updates
+from fedloom.core.updates import Beside, Distributed, Updates
 from fedloom.runs.reader import DIAGNOSTICS
 
 VALUES = 1 << 20
@@ -166,6 +166,8 @@ def _take(updates: Updates, columns: Tensor) -> Tensor:
         data = updates.given.take(columns).cpu()
     elif isinstance(updates.given, Tensor) or "data" in vars(updates):
         data = updates.data.index_select(1, at(updates.layout, columns).to(updates.data.device)).cpu()
+    elif isinstance(updates.given, Beside):
+        data = updates.given.take(at(updates.layout, columns)).cpu()
     else:  # rows that form no matrix yet, one at a time
         given = updates.given
         rows = [given.keep([i]).dense().index_select(1, columns) for i in range(len(updates))]
@@ -207,21 +209,17 @@ def _sums(X: Tensor, made: Tensor, sizes: Sequence[int], shown: Sequence[int], p
     solved = len(X) <= SOLVED
     looked, seen = (X, list(shown)) if solved else (X[list(shown)], list(range(len(shown))))
     own = seen[:1] if peer is not None else seen
-    wide, signs, target = looked.double(), looked.sign(), (made if solved else made[:0]).double()
-    mask = signs.abs()
 
-    def each(a: Tensor, b: Tensor) -> Tensor:
-        pairs = zip(a.split(sizes, 1), b.split(sizes, 1), strict=True)
-        return torch.stack([x @ y.t() for x, y in pairs]).double()
+    def one(every: Tensor, x: Tensor, result: Tensor) -> tuple[Tensor, ...]:
+        wide, signs, target = x.double(), x.sign(), result.double()
+        mask = signs.abs()
+        products = ((wide, wide), (signs[own], signs[seen]), (mask[own], mask[seen]), (target, wide))
+        sums = [(a @ b.t()).double() for a, b in products]
+        return every.count_nonzero(1).double(), *sums, (target * target).sum(1)
 
-    return _Sums(
-        torch.stack([x.count_nonzero(1) for x in X.split(sizes, 1)]).double(),
-        each(wide, wide),
-        each(signs[own], signs[seen]),
-        each(mask[own], mask[seen]),
-        each(target, wide),
-        torch.stack([x.sum(1) for x in (target * target).split(sizes, 1)]),
-    )
+    # group by group, for copies of all would be as large as a small model
+    groups = zip(*(each.split(sizes, 1) for each in (X, looked, made if solved else made[:0])), strict=True)
+    return _Sums(*map(torch.stack, zip(*(one(*group) for group in groups), strict=True)))
 
 
 def _together(sums: _Sums) -> _Sums:

@@ -203,7 +203,9 @@ def server_step(
         out, stage = method.stage(updates, state["stage"], ctx)
         if len(updates) and (ctx.peer is None or diagnostics.looks(ctx.peer, ctx.population, ctx.round)):
             ctx.record(DIAGNOSTICS, partial(diagnostics.look, updates, out, ctx.peer))
-        return settled(method, layout, federation, {**state, "stage": stage}, zip(out.rows, out.X, strict=True), came)
+        return settled(
+            method, layout, federation, {**state, "stage": stage}, zip(out.rows, out.vectors(), strict=True), came
+        )
 
     # how long rows are usually is their own secret, too
     return careful(updates, {} if hides else sizes, came, state, ctx, step)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedloom.errors import StateError, choices
 from fedloom.recipes.schema import recipe_hash
@@ -58,6 +58,17 @@ class Final:
     def caption(self) -> str:
         """Which model, whose data, which round, and what is averaged."""
         return f"{self.model} model, {', '.join(self.data)} data, round {self.round}, mean over a task's clients"
+
+
+class Sent(NamedTuple):
+    """The bytes of a round in one direction."""
+
+    round: int
+    way: str
+    """'up' from clients, 'down' to them."""
+    parts: Mapping[tuple[str, str | None], int]
+    """By role and task."""
+    clients: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -217,14 +228,14 @@ class Run:
 
     def bytes_total(self) -> dict[str, int]:
         """{'up': bytes from clients, 'down': bytes to clients} over all rounds."""
-        return {way: sum(int(entry["bytes"]) for line in self.traffic for entry in line[way]) for way in ("up", "down")}
+        return {way: sum(sum(sent.parts.values()) for sent in self.sent if sent.way == way) for way in ("up", "down")}
 
     def bits_per_task(self) -> float:
         """Mean bits that a client sends in a round for each of its tasks; nan before the first round.
 
         0 where one who has the examples of all trains in the clients' place.
         """
-        sent = sum(8 * int(entry["bytes"]) for line in self.traffic for entry in line["up"])
+        sent = 8 * self.bytes_total()["up"]
         tasks = {client: len(info["tasks"]) for client, info in self.info["clients"].items()}
         times = sum(tasks.get(client, 1) for line in self.rounds for client in line["cohort"])
         return sent / times if times else math.nan
@@ -252,6 +263,20 @@ class Run:
             " and ".join(sorted(used, reverse=True)),
             tuple(sorted({str(v["data"]) for v in values.values() if v.get("data")})),
         )
+
+    @cached_property
+    def sent(self) -> tuple[Sent, ...]:
+        """Bytes of each round, from clients and to them: with many clients all that reads them shares one pass."""
+        found = []
+        for line in self.traffic:
+            for way in ("up", "down"):
+                parts: dict[tuple[str, str | None], int] = defaultdict(int)
+                clients: dict[str, int] = defaultdict(int)
+                for entry in line[way]:
+                    parts[entry["role"], entry["task"]] += entry["bytes"]
+                    clients[entry["client"]] += entry["bytes"]
+                found.append(Sent(line["round"], way, parts, clients))
+        return tuple(found)
 
     @cached_property
     def _measured(self) -> dict[int, dict[str, dict[str | None, list[Mapping[str, Any]]]]]:

@@ -13,7 +13,7 @@ from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Layout, Selector, as_select
 from fedloom.core.outline import Box
 from fedloom.core.spread import whole
-from fedloom.core.updates import EVERYONE, Updates
+from fedloom.core.updates import EVERYONE, Beside, Updates
 from fedloom.stages.stage import Stage, Traits, check_closed
 
 
@@ -136,24 +136,20 @@ class Split(Inner):
             out, new[str(i)] = stage(updates.select(part), state[str(i)], ctx)
             results.append((part, out))
         rows = next((out.rows for _, out in results if out.rows != (EVERYONE,)), (EVERYONE,))
-        mixed = rows != (EVERYONE,) and any(out.rows == (EVERYONE,) for _, out in results)
-        X = updates.empty(mixed + len(rows))
-        X[:mixed] = 0
+        own = rows != (EVERYONE,)
+        if own and all(out.rows == rows for _, out in results):
+            return updates.replace(X=Beside(updates.layout, tuple(results))), new
+        X = updates.empty(own + len(rows))
+        X[:own] = 0
         for part, out in results:
             if out.rows not in (rows, (EVERYONE,)):
                 raise ValueError(f"Split: parts return different rows: {rows} and {out.rows}")
-            spans = updates.layout.spans(part)
             if out.rows == (EVERYONE,):
                 updates.layout.put(X, part, out.X.expand(len(X), -1))
-            elif out.mixing is not None and len(spans) == 1:
-                # straight to its place: computed separately, it would be one more matrix
-                torch.mm(out.mixing.to(X), out.data, out=X[mixed:, spans[0]])
             else:
-                updates.layout.put(X[mixed:], part, out.X)
-        if rows == (EVERYONE,):
+                updates.layout.put(X[1:], part, out.X)
+        if not own:
             return updates.reduced(X), new
-        if not mixed:
-            return updates.replace(X=X), new
         # what is for everyone must reach absent clients too, or they would drift apart from the others
         common = updates.reduced(X[:1])
         n, weight = torch.cat([common.n, updates.n]), torch.cat([common.weight, updates.weight])

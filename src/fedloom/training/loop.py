@@ -153,8 +153,11 @@ def train(
 
     `memory` is what the client kept from its last round: "rules" and "optimizer", as in a LocalResult.
     """
-    with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
-        torch.manual_seed(derive_seed(ctx.seed, ctx.round, *(work.draws or ("model", work.who))))
+    gpu = model.device.type == "cuda"
+    # torch.manual_seed walks the stack, which takes longer than a small model's step, for each accelerator that is away
+    seed = torch.manual_seed if gpu else torch.default_generator.manual_seed
+    with torch.random.fork_rng(devices=[model.device] if gpu else []):
+        seed(derive_seed(ctx.seed, ctx.round, *(work.draws or ("model", work.who))))
         return _train(model, work, training, ctx, added, memory)
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from fedloom.runs.reader import Run, described, number_of
 
@@ -45,28 +44,23 @@ class Happening:
 
 
 def traffic(run: Run) -> dict[tuple[str, str], dict[str, dict[int, float]]]:
-    of: dict[str, Callable[[Mapping[str, Any]], str]] = {
-        "role": lambda e: str(e["role"]),
-        "task": lambda e: "no task" if e["task"] is None else str(e["task"]),
-        "client": lambda e: str(e["client"]),
+    found: dict[tuple[str, str], dict[str, dict[int, float]]] = {
+        (way, by): defaultdict(lambda: defaultdict(int)) for way in ("up", "down") for by in ("role", "task", "client")
     }
-    found: dict[tuple[str, str], dict[str, dict[int, float]]] = {(way, by): {} for way in ("up", "down") for by in of}
-    for line in run.traffic:
-        for way in ("up", "down"):
-            for entry in line[way]:
-                for by, name in of.items():
-                    series = found[way, by].setdefault(name(entry), {})
-                    round = int(line["round"])
-                    series[round] = series.get(round, 0) + int(entry["bytes"])
-    return {key: names for key, names in found.items() if names}
+    for sent in run.sent:
+        for (role, task), count in sent.parts.items():
+            found[sent.way, "role"][role][sent.round] += count
+            found[sent.way, "task"]["no task" if task is None else task][sent.round] += count
+        for client, count in sent.clients.items():
+            found[sent.way, "client"][client][sent.round] += count
+    return {key: {name: dict(series) for name, series in names.items()} for key, names in found.items() if names}
 
 
 def totals(run: Run) -> tuple[tuple[str, str, int, int], ...]:
     total: dict[tuple[str, str], dict[str, int]] = defaultdict(lambda: {"up": 0, "down": 0})
-    for line in run.traffic:
-        for way in ("up", "down"):
-            for entry in line[way]:
-                total[str(entry["role"]), str(entry["task"] or "")][way] += int(entry["bytes"])
+    for sent in run.sent:
+        for (role, task), count in sent.parts.items():
+            total[role, task or ""][sent.way] += count
     return tuple((role, task, counts["up"], counts["down"]) for (role, task), counts in sorted(total.items()))
 
 
