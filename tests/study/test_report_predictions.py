@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import struct
 import zlib
@@ -208,6 +209,24 @@ def test_what_is_no_picture_or_too_large_is_not_embedded(tmp_path: Path, monkeyp
     page = page_of(run)
     assert page.found == []
     assert "3 pictures are absent, damaged or too large" in page.text
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_a_pipe_among_the_pictures_is_named_and_not_waited_for(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    home = keep(run, tasks=("semseg",), examples=1)
+    info = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**info, "status": "running"}))  # its checkpoint's head is read
+    for file in (home / "truth.png", home / predictions.CONFUSION, run / "partition.json", run / "state.json"):
+        file.unlink(missing_ok=True)
+        os.mkfifo(file)
+    found = run_report(run).predictions
+    assert found.notes == (
+        "confusion.json is not opened, for it is no regular file.",
+        "truth.png is not opened, for it is no regular file.",
+        "1 picture is absent, damaged or too large.",
+    )
+    assert found.examples[0].rows[0] == ("truth", (None,))
 
 
 @pytest.mark.parametrize("name", [predictions.INDEX, predictions.CONFUSION])

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
-from fedloom.runs.reader import Run, TaskMetric, best_round, described, number_of
+from fedloom.runs.reader import Run, TaskMetric, best_round, described, mean_of, number_of, total
 
 _RECENT = 10  # rounds that tell how long one takes
 _EVENTS = 5  # the last ones that are shown
@@ -95,9 +94,8 @@ def _slowest(seconds: Mapping[str, Any]) -> tuple[str, float] | None:
 
 def _seconds(line: Mapping[str, Any]) -> float:
     """Seconds of a round: the sum of its phases, without sums over clients and without parts of other phases."""
-    return math.fsum(
-        s for phase, s in (line.get("seconds") or {}).items() if "sum over" not in phase and phase != "diagnostics"
-    )
+    phases = (line.get("seconds") or {}).items()
+    return total(number_of(s) for phase, s in phases if "sum over" not in phase and phase != "diagnostics")
 
 
 def age(folder: Path) -> float:
@@ -118,7 +116,7 @@ def _task(run: Run, name: str, about: Mapping[str, Any]) -> TaskNow:
     best = best_round(series, direction) if split == "val" else None  # test data choose nothing
     return TaskNow(
         str(TaskMetric(name, metric, direction)),
-        fmean(map(number_of, losses)) if losses else None,
+        mean_of([number_of(loss) for loss in losses]) if losses else None,
         list(series.values())[-1] if series else None,
         None if best is None else series[best],
         best,
