@@ -14,9 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from fedloom.cli.app import app
+from fedloom.data.canvas import CELL, GAP
+from fedloom.errors import StateError, UserError
 from fedloom.runs.reader import index_of
 from fedloom.study.grid import Cell
+from fedloom.study.over_rounds import over_rounds
 from fedloom.study.report import collect, predictions, write
 from fedloom.study.report.collect import GridReport, RunReport
 from fedloom.study.report.plots import figures_of
@@ -151,6 +156,29 @@ def test_the_same_images_over_the_rounds(tmp_path: Path) -> None:
     assert ("round 300 of depth, test example 3", uri(2)) in page.found
     assert "The same images over the rounds" in page.text
     assert "round-x.json is not used, for it is damaged" in page.text
+
+
+def test_the_same_images_over_the_rounds_as_one_picture(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    run, out = run_of(tmp_path), tmp_path / "out.png"
+    home = keep(run)
+    asked = ["picture", str(run), "--over-rounds", "--count", "1", "--out", str(out)]
+    for more in ([], [str(run)]):
+        told = CliRunner().invoke(app, [*asked, *more])
+        assert isinstance(told.exception, UserError)
+        assert ("expected one run" if more else "expected answers of several rounds") in str(told.exception)
+    index = json.loads((home / predictions.INDEX).read_text())
+    put(run, predictions.INDEX, index | {"round": 2})
+    (home / "then.png").write_bytes(png(99))
+    put(run, index_of(1), json.loads(json.dumps(index).replace("answer.png", "then.png")))
+    assert CliRunner().invoke(app, asked).exit_code == 0
+    with image.open(out) as drawn:
+        across = [drawn.getpixel((GAP + at * (CELL + GAP) + 9, 90)) for at in range(4)]
+        assert drawn.width == GAP + 4 * (CELL + GAP)
+    assert across == [(red, 0, 0) for red in (0, 1, 99, 2)]  # input, truth, after round 1, after round 2
+    (home / "then.png").write_bytes(png(99)[:40])
+    with pytest.raises(StateError, match="absent or damaged"):
+        over_rounds(run)
 
 
 def test_a_run_without_predictions_has_no_such_section(tmp_path: Path) -> None:

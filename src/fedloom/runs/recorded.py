@@ -156,8 +156,11 @@ def check(name: str, value: Any, where: str) -> None:
 
 
 def text_of(file: Path) -> str:
-    """A text file of a run. Raises StateError where it is no UTF-8, or no regular file: a pipe would never end."""
-    if not file.is_file():
+    """A text file of a run. Raises StateError where it is no UTF-8, or no regular file: a pipe would never end.
+
+    FileNotFoundError where there is none.
+    """
+    if file.exists() and not file.is_file():
         raise StateError(f"{file}: expected a regular file")
     try:
         return file.read_text("utf-8")
