@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from fedloom.runs.reader import Run, TaskMetric, best_round, described, mean_of, number_of, total
+from fedloom.study.report import words
 
 _RECENT = 10  # rounds that tell how long one takes
 _EVENTS = 5  # the last ones that are shown
@@ -21,6 +22,9 @@ class TaskNow:
 
     name: str
     """As comparisons write it: 'task (metric) ↑'."""
+    task: str
+    about: str
+    """Its metric as pages write it: 'RMSE in metres, lower is better'."""
     loss: float | None
     """Mean training loss over the clients that took part in the last round."""
     value: float | None
@@ -116,6 +120,8 @@ def _task(run: Run, name: str, about: Mapping[str, Any]) -> TaskNow:
     best = best_round(series, direction) if split == "val" else None  # test data choose nothing
     return TaskNow(
         str(TaskMetric(name, metric, direction)),
+        name,
+        words.axis(metric, direction),
         mean_of([number_of(loss) for loss in losses]) if losses else None,
         list(series.values())[-1] if series else None,
         None if best is None else series[best],
