@@ -109,6 +109,16 @@ def test_a_real_number_is_a_task_too() -> None:
     assert (info["kind"], info["primary"], info["metrics"]["worst"]) == ("regression", "worst", "min")
 
 
+def test_the_trivial_answer_has_a_loss_of_ones_own() -> None:
+    """A constant answer is a view of a parameter, also where no gradient is taken."""
+
+    def loss(**of: Any) -> float:
+        fed = federation(tasks={"sort": fl.task(classes=3, **of)})
+        return fl.run(fed, model="mlp", method="trivial", **SHORT).run.final("test").values["sort"]["loss"]
+
+    assert loss(loss=lambda o, t: 2 * nn.functional.cross_entropy(o, t)) == pytest.approx(2 * loss())
+
+
 def test_metrics_are_of_the_data_set_and_not_means_over_batches() -> None:
     """The share of the most frequent prediction is no mean over batches; labels that are missing are left out."""
     seen: list[int] = []

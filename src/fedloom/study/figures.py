@@ -20,7 +20,7 @@ from fedloom.settings.paths import value_at
 from fedloom.settings.registry import Registry
 from fedloom.study import palette
 from fedloom.study.grid import Grid, cells, together
-from fedloom.study.panels import STYLES, Panels, Point, line
+from fedloom.study.panels import STYLES, Panels, Point, legend_below, line
 from fedloom.study.tables.compare import Estimate
 from fedloom.study.tables.results import Combination, CombinationRuns, Values, about_model, over_rounds, read
 from fedloom.study.tables.table import Column, columns_of, estimate
@@ -287,7 +287,7 @@ def tasks_per_client(
         axes.xaxis.get_major_locator().set_params(integer=True)
     if not found:
         raise RecipeError(f"grid {grid.name}: no finished cell sets partition.tasks_per_client")
-    axes.legend(fontsize=8)
+    legend_below(page)
     return page
 
 
@@ -312,7 +312,7 @@ def data_sets(grid: Grid, folder: Path, split: str, *, tasks: list[str] | None =
             label = together(base, addon)
             axes.bar(places, [e.mean for _, e in bars], width, yerr=halves, color=color, label=label, capsize=2)
         axes.set_xticks(range(len(rows)), rows, fontsize=8)
-    axes.legend(fontsize=8)
+    legend_below(page)
     return page
 
 
@@ -320,7 +320,7 @@ class _Means:
     """Means over the tasks of each cell's runs, which must have one metric."""
 
     def __init__(self, grid: Grid, folder: Path, split: str, tasks: Sequence[str] | None, reference: str) -> None:
-        self.grid, self.split, self.reference = grid, split, reference
+        self.grid, self.split = grid, split
         self.results, _ = read(grid, folder, split)
         ran = {data for data, *_ in self.results}
         self.columns = {data: _chosen(columns_of(grid, data, self.results), tasks) for data in grid.data if data in ran}
@@ -338,6 +338,7 @@ class _Means:
         if reference and names[reference] not in self.results:
             raise StateError(f"grid {grid.name}: the reference {reference} of its figure has not finished")
         self.base = self.results[names[reference]].values() if reference else None
+        self.against = together(*names[reference][1:]) if reference else ""
         drawn = {where[1:] for where in self.results if not reference or where != names[reference]}
         self.cells = [(b, a) for b in grid.bases for a in grid.addons if (b, a) in drawn]
 
@@ -361,7 +362,7 @@ class _Means:
         titles = {
             "bits": str(Column("", "", "bits", "min")),
             "mean": str(self.metric),
-            "share": f"{self.metric}, % of {self.reference}",
+            "share": f"{self.metric}, % of {self.against}",
         }
         page = figure(4.5 * len(names), 4.2)
         panels = dict(zip(names, page.subplots(1, len(names), squeeze=False)[0], strict=True))

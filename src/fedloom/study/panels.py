@@ -117,12 +117,17 @@ class Panels:
 
     def finished(self, about: str) -> Any:
         """The figure with its title and one legend for all panels."""
-        by_label: dict[str, Any] = {}
-        for axes in self.axes.flat:
-            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-                by_label.setdefault(label, handle)
         fits = int(LETTERS * self.figure.get_figwidth())
         self.figure.suptitle("\n".join(textwrap.fill(text, fits) for text in (self.title, about)), fontsize=10)
-        if by_label:
-            self.figure.legend(by_label.values(), by_label.keys(), loc="outside lower center", ncols=4, fontsize=8)
+        legend_below(self.figure)
         return self.figure
+
+
+def legend_below(page: Any) -> None:
+    """One legend for all panels of a figure, below them."""
+    by_label: dict[str, Any] = {}
+    for axes in page.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            by_label.setdefault(label, handle)
+    if by_label:
+        page.legend(by_label.values(), by_label.keys(), loc="outside lower center", ncols=4, fontsize=8)

@@ -163,7 +163,9 @@ class Own(Task):
                 f"task {self.name!r}, loss: {found} found, expected a tensor with one number, or with one for each of "
                 f"{len(target)} examples"
             )
-        if not loss.is_floating_point() or output.requires_grad > loss.requires_grad:
+        # Where nothing is trained a view of a parameter, such as a constant answer, still says that it wants a gradient.
+        trained = torch.is_grad_enabled() and output.requires_grad
+        if not loss.is_floating_point() or trained > loss.requires_grad:
             raise DataError(
                 f"task {self.name!r}, loss: a tensor of {loss.dtype} without a gradient found, expected one that is "
                 "computed from the outputs"
