@@ -202,9 +202,9 @@ def picture(
 ) -> None:
     """Draw input, truth and prediction of every dense task; with several runs, a column for each run's prediction."""
     from fedloom.data.canvas import save
+    from fedloom.experiments.over_rounds import over_rounds
     from fedloom.export.picture import predictions
     from fedloom.study.grid import runs_in
-    from fedloom.study.over_rounds import over_rounds
 
     runs = [run for folder in folders for run in runs_in(folder)]
     if rounds and len(runs) > 1:
