@@ -1,4 +1,4 @@
-# fedloom on a CPU: docker build -t fedloom . && docker run --rm -v "$PWD:/work" fedloom demo
+# fedloom on a CPU: docker build -t fedloom . && docker run --rm --user "$(id -u)" -v "$PWD:/work" fedloom demo
 # Worker processes (runtime.workers) share data and models in /dev/shm, of which Docker gives 64 MB: add --shm-size=2g.
 # The node of a Flower deployment is docker/node.Dockerfile.
 FROM python:3.11-slim

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,8 @@ def commands(example: Example) -> None:
         line = line.partition(" #")[0].strip()
         if Path(example.path).name not in PARSED_ONLY:
             run(line)
-        elif line.startswith("fedloom "):
-            accepted(line.split()[1:])
+        elif found := re.match(r"(?:fedloom|.* -m fedloom) (.*)", line):
+            accepted(found[1].split())
 
 
 def run(line: str) -> None:
@@ -79,6 +80,11 @@ def recipe(example: Example) -> None:
         load(value if "name" in value else {**load("digits-tasks").model_dump(mode="json"), **value})
 
 
+def toml(example: Example) -> None:
+    """A part of a pyproject.toml, which only has to be TOML."""
+    assert tomllib.loads(example.parsed)
+
+
 def begin(namespace: dict[str, Any]) -> None:
     """Each page has a folder of its own."""
     import tempfile
@@ -97,8 +103,9 @@ def end(namespace: dict[str, Any]) -> None:
 pytest_collect_file = Sybil(
     parsers=[
         PythonCodeBlockParser(),
-        CodeBlockParser(language="console", evaluator=commands),
+        *(CodeBlockParser(language=language, evaluator=commands) for language in ("console", "bash")),
         CodeBlockParser(language="yaml", evaluator=recipe),
+        CodeBlockParser(language="toml", evaluator=toml),
         SkipParser(),
     ],
     patterns=["*.md"],

@@ -75,26 +75,38 @@ class Points(nn.Module):
 
 
 class Quadratics:
-    """`h` and `b` are K x d; `n` are the sizes that weigh the clients, `steps` the local steps of each."""
+    """`h` and `b` are K x d; `n` are the sizes that weigh the clients, `steps` the local steps of each.
 
-    def __init__(self, method: Method, h: Any, b: Any, n: Sequence[float] | None = None, **training: Any) -> None:
+    With `owns` the rows of h and b are examples, of which each client has some.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        h: Any,
+        b: Any,
+        n: Sequence[float] | None = None,
+        owns: Sequence[Sequence[int]] | None = None,
+        **training: Any,
+    ) -> None:
         h, b = torch.tensor(h, dtype=torch.float64), torch.tensor(b, dtype=torch.float64)
         h, b = (v if v.ndim == 2 else v.unsqueeze(1) for v in (h, b))
         self.h, self.b, self.method = h.expand_as(b), b, method
-        self.names = [f"c{k:02d}" for k in range(len(b))]
-        self.n = dict(zip(self.names, n or [1.0] * len(b), strict=True))
+        owns = owns or [[k] for k in range(len(b))]
+        self.names = [f"c{k:02d}" for k in range(len(owns))]
+        self.n = dict(zip(self.names, n or [1.0] * len(owns), strict=True))
         examples = TensorExamples(torch.zeros(len(b), 1), {"valley": torch.stack([self.h, b], dim=-1)})
         task = Valley("valley", 1)
         clients = {}
-        for k, name in enumerate(self.names):
-            part = Part(examples, np.array([k]), "own")
+        for name, mine in zip(self.names, owns, strict=True):
+            part = Part(examples, np.array(mine), "own")
             clients[name] = BuiltClient(name, {"valley": (task, 1.0)}, part, part, part)
         self.federation = BuiltFederation((task,), clients)
         self.model = FlatModel(Point(b.shape[1]))
         steps = training.pop("steps")
         self.training = {
-            name: Training(steps=s, batch_size=1, **training)
-            for name, s in zip(self.names, steps if isinstance(steps, Sequence) else [steps] * len(b), strict=True)
+            name: Training(**{"steps": s, "batch_size": 1, **training})
+            for name, s in zip(self.names, steps if isinstance(steps, Sequence) else [steps] * len(owns), strict=True)
         }
         self.server = server_init(method, self.model.layout, torch.zeros(b.shape[1], dtype=torch.float64), {})
         self.clients: dict[str, Any] = {}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import tomllib
 import zipfile
+from fnmatch import fnmatch
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,28 @@ def test_a_release_is_tried_on_each_python_that_is_named() -> None:
     assert jobs["bare"]["strategy"]["matrix"]["python"] == named
     assert jobs["publish"]["needs"] == "bare"
     assert jobs["publish"]["permissions"] == {"id-token": "write"}
+
+
+def test_actions_are_named_by_commit() -> None:
+    used = {line.strip(" -") for file in WORKFLOWS for line in file.read_text("utf-8").splitlines() if "uses:" in line}
+    named = re.compile(r"uses: ([\w-]+/[\w-]+)@[0-9a-f]{40} # v[0-9.]+")
+    assert [line for line in used if not named.fullmatch(line)] == []
+    assert len({line.partition("@")[0] for line in used}) == len(used)  # one commit of each
+    updates = yaml.safe_load((ROOT / ".github" / "dependabot.yml").read_text(encoding="utf-8"))["updates"]
+    assert [update["package-ecosystem"] for update in updates] == ["github-actions"]
+
+
+@pytest.mark.parametrize("file", IMAGES, ids=lambda path: path.name)
+def test_an_image_has_its_files_and_its_command_and_runs_as_a_user(file: Path) -> None:
+    said = [line.partition(" ")[::2] for line in file.read_text(encoding="utf-8").splitlines() if line[:1].isupper()]
+    copied = [name for word, rest in said if word == "COPY" for name in rest.split()[:-1]]
+    left_out = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
+    assert [name for name in copied if not (ROOT / name).exists() or any(fnmatch(name, one) for one in left_out)] == []
+    if file.name == "Dockerfile":  # what the wheel is built from
+        assert {"pyproject.toml", "hatch_build.py", "README.md", "src", *PROJECT["license-files"]} <= {*copied}
+    assert [rest for word, rest in said if word == "USER"][-1] == "1000"
+    scripts = {script.name for script in entry_points(group="console_scripts")}
+    assert [rest for word, rest in said if word == "ENTRYPOINT" and json.loads(rest)[0] not in scripts] == []
 
 
 @pytest.mark.parametrize("file", FORMS, ids=lambda path: path.name)

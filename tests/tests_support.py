@@ -26,7 +26,7 @@ QUICK = ("training.rounds=2", "training.steps=2", "training.epochs=null")
 def named(name: str) -> str:
     """The keys of a method that runs quickly, also where clients have heads of their own tasks only."""
     # models whose heads nobody trained are not compared; tuning before every measurement takes long
-    more = {"fedamp": ", share: encoder", "fedmtl": ", share: encoder", "fedbabu": ", tune: 1"}
+    more = {"fedamp": ", share: encoder", "fedmtl": ", share: encoder", "fedbabu": ", tune: 1", "fedspd": ", tune: 0"}
     return f"name: {name}{more.get(name, '')}"
 
 

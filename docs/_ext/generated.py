@@ -1,14 +1,15 @@
-"""What of the site is made from the package: a page for each method and add-on, the commands, the public names,
-pictures, and live pages of `fedloom report`. All of it goes to docs/_generated."""
+"""What of the site is made from the package: a page for each method, add-on and stage, the commands, the public
+names, pictures, and live pages of `fedloom report`. All of it goes to docs/_generated."""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -18,11 +19,18 @@ import prose
 from sphinx.application import Sphinx
 from typer.main import get_command
 
+from fedloom import stages
 from fedloom.cli.app import PANELS, app
-from fedloom.cli.lists import parameters
+from fedloom.cli.lists import chosen, parameters, required
+from fedloom.engines.api import plan
+from fedloom.errors import UserError
 from fedloom.methods import ADDONS, METHODS
+from fedloom.methods.method import Method
+from fedloom.recipes import load
 from fedloom.settings.registry import Registered, Registry
+from fedloom.stages import Stage
 from fedloom.study.grid import load_grid, names
+from fedloom.study.references import CHANGES
 from fedloom.study.report.page import part
 
 FACES = (
@@ -41,6 +49,20 @@ REPORTS = {
     "grid": ['grid demo training.rounds=6 "seeds=[0,1]" --out {out}/grid -q', "report {out}/grid --out {page}"],
 }
 """Kind of page -> the commands that make one."""
+BEDS = ("digits-tasks", "robust/digits", "gossip-digits", "digits-tasks model=tiny-vit model.lora.rank=4")
+"""Recipes; a method's page has the first that it runs on: four tasks, many clients, peers, low-rank factors."""
+LETTERS = """A method says how clients train and what becomes of their updates; an add-on changes a method.
+In the equations, Delta_k is the update of client k (its parameters after training minus those that it began with),
+p_k its aggregation weight (the weights sum to 1), K the number of clients, d that of parameters, theta the model, u
+the aggregated update, and + stands at what is new after the round. The [glossary](../../glossary.md) has the words."""
+"""What the index of methods says first, and their pages lead to."""
+STAGES = """A stage is one step of aggregation: it takes the matrix of updates, a row a client, and gives another. Every
+[method](../methods/index.md) is a list of them; [write a stage](../../write-a-stage.md) goes through one."""
+EVERYWHERE = ("Identity", "Mean")
+"""Stages that most methods have."""
+MEMBERS = "   :members:\n   :no-undoc-members:\n"
+REQUIRED = {"step": 2}
+"""Values that the pages give to parameters that have no default."""
 
 
 def generate(site: Sphinx) -> None:
@@ -48,6 +70,7 @@ def generate(site: Sphinx) -> None:
     home = Path(site.srcdir) / "_generated"
     _methods(home / "methods", Path(site.srcdir) / "results")
     _write(home / "commands.md", "\n".join(_commands()))
+    _stages(home / "stages")
     seen: set[int] = set()
     for face in FACES:
         _write(home / "api" / f"{face}.rst", _face(face, seen))
@@ -66,7 +89,7 @@ def _write(file: Path, text: str) -> None:
 def _methods(home: Path, results: Path) -> None:
     grids = _in_grids()
     measured = {page: _with_tables(page) for page in sorted(results.glob("*.md"))}
-    lines = ["# Methods and add-ons", ""]
+    lines = ["# Methods and add-ons", "", prose.inline(LETTERS), ""]
     for registry, title in ((METHODS, "Methods"), (ADDONS, "Add-ons")):
         lines += [f"## {title}", "", "| name | what it does | source |", "|---|---|---|"]
         for entry in registry:
@@ -89,54 +112,116 @@ def _page(registry: Registry, entry: Registered, grids: Sequence[str], measured:
     keys = parameters(entry)
     lines = [f"# {entry.name}", f"*{registry.kind}{', ' + _cell(entry.source) if entry.source else ''}*"]
     lines.append(_raw(prose.html(inspect.getdoc(entry.function) or "")))
+    lines.append("[What the letters stand for](index.md)")
     if keys:
         rows = (f"| `{row['parameter']}` | {_cell(row['default'])} | {_cell(row['allowed'])} |" for row in keys)
         lines += ["## Parameters", "\n".join(["| key | default | allowed |", "|---|---|---|", *rows])]
     lines.append("## Use it")
-    if registry is ADDONS:
-        asked, given, base = f"'method.add.{entry.name}={{}}'", "fl.methods.fedavg()", [METHODS["fedavg"].make()]
-    else:
-        asked, given, base = f"method={entry.name}", "", []
-    if required := [row["parameter"] for row in keys if row["default"] == "required"]:
-        lines.append(f"It needs `{'`, `'.join(required)}`, which has no default.")
-    else:
-        made = entry.make(*base)
-        lines.append(f"```console\nfedloom run digits-tasks {asked}\n```")
-        lines.append(f"The way of an update through a round{', on top of FedAvg' * len(base)}, with the defaults:")
-        lines.append(_raw(part("flow.html", "diagram", made.outline, False)))
-        lines.append("The same in Python, and what it prints:")
-        python = f"import fedloom as fl\n\nprint(fl.methods.{entry.name.replace('-', '_')}({given}))"
-        lines.append(f"```python\n{python}\n```\n\n```text\n{made}\n```")
-    pages = [
-        f"[{page.stem}](../../results/{page.name})"
-        for page, text in measured.items()
-        if re.search(rf"(?<![\w-]){re.escape(entry.name)}(?![\w-])", text.replace("²", "2"), re.IGNORECASE)
-    ]
-    lines.append(f"Measured in: {', '.join(pages)}." if pages else "No table of this project has it yet.")
+    values, addon, made = _values(entry), registry is ADDONS, _made(registry, entry)
+    lines.append(f"```console\nfedloom run {_example(chosen(registry, entry, values))}\n```")
+    lines.append(f"The way of an update through a round{', on top of FedAvg' * addon}:")
+    lines.append(_raw(part("flow.html", "diagram", made.outline, False)))
+    if own := [f"[{name}](../stages/{name}.rst)" for name in _stages_of(made) if name in stages.__all__]:
+        lines.append(f"Its stages: {', '.join(own)}.")
+    lines.append("The same in Python, and what it prints:")
+    given = ", ".join(["fl.methods.fedavg()"] * addon + [f"{name}={value}" for name, value in values.items()])
+    python = f"import fedloom as fl\n\nprint(fl.methods.{entry.name.replace('-', '_')}({given}))"
+    lines.append(f"```python\n{python}\n```\n\n```text\n{made}\n```")
+    pages = [f"[{page.stem}](../../results/{page.name})" for page, text in measured.items() if _names(text, entry.name)]
+    lines.append(f"In the results: {', '.join(pages)}." if pages else "No page of results has it yet.")
     lines.append(
         f"Packaged grids with it: {', '.join(f'`{g}`' for g in grids)}." if grids else "No packaged grid has it."
     )
     return "\n\n".join([*lines, ""])
 
 
+def _values(entry: Registered) -> dict[str, Any]:
+    return {name: REQUIRED[name] for name in required(entry)}
+
+
+def _made(registry: Registry, entry: Registered) -> Method:
+    """The method, or FedAvg with the add-on, with the defaults."""
+    base = [METHODS["fedavg"].make()] if registry is ADDONS else []
+    return entry.make(*base, **_values(entry))
+
+
+def _stages_of(method: Method) -> list[str]:
+    """The names of a method's stages, in their order."""
+
+    def titles(boxes: Sequence[Any]) -> Iterator[str]:
+        for box in boxes:
+            yield box.title
+            yield from titles(box.inside)
+
+    return list(dict.fromkeys(titles((*method.outline.edge, *method.outline.server))))
+
+
+def _stages(home: Path) -> None:
+    """Write a page for each stage: what it does, its fields, and the methods that have it."""
+    users: dict[str, list[str]] = {}
+    for registry in (METHODS, ADDONS):
+        for entry in registry:
+            for stage in _stages_of(_made(registry, entry)):
+                users.setdefault(stage, []).append(entry.name)
+    offered = {name: getattr(stages, name) for name in sorted(stages.__all__)}
+    found = {name: thing for name, thing in offered.items() if inspect.isclass(thing) and issubclass(thing, Stage)}
+    lines = ["# Stages", "", STAGES, "", "| stage | what it does |", "|---|---|"]
+    for name, stage in found.items():
+        text = f"{name}\n{'=' * len(name)}\n\n.. autoclass:: fedloom.stages.{name}\n{MEMBERS}\n"
+        if name in users and name not in EVERYWHERE:
+            links = ", ".join(f":doc:`{user} <../methods/{user}>`" for user in users[name])
+            text += f"Methods and add-ons with it: {links}.\n"
+        _write(home / f"{name}.rst", text)
+        lines.append(f"| [{name}]({name}.rst) | {_plain((inspect.getdoc(stage) or '').split(chr(10) * 2)[0])} |")
+    _write(home / "index.md", "\n".join([*lines, "", "```{toctree}", ":hidden:", "", *found, "```", ""]))
+
+
+def _example(changes: list[str]) -> str:
+    """The first of the beds on which a method runs, planned here, with the changes, as words of a command."""
+    refused = []
+    for name, *more in map(str.split, BEDS):
+        try:
+            plan(load(name, [*more, *changes]))
+        except UserError as error:
+            refused.append(str(error))
+        else:
+            return shlex.join([name, *more, *changes])
+    raise RuntimeError(f"no bed of the pages runs with {' '.join(changes)}: {refused}")
+
+
+def _names(text: str, name: str) -> bool:
+    """Whether a page of results names a method: as papers spell it, as code, or in a cell of a table, not as a verb."""
+    spelled = re.escape(name).replace(r"\-", "[- ]")
+    for found in re.finditer(rf"(?<![\w-]){spelled}(?![\w-])", text.replace("²", "2"), re.IGNORECASE):
+        around = found.string[: found.start()].rstrip("* ")[-1:] + found.string[found.end() :].lstrip("* ")[:1]
+        if not found[0].islower() or "-" in found[0] or re.fullmatch(r"[`|+]{2}", around):
+            return True
+    return False
+
+
 def _in_grids() -> dict[str, list[str]]:
-    """Name of a method or add-on -> the packaged grids that have it as a base or an add-on."""
+    """Name of a method or add-on -> the packaged grids that have it in a row."""
     found: dict[str, list[str]] = {}
     for name in names():
         grid = load_grid(name)
-        for method in {_method(changes) for some in (grid.bases, grid.addons) for changes in some.values()}:
+        rows = [grid.set, *(row.set for row in grid.data.values()), *(CHANGES[row] for row in grid.reference_rows)]
+        rows += [changes for some in (grid.bases, grid.addons, grid.cells) for changes in some.values()]
+        for method in sorted({method for changes in rows for method in _methods_in(changes)}):
             found.setdefault(method, []).append(name)
     return found
 
 
-def _method(changes: Any) -> str:
-    """The method or the add-on that a line of a grid chooses."""
+def _methods_in(changes: Mapping[str, Any]) -> Iterator[str]:
+    """The method and the add-ons that a row of a grid chooses."""
     for key, value in changes.items():
-        if key == "method":
-            return str(value["name"] if isinstance(value, dict) else value)
-        if found := re.match(r"method\.add\.([\w-]+)", key):
-            return found[1]
-    return ""
+        if key == "method" and isinstance(value, dict):
+            yield from _methods_in({f"method.{k}": v for k, v in value.items()})
+        elif key in ("method", "method.name"):
+            yield value
+        elif key == "method.add":
+            yield from value
+        elif found := re.match(r"method\.add\.([\w-]+)", key):
+            yield found[1]
 
 
 def _commands() -> Iterator[str]:
@@ -182,10 +267,13 @@ def _face(face: str, seen: set[int]) -> str:
     text = f"{face}\n{'=' * len(face)}\n\n{about}\n"
     for name in _offered(module):
         thing = getattr(module, name)
+        if isinstance(thing, type) and issubclass(thing, Stage):
+            text += f"\n- :doc:`../stages/{name}`\n"
+            continue
         again = "   :no-index:\n" * (id(thing) in seen)
         seen.add(id(thing))
         if inspect.isclass(thing):
-            text += f"\n.. autoclass:: {face}.{name}\n   :members:\n   :no-undoc-members:\n{again}"
+            text += f"\n.. autoclass:: {face}.{name}\n{MEMBERS}{again}"
         elif inspect.isroutine(thing):
             text += f"\n.. autofunction:: {face}.{name}\n{again}"
         elif not inspect.ismodule(thing):

@@ -11,8 +11,8 @@ _GREEK = {
     "Sigma": "Σ",
 }  # fmt: skip
 _WORD = re.compile(rf"(?<![\w-])({'|'.join(_GREEK)})(?![a-z-])")
-_BELOW = re.compile(r"(?<![\w])([A-Za-zα-ωΔΩΣ])_(\w{1,3})(?!\w)")
-_ABOVE = re.compile(r"(?<=[\w)&;>])\^(-?\w+|\([^()]*\))")
+_BELOW = re.compile(r"((?<!\w)(?:[A-Za-zα-ωΔΩΣ]|sum|mean|min|max)|[)|])_(\w{1,3})(?!\w)")
+_ABOVE = re.compile(r"(?<=[\w)|&;>])\^(-?\w+|\([^()]*\))")
 _SOURCES = re.compile(r"^(paper|release|here) {2,}(.*)$")
 
 

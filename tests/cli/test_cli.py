@@ -180,6 +180,7 @@ def test_methods_and_recipes(fedloom_):
     assert "a number greater than 0 and of at most 1" in out
     assert out.endswith("Use it: fedloom run RECIPE method.add.feddea={}\n")
     assert fedloom_("methods", "local")[1].endswith("Use it: fedloom run RECIPE method=local\n")
+    assert fedloom_("methods", "server-step")[1].endswith("RECIPE method.add.server-step.step=VALUE\n")  # no default
     _, out, _ = fedloom_("recipes")
     assert "Four tasks on real digits" in out
 

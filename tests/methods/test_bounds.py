@@ -203,6 +203,7 @@ OTHERWISE = {
     ("fedpmt", "SimilarGroups"): {"groups"},
     ("fedproto", "MeanPrototypes"): {"by"},
     ("fedrep", "Phase"): {"share"},
+    ("fedspd", "ChosenClusters"): {"first", "mixed"},
     ("rr-cluster", "ChosenClusters"): {"least"},
 }
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import fedloom
 from fedloom import Ctx, Method, methods
+from fedloom.core.context import derive_seed
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
 from fedloom.engines.api import Result
@@ -550,6 +551,81 @@ def test_with_enough_clients_everywhere_it_is_ifca() -> None:
 def test_more_clients_than_there_are_is_refused() -> None:
     with pytest.raises(RecipeError, match="2 clusters of at least 3 clients need as many, but there are 5"):
         build(load_recipe("method={name: rr-cluster, least: 3}"))
+
+
+def test_peers_that_hear_fewer_than_the_clusters_ask_for_are_refused() -> None:
+    """On a ring each of five hears two others; where all hear all, or choose among them, it is their number."""
+    rings = "method={name: rr-cluster, first: noise}", "peers={graph: ring, weights: {kind: uniform}}"
+    heard = (
+        "at peer 'all-0', which hears at most 2 others: 2 clusters of at least 2 clients need as many, but there are 3"
+    )
+    with pytest.raises(RecipeError, match=heard):
+        build(load_recipe(*rings))
+    build(load_recipe(*rings, "method.least=1"))
+    build(load_recipe(*rings, "peers.graph=full"))
+    with pytest.raises(RecipeError, match="hears at most 1 others"):
+        build(load_recipe(*rings, "peers.graph=full", "peers.choose={top: 1}"))
+
+
+# FedSPD
+
+SPOTS = np.array([[2.0, 1.0], [-1.0, -2.0]])
+OWNS = [[0, 0, 0, 1], [0, 1, 1, 1], [0, 0, 1, 1], [1, 1, 1, 0], [0, 0, 0, 0]]
+"""At which of the two spots each example of five clients lies."""
+
+
+def mixtures(method: Method, **training: Any) -> Quadratics:
+    """Five clients with four examples each, near two spots."""
+    rng = np.random.default_rng(0)
+    b = np.concatenate([SPOTS[mine] + 0.1 * rng.normal(size=(4, 2)) for mine in OWNS])
+    owns = [list(range(4 * k, 4 * k + 4)) for k in range(5)]
+    given = {"steps": 1, "batch_size": 4, "optimizer": {"lr": 0.2}, **training}
+    return Quadratics(method, np.ones_like(b).tolist(), b.tolist(), owns=owns, **given)
+
+
+def test_examples_are_told_apart_and_each_model_is_the_mean_of_those_that_it_fits() -> None:
+    run = mixtures(methods.fedspd(least=1, tune=0), steps=8)
+    run.go(12)
+    models = torch.stack(run.server["stage"]["models"]).numpy()
+    order = np.argsort(-models[:, 0])
+    np.testing.assert_allclose(models[order], SPOTS, atol=0.15)
+    for name, mine in zip(run.names, OWNS, strict=True):
+        u = np.array([mine.count(0), mine.count(1)]) / 4
+        np.testing.assert_allclose(personal(run, name).numpy(), u @ models[order], atol=1e-12)
+
+
+@pytest.mark.parametrize("least", [1, 4, 9])
+def test_a_drawn_model_is_trained_on_the_examples_that_it_fits_best(least: int) -> None:
+    """One step of rate 0.2 from c_s towards the mean of a client's examples that are nearer to it; then the mean over
+    those that drew s. With `least` 4 only one client has a choice of none but its largest; with 9 all have."""
+    run = mixtures(methods.fedspd(least=least))
+    run.go(1)
+    before = SPOTS + 0.5
+    run.server["stage"] = {**run.server["stage"], "models": list(torch.tensor(before))}
+    b = run.b.numpy().reshape(5, 4, 2)
+    best = np.square(b[:, :, None] - before).sum(-1).argmin(-1)
+    run.go(1)
+    trained: dict[int, list[Any]] = {0: [], 1: []}
+    for k, name in enumerate(run.names):
+        won = np.bincount(best[k], minlength=2)
+        fit = [j for j in range(2) if won[j] >= least] or [int(won.argmax())]
+        torch.manual_seed(derive_seed(0, 2, "model", name))
+        j = fit[int(torch.randint(len(fit), ()))]
+        assert run.server["stage"]["members"][name] == pytest.approx((won / 4).tolist())
+        trained[j].append(before[j] - 0.2 * (before[j] - b[k][best[k] == j].mean(0)))
+    after = np.stack([np.mean(each, 0) if each else before[j] for j, each in trained.items()])
+    np.testing.assert_allclose(torch.stack(run.server["stage"]["models"]).numpy(), after)
+    for k, name in enumerate(run.names):
+        np.testing.assert_allclose(personal(run, name).numpy(), np.bincount(best[k], minlength=2) / 4 @ after)
+
+
+def test_absent_clients_of_mixed_clusters_move_with_the_models() -> None:
+    run = mixtures(methods.fedspd(least=1))
+    run.go(2)
+    run.go(1, [["c01", "c02"]])
+    models, members = torch.stack(run.server["stage"]["models"]), run.server["stage"]["members"]
+    for name in run.names:
+        torch.testing.assert_close(personal(run, name), torch.tensor(members[name]).double() @ models)
 
 
 # FedPMT

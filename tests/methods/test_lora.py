@@ -18,7 +18,7 @@ from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
 from fedloom.engines.api import Result, trained_models
 from fedloom.errors import RecipeError
-from fedloom.methods import ditto, fedavg, fedex_lora, fedopt, fedper, fedrep, fedsa_lora, flora
+from fedloom.methods import ditto, fedavg, feddyn, fedex_lora, fedopt, fedper, fedrep, fedsa_lora, flora
 from fedloom.rounds.build import build
 from fedloom.rounds.client import client_step
 from fedloom.rounds.messages import count_up, unpacked
@@ -235,6 +235,8 @@ def test_refused() -> None:
         flora(fedrep())
     with pytest.raises(ValueError, match="which trains all weights, and flora do not go together"):
         flora(ditto())
+    with pytest.raises(ValueError, match="server remembers their products, and flora do not go together"):
+        flora(feddyn())
     with pytest.raises(ValueError, match="expected a scale above 0"):
         fedex_lora(fedavg(), scale=0)
 

@@ -52,6 +52,9 @@ def test_who_was_chosen_lately_counts_less() -> None:
     assert {name: found[name] for name in "deg"} == {name: SIMILARITY[name] for name in "deg"}, "never chosen"
     assert math.isnan(found["f"])
     assert top_k(found, 2) == ("d", "c")
+    below = recent({"p": -0.2, "q": -0.2}, {"p": 1}, 0.5)
+    assert below["p"] == pytest.approx(-0.2 * (1 + np.exp(-0.5)))
+    assert top_k(below, 1) == ("q",), "one below 0 that had its turn comes later, too"
     with pytest.raises(ValueError, match="rate: expected a number above 0"):
         recent(SIMILARITY, {}, 0)
 

@@ -22,8 +22,8 @@ from fedloom.rounds.rounds import Round, initial_state, paid, status
 from fedloom.rounds.server import server_step
 from fedloom.runs.reader import Run
 from fedloom.stages.mean import Mean
-from fedloom.stages.private import PrivateMean
-from fedloom.stages.stage import Chain, Stage, Traits
+from fedloom.stages.private import PrivateClusters, PrivateMean
+from fedloom.stages.stage import Chain, Identity, Stage, Traits
 from tests_support import assert_same, load_recipe, stopped_after
 
 Quick = Callable[..., Result]
@@ -182,6 +182,9 @@ CENTRAL = {
     "method={name: fedavg, weights: uniform, add: {pcgrad: }}": "weighs or mixes rows by what is in them",
     "method={name: fedhca2, weights: uniform}": "sends support beside the update",
     "method={name: fedamp, weights: uniform, share: encoder}": "expected a server that takes a mean of rows",
+    "method={name: rr-cluster, weights: uniform}": "begins with groups, which are made of what is in rows",
+    "method={name: fedspd}": "sends share0, share1 beside the update",
+    "method={name: ifca, weights: uniform, first: noise, add: {pcgrad: }}": "looks at the columns of all",
     "early_stopping={patience: 1}": "it looks at clients' validation data",
     "peers={graph: full}": "set trust: local",
     "model=resnet10": "running statistics",
@@ -211,6 +214,31 @@ def test_a_fixed_number_of_clients_is_what_a_sum_is_divided_by(dp: object) -> No
     private = (FEDPER, GIVEN, "privacy.sampling=fixed", "training.participation=0.5")
     assert build(load_recipe(*private)).method.stage == PrivateMean(1.0, 2.0, share=0.6)
     assert any("(3 clients expected in a round" in note for note in plan(load_recipe(*private)).notes)
+
+
+CLUSTERS = "method={name: rr-cluster, first: noise, weights: uniform}"
+
+
+def test_clusters_have_private_means_where_all_clients_come_or_as_many(dp: object) -> None:
+    made = build(load_recipe(CLUSTERS, GIVEN)).method
+    assert made.stage == PrivateClusters(2, "noise", 1.0, PrivateMean(1.0, 2.0), least=2)
+    assert made.edge == Identity(), "rows are clipped where the models of the clusters are known"
+    build(load_recipe(CLUSTERS, GIVEN, "training.participation=0.8", "privacy.sampling=fixed"))
+    with pytest.raises(RecipeError, match=r"privacy.sampling: poisson found, with training.participation 0.8, but"):
+        build(load_recipe(CLUSTERS, GIVEN, "training.participation=0.8"))
+    with pytest.raises(RecipeError, match="sends cluster beside the update, which no noise protects"):
+        build(load_recipe(CLUSTERS, GIVEN, "privacy.trust=local"))
+    notes = [note for note in plan(load_recipe(CLUSTERS, GIVEN)).notes if note.startswith("privacy")]
+    assert notes[2] == "privacy: in a cluster of 2 clients 2.5 times more than that: this will not learn"
+
+
+@pytest.mark.slow
+def test_private_clusters_run_and_resume(quick: Quick, tmp_path: Path, dp: object) -> None:
+    changes = (CLUSTERS, SMALL, GIVEN, "training.rounds=3")
+    whole = quick(*changes)
+    assert [record["epsilon"] > 0 for _, record in Run.read(whole.folder).records("privacy")] == [True] * 3
+    part = stopped_after(2, tmp_path / "part", load_recipe(*changes))
+    assert_same(fedloom.resume(part), whole)
 
 
 @pytest.mark.parametrize("rule", ["multi-krum", "median"])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from fedloom.core.context import Ctx
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
-from fedloom.stages.private import Bounded, PrivateMean, RowNoise
+from fedloom.stages.private import SIZES, Bounded, PrivateClusters, PrivateMean, RowNoise
 
 QUIET = PrivateMean(clip=2.0, noise=1e-30)
 
@@ -76,3 +79,57 @@ def test_clients_add_their_own_noise_to_what_they_have() -> None:
     assert torch.equal(out[:, -3:], torch.zeros(2, 3))
     assert float(out[0, :-3].std()) == pytest.approx(6.0, rel=0.03)
     assert not torch.equal(out[0], out[1])
+
+
+def clusters(chosen: list[int], X: np.ndarray[Any, Any], seed: int, z: float, least: int) -> list[torch.Tensor]:
+    """How far two models move by rows that start from them, the third round of a federation of as many clients."""
+    models = [torch.zeros(X.shape[1]).double(), torch.ones(X.shape[1]).double()]
+    stage = PrivateClusters(2, "noise", 1.0, PrivateMean(clip=2.0, noise=z), least)
+    base = torch.stack([models[j] for j in chosen]) if chosen else torch.zeros(0, X.shape[1])
+    updates = Updates.of(torch.tensor(X), base=base, cluster=[float(j) for j in chosen])
+    state = {"models": models, "members": {}, "stages": [{}, {}]}
+    _, new = stage(updates, state, Ctx(3, seed, population=len(X)))
+    return [after - before for after, before in zip(new["models"], models, strict=True)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_clusters_move_by_private_means_over_sizes_with_noise(seed: int) -> None:
+    """Against numpy, with the same draws; in some of the seeds clients are lent, and in one cluster nobody is."""
+    rng, ctx, z, least = np.random.default_rng(seed), Ctx(3, seed), 1.0, 5
+    chosen = [0] * 10 if seed == 3 else [0] * 9 + [1]
+    X = rng.normal(size=(10, 40))
+    sizes = (
+        np.bincount(chosen, minlength=2)
+        + z / math.sqrt(0.1) * torch.randn(2, generator=ctx.hidden("sizes"), dtype=torch.float64).numpy()
+    )
+    sizes = np.maximum(sizes, 0)
+    short, spare = np.maximum(least - sizes, 0), np.maximum(sizes - least, 0)
+    moving = min(short.sum(), spare.sum())
+    counted = []
+    for i, j in enumerate(chosen):
+        lent, _ = torch.rand(2, generator=ctx.hidden("lent", f"c{i}"), dtype=torch.float64).tolist()
+        leaves = lent * sizes[j] < moving * spare[j] / max(spare.sum(), 1e-9)
+        counted.append(1 - j if leaves else j)
+    for j, moved in enumerate(clusters(chosen, X, seed, z, least)):
+        rows = X[np.array(counted) == j]
+        rows = rows * np.minimum(1, 2.0 / np.linalg.norm(rows, axis=1, keepdims=True))
+        after = sizes[j] + moving * (short[j] / max(short.sum(), 1e-9) - spare[j] / max(spare.sum(), 1e-9))
+        g = torch.randn(40, generator=ctx.hidden("noise", j)).double().numpy()
+        np.testing.assert_allclose(moved.numpy(), (rows.sum(0) + z / math.sqrt(0.9) * 2.0 * g) / max(after, least))
+
+
+def test_sizes_and_sums_of_clusters_cost_what_one_sum_does() -> None:
+    dp = pytest.importorskip("dp_accounting", reason="needs the extra `privacy`")
+    rdp = pytest.importorskip("dp_accounting.rdp")
+    z, rounds = 3.0, 10
+    both = dp.ComposedDpEvent([dp.GaussianDpEvent(z / math.sqrt(SIZES)), dp.GaussianDpEvent(z / math.sqrt(1 - SIZES))])
+    one = rdp.RdpAccountant().compose(dp.GaussianDpEvent(z), rounds).get_epsilon(1e-5)
+    assert rdp.RdpAccountant().compose(both, rounds).get_epsilon(1e-5) == pytest.approx(one)
+
+
+def test_one_client_more_moves_no_other_one_and_one_sum_by_the_clip() -> None:
+    """Without noise, and with the same sizes, which the least size hides here: all sums are divided by it."""
+    X = np.concatenate([np.eye(40)[:3], 1e3 * np.ones((1, 40))])
+    few, more = (clusters([0, 1, 1, 0][:k], X[:k], 0, 1e-30, 20) for k in (3, 4))
+    moved = [20 * (b - a) for a, b in zip(few, more, strict=True)]
+    assert [float(m.norm()) for m in moved] == pytest.approx([2.0, 0.0], abs=1e-6)

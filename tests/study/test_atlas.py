@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,24 @@ def test_cosines_that_order_pairs_as_gains_do_foretell_them() -> None:
     assert atlas(lambda gain: -gain / 20).foretold("conv1")[0] == pytest.approx(-1.0)
     assert atlas(lambda gain: -gain / 20).foretold("conv1")[1] == 1.0
     assert "(told)" in made.notes[1]
+
+
+@pytest.mark.parametrize("what", ["a cosine", "a change"])
+def test_a_pair_without_a_number_is_left_out_and_named(what: str) -> None:
+    made = atlas(lambda gain: gain / 20)
+    whole = made.overall
+    if what == "a cosine":
+        for M in made.cosines[1]["conv1"].values():
+            M[0, 3] = M[3, 0] = np.nan
+    else:
+        made.changes["a", "d"][1] = np.nan  # type: ignore[index]
+    short = replace(made)
+    assert short.left_out == ("a and d",)
+    assert short.foretold("conv1")[0] == pytest.approx(1.0)
+    assert short.overall == pytest.approx(whole, abs=0.02)
+    assert short.notes[-1] == "Left out of this, for want of a number at every seed: a and d."
+    assert len(short.sheet().lines) == (20 if what == "a cosine" else 19)
+    assert replace(atlas(lambda gain: gain)).left_out == ()
 
 
 def test_cosines_of_a_seed_are_held_against_the_other_seeds() -> None:

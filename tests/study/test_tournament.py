@@ -164,7 +164,7 @@ def test_wrong_input_is_refused_in_a_sentence(tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
     save(plan("fedavg"), tmp_path)
     text = said("beds/digits", "training.rounds=2", "training.epochs=1", "--out", tmp_path)
-    assert "holds a tournament on another bed; the recipes differ in training.epochs, training.rounds." in text
+    assert "was begun with another recipe; they differ in training.epochs, training.rounds." in text
     (tmp_path / "tournament.yaml").write_text("name: 3")
     assert "tournament.yaml, name: " in said(tmp_path)
     assert "a tournament that has begun" in said(tmp_path, "training.rounds=2")

@@ -12,6 +12,8 @@ from fedloom.errors import UserError, unknown
 from fedloom.settings.names import is_import
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fedloom.settings.registry import Registered, Registry
 
 recipe_app = typer.Typer(help="Help for writing recipes.", no_args_is_help=True)
@@ -103,17 +105,30 @@ def parameters(entry: Registered) -> list[dict[str, Any]]:
     ]
 
 
+def required(entry: Registered) -> list[str]:
+    """The recipe keys of what is registered that have no default."""
+    return [key for key, field in entry.params.model_fields.items() if field.is_required()]
+
+
+def chosen(registry: Registry, entry: Registered, values: Mapping[str, Any]) -> list[str]:
+    """The changes of a recipe by which a method or an add-on is chosen, with values of its keys."""
+    if registry.kind == "add-on":
+        key = f"method.add.{entry.name}"
+        return [f"{key}.{name}={value}" for name, value in values.items()] or [f"{key}={{}}"]
+    return [f"method={entry.name}", *(f"method.{name}={value}" for name, value in values.items())]
+
+
 def _describe(registry: Registry, entry: Registered, as_json: bool) -> None:
     import inspect
 
     about = (inspect.getdoc(entry.function) or "") + "\n"
     rows = parameters(entry)
-    key = f"method.add.{entry.name}={{}}" if registry.kind == "add-on" else f"method={entry.name}"
+    changes = chosen(registry, entry, dict.fromkeys(required(entry), "VALUE"))
     shared.answer(
         {"name": entry.name, "kind": registry.kind, "source": entry.source, "about": about, "parameters": rows},
         as_json,
         f"{entry.name} ({registry.kind}{', ' + entry.source if entry.source else ''})\n\n",
         f"{about}\n",
         *([shared.table_of(rows)] if rows else []),
-        f"Use it: fedloom run RECIPE {key}",
+        f"Use it: fedloom run RECIPE {' '.join(changes)}",
     )

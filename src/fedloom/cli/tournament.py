@@ -50,36 +50,11 @@ def tournament(
     that are there, and with --methods a new method joins.
     """
     from fedloom.experiments.grid_progress import progress
-    from fedloom.experiments.tournament import all_methods, named, play
-    from fedloom.recipes import load
-    from fedloom.settings.paths import differs
-    from fedloom.study.tournament import FILE, Tournament, opened
+    from fedloom.experiments.tournament import planned, play
 
-    entered = tuple(dict.fromkeys(name.strip() for name in methods.split(","))) if methods is not None else ()
-    for name in entered:
-        named(name)
+    entered = dict.fromkeys(name.strip() for name in methods.split(",")) if methods is not None else ()
     given = {key: value for key, value in (("tries", tries), ("least", seeds), ("most", most)) if value is not None}
-    if (Path(bed) / FILE).is_file():
-        if changes or out is not None:
-            raise UserError(f"{bed} is a tournament that has begun: its recipe and its folder cannot be changed")
-        folder, recipe = Path(bed), None
-    else:
-        recipe = load(bed, changes or ()).model_dump(mode="json")
-        folder = out or Path("tournaments") / recipe["name"]
-    if (folder / FILE).is_file():
-        before = opened(folder)
-        held = load(before.recipe).model_dump(mode="json")  # what an older version wrote lacks keys that came later
-        if recipe is not None and (keys := sorted(differs("", held, recipe))):
-            raise UserError(
-                f"{folder} holds a tournament on another bed; the recipes differ in {', '.join(keys)}. Choose another "
-                "folder with --out, or delete this one"
-            )
-        joined = tuple(dict.fromkeys((*before.methods, *entered)))
-        plan = before.model_copy(update=given | {"recipe": held, "methods": joined})
-    else:
-        assert recipe is not None
-        defaults = {"tries": 4, "tuning": (100,), "least": 3, "most": 10, "methods": entered or all_methods()}
-        plan = Tournament(**{"name": recipe["name"], "recipe": recipe, **defaults, **given})
+    plan, folder = planned(bed, changes or (), out, tuple(entered), given)
     if plan.most < plan.least:
         raise UserError(f"--most {plan.most} found, expected at least --seeds, {plan.least}")
 

@@ -122,7 +122,8 @@ def plan_of(built: Built) -> Plan:
         notes.append(f"attack: {', '.join(built.attacks)} are hostile ({recipe.attack.name}); no number counts them")
     if built.terms is not None and recipe.privacy is not None:
         share = share_of(recipe, built.terms)
-        notes += told(recipe.privacy, built.terms, shared.d, len(federation.trainers), share, recipe.training.rounds)
+        least, rounds = built.method.stage.traits.least, recipe.training.rounds
+        notes += told(recipe.privacy, built.terms, shared.d, len(federation.trainers), share, rounds, least)
     notes += seen.told(built)
     clients, shape = built.partition.table(built.pool), tuple(built.dataset.input_shape)
     notes.append(f"inputs: {sized(shape, built.dataset.signal)}")

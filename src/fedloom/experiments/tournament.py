@@ -9,12 +9,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedloom.errors import RecipeError
+from fedloom.errors import RecipeError, UserError
 from fedloom.experiments.grid_run import Watch, prepare, run_prepared
 from fedloom.methods import ADDONS, METHODS
 from fedloom.recipes import load
 from fedloom.settings.registry import Registered
-from fedloom.study.grid import FILE, Changes, Grid, cells, load_grid, texts, write
+from fedloom.study.grid import FILE, Changes, Grid, cells, load_grid, same, texts, write
 from fedloom.study.references import CHANGES
 from fedloom.study.tournament import (
     ALONE,
@@ -25,11 +25,13 @@ from fedloom.study.tournament import (
     best,
     final_grid,
     label,
+    opened,
     save,
     scores,
     standings,
     tuning_grid,
 )
+from fedloom.study.tournament import FILE as TOURNAMENT
 
 FACTORS = (0.5, 1.0, 2.0)
 """What a number of a method is multiplied with in a drawn setting."""
@@ -46,6 +48,33 @@ REFERENCES = tuple(CHANGES)
 def all_methods() -> tuple[str, ...]:
     """Every registered method but the references."""
     return tuple(entry.name for entry in METHODS if entry.name not in REFERENCES)
+
+
+def planned(
+    bed: str, changes: Sequence[str], out: Path | None, entered: Sequence[str], given: Mapping[str, int]
+) -> tuple[Tournament, Path]:
+    """(the tournament on a bed, or the one of a folder with who joins it and what is given anew; its folder).
+
+    Raises UserError for names that do not exist, and for another bed than the folder's.
+    """
+    for name in entered:
+        named(name)
+    begun = (Path(bed) / TOURNAMENT).is_file()
+    if begun and (changes or out is not None):
+        raise UserError(f"{bed} is a tournament that has begun: its recipe and its folder cannot be changed")
+    recipe = None if begun else load(bed, changes)
+    folder = Path(bed) if recipe is None else out or Path("tournaments") / recipe.name
+    if not (folder / TOURNAMENT).is_file():
+        assert recipe is not None
+        defaults = {"tries": 4, "tuning": (100,), "least": 3, "most": 10, "methods": entered or all_methods()}
+        return Tournament(name=recipe.name, recipe=recipe.model_dump(mode="json"), **{**defaults, **given}), folder
+    before = opened(folder)
+    held = load(before.recipe)  # what an older version wrote lacks keys that came later
+    if recipe is not None:
+        same(f"{folder} was begun", held, recipe)
+    joined = tuple(dict.fromkeys((*before.methods, *entered)))
+    about = {"recipe": (recipe or held).model_dump(mode="json"), "methods": joined}
+    return before.model_copy(update={**about, **given}), folder
 
 
 def tries(tournament: Tournament) -> tuple[Tries, dict[str, str]]:

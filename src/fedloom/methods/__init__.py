@@ -48,6 +48,7 @@ from fedloom.methods.fedrcl import fedrcl as fedrcl
 from fedloom.methods.fedrep import fedrep as fedrep
 from fedloom.methods.fedsa import fedsa as fedsa
 from fedloom.methods.fedsoft import fedsoft as fedsoft
+from fedloom.methods.fedspd import fedspd as fedspd
 from fedloom.methods.fedsta import fedsta as fedsta
 from fedloom.methods.fedtgp import fedtgp as fedtgp
 from fedloom.methods.fpl import fpl as fpl

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fedloom.stages import Stage
 
 
-@m.METHODS.register("fedhca2", source="Lu, Huang, Yang, Lin, Lu, CVPR 2024")
+@m.METHODS.register("fedhca2", source="Lu, Huang, Yang, Sirejiding, Ding, Lu, CVPR 2024")
 def fedhca2(
     *,
     c: Annotated[float, Field(ge=0, lt=1)] = 0.4,

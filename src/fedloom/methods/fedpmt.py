@@ -19,11 +19,12 @@ def fedpmt(*, attenuation: Annotated[float, Field(ge=0, le=1)] = 0.5) -> m.Metho
 
     Which tasks a client holds is the partition's to say: by its surroundings, its labels or its means.
 
-    paper    multi-task models of each client's subset of tasks, single-task models at the server, transformations both
-             ways, and task attenuation factors against negative transfer; its abstract is all that could be read
+    paper    multi-task models of each client's subset of tasks; at the server, of another architecture, models of
+             single tasks between them, with transformations both ways; task attenuation factors against negative
+             transfer; NYUD-v2, PASCAL-Context, Cityscapes. Only its abstract and highlights could be read
     release  none found
-    here     as above, from the abstract: a multi-task model is taken as each of its tasks' models, and made of these as
-             their mean. The form of the factor, its value and the weights are ours
+    here     as above, with one architecture: a multi-task model is taken as each of its tasks' models, and made of
+             these as their mean. The form of the factor, its value and the weights are ours
 
     attenuation = 1 is FedAvg, with decoders averaged among their holders alone; 0 joins clients by common tasks only,
     and with one task a client is FedAvg within each task. A client that is absent keeps its model, and one that never

@@ -46,7 +46,7 @@ def ifca(
     Add-ons at the server (pcgrad, cagrad, min-norm, heal, ...) act inside each cluster, on rows relative to its model.
     With FedDEA: an update is measured from the model that the client had. So when the client changes cluster, and in
     round 2, the selection also covers the displacement from one model to the other. A server step other than 1 moves
-    the clients' copies and not the C models: leave it at 1.
+    the clients' copies and not the C models: leave it at 1. With `privacy`: as rr-cluster with B = 1.
 
     Couples tasks by design: clusters are made of all clients.
     """
@@ -82,13 +82,20 @@ def rr_cluster(
              to a minimum size B, with noise on the updates and on what clients are assigned by; read in its abstract
              and its public reviews
     release  none found
-    here     with IFCA, without its noise: `privacy` accounts for one mean of all clients and refuses methods that send
-             a choice of cluster. A client is visited once, in random order from the run's seed, and moves to the
-             smallest cluster. It is measured with the model that it chose. B = 2 is ours
+    here     with IFCA. A client is visited once, in random order from the run's seed, and moves to the smallest
+             cluster. It is measured with the model that it chose. B = 2 is ours
 
-    Fewer than B x clusters participants: as many clusters as can be are filled, and in a federation that never has as
-    many it is refused. B = 1 only keeps models that nobody chose from resting; where all clusters have B or more it is
-    ifca, bit for bit. With FedDEA and add-ons at the server as with ifca.
+    With `privacy` (trust: central, `first: noise`, `weights: uniform`), whose noise is z and whose clip is c:
+    s_j = #{k: j_k = j} + z / sqrt(0.1) g
+    theta_j <- theta_j + (sum_{k counted in j} clip(Delta_k) + z c / sqrt(0.9) g) / m_j
+    Clients are lent by draws of their own, with probabilities that follow from the sizes s alone, so that a client more
+    moves no other; m_j >= B is the size then expected. So the noise of a mean is at most z c / (B sqrt(0.9)), and of
+    clients B holds in the mean only. Protected is what all models together tell of a client. Who uses which is not: the
+    server, which is trusted, and the run folder know it. `trust: local` is refused, because clients send their choice.
+
+    Fewer than B x clusters participants: as many clusters as can be are filled; a federation that never has as many, or
+    a peer that never hears as many, is refused. B = 1 only keeps models that nobody chose from resting; where all
+    clusters have B or more it is ifca, bit for bit. With FedDEA and add-ons at the server as with ifca.
 
     Couples tasks by design: clusters are made of all clients.
     """

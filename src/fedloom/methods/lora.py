@@ -90,16 +90,21 @@ def flora(
              for all. `docs/lora.md` says why products are the common space
 
     One participant: W + s B A, but for round-off. The rank of a sum is not bounded. With FedDEA: factors are sparsified
-    at the client, and products are of what arrived. pcgrad, gradvac, heal: on products, listed before or after. With
-    feddyn the clients' memories are of factors and the server's of products, so it is feddyn no more. Refused without
-    `model.lora`, with training in phases, with methods whose clients start from models of their own (fedamp) or keep
-    one beside the shared one (ditto), and with rows of tasks (matu).
+    at the client, and products are of what arrived. pcgrad, gradvac, heal: on products, listed before or after. Refused
+    without `model.lora`, with training in phases, with methods whose clients start from models of their own (fedamp) or
+    keep one beside the shared one (ditto), with feddyn, whose clients would remember factors and its server products,
+    and with rows of tasks (matu).
     """
     from fedloom.codecs import Cropped
 
     if method.own_model:
         raise ValueError(
             f"{method.name}: a model of the client's own, which trains all weights, and flora do not go together"
+        )
+    if any(isinstance(rule, training.Dual) for rule in method.local):
+        raise ValueError(
+            f"{method.name}: clients that remember their factors, where the server remembers their products, and flora "
+            "do not go together"
         )
     products = stages.FactorProducts(scale, ranks or {})
     low = replace(_beside_weights(method, "flora", scale), codec=Cropped(), stage=products >> method.stage)

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from fedloom.errors import RecipeError
 from fedloom.methods.method import Method
-from fedloom.stages.private import Bounded, PrivateMean, RowNoise
+from fedloom.stages.centres import ChosenClusters
+from fedloom.stages.private import Bounded, PrivateClusters, PrivateMean, RowNoise
 from fedloom.stages.stage import Chain, Stage, adds_up
 
 KNOWN = frozenset({"domain", "tasks"})
@@ -20,7 +21,8 @@ def private(method: Method, *, clip: float, noise: float, share: float, local: b
     each client adds noise to what it sends, else the server to the sum. Raises RecipeError
     where something that depends on clients' data would not be accounted for.
     """
-    beside = [*sorted(method.extras - KNOWN), *method.auxiliary, *(("support",) if method.wants_support else ())]
+    known = KNOWN if local or not isinstance(_stages(method)[0], ChosenClusters) else KNOWN | {"cluster"}
+    beside = [*sorted(method.extras - known), *method.auxiliary, *(("support",) if method.wants_support else ())]
     if method.pooled or method.shares_nothing:
         raise RecipeError(f"privacy: with {method.name} clients send nothing, so there is nothing to protect")
     if method.rows == "client-task":
@@ -38,12 +40,25 @@ def private(method: Method, *, clip: float, noise: float, share: float, local: b
         )
     cap = 1.0 if method.weights == "uniform" else float(method.max_examples or 1)
     mean = PrivateMean(clip, noise, share, cap)
-    return replace(method.plus(Bounded(clip)), stage=_noisy(method, mean))
+    stage = _noisy(method, mean)
+    # a change of cluster is no update, so rows of clusters are clipped where the clusters' models are known
+    return replace(method if isinstance(stage, PrivateClusters) else method.plus(Bounded(clip)), stage=stage)
+
+
+def _stages(method: Method) -> tuple[Stage, ...]:
+    return method.stage.stages if isinstance(method.stage, Chain) else (method.stage,)
 
 
 def _noisy(method: Method, mean: PrivateMean) -> Stage:
     """The method's aggregation with a private mean in place of its plain one, which must be the first to see rows."""
-    first, *after = method.stage.stages if isinstance(method.stage, Chain) else (method.stage,)
+    first, *after = _stages(method)
+    if isinstance(first, ChosenClusters) and adds_up(first.stage) and not after:
+        if first.first == "groups":
+            raise RecipeError(
+                f"privacy: {method.name} begins with groups, which are made of what is in rows, so nobody knows how "
+                "much one client can move them; set method.first: noise"
+            )
+        return PrivateClusters(first.count, first.first, first.noise, mean, first.least)
     if not adds_up(first):
         does = {"row": "changes rows behind the clip", "mix": "weighs or mixes rows by what is in them"}
         why = does.get(first.traits.kind, "looks at the columns of all rows")

@@ -32,14 +32,15 @@ def similar_enough(similarity: Mapping[str, float], threshold: float) -> tuple[s
 
 
 def recent(similarity: Mapping[str, float], since: Mapping[str, int], rate: float) -> dict[str, float]:
-    """Similarities times 1 - exp(-rate t), t >= 1 being the rounds `since` a candidate was last chosen.
+    """Similarities s less |s| exp(-rate t), t >= 1 being the rounds `since` a candidate was last chosen.
 
     So those that were not chosen for long come in turn, and those that never were keep theirs (PFedDST: Fan et al.,
-    2025, whose score is this factor times one of losses and of the similarity of tasks).
+    2025, whose score is the factor 1 - exp(-rate t) times one of losses and of the similarity of tasks, which is not
+    negative; one that is, as from losses below 0, gets smaller too).
     """
     if not rate > 0:
         raise ValueError(f"rate: expected a number above 0, found {rate}")
-    return {name: s * -math.expm1(-rate * since[name]) if name in since else s for name, s in similarity.items()}
+    return {name: s - abs(s) * math.exp(-rate * since[name]) if name in since else s for name, s in similarity.items()}
 
 
 def _best(similarity: Mapping[str, float]) -> tuple[str, ...]:

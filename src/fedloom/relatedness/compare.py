@@ -66,16 +66,18 @@ def pair_ranks(R: Any) -> Array:
     """T x T, symmetric: the ranks of the pairs of tasks, shifted and scaled to mean 0 and norm 1 over the pairs.
 
     The sum over pairs of the product of two such matrices is Spearman's correlation, for any order of the tasks too.
-    All nan where a pair is, or where all pairs are alike.
+    A pair that is nan stays so, and is left out of the ranks; all are nan where all pairs are alike.
     """
     M = symmetrised(R)
     above = np.triu_indices(len(M), 1)
-    found = np.full(M.shape, np.nan)
-    if math.isnan(_correlation(M[above], M[above])):
+    pairs, found = M[above], np.full(M.shape, np.nan)
+    known = ~np.isnan(pairs)
+    if math.isnan(_correlation(pairs[known], pairs[known])):
         return found
-    ranks = _ranks(M[above])
+    ranks = _ranks(pairs[known])
     ranks -= ranks.mean()
-    found[above] = found.T[above] = ranks / np.linalg.norm(ranks)
+    pairs[known] = ranks / np.linalg.norm(ranks)
+    found[above] = found.T[above] = pairs
     return found
 
 

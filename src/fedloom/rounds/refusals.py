@@ -5,7 +5,7 @@ Each raises RecipeError with the key to change.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -14,6 +14,7 @@ from fedloom.errors import RecipeError, nearest
 from fedloom.methods.method import AGES, Method
 from fedloom.models.multitask import MultiTask
 from fedloom.models.own import is_whole
+from fedloom.peers.graph import candidates
 from fedloom.recipes.schema import MethodSection, PeersSection, Recipe
 from fedloom.rounds.built import Built
 from fedloom.rounds.messages import nothing, rows_of
@@ -173,7 +174,14 @@ def unaware_of_presence(built: Built) -> None:
 def too_few_rows(built: Built) -> None:
     """Stages that never have enough rows in some group, whoever takes part."""
     method, federation = built.method, built.federation
-    if built.recipe.peers is not None or not built.whole:
+    if not built.whole:
+        return
+    if built.recipe.peers is not None:
+        asks = any(method.stage.too_few(1))
+        each = _heard(built.recipe, built.recipe.peers, sorted(federation.clients)) if asks else {}
+        for peer, heard in each.items():
+            for why in method.stage.too_few(heard + 1):
+                raise RecipeError(f"method: {method.name}: at peer {peer!r}, which hears at most {heard} others: {why}")
         return
     shared, rows = method.shared_part(built.layout), rows_of(method, federation, sorted(federation.trainers))
     ones = torch.ones(len(rows), dtype=torch.float64)
@@ -189,8 +197,17 @@ def too_few_rows(built: Built) -> None:
         present=torch.cat(present) if present else None,
         extra={"tasks": held},
     )
-    for why in method.stage.unfit(everyone):
+    for why in (*method.stage.too_few(len(rows)), *method.stage.unfit(everyone)):
         raise RecipeError(f"method: {method.name}: {why}")
+
+
+def _heard(recipe: Recipe, peers: PeersSection, names: Sequence[str]) -> dict[str, int]:
+    """How many others each peer hears at most in a round."""
+    section = peers.graph
+    graph = candidates(section.name, names, seed=recipe.seed, every=section.every, **section.params)
+    most = len(names) - 1 if peers.choose.top is None else peers.choose.top
+    # where graphs are drawn anew, any peer may be heard one day
+    return {peer: min(most, len(names) - 1 if section.every else len(graph.senders(peer))) for peer in names}
 
 
 def strangers(built: Built) -> None:
@@ -295,6 +312,13 @@ def unprotected(built: Built) -> None:
                 "runtime.flower.enough: where no more answers are waited for, one client more keeps another out, which "
                 "moves the sum by two updates, but one is accounted for; leave it out, or set privacy.trust: local"
             )
+    drawn = section.sampling == "poisson" and recipe.training.participation < 1
+    if drawn and method.stage.traits.hides and "base" in method.stage.traits.reads:
+        raise RecipeError(
+            f"privacy.sampling: poisson found, with training.participation {recipe.training.participation}, but "
+            f"{method.name} begins with what the first clients start from, so a round without any would show; expected "
+            "fixed, or all clients in each round"
+        )
     if built.deployed and recipe.runtime.checkpoint_every > 1:
         raise RecipeError(
             f"runtime.checkpoint_every: {recipe.runtime.checkpoint_every} found, but a private run that goes on after "

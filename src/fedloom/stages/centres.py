@@ -1,4 +1,4 @@
-"""Several models at the server; each client uses one of them (IFCA, RR-Cluster) or a mix (FedSoft)."""
+"""Several models at the server; each client uses one of them (IFCA, RR-Cluster) or a mix (FedSPD, FedSoft)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Broadcast, Ctx, State, generator
-from fedloom.core.foreign import Number
+from fedloom.core.foreign import Foreign, Number
 from fedloom.core.layout import Layout
 from fedloom.core.outline import Box
 from fedloom.core.updates import Updates
@@ -22,6 +22,8 @@ from fedloom.stages.mean import Mean, weighted_mean
 from fedloom.stages.stage import Identity, Stage, Traits
 
 First = Literal["groups", "noise"]
+Uses = int | list[float]
+"""What a client uses of several models: the number of one, or its shares of all."""
 
 
 def first_models(updates: Updates, update: Tensor, count: int, first: First, noise: float, ctx: Ctx) -> list[Tensor]:
@@ -60,6 +62,20 @@ def _names(count: int) -> set[str]:
     return {f"broadcast:cluster{j}" for j in range(count)}
 
 
+def _shares(count: int) -> dict[str, Foreign]:
+    return {f"share{j}": Number(0, 1) for j in range(count)}
+
+
+def _used(models: Sequence[Tensor], uses: Uses) -> Tensor | None:
+    """The model that a client uses (d); None where it names none of them."""
+    if isinstance(uses, int):
+        return models[uses] if uses < len(models) else None
+    mix = torch.zeros_like(models[0])
+    for share, model in zip(uses, models, strict=True):
+        mix.add_(model, alpha=share)
+    return mix
+
+
 def _to_all(models: Sequence[Tensor], clients: Sequence[str]) -> dict[str, Broadcast]:
     every = {f"cluster{j}": model for j, model in enumerate(models)}
     return {client: dict(every) for client in clients}
@@ -90,7 +106,8 @@ class ChosenClusters(Aggregation):
     The choice is the extra "cluster". The first round has one model for all, with `stage`; then the models part (see
     `first_models`). From then on `stage` gets each row relative to its chosen model. All members of a cluster get its
     model, absent ones too; a model that no client chose stays as it is. With `least` rows also move models that their
-    clients did not choose, so that each is moved by at least so many (see `rebalanced`).
+    clients did not choose, so that each is moved by at least so many (see `rebalanced`). With `mixed` a client gets the
+    mix of all models by its shares, the extras "shareS", in place of the one that it chose (FedSPD).
     """
 
     count: int = 2
@@ -98,6 +115,7 @@ class ChosenClusters(Aggregation):
     noise: float = 1.0
     stage: Stage = Mean()
     least: int = 0
+    mixed: bool = False
 
     def __post_init__(self) -> None:
         _check(self.count, self.first, self.noise)
@@ -108,16 +126,21 @@ class ChosenClusters(Aggregation):
     @cached_property
     def traits(self) -> Traits:
         inner = Traits.around(self.inner)
-        reads = inner.reads | {"base", "extra:cluster"}
-        extras = {**inner.extras, "cluster": Number(-1, self.count - 1, whole=True)}
+        own: dict[str, Foreign] = {"cluster": Number(-1, self.count - 1, whole=True)}
+        if self.mixed:
+            own |= _shares(self.count)
+        reads = inner.reads | {"base"} | {f"extra:{name}" for name in own}
+        extras = {**inner.extras, **own}
         made = Traits("matrix", reads, wants=inner.wants, presence="coupled", extras=extras)
-        return replace(made, broadcasts=_names(self.count), numbers=self.first == "groups")
+        return replace(
+            made, broadcasts=_names(self.count), numbers=self.first == "groups", hides=self.stage.traits.hides
+        )
 
-    def unfit(self, rows: Updates | None) -> Iterator[str]:
-        """Too few clients for the clusters' least sizes."""
-        if rows is not None and len(rows) < self.count * self.least:
-            yield f"{self.count} clusters of at least {self.least} clients need as many, but there are {len(rows)}"
-        yield from super().unfit(rows)
+    def too_few(self, rows: int) -> Iterator[str]:
+        """Fewer clients than the clusters' least sizes ask for."""
+        if rows < self.count * self.least:
+            yield f"{self.count} clusters of at least {self.least} clients need as many, but there are {rows}"
+        yield from super().too_few(rows)
 
     def init(self, layout: Layout) -> State:
         """No models yet."""
@@ -127,32 +150,43 @@ class ChosenClusters(Aggregation):
         """All models; nothing before there are any."""
         return _to_all(state["models"], clients)
 
+    def movers(self, clients: Sequence[str], chosen: Sequence[int], ctx: Ctx) -> Sequence[tuple[list[int], Stage]]:
+        """For each model the positions of the rows that move it, and the stage that combines them."""
+        counted = rebalanced(chosen, self.count, self.least, ctx.rng("rebalanced")) if self.least else chosen
+        return [([i for i, mine in enumerate(counted) if mine == j], self.stage) for j in range(self.count)]
+
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        if not len(updates):
+        if not len(updates) and not self.stage.traits.hides:
             return updates.reduced(updates.X.new_zeros(updates.layout.d)), state
         if not state["models"]:
             out, inner = self.stage(updates, state["stages"][0], ctx)
-            models = first_models(updates, out.X[0], self.count, self.first, self.noise, ctx)
+            some = len(updates) > 0  # else nobody says where all start from
+            models = first_models(updates, out.X[0], self.count, self.first, self.noise, ctx) if some else []
             return out, {"models": models, "members": {}, "stages": [inner] * self.count}
         base = torch.zeros_like(updates.X) if updates.base is None else updates.base
         clients = [client for client, _ in updates.rows]
         # one that says that it had no models, -1, counts to the first; one that names no cluster counts to none
-        chosen = [max(int(j), 0) for j in updates.extra["cluster"]]
-        members = dict(sorted({**state["members"], **dict(zip(clients, chosen, strict=True))}.items()))
-        models, stages = list(state["models"]), list(state["stages"])
-        moves: dict[str, Tensor] = {}
-        counts = rebalanced(chosen, self.count, self.least, ctx.rng("rebalanced")) if self.least else chosen
-        for j in range(self.count):
-            here = [i for i, mine in enumerate(counts) if mine == j]
-            if not here:
+        chosen = [max(int(j), 0) for j in updates.extra["cluster"]] if clients else []
+        uses: list[Uses] = list(chosen)
+        if self.mixed:
+            uses = [[float(updates.extra[f"share{j}"][i]) for j in range(self.count)] for i in range(len(clients))]
+        members = dict(sorted({**state["members"], **dict(zip(clients, uses, strict=True))}.items()))
+        before, models, stages = state["models"], list(state["models"]), list(state["stages"])
+        for j, (here, stage) in enumerate(self.movers(clients, chosen, ctx)):
+            if not here and not stage.traits.hides:
                 continue
             rows = updates.keep(here)
-            apart = torch.stack([base[i] - state["models"][chosen[i]] for i in here])
-            out, stages[j] = self.stage(rows.replace(X=rows.X + apart), stages[j], ctx)
+            if here:
+                apart = torch.stack([base[i] - before[chosen[i]] for i in here])
+                rows = rows.replace(X=rows.X + apart)
+            out, stages[j] = stage(rows, stages[j], ctx)
             models[j] = models[j] + out.X[0]
-            moves |= {client: out.X[0] for client, mine in members.items() if mine == j}
-        own = enumerate(zip(clients, chosen, strict=True))
-        moves |= {client: models[j] - base[i] for i, (client, j) in own if j < self.count}
+        starts = {client: base[i] for i, client in enumerate(clients)}
+        moves: dict[str, Tensor] = {}
+        for client, mine in members.items():
+            now, then = _used(models, mine), starts[client] if client in starts else _used(before, mine)
+            if now is not None and then is not None and now is not then:
+                moves[client] = now - then
         return for_members(updates, moves), {"models": models, "members": members, "stages": stages}
 
     @property
@@ -181,7 +215,7 @@ class SoftClusters(Identity):
 
     @cached_property
     def traits(self) -> Traits:
-        extras = {f"share{j}": Number(0, 1) for j in range(self.count)}
+        extras = _shares(self.count)
         reads = {"X", "base", "weight"}.union(f"extra:{name}" for name in extras)
         made = Traits("matrix", reads, writes=set(), presence="coupled", extras=extras)
         return replace(made, broadcasts=_names(self.count), numbers=self.first == "groups")

@@ -98,7 +98,8 @@ def for_members(updates: Updates, moves: Mapping[str, Tensor]) -> Updates:
     n = dict(zip((client for client, _ in updates.rows), updates.n.tolist(), strict=True))
     sizes = torch.tensor([n.get(client, 0.0) for client in sorted(moves)], dtype=torch.float64)
     rows = tuple((client, None) for client in sorted(moves))
-    return Updates(updates.layout, rows, torch.stack([moves[client] for client in sorted(moves)]), sizes, sizes)
+    X = torch.stack([moves[client] for client in sorted(moves)]) if moves else updates.X[:0]
+    return Updates(updates.layout, rows, X, sizes, sizes)
 
 
 @dataclass(frozen=True)

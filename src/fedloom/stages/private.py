@@ -6,13 +6,17 @@ is counted in `fedloom.rounds.privacy`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from fedloom.core.context import Ctx, State
 from fedloom.core.updates import Updates
+from fedloom.stages.centres import ChosenClusters
 from fedloom.stages.mean import block_groups
 from fedloom.stages.stage import Stage, Traits
 
@@ -59,13 +63,15 @@ class PrivateMean(Stage):
 
     N_i is the number of all clients that may have coordinate i, `share` the part of them that is expected in a round:
     the divisor does not depend on who came, or it would tell. One client moves the sum by at most `clip`, whatever it
-    sends. `cap` is the weight from which a row counts fully. Acts in rounds without any row too.
+    sends. `cap` is the weight from which a row counts fully. Acts in rounds without any row too. Means of one round
+    draw noise of their own by `number`.
     """
 
     clip: float
     noise: float
     share: float = 1.0
     cap: float = 1.0
+    number: int | None = None
     traits = Traits("mix", reads={"X", "weight"}, reduces=True, hides=True, presence="row")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
@@ -73,8 +79,55 @@ class PrivateMean(Stage):
         w = bounded(updates, self.clip) * (updates.weight / self.cap).clamp(max=1)
         groups = block_groups(layout, updates.present, None)
         out = updates.summed([(a, b, w if members is None else w * members) for a, b, members in groups])
-        out += self.noise * self.clip * torch.randn(layout.d, generator=ctx.hidden("noise")).to(out)
+        purpose = ("noise",) if self.number is None else ("noise", self.number)
+        out += self.noise * self.clip * torch.randn(layout.d, generator=ctx.hidden(*purpose)).to(out)
         for block, s in zip(layout.blocks, layout.slices, strict=True):
             task = None if updates.present is None else block.task
             out[s] /= self.share * ctx.trainers(task, max(len(updates), 1))
         return updates.reduced(out), state
+
+
+SIZES = 0.1
+"""The part of a round's privacy that sizes of clusters take: noise z is worth 1/z^2, and such parts add up."""
+
+
+@dataclass(frozen=True)
+class PrivateClusters(ChosenClusters):
+    """`ChosenClusters` whose models are moved by private means, of at least `least` clients by what is known of sizes.
+
+    s_j = #{k: j_k = j} + z / sqrt(0.1) g_j;  u_j = (sum_k counted in j of clipped rows + z / sqrt(0.9) clip g) / m_j.
+
+    A client counts in one size and one sum, by at most 1 and `clip`, so both together cost what one `PrivateMean` of
+    noise z costs (composition in Gaussian differential privacy: Dong, Roth, Su, JRSS B 2022). Where s_j < `least`,
+    clients of clusters with more are lent, each by a draw of its own whose probability follows from the sizes alone: a
+    client more or less moves no other one. m_j is the size that is then expected, at least `least`: the least size
+    holds for the divisor, and in the mean for the clients. Rows are clipped here, relative to the model that their
+    client chose.
+    """
+
+    stage: PrivateMean = PrivateMean(1.0, 1.0)
+
+    @cached_property
+    def traits(self) -> Traits:
+        return replace(super().traits, least=max(self.least, 1))
+
+    def movers(self, clients: Sequence[str], chosen: Sequence[int], ctx: Ctx) -> Sequence[tuple[list[int], Stage]]:
+        """For each model the rows that move it, and a private mean of its own."""
+        least, z = self.traits.least, self.stage.noise
+        drawn = torch.randn(self.count, generator=ctx.hidden("sizes"), dtype=torch.float64)
+        found = torch.bincount(torch.tensor([j for j in chosen if j < self.count]).long(), minlength=self.count)
+        sizes = (found + z / math.sqrt(SIZES) * drawn).clamp(min=0)
+        lack, spare = (least - sizes).clamp(min=0), (sizes - least).clamp(min=0)
+        lent = spare * min(1.0, float(lack.sum() / spare.sum().clamp(min=1e-9)))
+        got = lack * float(lent.sum() / lack.sum().clamp(min=1e-9))
+        counted = list(chosen)
+        for i, (client, j) in enumerate(zip(clients, chosen, strict=True)):
+            goes, where = torch.rand(2, generator=ctx.hidden("lent", client), dtype=torch.float64).tolist()
+            if j < self.count and goes * float(sizes[j]) < float(lent[j]):
+                counted[i] = int((got.cumsum(0) <= where * float(got.sum())).sum())
+        expected = (sizes - lent + got).clamp(min=least) / ctx.trainers(None, max(len(clients), 1))
+        own = replace(self.stage, noise=z / math.sqrt(1 - SIZES))
+        return [
+            ([i for i, mine in enumerate(counted) if mine == j], replace(own, share=float(expected[j]), number=j))
+            for j in range(self.count)
+        ]

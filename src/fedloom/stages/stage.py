@@ -45,6 +45,8 @@ class Traits:
     """Whether what it does depends on how many rounds the run will have."""
     hides: bool = False
     """Whether what comes out must not tell which rows came: it acts without any, and on blocks that no row has."""
+    least: int = 0
+    """With `hides`: the fewest rows that a result may be a mean of; 0: all that are expected."""
     numbers: bool = False
     """Whether it groups the rows of a round and the groups' numbers travel, so that all peers must find the same."""
     separable: bool = False
@@ -115,6 +117,11 @@ class Stage:
         """Why it could not work, in sentences: of the rows of all clients, without values; None at a peer."""
         for stage in self.inner:
             yield from stage.unfit(rows)
+
+    def too_few(self, rows: int) -> Iterator[str]:
+        """Why it could not work with so many rows at most, wherever it runs, in sentences."""
+        for stage in self.inner:
+            yield from stage.too_few(rows)
 
     def init(self, layout: Layout) -> State:
         """State before the first round."""

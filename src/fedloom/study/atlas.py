@@ -111,39 +111,64 @@ class Atlas(Sheeted):
         """T x T: what a row's task gains from the column's, mean over seeds; nan in the diagonal."""
         made = np.full((len(self.tasks),) * 2, math.nan)
         for (task, other), by_seed in self.changes.items():
-            made[self.tasks.index(task), self.tasks.index(other)] = fmean(by_seed[seed] for seed in seeds)
+            change = fmean(by_seed.get(seed, math.nan) for seed in seeds)
+            made[self.tasks.index(task), self.tasks.index(other)] = change
         return made
 
     def early(self, seed: int, layers: str | None = None, span: tuple[float, float] = (0.0, EARLY)) -> Matrix:
         """T x T: mean cosine over these layers (all, each group alike) and this part of the rounds."""
         low, high = (share * self.rounds for share in span)
         groups = self.cosines[seed] if layers is None else {layers: self.cosines[seed][layers]}
-        parts = [M for by in groups.values() for r, M in by.items() if low < r <= max(high, 1)]
-        if not parts:
+        parts = [[M for r, M in by.items() if low < r <= max(high, 1)] for by in groups.values()]
+        if not all(parts):
             return np.full((len(self.tasks),) * 2, math.nan)
-        return np.asarray(np.mean(parts, 0))
+        with np.errstate(invalid="ignore"):  # of a pair without any cosine
+            return np.asarray(np.mean([np.nansum(each, 0) / (~np.isnan(each)).sum(0) for each in parts], 0))
+
+    def _unknown(self, layers: str | None = None, span: tuple[float, float] = (0.0, EARLY)) -> Any:
+        """T x T, bool: pairs without a change, or such a cosine, that is a number at every seed."""
+        apart = sum(self.early(seed, layers, span) + self.gains([seed]) for seed in self.seeds)
+        return np.isnan(apart + np.transpose(apart))
+
+    @cached_property
+    def left_out(self) -> tuple[str, ...]:
+        """Pairs of tasks of which nobody knows what early cosines foretell."""
+        unknown = self._unknown()
+        named = itertools.combinations(enumerate(self.tasks), 2)
+        return tuple(f"{a} and {b}" for (i, a), (j, b) in named if unknown[i, j])
 
     @cached_property
     def effects(self) -> dict[Pair, tuple[Paired, float]]:
-        """(task, with which other) -> its change over seeds, and p after Holm's correction over all pairs."""
-        found = {pair: against_zero(list(by_seed.values())) for pair, by_seed in self.changes.items()}
+        """(task, with which other) -> its change over seeds, and p after Holm's correction over all pairs.
+
+        A pair with a change that is no number is not among them.
+        """
+        known = {pair: list(by.values()) for pair, by in self.changes.items() if all(map(math.isfinite, by.values()))}
+        found = {pair: against_zero(changes) for pair, changes in known.items()}
         ps = holm([1.0 if of.is_constant else of.p for of in found.values()])
         return {pair: (of, p) for (pair, of), p in zip(found.items(), ps, strict=True)}
 
     def foretold(self, layers: str | None = None, span: tuple[float, float] = (0.0, EARLY)) -> tuple[float, float]:
         """(Spearman's correlation of cosines with gains, p): cosines of one seed, gains of all others, mean over seeds.
 
-        Over pairs of tasks, whose two gains are averaged. p is one-sided (a larger cosine, a larger gain), from orders
-        of the tasks of the cosines, under which nothing is foretold (Mantel, 1967).
+        Over pairs of tasks, whose two gains are averaged; those of which something is unknown are left out. p is
+        one-sided (a larger cosine, a larger gain), from orders of the tasks of the cosines, under which nothing is
+        foretold (Mantel, 1967).
         """
         T = len(self.tasks)
         first, second = np.triu_indices(T, 1)
-        cosines = np.stack([pair_ranks(self.early(seed, layers, span)) for seed in self.seeds])
-        gains = np.stack([pair_ranks(self.gains([one for one in self.seeds if one != s])) for s in self.seeds])
+        out = np.where(self._unknown(layers, span), math.nan, 0.0)
+        cosines = np.stack([pair_ranks(self.early(seed, layers, span) + out) for seed in self.seeds])
+        gains = np.stack([pair_ranks(self.gains([one for one in self.seeds if one != s]) + out) for s in self.seeds])
 
         def correlation(order: Sequence[int]) -> float:
             at = np.asarray(order)
-            return float((cosines[:, at[first], at[second]] * gains[:, first, second]).sum() / len(self.seeds))
+            both = np.stack([cosines[:, at[first], at[second]], gains[:, first, second]])
+            known = ~np.isnan(both).any(0)
+            means = np.where(known, both, 0.0).sum(-1, keepdims=True) / np.maximum(known.sum(-1, keepdims=True), 1)
+            both = np.where(known, both - means, 0.0)
+            size = np.sqrt(np.square(both).sum(-1).prod(0))
+            return float(np.mean(both.prod(0).sum(-1) / np.where(size > 0, size, math.nan)))
 
         every = math.factorial(T) <= SHUFFLES
         rng = np.random.default_rng(0)
@@ -153,9 +178,14 @@ class Atlas(Sheeted):
         found = correlation(range(T))
         if math.isnan(found):
             return math.nan, math.nan
-        others = [correlation(order) for order in orders]
+        others = [value for order in orders if not math.isnan(value := correlation(order))]
         above = sum(value >= found - 1e-12 for value in others)
         return found, above / len(others) if every else (above + 1) / (len(others) + 1)
+
+    @cached_property
+    def overall(self) -> tuple[float, float]:
+        """What early cosines of all layers foretell; see `foretold`."""
+        return self.foretold()
 
     def sheet(self) -> Sheet:
         """A line for each task and other task."""
@@ -180,7 +210,7 @@ class Atlas(Sheeted):
     def notes(self) -> tuple[str, ...]:
         """What was measured, and whether early cosines tell."""
         together = "; ".join(f"{t} {fmean(by.values()):+.2f} %" for t, by in self.everyone.items())
-        value, p = self.foretold()
+        value, p = self.overall
         found = "nothing to correlate" if math.isnan(value) else f"Spearman {value:+.2f}, p {p_text(p)} ({_verdict(p)})"
         parts = []
         spans = {"first fifth": (0.0, 0.2), "middle": (0.2, 0.8), "last fifth": (0.8, 1.0)}
@@ -195,6 +225,10 @@ class Atlas(Sheeted):
             f"Do early cosines tell? Cosines of updates in the first {EARLY:.0%} of the rounds of one seed, while all "
             f"tasks train one encoder, against gains of the other seeds: {found}, by permutation of tasks.",
             f"By layers and rounds, after Holm's correction over {len(known)}: {'; '.join(parts)}.",
+            *(
+                [f"Left out of this, for want of a number at every seed: {'; '.join(self.left_out)}."]
+                * bool(self.left_out)
+            ),
         )
 
     @property
@@ -318,7 +352,7 @@ def draw(atlas: Atlas, out: Path) -> None:
     for axes in page.axes:
         axes.tick_params(labelsize=7)
         axes.yaxis.label.set_size(8)
-    value, p = atlas.foretold()
+    value, p = atlas.overall
     tell.set_xlabel(f"cosine in the first {EARLY:.0%} of the rounds", fontsize=8)
     tell.set_ylabel("gain of a pair, %", fontsize=8)
     tell.set_title(f"does it tell? Spearman {value:+.2f}, p {p_text(p)}", fontsize=8)

@@ -328,15 +328,19 @@ def state_of(cell: Cell, recipe: Recipe, grid_folder: Path) -> Literal["new", "i
     folder = cell.folder(grid_folder)
     if not (folder / "recipe.yaml").is_file():
         return "new"
-    before = load(folder / "recipe.yaml")
-    if recipe_hash(before) != recipe_hash(recipe):
-        old, new = before.model_dump(mode="json"), recipe.model_dump(mode="json")
-        keys = sorted(differs("", old, new)) or ["the order of method.add"]
-        raise StateError(
-            f"{cell}: {folder} was run with another recipe; they differ in {', '.join(keys)}. "
-            "Choose another folder with --out, or delete this one"
-        )
+    same(f"{cell}: {folder} was run", load(folder / "recipe.yaml"), recipe)
     return "finished" if is_over(folder) else "interrupted"
+
+
+def same(what: str, before: Recipe, now: Recipe) -> None:
+    """Raise StateError where `what`, '... was run', was with a recipe of other results, with the keys that differ."""
+    if recipe_hash(before) == recipe_hash(now):
+        return
+    keys = sorted(differs("", before.model_dump(mode="json"), now.model_dump(mode="json")))
+    raise StateError(
+        f"{what} with another recipe; they differ in {', '.join(keys or ['the order of method.add'])}. "
+        "Choose another folder with --out, or delete this one"
+    )
 
 
 def is_over(folder: Path) -> bool:

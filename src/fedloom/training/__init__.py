@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedloom.maths.prototypes import relaxed_contrast as relaxed_contrast
     from fedloom.training.averages import LabelMeans as LabelMeans
     from fedloom.training.clusters import BestCluster as BestCluster
+    from fedloom.training.clusters import DrawnCluster as DrawnCluster
     from fedloom.training.clusters import SoftAnchors as SoftAnchors
     from fedloom.training.config import Optimizer as Optimizer
     from fedloom.training.config import Schedule as Schedule

@@ -1,4 +1,5 @@
-"""Local rules of clients that receive several models: take the best (IFCA), be drawn to all of them (FedSoft)."""
+"""Local rules of clients that receive several models: take the best (IFCA), one at random (FedSPD), be drawn to all of
+them (FedSoft)."""
 
 from __future__ import annotations
 
@@ -55,6 +56,44 @@ class BestCluster(LocalRule):
     def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
         """The choice; nothing is kept."""
         return {}, {"cluster": float(state["cluster"])}
+
+
+@dataclass(frozen=True)
+class DrawnCluster(LocalRule):
+    """Trains one broadcast model, another one in each round, on the examples that it fits best of all models (FedSPD).
+
+    Drawn are, alike, those that fit at least `least` of the client's training examples best, or else the one that fits
+    most. Sends its number, and the share of the examples that each model fits best. Without models it trains on all
+    examples and sends -1, with equal shares.
+    """
+
+    count: int = 2
+    least: int = 10
+
+    @property
+    def needs(self) -> Fields:
+        return frozenset(f"broadcast:cluster{j}" for j in range(self.count))
+
+    @property
+    def provides(self) -> Fields:
+        return frozenset({"extra:cluster"}.union(f"extra:share{j}" for j in range(self.count)))
+
+    def begin(self, view: View, state: State) -> State:
+        """Tell the examples apart, draw a model, and start from it."""
+        if "cluster0" not in view.broadcast:
+            return {"cluster": -1, "shares": [1 / self.count] * self.count}
+        best = cluster_losses(view, self.count).argmin(dim=0)
+        won = torch.bincount(best, minlength=self.count)
+        fit = (won >= self.least).nonzero().flatten().tolist() or [int(won.argmax())]
+        j = fit[int(torch.randint(len(fit), ()))]  # local training has its own stream of random numbers
+        take(view, j)
+        view.chosen = (best == j).nonzero().flatten()
+        return {"cluster": j, "shares": (won.double() / max(len(best), 1)).tolist()}
+
+    def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
+        """The number and the shares; nothing is kept."""
+        shares = {f"share{j}": share for j, share in enumerate(state["shares"])}
+        return {}, {"cluster": float(state["cluster"]), **shares}
 
 
 @dataclass(frozen=True)

@@ -162,11 +162,7 @@ def _train(
     model: FlatModel, work: Work, training: Training, ctx: Ctx, added: Additions, memory: Mapping[str, State]
 ) -> LocalResult:
     names, rules = tuple(work.tasks), added.rules
-    size = training.steps or training.local_epochs * passes(
-        [len(group) for group in work.groups or (work.index,)], training, model.has_batch_norm
-    )
     trained = model.trained(names)
-    turns = _turns(model, trained, training, added.phases, size, memory.get("optimizer") or {})
     received = model.vector.clone() if added.received is None else added.received
     view = View(
         model.params,
@@ -186,6 +182,14 @@ def _train(
     )
     states = memory.get("rules") or {str(i): rule.init(view.base) for i, rule in enumerate(rules)}
     states = {str(i): rule.begin(view, states[str(i)]) for i, rule in enumerate(rules)}
+    index, groups = work.index, work.groups
+    if view.chosen is not None:
+        index = index[view.chosen]
+        groups = tuple(part for group in groups if len(part := group[torch.isin(group, index)]))
+    size = training.steps or training.local_epochs * passes(
+        [len(group) for group in groups or (index,)], training, model.has_batch_norm
+    )
+    turns = _turns(model, trained, training, added.phases, size, memory.get("optimizer") or {})
     active = [model.grad[s] for s in view.trained]
     half = torch.autocast(model.device.type, torch.bfloat16) if training.precision == "bf16" else None
     sums: dict[str, Tensor] = {}
@@ -193,9 +197,7 @@ def _train(
     result = LocalResult()
     loaded: Iterator[tuple[int, Tensor, tuple[Tensor, dict[str, Tensor]]]] = (
         (epoch, batch, work.examples.batch(batch, model.device, ctx.rng("augment", work.who, number), names))
-        for number, (epoch, batch) in enumerate(
-            batches(work.index, training, ctx, work.who, model.has_batch_norm, work.groups)
-        )
+        for number, (epoch, batch) in enumerate(batches(index, training, ctx, work.who, model.has_batch_norm, groups))
     )
     stream = Clocked(ahead(loaded) if work.examples.prefetch else loaded)
     repeat = max((rule.repeat for rule in rules), default=1)

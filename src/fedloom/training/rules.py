@@ -39,6 +39,8 @@ class View:
     validate  task -> mean loss of the current model on the client's validation data
     losses    the loss of each of the client's training examples (n) under the current model
     labels    the labels of the client's training examples, as they are measured and batch by batch
+    chosen    positions, in the order of `losses`, of the examples to train on in this round, which a rule's `begin` may
+              set; None: all
     """
 
     params: Tensor
@@ -59,6 +61,7 @@ class View:
     validate: Callable[[], Mapping[str, float]] | None = None
     losses: Callable[[], Tensor] | None = None
     labels: Callable[[], Iterable[Mapping[str, Tensor]]] | None = None
+    chosen: Tensor | None = None
 
 
 class LocalRule:
