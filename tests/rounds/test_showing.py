@@ -171,7 +171,8 @@ def answers(folder: Path, name: str) -> dict[tuple[str, int], bytes]:
 def test_the_answers_of_earlier_rounds_stay(scenes: Path, tmp_path: Path) -> None:
     folder = fedloom.run(load("dfmtl-scenes", (*SCENES, "training.rounds=2")), tmp_path / "run").folder
     indices = [name for name in files(folder) if name.endswith(".json")]
-    assert indices == [showing.CONFUSION, showing.INDEX, "round-1.json"]
+    assert indices == [showing.CONFUSION, showing.INDEX, "round-1.json", "round-2.json"]
+    assert answers(folder, "round-2.json") == answers(folder, showing.INDEX)  # kept too, for the run may go on
     assert answers(folder, "round-1.json") == answers(scenes, showing.INDEX)  # whose only round it is
     assert answers(folder, "round-1.json") != answers(folder, showing.INDEX)
 

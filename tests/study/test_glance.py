@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from cProfile import Profile
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
@@ -20,6 +21,7 @@ from fedloom.study.report.page import Sheet, part
 from fedloom.study.report.predictions import ConfusionViews
 from fedloom.study.report.scores import Curves
 from fedloom.study.tables.compare import Estimate
+from fedloom.study.watch import now
 from report_support import NASTY, Page
 
 NAMES = ("a", "b", "c", "d")
@@ -134,6 +136,34 @@ def test_neither_a_folder_of_other_bytes_nor_numbers_without_end_keep_a_page_awa
     text = write(folder).read_text("utf-8")
     assert "3 of 4 clients are ahead of local" in text
     assert "alone?" in text
+
+
+def test_numbers_that_no_mean_takes_keep_no_page_away(tmp_path: Path) -> None:
+    """Infinities of both signs have no sum, the largest numbers none that a float holds, and null is not known."""
+    values = (math.inf, -math.inf, 1.7e308, 1.7e308)
+    run(tmp_path / "alone", dict(zip(NAMES, reversed(values), strict=True)), "local")
+    folder = run(tmp_path / "run", dict(zip(NAMES, values, strict=True)))
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for line in lines:
+        line["seconds"] = {"training": math.inf, "evaluation": -math.inf}
+        line["records"] = [{"kind": "hyper-weights", "part": "encoder", "weights": {"a": None, "b": 0.5}}]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "weight as used" in write(folder).read_text("utf-8")
+    assert math.isnan(now(folder).seconds or 0)
+
+
+def test_work_for_a_page_grows_no_faster_than_its_clients(tmp_path: Path) -> None:
+    """Counted in calls, not in seconds: of twice the clients, the first screen may take twice as many and a little."""
+    calls = []
+    for clients in (40, 80):
+        names = [f"c{i}" for i in range(clients)]
+        home = tmp_path / str(clients)
+        run(home / "alone", {name: 0.4 + i / 1e3 for i, name in enumerate(names)}, "local")
+        found = collect(run(home / "run", {name: 0.5 + i / 2e3 for i, name in enumerate(names)}))
+        with Profile() as counted:
+            glance.of_run(found)
+        calls.append(sum(entry.callcount for entry in counted.getstats()))
+    assert calls[1] < 2.2 * calls[0]
 
 
 def test_without_a_base_that_counts_others_can_be_chosen(tmp_path: Path) -> None:

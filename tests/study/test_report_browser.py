@@ -236,7 +236,34 @@ def test_the_first_screen_needs_no_scrolling_and_agrees_with_the_files(browser: 
     )
     shown = [changes[row.split(":")[0]] for row in rows]
     assert shown == pytest.approx(sorted(changes.values(), reverse=True))
-    assert "training loss" in said
+    losses = losses_of(runs["domains"])
+    falls = np.polyfit(range(len(losses)), losses, 1)[0] / np.mean(losses) < -0.0005
+    assert ("still falls" in said) == falls
+    shares = shares_in_conflict(runs["domains"])
+    worst = max(shares, key=lambda layers: shares[layers])
+    assert worst.removeprefix("encoder.") in said
+    assert f"{100 * shares[worst]:.0f} % of the pairs of updates pull against each other" in said.replace("\u00a0", " ")
+    show(browser, write(runs["domains"], base=runs["local"]), PHONE)
+    words = browser.find_element("css selector", ".held:not([hidden]) .words")
+    assert words.rect["y"] + words.rect["height"] < PHONE[1], "a phone's first screen has all four answers in words"
+
+
+def losses_of(folder: Path) -> list[float]:
+    """The mean training loss of each of the last ten rounds, over the clients of the only task."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+    return [float(np.mean([e["loss"] for e in line["train"]])) for line in lines if line.get("train")][-10:]
+
+
+def shares_in_conflict(folder: Path) -> dict[str, float]:
+    """Layers of the encoder or a decoder -> the share of pairs of updates with a cosine below 0, mean over rounds."""
+    found: dict[str, list[float]] = {}
+    for line in (folder / "diagnostics.jsonl").read_text("utf-8").splitlines():
+        for group in (group for look in json.loads(line)["diagnostics"] for group in look["groups"]):
+            known = [v for v in group["cosine"] if v is not None]
+            if known:
+                of = group["layers"] or group["part"]
+                found.setdefault(of, []).append(float(np.mean([v < 0 for v in known])))
+    return {layers: float(np.mean(of)) for layers, of in found.items()}
 
 
 def test_a_base_is_chosen_by_keyboard_and_all_that_depends_on_it_changes(browser: Any, runs: dict[str, Path]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import struct
 import zlib
@@ -13,7 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from fedloom.cli.app import app
+from fedloom.data.canvas import CELL, GAP
+from fedloom.errors import StateError, UserError
+from fedloom.experiments.over_rounds import over_rounds
 from fedloom.runs.reader import index_of
 from fedloom.study.grid import Cell
 from fedloom.study.report import collect, predictions, write
@@ -152,6 +158,29 @@ def test_the_same_images_over_the_rounds(tmp_path: Path) -> None:
     assert "round-x.json is not used, for it is damaged" in page.text
 
 
+def test_the_same_images_over_the_rounds_as_one_picture(tmp_path: Path) -> None:
+    image = pytest.importorskip("PIL.Image")
+    run, out = run_of(tmp_path), tmp_path / "out.png"
+    home = keep(run)
+    asked = ["picture", str(run), "--over-rounds", "--count", "1", "--out", str(out)]
+    for more in ([], [str(run)]):
+        told = CliRunner().invoke(app, [*asked, *more])
+        assert isinstance(told.exception, UserError)
+        assert ("expected one run" if more else "expected answers of several rounds") in str(told.exception)
+    index = json.loads((home / predictions.INDEX).read_text())
+    put(run, predictions.INDEX, index | {"round": 2})
+    (home / "then.png").write_bytes(png(99))
+    put(run, index_of(1), json.loads(json.dumps(index).replace("answer.png", "then.png")))
+    assert CliRunner().invoke(app, asked).exit_code == 0
+    with image.open(out) as drawn:
+        across = [drawn.getpixel((GAP + at * (CELL + GAP) + 9, 90)) for at in range(4)]
+        assert drawn.width == GAP + 4 * (CELL + GAP)
+    assert across == [(red, 0, 0) for red in (0, 1, 99, 2)]  # input, truth, after round 1, after round 2
+    (home / "then.png").write_bytes(png(99)[:40])
+    with pytest.raises(StateError, match="absent or damaged"):
+        over_rounds(run)
+
+
 def test_a_run_without_predictions_has_no_such_section(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     assert run_report(run).predictions == predictions.Predictions()
@@ -208,6 +237,24 @@ def test_what_is_no_picture_or_too_large_is_not_embedded(tmp_path: Path, monkeyp
     page = page_of(run)
     assert page.found == []
     assert "3 pictures are absent, damaged or too large" in page.text
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes here")
+def test_a_pipe_among_the_pictures_is_named_and_not_waited_for(tmp_path: Path) -> None:
+    run = run_of(tmp_path)
+    home = keep(run, tasks=("semseg",), examples=1)
+    info = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**info, "status": "running"}))  # its checkpoint's head is read
+    for file in (home / "truth.png", home / predictions.CONFUSION, run / "partition.json", run / "state.json"):
+        file.unlink(missing_ok=True)
+        os.mkfifo(file)
+    found = run_report(run).predictions
+    assert found.notes == (
+        "confusion.json is not opened, for it is no regular file.",
+        "truth.png is not opened, for it is no regular file.",
+        "1 picture is absent, damaged or too large.",
+    )
+    assert found.examples[0].rows[0] == ("truth", (None,))
 
 
 @pytest.mark.parametrize("name", [predictions.INDEX, predictions.CONFUSION])

@@ -196,13 +196,20 @@ def picture(
     ],
     out: Annotated[Path, shared.out_option("The picture to write.", metavar="FILE.png", dir_okay=False)],
     count: Annotated[int, typer.Option(min=1, help="How many test examples.")] = 4,
+    rounds: Annotated[
+        bool, typer.Option("--over-rounds", help="One run's answers to the same images after some of its rounds.")
+    ] = False,
 ) -> None:
     """Draw input, truth and prediction of every dense task; with several runs, a column for each run's prediction."""
     from fedloom.data.canvas import save
+    from fedloom.experiments.over_rounds import over_rounds
     from fedloom.export.picture import predictions
     from fedloom.study.grid import runs_in
 
-    save(predictions([run for folder in folders for run in runs_in(folder)], count), out)
+    runs = [run for folder in folders for run in runs_in(folder)]
+    if rounds and len(runs) > 1:
+        raise UserError(f"--over-rounds: expected one run, found {len(runs)}")
+    save(over_rounds(runs[0], count) if rounds else predictions(runs, count), out)
     typer.echo(f"{out}")
 
 

@@ -47,8 +47,8 @@ def keep(folder: Path, built: Built, executor: Executor, state: State, final: bo
     """Write the folder `predictions` of a run from its final state, with the models that a task's final numbers belong
     to. Nothing is written if the recipe does not want it or does not measure on test data.
 
-    With another state than the final one there are only pictures, and the round's answers stay when later ones take
-    their place. Pictures need Pillow; without it there are none.
+    With another state than the final one there are only pictures. A round's answers stay when later ones take their
+    place, those of the final one too, for the run may go on. Pictures need Pillow; without it there are none.
     """
     evaluation = built.recipe.evaluation
     if not evaluation.predictions or SPLIT not in evaluation.splits:
@@ -73,12 +73,11 @@ def keep(folder: Path, built: Built, executor: Executor, state: State, final: bo
     if any(shown):
         parts = _pictures(built, used, shown, seen, home)
         checkpoint.write_text(home / INDEX, json.dumps({**about, "parts": parts}))
-        if not final:
-            for task in (task for part in parts for task in part["tasks"]):
-                task["wrong"] = []
-                for cell in task["answer"]:
-                    cell["file"] = _copied(home, cell["file"], f"round-{state['round']}-{cell['file']}")
-            checkpoint.write_text(home / index_of(state["round"]), json.dumps({**about, "parts": parts}))
+        for task in (task for part in parts for task in part["tasks"]):
+            task["wrong"] = []
+            for cell in task["answer"]:
+                cell["file"] = _copied(home, cell["file"], f"round-{state['round']}-{cell['file']}")
+        checkpoint.write_text(home / index_of(state["round"]), json.dumps({**about, "parts": parts}))
 
 
 def some_examples(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -39,6 +39,19 @@ ARROWS = {"max": "↑", "min": "↓"}
 def number_of(value: float | None) -> float:
     """A number from a run's files: null becomes nan."""
     return math.nan if value is None else float(value)
+
+
+def total(values: Iterable[float]) -> float:
+    """The sum; nan where none is known, as of infinities of both signs, which files may hold, or beyond all floats."""
+    try:
+        return math.fsum(values)
+    except (ValueError, OverflowError):
+        return math.nan
+
+
+def mean_of(values: Collection[float]) -> float:
+    """The mean of one number or more, by `total`."""
+    return total(values) / len(values)
 
 
 @dataclass(frozen=True)
@@ -175,9 +188,9 @@ class Run:
         # run.json has the kept round only after the run is over.
         kept = at if at is not None else int(self.info["final_round"]) if self.is_finished else self.last_round
         for number in sorted(self._measured, reverse=True):
-            if number <= kept and (values := self._values(self._measured[number], split)):
+            if number <= kept and (values := self._values(number, split)):
                 return self._final(values, split, number)
-        splits = sorted({m["split"] for line in self.rounds for m in line["metrics"]})
+        splits = sorted({name for found in self._measured.values() for name in found})
         raise StateError(
             f"{self.folder}: no {split} metrics up to round {kept} (recorded: {', '.join(splits) or 'none yet'})"
         )
@@ -187,7 +200,7 @@ class Run:
 
         With `client`, this client's tasks alone, under its personal model if it has one, else under the global one.
         """
-        lines = [(v, number) for number, found in self._measured.items() if (v := self._values(found, split, client))]
+        lines = [(v, number) for number in self._measured if (v := self._values(number, split, client))]
         return tuple(self._final(values, split, round) for values, round in lines)
 
     def personal(self, split: str = "test", at: int | None = None) -> dict[str, Final]:
@@ -204,9 +217,9 @@ class Run:
         The model is the client's personal one if it has one, else the global one; nan where a metric is undefined.
         """
         found: dict[int, dict[str, float]] = {}
-        for number, measured in self._measured.items():
+        for number in self._measured:
             for client in self.info["clients"]:
-                entry = self._values(measured, split, client).get((client, task, metric))
+                entry = self._values(number, split, client).get((client, task, metric))
                 if entry is not None:
                     found.setdefault(number, {})[client] = number_of(entry["value"])
         return found
@@ -242,7 +255,7 @@ class Run:
 
     def _by_client(self, split: str, at: int | None, models: tuple[str, ...]) -> dict[str, Final]:
         at = self.final(split, at).round
-        values = self._values(self._measured[at], split)
+        values = self._values(at, split)
         by_client: dict[str, dict[tuple[Any, str, str], Mapping[str, Any]]] = defaultdict(dict)
         for key, entry in values.items():
             if entry["model"] in models:
@@ -251,10 +264,12 @@ class Run:
 
     def _final(self, values: Mapping[tuple[Any, str, str], Mapping[str, Any]], split: str, round: int) -> Final:
         """The means over clients of one round's entries."""
+        each: dict[tuple[str, str], list[float]] = defaultdict(list)
+        for (_, task, metric), entry in values.items():
+            each[task, metric].append(number_of(entry["value"]))
         means: dict[str, dict[str, float]] = defaultdict(dict)
-        for task, metric in sorted({key[1:] for key in values}):
-            each = [v["value"] for key, v in values.items() if key[1:] == (task, metric)]
-            means[task][metric] = sum(map(number_of, each)) / len(each)
+        for task, metric in sorted(each):
+            means[task][metric] = sum(each[task, metric]) / len(each[task, metric])
         used = {v["model"] for v in values.values()}
         return Final(
             {task: means[task] for task in self.info["tasks"] if task in means},
@@ -279,30 +294,44 @@ class Run:
         return tuple(found)
 
     @cached_property
-    def _measured(self) -> dict[int, dict[str, dict[str | None, list[Mapping[str, Any]]]]]:
-        """Round -> split -> client (or None for all) -> its entries, for the models that a user may keep.
-
-        With it the history of many clients does not read all entries for each client.
-        """
-        found: dict[int, dict[str, dict[str | None, list[Mapping[str, Any]]]]] = {}
+    def _measured(self) -> dict[int, dict[str, list[Mapping[str, Any]]]]:
+        """Round -> split -> the entries of models that a user may keep."""
+        found: dict[int, dict[str, list[Mapping[str, Any]]]] = {}
         for line in self.rounds:
-            by_split = found.setdefault(int(line["round"]), defaultdict(lambda: defaultdict(list)))
+            by_split = found.setdefault(int(line["round"]), defaultdict(list))
             for entry in line["metrics"]:
                 if entry["model"] in ("personal", "global"):
-                    by_split[entry["split"]][entry["client"]].append(entry)
+                    by_split[entry["split"]].append(entry)
+        return found
+
+    @cached_property
+    def _owned(self) -> dict[tuple[int, str], dict[str | None, list[Mapping[str, Any]]]]:
+        """(round, split) -> client (or None for all) -> its entries, so that not all are read for each client."""
+        found: dict[tuple[int, str], dict[str | None, list[Mapping[str, Any]]]] = {}
+        for number, by_split in self._measured.items():
+            for split, entries in by_split.items():
+                by_client = found.setdefault((number, split), defaultdict(list))
+                for entry in entries:
+                    by_client[entry["client"]].append(entry)
         return found
 
     def _values(
-        self, found: Mapping[str, Mapping[str | None, Sequence[Mapping[str, Any]]]], split: str, only: str | None = None
+        self, number: int, split: str, only: str | None = None
     ) -> dict[tuple[Any, str, str], Mapping[str, Any]]:
-        """(client, task, metric) -> the entry that counts, for the clients (or this one) that hold the task."""
+        """(client, task, metric) -> the entry of a round that counts, for the clients (or this one) that hold the
+        task."""
         best: dict[tuple[Any, str, str], Mapping[str, Any]] = {}
-        by_client = found.get(split, {})
-        owners = by_client if only is None else (None, only)
-        for client, entry in ((only or owner, entry) for owner in owners for entry in by_client.get(owner, ())):
-            if client is not None and entry["task"] not in self.info["clients"][client]["tasks"]:
+        clients = self.info["clients"]
+        if only is None:
+            entries = self._measured[number].get(split, [])
+        else:
+            owned = self._owned.get((number, split), {})
+            entries = [*owned.get(None, ()), *owned.get(only, ())]
+        for entry in entries:
+            client, task = only or entry["client"], entry["task"]
+            if client is not None and task not in clients[client]["tasks"]:
                 continue
-            key = (client, entry["task"], entry["metric"])
+            key = (client, task, entry["metric"])
             if key not in best or entry["model"] == "personal":
                 best[key] = entry
         return best
@@ -321,7 +350,7 @@ def validation_loss(entries: Iterable[Mapping[str, Any]], weights: Mapping[str, 
     for client, by_model in losses.items():
         chosen, own = by_model.get("personal") or by_model["global"], weights[client]
         scores.append(sum(own[t] * v for t, v in chosen.items()) / sum(own.values()))
-    return math.fsum(scores) / len(scores) if scores else None
+    return mean_of(scores) if scores else None
 
 
 def human_bytes(count: float) -> str:

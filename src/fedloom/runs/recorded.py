@@ -156,7 +156,12 @@ def check(name: str, value: Any, where: str) -> None:
 
 
 def text_of(file: Path) -> str:
-    """A text file of a run. Raises StateError where it is no UTF-8."""
+    """A text file of a run. Raises StateError where it is no UTF-8, or no regular file: a pipe would never end.
+
+    FileNotFoundError where there is none.
+    """
+    if file.exists() and not file.is_file():
+        raise StateError(f"{file}: expected a regular file")
     try:
         return file.read_text("utf-8")
     except UnicodeDecodeError as error:
@@ -239,8 +244,8 @@ def head_of(text: str) -> dict[str, Any]:
 def _saved(folder: Path) -> Mapping[str, Any]:
     """Log -> (bytes, checksum) as the newest checkpoint has them; nothing where it is damaged, as resuming says."""
     try:
-        logs: Mapping[str, Any] = head_of((folder / "state.json").read_text("utf-8")).get("logs", {})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        logs: Mapping[str, Any] = head_of(text_of(folder / "state.json")).get("logs", {})
+    except (StateError, OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}
     return logs
 

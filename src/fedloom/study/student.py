@@ -26,7 +26,7 @@ def bound(level: float, freedom: int) -> float:
 def _beta(x: float, y: float, a: float, b: float) -> float:
     """The regularised incomplete beta function I_x(a, b), y = 1 - x: a power series with positive terms, on the side of
     the mean where it converges fast (Abramowitz and Stegun 1964, 26.5.2 and 15.3.3 for 26.5.23)."""
-    if x > a / (a + b):
+    if x * b > y * a:  # x > a / (a + b), written so that rounding cannot send it back and forth
         return 1 - _beta(y, x, b, a)
     term = total = 1 / a
     n = 0

@@ -19,7 +19,7 @@ from urllib.parse import parse_qs, urlsplit
 from fedloom.errors import StateError, UserError
 from fedloom.runs.reader import clock
 from fedloom.study import report
-from fedloom.study.report import page
+from fedloom.study.report import page, words
 from fedloom.study.report.drawn import spark
 from fedloom.study.watch import Now, TaskNow, now
 
@@ -52,7 +52,8 @@ class Folder:
     def index(self) -> str:
         """The list of all runs, those that changed last first."""
         rows = [(name, self._now(name, path)) for name, path in sorted(self.runs().items(), key=_changed, reverse=True)]
-        return page.filled("ui", title=f"Runs in {self.root}", rows=rows, spark=_spark, clock=clock)
+        spoken = {"spark": _spark, "clock": clock, "number": words.number}
+        return page.filled("ui", title=f"Runs in {self.root}", rows=rows, **spoken)
 
     def page(self, name: str) -> str:
         """The page of one of the runs. Raises StateError where there is none of this name."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
-from fedloom.runs.reader import Run, TaskMetric, best_round, described, number_of
+from fedloom.runs.reader import Run, TaskMetric, best_round, described, mean_of, number_of, total
+from fedloom.study.report import words
 
 _RECENT = 10  # rounds that tell how long one takes
 _EVENTS = 5  # the last ones that are shown
@@ -22,6 +22,9 @@ class TaskNow:
 
     name: str
     """As comparisons write it: 'task (metric) ↑'."""
+    task: str
+    about: str
+    """Its metric as pages write it: 'RMSE in metres, lower is better'."""
     loss: float | None
     """Mean training loss over the clients that took part in the last round."""
     value: float | None
@@ -95,9 +98,8 @@ def _slowest(seconds: Mapping[str, Any]) -> tuple[str, float] | None:
 
 def _seconds(line: Mapping[str, Any]) -> float:
     """Seconds of a round: the sum of its phases, without sums over clients and without parts of other phases."""
-    return math.fsum(
-        s for phase, s in (line.get("seconds") or {}).items() if "sum over" not in phase and phase != "diagnostics"
-    )
+    phases = (line.get("seconds") or {}).items()
+    return total(number_of(s) for phase, s in phases if "sum over" not in phase and phase != "diagnostics")
 
 
 def age(folder: Path) -> float:
@@ -118,7 +120,9 @@ def _task(run: Run, name: str, about: Mapping[str, Any]) -> TaskNow:
     best = best_round(series, direction) if split == "val" else None  # test data choose nothing
     return TaskNow(
         str(TaskMetric(name, metric, direction)),
-        fmean(map(number_of, losses)) if losses else None,
+        name,
+        words.axis(metric, direction),
+        mean_of([number_of(loss) for loss in losses]) if losses else None,
         list(series.values())[-1] if series else None,
         None if best is None else series[best],
         best,

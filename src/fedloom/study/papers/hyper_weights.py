@@ -13,7 +13,7 @@ from typing import Any
 
 from fedloom.errors import StateError
 from fedloom.extras import figure, save_figure
-from fedloom.runs.reader import Run
+from fedloom.runs.reader import Run, number_of
 from fedloom.study.palette import color
 from fedloom.study.tables.markup import Recorded, Records
 from fedloom.study.tables.sheet import Sheet
@@ -100,12 +100,12 @@ def table(run: str | Path | Run) -> HyperWeights:
         rounds.append(round)
         for client, value in record["weights"].items():
             if record["part"] == "encoder":
-                alpha.setdefault(client, []).append((round, value))
+                alpha.setdefault(client, []).append((round, number_of(value)))
                 continue
             for task, layers in value.items():
                 mine = beta.setdefault((client, task), {})
                 for layer, weight in layers.items():
-                    mine.setdefault(layer, []).append((round, weight))
+                    mine.setdefault(layer, []).append((round, number_of(weight)))
     if not rounds:
         raise StateError(f"{run.folder}: no hyper weights recorded; run with method=fedhca2")
     return HyperWeights(

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedloom.errors import StateError
-from fedloom.runs.reader import Final, Run, TaskMetric
+from fedloom.runs.reader import Final, Run, TaskMetric, mean_of
 from fedloom.settings.paths import differs, value_at
 from fedloom.study.keys import QUIET
 from fedloom.tasks.delta import delta_m, delta_terms, without_base
@@ -81,13 +81,18 @@ class Against:
     notes: tuple[str, ...] = ()
 
     @property
-    def by_client(self) -> dict[str, float]:
-        """Client -> Delta_m over its own tasks in percent, for the clients where it is defined."""
+    def by_client(self) -> dict[str, Sequence[float]]:
+        """Client -> the changes of its own tasks in percent, for the clients where all are defined."""
         changes: dict[str, list[float]] = {}
         for each in self.each:
             for name in each.compared:
                 changes.setdefault(name, []).append(each.clients[name].percent)
-        return {name: math.fsum(of) / len(of) for name, of in changes.items() if not any(map(math.isnan, of))}
+        return {name: of for name, of in changes.items() if not any(map(math.isnan, of))}
+
+    @property
+    def delta_of(self) -> dict[str, float]:
+        """Client -> Delta_m over its own tasks in percent, where it is defined."""
+        return {name: mean_of(of) for name, of in self.by_client.items()}
 
 
 def against(run: Run, base: Run) -> Against:

@@ -11,7 +11,7 @@ from itertools import combinations
 from typing import Any
 
 from fedloom.errors import StateError
-from fedloom.runs.reader import Run
+from fedloom.runs.reader import Run, mean_of
 
 FILE = "diagnostics.jsonl"
 IN_CONFLICT = "share of pairs in conflict (cosine below 0)"
@@ -153,15 +153,11 @@ def _over_rounds(cosine: Mapping[str, Cells], sign: Mapping[str, Cells]) -> dict
         return {group: {r: number(vs) if vs else math.nan for r, vs in by.items()} for group, by in of.items()}
 
     made = {
-        "mean cosine of two updates": each(pairs, _mean),
+        "mean cosine of two updates": each(pairs, mean_of),
         IN_CONFLICT: each(pairs, lambda vs: sum(v < 0 for v in vs) / len(vs)),
-        "mean share of equal signs": each(signs, _mean),
+        "mean share of equal signs": each(signs, mean_of),
     }
     return {name: lines for name, lines in made.items() if lines}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return math.fsum(values) / len(values)
 
 
 def _by_row(looks: Sequence[_Look], what: str) -> dict[str, dict[str, dict[int, float]]]:

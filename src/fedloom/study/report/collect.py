@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from fedloom.core.outline import Outline
 from fedloom.errors import StateError, UserError
-from fedloom.runs.reader import Run, TaskMetric
+from fedloom.runs.reader import Run, TaskMetric, mean_of, total
+from fedloom.runs.recorded import json_of
 from fedloom.study.grid import FILE, Grid, cells, refused_in, together
 from fedloom.study.papers import hyper_weights
 from fedloom.study.papers.neighbours import quality
@@ -179,7 +177,7 @@ def of_grid(grid: Grid, folder: Path) -> GridReport:
             run.last_round,
             run.bytes_total()["up"],
             run.bytes_total()["down"],
-            math.fsum(s for series in records.timed(run).values() for s in series.values()),
+            total(s for series in records.timed(run).values() for s in series.values()),
         )
         for cell, run in runs.items()
     )
@@ -194,11 +192,11 @@ def of_grid(grid: Grid, folder: Path) -> GridReport:
         for key, series in found.items():
             each[key][label].append(series)
     refused = refused_in(folder)
-    total = sum(cell.combination not in refused for cell in cells(grid))
+    wanted = sum(cell.combination not in refused for cell in cells(grid))
     gone = f", {words.count(len(refused), 'combination')} refused" if refused else ""
     facts = (
         ("name", grid.name),
-        ("runs", f"{len(runs)} of {total} begun, {sum(run.is_finished for run in runs.values())} finished{gone}"),
+        ("runs", f"{len(runs)} of {wanted} begun, {sum(run.is_finished for run in runs.values())} finished{gone}"),
         ("data sets", ", ".join(grid.data)),
         ("bases", ", ".join(grid.bases)),
         ("add-ons", ", ".join(grid.addons)),
@@ -215,7 +213,7 @@ def of_grid(grid: Grid, folder: Path) -> GridReport:
 def _shared(several: Sequence[Series]) -> Series:
     """The mean of several series in the rounds that all have."""
     rounds = sorted(set.intersection(*(set(series) for series in several)))
-    return {round: fmean(series[round] for series in several) for round in rounds}
+    return {round: mean_of([series[round] for series in several]) for round in rounds}
 
 
 def _status(run: Run) -> str:
@@ -271,12 +269,13 @@ def _facts(run: Run) -> Facts:
 def _labels(folder: Path) -> Mapping[str, Any]:
     """Client -> task -> examples per class, where partition.json says so and there are classes to tell apart."""
     try:
-        stated = dict(json.loads((folder / "partition.json").read_text("utf-8")).get("labels", {}))
-    except (OSError, ValueError, TypeError):
+        stated = dict(json_of(folder / "partition.json").get("labels", {}))
+    except (StateError, OSError, ValueError, TypeError, AttributeError):
         return {}
     several = {
         client: {task: counts for task, counts in by_task.items() if isinstance(counts, list) and len(counts) > 1}
         for client, by_task in stated.items()
+        if isinstance(by_task, dict)
     }
     return {client: by_task for client, by_task in several.items() if by_task}
 

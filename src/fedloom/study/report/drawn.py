@@ -156,7 +156,7 @@ class Heat:
 
 def ticks(low: float, high: float, about: int = 5) -> list[float]:
     """Round numbers from `low` to `high`, about so many."""
-    if not high > low:
+    if not 0 < high - low < math.inf:
         return [low]
     step = 10.0 ** math.floor(math.log10((high - low) / about))
     step = next((step * by for by in (1, 2, 5) if (high - low) / (step * by) <= about), step * 10)
@@ -200,7 +200,8 @@ def panels(curves: Iterable[Curves], base: Mapping[str, Series], label: str) -> 
         lines: dict[str, tuple[str, Series]] = {"mean": ("mean", c.mean)} if len(c.clients) > 1 else {}
         if base.get(c.task):
             lines |= {label: ("base", base[c.task])}
-        same = len(c.clients) > 1 and len({tuple(sorted(of.items())) for of in c.clients.values()}) == 1
+        first = next(iter(c.clients.values()), {})
+        same = len(c.clients) > 1 and all(of == first for of in c.clients.values())
         found.append((c.task, c.metric, c.direction, {} if same else dict(c.clients), lines))
     return multiples(found)
 

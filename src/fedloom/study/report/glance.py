@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 
+from fedloom.runs.reader import mean_of, total
 from fedloom.study.report import words
-from fedloom.study.report.against import Against
 from fedloom.study.report.agreement import IN_CONFLICT, UpdateAgreement
 from fedloom.study.report.collect import RunReport
 from fedloom.study.report.drawn import Dots, Heat, Panel, dots, heat, panels, spark
@@ -67,7 +67,8 @@ class Conflict:
 def of_run(report: RunReport) -> Glance:
     """The first screen of a run."""
     held = report.against
-    changes = held.by_client if held is not None else {}
+    changes = held.delta_of if held is not None else {}
+    ends = {name: (min(of), max(of)) for name, of in held.by_client.items()} if held is not None else {}
     each = {e.row.task: [e.clients[n].percent for n in e.compared] for e in held.each} if held is not None else {}
     by_task = {task: Estimate.of(of) for task, values in each.items() if (of := [v for v in values if v == v])}
     judged = primary(report.curves)
@@ -86,10 +87,8 @@ def of_run(report: RunReport) -> Glance:
         words.held_against("" if held is None else held.label, report.base_found, bool(report.others)),
         tuple(_tile(score, judged.get(score.task), base, by_task) for score in _first(report.scores)),
         "" if held is None or not by_task else words.about_changes(held.label),
-        dots({name: (changes[name], *_range(held, name)) for name in changes})
-        if held is not None and changes
-        else None,
-        "" if held is None else _about_gains(changes, held),
+        dots({name: (changes[name], *ends[name]) for name in changes}) if changes else None,
+        "" if held is None else _about_gains(held.label, changes, any(low < high for low, high in ends.values())),
         panels(judged.values(), base, "" if held is None else held.label),
     )
 
@@ -120,11 +119,11 @@ def slope(curves: Sequence[Curves]) -> float:
     found = []
     for c in curves:
         points = [(r, v) for r, v in c.mean.items() if not math.isnan(v)][-LATELY:] if c.split == "train" else []
-        if len(points) > 2 and (level := fmean(v for _, v in points)) > 0:
+        if len(points) > 2 and (level := mean_of([v for _, v in points])) > 0:
             at = fmean(r for r, _ in points)
             spread = math.fsum((r - at) ** 2 for r, _ in points)
-            found.append(100 * math.fsum((r - at) * v for r, v in points) / spread / level)
-    return fmean(found) if found else math.nan
+            found.append(100 * total((r - at) * v for r, v in points) / spread / level)
+    return mean_of(found) if found else math.nan
 
 
 def _first(scores: Sequence[Score]) -> list[Score]:
@@ -152,20 +151,14 @@ def _tile(score: Score, curve: Curves | None, base: Mapping[str, Series], change
     )
 
 
-def _range(held: Against, name: str) -> tuple[float, float]:
-    """The least and the largest change of a client's tasks."""
-    own = [e.clients[name].percent for e in held.each if name in e.compared]
-    return min(own), max(own)
-
-
-def _about_gains(changes: Mapping[str, float], held: Against) -> str:
+def _about_gains(base: str, changes: Mapping[str, float], several: bool) -> str:
+    """`several`: a client has several tasks, with other changes."""
     if not changes:
         return ""
     of = Estimate.of(list(changes.values()))
     ends = words.interval(of)
-    several = any(low < high for low, high in (_range(held, name) for name in changes))
     return (
-        f"A dot a client: its change against {held.label}"
+        f"A dot a client: its change against {base}"
         + (", the mean of its tasks; the line goes from its worst task to its best." if several else ".")
         + f" All clients: {words.change(of.mean)}"
         + (f" ({ends}, 95 % t-interval over clients)." if ends else ".")
@@ -175,7 +168,7 @@ def _about_gains(changes: Mapping[str, float], held: Against) -> str:
 def _conflicts(agreement: UpdateAgreement) -> dict[str, float]:
     """Layer group -> share of pairs in conflict, mean over the rounds."""
     return {
-        group: fmean(known)
+        group: mean_of(known)
         for group, series in agreement.over_rounds.get(IN_CONFLICT, {}).items()
         if (known := [v for v in series.values() if not math.isnan(v)])
     }
@@ -196,7 +189,7 @@ def _cosines(agreement: UpdateAgreement) -> dict[tuple[str, str], float]:
                 for b, value in row.items():
                     if a < b and value is not None:
                         each[a, b].append(value)
-    return {pair: math.fsum(values) / len(values) for pair, values in each.items()}
+    return {pair: mean_of(values) for pair, values in each.items()}
 
 
 def _pairs(cosines: Mapping[tuple[str, str], float]) -> Heat | None:

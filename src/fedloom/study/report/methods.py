@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean
 
-from fedloom.runs.reader import Run
+from fedloom.runs.reader import Run, mean_of, total
 from fedloom.study.grid import Grid, together
 from fedloom.study.report import records
 from fedloom.study.tables.compare import Estimate
@@ -62,8 +62,8 @@ def methods_of(grid: Grid, table: GridTable, sides: Mapping[Combination, Side]) 
 
 def _costs(runs: Sequence[Run]) -> tuple[float, float]:
     """(bytes, seconds) of a run, mean over seeds."""
-    seconds = (math.fsum(s for of in records.timed(run).values() for s in of.values()) for run in runs)
-    return fmean(sum(run.bytes_total().values()) for run in runs), fmean(seconds)
+    seconds = [total(s for of in records.timed(run).values() for s in of.values()) for run in runs]
+    return fmean(sum(run.bytes_total().values()) for run in runs), mean_of(seconds)
 
 
 def _methods(

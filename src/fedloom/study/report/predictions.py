@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from pathlib import Path
@@ -194,7 +195,7 @@ class _Reader:
 
     def read(self, run: Run, name: str, kind: type[B]) -> B | None:
         path = run.folder / PREDICTIONS / name
-        if not path.is_file():
+        if not self.is_regular(path):
             return None
         try:
             return kind.model_validate_json(path.read_bytes())
@@ -206,6 +207,13 @@ class _Reader:
             self.notes.append(f"{run.label}: {name} cannot be read: {error.strerror}")
         return None
 
+    def is_regular(self, path: Path) -> bool:
+        """Whether it is a regular file. What else there is, as a pipe that would never end, is named and not opened."""
+        regular = path.is_file()
+        if not regular and path.exists():
+            self.notes.append(f"{path.name} is not opened, for it is no regular file.")
+        return regular
+
     def meaning(self, task: _StoredTask) -> None:
         """Remember what the colours of a task's pictures mean."""
         known = self.legends.get(task.task, (task.legend, task.wrong_legend))
@@ -213,12 +221,12 @@ class _Reader:
 
     def picture(self, folder: Path, of: _StoredPicture) -> Picture | None:
         """What a run keeps, as text that a page can hold."""
-        name = of.file
-        try:
-            with (folder / PREDICTIONS / name).open("rb") as file:
-                data = file.read(LARGEST + 1)
-        except OSError:
-            data = b""
+        path = folder / PREDICTIONS / of.file
+        data = b""
+        with suppress(OSError):
+            if self.is_regular(path):
+                with path.open("rb") as file:
+                    data = file.read(LARGEST + 1)
         if not data.startswith(_PNG) or len(data) > LARGEST:
             self.absent += 1
             return None
@@ -277,7 +285,8 @@ def of_grid(runs: Mapping[Cell, Run]) -> Predictions:
 
 def _made(reader: _Reader, examples: Sequence[ShownExample], confusions: tuple[ConfusionViews, ...]) -> Predictions:
     if reader.absent:
-        reader.notes.append(f"{reader.absent} pictures are absent, damaged or too large.")
+        are = "is" if reader.absent == 1 else "are"
+        reader.notes.append(f"{words.count(reader.absent, 'picture')} {are} absent, damaged or too large.")
     return Predictions(tuple(examples), confusions=confusions, notes=tuple(reader.notes), legends=reader.legends)
 
 

@@ -89,7 +89,7 @@ def _data(report: RunReport) -> dict[str, Any]:
     names = ("task", "metric", "split", "primary", "round", "model", "data", "mean", "clients", "worst")
     scores = [
         {name: getattr(s, name) for name in names}
-        | {"mean": plain(s.mean), "worst": s.worst and dict(zip(("client", "value"), s.worst, strict=True))}
+        | {"mean": plain(s.mean), "worst": s.worst and {"client": s.worst[0], "value": plain(s.worst[1])}}
         for s in report.scores
     ]
     best = [
@@ -182,7 +182,7 @@ def _hurt(name: str, held: Against) -> Sheet:
 
 def _lost(held: Against) -> tuple[str, ...]:
     worse, of = ({name for e in held.each for name in names(e)} for names in (lambda e: e.worse, lambda e: e.clients))
-    over_all = words.hurt_over_all(held.by_client) if len(held.each) > 1 else ""
+    over_all = words.hurt_over_all(held.delta_of) if len(held.each) > 1 else ""
     return (words.hurt(len(worse), len(of), held.split), over_all) if of else ()
 
 

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from fedloom.errors import StateError
-from fedloom.runs.reader import Run, TaskMetric, best_round, number_of
+from fedloom.runs.reader import Run, TaskMetric, best_round, mean_of, number_of
 from fedloom.study.report.records import Series
 from fedloom.study.report.worst import worst
 
@@ -42,7 +42,7 @@ class Curves:
         for series in self.clients.values():
             for round, value in series.items():
                 each[round].append(value)
-        return {round: math.fsum(each[round]) / len(each[round]) for round in sorted(each)}
+        return {round: mean_of(each[round]) for round in sorted(each)}
 
 
 @dataclass(frozen=True)
