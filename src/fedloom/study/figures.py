@@ -240,7 +240,7 @@ def radar(grid: Grid, folder: Path, split: str, *, reference: str = "", tasks: l
         angles = [2 * math.pi * i / len(columns) for i in range(len(columns))]
         base = results[data, *against].values()
         circle = [2 * math.pi * i / 180 for i in range(181)]
-        axes.plot(circle, [100.0] * len(circle), color="black", linewidth=1, label=f"{against[0]} = 100 %")
+        axes.plot(circle, [100.0] * len(circle), color="black", linewidth=1, label=f"{together(*against)} = 100 %")
         cells = [(data, b, a) for b in grid.bases for a in grid.addons if (b, a) != against]
         for number, where in enumerate(cells):
             if where not in results:
@@ -253,10 +253,13 @@ def radar(grid: Grid, folder: Path, split: str, *, reference: str = "", tasks: l
             color = palette.color(number)
             axes.plot([*angles, angles[0]], [*shares, shares[0]], color=color, marker="o", markersize=3, label=label)
         axes.set_xticks(angles, [column.task for column in columns], fontsize=8)
+        for name, angle in zip(axes.get_xticklabels(), angles, strict=True):  # names lie outside of the circle
+            side = round(math.cos(angle), 1)
+            name.set_horizontalalignment("left" if side > 0 else "right" if side < 0 else "center")
         axes.set_ylim(bottom=0)
         axes.set_title(data, fontsize=10)
         axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2)
-    page.suptitle(f"{grid.title or grid.name}\n{split} split; percent of {'/'.join(against)}", fontsize=10)
+    page.suptitle(f"{grid.title or grid.name}\n{split} split; percent of {together(*against)}", fontsize=10)
     return page
 
 
