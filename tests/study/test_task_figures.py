@@ -95,7 +95,7 @@ def test_tasks_per_client(tmp_path: Path) -> None:
     assert list(found["MaTU"].get_ydata()) == [0.5, 2.0]
     draw(grid, tmp_path, tmp_path / "f.svg")
     _, share = tasks_per_client(grid, tmp_path, "test", reference="other/Individual/-").axes
-    assert share.get_title() == "mean over tasks mIoU ↑, % of other/Individual/-"
+    assert share.get_title() == "mean over tasks mIoU ↑, % of Individual"
     found = {line.get_label(): line for line in share.lines}
     assert found["FedAvg"].get_ydata() == pytest.approx([50 / 0.9, 50 / 0.9])  # of seed 0, which the reference has
     with pytest.raises(RecipeError, match="no cell 'others/Individual/-', expected DATA/BASE/ADDON"):
