@@ -178,6 +178,7 @@ def cell(quick: bool) -> Iterator[Row]:
                 "name": "tiny",
                 "data": {"Digits": {"recipe": "digits-tasks"}},
                 "bases": {"FedAvg": {"method": "fedavg"}},
+                "references": [],
                 "seeds": list(range(seeds)),
                 "set": {"training.rounds": 1, "training.steps": 1, "training.epochs": None},
             }
