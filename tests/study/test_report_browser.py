@@ -204,10 +204,29 @@ CONTRAST = """
     return found;"""
 
 
+KINDS = ["peers", "domains", "grid", "relatedness"]
+
+
+def page_of(kind: str, runs: dict[str, Path], folder: Path) -> Path:
+    """A page of each kind: runs, one of them beside a base, a grid, and a relatedness study."""
+    if kind == "grid":
+        grid = write_grid(folder / "grid", paper_grid(), {})
+        write_run(grid, Cell("NYUD", "FedAvg", "-", 0), FEDAVG, history={1: DEA, 2: FEDAVG})
+        return write(grid)
+    if kind == "relatedness":
+        scores = {m: np.random.default_rng(0).normal(size=(3, 3)) for m in METRICS}
+        study = Relatedness("r, matu, seed 0", ("a", "b", "c"), scores)
+        (folder / "relatedness.json").write_text(study.to_json(), "utf-8")
+        return write(folder)
+    return write(runs[kind], base=runs["local"] if kind == "domains" else None)
+
+
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-@pytest.mark.parametrize("which", ["peers", "domains"])
-def test_all_letters_stand_out_as_wcag_aa_asks(browser: Any, runs: dict[str, Path], which: str, dark: bool) -> None:
-    show(browser, write(runs[which], base=runs["local"] if which == "domains" else None), DESKTOP, dark=dark)
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_letters_stand_out_as_wcag_aa_asks(
+    browser: Any, runs: dict[str, Path], tmp_path: Path, kind: str, dark: bool
+) -> None:
+    show(browser, page_of(kind, runs, tmp_path), DESKTOP, dark=dark)
     assert browser.execute_script(CONTRAST) == []
 
 
@@ -334,8 +353,11 @@ def test_a_picture_opens_beside_the_others_by_keyboard_alone(browser: Any, runs:
     quiet(browser)
 
 
-def test_every_control_is_reached_by_the_tab_key_and_has_a_name(browser: Any, runs: dict[str, Path]) -> None:
-    show(browser, write(runs["domains"], base=runs["local"]), DESKTOP)
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_control_is_reached_by_the_tab_key_and_has_a_name(
+    browser: Any, runs: dict[str, Path], tmp_path: Path, kind: str
+) -> None:
+    show(browser, page_of(kind, runs, tmp_path), DESKTOP)
     nameless, unreached = browser.execute_script(
         """const all = [...document.querySelectorAll('a[href], button, select, input, summary')]
              .filter((e) => e.getClientRects().length && !e.closest('.canvas'));
@@ -473,9 +495,7 @@ def test_a_grid_and_a_run_cut_off_are_drawn(browser: Any, runs: dict[str, Path],
     (cut / "run.json").write_text(json.dumps(info | {"status": "running"}))
     show(browser, write(cut), PHONE)
     assert all(f["drawn"] for f in figures(browser))
-    grid = write_grid(tmp_path / "grid", paper_grid(), {})
-    write_run(grid, Cell("NYUD", "FedAvg", "-", 0), FEDAVG, history={1: DEA, 2: FEDAVG})
-    show(browser, write(grid), DESKTOP)
+    show(browser, page_of("grid", runs, tmp_path), DESKTOP)
     shot(browser, "grid")
     assert figures(browser)
     assert all(f["drawn"] and f["inside"] for f in figures(browser))
