@@ -8,7 +8,7 @@ import pytest
 
 from fedloom.recipes import Recipe, load, names
 from fedloom.study import grid as grids
-from fedloom.study.grid import Cell, load_grid, recipes, select
+from fedloom.study.grid import Cell, load_grid, recipes
 
 RECIPES = [name for name in names() if name.startswith("thesis/")]
 GRIDS = [name for name in grids.names() if name.startswith("thesis/")]
@@ -76,13 +76,6 @@ def test_phases_are_as_long_as_in_the_text() -> None:
     assert found["-"] is None
     phases = {"two phases": (10, 0, None), "three phases": (5, 5, None), "four phases": (5, 5, 5)}
     assert {name: found[name] for name in phases} == phases
-
-
-@pytest.mark.parametrize("name", GRIDS)
-def test_figures_choose_labels_that_the_grid_has(name: str) -> None:
-    grid = load_grid(name)
-    for section in grid.figures.values():
-        assert select(grid, section.params.get("only") or ())
 
 
 def test_the_figures_of_chapter_6_have_names() -> None:

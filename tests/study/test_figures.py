@@ -168,3 +168,16 @@ def test_no_logarithm_of_zero(domains, tmp_path):
     file.write_text(file.read_text().replace("rho: 0.1", "rho: 0.0"))
     with pytest.raises(RecipeError, match=r"figure\.log: method\.add\.feddea\.rho is 0 in a cell of FedAvg"):
         sweep(domains, tmp_path, "test", parameter="method.add.feddea.rho", log=True)
+
+
+def test_some_cells_only(tmp_path):
+    grid = made(tmp_path, figure="convergence")
+    for base in ("Local", "FedAvg"):
+        write_run(tmp_path, Cell("NYUD", base, "-", 0), {"x": {"semseg": 1.0}})
+    labels = [
+        [line.get_label() for line in convergence(grid, tmp_path, "test", only=only).axes[0].lines]
+        for only in (None, ["FedAvg"])
+    ]
+    assert labels == [["Local", "FedAvg"], ["FedAvg"]]
+    with pytest.raises(RecipeError, match="no label 'FedAvgg'"):
+        convergence(grid, tmp_path, "test", only=["FedAvgg"])

@@ -6,6 +6,7 @@ parameters are the keys of a grid's `figure` section. Free of torch; matplotlib 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -19,7 +20,7 @@ from fedloom.runs.reader import Run
 from fedloom.settings.paths import value_at
 from fedloom.settings.registry import Registry
 from fedloom.study import palette
-from fedloom.study.grid import Grid, cells, together
+from fedloom.study.grid import Grid, cells, select, together
 from fedloom.study.panels import STYLES, Panels, Point, legend_below, line
 from fedloom.study.tables.compare import Estimate
 from fedloom.study.tables.results import Combination, CombinationRuns, Values, about_model, over_rounds, read
@@ -92,13 +93,22 @@ def sweep(
 @FIGURES.register(
     "convergence", source="FedDEA, Figures 5 and 6; FedHCA2, Figure 4 and 1 of its supplement; F2DC, Figure 5"
 )
-def convergence(grid: Grid, folder: Path, split: str, *, tasks: list[str] | None = None, clients: bool = False) -> Any:
+def convergence(
+    grid: Grid,
+    folder: Path,
+    split: str,
+    *,
+    only: list[str] | None = None,
+    tasks: list[str] | None = None,
+    clients: bool = False,
+) -> Any:
     """Each task's metric over rounds, one line per cell: mean over seeds with its 95 % t-interval as a band.
 
     A grid that shows domains has them in the place of tasks, and their average. `tasks` chooses among all these, and
     may name 'average' and 'spread' too. `clients` draws a line for each client that holds the task in all runs, instead
-    of the mean over them.
+    of the mean over them. `only` is as in `best-loss`.
     """
+    drawn = {(cell.data, cell.base, cell.addon) for cell in select(grid, only or ())}
     if clients and grid.show == "domains":
         raise RecipeError(f"grid {grid.name}: figure.clients: true found, expected false where 'show' is 'domains'")
     results, _ = read(grid, folder, split)
@@ -108,14 +118,15 @@ def convergence(grid: Grid, folder: Path, split: str, *, tasks: list[str] | None
     def histories(where: Combination, client: str | None) -> dict[int, dict[int, Mapping[str, float]]]:
         return {s: over_rounds(r, split, results[where].by_domain, client) for s, r in results[where].runs.items()}
 
-    names = [(base, addon) for base in grid.bases for addon in grid.addons]
+    pairs = itertools.product(grid.bases, grid.addons)
+    names = [pair for pair in pairs if any((data, *pair) in drawn for data in grid.data)]
     for data, column, axes in panels:
         holders = _holders(results, data, column.task) if clients else []
         if holders:
             axes.set_title(f"{axes.get_title()}\n{', '.join(holders)}", fontsize=8)
         for color, (base, addon) in panels.colors(names):
             result = results.get((data, base, addon))
-            if result is None:
+            if result is None or (data, base, addon) not in drawn:
                 continue
             label = together(base, addon)
             for number, client in enumerate(holders or [None]):
