@@ -181,3 +181,14 @@ def test_some_cells_only(tmp_path):
     assert labels == [["Local", "FedAvg"], ["FedAvg"]]
     with pytest.raises(RecipeError, match="no label 'FedAvgg'"):
         convergence(grid, tmp_path, "test", only=["FedAvgg"])
+
+
+def test_bands_of_fractions_end_at_0_and_1(tmp_path):
+    grid = made(tmp_path, figure="convergence")
+    for seed, value in enumerate((0.0, 0.1)):
+        write_run(tmp_path, Cell("NYUD", "Local", "-", seed), {"x": {"semseg": value, "depth": value}})
+    semseg, depth = convergence(grid, tmp_path, "test").axes
+    assert [axes.collections[0].get_paths()[0].vertices[:, 1].min() for axes in (semseg, depth)] == [
+        0.0,
+        pytest.approx(0.05 - 12.706 * 0.05, abs=1e-3),
+    ]

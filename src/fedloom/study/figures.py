@@ -83,7 +83,7 @@ def sweep(
             least = min((x for x, _ in points), default=1.0)
             if log and least <= 0:
                 raise RecipeError(f"figure.log: {parameter} is {least:g} in a cell of {base}, expected above 0")
-            line(axes, points, base, color, as_bars=True)
+            line(axes, points, column.metric, base, color, as_bars=True)
         axes.set_xlabel(label or parameter)
         if log:
             axes.set_xscale("log")
@@ -132,7 +132,7 @@ def convergence(
             for number, client in enumerate(holders or [None]):
                 text = f"{label}, client {number + 1} of {len(holders)}" if len(holders) > 1 else label
                 points = _over_rounds(result, column, panels.columns[data], histories((data, base, addon), client))
-                line(axes, points, text, color, as_bars=False, style=STYLES[number % len(STYLES)])
+                line(axes, points, column.metric, text, color, as_bars=False, style=STYLES[number % len(STYLES)])
         axes.set_xlabel("round")
         axes.xaxis.get_major_locator().set_params(integer=True)
     return panels.finished(f"{split} split; bands: 95 % t-interval over seeds")
@@ -296,7 +296,7 @@ def tasks_per_client(
                 if isinstance(x, int | float) and known is not None:
                     points.append((float(x), known))
             found = found or bool(points)
-            line(axes, points, together(base, addon), color, as_bars=True)
+            line(axes, points, "", together(base, addon), color, as_bars=True)
         axes.set_xlabel("tasks per client")
         axes.xaxis.get_major_locator().set_params(integer=True)
     if not found:

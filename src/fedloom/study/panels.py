@@ -25,20 +25,24 @@ STYLES = ("-", "--", ":", "-.")
 """Lines of one colour: clients that hold the same task, or seeds of a cell."""
 
 
-def line(axes: Any, points: Sequence[Point], label: str, color: str, as_bars: bool, style: str = "-") -> None:
-    """Draw numbers over x with their intervals, as bars or as a band; points whose number is nan are left out."""
+def line(
+    axes: Any, points: Sequence[Point], metric: str, label: str, color: str, as_bars: bool, style: str = "-"
+) -> None:
+    """Draw a metric over x with its intervals, as bars or as a band; points whose number is nan are left out."""
     points = sorted((point for point in points if not math.isnan(point[1].mean)), key=lambda point: point[0])
     if not points:
         return
     x = [point[0] for point in points]
     means = [e.mean for _, e in points]
-    halves = [0.0 if math.isnan(e.half) else e.half for _, e in points]
+    low, high = zip(*((e.mean, e.mean) if math.isnan(e.half) else e.ends(metric) for _, e in points), strict=True)
     marker = "o" if as_bars or len(x) == 1 else ""
     axes.plot(x, means, color=color, label=label, linestyle=style, marker=marker, markersize=3)
-    if any(halves) and as_bars:
-        axes.errorbar(x, means, yerr=halves, color=color, fmt="none", capsize=2, linewidth=1)
-    elif any(halves):
-        low, high = ([m + sign * h for m, h in zip(means, halves, strict=True)] for sign in (-1, 1))
+    if low == high:
+        return
+    if as_bars:
+        sides = [[m - a for m, a in zip(means, low, strict=True)], [b - m for m, b in zip(means, high, strict=True)]]
+        axes.errorbar(x, means, yerr=sides, color=color, fmt="none", capsize=2, linewidth=1)
+    else:
         axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
 
 

@@ -65,12 +65,19 @@ class Estimate:
         digits = 2 if abs(self.mean) >= 10 else 4
         return f"{self.mean:.{digits}f}" + ("" if math.isnan(self.half) else f" ± {self.half:.{digits}f}")
 
+    def ends(self, metric: str) -> tuple[float, float]:
+        """The interval's ends, of a fraction cut off at 0 and 1; nan where there is no interval."""
+        low, high = self.mean - self.half, self.mean + self.half
+        if metric not in FRACTIONS or not 0 <= self.mean <= 1 or math.isnan(self.half):
+            return low, high
+        return max(0.0, low), min(1.0, high)
+
     def of_metric(self, metric: str) -> str:
         """As text; of a fraction whose interval would leave 0 to 1, with the ends of what is left of the interval."""
-        ends = (self.mean - self.half, self.mean + self.half)
-        if metric not in FRACTIONS or not 0 <= self.mean <= 1 or math.isnan(self.half) or 0 <= ends[0] <= ends[1] <= 1:
+        low, high = self.ends(metric)
+        if math.isnan(self.half) or (low, high) == (self.mean - self.half, self.mean + self.half):
             return str(self)
-        return f"{self.mean:.4f} ({max(0.0, ends[0]):.4f} to {min(1.0, ends[1]):.4f})"
+        return f"{self.mean:.4f} ({low:.4f} to {high:.4f})"
 
     @property
     def signed(self) -> str:
