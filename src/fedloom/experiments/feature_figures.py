@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -119,21 +120,24 @@ def _embedded(embedded: Sequence[Embedded]) -> Any:
 
 
 def _heat(heat: Sequence[HeatMaps]) -> Any:
-    """One row per test image: the image, and each run's map over it with the class that the run answers."""
+    """One column per test image: the image, and below it each run's map over it with the class that the run answers."""
     runs = list(heat[0].maps)
-    page, axes = _panels(sum(len(h.images) for h in heat), 1 + len(runs), 1.7, 1.9)
-    rows = iter(axes)
+    page, axes = _panels(1 + len(runs), sum(len(h.images) for h in heat), 1.2, 1.5)
+    columns = iter(axes.T)
     for h in heat:
         for i, (image, true) in enumerate(zip(h.images, h.classes, strict=True)):
-            row = next(rows)
-            row[0].imshow(image)
-            row[0].set_title(f"{h.domain}, class {true}", fontsize=7)
-            for panel, run in zip(row[1:], runs, strict=True):
+            top, *below = next(columns)
+            top.set_title(f"{h.domain}, class {true}", fontsize=7)
+            for panel, run in zip(below, runs, strict=True):
                 maps, answers = h.maps[run]
                 panel.imshow(image)
                 panel.imshow(maps[i], cmap="jet", alpha=0.45, vmin=0, vmax=max(float(maps[i].max()), 1e-12))
-                panel.set_title(f"{run}: {answers[i]}", fontsize=7, color="black" if answers[i] == true else "red")
-            for panel in row:
-                panel.set_axis_off()
+                panel.set_title(f"answers {answers[i]}", fontsize=7, color="black" if answers[i] == true else "red")
+            top.imshow(image)
+            for panel in (top, *below):
+                panel.set_xticks([])
+                panel.set_yticks([])
+    for row, name in zip(axes, ("image", *runs), strict=True):
+        row[0].set_ylabel(textwrap.fill(name, 20), fontsize=7)
     page.suptitle("Grad-CAM of the true class at the last map; red: a wrong answer", fontsize=9)
     return page
