@@ -45,13 +45,16 @@ demo-scenes: $(VENV)/.demo
 # The numbers of docs/results, again: `make results-claims/fedhca2-scenes` runs the grid of that name (fedloom grid
 # lists them), goes on where it was stopped, writes its table, its tests and its page to grids/NAME, and both tables to
 # docs/results/tables, from where a page includes them.
-results-%: $(VENV)/.test
+GRIDS := $(patsubst src/fedloom/study/grids/%.yaml,%,$(wildcard src/fedloom/study/grids/*.yaml src/fedloom/study/grids/*/*.yaml))
+$(GRIDS:%=results-%): results-%: $(VENV)/.test
 	$(BIN)/fedloom grid $* --out grids/$* $(ARGS)
 	$(BIN)/fedloom table grids/$* --format markdown --out grids/$*/table.md
-	$(BIN)/fedloom table grids/$* --tests --format markdown --out grids/$*/tests.md
+	cp grids/$*/table.md docs/results/tables/$(subst /,-,$*).md
 	$(BIN)/fedloom report grids/$*
-	cd grids/$* && { cat table.md; printf '\n<details><summary>Paired tests</summary>\n\n'; cat tests.md; printf '\n</details>\n'; } \
-	  > $(CURDIR)/docs/results/tables/$(subst /,-,$*).md
+	if ! grep -q '^delta: none' grids/$*/grid.yaml; then \
+	  $(BIN)/fedloom table grids/$* --tests --format markdown --out grids/$*/tests.md && \
+	  { printf '\n<details><summary>Paired tests</summary>\n\n'; cat grids/$*/tests.md; printf '\n</details>\n'; } \
+	    >> docs/results/tables/$(subst /,-,$*).md; fi
 
 # The site, strict: every warning is an error, every block of code on a page runs, every link leads somewhere.
 $(VENV)/.docs: pyproject.toml constraints/ci.txt | $(VENV)/bin/python

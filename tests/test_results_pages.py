@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import re
+import subprocess
 from collections import defaultdict
 from pathlib import Path
 from statistics import fmean
@@ -81,3 +82,14 @@ def test_the_readme_shows_the_table_of_the_demo() -> None:
     assert [re.split(r"\s{2,}", line.strip()) for line in shown] == [
         [cell.strip() for cell in line.strip("|").split("|")] for line in made
     ]
+
+
+def test_every_table_has_a_command_that_makes_it_again() -> None:
+    root = RESULTS.parents[1]
+    pages = [root / "README.md", *(root / "docs").glob("*.md"), *RESULTS.glob("*.md")]
+    named = {name for page in pages for name in re.findall(r"`make results-([\w/-]+)", page.read_text("utf-8"))}
+    made = {name for name in names() if (RESULTS / "tables" / f"{name.replace('/', '-')}.md").is_file()}
+    targets = [f"results-{name}" for name in sorted((named - {"GRID", "NAME"}) | made)]
+    asked = subprocess.run(["make", "-n", *targets], cwd=root, capture_output=True, text=True, check=False)
+    assert asked.returncode == 0, asked.stderr
+    assert "fedloom grid claims/fedhca2-scenes --out grids/claims/fedhca2-scenes" in asked.stdout
