@@ -192,3 +192,26 @@ def test_bands_of_fractions_end_at_0_and_1(tmp_path):
         0.0,
         pytest.approx(0.05 - 12.706 * 0.05, abs=1e-3),
     ]
+
+
+def test_lines_beyond_the_last_colour_are_dashed_and_the_legend_fits(tmp_path):
+    bases = {f"a rather long name {n}": {"method": "local"} for n in range(10)}
+    grid = paper_grid(
+        data={"NYUD": {"recipe": "digits-tasks"}},
+        bases=bases,
+        addons={"-": {}},
+        seeds=[0],
+        figure="convergence",
+        delta="none",
+    )
+    save(grid, tmp_path, {})
+    for base in bases:
+        write_run(tmp_path, Cell("NYUD", base, "-", 0), {"x": {"semseg": 1.0}})
+    figure = convergence(grid, tmp_path, "test")
+    drawn = [(line.get_color(), line.get_linestyle()) for line in figure.axes[0].lines]
+    assert len(set(drawn)) == 10
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    box = figure.legends[0].get_window_extent(canvas.get_renderer())
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.width

@@ -10,7 +10,7 @@ from typing import Any
 from fedloom.errors import RecipeError, nearest
 from fedloom.extras import figure
 from fedloom.study.grid import Grid
-from fedloom.study.palette import color
+from fedloom.study.palette import COLORS, color
 from fedloom.study.tables.compare import Estimate
 from fedloom.study.tables.results import Combination, CombinationRuns, change
 from fedloom.study.tables.table import OVERALL, Column, columns_of, estimate
@@ -21,8 +21,10 @@ WIDEST = 6
 """Panels in a row, at most."""
 LETTERS = 13
 """Letters of a title per inch."""
+LEAST = 5.5
+"""Inches of a figure's width, at least, so that its legend has room."""
 STYLES = ("-", "--", ":", "-.")
-"""Lines of one colour: clients that hold the same task, or seeds of a cell."""
+"""Lines of one colour: clients that hold the same task, seeds of a cell, or cells beyond the last colour."""
 
 
 def line(
@@ -86,7 +88,7 @@ class Panels:
                 rows += [(data, panels[at : at + width]) for at in range(0, len(panels), width)]
         self.rows = rows
         width = max(len(columns) for _, columns in rows)
-        self.figure = figure(3.4 * width, 2.8 * len(rows) + 0.6)
+        self.figure = figure(max(3.4 * width, LEAST), 2.8 * len(rows) + 0.6)
         self.axes = self.figure.subplots(len(rows), width, squeeze=False)
         self.several = len({data for data, _ in rows}) > 1
         self.title = grid.title or grid.name
@@ -115,9 +117,9 @@ class Panels:
         return change(values, other, {c.task: c.direction for c in self.columns[data] if c.task})
 
     @staticmethod
-    def colors(names: Any) -> list[tuple[str, Any]]:
-        """Names with the colours of the palette."""
-        return [(color(number), name) for number, name in enumerate(names)]
+    def colors(names: Any) -> list[tuple[str, str, Any]]:
+        """Names with the colours of the palette; where these begin anew, with the next style of line."""
+        return [(color(at), STYLES[at // len(COLORS) % len(STYLES)], name) for at, name in enumerate(names)]
 
     def finished(self, about: str) -> Any:
         """The figure with its title and one legend for all panels."""
@@ -134,4 +136,6 @@ def legend_below(page: Any) -> None:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
             by_label.setdefault(label, handle)
     if by_label:
-        page.legend(by_label.values(), by_label.keys(), loc="outside lower center", ncols=4, fontsize=8)
+        column = max(map(len, by_label)) / LETTERS + 0.6  # inches
+        ncols = max(1, min(4, int(page.get_figwidth() / column)))
+        page.legend(by_label.values(), by_label.keys(), loc="outside lower center", ncols=ncols, fontsize=8)
