@@ -21,7 +21,7 @@ from fedloom.settings.paths import value_at
 from fedloom.settings.registry import Registry
 from fedloom.study import palette
 from fedloom.study.grid import Grid, cells, select, together
-from fedloom.study.panels import STYLES, Panels, Point, legend_below, line
+from fedloom.study.panels import STYLES, Panels, Point, legend_below, line, titled
 from fedloom.study.tables.compare import Estimate
 from fedloom.study.tables.results import Combination, CombinationRuns, Values, about_model, over_rounds, read
 from fedloom.study.tables.table import Column, columns_of, estimate
@@ -271,7 +271,7 @@ def radar(grid: Grid, folder: Path, split: str, *, reference: str = "", tasks: l
         axes.set_ylim(bottom=0)
         axes.set_title(data, fontsize=10)
         axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2)
-    page.suptitle(f"{grid.title or grid.name}\n{split} split; percent of {together(*against)}", fontsize=10)
+    titled(page, grid.title or grid.name, f"{split} split; percent of {together(*against)}")
     return page
 
 
@@ -385,7 +385,7 @@ class _Means:
             axes.set_title(titles[name], fontsize=10)
             axes.grid(alpha=0.3)
         about = f"{self.split} split; ± 95 % t-interval over seeds"
-        page.suptitle(f"{self.grid.title or self.grid.name}\n{about}", fontsize=10)
+        titled(page, self.grid.title or self.grid.name, about)
         return page, panels
 
 

@@ -123,10 +123,15 @@ class Panels:
 
     def finished(self, about: str) -> Any:
         """The figure with its title and one legend for all panels."""
-        fits = int(LETTERS * self.figure.get_figwidth())
-        self.figure.suptitle("\n".join(textwrap.fill(text, fits) for text in (self.title, about)), fontsize=10)
+        titled(self.figure, self.title, about)
         legend_below(self.figure)
         return self.figure
+
+
+def titled(page: Any, *lines: str) -> None:
+    """The title of a figure, in lines that fit its width."""
+    fits = int(LETTERS * page.get_figwidth())
+    page.suptitle("\n".join(textwrap.fill(text, fits) for text in lines), fontsize=10)
 
 
 def legend_below(page: Any) -> None:

@@ -19,7 +19,7 @@ from fedloom.extras import figure
 from fedloom.runs.reader import Run, best_round
 from fedloom.study.grid import Cell, Grid, select, together
 from fedloom.study.palette import color
-from fedloom.study.panels import STYLES
+from fedloom.study.panels import LEAST, STYLES, titled
 from fedloom.study.tables.markup import Records
 from fedloom.study.tables.results import Combination, read
 from fedloom.study.tables.sheet import Sheet, Sheeted
@@ -238,7 +238,7 @@ def curves(found: GridLosses, tasks: Mapping[Combination, Mapping[int, Mapping[s
     """
     by_data = _by_data(found)
     names = list(dict.fromkeys(task for runs in tasks.values() for one in runs.values() for task in one))
-    page = figure(4.2 * (1 + len(names)), 3 * len(by_data) + 0.6)
+    page = figure(max(4.2 * (1 + len(names)), LEAST), 3 * len(by_data) + 0.6)
     rows = page.subplots(len(by_data), 1 + len(names), squeeze=False)
     for row, data in zip(rows, by_data, strict=True):
         cells = [where for where in found.cells if where[0] == data]
@@ -275,7 +275,7 @@ def stopping(found: GridLosses) -> Any:
             best = fmean(run.best_round or math.nan for run in runs.values())
             for shift, (value, what) in enumerate(((configured, "configured"), (ran, "run"), (best, "until the best"))):
                 left.barh(at + 0.25 * (shift - 1), value, 0.25, color=color(shift), label=what if at == 0 else None)
-            right.barh(at, 100 * (1 - ran / configured), 0.5, color="C2")
+            right.barh(at, 100 * (1 - ran / configured), 0.5, color=color(2))
         for axes, text in ((left, "rounds"), (right, "rounds saved in %")):
             axes.set_yticks(range(len(cells)), list(cells), fontsize=8)
             axes.invert_yaxis()
@@ -296,5 +296,5 @@ def _by_data(found: GridLosses) -> dict[str, dict[str, Mapping[int, RunLosses]]]
 
 
 def _titled(page: Any, found: GridLosses, about: str) -> Any:
-    page.suptitle(f"{found.title}\n{about}", fontsize=10)
+    titled(page, found.title, about)
     return page
