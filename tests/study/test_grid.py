@@ -88,7 +88,6 @@ def assert_equal(one: Path, other: Path) -> None:
 REFUSED = {
     "feddea/table3-nyud-mini": {"NYUD-mini / FedACG / +step of 2 at the server"},
     "feddea/table3-digits": {"Digits / FedACG / +step of 2"},
-    "feddea/table5-digits": {"Digits / FedACG / +step of 2"},
 }
 """Combinations that packaged grids have although the library refuses them, which their tables say."""
 

@@ -21,7 +21,7 @@ from fedloom.settings.paths import value_at
 from fedloom.settings.registry import Registry
 from fedloom.study import palette
 from fedloom.study.grid import Grid, cells, select, together
-from fedloom.study.panels import STYLES, Panels, Point, legend_below, line, titled
+from fedloom.study.panels import STYLES, Panels, Point, dashes, legend_below, line, titled
 from fedloom.study.tables.compare import Estimate
 from fedloom.study.tables.results import Combination, CombinationRuns, Values, about_model, over_rounds, read
 from fedloom.study.tables.table import Column, columns_of, estimate
@@ -67,7 +67,7 @@ def sweep(
     results, _ = read(grid, folder, split)
     panels = Panels(grid, results, tasks, ("delta_m", "average", "spread", "bits"))
     for data, column, axes in panels:
-        for color, style, base in panels.colors(grid.bases):
+        for number, (color, base) in enumerate(panels.colors(grid.bases)):
             points: list[Point] = []
             for addon in grid.addons:
                 result = results.get((data, base, addon))
@@ -83,7 +83,7 @@ def sweep(
             least = min((x for x, _ in points), default=1.0)
             if log and least <= 0:
                 raise RecipeError(f"figure.log: {parameter} is {least:g} in a cell of {base}, expected above 0")
-            line(axes, points, column.metric, base, color, as_bars=True, style=style)
+            line(axes, points, column.metric, base, color, as_bars=True, style=dashes(number))
         axes.set_xlabel(label or parameter)
         if log:
             axes.set_xscale("log")
@@ -124,7 +124,7 @@ def convergence(
         holders = _holders(results, data, column.task) if clients else []
         if holders:
             axes.set_title(f"{axes.get_title()}\n{', '.join(holders)}", fontsize=8)
-        for color, dashes, (base, addon) in panels.colors(names):
+        for at, (color, (base, addon)) in enumerate(panels.colors(names)):
             result = results.get((data, base, addon))
             if result is None or (data, base, addon) not in drawn:
                 continue
@@ -132,7 +132,7 @@ def convergence(
             for number, client in enumerate(holders or [None]):
                 text = f"{label}, client {number + 1} of {len(holders)}" if len(holders) > 1 else label
                 points = _over_rounds(result, column, panels.columns[data], histories((data, base, addon), client))
-                style = STYLES[number % len(STYLES)] if len(holders) > 1 else dashes
+                style = STYLES[number % len(STYLES)] if len(holders) > 1 else dashes(at)
                 line(axes, points, column.metric, text, color, as_bars=False, style=style)
         axes.set_xlabel("round")
         axes.xaxis.get_major_locator().set_params(integer=True)
@@ -288,7 +288,7 @@ def tasks_per_client(
     page, panels = means.page(("bits", "share" if reference else "mean"))
     found = False
     for name, axes in panels.items():
-        for color, style, (base, addon) in Panels.colors(means.cells):
+        for number, (color, (base, addon)) in enumerate(Panels.colors(means.cells)):
             points: list[Point] = []
             for data in grid.data:
                 result = means.results.get((data, base, addon))
@@ -297,7 +297,7 @@ def tasks_per_client(
                 if isinstance(x, int | float) and known is not None:
                     points.append((float(x), known))
             found = found or bool(points)
-            line(axes, points, "", together(base, addon), color, as_bars=True, style=style)
+            line(axes, points, "", together(base, addon), color, as_bars=True, style=dashes(number))
         axes.set_xlabel("tasks per client")
         axes.xaxis.get_major_locator().set_params(integer=True)
     if not found:
@@ -318,7 +318,7 @@ def data_sets(grid: Grid, folder: Path, split: str, *, tasks: list[str] | None =
     rows = [data for data in grid.data if data != reference.partition("/")[0]]
     width = 0.8 / len(means.cells)
     for name, axes in panels.items():
-        for number, (color, _, (base, addon)) in enumerate(Panels.colors(means.cells)):
+        for number, (color, (base, addon)) in enumerate(Panels.colors(means.cells)):
             bars = [(at, e) for at, data in enumerate(rows) if (e := means.of((data, base, addon), name)) is not None]
             if not bars:
                 continue

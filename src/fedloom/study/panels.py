@@ -27,6 +27,11 @@ STYLES = ("-", "--", ":", "-.")
 """Lines of one colour: clients that hold the same task, seeds of a cell, or cells beyond the last colour."""
 
 
+def dashes(number: int) -> str:
+    """The style of the line of this number: another one where the colours begin anew."""
+    return STYLES[number // len(COLORS) % len(STYLES)]
+
+
 def line(
     axes: Any, points: Sequence[Point], metric: str, label: str, color: str, as_bars: bool, style: str = "-"
 ) -> None:
@@ -117,9 +122,9 @@ class Panels:
         return change(values, other, {c.task: c.direction for c in self.columns[data] if c.task})
 
     @staticmethod
-    def colors(names: Any) -> list[tuple[str, str, Any]]:
-        """Names with the colours of the palette; where these begin anew, with the next style of line."""
-        return [(color(at), STYLES[at // len(COLORS) % len(STYLES)], name) for at, name in enumerate(names)]
+    def colors(names: Any) -> list[tuple[str, Any]]:
+        """Names with the colours of the palette."""
+        return [(color(number), name) for number, name in enumerate(names)]
 
     def finished(self, about: str) -> Any:
         """The figure with its title and one legend for all panels."""
