@@ -108,7 +108,9 @@ def sparkline(series: Mapping[int, float], most: int = 24) -> str:
 
 
 def _clients(found: Now) -> str:
-    return f"{found.clients} client{'' if found.clients == 1 else 's'}"
+    from fedloom.study.report.words import count
+
+    return count(found.clients, "client")
 
 
 def _number(value: float | None) -> str:

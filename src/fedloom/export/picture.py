@@ -72,7 +72,7 @@ def _one(run: Finished, tasks: Sequence[DenseTask], count: int) -> Any:
         for row, target, answer in zip(cells, truth[task.name], answers, strict=True):
             row += [label(task, target), (label(task, answer, target)[0], ""), wrong(task, target, answer)]
     means = _in_turn(legends(run.built.dataset, tasks, truth, said), means)
-    return grid(columns, cells, f"{run.name}: {_test_examples(len(shown))}", means)
+    return grid(columns, cells, f"{run.name}, test examples: {len(shown)}", means)
 
 
 def _several(runs: Sequence[Finished], tasks: Sequence[DenseTask], count: int) -> Any:
@@ -87,13 +87,9 @@ def _several(runs: Sequence[Finished], tasks: Sequence[DenseTask], count: int) -
             rows.append(row)
     said = [{task.name: torch.stack(answers[task.name][at][0]) for task in tasks} for at in range(len(runs))]
     means = legends(runs[0].built.dataset, tasks, truth, *said)
-    return grid(["input", "truth", *(run.name for run in runs)], rows, _test_examples(len(shown)), means)
+    return grid(["input", "truth", *(run.name for run in runs)], rows, f"test examples: {len(shown)}", means)
 
 
 def _in_turn(*several: Mapping[str, Legend]) -> dict[str, Legend]:
     """Each task's legends one after the other."""
     return {name: of for pair in zip(*(each.items() for each in several), strict=True) for name, of in pair}
-
-
-def _test_examples(count: int) -> str:
-    return f"{count} test example" + ("s" if count != 1 else "")

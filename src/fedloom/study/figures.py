@@ -271,8 +271,7 @@ def radar(grid: Grid, folder: Path, split: str, *, reference: str = "", tasks: l
         axes.set_ylim(bottom=0)
         axes.set_title(data, fontsize=10)
         axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2)
-    titled(page, grid.title or grid.name, f"{split} split; percent of {together(*against)}")
-    return page
+    return titled(page, grid.title or grid.name, f"{split} split; percent of {together(*against)}")
 
 
 @FIGURES.register("tasks-per-client", source="MaTU, Figure 5")
@@ -385,8 +384,7 @@ class _Means:
             axes.set_title(titles[name], fontsize=10)
             axes.grid(alpha=0.3)
         about = f"{self.split} split; ± 95 % t-interval over seeds"
-        titled(page, self.grid.title or self.grid.name, about)
-        return page, panels
+        return titled(page, self.grid.title or self.grid.name, about), panels
 
 
 def _reference(grid: Grid, named: str) -> tuple[str, str]:

@@ -128,15 +128,15 @@ class Panels:
 
     def finished(self, about: str) -> Any:
         """The figure with its title and one legend for all panels."""
-        titled(self.figure, self.title, about)
         legend_below(self.figure)
-        return self.figure
+        return titled(self.figure, self.title, about)
 
 
-def titled(page: Any, *lines: str) -> None:
-    """The title of a figure, in lines that fit its width."""
+def titled(page: Any, *lines: str) -> Any:
+    """A figure under its title, in lines that fit its width."""
     fits = int(LETTERS * page.get_figwidth())
     page.suptitle("\n".join(textwrap.fill(text, fits) for text in lines), fontsize=10)
+    return page
 
 
 def legend_below(page: Any) -> None:

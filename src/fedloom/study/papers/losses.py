@@ -227,7 +227,7 @@ def bars(found: GridLosses) -> Any:
         axes.margins(x=0.2)
         axes.set_title(data, fontsize=10)
         axes.set_xlabel("best validation loss")
-    return _titled(page, found, "bars: mean over seeds; dots: seeds")
+    return titled(page, found.title, "bars: mean over seeds; dots: seeds")
 
 
 def curves(found: GridLosses, tasks: Mapping[Combination, Mapping[int, Mapping[str, Mapping[int, float]]]]) -> Any:
@@ -258,7 +258,7 @@ def curves(found: GridLosses, tasks: Mapping[Combination, Mapping[int, Mapping[s
             axes.xaxis.get_major_locator().set_params(integer=True)
             axes.grid(alpha=0.3)
         row[0].legend(fontsize=8)
-    return _titled(page, found, "validation loss; a line a seed")
+    return titled(page, found.title, "validation loss; a line a seed")
 
 
 def stopping(found: GridLosses) -> Any:
@@ -284,7 +284,7 @@ def stopping(found: GridLosses) -> Any:
         left.xaxis.get_major_locator().set_params(integer=True)
         right.set_xlim(0, 100)
     page.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
-    return _titled(page, found, "means over seeds")
+    return titled(page, found.title, "means over seeds")
 
 
 def _by_data(found: GridLosses) -> dict[str, dict[str, Mapping[int, RunLosses]]]:
@@ -293,8 +293,3 @@ def _by_data(found: GridLosses) -> dict[str, dict[str, Mapping[int, RunLosses]]]
     for (data, base, addon), runs in found.cells.items():
         by_data.setdefault(data, {})[together(base, addon)] = runs
     return by_data
-
-
-def _titled(page: Any, found: GridLosses, about: str) -> Any:
-    titled(page, found.title, about)
-    return page
