@@ -13,7 +13,7 @@ from fedloom.cli.app import app
 from fedloom.errors import StateError
 from fedloom.runs.reader import Run
 from fedloom.study.bed import falling, judge
-from fedloom.study.grid import Cell, load_grid, save
+from fedloom.study.grid import Cell, load_grid, recipes, save
 from fedloom.study.references import at_trivial
 from fedloom.study.tables.compare import compare
 from fedloom.study.tables.table import tabulate
@@ -119,6 +119,15 @@ def test_grids_have_references_unless_they_are_drawn() -> None:
     assert load_grid("f2dc/table1").reference_rows == ("joint", "trivial")  # of one task
     assert load_grid("feddea/rho-sweep").reference_rows == ()
     assert load_grid("feddea/table3-scenes", ["references=[]"]).reference_rows == ()
+
+
+def test_references_have_no_add_on_where_every_method_has_one() -> None:
+    addons = {"rho 0.5": {"method.add.feddea.rho": 0.5}, "rho 0.2": {"method.add.feddea.rho": 0.2}}
+    data = {"NYUD": {"recipe": "digits-tasks"}}
+    grid = paper_grid(data=data, addons=addons, references=["joint"])
+    assert grid.combinations[-2:] == (("FedProx", "rho 0.2"), ("joint", "-"))
+    assert [grid.reference(base) for base in ("FedProx", "joint")] == [("FedProx", "rho 0.5"), ("joint", "-")]
+    assert recipes(grid)[Cell("NYUD", "joint", "-", 0)].method.name == "joint"
 
 
 def test_the_command_says_it(tmp_path: Path) -> None:

@@ -341,16 +341,21 @@ def test_chosen_columns_are_what_is_shown_and_counted(paper, tmp_path):
 
 
 def test_wide_tables_have_data_sets_with_the_same_tasks_below_each_other(tmp_path):
-    grid = paper_grid(data={name: {"recipe": "digits-tasks"} for name in ("1C", "2C_", "4C")})
-    runs = {(name, "FedAvg", "-", 0): FEDAVG for name in ("1C", "2C_")} | {("2C_", "FedAvg", "+DEA", 0): DEA}
+    grid = paper_grid(data={name: {"recipe": "digits-tasks"} for name in ("1C", "2C_", "3C", "4C")})
+    runs = {(name, "FedAvg", "-", 0): FEDAVG for name in ("1C", "2C_", "3C")} | {("2C_", "FedAvg", "+DEA", 0): DEA}
     table = tabulate(*open_folder(write_grid(tmp_path / "g", grid, runs)))
     columns, groups = table.layout
     assert [str(c) for c in columns] == ["semseg mIoU ↑", "depth RMSE ↓", "normals mErr ↓", "edge odsF ↑", "Δ % ↑"]
     assert [(name, [e.text for e in lines[1].entries]) for name, lines in groups] == [
         ("1C", ["…"] * 5),
         ("2C_", ["30.78", "0.7052", "24.62", "74.77", "+10.59"]),
-        ("4C", ["…"] * 5),  # nothing has been run of it
+        ("3C", ["…"] * 5),
     ]
+    assert table.notes == (
+        "No run has finished of 4C.",
+        "…: 8 of 12 runs have not finished: 1C / FedAvg / +DEA s0, 1C / FedProx s0, 1C / FedProx / +DEA s0, "
+        "2C_ / FedProx s0, 2C_ / FedProx / +DEA s0, 3C / FedAvg / +DEA s0 and 2 more.",
+    )
     text = [line.split() for line in to_text(table).splitlines()]
     assert text[2] == ["semseg", "depth", "normals", "edge"]
     assert " ".join(text[3]) == "mIoU ↑ RMSE ↓ mErr ↓ odsF ↑ Δ % ↑"
@@ -361,7 +366,7 @@ def test_wide_tables_have_data_sets_with_the_same_tasks_below_each_other(tmp_pat
     assert r"\multicolumn{6}{l}{\emph{2C\_}} \\" in latex
     assert "cmidrule" not in latex
     assert FORMATS["html"](table).count('<th colspan="6" class="group">') == 3
-    assert len(FORMATS["csv"](table).splitlines()) == 1 + 4 * 11  # beside each other, as before
+    assert len(FORMATS["csv"](table).splitlines()) == 1 + 4 * 15  # beside each other
     rows = FORMATS["markdown"](tabulate(*open_folder(tmp_path / "g"))).splitlines()
     assert len({row.count("|") for row in rows if row.startswith("|")}) == 1
 

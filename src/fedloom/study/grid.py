@@ -136,10 +136,9 @@ class Grid(Section):
 
     @property
     def combinations(self) -> tuple[tuple[str, str], ...]:
-        """(base, add-on) of every line, the references last."""
-        first = next(iter(self.addons))
+        """(base, add-on) of every line, the references last; these have '-', whatever the grid's add-ons are."""
         own = tuple((base, addon) for base in self.bases for addon in self.addons)
-        return *own, *((name, first) for name in self.reference_rows)
+        return *own, *((name, "-") for name in self.reference_rows)
 
     @property
     def reference_rows(self) -> tuple[Reference, ...]:
@@ -154,7 +153,7 @@ class Grid(Section):
         if self.delta == "none":
             return None
         if self.delta == "base":
-            return base, next(iter(self.addons))
+            return base, "-" if base in self.reference_rows else next(iter(self.addons))
         named, _, addon = self.delta.partition("/")
         return named, addon
 

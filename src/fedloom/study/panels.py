@@ -77,8 +77,7 @@ class Panels:
         wider = grid.model_copy(update={"also": tuple(dict.fromkeys([*asked, *grid.also]))})
         self.grid, self.results = grid, results
         self.values = {where: result.values() for where, result in results.items()}
-        found = {data: columns_of(wider, data, results) for data in grid.data}
-        self.columns = {data: [c for c in columns if c.metric] for data, columns in found.items()}
+        self.columns = {data: columns_of(wider, data, results) for data in grid.data}
         names = [_name(c) for columns in self.columns.values() for c in columns if c.task or c.metric in overall]
         for task in tasks or ():
             if task not in names:

@@ -74,7 +74,7 @@ def _of_grid(home: Path, here: Path) -> tuple[Named, Named]:
         opened = grid.load_grid(home / grid.FILE)
         all_cells = {cell.folder(home).resolve(): cell for cell in grid.cells(opened)}
         if (mine := all_cells.pop(here, None)) is not None:
-            wanted = [opened.reference(mine.base), ("trivial", next(iter(opened.addons)))]
+            wanted = [opened.reference(mine.base), ("trivial", "-")]
             for folder, cell in all_cells.items():
                 if (cell.data, cell.seed) == (mine.data, mine.seed) and (folder / "run.json").is_file():
                     found = bases if (cell.base, cell.addon) in wanted else others

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -65,8 +65,6 @@ class Column:
         if not self.task:
             above, name = OVERALL[self.metric]
             return above, f"{name} {ARROWS[self.direction]}"
-        if not self.metric:  # nothing has been run that could tell
-            return self.task, ""
         return self.task + " †" * self.untold, f"{SPOKEN.get(self.metric, (self.metric,))[0]} {ARROWS[self.direction]}"
 
 
@@ -143,22 +141,18 @@ class GridTable:
         The latter where the data sets have the same tasks and would be too wide beside each other.
         """
         by_data = {name: [i for i, c in enumerate(self.columns) if c.data == name] for name in self.groups}
-        # a data set of which nothing has been run has a single column
-        found = [at for at in by_data.values() if len(at) > 1]
-        heads = {tuple(replace(self.columns[i], data="", untold=False) for i in at) for at in found}
+        heads = {tuple(replace(self.columns[i], data="", untold=False) for i in at) for at in by_data.values()}
         if len(self.columns) <= WIDEST or len(by_data) < 2 or len(heads) != 1:
             return self.columns, (("", self.lines),)
-        width = len(found[0])
-        groups = []
-        for name, at in by_data.items():
-            where = at if len(at) > 1 else at * width
-            lines = tuple(replace(line, entries=tuple(line.entries[i] for i in where)) for line in self.lines)
-            groups.append((name, lines))
-        return tuple(self.columns[i] for i in found[0]), tuple(groups)
+        groups = tuple(
+            (name, tuple(replace(line, entries=tuple(line.entries[i] for i in at)) for line in self.lines))
+            for name, at in by_data.items()
+        )
+        return tuple(self.columns[i] for i in next(iter(by_data.values()))), groups
 
 
 def tabulate(grid: Grid, folder: Path, split: str = "test") -> GridTable:
-    """Read what has been run of a grid.
+    """Read what has been run of a grid. A data set of which no run has finished is no part of it but for a note.
 
     Raises StateError where no run has finished, or where runs of one data set have different tasks.
     """
@@ -198,7 +192,7 @@ def tabulate(grid: Grid, folder: Path, split: str = "test") -> GridTable:
         split,
         grid.at,
         "; ".join(parts) + ".",
-        (*maker.notes, *_missing(missing, sum(1 for _ in cells(grid)))),
+        (*maker.notes, *_missing(missing, grid, {data for data, *_ in results})),
     )
 
 
@@ -362,10 +356,10 @@ def means(columns: Sequence[Column], result: CombinationRuns) -> dict[str, float
 
 
 def columns_of(grid: Grid, data: str, results: Mapping[Combination, CombinationRuns]) -> tuple[Column, ...]:
-    """The columns of a data set, from its runs; a single column '…' where it has no runs."""
+    """The columns of a data set, from its runs; none where it has no runs."""
     runs = [run for (name, *_), result in results.items() if name == data for run in result.runs.values()]
     if not runs:
-        return (Column(data, "…", ""),)
+        return ()
     found = {run.folder: _of_domains(data, run) if grid.show == "domains" else _of_tasks(data, run) for run in runs}
     first = found[runs[0].folder]
     for folder, columns in found.items():
@@ -409,12 +403,17 @@ def _with_best(lines: Sequence[TableLine], columns: Sequence[Column]) -> list[Ta
     return [replace(line, entries=tuple(entries)) for line, entries in zip(lines, marked, strict=True)]
 
 
-def _missing(missing: Sequence[Cell], total: int, shown: int = 6) -> list[str]:
-    if not missing:
-        return []
-    names = ", ".join(map(str, missing[:shown]))
-    more = f" and {len(missing) - shown} more" if len(missing) > shown else ""
-    return [f"…: {len(missing)} of {total} runs have not finished: {names}{more}."]
+def _missing(missing: Sequence[Cell], grid: Grid, begun: Collection[str], shown: int = 6) -> list[str]:
+    """What has not finished: data sets of which nothing has, and the other cells."""
+    idle = ", ".join(data for data in grid.data if data not in begun)
+    notes = [f"No run has finished of {idle}."] if idle else []
+    missing = [cell for cell in missing if cell.data in begun]
+    if missing:
+        total = sum(cell.data in begun for cell in cells(grid))
+        names = ", ".join(map(str, missing[:shown]))
+        more = f" and {len(missing) - shown} more" if len(missing) > shown else ""
+        notes.append(f"…: {len(missing)} of {total} runs have not finished: {names}{more}.")
+    return notes
 
 
 def _unit(metric: str) -> str:
