@@ -45,7 +45,7 @@ def test_a_grid_is_tested_in_one_command(grid, fedloom_):
 
 def test_the_reference_of_a_plain_table_can_be_chosen(grid, fedloom_):
     _, out, _ = fedloom_("table", grid, "--base", "FedProx/-")
-    assert next(line for line in out.splitlines() if line.strip().startswith("FedProx")).split()[-2] == "base"
+    assert next(line for line in out.splitlines() if line.strip().startswith("FedProx")).split()[-1] == "base"
 
 
 def test_a_grid_is_ranked(grid, fedloom_):
