@@ -400,7 +400,7 @@ def _reference(grid: Grid, named: str) -> tuple[str, str]:
 
 def _chosen(columns: Sequence[Column], tasks: Sequence[str] | None) -> list[Column]:
     """The columns of tasks, or of those named. Raises RecipeError for one that is not there."""
-    known = [column for column in columns if column.task and column.metric]
+    known = [column for column in columns if column.task]
     for task in tasks or ():
         if task not in [column.task for column in known]:
             names = [column.task for column in known]
