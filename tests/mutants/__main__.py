@@ -46,7 +46,7 @@ ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "build" / "mutants"
 SOURCES = (
     *("attacks", "core", "maths", "methods", "peers", "relatedness", "rounds", "stages", "tasks", "training"),
-    *("codecs.py", "server.py", "taskvectors.py", "recipes/privacy.py", "engines/peers/mixing.py"),
+    *("codecs.py", "server.py", "taskvectors.py", "federation/recipes/privacy.py", "engines/peers/mixing.py"),
 )
 # Quick tests. Coverage sees one process, so those that start others would say nothing of the lines that run there.
 TESTS = (

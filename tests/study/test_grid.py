@@ -22,15 +22,15 @@ import pytest
 import yaml
 
 import fedloom
+from fedloom.core.machine import available_memory, locked
 from fedloom.data.scenes import store
 from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.experiments import grid_run
 from fedloom.experiments.grid_progress import Bar, CellLines, progress
 from fedloom.experiments.grid_run import Outcome, Watch, default_jobs, prepare, run_prepared
-from fedloom.locks import locked
-from fedloom.memory import available_memory
-from fedloom.recipes import dump
-from fedloom.rounds.build import build_method
+from fedloom.federation.recipes import dump
+from fedloom.federation.rounds.build import build_method
+from fedloom.models.tasks.dense import KINDS
 from fedloom.study.grid import (
     Cell,
     Grid,
@@ -45,7 +45,6 @@ from fedloom.study.grid import (
     summary,
     write,
 )
-from fedloom.tasks.dense import KINDS
 from grid_support import TINY
 from tests_support import assert_same
 
