@@ -3,10 +3,10 @@
     python benchmarks/merging.py RUN...
 
 Each RUN is one of `method=local` with `partition={name: one-task}`: a client a task, all from the same model. Their
-models are exported and merged by `fedloom.experiments.export.merge`, once for each rule and each of a few scales; the scale is the
-one with the best mean over tasks on the clients' validation examples, and the numbers are those of the test examples.
-`apart` is each task's own model, `start` the model that all began with, under the heads that were trained.
-"""
+models are exported and merged by `fedloom.experiments.export.merge`, once for each rule and each of a few scales; the
+scale is the one with the best mean over tasks on the clients' validation examples, and the numbers are those of the
+test examples. `apart` is each task's own model, `start` the model that all began with, under the heads that were
+trained."""
 
 from __future__ import annotations
 

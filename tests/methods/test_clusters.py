@@ -21,6 +21,7 @@ import fedloom
 from fedloom import Ctx, Method, methods
 from fedloom.core.context import derive_seed
 from fedloom.core.layout import Block, Layout
+from fedloom.core.mean import mixed_models
 from fedloom.core.updates import Updates
 from fedloom.engines.api import Result
 from fedloom.errors import RecipeError
@@ -30,7 +31,7 @@ from fedloom.federation.rounds.evaluation import evaluate, example_losses
 from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.rounds.server import dispatch
 from fedloom.methods.clusters.centres import rebalanced
-from fedloom.methods.clusters.stages import agglomerate, bipartition, cosines, mixed_models
+from fedloom.methods.clusters.stages import agglomerate, bipartition, cosines
 from fedloom.methods.conflict.stages import agreement
 from fedloom.stages import (
     ChosenClusters,

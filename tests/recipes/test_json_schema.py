@@ -47,7 +47,8 @@ def test_packaged_recipes_fit_and_mistakes_do_not():
 def test_the_shipped_schema_is_the_one_that_the_command_prints():
     # in a Python of its own, where no test has registered anything, and without what other packages bring
     code = (
-        "import json; from fedloom.federation.recipes.json_schema import schema; from fedloom.core.settings.registry import Registry; "
+        "import json; from fedloom.federation.recipes.json_schema import schema; "
+        "from fedloom.core.settings.registry import Registry; "
         "Registry.announced = {}; print(json.dumps(schema()))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

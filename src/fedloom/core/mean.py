@@ -1,4 +1,4 @@
-"""Weighted means: the plain one, and the one over the clients that trained a parameter."""
+"""Weighted means: the plain one, the one over the clients that trained a parameter, and a mean for each row."""
 
 from __future__ import annotations
 
@@ -93,6 +93,30 @@ def _ratio(part: Tensor, total: Tensor) -> Tensor:
 
 def _chunks(d: int) -> list[slice]:
     return [slice(a, min(a + _CHUNK, d)) for a in range(0, d, _CHUNK)]
+
+
+def mixed_models(updates: Updates, M: Tensor) -> Tensor:
+    """Updates (K x d) that move each row from its own start to a mix of the trained models w = base + X.
+
+    X_k + sum_j M_kj (w_j - w_k), where the rows of M (K x K, not negative) sum to 1; so M = I is X bit for bit. A block
+    that only some rows have is mixed among those rows.
+    """
+    X, base = updates.X, updates.base
+    out = X.clone()
+    for columns, have in column_groups(updates.layout, updates.present, None):
+        rows = torch.arange(len(X)) if have is None else have.nonzero().squeeze(1)
+        part = M[rows][:, rows].double()
+        total = part.sum(dim=1, keepdim=True)
+        eye = torch.eye(len(rows), dtype=torch.float64)
+        change = (torch.where(total > 0, part / total, eye) - eye).to(X)
+        if not bool(change.any()):
+            continue
+        for a in range(columns.start, columns.stop, _CHUNK):
+            s = slice(a, min(a + _CHUNK, columns.stop))
+            # models relative to the first start: the rows of `change` sum to 0
+            w = X[rows, s] if base is None else X[rows, s] + (base[rows, s] - base[0, s])
+            out[rows, s] += change @ w
+    return out
 
 
 @dataclass(frozen=True)

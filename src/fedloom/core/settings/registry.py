@@ -2,8 +2,8 @@
 
 A function's signature is the schema of its recipe section: names, types, ranges and defaults stand in one place. What
 stands under a name is registered here, announced by an installed package as an entry point, or, under a name of the
-form `package.module:name`, imported, if `core/settings/trust.py` allowed that. An object in a name's place is the same as a
-function that returns it.
+form `package.module:name`, imported, if `core/settings/trust.py` allowed that. An object in a name's place is the same
+as a function that returns it.
 
 Modules that register must not import torch at module level, so that a recipe can be checked without it.
 """
@@ -83,15 +83,27 @@ class Registry:
     gives: tuple[str, ...] = ()
     """module:Class of what an imported function of this kind must return, or an imported object be. Empty: names of
     code are refused."""
-    entries: dict[str, Registered] = field(default_factory=dict)
+    waiting: dict[str, tuple[Callable[..., Any], str]] = field(default_factory=dict)
+    """Registered functions that nobody has asked for yet: `--help` does not pay for their schemas."""
+
+    @cached_property
+    def _entries(self) -> dict[str, Registered]:
+        return {}
+
+    @property
+    def entries(self) -> dict[str, Registered]:
+        """All that is registered here, by name."""
+        for name in [*self.waiting]:
+            self._entries[name] = self.of(name, *self.waiting.pop(name))
+        return self._entries
 
     def register(self, name: str, source: str = "") -> Callable[[F], F]:
         """Register a function under `name`. Its parameters that are keyword-only become recipe keys."""
 
         def add(function: F) -> F:
-            if name in self.entries:
+            if name in self.waiting or name in self._entries:
                 raise ValueError(f"{self.kind} {name!r} is registered twice")
-            self.entries[name] = self.of(name, function, source)
+            self.waiting[name] = (function, source)
             return function
 
         return add

@@ -13,7 +13,7 @@ from fedloom.federation.runs.reader import clock
 class Progress:
     """Receives what happens in a run. This one says nothing; others say what they want to.
 
-    `numbers` of a round are what `fedloom.federation.rounds.measure.headline` found: 'val accuracy' -> the mean, and the like.
+    `numbers` of a round are what `measure.headline` found: 'val accuracy' -> the mean, and the like.
     """
 
     def start(self, rounds: int, done: int) -> None: ...

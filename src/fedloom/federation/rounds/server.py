@@ -187,7 +187,7 @@ def server_step(
     """The server's (or a peer's) part of a round. `ctx.targets` are the participants.
 
     `starts` are the vectors from which clients started, if they are not in the state. Rows with nan or inf are dropped
-    and logged; if none is left, or the round fails, the models stay as they were (see `fedloom.federation.rounds.recovery`).
+    and logged; if none is left, or the round fails, the models stay as they were (see `recovery.py`).
     """
     updates, came = collect(method, layout, federation, payloads, ctx.targets or (), state["model"].dtype)
     updates, sizes = usable(updates, came, ctx)

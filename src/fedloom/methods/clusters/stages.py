@@ -20,14 +20,13 @@ from fedloom.core.combine import Aggregation
 from fedloom.core.context import Ctx, State
 from fedloom.core.gram import gram, nonzero
 from fedloom.core.layout import Layout
-from fedloom.core.mean import Mean, column_groups
+from fedloom.core.mean import Mean, column_groups, mixed_models
 from fedloom.core.outline import Box
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.updates import Updates
 from fedloom.methods.peers.neighbours import task_groups
 from fedloom.methods.peers.safeguards import Safeguards, conflict_averse_mix
 
-_CHUNK = 1 << 20  # columns at a time
 Linkage = Literal["average", "complete", "single"]
 
 
@@ -74,30 +73,6 @@ def models(updates: Updates) -> Tensor:
         if members is not None:
             W[~members, columns] = 0.0
     return W
-
-
-def mixed_models(updates: Updates, M: Tensor) -> Tensor:
-    """Updates (K x d) that move each row from its own start to a mix of the trained models w = base + X.
-
-    X_k + sum_j M_kj (w_j - w_k), where the rows of M (K x K, not negative) sum to 1; so M = I is X bit for bit. A block
-    that only some rows have is mixed among those rows.
-    """
-    X, base = updates.X, updates.base
-    out = X.clone()
-    for columns, have in column_groups(updates.layout, updates.present, None):
-        rows = torch.arange(len(X)) if have is None else have.nonzero().squeeze(1)
-        part = M[rows][:, rows].double()
-        total = part.sum(dim=1, keepdim=True)
-        eye = torch.eye(len(rows), dtype=torch.float64)
-        change = (torch.where(total > 0, part / total, eye) - eye).to(X)
-        if not bool(change.any()):
-            continue
-        for a in range(columns.start, columns.stop, _CHUNK):
-            s = slice(a, min(a + _CHUNK, columns.stop))
-            # models relative to the first start: the rows of `change` sum to 0
-            w = X[rows, s] if base is None else X[rows, s] + (base[rows, s] - base[0, s])
-            out[rows, s] += change @ w
-    return out
 
 
 def for_members(updates: Updates, moves: Mapping[str, Tensor]) -> Updates:

@@ -18,11 +18,10 @@ from torch import Tensor
 
 from fedloom.core.context import Broadcast, Ctx, Fields, State
 from fedloom.core.layout import Layout
-from fedloom.core.mean import weighted_mean
+from fedloom.core.mean import mixed_models, weighted_mean
 from fedloom.core.outline import Box
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.updates import EVERYONE, Updates
-from fedloom.methods.clusters.stages import mixed_models
 from fedloom.methods.conflict.averse import Rescale, rescaling
 from fedloom.methods.peers.graph import candidates, metropolis, resolved
 from fedloom.methods.peers.neighbours import soft_weights, top_k

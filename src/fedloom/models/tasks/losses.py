@@ -1,6 +1,6 @@
 """Losses of dense prediction, as the authors' release of FedHCA2 has them (Lu et al., CVPR 2024, supplement C).
 
-Predictions are B x C x H x W before any activation, labels are of the same B, H and W (see `fedloom.models.tasks.labels` for
+Predictions are B x C x H x W before any activation, labels are of the same B, H and W (see `labels.py` for
 their layouts and for what counts as valid); other sizes are a DataError. Every loss is a sum over the valid pixels of
 the batch divided by their number. Where no pixel is valid it is 0 and has a gradient, also 0. All of them compute in
 float32 (float64 for float64), also under autocast, and work under `torch.func.vmap`.

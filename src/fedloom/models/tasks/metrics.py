@@ -2,7 +2,7 @@
 neither batch size nor order changes the result.
 
 `update(pred, target)` takes predictions B x C x H x W before any activation and labels of the same B, H and W (see
-`fedloom.models.tasks.labels`; other sizes are a DataError). `compute()` returns the metric that the class is named after and
+`labels.py`; other sizes are a DataError). `compute()` returns the metric that the class is named after and
 `all()` what comes with it, both nan where no valid pixel was seen.
 """
 

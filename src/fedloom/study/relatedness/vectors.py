@@ -11,7 +11,7 @@ _VALUES = 1 << 21  # float64 values at a time
 
 
 def sign(vectors: Tensor, zeros: Zeros = "half") -> Tensor:
-    """MaTU's similarity (eq. 5) of task vectors (T x d): T x T in [0, 1]. See `fedloom.core.taskvectors.sign_similarity`."""
+    """MaTU's similarity (eq. 5) of task vectors (T x d): T x T in [0, 1]. See `taskvectors.sign_similarity`."""
     return sign_similarity(vectors, zeros)
 
 

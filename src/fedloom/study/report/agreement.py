@@ -1,4 +1,4 @@
-"""How updates agreed and what they weighed, from a run's diagnostics.jsonl (see `fedloom.federation.rounds.diagnostics.look`)."""
+"""How updates agreed and what they weighed, from a run's diagnostics.jsonl (see `rounds/diagnostics.py`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the final models said of test data, from the folder `predictions` of runs (see `fedloom.federation.rounds.showing`): a few
+"""What the final models said of test data, from the folder `predictions` of runs (see `rounds/showing.py`): a few
 images with the answers of dense tasks, side by side for the runs of a grid, and confusion matrices."""
 
 from __future__ import annotations
