@@ -96,7 +96,7 @@ def selection(d: int, repeats: int) -> None:
 
     from fedloom.core.context import Ctx
     from fedloom.core.updates import Updates
-    from fedloom.methods.feddea.stages import top_mask
+    from fedloom.methods.feddea.aggregation import top_mask
     from fedloom.stages import TopMagnitude
 
     gauss = 1e-3 * torch.randn(d)

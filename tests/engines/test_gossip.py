@@ -15,8 +15,7 @@ from fedloom.engines.api import Result
 from fedloom.errors import RecipeError
 from fedloom.federation.recipes.schema import PeersSection
 from fedloom.federation.runs import checkpoint
-from fedloom.methods import METHODS
-from fedloom.methods import peers as staleness
+from fedloom.methods import METHODS, staleness
 from peers_support import Valleys
 from tests_support import assert_same, load_recipe, stopped_after
 

@@ -25,9 +25,9 @@ from fedloom.federation.recipes.schema import PeersSection
 from fedloom.federation.rounds.progress import Progress
 from fedloom.federation.runs import checkpoint
 from fedloom.methods import METHODS, feddea, heal, local, pcgrad
+from fedloom.methods.peers.aggregation import AtPeer
 from fedloom.methods.peers.at_peers import at_peers
 from fedloom.methods.peers.config import SafeguardsSection
-from fedloom.methods.peers.stages import AtPeer
 from fedloom.peers import Safeguards
 from fedloom.stages import Identity, Mean, Split
 from peers_support import Valleys

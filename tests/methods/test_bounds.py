@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedloom import methods, server, stages, training
 from fedloom.methods import ADDONS, METHODS, Method
-from fedloom.methods.f2dc.stages import domain_aware_weights
+from fedloom.methods.f2dc.aggregation import domain_aware_weights
 from fedloom.methods.peers.at_peers import InterCluster
 from fedloom.methods.peers.config import (
     AdaptiveScope,

@@ -12,20 +12,16 @@ from fedloom.engines.api import Result
 from fedloom.methods import (
     cagrad,
     config,
+    famo,
     fedavg,
     feddea,
+    fedga,
     fedprox,
     local,
     min_norm,
     pcgrad,
     server_step,
     support_mean,
-)
-from fedloom.methods import (
-    conflict as famo,
-)
-from fedloom.methods import (
-    conflict as fedga,
 )
 from fedloom.methods.method import Method
 from fedloom.server import Plain, ServerRule

@@ -24,25 +24,15 @@ from fedloom.federation.rounds.messages import count_up, unpacked
 from fedloom.federation.rounds.rounds import initial_state
 from fedloom.federation.rounds.server import dispatch, server_step
 from fedloom.methods import (
-    drift as feddyn,
-)
-from fedloom.methods import (
-    drift as fedopt,
-)
-from fedloom.methods import (
+    ditto,
     fedavg,
+    feddyn,
     fedex_lora,
+    fedopt,
+    fedper,
+    fedrep,
     fedsa_lora,
     flora,
-)
-from fedloom.methods import (
-    personal as ditto,
-)
-from fedloom.methods import (
-    personal as fedper,
-)
-from fedloom.methods import (
-    personal as fedrep,
 )
 from fedloom.stages import ExactFactors, FactorProducts, Mean, PCGrad
 from fedloom.training import FlatModel

@@ -23,7 +23,7 @@ from fedloom.federation.rounds.server import server_step
 from fedloom.federation.runs.reader import Run
 from fedloom.methods.method import Method
 from fedloom.methods.private import private
-from fedloom.methods.private.stages import PrivateClusters, PrivateMean
+from fedloom.methods.private.aggregation import PrivateClusters, PrivateMean
 from tests_support import assert_same, load_recipe, stopped_after
 
 Quick = Callable[..., Result]

@@ -12,7 +12,7 @@ from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Block, Layout
 from fedloom.core.stage import Traits, check_closed
 from fedloom.core.updates import Updates
-from fedloom.methods.personal.stages import attention
+from fedloom.methods.personal.aggregation import attention
 from fedloom.stages import (
     AcrossTasks,
     AtPeer,

@@ -14,7 +14,7 @@ from fedloom.core.context import Ctx, derive_seed
 from fedloom.core.gram import min_norm
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
-from fedloom.methods.conflict.stages import pcgrad_coefficients
+from fedloom.methods.conflict.aggregation import pcgrad_coefficients
 from fedloom.stages import CAGrad, ConFIG, GradVac, Mean, MinNorm, PCGrad, Scope, Split, Stage, TopMagnitude
 
 D = torch.tensor([[3.0, -1, 0, 2], [-2, 2, 1, 0], [1, 1, -4, 0]], dtype=torch.float64)

@@ -10,7 +10,7 @@ import torch
 from fedloom.core.context import Ctx
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
-from fedloom.methods.clusters.stages import cosine_mixing
+from fedloom.methods.clusters.aggregation import cosine_mixing
 from fedloom.stages import CosineMix, Identity, Mean, MinNorm, PerBlock
 
 LAYOUT = Layout((Block("encoder.a", (2,)), Block("encoder.b", (2,))))

@@ -16,7 +16,7 @@ from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
 from fedloom.engines.api import Result
 from fedloom.federation.runs import checkpoint
-from fedloom.methods.fedhca2.stages import cross_attention
+from fedloom.methods.fedhca2.aggregation import cross_attention
 from fedloom.stages import (
     HyperConflictAverse,
     HyperCrossAttention,

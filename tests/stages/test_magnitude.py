@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from fedloom.core.layout import Block, Layout
 from fedloom.methods.feddea import stages as magnitude
-from fedloom.methods.feddea.stages import top_mask
+from fedloom.methods.feddea.aggregation import top_mask
 from fedloom.stages import Mean, TopMagnitude
 
 D = torch.tensor([[3.0, -1, 0, 2], [-2, 2, 1, 0], [1, 1, -4, 0]])

@@ -17,7 +17,7 @@ from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
 from fedloom.engines.api import Result
 from fedloom.methods.feddea import stages as module
-from fedloom.methods.feddea.stages import agreement
+from fedloom.methods.feddea.aggregation import agreement
 from fedloom.stages import ActivatedDimensions, Heal, Mean, TopMagnitude
 from tests_support import assert_same
 

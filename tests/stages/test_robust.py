@@ -14,7 +14,7 @@ from fedloom.core.context import Ctx
 from fedloom.core.gram import gram
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
-from fedloom.methods.robust.stages import Robust, geometric_median
+from fedloom.methods.robust.aggregation import Robust, geometric_median
 from fedloom.stages import (
     AtPeer,
     CentredClip,

@@ -34,7 +34,8 @@ def lazy(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
         if name in home():
             return getattr(importlib.import_module(home()[name]), name)
         try:
-            return importlib.import_module(f"{package}.{name}")
+            if not name.startswith("__"):  # a module that is no package is asked for its __path__
+                return importlib.import_module(f"{package}.{name}")
         except ModuleNotFoundError as error:
             if error.name != f"{package}.{name}":
                 raise

@@ -19,7 +19,7 @@ from fedloom.core.mean import Mean, weighted_mean
 from fedloom.core.outline import Box
 from fedloom.core.stage import Identity, Stage, Traits
 from fedloom.core.updates import Updates
-from fedloom.methods.clusters.stages import agglomerate, cosines, for_members
+from fedloom.methods.clusters.aggregation import agglomerate, cosines, for_members
 
 First = Literal["groups", "noise"]
 Uses = int | list[float]

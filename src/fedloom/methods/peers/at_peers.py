@@ -10,9 +10,9 @@ from fedloom.core.combine import Switch
 from fedloom.core.context import State
 from fedloom.core.errors import RecipeError
 from fedloom.methods.method import Method
+from fedloom.methods.peers.aggregation import AtPeer, ConflictAverseMix
 from fedloom.methods.peers.config import PeersBase
 from fedloom.methods.peers.safeguards import Safeguards
-from fedloom.methods.peers.stages import AtPeer, ConflictAverseMix
 from fedloom.training.rules import LocalRule, View
 
 

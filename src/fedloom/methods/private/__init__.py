@@ -8,7 +8,7 @@ from fedloom.core.errors import RecipeError
 from fedloom.core.stage import Chain, Stage, adds_up
 from fedloom.methods.clusters.centres import ChosenClusters
 from fedloom.methods.method import Method
-from fedloom.methods.private.stages import Bounded, PrivateClusters, PrivateMean, RowNoise
+from fedloom.methods.private.aggregation import Bounded, PrivateClusters, PrivateMean, RowNoise
 
 KNOWN = frozenset({"domain", "tasks"})
 """Extras that the server knows of each client before the first round, and that a client cannot change."""

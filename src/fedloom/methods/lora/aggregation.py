@@ -15,7 +15,7 @@ from fedloom.core.layout import Layout
 from fedloom.core.mean import weighted_mean
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.updates import Updates
-from fedloom.methods.conflict.stages import shares
+from fedloom.methods.conflict.aggregation import shares
 
 _A, _B, _W = ".lora_A.default.weight", ".lora_B.default.weight", ".base_layer.weight"
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from fedloom.core.context import Ctx, State
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.updates import Updates
-from fedloom.methods.conflict.stages import shares
+from fedloom.methods.conflict.aggregation import shares
 
 
 @dataclass(frozen=True)
