@@ -426,7 +426,7 @@ def test_packaged_recipes_are_valid(name):
 
 def test_checking_a_recipe_does_not_import_torch():
     code = f"""
-from fedloom.recipes import load
+from fedloom.federation.recipes import load
 from fedloom.errors import RecipeError
 for name in {names()!r}:
     load(name)

@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 import yaml
 
-import fedloom
+import fedloom.federation.recipes
 from fedloom.core.machine import available_memory, locked
 from fedloom.data.scenes import store
 from fedloom.errors import RecipeError, StateError, UserError
@@ -244,7 +244,7 @@ def test_a_data_set_may_have_some_bases_only() -> None:
 
 
 def test_recipes_are_found_beside_the_grid(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(dump(fedloom.recipes.load("digits-tasks", ["training.rounds=77"])))
+    (tmp_path / "mine.yaml").write_text(dump(fedloom.federation.recipes.load("digits-tasks", ["training.rounds=77"])))
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(TINY | {"data": {"D": {"recipe": "mine.yaml"}}, "set": {}}))
     assert {r.training.rounds for r in recipes(load_grid(tmp_path / "grid.yaml")).values()} == {77}
 
