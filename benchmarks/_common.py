@@ -104,7 +104,7 @@ def without_data(tasks: Mapping[str, Mapping[str, Any]], examples: int = 0) -> d
     """Clients without data, by id, from what each has as `tasks`; they say that they have so many examples."""
     import numpy as np
 
-    from fedloom.rounds.federation import Client, Part
+    from fedloom.federation.rounds.federation import Client, Part
 
     part = Part(None, np.zeros(examples, dtype=np.int64), "own")  # type: ignore[arg-type]
     return {name: Client(name, held, part, part, part) for name, held in tasks.items()}

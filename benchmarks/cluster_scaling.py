@@ -70,7 +70,7 @@ def train(scratch: str, quick: bool) -> None:
     """One of the processes that train."""
     from fedloom.engines.cluster.comm import Comm
     from fedloom.engines.cluster.session import take_part
-    from fedloom.recipes import load
+    from fedloom.federation.recipes import load
 
     changes = [
         "data.size=32",
@@ -113,11 +113,11 @@ def step(scratch: str, d: int, turns: int) -> None:
     from fedloom.engines.cluster.comm import Comm
     from fedloom.engines.cluster.member import Member
     from fedloom.engines.cluster.sharing import Sharing
-    from fedloom.recipes import load
-    from fedloom.rounds.build import build_method
-    from fedloom.rounds.federation import Federation
-    from fedloom.rounds.messages import Payload
-    from fedloom.rounds.server import server_init, server_step
+    from fedloom.federation.recipes import load
+    from fedloom.federation.rounds.build import build_method
+    from fedloom.federation.rounds.federation import Federation
+    from fedloom.federation.rounds.messages import Payload
+    from fedloom.federation.rounds.server import server_init, server_step
 
     torch.set_num_threads(1)
     comm = Comm.join()

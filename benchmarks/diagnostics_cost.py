@@ -18,8 +18,8 @@ import fedloom
 from fedloom.core.context import Ctx
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
-from fedloom.recipes import load
-from fedloom.rounds.diagnostics import EVERY, look
+from fedloom.federation.recipes import load
+from fedloom.federation.rounds.diagnostics import EVERY, look
 from fedloom.stages import Mean
 
 RUNS: Mapping[str, tuple[str, ...]] = {

@@ -35,7 +35,7 @@ PAPER = {"f2dc": (180.67 / 176.94, 16.46 / 16.31), "fpl": (215.61 / 176.94, 19.4
 
 
 def recipe(method: Any, *changes: str) -> Any:
-    from fedloom.recipes import load
+    from fedloom.federation.recipes import load
 
     return load("f2dc/digits-embedded", [*changes, f"method={json.dumps(method)}"])
 
@@ -45,7 +45,7 @@ def counts(method: Any) -> dict[str, float]:
     import torch
     from torch.utils.flop_counter import FlopCounterMode
 
-    from fedloom.rounds.build import build
+    from fedloom.federation.rounds.build import build
 
     built = build(recipe(method, "data.size=32", "model.width=64"))
     with FlopCounterMode(display=False) as counter, torch.no_grad():
@@ -59,7 +59,7 @@ def counts(method: Any) -> dict[str, float]:
 def measured(method: Any, rounds: int, width: int) -> dict[str, float]:
     """A run's seconds of local training and MB a round, and this process's peak memory."""
     from fedloom.engines.api import run
-    from fedloom.runs.reader import Run
+    from fedloom.federation.runs.reader import Run
 
     changes = (f"training.rounds={rounds}", "training.epochs=1", f"model.width={width}", "data.size=16")
     with tempfile.TemporaryDirectory() as folder:

@@ -33,8 +33,8 @@ class Round:
         from fedloom.codecs import Raw, Sparse
         from fedloom.core.context import Ctx
         from fedloom.core.layout import Block, Layout
+        from fedloom.federation.rounds.federation import Federation
         from fedloom.methods.method import Method
-        from fedloom.rounds.federation import Federation
         from fedloom.stages import Identity, TopMagnitude
 
         self.federation = Federation((), without_data({f"c{i}": {} for i in range(K)}))
@@ -55,14 +55,14 @@ class Round:
         """The server's state before the round."""
         import torch
 
-        from fedloom.rounds.server import server_init
+        from fedloom.federation.rounds.server import server_init
 
         return server_init(self.method, self.layout, torch.ones(self.layout.d), {})
 
     def step(self, packed: Iterable[Mapping[str, Any]], state: dict[str, Any]) -> object:
         """The server's part of the round; `packed` is asked for one client at a time."""
-        from fedloom.rounds.messages import Payload
-        from fedloom.rounds.server import server_step
+        from fedloom.federation.rounds.messages import Payload
+        from fedloom.federation.rounds.server import server_step
 
         # a payload's tensors are held by nobody but the payload
         payloads = map(lambda row, one: Payload(row, 10.0, one), self.rows, packed)
@@ -96,8 +96,8 @@ def selection(d: int, repeats: int) -> None:
 
     from fedloom.core.context import Ctx
     from fedloom.core.updates import Updates
+    from fedloom.methods.feddea.aggregation import top_mask
     from fedloom.stages import TopMagnitude
-    from fedloom.stages.magnitude import top_mask
 
     gauss = 1e-3 * torch.randn(d)
     zeros = gauss.clone()

@@ -38,8 +38,8 @@ class Work:
     def __init__(self, d: int) -> None:
         from fedloom.core.context import Ctx
         from fedloom.core.layout import Block, Layout
+        from fedloom.federation.rounds.federation import Federation
         from fedloom.methods import fedhca2
-        from fedloom.rounds.federation import Federation
 
         tensors = [d // 170] * 169 + [d - 169 * (d // 170)]
         self.layout = Layout(
@@ -83,7 +83,7 @@ class Work:
         """The server's after a first round: a model for each client, and what was added to it."""
         import torch
 
-        from fedloom.rounds.server import server_init
+        from fedloom.federation.rounds.server import server_init
 
         start = torch.zeros(self.layout.d)
         state = server_init(self.method, self.layout, start, {})
@@ -94,7 +94,7 @@ class Work:
         """Client i's update as it arrives."""
         import torch
 
-        from fedloom.rounds.messages import Payload
+        from fedloom.federation.rounds.messages import Payload
 
         extra = {"domain": "", "tasks": ",".join(CLIENTS[self.rows[i][0]])}
         trained = self.present[i][0] if self.method.wants_support else None
@@ -104,7 +104,7 @@ class Work:
 
     def step(self, payloads: Iterable[Any], state: Any) -> dict[str, Any]:
         """The server's part of a round."""
-        from fedloom.rounds.server import server_step
+        from fedloom.federation.rounds.server import server_step
 
         return server_step(self.method, self.layout, self.federation, payloads, state, self.ctx)
 

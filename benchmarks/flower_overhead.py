@@ -13,7 +13,7 @@ from pathlib import Path
 from _common import arguments, machine, phases
 
 import fedloom
-from fedloom.recipes import load
+from fedloom.federation.recipes import load
 
 CASES = {
     "5 clients, 14 thousand parameters, FedAvg": ("training.epochs=1",),

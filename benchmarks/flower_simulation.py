@@ -37,7 +37,7 @@ WAYS: dict[str, tuple[str, Mapping[str, Any]]] = {
 
 def recipe(rounds: int, **runtime: Any) -> Any:
     """The job; evaluation only before the first round and after the last."""
-    from fedloom.recipes import load
+    from fedloom.federation.recipes import load
 
     settings = {
         "data": "{name: digits, tasks: [digit]}",
@@ -77,7 +77,7 @@ def fedloom(out: str, rounds: int, **runtime: Any) -> list[float]:
 @functools.cache
 def built() -> Any:
     """Data, partition and initial model; once in a process."""
-    from fedloom.rounds.build import build
+    from fedloom.federation.rounds.build import build
 
     return build(recipe(1))
 

@@ -36,7 +36,7 @@ MODELS = ("{name: mlp, hidden: [256]}", "small-cnn")
 def seconds(changes: tuple[str, ...], rounds: int) -> float:
     """The median round of a run."""
     from fedloom.engines import api
-    from fedloom.recipes.loader import load
+    from fedloom.federation.recipes.loader import load
 
     ends: list[float] = []
     progress = api.Progress()

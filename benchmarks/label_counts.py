@@ -13,12 +13,12 @@ from collections.abc import Iterator, Mapping
 import torch
 from _common import arguments, machine
 
-from fedloom.recipes import load
-from fedloom.rounds.build import build
-from fedloom.rounds.messages import blank
-from fedloom.rounds.rounds import initial_state
-from fedloom.rounds.server import dispatch
-from fedloom.rounds.worker import TrainJob, Worker
+from fedloom.federation.recipes import load
+from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds.messages import blank
+from fedloom.federation.rounds.rounds import initial_state
+from fedloom.federation.rounds.server import dispatch
+from fedloom.federation.rounds.worker import TrainJob, Worker
 
 BASE = (
     "data.tasks=[digit]",

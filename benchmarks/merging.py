@@ -3,10 +3,10 @@
     python benchmarks/merging.py RUN...
 
 Each RUN is one of `method=local` with `partition={name: one-task}`: a client a task, all from the same model. Their
-models are exported and merged by `fedloom.export.merge`, once for each rule and each of a few scales; the scale is the
-one with the best mean over tasks on the clients' validation examples, and the numbers are those of the test examples.
-`apart` is each task's own model, `start` the model that all began with, under the heads that were trained.
-"""
+models are exported and merged by `fedloom.experiments.export.merge`, once for each rule and each of a few scales; the
+scale is the one with the best mean over tasks on the clients' validation examples, and the numbers are those of the
+test examples. `apart` is each task's own model, `start` the model that all began with, under the heads that were
+trained."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ RULES = {**dict.fromkeys(("mean", "ties", "consensus", "iso-c", "tsv-m"), SCALES
 
 def scores(built: Any, folders: Sequence[Path], split: str) -> dict[str, float]:
     """Task -> accuracy, each of the client that has the task, by the only model or by its own."""
-    from fedloom.export.bundle import Bundle
-    from fedloom.rounds.evaluation import evaluate
+    from fedloom.experiments.export.bundle import Bundle
+    from fedloom.federation.rounds.evaluation import evaluate
     from fedloom.training import FlatModel
 
     models = [FlatModel(Bundle.read(folder).module) for folder in folders]
@@ -39,9 +39,9 @@ def scores(built: Any, folders: Sequence[Path], split: str) -> dict[str, float]:
 
 def of_run(run: Path) -> dict[str, dict[str, Any]]:
     """Rule -> task -> accuracy, and the scale that was taken."""
-    from fedloom.export.bundle import export
-    from fedloom.export.finished import reopen
-    from fedloom.export.merge import merge
+    from fedloom.experiments.export.bundle import export
+    from fedloom.experiments.export.finished import reopen
+    from fedloom.experiments.export.merge import merge
 
     built, _ = reopen(run)
     home = Path(tempfile.mkdtemp())

@@ -22,8 +22,8 @@ from scipy.sparse.csgraph import maximum_flow
 from scipy.spatial import cKDTree
 from skimage import morphology
 
+from fedloom.models.tasks.edges import suppress
 from fedloom.tasks import OdsF
-from fedloom.tasks.edges import suppress
 
 DISTANCE, THRESHOLDS, STEP = 0.011, 99, 11
 Floats = NDArray[np.float64]

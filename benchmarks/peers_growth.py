@@ -35,8 +35,8 @@ class Community:
     def __init__(self, n: int, candidates: str, kind: str) -> None:
         from fedloom.engines.auto import executor
         from fedloom.engines.peers.rounds import initial_peers, without_server
-        from fedloom.recipes.loader import load
-        from fedloom.rounds.build import build
+        from fedloom.federation.recipes.loader import load
+        from fedloom.federation.rounds.build import build
 
         k = "" if candidates == "all" else f", k: {min(int(candidates), n - 1)}"
         changes = (
@@ -69,8 +69,8 @@ class Community:
 
     def go(self) -> dict[str, float]:
         """One round."""
-        from fedloom.rounds.progress import Progress
-        from fedloom.rounds.rounds import Round
+        from fedloom.federation.rounds.progress import Progress
+        from fedloom.federation.rounds.rounds import Round
 
         now = Round(self.built, self.state["round"] + 1, Progress())
         self.training, wall, start = 0.0, time.perf_counter(), time.process_time()

@@ -45,7 +45,7 @@ def rounds_of(method: str, width: int, count: int) -> tuple[list[float], float]:
     import torch
 
     from fedloom.engines import api
-    from fedloom.recipes.loader import load
+    from fedloom.federation.recipes.loader import load
 
     torch.set_num_threads(1)
     ends: list[float] = []

@@ -64,8 +64,8 @@ def bare_loop(recipe: dict[str, Any]) -> Callable[[], None]:
     import torch
 
     from fedloom.core.context import Ctx
-    from fedloom.recipes.loader import load
-    from fedloom.rounds.build import build
+    from fedloom.federation.recipes.loader import load
+    from fedloom.federation.rounds.build import build
     from fedloom.training.flat import FlatModel
     from fedloom.training.loop import batches, channels_last, task_losses
 
@@ -92,10 +92,10 @@ def measure(epochs: int, rounds: int, tasks: list[str], size: int) -> dict[str, 
 
     from fedloom.data.dataset import TensorExamples
     from fedloom.engines import api
+    from fedloom.federation.rounds import rounds as process
+    from fedloom.federation.rounds import server as steps
+    from fedloom.federation.runs.folder import RunFolder
     from fedloom.models.multitask import MultiTask
-    from fedloom.rounds import rounds as process
-    from fedloom.rounds import server as steps
-    from fedloom.runs.folder import RunFolder
     from fedloom.stages import Mean
     from fedloom.training import loop
 

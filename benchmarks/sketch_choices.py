@@ -35,7 +35,7 @@ def updates(n: int, rounds: tuple[int, ...]) -> tuple[dict[int, Any], Any]:
 
     from fedloom import peers, run
     from fedloom.engines.engine import Engine
-    from fedloom.rounds.messages import blank
+    from fedloom.federation.rounds.messages import blank
 
     class Recorder(Engine):
         """Runs as usual, and keeps what local training sends."""

@@ -13,11 +13,11 @@ from collections.abc import Callable
 import torch
 from _common import arguments, interleaved, machine
 
-from fedloom.recipes.loader import load
-from fedloom.rounds.build import build
-from fedloom.rounds.rounds import initial_state
-from fedloom.rounds.server import dispatch
-from fedloom.rounds.worker import TrainJob, Worker
+from fedloom.federation.recipes.loader import load
+from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds.rounds import initial_state
+from fedloom.federation.rounds.server import dispatch
+from fedloom.federation.rounds.worker import TrainJob, Worker
 
 MODELS = ("{name: mlp, hidden: [16]}", "{name: mlp, hidden: [32]}", "small-cnn")
 

@@ -77,8 +77,8 @@ def rules(quick: bool) -> Iterator[Row]:
 
     from fedloom import stages
     from fedloom.core.context import Ctx
+    from fedloom.core.gram import gram
     from fedloom.core.updates import Updates
-    from fedloom.maths.gram import gram
 
     torch.set_num_threads(1)
     k, d = 20, 50_000 if quick else 1_000_000
@@ -135,7 +135,7 @@ def tiny(stacked: bool, count: int) -> float:
     import torch
 
     from fedloom.engines import api
-    from fedloom.recipes.loader import load
+    from fedloom.federation.recipes.loader import load
 
     torch.set_num_threads(1)
     rng, ends = np.random.default_rng(0), []
@@ -175,7 +175,7 @@ def evaluation(quick: bool) -> Iterator[Row]:
     import torch
 
     from fedloom.engines import api
-    from fedloom.recipes.loader import load
+    from fedloom.federation.recipes.loader import load
 
     torch.set_num_threads(1)
     for name in ("matu/eight-embedded", "dfmtl-scenes", "fedhca2/scenes-rooms-st-outside-mt"):

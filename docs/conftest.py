@@ -20,8 +20,8 @@ from sybil.parsers.myst.skip import SkipParser
 from typer.main import get_command
 
 from fedloom.cli.app import app
-from fedloom.recipes import load
-from fedloom.settings.yaml import parse
+from fedloom.core.settings.yaml import parse
+from fedloom.federation.recipes import load
 from fedloom.study.grid import load_grid
 
 PARSED_ONLY = {

@@ -15,8 +15,8 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import fedloom
+from fedloom.core.settings import trust
 from fedloom.engines.api import Result
-from fedloom.settings import trust
 from tests_support import load_recipe
 
 torch.set_num_threads(1)

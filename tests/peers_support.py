@@ -10,17 +10,17 @@ from torch import Tensor
 
 from fedloom import Ctx, Method
 from fedloom.core.context import State
+from fedloom.core.settings.section import strict
 from fedloom.engines.peers.community import Community, Environment, Terms
 from fedloom.engines.peers.gossip import AsynchronousRounds, at_rest
 from fedloom.engines.peers.peer import first
 from fedloom.engines.peers.rounds import synchronous_round
-from fedloom.methods.at_peers import at_peers
+from fedloom.federation.recipes.schema import PeersSection
+from fedloom.federation.rounds.client import client_step
+from fedloom.federation.rounds.worker import TrainDone
+from fedloom.federation.runs.ledger import Ledger
+from fedloom.methods.peers.at_peers import at_peers
 from fedloom.peers import Events
-from fedloom.recipes.schema import PeersSection
-from fedloom.rounds.client import client_step
-from fedloom.rounds.worker import TrainDone
-from fedloom.runs.ledger import Ledger
-from fedloom.settings.section import strict
 from quadratics import Quadratics
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from sklearn.datasets import load_digits
 
 from fedloom.engines.api import Result
-from fedloom.recipes.loader import load
-from fedloom.recipes.schema import Recipe
+from fedloom.federation.recipes.loader import load
+from fedloom.federation.recipes.schema import Recipe
 
 SITES = {"clinic": ("digit",), "lab": ("even",), "office": ("digit", "even")}
 RECIPE = {
@@ -67,7 +67,7 @@ class Server:
         from fedloom.engines.flower.local import LocalGrid
         from fedloom.engines.flower.nodes import agreed, build_from
         from fedloom.engines.flower.roster import Roster
-        from fedloom.rounds.rounds import initial_state
+        from fedloom.federation.rounds.rounds import initial_state
 
         self.recipe, self.homes = recipe(*changes), homes
         self.grid = LocalGrid(client_app(deployed or self.recipe), homes)
@@ -100,7 +100,7 @@ class Server:
     def message(self, moved: float = 0.0) -> dict[str, Any]:
         """The server's model, with all parameters moved."""
         from fedloom.engines.flower.node import message_tree
-        from fedloom.rounds.messages import Message
+        from fedloom.federation.rounds.messages import Message
 
         server = self.state["server"]
         return message_tree(Message(server["model"] + moved, server["buffers"], server["integers"]))

@@ -12,7 +12,7 @@ import pytest
 from typer.main import get_command
 
 from fedloom.cli.app import app
-from fedloom.recipes import loader
+from fedloom.federation.recipes import loader
 from fedloom.study import grid
 
 ROOT = Path(__file__).parents[1]

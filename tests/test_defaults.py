@@ -19,13 +19,13 @@ from pydantic import BaseModel
 
 import fedloom
 from fedloom import codecs, peers, relatedness, server, stages, tasks, taskvectors, training
-from fedloom.attacks import ATTACKS
-from fedloom.maths import prototypes
+from fedloom.core.settings.registry import Registry
+from fedloom.core.stage import Traits
+from fedloom.federation.recipes import schema
 from fedloom.methods import ADDONS, METHODS
-from fedloom.peers import config
-from fedloom.recipes import schema
-from fedloom.settings.registry import Registry
-from fedloom.stages.stage import Traits
+from fedloom.methods.peers import config
+from fedloom.methods.prototypes import maths as prototypes
+from fedloom.methods.robust.attacks import ATTACKS
 
 WRITTEN = Path(__file__).with_name("defaults.yaml")
 KINDS: dict[str, Any] = {

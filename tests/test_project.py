@@ -130,5 +130,9 @@ def test_the_wheel_has_recipes_grids_and_the_schema(tmp_path: Path) -> None:
     source = ROOT / "src"
     data = [p for p in (source / "fedloom").rglob("*") if p.is_file() and p.suffix not in (".py", ".pyc")]
     assert {p.relative_to(source).as_posix() for p in data} <= names
-    assert {"fedloom/study/grids/demo.yaml", "fedloom/recipes/recipe.schema.json", "fedloom/py.typed"} <= names
+    assert {
+        "fedloom/study/grids/demo.yaml",
+        "fedloom/federation/recipes/recipe.schema.json",
+        "fedloom/py.typed",
+    } <= names
     assert not any(name.startswith("tests") or name.endswith(".pyc") for name in names)

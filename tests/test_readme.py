@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.recipes.loader import load
-from fedloom.settings.yaml import parse
+from fedloom.core.settings.yaml import parse
+from fedloom.federation.recipes.loader import load
 
 ROOT = Path(__file__).parents[1]
 PAGES = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/reference.md")}

@@ -30,7 +30,7 @@ from fedloom.relatedness import (
     wte,
     wte_embeddings,
 )
-from fedloom.relatedness.wasserstein import plan
+from fedloom.study.relatedness.wasserstein import plan
 
 ROWS = torch.tensor([[3.0, -1, 0, 2], [-2, 2, 1, 0], [1, 1, -4, 0]])
 
@@ -344,7 +344,7 @@ def test_agreement() -> None:
 
 
 def test_ranks_of_pairs_multiply_to_spearman_in_any_order_of_the_tasks() -> None:
-    from fedloom.relatedness.compare import pair_ranks
+    from fedloom.study.relatedness.compare import pair_ranks
 
     rng = np.random.default_rng(0)
     one, other = rng.integers(0, 4, (6, 6)), rng.normal(size=(6, 6))  # with ties

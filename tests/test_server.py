@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedloom.engines.api import Result
-from fedloom.runs import checkpoint
+from fedloom.federation.runs import checkpoint
 from fedloom.server import Adaptive, Lookahead, Momentum, Plain, ServerRule
 from tests_support import assert_same, outcome
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedloom import taskvectors as module
+from fedloom.core import taskvectors as module
 from fedloom.taskvectors import (
     Upload,
     aggregate_tasks,

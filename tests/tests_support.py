@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 
 import fedloom
 from fedloom.engines.api import Result
-from fedloom.recipes.loader import load
-from fedloom.recipes.schema import Recipe
+from fedloom.federation.recipes.loader import load
+from fedloom.federation.recipes.schema import Recipe
 from fedloom.stages import Stage
 
 POOLED = ("joint", "trivial")
@@ -86,7 +86,7 @@ class Stop(Exception):
 
 def stopped_after(rounds: int, folder: Path, recipe: Recipe) -> Path:
     """Run until so many rounds are saved, then fail in the middle of the next."""
-    from fedloom.rounds.progress import Progress
+    from fedloom.federation.rounds.progress import Progress
 
     class Crash(Progress):
         def client(self, round: int, done: int, of: int) -> None:

@@ -22,12 +22,12 @@ from typer.main import get_command
 from fedloom import stages
 from fedloom.cli.app import PANELS, app
 from fedloom.cli.lists import chosen, parameters, required
+from fedloom.core.settings.registry import Registered, Registry
 from fedloom.engines.api import plan
 from fedloom.errors import UserError
+from fedloom.federation.recipes import load
 from fedloom.methods import ADDONS, METHODS
 from fedloom.methods.method import Method
-from fedloom.recipes import load
-from fedloom.settings.registry import Registered, Registry
 from fedloom.stages import Stage
 from fedloom.study.grid import load_grid, names
 from fedloom.study.references import CHANGES

@@ -24,8 +24,8 @@ from deployment import Deployment, deployment
 from run import make_data
 
 from fedloom.engines.flower.project import new
-from fedloom.runs.audit import FILE as AUDIT
-from fedloom.runs.audit import verified
+from fedloom.federation.runs.audit import FILE as AUDIT
+from fedloom.federation.runs.audit import verified
 
 ROUNDS, DEADLINE = 14, 240
 # What the app of the site "lab" does to its answers in rounds 1 to 3; in round 10 it fails once; where its home has a

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from fedloom._lazy import lazy
 from fedloom._version import __version__ as __version__
+from fedloom.core.lazy import lazy
 
 if TYPE_CHECKING:
     from fedloom.core.context import Ctx as Ctx
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from fedloom.experiments.compared import compare as compare
     from fedloom.methods.method import Method as Method
     from fedloom.models.own import model as model
+    from fedloom.models.tasks.own import task as task
     from fedloom.study.opened import grid as grid
-    from fedloom.tasks.own import task as task
 
 # Torch then asks for large pages for large tensors, where the system has them: touching fresh small ones took half of a
 # round. It reads this when it makes its first tensor.

@@ -8,16 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.attacks import ATTACKS
-from fedloom.attacks.attack import HONEST, Attack
-from fedloom.attacks.labels import FlippedLabels
-from fedloom.attacks.together import LittleIsEnough
 from fedloom.core.context import Ctx
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
 from fedloom.data.dataset import TensorExamples
-from fedloom.tasks.classification import Classification
-from fedloom.tasks.dense import Depth
+from fedloom.methods.robust.attacks import ATTACKS
+from fedloom.methods.robust.hostile import FlippedLabels, LittleIsEnough
+from fedloom.models.tasks.classification import Classification
+from fedloom.models.tasks.dense import Depth
+from fedloom.training.attack import HONEST, Attack
 
 LAYOUT = Layout((Block("encoder", (3,)), Block("heads.b", (2,), task="b")))
 X = torch.tensor([[1.0, -2.0, 2.0, 0.0, 0.0]])

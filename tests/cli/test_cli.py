@@ -14,9 +14,9 @@ import pytest
 import fedloom.engines
 from fedloom import __version__
 from fedloom.cli.app import PANELS, app
-from fedloom.recipes import Recipe, dump, load
-from fedloom.rounds.progress import Lines, Progress, progress
-from fedloom.runs.reader import Run
+from fedloom.federation.recipes import Recipe, dump, load
+from fedloom.federation.rounds.progress import Lines, Progress, progress
+from fedloom.federation.runs.reader import Run
 
 
 @dataclass

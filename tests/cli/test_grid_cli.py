@@ -13,7 +13,7 @@ import yaml
 from fedloom.cli.grid import size
 from fedloom.errors import UserError
 from fedloom.experiments import grid_run
-from fedloom.recipes import Recipe, dump
+from fedloom.federation.recipes import Recipe, dump
 from fedloom.study.grid import Cell
 from grid_support import TINY
 

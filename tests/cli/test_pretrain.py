@@ -14,8 +14,8 @@ import fedloom.experiments.pretrain as module
 from fedloom.cli.app import main
 from fedloom.errors import DataError, RecipeError, StateError, UserError
 from fedloom.experiments.pretrain import pretrain
-from fedloom.recipes import load
-from fedloom.rounds.build import build
+from fedloom.federation.recipes import load
+from fedloom.federation.rounds.build import build
 from fedloom.training.config import Training
 
 QUICK = ("model.width=4", "model.hidden=8", "data.size=8", "training.batch_size=64")

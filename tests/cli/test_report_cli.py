@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from fedloom.cli.app import app
 from fedloom.engines.api import Result
-from fedloom.runs.reader import Run
+from fedloom.federation.runs.reader import Run
 from fedloom.study.tables.compare import compare
 
 pytest.importorskip("plotly")

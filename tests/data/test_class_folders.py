@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 import fedloom
 from fedloom.cli.app import app
+from fedloom.core.machine import locked
 from fedloom.data import DATASETS, download
 from fedloom.errors import DataError, InUseError, RecipeError
-from fedloom.locks import locked
-from fedloom.recipes import load as load_recipe
+from fedloom.federation.recipes import load as load_recipe
 
 CPU = torch.device("cpu")
 
@@ -122,7 +122,7 @@ def test_what_cannot_be_had_is_said(torchvision, tmp_path):
 def test_sources_fit_the_signatures_of_torchvision():
     import inspect
 
-    from fedloom.extras import need
+    from fedloom.core.extras import need
 
     library = need("torchvision.datasets", "vision")
     for name, source in download.SOURCES.items():

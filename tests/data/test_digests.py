@@ -18,7 +18,7 @@ from fedloom.data.dataset import contents
 from fedloom.data.digests import digest
 from fedloom.data.nyud import nyud
 from fedloom.errors import DataError, StateError
-from fedloom.recipes.loader import load
+from fedloom.federation.recipes.loader import load
 from folders_support import nyud as nyud_files
 from tests_support import stopped_after
 

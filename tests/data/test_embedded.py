@@ -10,8 +10,8 @@ import torch
 
 from fedloom.data import DATASETS, embedded
 from fedloom.errors import DataError, RecipeError
+from fedloom.federation.recipes import load as load_recipe
 from fedloom.models.build import build_model
-from fedloom.recipes import load as load_recipe
 
 CPU = torch.device("cpu")
 CNN = {"name": "small-cnn", "width": 2, "hidden": 6}

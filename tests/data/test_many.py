@@ -11,7 +11,7 @@ import torch
 import fedloom
 from fedloom.data import DATASETS, PARTITIONERS, Pool
 from fedloom.errors import DataError, RecipeError
-from fedloom.recipes import load as load_recipe
+from fedloom.federation.recipes import load as load_recipe
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
 CPU = torch.device("cpu")

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedloom.core.settings.names import folder_name
 from fedloom.data import PARTITIONERS, Partition, Pool, Share
 from fedloom.errors import DataError, RecipeError
-from fedloom.recipes import dump, load
-from fedloom.rounds.build import build
-from fedloom.settings.clients import folder_name
+from fedloom.federation.recipes import dump, load
+from fedloom.federation.rounds.build import build
 from tests_support import load_recipe
 
 quick = settings(max_examples=20)

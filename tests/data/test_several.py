@@ -8,7 +8,7 @@ import torch
 
 from fedloom.data import DATASETS, PARTITIONERS, Pool
 from fedloom.errors import DataError, RecipeError
-from fedloom.recipes import load as load_recipe
+from fedloom.federation.recipes import load as load_recipe
 
 REST = {"partition": {"name": "iid", "clients": 2}, "model": "small-cnn", "method": "fedavg"}
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ import fedloom as fl
 from fedloom.core.signal import Signal
 from fedloom.data import DATASETS
 from fedloom.errors import DataError, RecipeError
-from fedloom.recipes import load, recipe_hash
+from fedloom.federation.recipes import load, recipe_hash
 
 CPU = torch.device("cpu")
 RNG = np.random.default_rng(0)

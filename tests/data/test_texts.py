@@ -17,8 +17,8 @@ from fedloom.data import DATASETS
 from fedloom.data.texts import OFFSETS, frequent, words_of
 from fedloom.engines.flower.nodes import NodeConfig, about, agreed, build_at, own_data
 from fedloom.errors import DataError, RecipeError
-from fedloom.experiments.join import _data
-from fedloom.recipes import load
+from fedloom.experiments.papers.join import _data
+from fedloom.federation.recipes import load
 
 texts = DATASETS["texts"].make
 ROWS = [
@@ -137,7 +137,7 @@ def test_a_task_that_comes_late_needs_the_same_words(tmp_path):
 
 def test_a_run_on_a_users_texts(tmp_path):
     """The first word of a text says its topic; an exported model is read back with its vocabulary."""
-    from fedloom.export import bundle
+    from fedloom.experiments.export import bundle
 
     rows = [(f"{'woof' if i % 2 else 'munch'} {i % 7} {i % 5}", "ab"[i % 2], "", "") for i in range(80)]
     data = {"name": "texts", "path": write(tmp_path / "t.csv", rows), "length": 6}

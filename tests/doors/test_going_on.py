@@ -14,7 +14,7 @@ import fedloom as fl
 from fedloom.cli.app import app
 from fedloom.engines.api import Result
 from fedloom.errors import RecipeError, StateError
-from fedloom.recipes.loader import load
+from fedloom.federation.recipes.loader import load
 from fedloom.study.report.collect import of_run
 from tests_support import assert_same, load_recipe, stopped_after
 

@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 import fedloom as fl
+from fedloom.core.extras import need
 from fedloom.errors import DataError
-from fedloom.extras import need
 
 X = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
 Y = (X[:, 0] > 0).astype(np.int64) + (X[:, 1] > 0.5)

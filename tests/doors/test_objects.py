@@ -14,11 +14,11 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 import fedloom as fl
+from fedloom.core.extras import need
 from fedloom.data import Pool
 from fedloom.engines.api import recipe_of
 from fedloom.errors import StateError
-from fedloom.extras import need
-from fedloom.rounds.build import build
+from fedloom.federation.rounds.build import build
 from fedloom.tasks import Classification
 
 X = torch.randn(60, 6, generator=torch.Generator().manual_seed(0))

@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 
 import fedloom as fl
 from fedloom.cli.app import app
+from fedloom.core.settings.trust import ALLOW
 from fedloom.data import DATASETS
 from fedloom.engines.flower.project import new
+from fedloom.federation.recipes import load
+from fedloom.federation.rounds.build import build
 from fedloom.methods import METHODS
-from fedloom.recipes import load
-from fedloom.rounds.build import build
-from fedloom.settings.trust import ALLOW
 from tests_support import assert_same
 
 OUTSIDE = Path(__file__).with_name("outside")

@@ -15,9 +15,9 @@ from torch.utils.data import TensorDataset
 
 import fedloom as fl
 from fedloom.engines.api import Result
-from fedloom.recipes.loader import load
-from fedloom.rounds.build import build
-from fedloom.rounds.built import Built
+from fedloom.federation.recipes.loader import load
+from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds.built import Built
 
 METHODS: dict[str, Any] = {
     "fedavg": fl.methods.fedavg,

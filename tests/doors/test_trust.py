@@ -21,17 +21,17 @@ from typer.testing import CliRunner
 
 import fedloom as fl
 from fedloom.cli.app import app, told
+from fedloom.core.extras import need
+from fedloom.core.settings import trust
+from fedloom.core.settings.registry import Registry
+from fedloom.core.settings.trust import ALLOW, Origin, admit, located, names_in
 from fedloom.data.folders import picture
 from fedloom.data.images import opened
 from fedloom.errors import DataError, RecipeError, UserError
+from fedloom.experiments.export.bundle import Bundle
 from fedloom.experiments.tournament import planned
-from fedloom.export.bundle import Bundle
-from fedloom.extras import need
-from fedloom.recipes import load
-from fedloom.recipes.loader import HOME, packaged
-from fedloom.settings import trust
-from fedloom.settings.registry import Registry
-from fedloom.settings.trust import ALLOW, Origin, admit, located, names_in
+from fedloom.federation.recipes import load
+from fedloom.federation.recipes.loader import HOME, packaged
 from fedloom.study.grid import load_grid, recipes
 
 MINE = """

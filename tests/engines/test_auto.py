@@ -12,10 +12,10 @@ from fedloom.engines import auto
 from fedloom.engines.api import Result
 from fedloom.errors import UserError
 from fedloom.experiments.grid_run import one_worker
-from fedloom.recipes.loader import load
-from fedloom.recipes.runtime import Runtime, cores
-from fedloom.rounds.messages import Message
-from fedloom.rounds.worker import TrainJob
+from fedloom.federation.recipes.loader import load
+from fedloom.federation.recipes.runtime import Runtime, cores
+from fedloom.federation.rounds.messages import Message
+from fedloom.federation.rounds.worker import TrainJob
 from tests_support import assert_same
 
 ROUNDS = 100

@@ -18,12 +18,12 @@ import torch
 
 import fedloom
 from cluster_support import start
-from fedloom.attacks import ATTACKS
 from fedloom.engines.api import Result
 from fedloom.engines.cluster.member import deal, longest
 from fedloom.errors import RecipeError, StateError, UserError
+from fedloom.federation.recipes.schema import recipe_hash
 from fedloom.methods import METHODS
-from fedloom.recipes.schema import recipe_hash
+from fedloom.methods.robust.attacks import ATTACKS
 from tests_support import POOLED, QUICK, assert_same, load_recipe, named, outcome
 
 Quick = Callable[..., Result]
@@ -178,7 +178,7 @@ def test_two_processes_that_share_the_work_are_near_one(two: Path, name: str) ->
 
 def test_a_whole_checkpoint_is_that_of_one_process(two: Path) -> None:
     """So that any engine, with any number of processes, can go on from it."""
-    from fedloom.runs import checkpoint
+    from fedloom.federation.runs import checkpoint
 
     for name in ("fedavg", "personal", "tasks", "peers-scenario"):
         a, b = (

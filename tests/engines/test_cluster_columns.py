@@ -18,8 +18,8 @@ from fedloom.core.spread import spread
 from fedloom.core.updates import EVERYONE, Updates
 from fedloom.engines.cluster.columns import Columns, DistributedRows
 from fedloom.engines.cluster.comm import Comm, shares
-from fedloom.rounds import diagnostics
-from fedloom.rounds.diagnostics import groups_of, look
+from fedloom.federation.rounds import diagnostics
+from fedloom.federation.rounds.diagnostics import groups_of, look
 from fedloom.stages import Chain, Every, GroupBy, Mean, PerTask, Scope, Split, Stage, Switch
 
 T = TypeVar("T")

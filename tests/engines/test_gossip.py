@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import fedloom
+from fedloom.core.settings.section import strict
 from fedloom.engines.api import Result
 from fedloom.errors import RecipeError
+from fedloom.federation.recipes.schema import PeersSection
+from fedloom.federation.runs import checkpoint
 from fedloom.methods import METHODS, staleness
-from fedloom.recipes.schema import PeersSection
-from fedloom.runs import checkpoint
-from fedloom.settings.section import strict
 from peers_support import Valleys
 from tests_support import assert_same, load_recipe, stopped_after
 

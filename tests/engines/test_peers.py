@@ -16,20 +16,20 @@ import fedloom
 from fedloom import Method
 from fedloom.codecs import Sparse
 from fedloom.core.context import State
+from fedloom.core.settings.section import strict
 from fedloom.core.updates import Updates
 from fedloom.engines.api import Result, trained_models
 from fedloom.errors import RecipeError
+from fedloom.federation.recipes.loader import load
+from fedloom.federation.recipes.schema import PeersSection
+from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.runs import checkpoint
 from fedloom.methods import METHODS, feddea, heal, local, pcgrad
-from fedloom.methods.at_peers import at_peers
+from fedloom.methods.peers.aggregation import AtPeer
+from fedloom.methods.peers.at_peers import at_peers
+from fedloom.methods.peers.config import SafeguardsSection
 from fedloom.peers import Safeguards
-from fedloom.peers.config import SafeguardsSection
-from fedloom.recipes.loader import load
-from fedloom.recipes.schema import PeersSection
-from fedloom.rounds.progress import Progress
-from fedloom.runs import checkpoint
-from fedloom.settings.section import strict
 from fedloom.stages import Identity, Mean, Split
-from fedloom.stages.peer import AtPeer
 from peers_support import Valleys
 from quadratics import Quadratics
 from tests_support import load_recipe, outcome

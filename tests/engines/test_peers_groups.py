@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
+from fedloom.core.settings.section import strict
 from fedloom.engines.api import Result, trained_models
 from fedloom.errors import RecipeError
-from fedloom.recipes.schema import PeersSection
-from fedloom.rounds.build import build
-from fedloom.settings.section import strict
+from fedloom.federation.recipes.schema import PeersSection
+from fedloom.federation.rounds.build import build
 from peers_support import Valleys
 from tests_support import load_recipe
 

@@ -10,9 +10,9 @@ import torch
 
 from fedloom.engines.api import Result, trained_models
 from fedloom.errors import RecipeError
+from fedloom.federation.rounds.build import method_of
+from fedloom.federation.runs.checkpoint import load, same
 from fedloom.methods import METHODS
-from fedloom.rounds.build import method_of
-from fedloom.runs.checkpoint import load, same
 from peers_support import Valleys
 from quadratics import Quadratics
 from tests_support import POOLED, load_recipe, named

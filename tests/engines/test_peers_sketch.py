@@ -9,11 +9,11 @@ import torch
 
 from fedloom.engines.auto import executor
 from fedloom.engines.peers.rounds import initial_peers, without_server
-from fedloom.peers.config import SketchSection
-from fedloom.recipes.loader import load
-from fedloom.rounds.build import build
-from fedloom.rounds.progress import Progress
-from fedloom.rounds.rounds import Round
+from fedloom.federation.recipes.loader import load
+from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.rounds import Round
+from fedloom.methods.peers.config import SketchSection
 from peers_support import Valleys
 
 

@@ -20,10 +20,10 @@ from fedloom.cli.app import app
 from fedloom.data.preview import pictures
 from fedloom.engines.api import Result, trained_models
 from fedloom.errors import StateError, UserError
-from fedloom.export.bundle import Bundle, export
-from fedloom.export.card import _plain
-from fedloom.rounds.build import load_data
-from fedloom.runs.reader import human_bytes
+from fedloom.experiments.export.bundle import Bundle, export
+from fedloom.experiments.export.card import _plain
+from fedloom.federation.rounds.build import load_data
+from fedloom.federation.runs.reader import human_bytes
 from tests_support import load_recipe
 
 Quick = Callable[..., Result]

@@ -12,7 +12,7 @@ import torch
 
 from fedloom.engines.api import Result, trained_models
 from fedloom.errors import StateError
-from fedloom.export.finished import open_runs
+from fedloom.experiments.export.finished import open_runs
 
 Quick = Callable[..., Result]
 SMALL = ("training.rounds=1", "model.width=4", "model.hidden=8", "data.size=8")

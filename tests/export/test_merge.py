@@ -16,9 +16,9 @@ from typer.testing import CliRunner
 import fedloom
 from fedloom.cli.app import app
 from fedloom.errors import DataError, StateError, UserError
-from fedloom.export.bundle import Bundle, export
-from fedloom.export.finished import reopen
-from fedloom.export.merge import merge
+from fedloom.experiments.export.bundle import Bundle, export
+from fedloom.experiments.export.finished import reopen
+from fedloom.experiments.export.merge import merge
 from fedloom.stages import ElectedMean, TopMagnitude
 from tests_support import load_recipe
 

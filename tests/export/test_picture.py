@@ -13,10 +13,10 @@ import fedloom
 from fedloom.cli.app import app
 from fedloom.data.canvas import GAP
 from fedloom.errors import StateError
-from fedloom.export import picture
-from fedloom.export.finished import open_runs
-from fedloom.export.picture import predictions
-from fedloom.recipes import load
+from fedloom.experiments.export import picture
+from fedloom.experiments.export.finished import open_runs
+from fedloom.experiments.export.picture import predictions
+from fedloom.federation.recipes import load
 from fedloom.study.grid import cells, load_grid, runs_in, save
 
 SMALL = (

@@ -11,8 +11,8 @@ import pytest
 
 from fedloom.engines.api import Result, run
 from fedloom.errors import UserError
-from fedloom.runs.audit import verified
-from fedloom.runs.reader import Run
+from fedloom.federation.runs.audit import verified
+from fedloom.federation.runs.reader import Run
 from sites_support import Demand, Go, Server, events, recipe
 
 pytest.importorskip("flwr")

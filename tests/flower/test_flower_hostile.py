@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import State
+from fedloom.core.extras import need
 from fedloom.engines.api import Result, run
 from fedloom.engines.flower import Node, client_app
 from fedloom.engines.flower.engine import OverGrid
@@ -27,8 +28,7 @@ from fedloom.engines.flower.nodes import NodeReport, agreed, build_from, federat
 from fedloom.engines.flower.roster import Roster
 from fedloom.engines.peers.transport import Letter
 from fedloom.errors import UserError
-from fedloom.extras import need
-from fedloom.runs import checkpoint
+from fedloom.federation.runs import checkpoint
 from sites_support import SITES, Go, events, recipe, trained
 
 HONEST = sorted({*SITES} - {"lab"})

@@ -13,10 +13,10 @@ from pydantic import ValidationError
 from typer.testing import CliRunner
 
 from fedloom.cli.app import app
+from fedloom.core.settings import trust
 from fedloom.errors import RecipeError
-from fedloom.recipes.loader import dump
-from fedloom.runs.audit import verified
-from fedloom.settings import trust
+from fedloom.federation.recipes.loader import dump
+from fedloom.federation.runs.audit import verified
 from sites_support import Demand, make_homes, recipe
 
 pytest.importorskip("flwr")

@@ -19,9 +19,9 @@ import fedloom
 from fedloom.core.context import new_secret
 from fedloom.engines.api import Result
 from fedloom.errors import UserError
-from fedloom.rounds.build import build
-from fedloom.runs.audit import verified
-from fedloom.runs.reader import Run
+from fedloom.federation.rounds.build import build
+from fedloom.federation.runs.audit import verified
+from fedloom.federation.runs.reader import Run
 from sites_support import Demand, Go, events, trained
 from tests_support import assert_same, load_recipe
 
@@ -99,8 +99,8 @@ def test_the_secret_stays_where_it_was_drawn(
         sent.extend(pickle.dumps(message.content) for message in (*asked, *answers))
         return answers
 
-    monkeypatch.setattr("fedloom.rounds.rounds.new_secret", noted)
-    monkeypatch.setattr("fedloom.rounds.worker.new_secret", noted)
+    monkeypatch.setattr("fedloom.federation.rounds.rounds.new_secret", noted)
+    monkeypatch.setattr("fedloom.federation.rounds.worker.new_secret", noted)
     monkeypatch.setattr(LocalGrid, "pull_messages", heard)
     local = (f"privacy.trust={trust}", "training.rounds=1", "evaluation.splits=[test]")
     run = quick(FEDPER, SMALL, PRIVATE, FLOWER, *local)

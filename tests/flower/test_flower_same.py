@@ -92,7 +92,7 @@ def test_a_server_that_stops_goes_on_as_if_it_had_not(quick: Quick, tmp_path: Pa
 
 def test_the_server_has_no_client_state_and_nodes_forget_old_ones(quick: Quick) -> None:
     run = quick("method=fedper", "training.keep_optimizer=true", "training.rounds=5", FLOWER)
-    from fedloom.runs import checkpoint
+    from fedloom.federation.runs import checkpoint
 
     saved, _, _ = checkpoint.load(run.folder, "state", newest=lambda head: head["round"])
     assert saved["clients"]

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from fedloom.errors import RecipeError
+from fedloom.methods.private.aggregation import PrivateMean
 from fedloom.stages import Identity, Mean, PCGrad, TopMagnitude
-from fedloom.stages.private import PrivateMean
 
 pytest.importorskip("flwr")
 

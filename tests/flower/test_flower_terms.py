@@ -9,10 +9,10 @@ import pytest
 from pydantic import ValidationError
 
 from fedloom.errors import UserError
-from fedloom.recipes.loader import load
-from fedloom.recipes.schema import recipe_hash
-from fedloom.runs.audit import Audit, verified
-from fedloom.runs.recorded import sum_of
+from fedloom.federation.recipes.loader import load
+from fedloom.federation.recipes.schema import recipe_hash
+from fedloom.federation.runs.audit import Audit, verified
+from fedloom.federation.runs.recorded import sum_of
 from sites_support import RECIPE, Demand, Go, events, recipe, trained
 
 pytest.importorskip("flwr")
@@ -22,7 +22,7 @@ from fedloom.engines.flower.nodes import NodeConfig
 from fedloom.engines.flower.offered import Offer
 from fedloom.engines.flower.terms import SiteTerms
 from fedloom.engines.flower.wire import RefusedError
-from fedloom.rounds.build import build
+from fedloom.federation.rounds.build import build
 
 
 def test_a_node_whose_terms_are_not_met_does_not_join_and_says_why(go: Go, demand: Demand) -> None:

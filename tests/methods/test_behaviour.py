@@ -14,6 +14,8 @@ import torch
 from fedloom import Ctx, Method, methods, training
 from fedloom.core.layout import Select
 from fedloom.core.updates import Updates
+from fedloom.methods.conflict.gap import adjusted
+from fedloom.methods.personal.aggregation import attention, covariance
 from fedloom.stages import (
     AttentionAcrossTasks,
     DualShift,
@@ -23,8 +25,6 @@ from fedloom.stages import (
     TaskCovariance,
     TopMagnitude,
 )
-from fedloom.stages.gap import adjusted
-from fedloom.stages.relations import attention, covariance
 from quadratics import Quadratics
 
 SGD: dict[str, Any] = {"optimizer": {"lr": 1e-4}}

@@ -15,6 +15,20 @@ from torch import Tensor
 
 from fedloom import methods, server, stages, training
 from fedloom.methods import ADDONS, METHODS, Method
+from fedloom.methods.f2dc.aggregation import domain_aware_weights
+from fedloom.methods.peers.at_peers import InterCluster
+from fedloom.methods.peers.config import (
+    AdaptiveScope,
+    Choose,
+    ConflictAverse,
+    GroupsSection,
+    PeersBase,
+    SafeguardsSection,
+    SketchSection,
+    Warmup,
+    Weights,
+)
+from fedloom.methods.peers.scenario import Presence, Stragglers
 from fedloom.peers import (
     TOPOLOGIES,
     Safeguards,
@@ -26,24 +40,10 @@ from fedloom.peers import (
     next_scope,
     soft_weights,
 )
-from fedloom.peers.config import (
-    AdaptiveScope,
-    Choose,
-    ConflictAverse,
-    GroupsSection,
-    PeersBase,
-    SafeguardsSection,
-    SketchSection,
-    Warmup,
-    Weights,
-)
-from fedloom.peers.scenario import Presence, Stragglers
 from fedloom.stages import Identity, Mean
-from fedloom.stages.domains import domain_aware_weights
 from fedloom.tasks import Depth, DepthError, Edge, OdsF, PlainEdgeF, edge_bce
 from fedloom.taskvectors import aggregate_tasks
 from fedloom.training import Optimizer, Schedule, Training, feature_losses, gumbel_mask
-from fedloom.training.inter_cluster import InterCluster
 
 LITTLE = 1e-9
 

@@ -21,14 +21,18 @@ import fedloom
 from fedloom import Ctx, Method, methods
 from fedloom.core.context import derive_seed
 from fedloom.core.layout import Block, Layout
+from fedloom.core.mean import mixed_models
 from fedloom.core.updates import Updates
 from fedloom.engines.api import Result
 from fedloom.errors import RecipeError
-from fedloom.rounds.build import build
-from fedloom.rounds.client import client_step
-from fedloom.rounds.evaluation import evaluate, example_losses
-from fedloom.rounds.progress import Progress
-from fedloom.rounds.server import dispatch
+from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds.client import client_step
+from fedloom.federation.rounds.evaluation import evaluate, example_losses
+from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.server import dispatch
+from fedloom.methods.clusters.aggregation import agglomerate, bipartition, cosines
+from fedloom.methods.clusters.centres import rebalanced
+from fedloom.methods.conflict.aggregation import agreement
 from fedloom.stages import (
     ChosenClusters,
     Every,
@@ -43,9 +47,6 @@ from fedloom.stages import (
     SoftClusters,
     SplittingClusters,
 )
-from fedloom.stages.centres import rebalanced
-from fedloom.stages.clusters import agglomerate, bipartition, cosines, mixed_models
-from fedloom.stages.history import agreement
 from fedloom.training import BestCluster, FlatModel, SoftAnchors
 from quadratics import Quadratics
 from tests_support import assert_same, load_recipe
@@ -402,7 +403,7 @@ def test_a_client_is_trained_from_its_choice() -> None:
 def test_losses_of_examples_are_those_of_evaluation() -> None:
     """Mean over examples = the evaluated loss, where every example has a label; the model is left as it was."""
     recipe = load_recipe("model={name: resnet10, width: 4}")
-    built = fedloom.rounds.build.build(recipe)
+    built = fedloom.federation.rounds.build.build(recipe)
     model = FlatModel(built.module, built.layout)
     client = next(c for c in built.federation.clients.values() if len(c.tasks) > 1)
     before = model.vector.clone()

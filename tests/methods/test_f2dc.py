@@ -14,10 +14,9 @@ import torch
 import fedloom
 from fedloom.core.layout import Layout
 from fedloom.engines.api import Result, trained_models
+from fedloom.federation.rounds.build import build
+from fedloom.methods.f2dc.rules import AttachFeatureModules, FeatureModule, FeatureModules, feature_losses, map_channels
 from fedloom.models.multitask import MultiTask
-from fedloom.rounds.build import build
-from fedloom.training.decoupling import feature_losses
-from fedloom.training.feature_modules import AttachFeatureModules, FeatureModule, FeatureModules, map_channels
 from fedloom.training.rules import View
 from tests_support import assert_same, load_recipe, stopped_after
 
@@ -25,7 +24,7 @@ Quick = Callable[..., Result]
 TINY = ("data.size=16", "model.width=4", "training.batch_size=16", "evaluation.splits=[test]")
 
 
-def tiny(*changes: str) -> fedloom.recipes.schema.Recipe:
+def tiny(*changes: str) -> fedloom.federation.recipes.schema.Recipe:
     return load_recipe(*TINY, *changes, recipe="f2dc/digits-embedded")
 
 

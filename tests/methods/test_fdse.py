@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from fedloom.engines.api import Result, trained_models
+from fedloom.federation.rounds.build import build
 from fedloom.methods import fdse
 from fedloom.models.erased import ERASERS
-from fedloom.rounds.build import build
 from fedloom.stages import Identity, Split
 from fedloom.study.tables.domains import domain_history
 from tests_support import assert_same, load_recipe

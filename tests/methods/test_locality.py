@@ -18,15 +18,15 @@ from torch import Tensor
 from fedloom import Ctx, Method, methods, server
 from fedloom.codecs import Raw
 from fedloom.core.layout import Block, Layout
+from fedloom.core.stage import Traits
 from fedloom.core.updates import Updates
 from fedloom.errors import RecipeError
+from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, Part
+from fedloom.federation.rounds.messages import Payload
+from fedloom.federation.rounds.server import dispatch, server_init, server_step
 from fedloom.methods import ADDONS, METHODS
-from fedloom.rounds.build import build
-from fedloom.rounds.federation import BuiltClient, BuiltFederation, Part
-from fedloom.rounds.messages import Payload
-from fedloom.rounds.server import dispatch, server_init, server_step
 from fedloom.stages import CosineMix, Mean, PCGrad, PerBlock, Stage, TopMagnitude
-from fedloom.stages.stage import Traits
 from fedloom.training.rules import LocalRule
 from quadratics import TaskQuadratics, Valley
 from stages_support import BESIDE, STAGES

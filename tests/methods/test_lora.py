@@ -18,12 +18,22 @@ from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
 from fedloom.engines.api import Result, trained_models
 from fedloom.errors import RecipeError
-from fedloom.methods import ditto, fedavg, feddyn, fedex_lora, fedopt, fedper, fedrep, fedsa_lora, flora
-from fedloom.rounds.build import build
-from fedloom.rounds.client import client_step
-from fedloom.rounds.messages import count_up, unpacked
-from fedloom.rounds.rounds import initial_state
-from fedloom.rounds.server import dispatch, server_step
+from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds.client import client_step
+from fedloom.federation.rounds.messages import count_up, unpacked
+from fedloom.federation.rounds.rounds import initial_state
+from fedloom.federation.rounds.server import dispatch, server_step
+from fedloom.methods import (
+    ditto,
+    fedavg,
+    feddyn,
+    fedex_lora,
+    fedopt,
+    fedper,
+    fedrep,
+    fedsa_lora,
+    flora,
+)
 from fedloom.stages import ExactFactors, FactorProducts, Mean, PCGrad
 from fedloom.training import FlatModel
 from tests_support import assert_same, load_recipe, stopped_after

@@ -14,13 +14,13 @@ import torch
 import fedloom
 from fedloom.core.context import Ctx, State
 from fedloom.engines.api import Result, trained_models
+from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.client import client_step
+from fedloom.federation.rounds.messages import rows_of
+from fedloom.federation.rounds.rounds import initial_state
+from fedloom.federation.rounds.server import dispatch, server_step
 from fedloom.methods import METHODS
-from fedloom.rounds.build import build
-from fedloom.rounds.built import Built
-from fedloom.rounds.client import client_step
-from fedloom.rounds.messages import rows_of
-from fedloom.rounds.rounds import initial_state
-from fedloom.rounds.server import dispatch, server_step
 from fedloom.stages import Identity, TaskVectors
 from fedloom.training.flat import FlatModel
 from tests_support import load_recipe
@@ -138,7 +138,7 @@ def test_frozen_heads_stay_what_they_were(quick: Quick) -> None:
 
 
 def test_a_task_that_diverges_is_dropped_and_named(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedloom.tasks.classification import Classification
+    from fedloom.models.tasks.classification import Classification
 
     loss = Classification.loss
 

@@ -14,14 +14,14 @@ import torch
 import fedloom
 from fedloom import methods
 from fedloom.engines.api import Result, trained_models
-from fedloom.rounds.build import build
-from fedloom.rounds.client import client_step
-from fedloom.rounds.messages import Payload
-from fedloom.rounds.rounds import initial_state
-from fedloom.rounds.server import dispatch
+from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds.client import client_step
+from fedloom.federation.rounds.messages import Payload
+from fedloom.federation.rounds.rounds import initial_state
+from fedloom.federation.rounds.server import dispatch
 from fedloom.stages import GroupBy, Mean
 from fedloom.training import FlatModel
-from fedloom.training.phases import Phase, ends
+from fedloom.training.rules import Phase, ends
 from quadratics import Quadratics
 from tests_support import load_recipe
 

@@ -17,11 +17,11 @@ import fedloom
 from fedloom.core.layout import Layout
 from fedloom.engines.api import plan
 from fedloom.errors import RecipeError, StateError
+from fedloom.federation.recipes import dump, load, recipe_hash
+from fedloom.federation.rounds.build import build
 from fedloom.methods import METHODS
 from fedloom.models import ENCODERS, build_model
 from fedloom.models.lora import Lora, adapted_layers, add_lora, factors
-from fedloom.recipes import dump, load, recipe_hash
-from fedloom.rounds.build import build
 from fedloom.tasks import Classification
 from fedloom.training import FlatModel, MergeFactors, View
 from tests_support import assert_same, load_recipe, stopped_after

@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from fedloom.core.extras import need
 from fedloom.core.layout import Layout
 from fedloom.errors import RecipeError, UserError
-from fedloom.extras import need
 from fedloom.models import ENCODERS, build_model
 from fedloom.models.timm_encoder import TimmPyramid
 from fedloom.models.weights import load_weights

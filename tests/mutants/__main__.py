@@ -45,8 +45,11 @@ from mutants.changes import Change, changes
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "build" / "mutants"
 SOURCES = (
-    *("attacks", "core", "maths", "methods", "peers", "relatedness", "rounds", "stages", "tasks", "training"),
-    *("codecs.py", "server.py", "taskvectors.py", "recipes/privacy.py", "engines/peers/mixing.py"),
+    *("core/combine.py", "core/context.py", "core/draws.py", "core/foreign.py", "core/gram.py", "core/layout.py"),
+    *("core/mean.py", "core/outline.py", "core/codecs.py", "core/server.py", "core/signal.py", "core/spread.py"),
+    *("core/stage.py", "core/taskvectors.py", "core/updates.py"),
+    *("methods", "models/tasks", "study/delta.py", "study/relatedness", "training", "federation/rounds"),
+    *("federation/recipes/privacy.py", "engines/peers/mixing.py"),
 )
 # Quick tests. Coverage sees one process, so those that start others would say nothing of the lines that run there.
 TESTS = (

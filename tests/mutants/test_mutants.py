@@ -63,9 +63,9 @@ def test_what_is_changed_and_what_is_only_text_or_typing() -> None:
 
 
 def test_every_change_of_the_package_is_one_line_and_still_python() -> None:
-    path = TESTS.parent / "src/fedloom/peers/safeguards.py"
+    path = TESTS.parent / "src/fedloom/methods/peers/safeguards.py"
     source = path.read_bytes()
-    found = changes("src/fedloom/peers/safeguards.py", source)
+    found = changes("src/fedloom/methods/peers/safeguards.py", source)
     assert len(found) > 100
     for change in found:
         compile(change.apply(source), str(path), "exec")

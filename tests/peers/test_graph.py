@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from fedloom.core.settings.section import strict
 from fedloom.errors import DataError, RecipeError
+from fedloom.federation.recipes.schema import Named
 from fedloom.peers import TOPOLOGIES, Graph, candidates, metropolis
-from fedloom.recipes.schema import Named
-from fedloom.settings.section import strict
 from tests_support import loaded
 
 SIX = [f"p{i}" for i in range(6)]
@@ -194,7 +194,7 @@ def test_every_topology_has_a_page_and_no_torch_is_imported() -> None:
 
 def test_a_recipe_section_can_name_a_topology() -> None:
     class Topology(Named):
-        home = ("fedloom.peers.graph", "TOPOLOGIES")
+        home = ("fedloom.methods.peers.graph", "TOPOLOGIES")
         every: int = 0
 
     short = strict(Topology, "ring")

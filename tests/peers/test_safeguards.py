@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedloom.methods.peers.safeguards import bounded, equalising, shortening, smoothed
 from fedloom.peers import Mixed, Safeguards, conflict_averse_mix
-from fedloom.peers.safeguards import bounded, equalising, shortening, smoothed
 from fedloom.stages import CAGrad
 
 OFF = Safeguards(None, None, None, None, None, None, None)

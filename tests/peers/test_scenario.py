@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fedloom.errors import RecipeError
+from fedloom.methods.peers.scenario import Presence
 from fedloom.peers import Scenario
-from fedloom.peers.scenario import Presence
 
 TEXT = """
 seed: 7

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.layout import Block, Layout
+from fedloom.methods.peers import similarity as module
 from fedloom.peers import (
     combined,
     cross_loss,
@@ -23,7 +24,6 @@ from fedloom.peers import (
     shared_columns,
     task_weights,
 )
-from fedloom.peers import similarity as module
 
 NAN, INF = math.nan, math.inf
 ROWS = torch.tensor([[3.0, 4, 0], [4, 3, 0], [-3, -4, 0], [0, 0, 2], [0, 0, 0]])

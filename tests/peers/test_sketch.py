@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedloom.methods.peers import similarity as module
 from fedloom.peers import Sketch
-from fedloom.peers import sketch as module
 
 every_kind = pytest.mark.parametrize("kind", ["count", "rademacher", "gaussian"])
 

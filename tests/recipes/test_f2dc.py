@@ -11,7 +11,7 @@ from PIL import Image
 
 import fedloom
 from fedloom.data import DATASETS, PARTITIONERS, Pool
-from fedloom.recipes import load
+from fedloom.federation.recipes import load
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 ONE_STEP = ("training.rounds=1", "training.epochs=null", "training.steps=1", "evaluation.every=1", "model.width=2")

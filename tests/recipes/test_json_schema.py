@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from fedloom.cli.app import app
-from fedloom.recipes.json_schema import SHIPPED
-from fedloom.recipes.loader import EDITORS, HOME, load, names, packaged, read, summary
-from fedloom.recipes.schema import recipe_hash
-from fedloom.settings.yaml import parse
+from fedloom.core.settings.yaml import parse
+from fedloom.federation.recipes.json_schema import SHIPPED
+from fedloom.federation.recipes.loader import EDITORS, HOME, load, names, packaged, read, summary
+from fedloom.federation.recipes.schema import recipe_hash
 
 
 def schema() -> dict:
@@ -47,11 +47,12 @@ def test_packaged_recipes_fit_and_mistakes_do_not():
 def test_the_shipped_schema_is_the_one_that_the_command_prints():
     # in a Python of its own, where no test has registered anything, and without what other packages bring
     code = (
-        "import json; from fedloom.recipes.json_schema import schema; from fedloom.settings.registry import Registry; "
+        "import json; from fedloom.federation.recipes.json_schema import schema; "
+        "from fedloom.core.settings.registry import Registry; "
         "Registry.announced = {}; print(json.dumps(schema()))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    again = "run `fedloom recipe schema --out src/fedloom/recipes/recipe.schema.json`"
+    again = "run `fedloom recipe schema --out src/fedloom/federation/recipes/recipe.schema.json`"
     assert json.loads(SHIPPED.read_text("utf-8")) == json.loads(done.stdout), again
 
 

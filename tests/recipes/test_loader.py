@@ -9,12 +9,12 @@ import pytest
 import yaml
 from pydantic import Field
 
+from fedloom.core.settings.registry import Registry
+from fedloom.core.settings.yaml import parse
 from fedloom.errors import RecipeError
+from fedloom.federation.recipes import Recipe, dump, load, names, recipe_hash, without_seed
+from fedloom.federation.recipes.schema import DataSection, MethodSection, ModelSection, Named, PartitionSection
 from fedloom.methods import CODECS
-from fedloom.recipes import Recipe, dump, load, names, recipe_hash, without_seed
-from fedloom.recipes.schema import DataSection, MethodSection, ModelSection, Named, PartitionSection
-from fedloom.settings.registry import Registry
-from fedloom.settings.yaml import parse
 from tests_support import loaded
 
 DATA, PARTITION, MODEL = (Registry(kind, gives=("builtins:object",)) for kind in ("data set", "partition", "encoder"))
@@ -77,7 +77,7 @@ BASE = {"name": "t", "data": "toy", "partition": "one-task", "model": "small-cnn
 @pytest.fixture
 def toys(monkeypatch: pytest.MonkeyPatch) -> None:
     """Registries of this file's own, so that these tests do not depend on what fedloom registers."""
-    monkeypatch.setattr("fedloom.recipes.schema.registry", lambda module, name: HOMES[module, name])
+    monkeypatch.setattr("fedloom.federation.recipes.schema.registry", lambda module, name: HOMES[module, name])
 
 
 @pytest.fixture
@@ -426,7 +426,7 @@ def test_packaged_recipes_are_valid(name):
 
 def test_checking_a_recipe_does_not_import_torch():
     code = f"""
-from fedloom.recipes import load
+from fedloom.federation.recipes import load
 from fedloom.errors import RecipeError
 for name in {names()!r}:
     load(name)

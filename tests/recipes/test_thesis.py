@@ -6,7 +6,7 @@ from functools import cache
 
 import pytest
 
-from fedloom.recipes import Recipe, load, names
+from fedloom.federation.recipes import Recipe, load, names
 from fedloom.study import grid as grids
 from fedloom.study.grid import Cell, load_grid, recipes
 

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedloom.core.settings.yaml import parse, to_yaml
 from fedloom.errors import RecipeError
-from fedloom.recipes.loader import load
-from fedloom.settings.yaml import parse, to_yaml
+from fedloom.federation.recipes.loader import load
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_what_is_refused_is_said_in_a_sentence_and_soon(text: str, message: str)
     ],
 )
 def test_in_a_recipe_too(change: str, message: str) -> None:
-    from fedloom.rounds.build import build
+    from fedloom.federation.rounds.build import build
 
     assert load("digits-tasks", ["training.rounds=010"]).training.rounds == 10
     with pytest.raises(RecipeError, match=message):

@@ -11,12 +11,12 @@ import pytest
 
 import fedloom
 from fedloom.errors import RecipeError
-from fedloom.recipes import load
-from fedloom.recipes.schema import recipe_hash
-from fedloom.rounds.build import build
-from fedloom.runs.reader import Run
+from fedloom.federation.recipes import load
+from fedloom.federation.recipes.schema import recipe_hash
+from fedloom.federation.rounds.build import build
+from fedloom.federation.runs.reader import Run
+from fedloom.models.tasks.dense import Edge
 from fedloom.study.tables.results import over_rounds
-from fedloom.tasks.dense import Edge
 from folders_support import nyud, pascal
 from tests_support import assert_same
 
@@ -80,7 +80,7 @@ def test_workers_and_a_stop_at_the_very_end_do_not_matter(tmp_path: Path, monkey
     whole = run(tmp_path / "whole", *changes)
     assert_same(whole.folder, run(tmp_path / "pool", *changes, "runtime.workers=2").folder)
     with monkeypatch.context() as broken:
-        broken.setattr("fedloom.runs.folder.RunFolder.save_model", _full)
+        broken.setattr("fedloom.federation.runs.folder.RunFolder.save_model", _full)
         with pytest.raises(OSError, match="full"):
             run(tmp_path / "again", *changes)
     again = fedloom.resume(tmp_path / "again").run

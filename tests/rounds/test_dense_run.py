@@ -9,13 +9,13 @@ import torch
 
 import fedloom
 from fedloom.errors import RecipeError, StateError
-from fedloom.export.picture import predictions
-from fedloom.recipes import load
-from fedloom.recipes.schema import Recipe
-from fedloom.rounds.build import build
-from fedloom.rounds.client import client_step
-from fedloom.rounds.rounds import initial_state
-from fedloom.rounds.server import dispatch
+from fedloom.experiments.export.picture import predictions
+from fedloom.federation.recipes import load
+from fedloom.federation.recipes.schema import Recipe
+from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds.client import client_step
+from fedloom.federation.rounds.rounds import initial_state
+from fedloom.federation.rounds.server import dispatch
 from fedloom.training import FlatModel
 from tests_support import assert_same, load_recipe
 

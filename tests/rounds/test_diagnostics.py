@@ -16,8 +16,8 @@ from fedloom.core.context import Ctx
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
 from fedloom.engines.api import Result
-from fedloom.rounds import diagnostics
-from fedloom.rounds.diagnostics import groups_of, look
+from fedloom.federation.rounds import diagnostics
+from fedloom.federation.rounds.diagnostics import groups_of, look
 from fedloom.stages import Mean, TopMagnitude
 from tests_support import assert_same
 

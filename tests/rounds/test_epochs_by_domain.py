@@ -8,7 +8,7 @@ import pytest
 
 import fedloom
 from fedloom.errors import RecipeError
-from fedloom.recipes.loader import load
+from fedloom.federation.recipes.loader import load
 from tests_support import assert_same
 
 SMALL = ("training.rounds=2", "evaluation.every=2", "training.batch_size=200", "model={name: mlp, hidden: [8]}")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedloom.rounds.measure import headline
+from fedloom.federation.rounds.measure import headline
 
 TASKS = [SimpleNamespace(name=n, primary=m) for n, m in (("digit", "accuracy"), ("odd", "accuracy"), ("depth", "rmse"))]
 BUILT: Any = SimpleNamespace(federation=SimpleNamespace(tasks=TASKS))

@@ -12,20 +12,20 @@ import pytest
 import torch
 
 import fedloom
-from fedloom.attacks import ATTACKS
 from fedloom.codecs import Raw, Sparse
 from fedloom.core.updates import Updates
 from fedloom.data.partition import Partition
 from fedloom.engines.api import Result, plan
 from fedloom.errors import RecipeError
+from fedloom.federation.recipes import dump, load, recipe_hash
+from fedloom.federation.rounds import refusals
+from fedloom.federation.rounds.build import build, build_method
+from fedloom.federation.rounds.hostile import conspired
+from fedloom.federation.rounds.messages import Payload, believed, blank, unpacked
+from fedloom.federation.rounds.server import collect
+from fedloom.federation.runs import checkpoint
 from fedloom.methods import METHODS
-from fedloom.recipes import dump, load, recipe_hash
-from fedloom.rounds import refusals
-from fedloom.rounds.build import build, build_method
-from fedloom.rounds.hostile import conspired
-from fedloom.rounds.messages import Payload, believed, blank, unpacked
-from fedloom.rounds.server import collect
-from fedloom.runs import checkpoint
+from fedloom.methods.robust.attacks import ATTACKS
 from tests_support import assert_same, load_recipe, named, stopped_after
 
 Quick = Callable[..., Result]

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import fedloom
-from fedloom.recipes import load
-from fedloom.rounds.build import build
-from fedloom.tasks.dense import DenseTask
+from fedloom.federation.recipes import load
+from fedloom.federation.rounds.build import build
+from fedloom.models.tasks.dense import DenseTask
 
 REAL = Path(__file__).parents[3] / "shared" / "data" / "nyuv2.npz"
 

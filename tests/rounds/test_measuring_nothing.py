@@ -15,9 +15,9 @@ from fedloom.engines.api import Result
 from fedloom.engines.flower.nodes import NodeConfig, about, build_at, build_from
 from fedloom.errors import RecipeError
 from fedloom.experiments import grid_run
-from fedloom.recipes.loader import load
-from fedloom.rounds.build import build
-from fedloom.rounds.progress import Progress
+from fedloom.federation.recipes.loader import load
+from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds.progress import Progress
 from tests_support import QUICK, load_recipe
 
 Quick = Callable[..., Result]

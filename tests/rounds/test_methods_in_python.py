@@ -13,12 +13,12 @@ import fedloom
 from fedloom import Method, methods
 from fedloom.engines.api import Result
 from fedloom.errors import RecipeError, StateError
-from fedloom.export.finished import reopen
+from fedloom.experiments.export.finished import reopen
+from fedloom.federation.recipes.loader import load
+from fedloom.federation.recipes.schema import recipe_hash
+from fedloom.federation.rounds.build import build, method_of
+from fedloom.federation.runs.reader import Run
 from fedloom.methods import METHODS
-from fedloom.recipes.loader import load
-from fedloom.recipes.schema import recipe_hash
-from fedloom.rounds.build import build, method_of
-from fedloom.runs.reader import Run
 from fedloom.stages import CAGrad, Heal, PCGrad, Stage, TopMagnitude
 from fedloom.study import compare
 from fedloom.training import Proximal

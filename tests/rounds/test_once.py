@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from fedloom.engines.auto import executor
-from fedloom.recipes.loader import load
-from fedloom.rounds import worker as workers
-from fedloom.rounds.build import build
-from fedloom.rounds.built import Built
-from fedloom.rounds.measure import groups
-from fedloom.rounds.messages import Message, Payload, form, rows_of
-from fedloom.rounds.progress import Progress
-from fedloom.rounds.rounds import Round, initial_state
-from fedloom.rounds.server import collect, dispatch
-from fedloom.rounds.worker import TrainDone, TrainJob, Worker
+from fedloom.federation.recipes.loader import load
+from fedloom.federation.rounds import worker as workers
+from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.measure import groups
+from fedloom.federation.rounds.messages import Message, Payload, form, rows_of
+from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.rounds import Round, initial_state
+from fedloom.federation.rounds.server import collect, dispatch
+from fedloom.federation.rounds.worker import TrainDone, TrainJob, Worker
 from tests_support import load_recipe
 
 

@@ -23,15 +23,14 @@ from fedloom.data.dataset import TensorExamples
 from fedloom.data.partition import Partition, Share
 from fedloom.engines.api import Result, plan
 from fedloom.errors import DataError, UserError
+from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds.federation import BuiltFederation, Part, cohort
+from fedloom.federation.rounds.messages import Payload
+from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.rounds import Patience, Round, initial_state
+from fedloom.federation.rounds.server import merge_buffers, server_init, server_step
+from fedloom.federation.rounds.worker import check_device
 from fedloom.methods.method import Method
-from fedloom.rounds.build import build
-from fedloom.rounds.cohort import cohort
-from fedloom.rounds.federation import BuiltFederation, Part
-from fedloom.rounds.messages import Payload
-from fedloom.rounds.progress import Progress
-from fedloom.rounds.rounds import Patience, Round, initial_state
-from fedloom.rounds.server import merge_buffers, server_init, server_step
-from fedloom.rounds.worker import check_device
 from fedloom.stages import Identity
 from tests_support import load_recipe, outcome
 

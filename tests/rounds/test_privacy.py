@@ -10,20 +10,20 @@ from pathlib import Path
 import pytest
 
 import fedloom
+from fedloom.core.mean import Mean
+from fedloom.core.stage import Chain, Identity, Stage, Traits
 from fedloom.engines.api import Result, plan
 from fedloom.errors import RecipeError, StateError, UserError
+from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds.federation import cohort
+from fedloom.federation.rounds.privacy import SPENT, Terms, ratio, share_of, terms_of, told
+from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.rounds import Round, initial_state, paid, status
+from fedloom.federation.rounds.server import server_step
+from fedloom.federation.runs.reader import Run
 from fedloom.methods.method import Method
 from fedloom.methods.private import private
-from fedloom.rounds.build import build
-from fedloom.rounds.cohort import cohort
-from fedloom.rounds.privacy import SPENT, Terms, ratio, share_of, terms_of, told
-from fedloom.rounds.progress import Progress
-from fedloom.rounds.rounds import Round, initial_state, paid, status
-from fedloom.rounds.server import server_step
-from fedloom.runs.reader import Run
-from fedloom.stages.mean import Mean
-from fedloom.stages.private import PrivateClusters, PrivateMean
-from fedloom.stages.stage import Chain, Identity, Stage, Traits
+from fedloom.methods.private.aggregation import PrivateClusters, PrivateMean
 from tests_support import assert_same, load_recipe, stopped_after
 
 Quick = Callable[..., Result]

@@ -20,13 +20,13 @@ from fedloom.core.context import State
 from fedloom.core.updates import Updates
 from fedloom.engines.api import Result, trained_models
 from fedloom.engines.pool import InProcess
+from fedloom.federation.rounds import client
+from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds.messages import Message, Payload
+from fedloom.federation.rounds.recovery import careful, nothing_came, usable, usual
+from fedloom.federation.rounds.worker import TrainDone
+from fedloom.federation.runs import checkpoint
 from fedloom.methods import METHODS
-from fedloom.rounds import client
-from fedloom.rounds.build import build
-from fedloom.rounds.messages import Message, Payload
-from fedloom.rounds.recovery import careful, nothing_came, usable, usual
-from fedloom.rounds.worker import TrainDone
-from fedloom.runs import checkpoint
 from fedloom.server import Plain
 from fedloom.stages import Mean
 from fedloom.training.flat import FlatModel

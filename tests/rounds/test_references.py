@@ -16,12 +16,12 @@ import fedloom
 from fedloom.data.dataset import TensorExamples, Withheld, without_label
 from fedloom.engines.api import Result, plan, trained_models
 from fedloom.errors import DataError, RecipeError
+from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds.federation import TOGETHER, BuiltFederation, Part, together
 from fedloom.methods import joint, trivial
-from fedloom.rounds.build import build
-from fedloom.rounds.federation import TOGETHER, BuiltFederation, Part, together
 from fedloom.stages import Identity
 from fedloom.tasks import BinaryClassification, Classification, Depth, Edge, Normals, Regression, Saliency, Semseg
-from fedloom.training.averages import label_means
+from fedloom.training.rules import label_means
 from tests_support import POOLED, assert_same, load_recipe, outcome, stopped_after
 
 Quick = Callable[..., Result]

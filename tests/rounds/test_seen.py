@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedloom.rounds.build import build
-from fedloom.rounds.seen import told
+from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds.seen import told
 from tests_support import load_recipe
 
 PRIVATE = "privacy={clip: 1, noise: 2.0, delta: 1.0e-3"

@@ -15,13 +15,13 @@ import torch
 
 import fedloom
 from fedloom.data.drawing import label, wrong
-from fedloom.recipes import load
-from fedloom.recipes.schema import recipe_hash
-from fedloom.rounds import showing
-from fedloom.rounds.build import build
-from fedloom.runs.folder import RunFolder
-from fedloom.runs.reader import Run
-from fedloom.tasks.dense import Depth, as_label
+from fedloom.federation.recipes import load
+from fedloom.federation.recipes.schema import recipe_hash
+from fedloom.federation.rounds import showing
+from fedloom.federation.rounds.build import build
+from fedloom.federation.runs.folder import RunFolder
+from fedloom.federation.runs.reader import Run
+from fedloom.models.tasks.dense import Depth, as_label
 from tests_support import Stop, load_recipe
 
 Image = pytest.importorskip("PIL.Image")

@@ -11,8 +11,8 @@ import torch
 from fedloom.engines.api import Result, trained_models
 from fedloom.engines.auto import executor
 from fedloom.engines.pool import Stacked
-from fedloom.recipes.loader import load
-from fedloom.rounds.build import build
+from fedloom.federation.recipes.loader import load
+from fedloom.federation.rounds.build import build
 
 Quick = Callable[..., Result]
 

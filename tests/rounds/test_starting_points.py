@@ -11,16 +11,16 @@ import pytest
 import torch
 
 import fedloom
+from fedloom.core.extras import need
 from fedloom.data.preview import normal
 from fedloom.engines.api import Result, trained_models
 from fedloom.errors import RecipeError
+from fedloom.experiments.export.bundle import Bundle, export
 from fedloom.experiments.pretrain import pretrain
-from fedloom.export.bundle import Bundle, export
-from fedloom.extras import need
+from fedloom.federation.recipes.loader import load
+from fedloom.federation.recipes.schema import Recipe, recipe_hash
+from fedloom.federation.rounds.build import build
 from fedloom.models.multitask import MultiTask
-from fedloom.recipes.loader import load
-from fedloom.recipes.schema import Recipe, recipe_hash
-from fedloom.rounds.build import build
 from fedloom.training.config import Schedule, Training
 from fedloom.training.optim import learning_rate
 from tests_support import assert_same, load_recipe, stopped_after

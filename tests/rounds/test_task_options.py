@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fedloom.errors import RecipeError
-from fedloom.rounds.build import build
+from fedloom.federation.rounds.build import build
 from tests_support import load_recipe
 
 

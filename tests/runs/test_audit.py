@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from fedloom.cli.app import app
 from fedloom.errors import StateError
-from fedloom.runs.audit import START, Audit, verified
-from fedloom.runs.folder import RunFolder
-from fedloom.runs.ledger import Ledger
+from fedloom.federation.runs.audit import START, Audit, verified
+from fedloom.federation.runs.folder import RunFolder
+from fedloom.federation.runs.ledger import Ledger
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import torch
 import fedloom
 from fedloom.engines.api import Result
 from fedloom.errors import RecipeError, StateError, UserError
-from fedloom.rounds.progress import Progress
-from fedloom.runs import checkpoint
+from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.runs import checkpoint
 from tests_support import assert_same, load_recipe, outcome
 
 Quick = Callable[..., Result]
@@ -146,7 +146,7 @@ def test_trees_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 def test_nan_in_one_client_drops_its_update_and_is_said(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedloom.rounds import client as steps
+    from fedloom.federation.rounds import client as steps
 
     def spoil(model: fedloom.training.FlatModel, *args: object, **kwargs: object) -> object:
         result = train(model, *args, **kwargs)
@@ -181,7 +181,7 @@ def test_a_run_never_writes_over_another(quick: Quick) -> None:
 
 
 def test_a_folder_in_use_is_refused(stopped: tuple[Result, Path]) -> None:
-    from fedloom.runs.folder import RunFolder
+    from fedloom.federation.runs.folder import RunFolder
 
     with RunFolder(stopped[1]), pytest.raises(StateError, match="is in use by another process"):
         fedloom.resume(stopped[1])
@@ -258,13 +258,13 @@ def test_lines_after_the_checkpoint_and_a_torn_line_are_cut(stopped: tuple[Resul
 
 
 def test_a_client_that_fails_is_named(quick: Quick, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedloom.tasks.classification import Classification
+    from fedloom.models.tasks.classification import Classification
 
     def broken(self: Classification, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("no such kernel")
 
     monkeypatch.setattr(Classification, "loss", broken)
-    monkeypatch.setattr("fedloom.rounds.rounds.measure", lambda *args, **options: [])
+    monkeypatch.setattr("fedloom.federation.rounds.rounds.measure", lambda *args, **options: [])
     with pytest.raises(UserError, match=r"client '\S+' \(tasks .*\), round 1: no such kernel"):
         quick()
 

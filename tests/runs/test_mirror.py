@@ -15,9 +15,9 @@ import pytest
 import fedloom
 from fedloom.cli.app import main
 from fedloom.errors import StateError
-from fedloom.recipes.schema import recipe_hash
-from fedloom.runs import mirror
-from fedloom.runs.folder import RunFolder
+from fedloom.federation.recipes.schema import recipe_hash
+from fedloom.federation.runs import mirror
+from fedloom.federation.runs.folder import RunFolder
 from tests_support import QUICK, assert_same, load_recipe, stopped_after
 
 CHANGES = ("training.rounds=4",)

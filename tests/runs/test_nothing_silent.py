@@ -18,9 +18,9 @@ from fedloom.cli.app import app, told
 from fedloom.data import Partition, Share
 from fedloom.engines.api import trained_models
 from fedloom.errors import StateError
-from fedloom.rounds.progress import Progress
-from fedloom.runs import checkpoint, folder
-from fedloom.runs.reader import Run
+from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.runs import checkpoint, folder
+from fedloom.federation.runs.reader import Run
 from fedloom.study.grid import is_over
 from tests_support import Stop, assert_same, load_recipe, stopped_after
 
@@ -347,7 +347,7 @@ def test_a_run_killed_while_it_measures_round_0_anew_goes_on(tmp_path: Path, mon
         raise Stop
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedloom.rounds.rounds.server_step", stop)  # round 0 is saved, and nothing else
+        patch.setattr("fedloom.federation.rounds.rounds.server_step", stop)  # round 0 is saved, and nothing else
         with pytest.raises(Stop):
             fedloom.run(load_recipe(), tmp_path / "run")
     with monkeypatch.context() as patch:

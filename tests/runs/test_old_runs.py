@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 import fedloom
-from fedloom.runs.reader import Run
+from fedloom.federation.runs.reader import Run
 from fedloom.study.report import write
 
 HOME = Path(__file__).with_name("folders")

@@ -10,7 +10,9 @@ import torch
 from fedloom import Method
 from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Block, Layout
+from fedloom.core.stage import Traits, check_closed
 from fedloom.core.updates import Updates
+from fedloom.methods.personal.aggregation import attention
 from fedloom.stages import (
     AcrossTasks,
     AtPeer,
@@ -35,8 +37,6 @@ from fedloom.stages import (
     Switch,
     TopMagnitude,
 )
-from fedloom.stages.relations import attention
-from fedloom.stages.stage import Traits, check_closed
 
 
 @dataclass(frozen=True)

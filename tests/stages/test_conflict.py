@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedloom.core.context import Ctx, derive_seed
+from fedloom.core.gram import min_norm
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
-from fedloom.maths.gram import min_norm
+from fedloom.methods.conflict.aggregation import pcgrad_coefficients
 from fedloom.stages import CAGrad, ConFIG, GradVac, Mean, MinNorm, PCGrad, Scope, Split, Stage, TopMagnitude
-from fedloom.stages.conflict import pcgrad_coefficients
 
 D = torch.tensor([[3.0, -1, 0, 2], [-2, 2, 1, 0], [1, 1, -4, 0]], dtype=torch.float64)
 AGREE = torch.tensor([[1.0, 2, 0], [2, 1, 0.1], [1, 1, 0]])

@@ -10,8 +10,8 @@ import torch
 from fedloom.core.context import Ctx
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
+from fedloom.methods.clusters.aggregation import cosine_mixing
 from fedloom.stages import CosineMix, Identity, Mean, MinNorm, PerBlock
-from fedloom.stages.cosine import cosine_mixing
 
 LAYOUT = Layout((Block("encoder.a", (2,)), Block("encoder.b", (2,))))
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from fedloom.core.context import Ctx
+from fedloom.core.stage import check_closed
 from fedloom.core.updates import Updates
+from fedloom.methods.f2dc.aggregation import domain_aware_weights, domain_discrepancy
 from fedloom.stages import DomainWeights, Mean
-from fedloom.stages.domains import domain_aware_weights, domain_discrepancy
-from fedloom.stages.stage import check_closed
 
 # 80 % of each PACS domain, 30 % of that per client; 2, 3, 2, 3 clients.
 PACS = {"photo": (400, 2), "art": (492, 3), "cartoon": (562, 2), "sketch": (943, 3)}

@@ -12,9 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedloom.core import gram as module
+from fedloom.core.gram import (
+    _on_face,
+    cancels,
+    conflict_averse,
+    gram,
+    min_norm,
+    nonzero,
+    normalised,
+    simplex_minimum,
+)
 from fedloom.core.updates import Updates
-from fedloom.maths import gram as module
-from fedloom.maths.gram import _on_face, cancels, conflict_averse, gram, min_norm, nonzero, normalised, simplex_minimum
 
 
 def draw(seed: int, k: int, d: int, special: str = "") -> Tensor:

@@ -15,10 +15,10 @@ from fedloom.core.context import Ctx
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
 from fedloom.engines.api import Result
-from fedloom.runs import checkpoint
+from fedloom.federation.runs import checkpoint
+from fedloom.methods.heal import stages as module
+from fedloom.methods.heal.aggregation import _needed
 from fedloom.stages import Heal, Identity, Mean, Stage, TopMagnitude
-from fedloom.stages import heal as module
-from fedloom.stages.heal import _needed
 from tests_support import outcome
 
 Quick = Callable[..., Result]

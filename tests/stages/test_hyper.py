@@ -15,7 +15,8 @@ from fedloom.core.context import Ctx
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
 from fedloom.engines.api import Result
-from fedloom.runs import checkpoint
+from fedloom.federation.runs import checkpoint
+from fedloom.methods.fedhca2.aggregation import cross_attention
 from fedloom.stages import (
     HyperConflictAverse,
     HyperCrossAttention,
@@ -25,7 +26,6 @@ from fedloom.stages import (
     Stage,
     conflict_averse_weights,
 )
-from fedloom.stages.hyper import cross_attention
 from tests_support import assert_same
 
 Quick = Callable[..., Result]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedloom.maths.leaks import leaked, mixing_of
+from fedloom.federation.rounds.seen import leaked, mixing_of
 
 
 def ring(k: int) -> torch.Tensor:

@@ -8,8 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedloom.core.layout import Block, Layout
-from fedloom.stages import Mean, TopMagnitude, magnitude
-from fedloom.stages.magnitude import top_mask
+from fedloom.methods.feddea import stages as magnitude
+from fedloom.methods.feddea.aggregation import top_mask
+from fedloom.stages import Mean, TopMagnitude
 
 D = torch.tensor([[3.0, -1, 0, 2], [-2, 2, 1, 0], [1, 1, -4, 0]])
 

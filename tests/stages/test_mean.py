@@ -67,7 +67,7 @@ def test_support_equals_plain_mean_where_all_trained_everything() -> None:
 
 @pytest.mark.parametrize("chunk", [1, 3, 1 << 20])
 def test_chunks_do_not_change_the_result(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedloom.stages import mean
+    from fedloom.core import mean
 
     whole = Mean().on(D, coef=D.abs())[0]
     monkeypatch.setattr(mean, "_CHUNK", chunk)

@@ -16,9 +16,9 @@ from fedloom.core.context import Ctx
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
 from fedloom.engines.api import Result
+from fedloom.methods.feddea import stages as module
+from fedloom.methods.feddea.aggregation import agreement
 from fedloom.stages import ActivatedDimensions, Heal, Mean, TopMagnitude
-from fedloom.stages import overlap as module
-from fedloom.stages.overlap import agreement
 from tests_support import assert_same
 
 Quick = Callable[..., Result]

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import State
-from fedloom.maths.prototypes import random_anchors
-from fedloom.runs import checkpoint
+from fedloom.core.stage import check_closed
+from fedloom.federation.runs import checkpoint
+from fedloom.methods.prototypes.maths import random_anchors
 from fedloom.stages import ClusteredPrototypes, Mean, MeanPrototypes, MovingAnchors, Stage, TrainedPrototypes
-from fedloom.stages.stage import check_closed
 
 ALL: list[Stage] = [MeanPrototypes(), ClusteredPrototypes(), TrainedPrototypes(epochs=5), MovingAnchors(0.5)]
 every = pytest.mark.parametrize("stage", ALL, ids=repr)

@@ -11,10 +11,10 @@ import torch
 from numpy.typing import NDArray
 
 from fedloom.core.context import Ctx
+from fedloom.core.gram import gram
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
-from fedloom.maths.gram import gram
-from fedloom.maths.robust import geometric_median
+from fedloom.methods.robust.aggregation import Robust, geometric_median
 from fedloom.stages import (
     AtPeer,
     CentredClip,
@@ -28,7 +28,6 @@ from fedloom.stages import (
     Stage,
     TrimmedMean,
 )
-from fedloom.stages.robust import Robust
 
 Rows = NDArray[np.float64]
 K, D = 9, 40

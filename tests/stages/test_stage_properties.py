@@ -12,7 +12,7 @@ from fedloom import stages
 from fedloom.core.context import Ctx
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
-from fedloom.runs import checkpoint
+from fedloom.federation.runs import checkpoint
 from fedloom.stages import CAGrad, Identity, Mean, MinNorm, PCGrad, Stage, SupportMean
 from stages_support import BESIDE, STAGES
 

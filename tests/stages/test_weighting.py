@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedloom.core.layout import Block, Layout
 from fedloom.errors import RecipeError, UserError
-from fedloom.rounds.build import build
+from fedloom.federation.rounds.build import build
 from fedloom.stages import IMTLG, AlignedMTL, DualProj, FairGrad, Mean, Stage, UPGrad
 from tests_support import TORCHJD, installed, load_recipe
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from fedloom.cli.app import app
 from fedloom.errors import RecipeError
 from fedloom.experiments.atlas import clients_of
-from fedloom.recipes import load
+from fedloom.federation.recipes import load
 from fedloom.study.atlas import Atlas, atlas_grid, draw, matchings
 from fedloom.study.grid import recipes
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 import fedloom
 from fedloom.cli.app import app
 from fedloom.errors import StateError
-from fedloom.runs.reader import Run
+from fedloom.federation.runs.reader import Run
 from fedloom.study.bed import falling, judge
 from fedloom.study.grid import Cell, load_grid, recipes, save
 from fedloom.study.references import at_trivial

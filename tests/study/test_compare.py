@@ -16,9 +16,9 @@ from rich.console import Console
 
 from fedloom.errors import StateError
 from fedloom.study import compare, delta_m
+from fedloom.study.delta import delta_terms, without_base
 from fedloom.study.tables.compare import ACROSS, Comparison, Estimate, clear_best
 from fedloom.study.tables.labels import shortened
-from fedloom.tasks.delta import delta_terms, without_base
 
 DIRECTIONS = {"semseg": "max", "depth": "min", "normals": "min", "edge": "max"}
 PRIMARY = {"semseg": "miou", "depth": "rmse", "normals": "merr", "edge": "odsf"}

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import fedloom
 from fedloom.cli.app import app
 from fedloom.errors import StateError
-from fedloom.runs.reader import Run
+from fedloom.federation.runs.reader import Run
 from fedloom.study.tables.domains import DomainScores, domain_history
 
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 import fedloom
 from fedloom.engines.api import Result
 from fedloom.errors import StateError
-from fedloom.experiments.domain_runs import read
-from fedloom.experiments.features import (
+from fedloom.experiments.papers.domain_runs import read
+from fedloom.experiments.papers.features import (
     PARTS,
     effective_rank,
     embedding,
@@ -24,11 +24,11 @@ from fedloom.experiments.features import (
     part_accuracy,
     singular_values,
 )
+from fedloom.federation.runs.reader import Run
 from fedloom.models.multitask import MultiTask
 from fedloom.models.nets import Encoder
-from fedloom.runs.reader import Run
+from fedloom.models.tasks.classification import Classification
 from fedloom.study.tables.domains import domain_history
-from fedloom.tasks.classification import Classification
 from tests_support import load_recipe
 
 TINY = (

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from fedloom.errors import RecipeError
-from fedloom.runs.reader import Run
+from fedloom.federation.runs.reader import Run
 from fedloom.study.figures import convergence, draw, sweep
 from fedloom.study.grid import Cell, save
 from grid_support import PRIMARY, paper_grid, write_run

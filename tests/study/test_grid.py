@@ -21,16 +21,16 @@ import numpy as np
 import pytest
 import yaml
 
-import fedloom
+import fedloom.federation.recipes
+from fedloom.core.machine import available_memory, locked
 from fedloom.data.scenes import store
 from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.experiments import grid_run
 from fedloom.experiments.grid_progress import Bar, CellLines, progress
 from fedloom.experiments.grid_run import Outcome, Watch, default_jobs, prepare, run_prepared
-from fedloom.locks import locked
-from fedloom.memory import available_memory
-from fedloom.recipes import dump
-from fedloom.rounds.build import build_method
+from fedloom.federation.recipes import dump
+from fedloom.federation.rounds.build import build_method
+from fedloom.models.tasks.dense import KINDS
 from fedloom.study.grid import (
     Cell,
     Grid,
@@ -45,7 +45,6 @@ from fedloom.study.grid import (
     summary,
     write,
 )
-from fedloom.tasks.dense import KINDS
 from grid_support import TINY
 from tests_support import assert_same
 
@@ -245,7 +244,7 @@ def test_a_data_set_may_have_some_bases_only() -> None:
 
 
 def test_recipes_are_found_beside_the_grid(tmp_path: Path) -> None:
-    (tmp_path / "mine.yaml").write_text(dump(fedloom.recipes.load("digits-tasks", ["training.rounds=77"])))
+    (tmp_path / "mine.yaml").write_text(dump(fedloom.federation.recipes.load("digits-tasks", ["training.rounds=77"])))
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(TINY | {"data": {"D": {"recipe": "mine.yaml"}}, "set": {}}))
     assert {r.training.rounds for r in recipes(load_grid(tmp_path / "grid.yaml")).values()} == {77}
 

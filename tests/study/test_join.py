@@ -13,8 +13,8 @@ import fedloom
 from fedloom.core.context import Ctx
 from fedloom.engines.api import Result
 from fedloom.errors import DataError, RecipeError, StateError
-from fedloom.experiments.join import NEW, LateJoin, Start, join, start_for
-from fedloom.experiments.task_models import task_models
+from fedloom.experiments.papers.join import NEW, LateJoin, Start, join, start_for
+from fedloom.experiments.papers.task_models import task_models
 from fedloom.taskvectors import sign_similarity
 from fedloom.training.flat import FlatModel
 from fedloom.training.loop import train
@@ -103,7 +103,7 @@ def test_a_new_task_joins(run: Path) -> None:
 
 
 def test_both_starts_differ_by_the_vector_alone(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fedloom.experiments.join as module
+    import fedloom.experiments.papers.join as module
 
     seen: list[torch.Tensor] = []
     batches: list[torch.Tensor] = []

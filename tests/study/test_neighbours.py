@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedloom.runs.reader import Run
+from fedloom.federation.runs.reader import Run
 from fedloom.study.papers.neighbours import purity, quality
 
 TASKS = {"a": ["x"], "b": ["x"], "c": ["y"], "d": ["y"]}

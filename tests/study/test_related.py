@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedloom.errors import StateError
-from fedloom.experiments.relatedness import Relatedness
+from fedloom.experiments.papers.relatedness import Relatedness
 from fedloom.study.report import collect, write
 from fedloom.study.report.related import FILE, RelatedReport
 from report_support import NASTY, Page, check_figures

@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 import fedloom
 from fedloom.engines.api import Result, trained_models
 from fedloom.errors import StateError, UserError
-from fedloom.experiments.relatedness import METRICS, PICTURE, Relatedness, clustered, relatedness
-from fedloom.experiments.task_models import task_models
+from fedloom.experiments.papers.relatedness import METRICS, PICTURE, Relatedness, clustered, relatedness
+from fedloom.experiments.papers.task_models import task_models
+from fedloom.federation.runs.folder import RunFolder
 from fedloom.relatedness import fisher_diagonal, logme
-from fedloom.runs.folder import RunFolder
 from fedloom.study.report.related import FILE
 from fedloom.taskvectors import sign_similarity
 from tests_support import load_recipe

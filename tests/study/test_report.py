@@ -16,10 +16,10 @@ import pytest
 import yaml
 
 from fedloom.core.outline import Box, Outline
+from fedloom.core.settings.registry import Registered
 from fedloom.errors import RecipeError, StateError, UserError
+from fedloom.federation.runs.reader import Run
 from fedloom.methods import METHODS
-from fedloom.runs.reader import Run
-from fedloom.settings.registry import Registered
 from fedloom.study.grid import Cell
 from fedloom.study.report import collect, write
 from fedloom.study.report.collect import RunReport

@@ -17,9 +17,9 @@ import numpy as np
 import pytest
 
 import fedloom
-from fedloom.experiments.relatedness import METRICS, Relatedness
-from fedloom.recipes import load
-from fedloom.runs.reader import Run
+from fedloom.experiments.papers.relatedness import METRICS, Relatedness
+from fedloom.federation.recipes import load
+from fedloom.federation.runs.reader import Run
 from fedloom.study.grid import Cell
 from fedloom.study.report import write
 from grid_support import DEA, FEDAVG, paper_grid, write_grid, write_run

@@ -20,7 +20,7 @@ from fedloom.cli.app import app
 from fedloom.data.canvas import CELL, GAP
 from fedloom.errors import StateError, UserError
 from fedloom.experiments.over_rounds import over_rounds
-from fedloom.runs.reader import index_of
+from fedloom.federation.runs.reader import index_of
 from fedloom.study.grid import Cell
 from fedloom.study.report import collect, predictions, write
 from fedloom.study.report.collect import GridReport, RunReport

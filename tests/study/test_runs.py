@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from fedloom.errors import StateError
-from fedloom.runs.reader import Run, human_bytes
+from fedloom.federation.runs.reader import Run, human_bytes
 from tests_support import loaded
 
 RECIPE = {

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 
 from fedloom.errors import RecipeError, StateError, UserError
+from fedloom.study.delta import delta_m
 from fedloom.study.figures import draw
 from fedloom.study.grid import Cell, open_folder, recipes, save
 from fedloom.study.tables.compare import Estimate
 from fedloom.study.tables.formats import FORMATS, to_text
 from fedloom.study.tables.metrics import all_metrics
 from fedloom.study.tables.table import tabulate
-from fedloom.tasks.delta import delta_m
 from grid_support import DEA, DIRECTIONS, FEDAVG, paper_grid, write_grid, write_run
 from tests_support import loaded
 

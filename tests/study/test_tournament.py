@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from fedloom.cli.app import app
 from fedloom.errors import RecipeError
 from fedloom.experiments import tournament as experiment
-from fedloom.recipes import load
+from fedloom.federation.recipes import load
 from fedloom.study.grid import cells
 from fedloom.study.tournament import Standings, Tournament, opened, save, settings
 from grid_support import write_run

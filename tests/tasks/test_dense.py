@@ -11,8 +11,8 @@ import torch
 
 from fedloom import tasks
 from fedloom.errors import DataError, RecipeError
+from fedloom.models.tasks.losses import edge_bce
 from fedloom.tasks import Classification, DenseTask, Depth, Edge, HumanParts, Normals, Regression, Saliency, Semseg
-from fedloom.tasks.losses import edge_bce
 from tests_support import loaded
 
 TASKS = [

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from scipy import ndimage
 from scipy.optimize import linear_sum_assignment
 
+from fedloom.models.tasks.edges import pairs, suppress, thin
 from fedloom.tasks import OdsF, PlainEdgeF
-from fedloom.tasks.edges import pairs, suppress, thin
 
 HEIGHT, WIDTH = 48, 64
 DIAGONAL = math.hypot(HEIGHT, WIDTH)  # 80

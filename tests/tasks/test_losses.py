@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional
 
 from fedloom.errors import DataError
+from fedloom.models.tasks.losses import unit
 from fedloom.tasks import balanced_bce, cross_entropy, depth_l1, edge_bce, normals_l1
-from fedloom.tasks.losses import unit
 
 SIZE = (6, 5)
 

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
+from fedloom.models.tasks.own import labelled
 from fedloom.tasks import Regression
-from fedloom.tasks.own import labelled
 
 NAN = math.nan
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedloom.training.decoupling import (
+from fedloom.methods.f2dc.rules import (
     AuxiliaryHead,
     Corrector,
     Decoupler,

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedloom.models.erased import ErasedLayer
-from fedloom.training.eraser import (
+from fedloom.methods.fdse.rules import (
     MOMENTUM,
     Consistency,
     averaged,
@@ -19,6 +18,7 @@ from fedloom.training.eraser import (
     layer_weights,
     released_consistency,
 )
+from fedloom.models.erased import ErasedLayer
 from fedloom.training.rules import View
 
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.errors import RecipeError
-from fedloom.maths.prototypes import anchor_losses, anchor_margin, relaxed_contrast
+from fedloom.federation.runs import checkpoint
+from fedloom.methods.prototypes.maths import anchor_losses, anchor_margin, relaxed_contrast
 from fedloom.models.linearised import Linearised
 from fedloom.models.multitask import MultiTask
 from fedloom.models.nets import MLP, ResNet
-from fedloom.runs import checkpoint
-from fedloom.tasks.classification import Classification
+from fedloom.models.tasks.classification import Classification
 from fedloom.training import (
     ClusterContrast,
     CollectPrototypes,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedloom.maths.prototypes import (
+from fedloom.methods.prototypes.maths import (
     ClusterPrototypes,
     PrototypeGenerator,
     Prototypes,

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from fedloom.core.context import Ctx, State
 from fedloom.data.dataset import TensorExamples
 from fedloom.errors import UserError
+from fedloom.methods.personal.rules import Anchor
 from fedloom.models.multitask import MultiTask
-from fedloom.tasks.classification import Classification
-from fedloom.tasks.own import Own
+from fedloom.models.tasks.classification import Classification
+from fedloom.models.tasks.own import Own
 from fedloom.training import FlatModel, LocalRule, Optimizer, Proximal, Schedule, Training, View
 from fedloom.training.loop import Additions, Work, _Turn, batches, passes, train
 from fedloom.training.optim import Adam, Sgd, build, export_state, import_state, rate
-from fedloom.training.personal import Anchor
 from fedloom.training.stacked import Stackable, group, refuse, train_stacked
 from quadratics import Point, Valley
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import fedloom
-from fedloom.recipes.loader import load
+from fedloom.federation.recipes.loader import load
 from trials.scale import cases
 
 DEFENDED = [

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import fedloom as fl
+from fedloom.core.settings.yaml import to_yaml
 from fedloom.engines import api
+from fedloom.experiments.export.bundle import Bundle
 from fedloom.experiments.tournament import planned
-from fedloom.export.bundle import Bundle
-from fedloom.recipes.loader import load
-from fedloom.rounds.build import build
-from fedloom.runs.folder import RunFolder
-from fedloom.settings.yaml import to_yaml
+from fedloom.federation.recipes.loader import load
+from fedloom.federation.rounds.build import build
+from fedloom.federation.runs.folder import RunFolder
 from fedloom.study.grid import load_grid, recipes
 from trials.hostile import Tally, command, judged, places
 from trials.scale import cases

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 import fedloom
-from fedloom.recipes.schema import Recipe
-from fedloom.rounds.progress import Progress
-from fedloom.runs.folder import RunFolder
+from fedloom.federation.recipes.schema import Recipe
+from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.runs.folder import RunFolder
 from tests_support import assert_same, load_recipe, stopped_after
 from trials.faults import KILLED, SENTENCE, Fault, in_a_process
 from trials.scale import cases

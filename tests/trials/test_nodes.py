@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Ctx, State
-from fedloom.rounds.build import build
-from fedloom.rounds.built import Built
-from fedloom.rounds.messages import Payload, rows_of
-from fedloom.rounds.server import dispatch, server_init, server_step
-from fedloom.rounds.worker import TrainJob, Worker
+from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.messages import Payload, rows_of
+from fedloom.federation.rounds.server import dispatch, server_init, server_step
+from fedloom.federation.rounds.worker import TrainJob, Worker
 from fedloom.training.flat import integer_buffers
 from tests_support import load_recipe
 from trials.scale import cases

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedloom.core.settings.yaml import to_yaml
 from fedloom.engines import api
-from fedloom.recipes.loader import HOME, dump, load, packaged
-from fedloom.recipes.schema import recipe_hash
-from fedloom.settings.yaml import to_yaml
+from fedloom.federation.recipes.loader import HOME, dump, load, packaged
+from fedloom.federation.recipes.schema import recipe_hash
 from trials.hostile import STRANGE, Tally, bytes_like, command, judged, places, value_like
 from trials.scale import cases
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from fedloom.rounds.federation import BuiltClient, Part
-from fedloom.rounds.server import dispatch
-from fedloom.runs.audit import verified
+from fedloom.federation.rounds.federation import BuiltClient, Part
+from fedloom.federation.rounds.server import dispatch
+from fedloom.federation.runs.audit import verified
 from sites_support import Server, make_homes
 from trials.scale import cases
 from trials.test_nodes import spoilt

@@ -35,12 +35,12 @@ from fedloom.cli import (
 )
 from fedloom.cli.data import data
 from fedloom.cli.flower import flower
+from fedloom.core.errors import StateError, UserError, of_system
 from fedloom.engines.cluster import torchrun
-from fedloom.errors import StateError, UserError, of_system
 
 if TYPE_CHECKING:
-    from fedloom.recipes import Recipe
-    from fedloom.rounds.progress import Progress
+    from fedloom.federation.recipes import Recipe
+    from fedloom.federation.rounds.progress import Progress
 
 app = typer.Typer(
     name="fedloom",
@@ -115,12 +115,12 @@ def run(
     as_json: shared.Json = False,
 ) -> None:
     """Train as a recipe says and write a run folder."""
-    from fedloom.recipes import load
+    from fedloom.federation.recipes import load
 
     asked = list(changes or ())
     if start is not None:
         if recipe is None or "=" in recipe:  # no recipe, and the first change in its place
-            from fedloom.runs.recorded import recipe_in
+            from fedloom.federation.runs.recorded import recipe_in
 
             recipe_in(start)  # by the rule of run folders, before the changes are applied
             asked, recipe = [*([recipe] if recipe else []), *asked], str(start / "recipe.yaml")
@@ -168,11 +168,11 @@ def resume(
 @app.command()
 def show(recipe: shared.RecipeArgument, changes: shared.Changes = None, as_json: shared.Json = False) -> None:
     """Print what a run would do, and what it would cost, without training."""
-    from fedloom.recipes import dump, load
+    from fedloom.federation.recipes import dump, load
 
     checked = load(recipe, changes or ())
     from fedloom.engines import api
-    from fedloom.runs.reader import human_bytes
+    from fedloom.federation.runs.reader import human_bytes
 
     plan = api.plan(checked)
     facts = [("parameters", role, f"{count:,}") for role, count in plan.parameters.items()]
@@ -210,8 +210,8 @@ def picture(
 ) -> None:
     """Draw input, truth and prediction of every dense task; with several runs, a column for each run's prediction."""
     from fedloom.data.canvas import save
+    from fedloom.experiments.export.picture import predictions
     from fedloom.experiments.over_rounds import over_rounds
-    from fedloom.export.picture import predictions
     from fedloom.study.grid import runs_in
 
     runs = [run for folder in folders for run in runs_in(folder)]
@@ -277,7 +277,7 @@ def _default_folder(recipe: Recipe) -> Path:
 @contextmanager
 def _watched(folder: Path, quiet: bool) -> Iterator[Progress]:
     """Progress while a run goes on; Ctrl-C ends it with exit code 130 and the way to go on."""
-    from fedloom.rounds.progress import progress
+    from fedloom.federation.rounds.progress import progress
 
     watch = progress(quiet)
     try:
@@ -292,7 +292,7 @@ def _watched(folder: Path, quiet: bool) -> Iterator[Progress]:
 
 
 def _conclude(result: Any, as_json: bool) -> None:
-    from fedloom.runs.reader import IN_VAIN, Run, human_bytes
+    from fedloom.federation.runs.reader import IN_VAIN, Run, human_bytes
 
     total = Run.read(result.folder).bytes_total()
     final = result.final() if result.measured else None

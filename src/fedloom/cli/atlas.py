@@ -27,7 +27,7 @@ def atlas(
     """
     from fedloom.experiments.atlas import make
     from fedloom.experiments.grid_progress import progress
-    from fedloom.recipes import load
+    from fedloom.federation.recipes import load
 
     recipe = load(bed, changes or ())
     folder = out or Path("atlases") / recipe.name

@@ -22,7 +22,7 @@ def audit(
 
     Lines cut off at the end, and a file written anew, show only beside a hash that was kept elsewhere (--kept).
     """
-    from fedloom.runs.audit import START, verified
+    from fedloom.federation.runs.audit import START, verified
 
     lines = verified(file, kept)
     last = lines[-1]["hash"] if lines else START

@@ -9,7 +9,7 @@ import typer
 
 def recipe(incomplete: str) -> list[str]:
     """Packaged recipes."""
-    from fedloom.recipes.loader import names
+    from fedloom.federation.recipes.loader import names
 
     return _that_begin(incomplete, names())
 
@@ -37,7 +37,7 @@ def dataset(incomplete: str) -> list[str]:
 
 def change(ctx: typer.Context, incomplete: str) -> list[str]:
     """The keys of a recipe's sections, and after data=, partition=, model= and method= the names that may follow."""
-    from fedloom.recipes.schema import Named, Recipe
+    from fedloom.federation.recipes.schema import Named, Recipe
 
     before = list(ctx.params.get("changes") or ())
     key, equals, value = incomplete.partition("=")

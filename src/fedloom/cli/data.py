@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fedloom.cli import complete, shared
-from fedloom.errors import RecipeError
+from fedloom.core.errors import RecipeError
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset
@@ -83,10 +83,10 @@ def build(name: str, parameters: list[str] | tuple[str, ...], seed: int = 0) -> 
     """The named data set with `key.path=value` parameters, checked as a recipe's data section is."""
     from pydantic import ValidationError
 
-    from fedloom.recipes.schema import DataSection
-    from fedloom.settings.problems import explain
-    from fedloom.settings.section import strict
-    from fedloom.settings.yaml import parse
+    from fedloom.core.settings.problems import explain
+    from fedloom.core.settings.section import strict
+    from fedloom.core.settings.yaml import parse
+    from fedloom.federation.recipes.schema import DataSection
 
     section: dict[str, Any] = {"name": name}
     for change in parameters:

@@ -17,8 +17,8 @@ from typing import Any
 import typer
 
 from fedloom.cli import shared
-from fedloom.memory import free_memory
-from fedloom.recipes.runtime import cores
+from fedloom.core.machine import free_memory
+from fedloom.federation.recipes.runtime import cores
 
 Finding = tuple[str, str, str]
 """(what, state, details); the state is ok, absent or a problem."""

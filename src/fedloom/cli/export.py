@@ -29,7 +29,7 @@ def export(
     ] = False,
 ) -> None:
     """Write a model of a finished run to a folder of its own: weights (safetensors), a card, what loads it."""
-    from fedloom.export import bundle
+    from fedloom.experiments.export import bundle
 
     typer.echo(f"{bundle.export(run, out or run / 'export', client, task, licence, hub)}")
 
@@ -48,7 +48,7 @@ def merge(
     scale: Annotated[float, typer.Option(min=0, help="A factor of the merged task vector.")] = 1.0,
 ) -> None:
     """Merge exported models into one, by what each has learned since they began alike (task vectors)."""
-    from fedloom.export.merge import merge as merged
+    from fedloom.experiments.export.merge import merge as merged
 
     for folder in merged(models, base, out, rule, scale):
         typer.echo(f"{folder}")
@@ -62,7 +62,7 @@ def predict(
 ) -> None:
     """Say what an exported model makes of images: one picture with a column for each task, and classes as text."""
     from fedloom.data.canvas import save
-    from fedloom.export.bundle import Bundle
+    from fedloom.experiments.export.bundle import Bundle
 
     texts, picture = Bundle.read(model).predict(images)
     save(picture, out)

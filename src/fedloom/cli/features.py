@@ -34,7 +34,7 @@ def features(
     """
     for folder in folders:
         threads_of(folder)
-    from fedloom.experiments.features import features as look
+    from fedloom.experiments.papers.features import features as look
 
     with bar(quiet) as advance:
         found = look(folders, examples, images, task, out is not None, device, advance)

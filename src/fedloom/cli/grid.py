@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedloom.cli import complete, shared
-from fedloom.errors import UserError, at
+from fedloom.core.errors import UserError, at
 
 if TYPE_CHECKING:
     from fedloom.experiments.grid_run import Outcome, Prepared
@@ -115,7 +115,7 @@ def _before(prepared: Prepared) -> None:
 
 
 def _plan(prepared: Prepared, as_json: bool) -> None:
-    from fedloom.runs.reader import human_bytes
+    from fedloom.federation.runs.reader import human_bytes
 
     rows = []
     for name in dict.fromkeys(cell.combination for cell in prepared.recipes):
@@ -130,7 +130,7 @@ def _plan(prepared: Prepared, as_json: bool) -> None:
 
 
 def _after(prepared: Prepared, outcome: Outcome, as_json: bool) -> None:
-    from fedloom.runs.reader import human_bytes
+    from fedloom.federation.runs.reader import human_bytes
 
     for name, reason in outcome.refused.items():
         typer.echo(f"refused: {name}: {reason}", err=True)

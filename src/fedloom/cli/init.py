@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from fedloom.cli import complete, shared
-from fedloom.errors import UserError
+from fedloom.core.errors import UserError
 
 Answer = TypeVar("Answer", str, int)
 
@@ -30,10 +30,10 @@ def init(
     ),
 ) -> None:
     """Write a recipe for your own data; what no option says is asked."""
-    from fedloom.recipes.draft import draft, look
-    from fedloom.recipes.json_schema import SHIPPED
-    from fedloom.recipes.loader import EDITORS, load
-    from fedloom.settings.yaml import to_yaml
+    from fedloom.core.settings.yaml import to_yaml
+    from fedloom.federation.recipes.draft import draft, look
+    from fedloom.federation.recipes.json_schema import SHIPPED
+    from fedloom.federation.recipes.loader import EDITORS, load
 
     if out.exists():
         raise UserError(f"{out} is there already: name another file with --out")

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedloom.cli import complete, shared
-from fedloom.errors import UserError, unknown
-from fedloom.settings.names import is_import
-from fedloom.settings.trust import Origin, admit
+from fedloom.core.errors import UserError, unknown
+from fedloom.core.settings.names import is_import
+from fedloom.core.settings.trust import Origin, admit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from fedloom.settings.registry import Registered, Registry
+    from fedloom.core.settings.registry import Registered, Registry
 
 recipe_app = typer.Typer(help="Help for writing recipes.", no_args_is_help=True)
 
@@ -50,7 +50,7 @@ def recipes(
     as_json: shared.Json = False,
 ) -> None:
     """List the packaged recipes: what they train, what they need, and how long a run takes, where that was measured."""
-    from fedloom.recipes.catalogue import catalogue
+    from fedloom.federation.recipes.catalogue import catalogue
 
     rows: list[dict[str, Any]] = [
         {"recipe": entry.name, "what it trains": entry.summary, "needs": entry.needs, "minutes": entry.minutes}
@@ -72,7 +72,7 @@ def schema(
     """Print the JSON Schema of recipes, with which editors complete and check them."""
     import json
 
-    from fedloom.recipes.json_schema import schema as made
+    from fedloom.federation.recipes.json_schema import schema as made
 
     shared.put(json.dumps(made(), indent=1) + "\n", out)
 
@@ -95,7 +95,7 @@ def _find(name: str, *registries: Registry) -> tuple[Registry, Registered]:
 
 def parameters(entry: Registered) -> list[dict[str, Any]]:
     """The recipe keys of what is registered: their names, defaults, and what they may be, in words."""
-    from fedloom.settings.problems import expected, found
+    from fedloom.core.settings.problems import expected, found
 
     return [
         {

@@ -19,7 +19,7 @@ def pretrain(
     as_json: Json = False,
 ) -> None:
     """Train a recipe's model on all of its data in one place, and write the encoder for `model.weights` to load."""
-    from fedloom.recipes import load
+    from fedloom.federation.recipes import load
 
     checked = load(recipe, changes or ())
     import torch

@@ -57,7 +57,7 @@ def domains(
     as_json: shared.Json = False,
 ) -> None:
     """A task's metric on each domain over the rounds, with average and spread: last round and best on validation."""
-    from fedloom.runs.reader import Run
+    from fedloom.federation.runs.reader import Run
     from fedloom.study.papers.domains import draw
     from fedloom.study.tables.domains import domain_history
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fedloom.cli import complete
-from fedloom.errors import StateError, UserError, writing
-from fedloom.settings.trust import allow
+from fedloom.core.errors import StateError, UserError, writing
+from fedloom.core.settings.trust import allow
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-    from fedloom.export.finished import Tell
+    from fedloom.experiments.export.finished import Tell
     from fedloom.study.significance.ranks import Ranks
 
 
@@ -185,7 +185,7 @@ def threads_of(folder: Path) -> None:
     """Let torch use as many threads as the run did, for results may depend on their number."""
     if not (folder / "recipe.yaml").is_file():
         raise StateError(f"{folder} is not a run folder: recipe.yaml is absent")
-    from fedloom.runs.recorded import recipe_in
+    from fedloom.federation.runs.recorded import recipe_in
 
     threads = recipe_in(folder).runtime.threads
     import torch

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from fedloom.cli import complete, shared
-from fedloom.errors import UserError
+from fedloom.core.errors import UserError
 
 if TYPE_CHECKING:
     from fedloom.study.grid import Grid

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from fedloom.cli.shared import Device, Json, Quiet, answer, bar, out_option, threads_of
-from fedloom.errors import UserError
+from fedloom.core.errors import UserError
 
 Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
 
@@ -43,7 +43,7 @@ def relatedness(
     if named == []:
         raise UserError("--metrics: expected names, for example sign,cosine")
     threads_of(folder)
-    from fedloom.experiments.relatedness import relatedness as relate
+    from fedloom.experiments.papers.relatedness import relatedness as relate
 
     with bar(quiet) as advance:
         found = relate(folder, named, examples, device, advance)
@@ -72,7 +72,7 @@ def join(
 ) -> None:
     """Let a new task join a run of matu: does it gain from starting where tasks with similar signs are?"""
     threads_of(folder)
-    from fedloom.experiments.join import join as join_run
+    from fedloom.experiments.papers.join import join as join_run
 
     with bar(quiet) as advance:
         found = join_run(

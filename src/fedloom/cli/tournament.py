@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedloom.cli import complete, shared
-from fedloom.errors import UserError
+from fedloom.core.errors import UserError
 
 
 def tournament(

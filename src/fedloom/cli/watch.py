@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fedloom.cli.shared import Json, answer
-from fedloom.runs.reader import clock
+from fedloom.federation.runs.reader import clock
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -69,7 +69,7 @@ def shown(found: Now) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from fedloom.runs.reader import human_bytes
+    from fedloom.federation.runs.reader import human_bytes
 
     of = "" if found.rounds is None else f" of {found.rounds}"
     facts = [found.status, f"round {found.round}{of}"]

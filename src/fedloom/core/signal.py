@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from fedloom.settings.problems import carry
-from fedloom.settings.section import Count, Section
+from fedloom.core.settings.problems import carry
+from fedloom.core.settings.section import Count, Section
 
 if TYPE_CHECKING:
     from torch import Tensor

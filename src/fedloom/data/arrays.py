@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from fedloom.core.errors import DataError, RecipeError, at, nearest
+from fedloom.core.settings.section import Count
 from fedloom.core.signal import Kind, Signal
 from fedloom.data.augment import Augment, resolve
 from fedloom.data.dense_label import DenseLabel
@@ -16,8 +18,6 @@ from fedloom.data.prepare import SPLITS, TestFraction, channel_statistics, strat
 from fedloom.data.registry import DATASETS
 from fedloom.data.signals import as_inputs, signal_of, stated, with_vocabulary
 from fedloom.data.store import ArrayPart, Store, splits
-from fedloom.errors import DataError, RecipeError, at, nearest
-from fedloom.settings.section import Count
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset, TensorExamples
@@ -78,7 +78,7 @@ def arrays(
     conversion to float32 makes a copy. Raises DataError for anything absent or inconsistent, naming the key.
     """
     from fedloom.data.dataset import Dataset
-    from fedloom.tasks.classification import Classification
+    from fedloom.models.tasks.classification import Classification
 
     if dense is not None:
         beside = {"labels": labels, "classes": classes, "size": size, "channels": channels, "signal": signal}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
+from fedloom.core.errors import DataError
 from fedloom.data.partition import PARTITIONERS, Pool
 from fedloom.data.registry import DATASETS
-from fedloom.errors import DataError
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field, field_validator
 
-from fedloom.settings.section import Count, Positive, Section, UnitInterval
+from fedloom.core.settings.section import Count, Positive, Section, UnitInterval
 
 
 class Augment(Section):

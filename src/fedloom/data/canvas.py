@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedloom.core.errors import UserError
+from fedloom.core.extras import need
 from fedloom.data.drawing import Cell, Colour, Legend
 from fedloom.data.prepare import Array
-from fedloom.errors import UserError
-from fedloom.extras import need
 
 CELL = 160  # about as wide, in pixels, as a picture is drawn
 GAP, LINE, LETTERS, TITLE = 8, 17, 13, 16

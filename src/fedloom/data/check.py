@@ -8,11 +8,11 @@ from typing import get_args
 
 import numpy as np
 
+from fedloom.core.errors import DataError, RecipeError, choices
 from fedloom.data import hdf5, nyud, pascal_context
 from fedloom.data.folders import FileSplit
 from fedloom.data.prepare import Array
-from fedloom.errors import DataError, RecipeError, choices
-from fedloom.tasks.task import IGNORE
+from fedloom.models.tasks.task import IGNORE
 
 PROBLEMS = 20
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedloom.core.errors import DataError
+from fedloom.core.extras import need
+from fedloom.core.settings.section import Count
 from fedloom.data.prepare import SPLITS, Array, channel_statistics, subset
 from fedloom.data.registry import DATASETS
-from fedloom.errors import DataError
-from fedloom.extras import need
-from fedloom.settings.section import Count
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset
@@ -33,7 +33,7 @@ def cifar10(seed: int, *, root: str, limit: Count | None = None) -> Dataset:
     import torch
 
     from fedloom.data.dataset import Dataset, TensorExamples
-    from fedloom.tasks.classification import Classification
+    from fedloom.models.tasks.classification import Classification
 
     folder = Path(root).expanduser()
     if (folder / BINARY).is_dir():

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from pydantic import Field
 
+from fedloom.core.errors import DataError
+from fedloom.core.settings.section import Count, Positive
 from fedloom.data.digests import digest
 from fedloom.data.download import SOURCES
 from fedloom.data.images import SUFFIXES, Fit, read
 from fedloom.data.many import Columns, joined
 from fedloom.data.prepare import SPLITS, Name, subset
 from fedloom.data.registry import DATASETS
-from fedloom.errors import DataError
-from fedloom.settings.section import Count, Positive
 
 if TYPE_CHECKING:
     from torch import Tensor

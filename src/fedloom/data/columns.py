@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedloom.core.errors import DataError, parsing
+from fedloom.core.machine import need_memory
 from fedloom.data.prepare import Array
-from fedloom.errors import DataError, parsing
-from fedloom.memory import need_memory
 
 _BYTES = 60
 """About how many bytes Python takes for a cell of one character and its separator, per byte of the file."""

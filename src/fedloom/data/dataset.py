@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from fedloom.core.errors import DataError
 from fedloom.core.signal import Signal, told
-from fedloom.errors import DataError
-from fedloom.tasks.task import IGNORE, Task
+from fedloom.models.tasks.task import IGNORE, Task
 
 Batch = tuple[Tensor, dict[str, Tensor]]
 """Inputs (B x ...) and {task: labels (B x ...)}."""

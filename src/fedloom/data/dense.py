@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from fedloom.core.errors import DataError
 from fedloom.data.augment import Augment
 from fedloom.data.dataset import Batch
 from fedloom.data.dense_label import Kind, Reader
 from fedloom.data.digests import digest
 from fedloom.data.prepare import Array
 from fedloom.data.transforms import augmented, plain, raw_ignore
-from fedloom.errors import DataError
 
 
 @dataclass(frozen=True, eq=False)

@@ -8,15 +8,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.core.errors import DataError
 from fedloom.data.augment import Augment
 from fedloom.data.dense import DenseExamples, Stored, annotated_in, checksum
 from fedloom.data.dense_label import DenseLabel
 from fedloom.data.prepare import Array
 from fedloom.data.store import ArrayPart
 from fedloom.data.transforms import padded
-from fedloom.errors import DataError
-from fedloom.tasks.dense import KINDS
-from fedloom.tasks.task import IGNORE, Task
+from fedloom.models.tasks.dense import KINDS
+from fedloom.models.tasks.task import IGNORE, Task
 
 SHORT = 0.1  # a stored normal shorter than this means that there is no normal
 

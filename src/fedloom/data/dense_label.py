@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fedloom.core.settings.section import Positive, Section
 from fedloom.data.prepare import Array
-from fedloom.settings.section import Positive, Section
 
 Kind = Literal["semseg", "human_parts", "saliency", "normals", "depth", "edge"]
 

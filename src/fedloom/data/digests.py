@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+from fedloom.core.errors import DataError
 from fedloom.data.prepare import cache_folder
-from fedloom.errors import DataError
 
 Known = dict[str, list[int | str]]
 """File -> [size, times of change (ns) of its contents and of its entry, checksum]."""

@@ -65,7 +65,7 @@ def digits(
     import torch
 
     from fedloom.data.dataset import Dataset, TensorExamples
-    from fedloom.tasks.classification import Classification
+    from fedloom.models.tasks.classification import Classification
 
     images, digit = originals(size)
     domain = _domains(digit, len(domains), seed)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import Field
 
+from fedloom.core.errors import DataError, RecipeError, nearest, parsing
 from fedloom.data.domains import Pad
 from fedloom.data.folders import matlab, split_list
 from fedloom.data.images import as_images, read
 from fedloom.data.prepare import SPLITS, Array, TestFraction, no_repeats, stratified
 from fedloom.data.registry import DATASETS
-from fedloom.errors import DataError, RecipeError, nearest, parsing
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import numpy as np
 from pydantic import Field
 
+from fedloom.core.errors import DataError
 from fedloom.data.prepare import SPLITS
 from fedloom.data.registry import DATASETS
 from fedloom.data.several import Sets, load
-from fedloom.errors import DataError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,11 +16,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from fedloom.core.errors import DataError, choices, naming
+from fedloom.core.extras import need
+from fedloom.core.machine import LOCK, locked
 from fedloom.data.images import SUFFIXES, opened
 from fedloom.data.prepare import SPLITS, stratified
-from fedloom.errors import DataError, choices, naming
-from fedloom.extras import need
-from fedloom.locks import LOCK, locked
 
 LOSSLESS = 64
 """Images with no side above this are written as PNG, others as JPEG of quality 95."""

@@ -10,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from fedloom.data.prepare import Array
-from fedloom.tasks.task import IGNORE, Task
+from fedloom.models.tasks.task import IGNORE, Task
 
 Colour = tuple[int, int, int]
 

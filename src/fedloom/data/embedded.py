@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator
 
+from fedloom.core.errors import DataError
 from fedloom.data.kept import kept
 from fedloom.data.prepare import Array, cache_folder
 from fedloom.data.registry import DATASETS
 from fedloom.data.several import load
-from fedloom.errors import DataError
 from fedloom.models.encoders import ENCODERS
 
 if TYPE_CHECKING:

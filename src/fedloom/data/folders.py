@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fedloom.core.errors import DataError, parsing
+from fedloom.core.extras import need
 from fedloom.data.augment import Augment, resolve
 from fedloom.data.dense_label import Kind, Reader
 from fedloom.data.images import FORMATS
 from fedloom.data.prepare import Array, no_repeats, subset
-from fedloom.errors import DataError, parsing
-from fedloom.extras import need
-from fedloom.tasks.task import IGNORE
+from fedloom.models.tasks.task import IGNORE
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset
@@ -68,7 +68,7 @@ def dataset(
     """
     from fedloom.data.dataset import Dataset
     from fedloom.data.dense import DenseExamples, Files
-    from fedloom.tasks.dense import KINDS
+    from fedloom.models.tasks.dense import KINDS
 
     no_repeats(name, "task", tasks)
     kinds: dict[str, Kind] = {task: task for task in tasks}

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
+from fedloom.core.errors import DataError, parsing
+from fedloom.core.extras import need
+from fedloom.core.settings.section import Count
 from fedloom.data import folders
 from fedloom.data.augment import Augment
 from fedloom.data.folders import FileSplit
 from fedloom.data.nyud import shifted
 from fedloom.data.prepare import Array
 from fedloom.data.registry import DATASETS
-from fedloom.errors import DataError, parsing
-from fedloom.extras import need
-from fedloom.settings.section import Count
-from fedloom.tasks.task import IGNORE
+from fedloom.models.tasks.task import IGNORE
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset

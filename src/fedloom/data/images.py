@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from fedloom.core.errors import DataError, parsing
+from fedloom.core.extras import need
 from fedloom.data.prepare import Array
-from fedloom.errors import DataError, parsing
-from fedloom.extras import need
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from fedloom.core.errors import DataError
 from fedloom.data.dataset import Batch, Examples, contents
-from fedloom.errors import DataError
-from fedloom.tasks.task import Task
+from fedloom.models.tasks.task import Task
 
 
 def renamed(task: Task, prefix: str) -> Task:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from pydantic import Field
 
+from fedloom.core.errors import DataError, RecipeError, nearest
+from fedloom.core.settings.section import Count
 from fedloom.data.digits import LABELS, DigitDomain, originals, render
 from fedloom.data.prepare import SPLITS, Array, TestFraction, channel_statistics, stratified, subset
 from fedloom.data.registry import DATASETS
 from fedloom.data.several import Sets, load
-from fedloom.errors import DataError, RecipeError, nearest
-from fedloom.settings.section import Count
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -160,7 +160,7 @@ def joined(
     """
     from fedloom.data.dataset import Dataset
     from fedloom.data.mixed import MixedExamples, blocks
-    from fedloom.tasks.classification import Classification
+    from fedloom.models.tasks.classification import Classification
 
     tasks: dict[str, Classification] = {}
     for number, domain in enumerate(domains):

@@ -10,6 +10,10 @@ import numpy as np
 import torch
 from pydantic import ValidationError
 
+from fedloom.core.errors import DataError, unknown
+from fedloom.core.settings.names import client_name
+from fedloom.core.settings.section import strict
+from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.core.signal import AXES, Kind, Signal, sized, told
 from fedloom.data.dataset import Dataset
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share
@@ -17,12 +21,8 @@ from fedloom.data.partition.dealing import by_rank, ids, set_apart
 from fedloom.data.partition.listed import as_partition
 from fedloom.data.reading import Keys, Piece, gathered, read
 from fedloom.data.signals import stated, with_vocabulary
-from fedloom.errors import DataError, unknown
-from fedloom.settings.clients import client_name
-from fedloom.settings.section import strict
-from fedloom.settings.trust import Origin, admit, names_in
-from fedloom.tasks.own import Description
-from fedloom.tasks.task import Task
+from fedloom.models.tasks.own import Description
+from fedloom.models.tasks.task import Task
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,7 +204,7 @@ def _rule(partition: Any) -> Any:
     if isinstance(partition, str):
         partition = {"name": partition}
     if isinstance(partition, Mapping) and "name" in partition:
-        from fedloom.settings.problems import explain
+        from fedloom.core.settings.problems import explain
 
         admit(names_in(partition), Origin.TYPED, "Federation, partition")
         if problem := PARTITIONERS.problem(partition["name"]):

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
+from fedloom.core.errors import DataError
 from fedloom.data.dataset import Batch, Dataset, InMemoryExamples
 from fedloom.data.prepare import Array
 from fedloom.data.transforms import normalise
-from fedloom.errors import DataError
-from fedloom.tasks.classification import Classification
+from fedloom.models.tasks.classification import Classification
 
 TASK = "label"
 Piece = tuple[Tensor, Array, Array]

@@ -11,7 +11,7 @@ import numpy as np
 from pydantic import Field
 
 from fedloom.core.context import derive_seed
-from fedloom.errors import RecipeError
+from fedloom.core.errors import RecipeError
 
 if TYPE_CHECKING:
     from torch import Tensor

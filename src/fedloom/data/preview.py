@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedloom.core.extras import need
 from fedloom.data.canvas import grid
 from fedloom.data.dataset import Dataset, Examples, TensorExamples
 from fedloom.data.drawing import CLASSES, Cell, Legend, label, legend
@@ -15,8 +16,7 @@ from fedloom.data.joined import JoinedExamples
 from fedloom.data.mixed import MixedExamples
 from fedloom.data.prepare import Array
 from fedloom.data.transforms import MEAN, STD
-from fedloom.extras import need
-from fedloom.tasks.task import Task
+from fedloom.models.tasks.task import Task
 
 
 def sheet(dataset: Dataset, count: int = 6, split: str = "train", augmented: int | None = None) -> Any:

@@ -12,9 +12,9 @@ from torch import Generator, Tensor
 from torch.utils.data import TensorDataset
 
 from fedloom.core.context import derive_seed
+from fedloom.core.errors import DataError
 from fedloom.data.dataset import Batch, Examples, TensorExamples, label_bytes
-from fedloom.errors import DataError
-from fedloom.tasks.task import Task
+from fedloom.models.tasks.task import Task
 
 FORMS = (
     "a torch Dataset with a length that gives (x, y), (x, {task: y}) or a mapping, a TensorDataset, (x, y) or "

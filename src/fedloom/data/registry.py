@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from fedloom.errors import RecipeError
-from fedloom.settings.registry import Registered, Registry
+from fedloom.core.errors import RecipeError
+from fedloom.core.settings.registry import Registered, Registry
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import AfterValidator, Field
 
+from fedloom.core.errors import DataError
 from fedloom.core.signal import sized
 from fedloom.data.registry import DATASETS, loaded
-from fedloom.errors import DataError
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedloom.core.errors import DataError, RecipeError
 from fedloom.core.signal import Kind, Signal
 from fedloom.data.images import as_images
 from fedloom.data.prepare import Array
-from fedloom.errors import DataError, RecipeError
 
 if TYPE_CHECKING:
     from torch import Tensor

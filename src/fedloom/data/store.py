@@ -11,10 +11,10 @@ from typing import IO, Any, Literal
 
 import numpy as np
 
+from fedloom.core.errors import DataError, RecipeError, choices, parsing
+from fedloom.core.machine import need_memory
 from fedloom.data.columns import numbered, read_columns, side_by_side
 from fedloom.data.prepare import SPLITS, Array
-from fedloom.errors import DataError, RecipeError, choices, parsing
-from fedloom.memory import need_memory
 
 
 @dataclass

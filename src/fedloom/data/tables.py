@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
+from fedloom.core.errors import DataError, at
 from fedloom.data.prepare import SPLITS, Array, Name, TestFraction, stratified
 from fedloom.data.registry import DATASETS
 from fedloom.data.store import Store, splits
-from fedloom.errors import DataError, at
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset
-    from fedloom.tasks.task import Task
+    from fedloom.models.tasks.task import Task
 
 
 @DATASETS.register("tables", source="School, Landmine, HAR and Parkinsons as in MOCHA (Smith et al., 2017) and MALSAR")
@@ -52,7 +52,8 @@ def tables(
 
     from fedloom.data.dataset import Dataset
     from fedloom.data.mixed import MixedExamples, TensorInputs
-    from fedloom.tasks import BinaryClassification, Classification, Regression
+    from fedloom.models.tasks.classification import BinaryClassification, Classification
+    from fedloom.models.tasks.regression import Regression
 
     keys = (features, targets, task_by)
     named = splits("tables", keys, test_fraction)

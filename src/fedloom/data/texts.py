@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Literal, NamedTuple
 import numpy as np
 from pydantic import Field
 
+from fedloom.core.errors import DataError, RecipeError, at, nearest, parsing
+from fedloom.core.extras import need
+from fedloom.core.settings.section import Count
 from fedloom.core.signal import Signal
 from fedloom.data.prepare import SPLITS, Array, TestFraction, no_repeats, stratified, subset
 from fedloom.data.registry import DATASETS
-from fedloom.errors import DataError, RecipeError, at, nearest, parsing
-from fedloom.extras import need
-from fedloom.settings.section import Count
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset, TensorExamples
@@ -236,7 +236,7 @@ def _dataset(
     import torch
 
     from fedloom.data.dataset import Dataset, TensorExamples
-    from fedloom.tasks.classification import Classification
+    from fedloom.models.tasks.classification import Classification
 
     halves = [pool.take(np.flatnonzero(side)) for side in (~test, test)]
     for number, split in enumerate(SPLITS):

@@ -34,7 +34,7 @@ from torch.nn.functional import grid_sample, pad
 
 from fedloom.data.augment import Augment
 from fedloom.data.dense_label import Kind
-from fedloom.tasks.task import IGNORE
+from fedloom.models.tasks.task import IGNORE
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 """Per channel (red, green, blue) of ImageNet, for colours in 0..1."""

@@ -14,28 +14,28 @@ import torch
 from safetensors.torch import load_file
 
 from fedloom.core.context import State
+from fedloom.core.errors import RecipeError, StateError
+from fedloom.core.settings.names import differs
+from fedloom.core.settings.problems import found
+from fedloom.core.settings.trust import admit, names_in
 from fedloom.data.own import Federation
 from fedloom.engines.engine import Engine, engine_of
 from fedloom.engines.plan import Plan
 from fedloom.engines.plan import plan as plan_recipe
 from fedloom.engines.result import Result, model_file, trained_models
-from fedloom.errors import RecipeError, StateError
-from fedloom.recipes.loader import HOME, load, origin_of, read
-from fedloom.recipes.objects import described, separated, with_keywords
-from fedloom.recipes.schema import GIVEN, Recipe
-from fedloom.rounds import refusals
-from fedloom.rounds.built import Built
-from fedloom.rounds.measure import complete
-from fedloom.rounds.progress import Progress, shown
-from fedloom.rounds.rounds import run_rounds, status
-from fedloom.rounds.worker import check_device
-from fedloom.runs.folder import RunFolder
-from fedloom.runs.reader import Run
-from fedloom.runs.recorded import TEMPORARY
-from fedloom.runs.track import tracker_of
-from fedloom.settings.paths import differs
-from fedloom.settings.problems import found
-from fedloom.settings.trust import admit, names_in
+from fedloom.federation.recipes.loader import HOME, load, origin_of, read
+from fedloom.federation.recipes.objects import described, separated, with_keywords
+from fedloom.federation.recipes.schema import GIVEN, Recipe
+from fedloom.federation.rounds import refusals
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.measure import complete
+from fedloom.federation.rounds.progress import Progress, shown
+from fedloom.federation.rounds.rounds import run_rounds, status
+from fedloom.federation.rounds.worker import check_device
+from fedloom.federation.runs.folder import RunFolder
+from fedloom.federation.runs.reader import Run
+from fedloom.federation.runs.recorded import TEMPORARY
+from fedloom.federation.runs.track import tracker_of
 from fedloom.training.optim import learning_rate
 
 __all__ = ["Plan", "Result", "model_file", "plan", "resume", "run", "trained_models"]

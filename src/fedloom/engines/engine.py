@@ -13,16 +13,16 @@ from fedloom.core.context import State
 from fedloom.data.partition import Partition
 from fedloom.engines.auto import executor
 from fedloom.engines.peers.rounds import initial_peers, without_server
-from fedloom.recipes.runtime import Runtime
-from fedloom.recipes.schema import Recipe
-from fedloom.rounds.build import build
-from fedloom.rounds.built import Built
-from fedloom.rounds.exports import export
-from fedloom.rounds.progress import Progress
-from fedloom.rounds.rounds import Advance, initial_state
-from fedloom.rounds.showing import keep
-from fedloom.rounds.worker import Executor
-from fedloom.runs.folder import RunFolder
+from fedloom.federation.recipes.runtime import Runtime
+from fedloom.federation.recipes.schema import Recipe
+from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.measure import export
+from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.rounds import Advance, initial_state
+from fedloom.federation.rounds.showing import keep
+from fedloom.federation.rounds.worker import Executor
+from fedloom.federation.runs.folder import RunFolder
 
 ENGINES = {
     "process": "fedloom.engines.engine:Engine",

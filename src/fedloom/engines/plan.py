@@ -11,18 +11,17 @@ import torch
 from fedloom.core.context import Ctx, State
 from fedloom.core.signal import sized
 from fedloom.data.dataset import Batch
+from fedloom.federation.recipes.schema import Recipe
+from fedloom.federation.rounds import refusals, seen
+from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.federation import TOGETHER, Part, cohort
+from fedloom.federation.rounds.messages import Payload, blank, count_down, count_up, rows_of
+from fedloom.federation.rounds.privacy import share_of, told
+from fedloom.federation.rounds.rounds import initial_state
+from fedloom.federation.rounds.server import dispatch
 from fedloom.models.constant import ConstantHead
-from fedloom.recipes.schema import Recipe
-from fedloom.rounds import refusals, seen
-from fedloom.rounds.build import build
-from fedloom.rounds.built import Built
-from fedloom.rounds.cohort import cohort
-from fedloom.rounds.federation import TOGETHER, Part
-from fedloom.rounds.messages import Payload, blank, count_down, count_up, rows_of
-from fedloom.rounds.privacy import share_of, told
-from fedloom.rounds.rounds import initial_state
-from fedloom.rounds.server import dispatch
-from fedloom.training.averages import label_means
+from fedloom.training.rules import label_means
 
 
 @dataclass(frozen=True)

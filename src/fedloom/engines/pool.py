@@ -16,9 +16,9 @@ import torch
 import torch.multiprocessing
 from torch import Tensor
 
+from fedloom.core.errors import UserError
 from fedloom.engines import processes
-from fedloom.errors import UserError
-from fedloom.rounds.worker import EvalJob, Job, Setup, TrainJob, Worker, check_device
+from fedloom.federation.rounds.worker import EvalJob, Job, Setup, TrainJob, Worker, check_device
 
 _SMALL = 1 << 18  # bytes
 

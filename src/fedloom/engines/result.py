@@ -12,15 +12,15 @@ from typing import Any
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from fedloom.errors import StateError, parsing, unknown
-from fedloom.extras import need
+from fedloom.core.errors import StateError, parsing, unknown
+from fedloom.core.extras import need
+from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.runs.folder import RunFolder
+from fedloom.federation.runs.notebook import page
+from fedloom.federation.runs.reader import Final, Run
+from fedloom.federation.runs.recorded import MODEL, verify_model
 from fedloom.models.own import is_whole
-from fedloom.rounds.build import build
-from fedloom.rounds.built import Built
-from fedloom.runs.folder import RunFolder
-from fedloom.runs.notebook import page
-from fedloom.runs.reader import Final, Run
-from fedloom.runs.recorded import MODEL, verify_model
 
 
 @dataclass(frozen=True)

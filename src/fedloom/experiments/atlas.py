@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from fedloom.errors import RecipeError, UserError
+from fedloom.core.errors import RecipeError, UserError
 from fedloom.experiments.grid_run import Watch, prepare, run_prepared
-from fedloom.recipes.schema import Recipe
+from fedloom.federation.recipes.schema import Recipe
 from fedloom.study.atlas import Atlas, atlas_grid, draw, read_atlas
 from fedloom.study.grid import write
 
@@ -17,7 +17,7 @@ GRID = "runs"
 
 def clients_of(recipe: Recipe) -> dict[str, list[str]]:
     """Task -> its clients. RecipeError where a client holds several tasks, for whose gain is it then?"""
-    from fedloom.rounds.build import build
+    from fedloom.federation.rounds.build import build
 
     built = build(recipe)
     found: dict[str, list[str]] = {task.name: [] for task in built.federation.tasks}

@@ -10,10 +10,10 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from fedloom.core.errors import RecipeError
 from fedloom.engines.api import Source, run
-from fedloom.errors import RecipeError
-from fedloom.recipes.objects import described
-from fedloom.runs.recorded import TEMPORARY
+from fedloom.federation.recipes.objects import described
+from fedloom.federation.runs.recorded import TEMPORARY
 from fedloom.study.tables.compare import Comparison
 from fedloom.study.tables.compare import compare as put_side_by_side
 

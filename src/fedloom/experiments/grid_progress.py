@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from fedloom.experiments.grid_run import Watch
-from fedloom.runs.reader import clock
+from fedloom.federation.runs.reader import clock
 from fedloom.study.grid import Cell
 
 

@@ -23,14 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from fedloom import errors
+from fedloom.core.errors import InUseError, RecipeError, StateError, UserError
+from fedloom.core.machine import LOCK, available_memory, locked
 from fedloom.engines import processes
-from fedloom.errors import InUseError, RecipeError, StateError, UserError
-from fedloom.locks import LOCK, locked
-from fedloom.memory import available_memory
-from fedloom.recipes.runtime import cores
-from fedloom.recipes.schema import Recipe, recipe_hash
-from fedloom.rounds.progress import Progress
-from fedloom.runs.recorded import read_info
+from fedloom.federation.recipes.runtime import cores
+from fedloom.federation.recipes.schema import Recipe, recipe_hash
+from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.runs.recorded import read_info
 from fedloom.study.grid import Cell, Grid, recipes, refused_in, save, select, state_of
 
 # What a cell needs, in bytes: the largest resident size of a process that ran a cell, which outcome.peak tells. With
@@ -298,7 +297,7 @@ def _probe(pipe: Connection, by_name: Mapping[str, Recipe]) -> None:
     from math import prod
 
     from fedloom.engines.plan import plan_of
-    from fedloom.rounds.build import build, build_method, load_data
+    from fedloom.federation.rounds.build import build, build_method, load_data
 
     refused: dict[str, str] = {}
     needs: dict[str, int] = {}

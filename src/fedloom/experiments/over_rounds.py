@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from fedloom.core.errors import StateError
+from fedloom.core.extras import need
 from fedloom.data.canvas import below_each_other, grid
 from fedloom.data.drawing import Cell, Colour, Legend
 from fedloom.data.prepare import Array
-from fedloom.errors import StateError
-from fedloom.extras import need
-from fedloom.runs.reader import PREDICTIONS, Run
+from fedloom.federation.runs.reader import PREDICTIONS, Run
 from fedloom.study.report import predictions
 from fedloom.study.report.predictions import Picture, ShownExample
 

@@ -11,14 +11,14 @@ import numpy as np
 import torch
 
 from fedloom.core.context import Ctx, State
+from fedloom.core.errors import DataError, RecipeError, StateError, UserError, writing
 from fedloom.data.joined import JoinedExamples
-from fedloom.errors import DataError, RecipeError, StateError, UserError, writing
-from fedloom.recipes.schema import Recipe
-from fedloom.rounds.build import load_data, starting_model, with_options
-from fedloom.rounds.evaluation import Scores, evaluate
-from fedloom.rounds.federation import Part
-from fedloom.rounds.worker import check_device
-from fedloom.runs.checkpoint import save_tensors
+from fedloom.federation.recipes.schema import Recipe
+from fedloom.federation.rounds.build import load_data, starting_model, with_options
+from fedloom.federation.rounds.evaluation import Scores, evaluate
+from fedloom.federation.rounds.federation import Part
+from fedloom.federation.rounds.worker import check_device
+from fedloom.federation.runs.checkpoint import save_tensors
 from fedloom.training.flat import FlatModel
 from fedloom.training.loop import Work, train
 

@@ -9,13 +9,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedloom.errors import RecipeError, UserError
+from fedloom.core.errors import RecipeError, UserError
+from fedloom.core.settings.names import is_import
+from fedloom.core.settings.registry import Registered
+from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.experiments.grid_run import Watch, prepare, run_prepared
+from fedloom.federation.recipes import load
 from fedloom.methods import ADDONS, METHODS
-from fedloom.recipes import load
-from fedloom.settings.names import is_import
-from fedloom.settings.registry import Registered
-from fedloom.settings.trust import Origin, admit, names_in
 from fedloom.study.grid import FILE, Changes, Grid, cells, load_grid, same, texts, write
 from fedloom.study.references import CHANGES
 from fedloom.study.tournament import (

@@ -6,16 +6,15 @@ from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from fedloom.codecs import Codec, Raw
+from fedloom.core.codecs import Codec, Raw
 from fedloom.core.context import Fields
 from fedloom.core.foreign import Foreign, Scalar
 from fedloom.core.layout import EMPTY, Layout, Selector, as_select
+from fedloom.core.mean import Mean
 from fedloom.core.outline import Box, Outline, listed
-from fedloom.server import Plain, ServerRule
-from fedloom.stages.mean import Mean
-from fedloom.stages.stage import Chain, Identity, Stage, check_closed
-from fedloom.training.phases import Phase, Stream, Tune
-from fedloom.training.rules import LocalRule
+from fedloom.core.server import Plain, ServerRule
+from fedloom.core.stage import Chain, Identity, Stage, check_closed
+from fedloom.training.rules import LocalRule, Phase, Stream, Tune
 
 if TYPE_CHECKING:
     from fedloom.models.changes import ModelChange

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from pydantic import create_model
 
-from fedloom.settings.registry import F, Registered, Registry
+from fedloom.core.settings.registry import F, Registered, Registry
 
 if TYPE_CHECKING:
-    from fedloom.codecs import Codec
+    from fedloom.core.codecs import Codec
     from fedloom.methods.method import Method as Method
 
 
@@ -53,17 +53,17 @@ class AddOns(Registry):
 
 METHODS = Registry("method", "fedloom.methods", ("fedloom.methods.method:Method",))
 """Functions (*, parameters) -> Method."""
-ADDONS = AddOns("add-on", "fedloom.addons", ("fedloom.methods.method:Method", "fedloom.stages.stage:Stage"))
+ADDONS = AddOns("add-on", "fedloom.addons", ("fedloom.methods.method:Method", "fedloom.core.stage:Stage"))
 """Functions (method, *, parameters) -> Method, and classes of stages."""
 
-CODECS = Registry("codec", "fedloom.codecs", ("fedloom.codecs:Codec",))
+CODECS = Registry("codec", "fedloom.codecs", ("fedloom.core.codecs:Codec",))
 """Functions (*, parameters) -> Codec."""
 
 
 @CODECS.register("raw")
 def raw() -> Codec:
     """Every value as it is."""
-    from fedloom.codecs import Raw
+    from fedloom.core.codecs import Raw
 
     return Raw()
 
@@ -71,7 +71,7 @@ def raw() -> Codec:
 @CODECS.register("sparse")
 def sparse() -> Codec:
     """The values that are not zero, and one bit per coordinate that says where they are."""
-    from fedloom.codecs import Sparse
+    from fedloom.core.codecs import Sparse
 
     return Sparse()
 
@@ -79,7 +79,7 @@ def sparse() -> Codec:
 @CODECS.register("unified")
 def unified() -> Codec:
     """One vector for all tasks of a client, with a mask and a scale for each (MaTU)."""
-    from fedloom.codecs import Unified
+    from fedloom.core.codecs import Unified
 
     return Unified()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fedloom._lazy import lazy
+from fedloom.core.lazy import lazy
 from fedloom.models.encoders import ENCODERS as ENCODERS
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from fedloom.core.context import derive_seed
-from fedloom.errors import RecipeError
+from fedloom.core.errors import RecipeError
 from fedloom.models.linearised import Linearised
 from fedloom.models.lora import adapted_layers
 from fedloom.models.multitask import MultiTask

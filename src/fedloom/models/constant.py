@@ -10,7 +10,7 @@ from torch.nn.functional import interpolate
 
 from fedloom.models.multitask import MultiTask
 from fedloom.models.nets import Encoder
-from fedloom.tasks.task import Task
+from fedloom.models.tasks.task import Task
 
 
 @dataclass(frozen=True)

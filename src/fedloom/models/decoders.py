@@ -10,7 +10,7 @@ from torch.nn.functional import conv2d, interpolate, leaky_relu
 
 from fedloom.models.kinds import Norm
 from fedloom.models.nets import PyramidEncoder, norm_layer
-from fedloom.tasks.task import Task
+from fedloom.models.tasks.task import Task
 
 SLOPE = 0.01
 

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
+from fedloom.core.errors import RecipeError
+from fedloom.core.settings.registry import Registry
+from fedloom.core.settings.section import Count
 from fedloom.core.signal import sized
-from fedloom.errors import RecipeError
 from fedloom.models.kinds import Decoding, Norm
-from fedloom.settings.registry import Registry
-from fedloom.settings.section import Count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fedloom.core.signal import Signal
     from fedloom.models.nets import Encoder, PyramidEncoder
-    from fedloom.tasks.task import Task
+    from fedloom.models.tasks.task import Task
 
 ENCODERS = Registry("encoder", "fedloom.encoders", ("torch.nn:Module", "fedloom.models.own:Own"))
 """Functions `f(input_shape, tasks, signal, *, ...) -> Encoder`; their keyword-only arguments are the recipe's keys.
@@ -239,7 +239,7 @@ def tiny_vit(
     colour images and 32 x 32 pixels it has 141,248 parameters. Sides must be multiples of `patch`, the width one of
     `num_heads`. Needs timm.
     """
-    from fedloom.models.vit import TimmEncoder
+    from fedloom.models.timm_encoder import TimmEncoder
 
     if width % num_heads:
         raise RecipeError(
@@ -269,7 +269,7 @@ def vit(input_shape: tuple[int, ...], *, architecture: str, pretrained: bool = F
     classifier is left out and position embeddings are resized. UserError where the file is absent, or lacks or adds
     tensors.
     """
-    from fedloom.models.vit import TimmEncoder
+    from fedloom.models.timm_encoder import TimmEncoder
 
     encoder = TimmEncoder(architecture, _image("vit", input_shape, 8))
     if pretrained:

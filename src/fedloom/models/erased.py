@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedloom.core.errors import RecipeError
 from fedloom.core.layout import Select
-from fedloom.errors import RecipeError
 from fedloom.models.multitask import MultiTask
 from fedloom.models.nets import pass_zeros
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.func import functional_call, jvp
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedloom.errors import RecipeError
+from fedloom.core.errors import RecipeError
 from fedloom.models.nets import Encoder, PyramidEncoder
 
 

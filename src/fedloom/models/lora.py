@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, field_validator
 
-from fedloom.errors import RecipeError
-from fedloom.extras import need
-from fedloom.settings.section import Count, Positive, Section
+from fedloom.core.errors import RecipeError
+from fedloom.core.extras import need
+from fedloom.core.settings.section import Count, Positive, Section
 
 if TYPE_CHECKING:
     from torch import nn

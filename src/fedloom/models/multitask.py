@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from fedloom.errors import RecipeError
+from fedloom.core.errors import RecipeError
 from fedloom.models.decoders import make_decoder
 from fedloom.models.nets import Encoder, PyramidEncoder
-from fedloom.tasks.task import Task
+from fedloom.models.tasks.task import Task
 
 
 def check_name(task: str) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedloom.core.errors import RecipeError, choices
 from fedloom.core.layout import Roles, rule_of
-from fedloom.errors import RecipeError, choices
 from fedloom.models.multitask import MultiTask
 from fedloom.models.nets import Encoder
-from fedloom.tasks.task import Task
+from fedloom.models.tasks.task import Task
 
 GUESSES = {
     "head": ("head", "heads", "classifier", "classifiers", "fc", "output", "outputs"),

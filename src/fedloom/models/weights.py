@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedloom.errors import UserError, parsing
-from fedloom.extras import need
+from fedloom.core.errors import UserError, parsing
+from fedloom.core.extras import need
 from fedloom.models.nets import Encoder
 
 WEIGHTS = "FEDLOOM_WEIGHTS"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from fedloom.runs.reader import Final, Run
+from fedloom.federation.runs.reader import Final, Run
+from fedloom.study.delta import delta_m
 from fedloom.study.grid import Grid, load_grid, open_folder
 from fedloom.study.significance.contrasts import contrasts, grid_contrasts
 from fedloom.study.significance.ranks import grid_ranked, ranked
 from fedloom.study.tables.compare import Comparison, compare
 from fedloom.study.tables.table import tabulate
-from fedloom.tasks.delta import delta_m
 
 __all__ = [
     "Comparison",

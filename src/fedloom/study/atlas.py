@@ -15,18 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.errors import RecipeError, StateError, writing
-from fedloom.extras import figure, save_figure
-from fedloom.relatedness.compare import pair_ranks
+from fedloom.core.errors import RecipeError, StateError, writing
+from fedloom.core.extras import figure, save_figure
+from fedloom.study.delta import delta_terms
 from fedloom.study.grid import Grid, load_grid
 from fedloom.study.palette import COLORS
+from fedloom.study.relatedness.compare import pair_ranks
 from fedloom.study.report import agreement as updates
 from fedloom.study.significance.statistics import LEVEL, Paired, against_zero, holm, p_text
 from fedloom.study.tables.markup import Records
 from fedloom.study.tables.results import CombinationRuns, read
 from fedloom.study.tables.sheet import Sheet, Sheeted
 from fedloom.study.tables.table import columns_of
-from fedloom.tasks.delta import delta_terms
 
 OWN, TOGETHER, EVERYONE = "own task", "together", "everyone"
 """Encoders averaged among clients with the same task; FedAvg of all, where cosines are read; averaged among all."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from fedloom.errors import StateError
-from fedloom.runs.reader import Run
+from fedloom.core.errors import StateError
+from fedloom.federation.runs.reader import Run
+from fedloom.study.delta import delta_terms
 from fedloom.study.grid import Grid
 from fedloom.study.tables.results import CombinationRuns, read
 from fedloom.study.tables.table import columns_of, means
-from fedloom.tasks.delta import delta_terms
 
 ALONE = "Local"
 """The base of a bed's grid in which every client trains alone."""

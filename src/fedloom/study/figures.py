@@ -14,11 +14,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from fedloom.errors import RecipeError, StateError, nearest, writing
-from fedloom.extras import figure, save_figure
-from fedloom.runs.reader import Run
-from fedloom.settings.paths import value_at
-from fedloom.settings.registry import Registry
+from fedloom.core.errors import RecipeError, StateError, nearest, writing
+from fedloom.core.extras import figure, save_figure
+from fedloom.core.settings.names import value_at
+from fedloom.core.settings.registry import Registry
+from fedloom.federation.runs.reader import Run
 from fedloom.study import palette
 from fedloom.study.grid import Grid, cells, select, together
 from fedloom.study.panels import STYLES, Panels, Point, dashes, legend_below, line, titled

@@ -18,16 +18,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
-from fedloom.errors import RecipeError, StateError, choices, naming, nearest
-from fedloom.recipes import loader
-from fedloom.recipes.loader import load
-from fedloom.recipes.schema import Named, Recipe, recipe_hash
-from fedloom.runs.recorded import RUNNING, json_of, read_info, recipe_in
-from fedloom.settings.paths import differs
-from fedloom.settings.problems import carry, explain, found
-from fedloom.settings.section import Section, strict
-from fedloom.settings.trust import Origin, admit, names_in
-from fedloom.settings.yaml import parse, to_yaml
+from fedloom.core.errors import RecipeError, StateError, choices, naming, nearest
+from fedloom.core.settings.names import differs
+from fedloom.core.settings.problems import carry, explain, found
+from fedloom.core.settings.section import Section, strict
+from fedloom.core.settings.trust import Origin, admit, names_in
+from fedloom.core.settings.yaml import parse, to_yaml
+from fedloom.federation.recipes import loader
+from fedloom.federation.recipes.loader import load
+from fedloom.federation.recipes.schema import Named, Recipe, recipe_hash
+from fedloom.federation.runs.recorded import RUNNING, json_of, read_info, recipe_in
 from fedloom.study.references import CHANGES, Reference
 
 HOME = files("fedloom.study") / "grids"

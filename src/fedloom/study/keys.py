@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from fedloom.recipes import schema
-from fedloom.recipes.runtime import FlowerSettings
+from fedloom.federation.recipes import schema
+from fedloom.federation.recipes.runtime import FlowerSettings
 
 QUIET = {"name", "seed", *(f"runtime.{key}" for key in schema.QUIET)}
 QUIET |= {f"runtime.flower.{key}" for key in FlowerSettings.model_fields}

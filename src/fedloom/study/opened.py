@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from fedloom.errors import StateError
-from fedloom.extras import need
-from fedloom.runs.reader import Run
+from fedloom.core.errors import StateError
+from fedloom.core.extras import need
+from fedloom.federation.runs.reader import Run
 from fedloom.study.grid import Grid, cells, is_over, open_folder
 from fedloom.study.tables.formats import to_markdown, to_text
 from fedloom.study.tables.table import tabulate

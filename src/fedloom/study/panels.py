@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fedloom.errors import RecipeError, nearest
-from fedloom.extras import figure
+from fedloom.core.errors import RecipeError, nearest
+from fedloom.core.extras import figure
 from fedloom.study.grid import Grid
 from fedloom.study.palette import COLORS, color
 from fedloom.study.tables.compare import Estimate

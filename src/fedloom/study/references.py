@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal, get_args
 
-from fedloom.tasks.delta import delta_terms
+from fedloom.study.delta import delta_terms
 
 Reference = Literal["joint", "joint-by-task", "trivial"]
 """The methods `joint`, for all tasks at once and for each alone, and `trivial`."""

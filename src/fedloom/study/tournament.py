@@ -12,11 +12,12 @@ from typing import Any
 
 from pydantic import Field, ValidationError
 
-from fedloom.errors import StateError, parsing
-from fedloom.runs.reader import human_bytes
-from fedloom.settings.problems import explain
-from fedloom.settings.section import Count, Section, strict
-from fedloom.settings.yaml import parse, to_yaml
+from fedloom.core.errors import StateError, parsing
+from fedloom.core.settings.problems import explain
+from fedloom.core.settings.section import Count, Section, strict
+from fedloom.core.settings.yaml import parse, to_yaml
+from fedloom.federation.runs.reader import human_bytes
+from fedloom.study.delta import delta_m
 from fedloom.study.grid import Changes, Grid, load_grid, write
 from fedloom.study.significance.pairs import of_clients
 from fedloom.study.significance.ranks import grid_ranked
@@ -27,7 +28,6 @@ from fedloom.study.tables.results import read
 from fedloom.study.tables.sheet import Sheet, Sheeted
 from fedloom.study.tables.sides import Side, of_grid
 from fedloom.study.tables.table import columns_of
-from fedloom.tasks.delta import delta_m
 
 FILE = "tournament.yaml"
 ALONE = "local"

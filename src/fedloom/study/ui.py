@@ -18,8 +18,8 @@ from itertools import islice
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from fedloom.errors import StateError, UserError
-from fedloom.runs.reader import clock
+from fedloom.core.errors import StateError, UserError
+from fedloom.federation.runs.reader import clock
 from fedloom.study import report
 from fedloom.study.report import page, words
 from fedloom.study.report.drawn import spark

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from fedloom.runs.reader import Run, TaskMetric, best_round, described, mean_of, number_of, total
+from fedloom.federation.runs.reader import Run, TaskMetric, best_round, described, mean_of, number_of, total
 from fedloom.study.report import words
 
 _RECENT = 10  # rounds that tell how long one takes

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from fedloom.settings.section import Count, NonNegative, Positive, Section
+from fedloom.core.settings.section import Count, NonNegative, Positive, Section
 
 
 class Optimizer(Section):

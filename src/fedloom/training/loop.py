@@ -14,14 +14,13 @@ from torch import Tensor
 from fedloom.core.context import Ctx, State, derive_seed
 from fedloom.core.layout import EMPTY, Columns, Layout, as_select
 from fedloom.data.dataset import Examples
-from fedloom.tasks.task import Task
+from fedloom.models.tasks.task import Task
 from fedloom.training.config import Training
 from fedloom.training.features import FeatureRecorder
 from fedloom.training.flat import FlatModel
 from fedloom.training.optim import Stepper, build, export_state, import_state, learning_rate, set_rate
-from fedloom.training.phases import Phase, ends
 from fedloom.training.prefetch import Clocked, ahead
-from fedloom.training.rules import LocalRule, View
+from fedloom.training.rules import LocalRule, Phase, View, ends
 
 
 @dataclass

@@ -1,15 +1,23 @@
-"""The one extension point of local training: LocalRule."""
+"""The one extension point of local training: LocalRule.
+
+Local training in parts: phases, models beside the shared one, and tuning before a measurement.
+
+A local rule without training: the means of the labels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from fedloom.core.context import Fields, State
-from fedloom.core.layout import Columns
+from fedloom.core.layout import Columns, Selector
+from fedloom.models.constant import ConstantHead
+from fedloom.models.tasks.task import Task
 from fedloom.training.config import Optimizer
 from fedloom.training.features import FeatureRecorder
 
@@ -140,3 +148,81 @@ class Proximal(LocalRule):
             return
         for s in view.shared:
             view.grad[..., s].add_(view.params[..., s] - view.base[..., s], alpha=self.mu)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Train the selected parameters only, for a share of a round's batches. The others are frozen: no step, no decay,
+    no momentum, and their norm layers keep their statistics."""
+
+    select: Selector
+    share: float = 1.0
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A model of the client's own, trained beside the shared one in every round and never sent.
+
+    It starts as the first received model. Its rules get the broadcast "anchor", the model received in the round.
+    """
+
+    rules: tuple[LocalRule, ...] = ()
+
+
+@dataclass(frozen=True)
+class Tune:
+    """Before a personal model is measured or saved, train the selected parameters on the client's data; the result is
+    not kept for the next round."""
+
+    epochs: int
+    select: Selector = "*"
+
+
+def ends(phases: tuple[Phase, ...], batches: int) -> list[int]:
+    """The number of batches after which each phase ends; every phase has at least one if there are enough."""
+    total = sum(p.share for p in phases)
+    marks = [round(batches * share / total) for share in accumulate(p.share for p in phases)]
+    for i in range(len(marks)):
+        marks[i] = max(marks[i], min(i + 1, batches))
+    for i in reversed(range(len(marks) - 1)):
+        marks[i] = min(marks[i], max(marks[i + 1] - 1, min(i + 1, batches)))
+    return marks
+
+
+@dataclass(frozen=True)
+class LabelMeans(LocalRule):
+    """The answers of `ConstantAnswers` become the means of the client's labels in its first round, and stay so."""
+
+    def finish(self, view: View, state: State) -> tuple[State, dict[str, Any]]:
+        """What steps have made of the model is forgotten."""
+        assert view.module is not None
+        assert view.labels is not None
+        view.params.copy_(view.base)
+        heads = {name: head for name, head in view.module.heads.items() if isinstance(head, ConstantHead)}  # type: ignore[union-attr, operator]
+        if not state:
+            answers = label_means({name: head.task for name, head in heads.items()}, view.labels())
+            with torch.no_grad():
+                for name, answer in answers.items():
+                    heads[name].answer.copy_(answer)
+        return {"known": True}, {}
+
+
+def label_means(tasks: Mapping[str, Task], batches: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Task -> the answer (channels x ...) that the mean of all its labels is (`Task.constant`).
+
+    Tasks without a label are left out. A pixel without a label gets the mean over all pixels.
+    """
+    totals: dict[str, tuple[Tensor, Tensor]] = {}
+    for labels in batches:
+        for name, target in labels.items():
+            if name in tasks:
+                new = tasks[name].sums(target.cpu())
+                old = totals.get(name)
+                totals[name] = new if old is None else (old[0] + new[0], old[1] + new[1])
+    answers = {}
+    for name, (total, count) in totals.items():
+        if count.sum() > 0:
+            everywhere = total.flatten(1).sum(1) / count.sum() if total.ndim > 1 else total / count
+            everywhere = everywhere.view(-1, *(1,) * (total.ndim - 1))
+            answers[name] = tasks[name].constant(torch.where(count > 0, total / count, everywhere)).float()
+    return answers

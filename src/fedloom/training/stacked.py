@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedloom.core.context import Ctx
+from fedloom.core.errors import UserError
 from fedloom.core.layout import Columns
 from fedloom.data.dataset import without_label
-from fedloom.errors import UserError
 from fedloom.training.config import Schedule, Training
 from fedloom.training.flat import FlatModel
 from fedloom.training.loop import LocalResult, Work, clip, ordered, passes, task_losses

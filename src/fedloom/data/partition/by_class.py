@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from fedloom.core.errors import RecipeError, unknown
+from fedloom.core.settings.section import Count
 from fedloom.data.partition import dealing
 from fedloom.data.partition.dealing import PARTITIONERS, Alpha, ByClass, ValFraction
 from fedloom.data.partition.table import Partition, Pool
-from fedloom.errors import RecipeError, unknown
-from fedloom.settings.section import Count
 
 
 @PARTITIONERS.register("iid", source="MaT-FL, 'homo'")

@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
+from fedloom.core.errors import DataError, RecipeError, unknown
+from fedloom.core.settings.section import Count
 from fedloom.data.partition import dealing
 from fedloom.data.partition.dealing import PARTITIONERS, Groups, ValFraction
 from fedloom.data.partition.table import Indices, Labels, Partition, Pool
-from fedloom.errors import DataError, RecipeError, unknown
-from fedloom.settings.section import Count
 
 Fraction = Annotated[float, Field(gt=0, le=1)]
 

@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
+from fedloom.core.errors import RecipeError
+from fedloom.core.settings.section import Count, NonNegative
 from fedloom.data.partition import dealing
 from fedloom.data.partition.dealing import PARTITIONERS, Alpha, ByClass, Groups, Held, ValFraction
 from fedloom.data.partition.table import Partition, Pool
-from fedloom.errors import RecipeError
-from fedloom.settings.section import Count, NonNegative
 
 Names = Annotated[list[str], Field(min_length=1)]
 

@@ -14,9 +14,9 @@ import numpy as np
 from pydantic import Field
 
 from fedloom.core.context import derive_seed
+from fedloom.core.errors import DataError, RecipeError, unknown
+from fedloom.core.settings.registry import Registry
 from fedloom.data.partition.table import Indices, Labels, Partition, Pool, Share, are_classes
-from fedloom.errors import DataError, RecipeError, unknown
-from fedloom.settings.registry import Registry
 
 PARTITIONERS = Registry(
     "partition",

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from fedloom.core.errors import DataError, RecipeError
+from fedloom.core.settings.names import ClientId
 from fedloom.data.partition import dealing
 from fedloom.data.partition.dealing import PARTITIONERS, ValFraction
 from fedloom.data.partition.table import Partition, Pool
-from fedloom.errors import DataError, RecipeError
-from fedloom.settings.clients import ClientId
 
 Positions = list[int]
 

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from fedloom.errors import DataError, at, unknown
-from fedloom.settings.clients import ClientId, client_name
-from fedloom.settings.problems import explain, found
-from fedloom.settings.section import Positive
+from fedloom.core.errors import DataError, at, unknown
+from fedloom.core.settings.names import ClientId, client_name
+from fedloom.core.settings.problems import explain, found
+from fedloom.core.settings.section import Positive
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset

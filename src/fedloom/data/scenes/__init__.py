@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
+from fedloom.core.errors import RecipeError
+from fedloom.core.settings.section import Count, UnitInterval
 from fedloom.data.augment import Augment, resolve
 from fedloom.data.dense_label import Kind
 from fedloom.data.registry import DATASETS
-from fedloom.errors import RecipeError
-from fedloom.settings.section import Count, UnitInterval
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset
@@ -74,7 +74,7 @@ def scenes(
         raise RecipeError(f"scenes: a task is named twice in {', '.join(names)}")
     from fedloom.data.dataset import Dataset
     from fedloom.data.scenes.world import CLASSES, PARTS
-    from fedloom.tasks.dense import KINDS
+    from fedloom.models.tasks.dense import KINDS
 
     look = {"height": height, "width": width, "outdoor": outdoor, "people": people, "shadows": shadows, "noise": noise}
     change = resolve(augment)

@@ -6,11 +6,11 @@ import os
 import sys
 from pathlib import Path
 
+from fedloom.core.errors import UserError
 from fedloom.engines.cluster import torchrun
 from fedloom.engines.cluster.launch import ERROR_FILE
 from fedloom.engines.cluster.session import join
-from fedloom.errors import UserError
-from fedloom.rounds.progress import Progress
+from fedloom.federation.rounds.progress import Progress
 
 
 class Log(Progress):

@@ -10,18 +10,18 @@ import tempfile
 import time
 from pathlib import Path
 
+from fedloom.core.errors import RecipeError, UserError
+from fedloom.core.settings.trust import ALLOW, allowed
 from fedloom.engines.cluster import torchrun
 from fedloom.engines.engine import Engine
 from fedloom.engines.processes import SAFE_PATH
-from fedloom.errors import RecipeError, UserError
-from fedloom.recipes.schema import Recipe
-from fedloom.rounds.build import build
-from fedloom.rounds.built import Built
-from fedloom.rounds.measure import headline
-from fedloom.rounds.progress import Progress
-from fedloom.runs.folder import MIRROR_FAILED, RunFolder
-from fedloom.runs.reader import described
-from fedloom.settings.trust import ALLOW, allowed
+from fedloom.federation.recipes.schema import Recipe
+from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.measure import headline
+from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.runs.folder import MIRROR_FAILED, RunFolder
+from fedloom.federation.runs.reader import described
 
 ERROR_FILE = "FEDLOOM_ERROR_FILE"
 LOG = "cluster.log"

@@ -10,15 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedloom.core.context import State
+from fedloom.core.errors import UserError
 from fedloom.engines.cluster.comm import Comm
-from fedloom.errors import UserError
-from fedloom.rounds.built import Built
-from fedloom.rounds.messages import ALL, Message, Payload
-from fedloom.rounds.rounds import Round
-from fedloom.rounds.server import dispatch, server_step
-from fedloom.rounds.worker import EvalJob, Executor, Job, TrainDone, TrainJob
-from fedloom.runs.folder import RunFolder
-from fedloom.runs.ledger import Ledger
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.messages import ALL, Message, Payload
+from fedloom.federation.rounds.rounds import Round
+from fedloom.federation.rounds.server import dispatch, server_step
+from fedloom.federation.rounds.worker import EvalJob, Executor, Job, TrainDone, TrainJob
+from fedloom.federation.runs.folder import RunFolder
+from fedloom.federation.runs.ledger import Ledger
 from fedloom.training.loop import LocalResult
 
 _WORTH_IT = 0.9  # clients move if the slowest process will need less than this share of its time
@@ -65,7 +65,7 @@ class Member:
         self.executor.close()
 
     def advance(self, built: Built, executor: Executor, state: State, now: Round) -> tuple[State, Sequence[str]]:
-        """A round of clients and a server (see `fedloom.rounds.rounds.run_rounds`)."""
+        """A round of clients and a server (see `fedloom.federation.rounds.rounds.run_rounds`)."""
         method = built.method
         members = now.cohort()
         state = self._balanced(state, members)

@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedloom.core.context import State
+from fedloom.core.errors import UserError
 from fedloom.engines.cluster.comm import Comm
 from fedloom.engines.cluster.member import Member, meet, raise_first
 from fedloom.engines.peers.rounds import initial_peers, without_server
 from fedloom.engines.peers.transport import Lost, Network
-from fedloom.errors import UserError
-from fedloom.rounds.built import Built
-from fedloom.rounds.rounds import Round
-from fedloom.rounds.worker import Executor, Job
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.rounds import Round
+from fedloom.federation.rounds.worker import Executor, Job
 
 
 class Spanning(Network):
@@ -68,7 +68,7 @@ class Peering(Member):
         self._advance = without_server(built, lambda lost: Spanning(comm, self.owner, lost))
 
     def advance(self, built: Built, executor: Executor, state: State, now: Round) -> tuple[State, Sequence[str]]:
-        """A round of peers (see `fedloom.rounds.rounds.run_rounds`)."""
+        """A round of peers (see `fedloom.federation.rounds.rounds.run_rounds`)."""
         state, members = self._advance(built, _Agreed(self.comm, self.executor), state, now)
         meet(self.comm, now)
         return state, members

@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 
 from fedloom.core.context import State
+from fedloom.core.errors import UserError
 from fedloom.data.partition import Partition
 from fedloom.engines.auto import executor
 from fedloom.engines.cluster import torchrun
@@ -18,19 +19,17 @@ from fedloom.engines.cluster.member import Member, SharedFolder
 from fedloom.engines.cluster.peering import Peering
 from fedloom.engines.cluster.sharing import Sharing
 from fedloom.engines.engine import Engine
-from fedloom.errors import UserError
-from fedloom.recipes.loader import load
-from fedloom.recipes.schema import Recipe
-from fedloom.rounds.build import build
-from fedloom.rounds.built import Built
-from fedloom.rounds.exports import export
-from fedloom.rounds.measure import complete
-from fedloom.rounds.progress import Progress
-from fedloom.rounds.rounds import run_rounds, status
-from fedloom.rounds.showing import keep
-from fedloom.rounds.worker import Executor, check_device
-from fedloom.runs.folder import RunFolder
-from fedloom.runs.track import tracker_of
+from fedloom.federation.recipes.loader import load
+from fedloom.federation.recipes.schema import Recipe
+from fedloom.federation.rounds.build import build
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.measure import complete, export
+from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.rounds import run_rounds, status
+from fedloom.federation.rounds.showing import keep
+from fedloom.federation.rounds.worker import Executor, check_device
+from fedloom.federation.runs.folder import RunFolder
+from fedloom.federation.runs.track import tracker_of
 
 T = TypeVar("T")
 

@@ -15,14 +15,14 @@ from fedloom.core.updates import Updates
 from fedloom.engines.cluster.columns import Columns, DistributedRows
 from fedloom.engines.cluster.comm import Comm
 from fedloom.engines.cluster.member import Member
-from fedloom.rounds import diagnostics
-from fedloom.rounds.built import Built
-from fedloom.rounds.messages import ALL, Payload, rows_of
-from fedloom.rounds.recovery import careful, nothing_came, usable
-from fedloom.rounds.rounds import Round
-from fedloom.rounds.server import assembled, bases, collect, settled
-from fedloom.rounds.worker import Executor
-from fedloom.runs.reader import DIAGNOSTICS
+from fedloom.federation.rounds import diagnostics
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.messages import ALL, Payload, rows_of
+from fedloom.federation.rounds.recovery import careful, nothing_came, usable
+from fedloom.federation.rounds.rounds import Round
+from fedloom.federation.rounds.server import assembled, bases, collect, settled
+from fedloom.federation.rounds.worker import Executor
+from fedloom.federation.runs.reader import DIAGNOSTICS
 
 
 class Sharing(Member):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from fedloom._lazy import lazy
+from fedloom.core.lazy import lazy
 
 if TYPE_CHECKING:
     from fedloom.engines.flower.apps import server_app as server_app

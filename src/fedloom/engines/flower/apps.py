@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from fedloom.core.extras import need
 from fedloom.engines.flower.offered import Offer
-from fedloom.extras import need
+from fedloom.federation.recipes.schema import Recipe
 from fedloom.methods.method import Method
-from fedloom.recipes.schema import Recipe
 
 
 def server_app(recipe: Recipe | Path | str, method: Method | None = None) -> Any:
@@ -22,7 +22,7 @@ def server_app(recipe: Recipe | Path | str, method: Method | None = None) -> Any
     def main(grid: Any, context: Any) -> None:
         from fedloom.engines import api
         from fedloom.engines.flower.engine import OverGrid
-        from fedloom.rounds.progress import progress
+        from fedloom.federation.rounds.progress import progress
 
         whole = Offer.of(recipe, str(context.run_config.get("changes", ""))).resolved()
         folder = Path(str(context.run_config.get("folder", f"runs/{whole.name}"))).expanduser()

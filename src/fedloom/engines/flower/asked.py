@@ -14,9 +14,9 @@ from fedloom.core.foreign import Array, Each, Exactly, Foreign, Named, Nothing, 
 from fedloom.engines.flower.fields import Packed, integer_fields
 from fedloom.engines.flower.relay import TURNS
 from fedloom.engines.flower.wire import RefusedError, reading
-from fedloom.recipes.schema import Recipe
-from fedloom.rounds.built import Built
-from fedloom.rounds.messages import Message, blank, nothing
+from fedloom.federation.recipes.schema import Recipe
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.messages import Message, blank, nothing
 
 MOST = 3
 """Different messages of one kind (training, a turn of a peer, evaluation) that a node answers in a round: one, and two

@@ -15,13 +15,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from fedloom.core.errors import UserError
+from fedloom.core.extras import need
 from fedloom.engines.flower.keys import public_key
 from fedloom.engines.flower.nodes import NodeConfig, own_data
 from fedloom.engines.flower.offered import Offer
 from fedloom.engines.flower.terms import SiteTerms
-from fedloom.errors import UserError
-from fedloom.extras import need
-from fedloom.recipes.loader import load
+from fedloom.federation.recipes.loader import load
 
 Finding = tuple[str, bool, str]
 SUPPORTED = (1, 30), (2, 0)

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fedloom._version import __version__
+from fedloom.core.errors import RecipeError, UserError
+from fedloom.core.extras import need
 from fedloom.core.foreign import plain, shown
 from fedloom.engines.flower.keys import signed
 from fedloom.engines.flower.node import Bench, Node
@@ -15,13 +17,11 @@ from fedloom.engines.flower.nodes import NodeConfig
 from fedloom.engines.flower.offered import Offer
 from fedloom.engines.flower.terms import SiteTerms
 from fedloom.engines.flower.wire import RefusedError, decode, encode, head_of
-from fedloom.errors import RecipeError, UserError
-from fedloom.extras import need
+from fedloom.federation.recipes.schema import Recipe, recipe_hash
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.runs.audit import FILE as AUDIT
+from fedloom.federation.runs.audit import Audit
 from fedloom.methods.method import Method
-from fedloom.recipes.schema import Recipe, recipe_hash
-from fedloom.rounds.built import Built
-from fedloom.runs.audit import FILE as AUDIT
-from fedloom.runs.audit import Audit
 
 Answer = Callable[[Node, Mapping[str, Any], Any], tuple[Any, Mapping[str, float]]]
 

@@ -15,6 +15,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedloom.core.context import State
+from fedloom.core.errors import RecipeError, StateError, UserError
+from fedloom.core.extras import need
+from fedloom.core.settings.names import folder_name
+from fedloom.core.settings.problems import explain
+from fedloom.core.settings.section import Section, strict
 from fedloom.data.partition import Partition
 from fedloom.engines.engine import Engine
 from fedloom.engines.flower.client import client_app
@@ -38,25 +43,20 @@ from fedloom.engines.flower.roster import Roster
 from fedloom.engines.flower.wire import RefusedError, encode, reading
 from fedloom.engines.peers.community import Community
 from fedloom.engines.peers.rounds import community_of
-from fedloom.errors import RecipeError, StateError, UserError
-from fedloom.extras import need
-from fedloom.recipes.runtime import FlowerSettings
-from fedloom.recipes.schema import Recipe
-from fedloom.rounds.built import Built
-from fedloom.rounds.cohort import cohort
-from fedloom.rounds.exports import labels, named, wanted
-from fedloom.rounds.messages import Payload
-from fedloom.rounds.rounds import Advance, Round, with_server
-from fedloom.rounds.worker import EvalJob, Executor, Job, TrainDone, TrainJob
-from fedloom.runs import checkpoint
-from fedloom.runs.audit import FILE as AUDIT
-from fedloom.runs.audit import Audit
-from fedloom.runs.folder import RunFolder
-from fedloom.runs.reader import WITHHELD
-from fedloom.runs.recorded import json_of
-from fedloom.settings.clients import folder_name
-from fedloom.settings.problems import explain
-from fedloom.settings.section import Section, strict
+from fedloom.federation.recipes.runtime import FlowerSettings
+from fedloom.federation.recipes.schema import Recipe
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.federation import cohort
+from fedloom.federation.rounds.measure import labels, named, wanted
+from fedloom.federation.rounds.messages import Payload
+from fedloom.federation.rounds.rounds import Advance, Round, with_server
+from fedloom.federation.rounds.worker import EvalJob, Executor, Job, TrainDone, TrainJob
+from fedloom.federation.runs import checkpoint
+from fedloom.federation.runs.audit import FILE as AUDIT
+from fedloom.federation.runs.audit import Audit
+from fedloom.federation.runs.folder import RunFolder
+from fedloom.federation.runs.reader import WITHHELD
+from fedloom.federation.runs.recorded import json_of
 from fedloom.training.flat import FlatModel
 
 _KEYS = "keys.json"

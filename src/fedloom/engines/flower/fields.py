@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.codecs import Codec, Raw
+from fedloom.core.codecs import Codec, Raw
 from fedloom.core.context import Row
 from fedloom.core.foreign import Array, Each, Exactly, Foreign, Named, Nothing, Number, OneOf, Sender, Text, shown
 from fedloom.core.layout import Layout
@@ -17,10 +17,10 @@ from fedloom.core.updates import Updates
 from fedloom.engines.peers.community import Terms
 from fedloom.engines.peers.judging import due, signal_fields
 from fedloom.engines.peers.transport import Letter
-from fedloom.rounds.built import Built
-from fedloom.rounds.federation import BuiltClient
-from fedloom.rounds.messages import blank
-from fedloom.runs.checkpoint import join_tree
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.federation import BuiltClient
+from fedloom.federation.rounds.messages import blank
+from fedloom.federation.runs.checkpoint import join_tree
 from fedloom.training.flat import integer_buffers
 
 _MANY = 1 << 53

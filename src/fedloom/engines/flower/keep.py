@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fedloom.core.errors import UserError
 from fedloom.core.foreign import plain
-from fedloom.errors import UserError
-from fedloom.runs import checkpoint
+from fedloom.federation.runs import checkpoint
 
 _WATCH = 5.0
 """Seconds between two looks at a run."""

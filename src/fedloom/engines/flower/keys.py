@@ -13,10 +13,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fedloom.core.errors import UserError, naming
+from fedloom.core.extras import need
 from fedloom.core.foreign import shown
 from fedloom.engines.flower.wire import RefusedError
-from fedloom.errors import UserError, naming
-from fedloom.extras import need
 
 _FILE = "key"
 

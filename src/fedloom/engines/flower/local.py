@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fedloom.extras import need
+from fedloom.core.extras import need
 
 
 class LocalGrid:

@@ -34,20 +34,19 @@ from fedloom.engines.flower.relay import TURNS, TurnJob, counted, take_turn
 from fedloom.engines.flower.terms import Beside, agree_to_withhold, trainings, withheld
 from fedloom.engines.flower.wire import RefusedError, checksum_of, expect
 from fedloom.engines.peers.peer import first
+from fedloom.federation.recipes.schema import Recipe, recipe_hash
+from fedloom.federation.rounds.build import build, method_of
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.evaluation import Scores
+from fedloom.federation.rounds.measure import Model, Record, labels, models_for, named, records_of, train_records
+from fedloom.federation.rounds.messages import Message, count_down, count_up
+from fedloom.federation.rounds.worker import EvalJob, TrainDone, TrainJob, Worker
+from fedloom.federation.runs import checkpoint
+from fedloom.federation.runs.audit import Audit
+from fedloom.federation.runs.folder import RunFolder
+from fedloom.federation.runs.ledger import Ledger
+from fedloom.federation.runs.recorded import digest_of
 from fedloom.methods.method import Method
-from fedloom.recipes.schema import Recipe, recipe_hash
-from fedloom.rounds.build import build, method_of
-from fedloom.rounds.built import Built
-from fedloom.rounds.evaluation import Scores
-from fedloom.rounds.exports import labels, named
-from fedloom.rounds.measure import Model, Record, models_for, records_of, train_records
-from fedloom.rounds.messages import Message, count_down, count_up
-from fedloom.rounds.worker import EvalJob, TrainDone, TrainJob, Worker
-from fedloom.runs import checkpoint
-from fedloom.runs.audit import Audit
-from fedloom.runs.folder import RunFolder
-from fedloom.runs.ledger import Ledger
-from fedloom.runs.recorded import digest_of
 from fedloom.training.flat import integer_buffers
 
 Numbers = dict[str, float]

@@ -14,28 +14,28 @@ import torch
 from pydantic import Field, TypeAdapter, ValidationError
 from torch import Tensor
 
-import fedloom.tasks.classification
-import fedloom.tasks.dense
-import fedloom.tasks.regression  # noqa: F401  (makes all kinds of tasks known)
+import fedloom.models.tasks.classification
+import fedloom.models.tasks.dense
+import fedloom.models.tasks.regression  # noqa: F401  (makes all kinds of tasks known)
+from fedloom.core.errors import DataError, RecipeError, choices
 from fedloom.core.foreign import shown
+from fedloom.core.settings.names import ClientId
+from fedloom.core.settings.problems import explain
+from fedloom.core.settings.section import Section, strict
+from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.core.signal import Signal
 from fedloom.data.dataset import Batch, Dataset
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share, ValFraction
 from fedloom.data.registry import loaded
 from fedloom.engines.flower.terms import SiteTerms
-from fedloom.errors import DataError, RecipeError, choices
+from fedloom.federation.recipes.loader import read
+from fedloom.federation.recipes.schema import DataSection, Recipe
+from fedloom.federation.rounds import refusals
+from fedloom.federation.rounds.build import assemble, method_of, with_options
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, Part
 from fedloom.models.multitask import check_name
-from fedloom.recipes.loader import read
-from fedloom.recipes.schema import DataSection, Recipe
-from fedloom.rounds import refusals
-from fedloom.rounds.build import assemble, method_of, with_options
-from fedloom.rounds.built import Built
-from fedloom.rounds.federation import BuiltClient, BuiltFederation, Part
-from fedloom.settings.clients import ClientId
-from fedloom.settings.problems import explain
-from fedloom.settings.section import Section, strict
-from fedloom.settings.trust import Origin, admit, names_in
-from fedloom.tasks.task import Task
+from fedloom.models.tasks.task import Task
 
 _MOST = 10_000_000
 """Most examples of one split of a client."""

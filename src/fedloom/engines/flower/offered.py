@@ -8,11 +8,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedloom.errors import RecipeError
-from fedloom.recipes.loader import HOME, changed, dump, packaged, resolved
-from fedloom.recipes.schema import Recipe
-from fedloom.settings.trust import Origin, admit, names_in
-from fedloom.settings.yaml import parse
+from fedloom.core.errors import RecipeError
+from fedloom.core.settings.trust import Origin, admit, names_in
+from fedloom.core.settings.yaml import parse
+from fedloom.federation.recipes.loader import HOME, changed, dump, packaged, resolved
+from fedloom.federation.recipes.schema import Recipe
 
 
 @dataclass(frozen=True, eq=False)

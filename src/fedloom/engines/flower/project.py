@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedloom._version import __version__
-from fedloom.errors import RecipeError, UserError, naming
-from fedloom.recipes.loader import dump, load
+from fedloom.core.errors import RecipeError, UserError, naming
+from fedloom.federation.recipes.loader import dump, load
 
 _PYPROJECT = """\
 [build-system]

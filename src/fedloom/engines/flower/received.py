@@ -11,18 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.codecs import ByteCount
+from fedloom.core.codecs import ByteCount
 from fedloom.core.foreign import Array, Sender, Text, shown
 from fedloom.engines.flower.fields import payload_fields, read_letter, sender_of
 from fedloom.engines.flower.relay import as_counts
 from fedloom.engines.flower.wire import RefusedError, decode, expect, head_of, numbers_of, said, size_of
 from fedloom.engines.peers.community import Community
 from fedloom.engines.peers.transport import Letter
-from fedloom.rounds.built import Built
-from fedloom.rounds.evaluation import Scores
-from fedloom.rounds.messages import Payload, rows_of
-from fedloom.runs.reader import described
-from fedloom.tasks.task import Task
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.evaluation import Scores
+from fedloom.federation.rounds.messages import Payload, rows_of
+from fedloom.federation.runs.reader import described
+from fedloom.models.tasks.task import Task
 from fedloom.training.flat import integer_buffers
 from fedloom.training.loop import LocalResult
 

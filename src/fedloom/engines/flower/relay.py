@@ -13,22 +13,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.codecs import ByteCount
+from fedloom.core.codecs import ByteCount
 from fedloom.core.context import State
+from fedloom.core.errors import RecipeError
 from fedloom.core.foreign import Each, Number, Sender, Text
 from fedloom.engines.peers.community import Environment
 from fedloom.engines.peers.peer import Peer
 from fedloom.engines.peers.rounds import community_of
 from fedloom.engines.peers.transport import Mailbox
-from fedloom.errors import RecipeError
-from fedloom.recipes.schema import PeersSection
-from fedloom.rounds.built import Built
-from fedloom.rounds.measure import train_records
-from fedloom.rounds.messages import Payload
-from fedloom.rounds.worker import Job, TrainDone, TrainJob, Worker
-from fedloom.runs import checkpoint
-from fedloom.runs.folder import RunFolder
-from fedloom.runs.ledger import Ledger
+from fedloom.federation.recipes.schema import PeersSection
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.measure import train_records
+from fedloom.federation.rounds.messages import Payload
+from fedloom.federation.rounds.worker import Job, TrainDone, TrainJob, Worker
+from fedloom.federation.runs import checkpoint
+from fedloom.federation.runs.folder import RunFolder
+from fedloom.federation.runs.ledger import Ledger
 
 TURNS = ("train", "choose", "answer", "mix")
 _MEMORY = "turns"

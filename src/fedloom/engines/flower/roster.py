@@ -12,19 +12,19 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from fedloom.core.context import Log
+from fedloom.core.errors import StateError
+from fedloom.core.extras import need
 from fedloom.core.foreign import plain
+from fedloom.core.settings.names import ClientId, client_name
 from fedloom.engines.flower.keys import key_of
 from fedloom.engines.flower.nodes import NodeReport, agreed
 from fedloom.engines.flower.received import open_reply
 from fedloom.engines.flower.terms import Beside
 from fedloom.engines.flower.wire import FailedError, RefusedError, encode, reading, said, size_of
-from fedloom.errors import StateError
-from fedloom.extras import need
-from fedloom.recipes.schema import Recipe, recipe_hash
-from fedloom.runs import checkpoint
-from fedloom.runs.audit import Audit
-from fedloom.runs.reader import described
-from fedloom.settings.clients import ClientId, client_name
+from fedloom.federation.recipes.schema import Recipe, recipe_hash
+from fedloom.federation.runs import checkpoint
+from fedloom.federation.runs.audit import Audit
+from fedloom.federation.runs.reader import described
 
 _POLL = 0.05, 1.0
 """Seconds between two looks for answers: at first, and at most."""

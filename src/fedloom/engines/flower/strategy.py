@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Ctx, State
+from fedloom.core.errors import RecipeError
+from fedloom.core.extras import need
 from fedloom.core.layout import Block, Layout
+from fedloom.core.stage import Stage
 from fedloom.core.updates import Updates
-from fedloom.errors import RecipeError
-from fedloom.extras import need
-from fedloom.stages.stage import Stage
 
 
 def as_strategy(stage: Stage, seed: int = 0, client_key: str = "client-id", **options: Any) -> Any:

@@ -9,14 +9,14 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field
 
 from fedloom.core.foreign import shown
+from fedloom.core.settings.section import Count, Positive, Section
+from fedloom.core.settings.trust import Origin, admit, is_allowed, located
 from fedloom.engines.flower.offered import Offer
 from fedloom.engines.flower.wire import RefusedError
+from fedloom.federation.recipes.schema import Recipe
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.refusals import judged_on_data
 from fedloom.methods.method import Method
-from fedloom.recipes.schema import Recipe
-from fedloom.rounds.built import Built
-from fedloom.rounds.refusals import judged_on_data
-from fedloom.settings.section import Count, Positive, Section
-from fedloom.settings.trust import Origin, admit, is_allowed, located
 
 Beside = Literal["examples", "losses", "scores"]
 """What leaves beside an update. examples: how many examples and steps there are. losses: those of training, and those

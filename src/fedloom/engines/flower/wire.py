@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedloom.core.extras import need
 from fedloom.core.foreign import plain, shown
-from fedloom.extras import need
-from fedloom.runs.checkpoint import join_tree, split_tree
+from fedloom.federation.runs.checkpoint import join_tree, split_tree
 
 FORMAT = 2
 _STYPE = "numpy.ndarray"

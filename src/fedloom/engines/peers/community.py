@@ -13,14 +13,14 @@ from fedloom.core.context import Log
 from fedloom.core.layout import Layout
 from fedloom.engines.peers.probe import Probe
 from fedloom.engines.peers.transport import Lost, Network
+from fedloom.federation.recipes.schema import PeersSection
+from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation
+from fedloom.federation.rounds.worker import Job, TrainDone, TrainJob
+from fedloom.federation.runs.ledger import Ledger
 from fedloom.methods.method import Method
-from fedloom.peers.config import Warmup
-from fedloom.peers.graph import Graph, candidates
-from fedloom.peers.scenario import Scenario
-from fedloom.recipes.schema import PeersSection
-from fedloom.rounds.federation import BuiltClient, BuiltFederation
-from fedloom.rounds.worker import Job, TrainDone, TrainJob
-from fedloom.runs.ledger import Ledger
+from fedloom.methods.peers.config import Warmup
+from fedloom.methods.peers.graph import Graph, candidates
+from fedloom.methods.peers.scenario import Scenario
 
 
 @dataclass(frozen=True, eq=False)

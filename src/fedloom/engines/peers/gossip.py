@@ -26,11 +26,10 @@ from fedloom.engines.peers.letters import Age, Heard, write
 from fedloom.engines.peers.peer import Peer
 from fedloom.engines.peers.trained import Trained
 from fedloom.engines.peers.transport import Letter, Newest
-from fedloom.peers.clock import Events
-from fedloom.peers.graph import Graph
-from fedloom.peers.scenario import Scenario
-from fedloom.rounds.messages import Payload
-from fedloom.rounds.worker import TrainDone, TrainJob
+from fedloom.federation.rounds.messages import Payload
+from fedloom.federation.rounds.worker import TrainDone, TrainJob
+from fedloom.methods.peers.graph import Graph
+from fedloom.methods.peers.scenario import Events, Scenario
 
 
 def at_rest() -> State:

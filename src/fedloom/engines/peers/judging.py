@@ -9,16 +9,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.codecs import Raw
+from fedloom.core.codecs import Raw
 from fedloom.core.context import State, derive_seed
 from fedloom.core.foreign import Array
 from fedloom.engines.peers.community import Terms
 from fedloom.engines.peers.letters import filled
 from fedloom.engines.peers.trained import Trained
 from fedloom.engines.peers.transport import Letter
-from fedloom.peers.neighbours import coarse_clusters, fine_clusters, similar_enough, top_k
-from fedloom.peers.scope import alignment, next_scope
-from fedloom.peers.similarity import (
+from fedloom.federation.rounds.evaluation import Scores
+from fedloom.federation.rounds.messages import Message, blank
+from fedloom.federation.rounds.worker import EvalJob, Job
+from fedloom.methods.peers.neighbours import (
+    alignment,
+    coarse_clusters,
+    fine_clusters,
+    next_scope,
+    similar_enough,
+    top_k,
+)
+from fedloom.methods.peers.similarity import (
+    Sketch,
     combined,
     cross_loss,
     disparity,
@@ -30,10 +40,6 @@ from fedloom.peers.similarity import (
     shared_columns,
     task_weights,
 )
-from fedloom.peers.sketch import Sketch
-from fedloom.rounds.evaluation import Scores
-from fedloom.rounds.messages import Message, blank
-from fedloom.rounds.worker import EvalJob, Job
 
 Run = Callable[[Sequence[Job]], Iterable[Any]]
 _OF_LOSSES: dict[str, Callable[[Tensor], Tensor]] = {"cross-loss": cross_loss, "disparity": disparity}

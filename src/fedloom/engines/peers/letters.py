@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedloom.codecs import ByteCount, Raw
+from fedloom.core.codecs import ByteCount, Raw
 from fedloom.core.layout import Layout
 from fedloom.engines.peers.community import Terms
 from fedloom.engines.peers.trained import Trained
 from fedloom.engines.peers.transport import Letter
-from fedloom.rounds.federation import BuiltClient, BuiltFederation, Part
-from fedloom.rounds.messages import Payload, blank
-from fedloom.runs.checkpoint import join_tree, split_tree
+from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, Part
+from fedloom.federation.rounds.messages import Payload, blank
+from fedloom.federation.runs.checkpoint import join_tree, split_tree
 
 Age = tuple[int, float]
 NEW: Age = (0, 0.0)

@@ -10,17 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedloom.codecs import Raw
+from fedloom.core.codecs import Raw
 from fedloom.core.context import Ctx, State
 from fedloom.engines.peers.community import Environment, Terms
 from fedloom.engines.peers.judging import close
 from fedloom.engines.peers.letters import NEW, Heard, aged, as_row
 from fedloom.engines.peers.trained import Trained
-from fedloom.peers.graph import Graph
-from fedloom.peers.neighbours import soft_weights
-from fedloom.rounds.federation import BuiltFederation
-from fedloom.rounds.messages import believed, rows_of
-from fedloom.rounds.server import server_step
+from fedloom.federation.rounds.federation import BuiltFederation
+from fedloom.federation.rounds.messages import believed, rows_of
+from fedloom.federation.rounds.server import server_step
+from fedloom.methods.peers.graph import Graph
+from fedloom.methods.peers.neighbours import soft_weights
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,13 +17,13 @@ from fedloom.engines.peers.letters import NEW, Age, Heard, acquainted, count, di
 from fedloom.engines.peers.mixing import Mix
 from fedloom.engines.peers.trained import Trained
 from fedloom.engines.peers.transport import Letter, Mailbox
+from fedloom.federation.rounds.messages import ALL, Payload
+from fedloom.federation.rounds.recovery import was_lost
+from fedloom.federation.rounds.server import dispatch, server_init
+from fedloom.federation.rounds.worker import TrainJob
 from fedloom.methods.method import Method
-from fedloom.peers.graph import Graph
-from fedloom.peers.neighbours import recent
-from fedloom.rounds.messages import ALL, Payload
-from fedloom.rounds.recovery import was_lost
-from fedloom.rounds.server import dispatch, server_init
-from fedloom.rounds.worker import TrainJob
+from fedloom.methods.peers.graph import Graph
+from fedloom.methods.peers.neighbours import recent
 
 
 def first(method: Method, layout: Layout, initial: Tensor, integers: Mapping[str, Tensor]) -> State:

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import State
-from fedloom.peers.similarity import feature_statistics
-from fedloom.rounds.built import Built
-from fedloom.rounds.federation import BuiltClient
-from fedloom.rounds.loading import load
-from fedloom.rounds.messages import Message
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.federation import BuiltClient
+from fedloom.federation.rounds.loading import load
+from fedloom.federation.rounds.messages import Message
+from fedloom.methods.peers.similarity import feature_statistics
 from fedloom.training.features import FeatureRecorder
 from fedloom.training.flat import FlatModel
 

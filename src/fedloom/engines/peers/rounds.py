@@ -18,11 +18,11 @@ from fedloom.engines.peers.gossip import AsynchronousRounds, at_rest
 from fedloom.engines.peers.peer import Peer, first
 from fedloom.engines.peers.probe import Probe
 from fedloom.engines.peers.transport import Lost, Mailbox, Network, NetworkEnd
-from fedloom.peers.clock import Events, synchronous
-from fedloom.rounds.built import Built
-from fedloom.rounds.cohort import cohort
-from fedloom.rounds.rounds import Advance, Round
-from fedloom.rounds.worker import Executor, TrainDone, TrainJob
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.federation import cohort
+from fedloom.federation.rounds.rounds import Advance, Round
+from fedloom.federation.rounds.worker import Executor, TrainDone, TrainJob
+from fedloom.methods.peers.scenario import Events, synchronous
 from fedloom.training.flat import integer_buffers
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedloom.engines.peers.community import Terms
-from fedloom.rounds.messages import Payload, blank
+from fedloom.federation.rounds.messages import Payload, blank
 
 
 @dataclass(frozen=True, eq=False)

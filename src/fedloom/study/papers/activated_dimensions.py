@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedloom.errors import StateError
-from fedloom.extras import figure, save_figure
-from fedloom.runs.reader import Run
+from fedloom.core.errors import StateError
+from fedloom.core.extras import figure, save_figure
+from fedloom.federation.runs.reader import Run
 from fedloom.study.tables.markup import Cell, Recorded, Records
 from fedloom.study.tables.sheet import Sheet
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedloom.extras import figure, save_figure
+from fedloom.core.extras import figure, save_figure
 from fedloom.study.tables.domains import DomainHistory
 
 

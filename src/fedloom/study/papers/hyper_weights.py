@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedloom.errors import StateError
-from fedloom.extras import figure, save_figure
-from fedloom.runs.reader import Run, number_of
+from fedloom.core.errors import StateError
+from fedloom.core.extras import figure, save_figure
+from fedloom.federation.runs.reader import Run, number_of
 from fedloom.study.palette import color
 from fedloom.study.tables.markup import Recorded, Records
 from fedloom.study.tables.sheet import Sheet

@@ -14,9 +14,9 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from fedloom.errors import StateError
-from fedloom.extras import figure
-from fedloom.runs.reader import Run, best_round
+from fedloom.core.errors import StateError
+from fedloom.core.extras import figure
+from fedloom.federation.runs.reader import Run, best_round
 from fedloom.study.grid import Cell, Grid, select, together
 from fedloom.study.palette import color
 from fedloom.study.panels import LEAST, STYLES, titled

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fedloom.extras import need
-from fedloom.runs.reader import Run
+from fedloom.core.extras import need
+from fedloom.federation.runs.reader import Run
 
 MOST = 200
 """Peers that are put into clusters, at most: more would take longer than a reader waits."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from fedloom.errors import StateError, UserError, writing
-from fedloom.runs.reader import Run
+from fedloom.core.errors import StateError, UserError, writing
+from fedloom.federation.runs.reader import Run
 from fedloom.study import grid
 from fedloom.study.report import grid_page, images, plots, related, run_page, words
 from fedloom.study.report.collect import GridReport, RunReport, of_grid, of_run

@@ -9,11 +9,11 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedloom.errors import StateError
-from fedloom.runs.reader import Final, Run, TaskMetric, mean_of
-from fedloom.settings.paths import differs, value_at
+from fedloom.core.errors import StateError
+from fedloom.core.settings.names import differs, value_at
+from fedloom.federation.runs.reader import Final, Run, TaskMetric, mean_of
+from fedloom.study.delta import delta_m, delta_terms, without_base
 from fedloom.study.keys import QUIET
-from fedloom.tasks.delta import delta_m, delta_terms, without_base
 
 SPLITS = ("test", "val")
 _KEYS = 12  # keys in which the recipes differ that are named, at most

@@ -1,4 +1,4 @@
-"""How updates agreed and what they weighed, from a run's diagnostics.jsonl (see `fedloom.rounds.diagnostics.look`)."""
+"""How updates agreed and what they weighed, from a run's diagnostics.jsonl (see `rounds/diagnostics.py`)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from functools import cached_property
 from itertools import combinations
 from typing import Any
 
-from fedloom.errors import StateError
-from fedloom.runs.reader import Run, mean_of
+from fedloom.core.errors import StateError
+from fedloom.federation.runs.reader import Run, mean_of
 
 FILE = "diagnostics.jsonl"
 IN_CONFLICT = "share of pairs in conflict (cosine below 0)"

@@ -8,9 +8,9 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
-from fedloom.errors import UserError
-from fedloom.runs.reader import Run
-from fedloom.runs.recorded import read_info
+from fedloom.core.errors import UserError
+from fedloom.federation.runs.reader import Run
+from fedloom.federation.runs.recorded import read_info
 from fedloom.study import grid
 from fedloom.study.report.against import Against, against
 

@@ -11,10 +11,10 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from fedloom.core.errors import StateError, UserError
 from fedloom.core.outline import Outline
-from fedloom.errors import StateError, UserError
-from fedloom.runs.reader import Run, TaskMetric, mean_of, total
-from fedloom.runs.recorded import json_of
+from fedloom.federation.runs.reader import Run, TaskMetric, mean_of, total
+from fedloom.federation.runs.recorded import json_of
 from fedloom.study.grid import FILE, Grid, cells, refused_in, together
 from fedloom.study.papers import hyper_weights
 from fedloom.study.papers.neighbours import quality

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from statistics import fmean
 
-from fedloom.runs.reader import mean_of, total
+from fedloom.federation.runs.reader import mean_of, total
 from fedloom.study.report import words
 from fedloom.study.report.agreement import IN_CONFLICT, UpdateAgreement
 from fedloom.study.report.collect import RunReport

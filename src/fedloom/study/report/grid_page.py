@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fedloom.runs.reader import human_bytes
+from fedloom.federation.runs.reader import human_bytes
 from fedloom.study.report import page, words
 from fedloom.study.report.collect import GridReport
 from fedloom.study.report.drawn import Dots, Heat, Scatter, dots, heat, multiples, scatter

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 from unicodedata import east_asian_width
 
-from fedloom.errors import UserError, writing
-from fedloom.extras import need
+from fedloom.core.errors import UserError, writing
+from fedloom.core.extras import need
 from fedloom.study.report.plots import Figure, Trace
 from fedloom.study.tables.markup import Records
 

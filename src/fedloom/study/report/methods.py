@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from itertools import islice
 from statistics import fmean
 
-from fedloom.runs.reader import Run, mean_of, total
+from fedloom.federation.runs.reader import Run, mean_of, total
+from fedloom.study.delta import delta_m
 from fedloom.study.grid import Grid, together
 from fedloom.study.report import records
 from fedloom.study.tables.compare import Estimate
 from fedloom.study.tables.results import Combination, change
 from fedloom.study.tables.sides import Side
 from fedloom.study.tables.table import Column, GridTable
-from fedloom.tasks.delta import delta_m
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from fedloom.core.extras import need
 from fedloom.core.outline import Box
-from fedloom.extras import need
 from fedloom.study.palette import style
 from fedloom.study.report.plots import Figure
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from fedloom.runs.reader import ARROWS, TaskMetric
+from fedloom.federation.runs.reader import ARROWS, TaskMetric
 from fedloom.study.palette import COLORS, ONE_SIDED, TWO_SIDED, color
 from fedloom.study.papers.hyper_weights import HyperWeights, used
 from fedloom.study.report import words

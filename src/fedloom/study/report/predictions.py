@@ -1,4 +1,4 @@
-"""What the final models said of test data, from the folder `predictions` of runs (see `fedloom.rounds.showing`): a few
+"""What the final models said of test data, from the folder `predictions` of runs (see `rounds/showing.py`): a few
 images with the answers of dense tasks, side by side for the runs of a grid, and confusion matrices."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError, model_validator
 
-from fedloom.runs.reader import CONFUSION, INDEX, PREDICTIONS, Run, index_of
+from fedloom.federation.runs.reader import CONFUSION, INDEX, PREDICTIONS, Run, index_of
 from fedloom.study.grid import Cell, together
 from fedloom.study.report import words
 from fedloom.study.report.looks import thinned

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fedloom.runs.reader import Run, described, number_of
+from fedloom.federation.runs.reader import Run, described, number_of
 
 Series = Mapping[int, float]
 """Round -> value."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from fedloom.errors import StateError
+from fedloom.core.errors import StateError
 from fedloom.study.palette import TWO_SIDED, color
 from fedloom.study.report import page, words
 from fedloom.study.report.collect import Facts

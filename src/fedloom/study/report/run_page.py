@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fedloom.runs.reader import human_bytes
+from fedloom.federation.runs.reader import human_bytes
 from fedloom.study.report import glance, page, words
 from fedloom.study.report.against import Against, Change
 from fedloom.study.report.collect import RunReport

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from fedloom.errors import StateError
-from fedloom.runs.reader import Run, TaskMetric, best_round, mean_of, number_of
+from fedloom.core.errors import StateError
+from fedloom.federation.runs.reader import Run, TaskMetric, best_round, mean_of, number_of
 from fedloom.study.report.records import Series
 from fedloom.study.report.worst import worst
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fedloom.runs.reader import TaskMetric
+from fedloom.federation.runs.reader import TaskMetric
 from fedloom.study.grid import Grid, together
 from fedloom.study.tables.compare import Estimate
 from fedloom.study.tables.results import Combination, change

@@ -14,8 +14,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
-from fedloom.errors import StateError
-from fedloom.runs.reader import TaskMetric
+from fedloom.core.errors import StateError
+from fedloom.federation.runs.reader import TaskMetric
+from fedloom.study.delta import delta_m, delta_terms
 from fedloom.study.grid import Grid
 from fedloom.study.references import at_trivial, note
 from fedloom.study.significance.pairs import Numbers, client_gains, holders, of_clients, refusal
@@ -24,7 +25,6 @@ from fedloom.study.tables.compare import Comparison
 from fedloom.study.tables.markup import Cell, Records
 from fedloom.study.tables.sheet import Sheet, Sheeted
 from fedloom.study.tables.sides import Side, of_comparison, of_grid
-from fedloom.tasks.delta import delta_m, delta_terms
 
 CSV = (
     *("data", "method", "base", "task", "metric", "direction", "over", "n", "seeds", "gain", "ci95_low", "ci95_high"),

@@ -10,8 +10,8 @@ from itertools import combinations
 from statistics import fmean
 from typing import Any
 
-from fedloom.errors import StateError
-from fedloom.runs.reader import Run, TaskMetric
+from fedloom.core.errors import StateError
+from fedloom.federation.runs.reader import Run, TaskMetric
 from fedloom.study.tables.sides import Side
 
 Numbers = Mapping[Any, Mapping[str, float]]

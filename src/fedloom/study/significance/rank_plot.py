@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedloom.errors import writing
-from fedloom.extras import figure, save_figure
+from fedloom.core.errors import writing
+from fedloom.core.extras import figure, save_figure
 from fedloom.study.significance.ranks import Ranks
 from fedloom.study.significance.statistics import LEVEL, p_text
 

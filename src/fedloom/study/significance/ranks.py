@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
-from fedloom.errors import StateError
-from fedloom.runs.reader import TaskMetric
+from fedloom.core.errors import StateError
+from fedloom.federation.runs.reader import TaskMetric
 from fedloom.study.grid import Grid
 from fedloom.study.significance.statistics import LEVEL, Ranking, p_text, ranking
 from fedloom.study.tables.compare import Comparison

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev, variance
 
-from fedloom.extras import need
+from fedloom.core.extras import need
 from fedloom.study.student import bound, two_sided
 
 LEVEL = 0.05

@@ -13,16 +13,16 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from fedloom.errors import StateError, choices
-from fedloom.extras import need
-from fedloom.runs.reader import IN_VAIN, Final, Run, TaskMetric, human_bytes
-from fedloom.settings.paths import differs
+from fedloom.core.errors import StateError, choices
+from fedloom.core.extras import need
+from fedloom.core.settings.names import differs
+from fedloom.federation.runs.reader import IN_VAIN, Final, Run, TaskMetric, human_bytes
+from fedloom.study.delta import delta_m, without_base
 from fedloom.study.keys import QUIET
 from fedloom.study.references import at_trivial, note
 from fedloom.study.student import bound
 from fedloom.study.tables.labels import labels_of
 from fedloom.study.tables.markup import Cell, Recorded, Records, fragment, html, latex, span, tex
-from fedloom.tasks.delta import delta_m, without_base
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderResult

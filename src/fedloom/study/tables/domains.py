@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from fedloom.errors import StateError, nearest
-from fedloom.runs.reader import Run, best_round
+from fedloom.core.errors import StateError, nearest
+from fedloom.federation.runs.reader import Run, best_round
 from fedloom.study.tables.markup import Records
 from fedloom.study.tables.sheet import Sheet, Sheeted
 

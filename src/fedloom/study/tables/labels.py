@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from itertools import accumulate
 
-from fedloom.runs.reader import Run
-from fedloom.settings.paths import differs, value_at
+from fedloom.core.settings.names import differs, value_at
+from fedloom.federation.runs.reader import Run
 from fedloom.study.keys import QUIET
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedloom.runs.reader import TaskMetric
+from fedloom.federation.runs.reader import TaskMetric
 from fedloom.study.grid import Grid, together
 from fedloom.study.tables.compare import Estimate
 from fedloom.study.tables.markup import Records

@@ -9,13 +9,13 @@ from functools import cached_property
 from math import nan
 from pathlib import Path
 
-from fedloom.errors import RecipeError, StateError
-from fedloom.runs.reader import Final, Run, best_round
+from fedloom.core.errors import RecipeError, StateError
+from fedloom.federation.runs.reader import Final, Run, best_round
+from fedloom.study.delta import delta_m
 from fedloom.study.grid import NO_VALIDATION, Cell, Grid, cells, is_over, refused_in
 from fedloom.study.tables.compare import Estimate
 from fedloom.study.tables.domains import domain_history
 from fedloom.study.tables.markup import span
-from fedloom.tasks.delta import delta_m
 
 Values = Mapping[int, Mapping[str, float]]
 """Seed -> task -> the task's own metric."""

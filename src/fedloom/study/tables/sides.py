@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
-from fedloom.runs.reader import Final, Run, TaskMetric
+from fedloom.federation.runs.reader import Final, Run, TaskMetric
 from fedloom.study.grid import Grid, together
 from fedloom.study.tables.compare import Comparison
 from fedloom.study.tables.results import Combination, about_model, made_by, read

@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from fedloom.errors import RecipeError, StateError, nearest
-from fedloom.runs.reader import ARROWS, Run
+from fedloom.core.errors import RecipeError, StateError, nearest
+from fedloom.federation.runs.reader import ARROWS, Run
+from fedloom.study.delta import without_base
 from fedloom.study.grid import Cell, Grid, cells, refused_in, together
 from fedloom.study.references import at_trivial, note
 from fedloom.study.tables.compare import CUT, Estimate, clear_best
 from fedloom.study.tables.domains import domain_history
 from fedloom.study.tables.results import Combination, CombinationRuns, Values, about_model, change, made_by, read
-from fedloom.tasks.delta import without_base
 
 DELTA = "Δ %"
 SPOKEN = {

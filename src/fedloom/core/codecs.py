@@ -1,0 +1,400 @@
+"""What travels: an update as named tensors, and back. Bytes are counted on these tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedloom.core.context import Row
+from fedloom.core.foreign import Array, Named, Sender
+from fedloom.core.layout import Block, Layout
+from fedloom.core.taskvectors import Upload, modulate, unify
+from fedloom.core.updates import RowList, Rows, Updates, row_norms
+
+Packed = Mapping[str, Tensor]
+ByteCount = dict[tuple[str, str | None], int]
+"""(role, task) -> bytes; the role "codec" stands for what a codec adds beside the values."""
+
+
+class Codec:
+    """Packs the X of Updates into tensors and unpacks it. Everything else travels beside it.
+
+    `stays_packed` says that rows of several senders are kept as they arrived (see `gather`), not written to a matrix.
+    """
+
+    stays_packed: ClassVar[bool] = False
+    varies: ClassVar[bool] = False
+    """Whether the number of bytes depends on the values."""
+
+    def gather(self, parts: Sequence[tuple[Packed, Updates]]) -> Rows:
+        """The rows of several senders (packed, like), as they arrived, in the order of the rows."""
+        raise NotImplementedError
+
+    def pack(self, updates: Updates) -> dict[str, Tensor]:
+        """Named tensors to send; blocks that a row does not have are left out."""
+        raise NotImplementedError
+
+    def pack_each(self, X: Tensor, layout: Layout, present: Tensor | None) -> Sequence[Packed] | None:
+        """Rows (K x d) of as many senders, all with the blocks `present` (1 x blocks; None: all), each packed alone.
+
+        None: this codec packs them one at a time.
+        """
+        return None
+
+    def read(self, packed: Any, like: Updates) -> Packed:
+        """What came from elsewhere, if `pack` could have made it of rows like these; its values are finite.
+
+        Raises ValueError that names the tensor. A codec that says nothing of its tensors tries to unpack them.
+        """
+        X = self.unpack(packed, like.replace(X=torch.zeros_like(like.data)))
+        Array((len(like), like.layout.d), like.data.dtype).read(X, Sender())
+        known: Packed = packed
+        return known
+
+    def unpack(self, packed: Packed, like: Updates) -> Tensor:
+        """X (K x d) again; `like` has the layout, rows and presence, and an X of zeros that is filled."""
+        raise NotImplementedError
+
+    def count(self, packed: Packed, like: Updates) -> ByteCount:
+        """Bytes by role and task; the sum is exactly the size of the tensors."""
+        raise NotImplementedError
+
+
+def by_block(like: Updates, itemsize: int, sent: Tensor | None = None) -> ByteCount:
+    """Bytes of the values that the rows have, or of those of them that are `sent` (K x d, bool), by role and task."""
+    if like.present is None and sent is None:
+        return {key: len(like) * size * itemsize for key, size in like.layout.sizes.items() if size}
+    bytes_: ByteCount = {}
+    have = torch.ones(len(like), len(like.layout.blocks)).bool() if like.present is None else like.present
+    for there, block, s in zip(have.T, like.layout.blocks, like.layout.slices, strict=True):
+        if total := int(there.sum()) * block.size if sent is None else int(sent[there, s].sum()):
+            key = (block.role, block.task)
+            bytes_[key] = bytes_.get(key, 0) + total * itemsize
+    return bytes_
+
+
+def _values(updates: Updates) -> Tensor:
+    """The values in the columns that the rows have, as one vector."""
+    if updates.present is None or bool(updates.present.all()):
+        return updates.X.reshape(-1)
+    rows = []
+    for x, have in zip(updates.X, updates.present.tolist(), strict=True):
+        rows += [x[s] for s, h in zip(updates.layout.slices, have, strict=True) if h]
+    return torch.cat(rows) if rows else updates.X.new_zeros(0)
+
+
+def _count(like: Updates) -> int:
+    """How many values there are in the columns that the rows have."""
+    if like.present is None:
+        return len(like) * like.layout.d
+    sizes = torch.tensor([block.size for block in like.layout.blocks])
+    return int((like.present * sizes).sum())
+
+
+def _fill(values: Tensor, like: Updates) -> Tensor:
+    """Inverse of `_values`."""
+    if like.present is None or bool(like.present.all()):
+        return values.view(like.X.shape)
+    at = 0
+    for x, have in zip(like.X, like.present.tolist(), strict=True):
+        for s, h in zip(like.layout.slices, have, strict=True):
+            if h:
+                x[s] = values[at : at + s.stop - s.start]
+                at += s.stop - s.start
+    return like.X
+
+
+@dataclass(frozen=True)
+class Raw(Codec):
+    """Every value as it is."""
+
+    def pack(self, updates: Updates) -> dict[str, Tensor]:
+        return {"values": _values(updates)}
+
+    def pack_each(self, X: Tensor, layout: Layout, present: Tensor | None) -> Sequence[Packed]:
+        if present is not None:
+            X = X[:, present[0].repeat_interleave(torch.tensor([block.size for block in layout.blocks]))]
+        return [{"values": row} for row in X.to("cpu")]
+
+    def fields(self, like: Updates) -> dict[str, Array]:
+        """What each tensor must be."""
+        return {"values": Array((_count(like),), like.data.dtype)}
+
+    def read(self, packed: Any, like: Updates) -> Packed:
+        return Named(self.fields(like)).read(packed, Sender())
+
+    def unpack(self, packed: Packed, like: Updates) -> Tensor:
+        return _fill(packed["values"], like)
+
+    def count(self, packed: Packed, like: Updates) -> ByteCount:
+        return by_block(like, packed["values"].element_size())
+
+
+@dataclass(frozen=True)
+class Sparse(Codec):
+    """The values that are not zero, and one bit per coordinate that says where they are. Lossless.
+
+    An update that would not shrink is sent as it is.
+    """
+
+    varies = True
+
+    def pack(self, updates: Updates) -> dict[str, Tensor]:
+        values = _values(updates)
+        mask = values != 0
+        kept = values[mask]
+        bits = torch.from_numpy(np.packbits(mask.cpu().numpy()))
+        if kept.nbytes + bits.nbytes >= values.nbytes:
+            return {"values": values}
+        return {"values": kept, "mask": bits}
+
+    def read(self, packed: Any, like: Updates) -> Packed:
+        size = _count(like)
+        if not isinstance(packed, Mapping) or "mask" not in packed:
+            return Raw().read(packed, like)
+        mask = Array((-(-size // 8),), torch.uint8).read(packed["mask"], Sender())
+        kept = int(np.unpackbits(mask.numpy(), count=size).sum())
+        bits = Array(tuple(mask.shape), torch.uint8)
+        return Named({"values": Array((kept,), like.data.dtype), "mask": bits}).read(packed, Sender())
+
+    def unpack(self, packed: Packed, like: Updates) -> Tensor:
+        if "mask" not in packed:
+            return _fill(packed["values"], like)
+        size = like.X.numel() if like.present is None else _values(like).numel()
+        mask = torch.from_numpy(np.unpackbits(packed["mask"].cpu().numpy(), count=size)).bool()
+        values = packed["values"].new_zeros(size)
+        values.masked_scatter_(mask.to(values.device), packed["values"])
+        return _fill(values, like)
+
+    def count(self, packed: Packed, like: Updates) -> ByteCount:
+        if "mask" not in packed:
+            return Raw().count(packed, like)
+        nonzero = self.unpack(packed, like.replace(X=torch.zeros_like(like.X))) != 0
+        bytes_ = by_block(like, packed["values"].element_size(), nonzero)
+        return {**bytes_, ("codec", None): packed["mask"].nbytes}
+
+
+@dataclass(frozen=True)
+class Cropped(Codec):
+    """Each block as a matrix without its last rows and columns that are zero, and how many are left of both. Lossless.
+
+    So low-rank factors cost by their rank, and a block that did not move costs its two numbers alone. An update that
+    would not shrink is sent as it is.
+    """
+
+    varies = True
+
+    def pack(self, updates: Updates) -> dict[str, Tensor]:
+        pieces = [_matrix(updates, *piece) for piece in _pieces(updates)]
+        corners = [tuple(_end((x != 0).any(i)) for i in (1, 0)) for x in pieces]
+        parts = [x[:rows, :columns].flatten() for x, (rows, columns) in zip(pieces, corners, strict=True)]
+        sides = torch.tensor(corners, dtype=torch.int32).view(-1, 2)
+        whole = _values(updates)
+        if sum(part.nbytes for part in parts) + sides.nbytes >= whole.nbytes:
+            return {"values": whole}
+        return {"values": torch.cat(parts), "corners": sides}
+
+    def read(self, packed: Any, like: Updates) -> Packed:
+        if not isinstance(packed, Mapping) or "corners" not in packed:
+            return Raw().read(packed, like)
+        pieces = _pieces(like)
+        sides = Array((len(pieces), 2), torch.int32, low=0)
+        corners = Named({"corners": sides}).read({"corners": packed["corners"]}, Sender())["corners"].tolist()
+        for (_, block), (rows, columns) in zip(pieces, corners, strict=True):
+            h, w = _sides(block)
+            if rows > h or columns > w:
+                raise ValueError(f"corners: expected at most {h} x {w} for {block.name}, found {rows} x {columns}")
+        values = Array((sum(rows * columns for rows, columns in corners),), like.data.dtype)
+        return Named({"values": values, "corners": sides}).read(packed, Sender())
+
+    def unpack(self, packed: Packed, like: Updates) -> Tensor:
+        if "corners" not in packed:
+            return _fill(packed["values"], like)
+        corners = packed["corners"].tolist()
+        parts = packed["values"].split([rows * columns for rows, columns in corners])
+        for piece, (rows, columns), part in zip(_pieces(like), corners, parts, strict=True):
+            _matrix(like, *piece)[:rows, :columns] = part.view(rows, columns)
+        return like.X
+
+    def count(self, packed: Packed, like: Updates) -> ByteCount:
+        if "corners" not in packed:
+            return Raw().count(packed, like)
+        bytes_: ByteCount = {("codec", None): packed["corners"].nbytes}
+        for (_, block), (rows, columns) in zip(_pieces(like), packed["corners"].tolist(), strict=True):
+            if size := rows * columns * packed["values"].element_size():
+                key = (block.role, block.task)
+                bytes_[key] = bytes_.get(key, 0) + size
+        return bytes_
+
+
+def _pieces(like: Updates) -> list[tuple[int, Block]]:
+    """(row, block) for all blocks that the rows have."""
+    have = None if like.present is None else like.present.tolist()
+    return [(k, b) for k in range(len(like)) for i, b in enumerate(like.layout.blocks) if have is None or have[k][i]]
+
+
+def _sides(block: Block) -> tuple[int, int]:
+    """Rows and columns of a block as a matrix: a row for each output, or one row."""
+    rows = block.shape[0] if len(block.shape) > 1 and block.size else 1
+    return rows, block.size // rows
+
+
+def _matrix(updates: Updates, row: int, block: Block) -> Tensor:
+    """A view of one block of one row."""
+    return updates.X[row, updates.layout.slice(block.name)].view(_sides(block))
+
+
+def _end(some: Tensor) -> int:
+    """The position after the last that is true."""
+    return int(some.nonzero().max()) + 1 if bool(some.any()) else 0
+
+
+@dataclass(frozen=True)
+class Unified(Codec):
+    """One vector for all rows of a sender, with a mask and a scale for each row (MaTU, eq. 2).
+
+    Columns that belong to a task travel as they are. A single row is kept exactly; several rows share one vector, which
+    is lossy. k rows over d common columns take 32 d + k (8 ceil(d / 8) + 32) bits; nothing else is added.
+    """
+
+    stays_packed = True
+
+    def gather(self, parts: Sequence[tuple[Packed, Updates]]) -> Folded:
+        return Folded(tuple(parts))
+
+    def pack(self, updates: Updates) -> dict[str, Tensor]:
+        layout = updates.layout
+        common, own = _by_owner(layout)
+        given = updates.given if updates.mixing is None else None
+        rows = given.vectors if isinstance(given, RowList) else tuple(updates.X)
+        vector, masks, scales = unify([layout.take(x, common) for x in rows], packed=True)
+        packed = {"vector": vector, "masks": masks, "scales": scales}
+        if not own.blocks:
+            return packed
+        values = torch.stack([layout.take(x, own) for x in rows])
+        mine = Updates(own, updates.rows, values, updates.n, updates.weight, present=_of(updates, own))
+        return {**packed, "own": _values(mine)}
+
+    def read(self, packed: Any, like: Updates) -> Packed:
+        common, own = _by_owner(like.layout)
+        k, kind = len(like), like.data.dtype
+        masks = Array((k, -(-common.d // 8)), torch.uint8)
+        arrays = {"vector": Array((common.d,), kind), "masks": masks, "scales": Array((k,), kind)}
+        if own.blocks:
+            arrays["own"] = Array((_count(like.select(own)),), kind)
+        return Named(arrays).read(packed, Sender())
+
+    def unpack(self, packed: Packed, like: Updates) -> Tensor:
+        common, own = _by_owner(like.layout)
+        into = like.layout.take(like.X, common)
+        modulate(packed["vector"], packed["masks"], packed["scales"], out=into)
+        if len(like.layout.spans(common)) != 1:  # not a view
+            like.layout.put(like.X, common, into)
+        return like.layout.put(like.X, own, _own(packed, like))
+
+    def count(self, packed: Packed, like: Updates) -> ByteCount:
+        common, own = _by_owner(like.layout)
+        size = packed["vector"].element_size()
+        bytes_: ByteCount = {}
+        for block in common.blocks:
+            key = (block.role, block.task)
+            bytes_[key] = bytes_.get(key, 0) + block.size * size
+        bytes_ |= by_block(like.select(own), size)
+        return {**bytes_, ("codec", None): packed["masks"].nbytes + packed["scales"].nbytes}
+
+
+@dataclass(frozen=True, eq=False)
+class Folded:
+    """Rows of several senders as `Unified` packed them; fulfils `Rows`. Senders are in the order of their rows."""
+
+    parts: tuple[tuple[Packed, Updates], ...]
+
+    @property
+    def layout(self) -> Layout:
+        """The columns."""
+        return self.parts[0][1].layout
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The keys of the rows."""
+        return tuple(row for _, like in self.parts for row in like.rows)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """K, d."""
+        return len(self.rows), self.layout.d
+
+    @property
+    def _ends(self) -> list[int]:
+        ends = [0]
+        for _, like in self.parts:
+            ends.append(ends[-1] + len(like))
+        return ends
+
+    def dense(self) -> Tensor:
+        """The matrix (K x d)."""
+        X = torch.zeros(self.shape, dtype=self.parts[0][0]["vector"].dtype)
+        for (packed, like), (a, b) in zip(self.parts, pairwise(self._ends), strict=True):
+            Unified().unpack(packed, like.replace(X=X[a:b]))
+        return X
+
+    def own(self) -> Tensor:
+        """The columns that belong to tasks (K x number of these columns)."""
+        return torch.cat([_own(packed, like) for packed, like in self.parts])
+
+    def uploads(self, counts: Tensor) -> list[Upload]:
+        """The common columns as each sender sent them; `counts` (K) are the examples of each row."""
+        found = []
+        for (packed, like), (a, b) in zip(self.parts, pairwise(self._ends), strict=True):
+            tasks = tuple(str(task) for _, task in like.rows)
+            n, client = tuple(counts[a:b].tolist()), like.rows[0][0]
+            found.append(Upload(packed["vector"], tasks, n, packed["masks"], packed["scales"], client))
+        return found
+
+    def keep(self, index: Sequence[int]) -> Folded:
+        """Some of the rows."""
+        kept: list[tuple[Packed, Updates]] = []
+        for (packed, like), (a, b) in zip(self.parts, pairwise(self._ends), strict=True):
+            mine = [i - a for i in index if a <= i < b]
+            if mine:
+                left = like.keep(mine)
+                fewer = {**packed, "masks": packed["masks"][mine], "scales": packed["scales"][mine]}
+                if "own" in packed:
+                    own = left.select(_by_owner(like.layout)[1])
+                    fewer["own"] = _values(own.replace(X=_own(packed, like)[mine]))
+                kept.append((fewer, left))
+        return Folded(tuple(kept))
+
+    def norms(self) -> Tensor:
+        """Bounds of the rows' norms (K): a row is some of its sender's vector times its scale, and its own columns."""
+        found = []
+        for packed, like in self.parts:
+            common = row_norms(packed["vector"][None]) * packed["scales"].double().abs()
+            norms = torch.stack([common, row_norms(_own(packed, like))]).norm(dim=0)
+            if not bool(norms.isfinite().all()):  # which of the rows it is
+                norms = row_norms(Unified().unpack(packed, like.replace(X=torch.zeros(len(like), self.layout.d))))
+            found.append(norms)
+        return torch.cat(found)
+
+
+def _by_owner(layout: Layout) -> tuple[Layout, Layout]:
+    """(columns that belong to no task, columns that do)."""
+    return layout.common, layout.without(layout.common)
+
+
+def _of(updates: Updates, part: Layout) -> Tensor | None:
+    """Which rows have the blocks of `part` (K x blocks), or None for all."""
+    return None if updates.present is None else updates.present[:, updates.layout.positions(part)]
+
+
+def _own(packed: Packed, like: Updates) -> Tensor:
+    """One sender's rows in the columns of tasks; zero in columns of another task than the row's."""
+    own = _by_owner(like.layout)[1]
+    X = packed["vector"].new_zeros(len(like), own.d)
+    return _fill(packed["own"], like.select(own).replace(X=X)) if own.blocks else X

@@ -1,0 +1,114 @@
+"""Errors that a user can correct. The command line prints them without a traceback and exits with code 2."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+class UserError(Exception):
+    """Bad input: a recipe, a data set, a run folder or a device that is not as it should be."""
+
+
+class RecipeError(UserError):
+    """A recipe with a wrong key, type, range or combination."""
+
+
+class DataError(UserError):
+    """A data set or federation that is absent or inconsistent."""
+
+
+class StateError(UserError):
+    """A run folder that cannot be continued or read."""
+
+
+class InUseError(StateError):
+    """A folder that another process is at work in."""
+
+
+@contextmanager
+def writing(where: str | Path) -> Iterator[None]:
+    """Turn what goes wrong while a file or folder is written into a UserError that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{where}: {error.strerror or error}") from None
+
+
+@contextmanager
+def naming(file: str | Path) -> Iterator[None]:
+    """Name a file in an OSError that names none: where a disk is full, Python says that, and not which file grew."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(file)
+        raise
+
+
+def of_system(error: OSError) -> str:
+    """Return an error of the system in one line: the file, of a copy the one that was written, and what is wrong."""
+    file = error.filename if error.filename2 is None else error.filename2
+    said = error.strerror or (str(error.args[0]) if error.args else type(error).__name__)
+    return said if file is None else f"{os.fsdecode(file)}: {said}"
+
+
+def warn(text: str) -> None:
+    """Print a warning on stderr."""
+    print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def parsing(what: str) -> Iterator[None]:
+    """Turn whatever a library raises while it parses a foreign file into a DataError that begins with `what`.
+
+    For the library's call alone: parsers of damaged files raise nearly anything.
+    """
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise DataError(f"{what} ({str(error) or type(error).__name__})") from None
+
+
+@contextmanager
+def at(where: str) -> Iterator[None]:
+    """Put a place, if there is one, before the message of a UserError that was raised where it is not known."""
+    try:
+        yield
+    except UserError as error:
+        raise type(error)(f"{where}: {error}" if where else str(error)) from None
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """' Did you mean ...?' for the closest allowed word, or an empty string."""
+    close = difflib.get_close_matches(word, list(allowed), n=1)
+    return f" Did you mean {close[0]!r}?" if close else ""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """The message for the name of a task, a method or the like that is not among the known ones."""
+    return f"unknown {kind} {name!r}.{choices('Known', name, known)}"
+
+
+def choices(lead: str, word: str, known: Iterable[str]) -> str:
+    """' Did you mean ...? Known: a, b, c' after a wrong word: the closest known one, then `listed`."""
+    known = tuple(known)
+    return f"{nearest(word, known)} {listed(lead, word, known)}"
+
+
+MANY = 12
+"""More names than so many are not listed."""
+
+
+def listed(lead: str, word: str, known: Iterable[str]) -> str:
+    """'Known: a, b, c'; of many names the three nearest to the word."""
+    known = tuple(known)
+    if len(known) <= MANY:
+        return f"{lead}: {', '.join(known) or 'none'}"
+    return f"Nearest of {len(known)}: {', '.join(difflib.get_close_matches(word, known, n=3, cutoff=0))}"

@@ -1,0 +1,79 @@
+"""How much memory there is, and asking for it before it is taken.
+
+Locks that end with the process that holds them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from fedloom.core.errors import InUseError, UserError
+
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # in glibc's malloc.h
+
+
+def free_memory() -> int | None:
+    """Bytes that may still be used: of the machine, or less where a container has a limit; None if nobody says."""
+    found = []
+    with suppress(OSError, StopIteration, ValueError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        found.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable")))
+    with suppress(OSError, ValueError):
+        group = Path("/sys/fs/cgroup")
+        limit, used = (int((group / f"memory.{x}").read_text(encoding="ascii")) for x in ("max", "current"))
+        found.append(limit - used)
+    return min(found, default=None)
+
+
+def available_memory() -> int:
+    """The same; where nobody says, all memory of the machine, or 8 GB where that is not known either."""
+    free = free_memory()
+    if free is None and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return 8 * 10**9 if free is None else free
+
+
+def need_memory(count: int, what: str) -> None:
+    """Raise UserError where something would take more bytes than there are."""
+    if count > 10**6 and count > (free := available_memory()):
+        raise UserError(f"{what} would take {count / 1e9:.3g} GB of memory, and {free / 1e9:.3g} GB are free")
+
+
+def keep_memory() -> None:
+    """From now on memory that is freed stays with this process, up to 2 GB at once, for the next large tensor.
+
+    Without it a large tensor is new to the process each time, and a round of large models spends most of its time on
+    touching fresh pages. Only the C library of Linux (glibc) is asked; elsewhere nothing happens.
+    """
+    if sys.platform == "linux":
+        with suppress(AttributeError, OSError):
+            library = ctypes.CDLL(None)
+            library.mallopt(_M_MMAP_MAX, 0)
+            library.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
+LOCK = ".lock"
+"""The file of a run folder that is locked while a process is at work there, and the end of other such files' names."""
+
+
+@contextmanager
+def locked(file: Path, what: Path) -> Iterator[None]:
+    """Lock a file for this process alone; `what` is what the lock stands for. Systems without such locks have none.
+
+    Raises InUseError if another process holds the lock.
+    """
+    try:
+        import fcntl
+    except ImportError:  # not a POSIX system
+        yield
+        return
+    with file.open("w") as opened:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise InUseError(f"{what} is in use by another process") from error
+        yield

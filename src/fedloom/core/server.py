@@ -1,0 +1,162 @@
+"""What a server does with an aggregated update: ServerRule, plain steps, momentum, adaptive steps, lookahead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedloom.core.context import State
+
+
+class ServerRule:
+    """Works on one model vector (d) at a time, so it is the same for one global model and for personal models.
+
+    The vectors hold the shared parameters only: buffers and private parameters are never stepped. A round in which no
+    finite row arrives does not reach `apply`, so momentum neither moves nor decays. An update that is zero although
+    clients took part does reach it, and counts as any other update.
+    """
+
+    looks_ahead: ClassVar[bool]
+    """Whether clients start from something other than the model, so that `dispatch` needs the state."""
+
+    def __init_subclass__(cls) -> None:
+        cls.looks_ahead = cls.dispatch is not ServerRule.dispatch
+
+    def init(self, model: Tensor) -> State:
+        """State of one recipient's model before its first update.
+
+        Tensors of the model's size hold a value for each parameter, which changes only in rounds in which some client
+        that has the parameter took part.
+        """
+        return {}
+
+    def dispatch(self, model: Tensor, state: State) -> Tensor:
+        """The vector to send, given the model."""
+        return model
+
+    def apply(self, model: Tensor, update: Tensor, state: State) -> tuple[Tensor, State]:
+        """The model after an update (new minus old), and the new state. Changes none of its inputs."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Plain(ServerRule):
+    """model + step * update (step 1 is FedAvg)."""
+
+    step: float = 1.0
+
+    def apply(self, model: Tensor, update: Tensor, state: State) -> tuple[Tensor, State]:
+        return model + (update if self.step == 1 else self.step * update), state
+
+
+@dataclass(frozen=True)
+class Momentum(ServerRule):
+    """m <- beta m + u; model + step m (FedAvgM, Hsu et al., 2019). beta = 0 is Plain(step), bit for bit.
+
+    In the long run a constant update is multiplied by step / (1 - beta).
+    """
+
+    beta: float = 0.9
+    step: float = 1.0
+
+    def __post_init__(self) -> None:
+        _share("beta", self.beta)
+
+    def init(self, model: Tensor) -> State:
+        """m = 0; without momentum there is no state."""
+        return {"m": torch.zeros_like(model)} if self.beta else {}
+
+    def apply(self, model: Tensor, update: Tensor, state: State) -> tuple[Tensor, State]:
+        if not self.beta:
+            return Plain(self.step).apply(model, update, state)
+        m = torch.add(update, state["m"], alpha=self.beta)
+        return torch.add(model, m, alpha=self.step), {"m": m}
+
+
+@dataclass(frozen=True)
+class Adaptive(ServerRule):
+    """An adaptive step without bias correction (Reddi et al., ICLR 2021, algorithm 2), per coordinate:
+
+    m <- b1 m + (1 - b1) u
+    v <- v + u^2                             adagrad
+         b2 v + (1 - b2) u^2                 adam
+         v - (1 - b2) u^2 sign(v - u^2)      yogi
+    model + step m / (sqrt(v) + eps)
+
+    v starts at v0; by default v0 is eps^2.
+    """
+
+    kind: Literal["adam", "yogi", "adagrad"] = "adam"
+    step: float = 0.01
+    b1: float = 0.9
+    b2: float = 0.99
+    eps: float = 1e-3
+    v0: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in ("adam", "yogi", "adagrad"):
+            raise ValueError(f"kind: expected adam, yogi or adagrad, found {self.kind!r}")
+        _share("b1", self.b1)
+        _share("b2", self.b2)
+        if not self.eps > 0:
+            raise ValueError(f"eps: expected a number above 0, found {self.eps}")
+        if self.v0 is not None and not self.v0 >= 0:
+            raise ValueError(f"v0: expected a number of at least 0, found {self.v0}")
+
+    def init(self, model: Tensor) -> State:
+        """m = 0 (only with momentum) and v = v0."""
+        v = torch.full_like(model, self.eps**2 if self.v0 is None else self.v0)
+        return {"m": torch.zeros_like(model), "v": v} if self.b1 else {"v": v}
+
+    def apply(self, model: Tensor, update: Tensor, state: State) -> tuple[Tensor, State]:
+        m = state["m"].mul(self.b1).add_(update, alpha=1 - self.b1) if self.b1 else update
+        v = self._second(update, state["v"])
+        model = torch.addcdiv(model, m, v.sqrt().add_(self.eps), value=self.step)
+        return model, {"m": m, "v": v} if self.b1 else {"v": v}
+
+    def _second(self, u: Tensor, v: Tensor) -> Tensor:
+        if self.kind == "adagrad":
+            return torch.addcmul(v, u, u)
+        if self.kind == "adam":
+            return v.mul(self.b2).addcmul_(u, u, value=1 - self.b2)
+        square = u * u
+        return torch.addcmul(v, square, (v - square).sign_(), value=self.b2 - 1)
+
+
+@dataclass(frozen=True)
+class Lookahead(ServerRule):
+    """Clients start from where momentum will lead (FedACG, Kim, Kim, Han, CVPR 2024):
+
+    sent:   la = model + lam m
+    then:   m <- lam m + u, model + m        with u measured from la, so that model + m = la + u
+
+    The model is evaluated, not la. lam = 0 is Plain(), bit for bit. In the long run a constant update is multiplied by
+    1 / (1 - lam).
+    """
+
+    lam: float = 0.85
+
+    def __post_init__(self) -> None:
+        _share("lam", self.lam)
+
+    def init(self, model: Tensor) -> State:
+        """m = 0; without lookahead there is no state."""
+        return {"m": torch.zeros_like(model)} if self.lam else {}
+
+    def dispatch(self, model: Tensor, state: State) -> Tensor:
+        """The lookahead la."""
+        return torch.add(model, state["m"], alpha=self.lam) if self.lam else model
+
+    def apply(self, model: Tensor, update: Tensor, state: State) -> tuple[Tensor, State]:
+        if not self.lam:
+            return model + update, state
+        m = torch.add(update, state["m"], alpha=self.lam)
+        return model + m, {"m": m}
+
+
+def _share(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise ValueError(f"{name}: expected a number of at least 0 and below 1, found {value}")

@@ -1,0 +1,121 @@
+"""YAML as it is written in recipes and other settings files."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import yaml
+
+from fedloom.core.errors import RecipeError
+
+LONGEST = 100
+"""Digits of a whole number."""
+MOST, DEEPEST = 100_000, 100
+"""Values of a document, and how deep they may be nested."""
+
+
+def to_yaml(value: Any) -> str:
+    """Plain values as YAML; `parse` reads equal values back."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+
+
+def parse(text: str, where: str) -> Any:
+    """YAML to plain values, as in YAML 1.2: 010 is ten, off is text, 1e-3 is a number.
+
+    Keys that occur twice are errors, and so is what would be larger than `MOST` values or deeper than `DEEPEST` once
+    its aliases are written out.
+    """
+    try:
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            _measure(node)
+            return loader.construct_document(node)
+        finally:
+            loader.dispose()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f", line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+        raise RecipeError(f"{where}{place}: {error.problem}") from None
+    except (yaml.YAMLError, ValueError, LookupError, OverflowError) as error:
+        raise RecipeError(f"{where}: {error}") from None
+    except RecursionError:
+        raise RecipeError(f"{where}: nested too deeply") from None
+
+
+def _measure(root: yaml.Node) -> None:
+    """Raise MarkedYAMLError for what is too large or too deep, or contains itself."""
+    sizes: dict[int, int] = {}
+
+    def size(node: yaml.Node, depth: int, above: frozenset[int]) -> int:
+        if id(node) in above or depth > DEEPEST:
+            what = "contains itself" if id(node) in above else f"nested more than {DEEPEST} deep"
+            raise yaml.MarkedYAMLError(problem=what, problem_mark=node.start_mark)
+        if id(node) not in sizes:
+            each: list[yaml.Node] = node.value if isinstance(node, yaml.SequenceNode) else []
+            if isinstance(node, yaml.MappingNode):
+                each = [part for pair in node.value for part in pair]
+            sizes[id(node)] = 1 + sum(size(part, depth + 1, above | {id(node)}) for part in each)
+            if sizes[id(node)] > MOST:
+                raise yaml.MarkedYAMLError(problem=f"more than {MOST} values", problem_mark=node.start_mark)
+        return sizes[id(node)]
+
+    size(root, 0, frozenset())
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers = {}  # noqa: RUF012
+    # no dates, bytes, sets or objects
+    yaml_constructors = {  # noqa: RUF012
+        tag: make
+        for tag, make in yaml.SafeLoader.yaml_constructors.items()
+        if tag is None or str(tag).rpartition(":")[2] in ("null", "bool", "int", "float", "str", "seq", "map")
+    }
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        text = node.value
+        if len(text) > LONGEST:
+            raise yaml.MarkedYAMLError(problem=f"a number of {len(text)} digits", problem_mark=node.start_mark)
+        return int(text, 0) if text[:2] in ("0x", "0o") else int(text)
+
+    def construct_yaml_float(self, node: yaml.ScalarNode) -> float:
+        text = node.value.lower()
+        return float(text.replace(".", "") if text.endswith(("inf", "nan")) else text)
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} occurs twice", problem_mark=key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    yaml_implicit_resolvers = {}  # noqa: RUF012
+
+    def represent_sequence(self, tag: str, sequence: Any, flow_style: bool | None = None) -> yaml.SequenceNode:
+        return super().represent_sequence(tag, sequence, flow_style=True)
+
+
+# PyYAML follows YAML 1.1, where 010 is 8, 1:30 is 90, off is false and 1e-3 is text. This is the core schema of YAML
+# 1.2: what looks like a number is that number, only true and false are booleans, and a date is text. The dumper must
+# know as well, or it would not quote such text.
+_CORE = {
+    "null": (r"^(?:~|null|Null|NULL|)$", ["~", "n", "N", ""]),
+    "bool": (r"^(?:true|True|TRUE|false|False|FALSE)$", list("tTfF")),
+    "int": (r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$", list("-+0123456789")),
+    "float": (
+        r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$",
+        list("-+0123456789."),
+    ),
+    "merge": (r"^(?:<<)$", ["<"]),
+}
+for _class in (_Loader, _Dumper):
+    for _tag, (_pattern, _first) in _CORE.items():
+        _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(_pattern), _first)
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
+_Loader.add_constructor("tag:yaml.org,2002:float", _Loader.construct_yaml_float)

@@ -1,0 +1,170 @@
+"""The model card of an exported model: which model, of what, with which data, measured how, at what cost."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fedloom.core.errors import StateError
+from fedloom.experiments.export.loader import LOADER, loader_fits
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.federation import BuiltClient
+from fedloom.federation.runs.reader import Final, Run, TaskMetric, human_bytes
+from fedloom.models.multitask import MultiTask
+from fedloom.models.tasks.task import Task
+
+RECIPE = "recipe.yaml"
+
+
+def card(
+    built: Built, run: Run, about: Mapping[str, Any], wanted: Sequence[Task], client: str | None, hub: bool = False
+) -> str:
+    """The card in Markdown; `about` is what export.json says, `wanted` the tasks of the model.
+
+    `hub`: with what was measured as a `model-index`, which the Hugging Face hub shows.
+    """
+    names = {task.name for task in wanted}
+    owner = " and ".join(f"{what} {_plain(about[what])}" for what in ("client", "task") if about[what] is not None)
+    shape = " x ".join(map(str, about["input_shape"]))
+    kind = "" if about["signal"] is None else f"{about['signal']['kind']}, "
+    mean, std = (None if about[k] is None else ", ".join(f"{v:.4g}" for v in about[k]) for k in ("mean", "std"))
+    normalised = "as they are" if mean is None else f"normalised (mean {mean}; standard deviation {std})"
+    sent = run.bytes_total()
+    data = _plain(run.recipe["data"]["name"])
+    return "\n".join(
+        [
+            "---",
+            f"license: {about['licence']}",
+            "library_name: fedloom",
+            "tags: [federated-learning, multi-task-learning]",
+            *(_index(run, about, names, client) if hub else []),
+            "---",
+            "",
+            f"# {_plain(about['recipe'])}: {_plain(about['method'])}",
+            "",
+            f"This is {f'the model of {owner}' if owner else 'the global model'} of a federated run of "
+            f"{len(run.info['clients'])} clients and {run.last_round} rounds.",
+            "",
+            f"- Tasks: {', '.join(f'{t.name} ({t.kind}, {t.channels})' for t in wanted)}",
+            f"- Input: {kind}{shape}, {'values of 0 to 1, ' if is_image(about['input_shape']) else ''}{normalised}",
+            f"- Data: {data}; partition: {_plain(run.recipe['partition']['name'])}",
+            f"- Method: {_plain(about['method'])}; seed {about['seed']}; fedloom {about['fedloom']}; {RECIPE} says all",
+            f"- Sent over the run: {human_bytes(sent['up'])} by clients, {human_bytes(sent['down'])} to clients",
+            f"- Licence: {about['licence']}. Weights inherit what the licence of the data asks for, and that of "
+            "pretrained weights where training began from some.",
+            "",
+            "## Splits",
+            "",
+            *_splits(built.federation.clients, client),
+            "",
+            "## Measured",
+            "",
+            *_measured(run, about, names, client),
+            "",
+            "## Use",
+            "",
+            *_used(built.module, about, wanted),
+            "",
+            "No statement is made about other data than that, nor about what can be told from the weights about the "
+            "clients' data.",
+            "",
+        ]
+    )
+
+
+def _splits(clients: Mapping[str, BuiltClient], client: str | None) -> list[str]:
+    """A table of how many examples the clients have; a part that several share counts once."""
+    rows = [["part", "examples", "of each client"]]
+    for split in ("train", "val", "test"):
+        parts = [c.part(split) for c in clients.values()]
+        shared = any(part.name == "shared" for part in parts)
+        total = sum(len(part) for part in ({id(part): part for part in parts}.values()))
+        sizes = sorted({len(part) for part in parts})
+        each = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
+        rows.append([split + (" (shared)" if shared else ""), f"{total:,}", each])
+        if client is not None:
+            rows[-1].append(f"{len(clients[client].part(split)):,}")
+    if client is not None:
+        rows[0].append(f"of client {_plain(client)}")
+    return _table(rows)
+
+
+def _index(run: Run, about: Mapping[str, Any], tasks: set[str], client: str | None) -> list[str]:
+    """What was measured as lines of the card's YAML; none where nothing was. JSON is YAML."""
+    final = _final(run, about, client)
+    if final is None:
+        return []
+    results = [
+        {
+            "task": {"type": run.info["tasks"][task]["kind"], "name": task},
+            "dataset": {"type": run.recipe["data"]["name"], "name": f"{run.recipe['data']['name']}, {final.data[0]}"},
+            "metrics": [{"type": metric, "value": round(value, 6)} for metric, value in values.items()],
+        }
+        for task, values in _values(final, tasks).items()
+    ]
+    name = f"{about['recipe']}: {about['method']}"
+    return [f"model-index: {json.dumps([{'name': name, 'results': results}])}"]
+
+
+def _final(run: Run, about: Mapping[str, Any], client: str | None) -> Final | None:
+    """What the run measured of this model on test data, if it did; numbers of other models are left out."""
+    if about["client"] is None and about["task"] is None:
+        only = [{**line, "metrics": [m for m in line["metrics"] if m["model"] == "global"]} for line in run.rounds]
+        run = replace(run, rounds=tuple(only))
+    try:
+        return run.by_client()[client] if client is not None else run.final()
+    except (StateError, KeyError):
+        return None
+
+
+def _values(final: Final, tasks: set[str]) -> dict[str, dict[str, float]]:
+    """Task -> metric -> value, of these tasks, where there is a number."""
+    return {
+        task: {metric: value for metric, value in values.items() if not math.isnan(value)}
+        for task, values in final.values.items()
+        if task in tasks
+    }
+
+
+def _measured(run: Run, about: Mapping[str, Any], tasks: set[str], client: str | None) -> list[str]:
+    """A table of what the run measured of this model."""
+    final = _final(run, about, client)
+    if final is None:
+        return ["The run did not measure this model on test data."]
+    rows = [["task", "value"]] + [
+        [str(TaskMetric(task, metric, run.direction(task, metric))), f"{value:.4f}"]
+        for task, values in _values(final, tasks).items()
+        for metric, value in values.items()
+    ]
+    whose = ":" if client is not None else ", mean over the clients with the task:"
+    return [f"In round {final.round}, on {', '.join(final.data)} data{whose}", "", *_table(rows)]
+
+
+def _used(module: MultiTask, about: Mapping[str, Any], wanted: Sequence[Task]) -> list[str]:
+    """How to use the model."""
+    if not is_image(about["input_shape"]):
+        return [
+            "`fedloom.experiments.export.bundle.Bundle.read(FOLDER).module` is the model; its inputs are no images."
+        ]
+    loads = f"`{LOADER}` loads it without fedloom, with torch and timm."
+    fits = loader_fits(module, wanted)
+    return ["```console", "fedloom predict . image.png", "```", *(["", loads] if fits else [])]
+
+
+def is_image(shape: Sequence[int]) -> bool:
+    return len(shape) == 3 and shape[0] in (1, 3)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a Markdown table; the first row is its head."""
+    head, *body = (f"| {' | '.join(row)} |" for row in rows)
+    return [head, "|---" * len(rows[0]) + "|", *body]
+
+
+def _plain(text: str) -> str:
+    """A name as plain text in Markdown, on one line."""
+    return re.sub(r"([\\`*\[\]<>|])", r"\\\1", " ".join(str(text).split()))

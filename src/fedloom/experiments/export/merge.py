@@ -1,0 +1,179 @@
+"""Exported models made into one by what each has learned: task vectors, merged once and added to where they began."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom._version import __version__
+from fedloom.core.context import Ctx
+from fedloom.core.errors import RecipeError, UserError
+from fedloom.core.layout import Layout
+from fedloom.core.taskvectors import modulate, unify
+from fedloom.core.updates import Updates
+from fedloom.experiments.export.bundle import ABOUT, CARD, Bundle, check_empty, described, network, write
+from fedloom.experiments.export.card import RECIPE
+from fedloom.experiments.export.finished import reopen
+from fedloom.federation.recipes.loader import dump, load
+from fedloom.federation.rounds.build import build_method
+from fedloom.methods import Method
+from fedloom.models.multitask import MultiTask
+from fedloom.models.tasks.task import Task
+from fedloom.stages import Stage
+
+
+def merge(models: Sequence[Path], base: Path, out: Path, rule: str = "mean", scale: float = 1.0) -> list[Path]:
+    """Merge what exported models have in common, by their differences to `base`, and write the result to `out`.
+
+    What tasks share becomes base + scale u, with u from the models' task vectors (model - base) by `rule`: mean, emr,
+    or an add-on that combines rows without anything beside them, with its keys if wanted: "ties={keep: 0.3}". Heads and
+    decoders stay those of the model that has the task, or become their mean; so do running statistics. `base` is an
+    exported model, or a finished run: then the model that it began with. Returns the folders.
+
+    emr (Huang et al., NeurIPS 2024) gives each model back, from one vector for all with a mask and a scale for each. So
+    it writes a folder for each into `out`, and so does any rule where models normalise their inputs differently: the
+    merged part is then the same in all, the rest each model's own.
+
+    Raises StateError and DataError for what is no exported model; UserError where models do not fit together, and for
+    a rule that needs more than models.
+    """
+    check_empty(out)
+    if not 0 <= scale < math.inf:
+        raise UserError(f"merge: --scale {scale} found, expected a number of at least 0")
+    if len(models) < 2:
+        raise UserError(f"merge: {len(models)} model found, expected at least two")
+    stage = None if rule == "emr" else _stage(rule)
+    bundles = [Bundle.read(folder) for folder in models]
+    start = Bundle.read(base).module if (base / ABOUT).is_file() else reopen(base)[0].module
+    licence = bundles[0].licence if len({bundle.licence for bundle in bundles}) == 1 else "other"
+    bundles = [replace(bundle, licence=licence) for bundle in bundles]
+    first, layout = bundles[0], _common(bundles[0].module)
+    for folder, module in [*zip(models, [b.module for b in bundles], strict=True), (base, start)]:
+        _same_network(folder, module, models[0], first.module)
+    for folder, other in zip(models, bundles, strict=True):
+        for what in ("input_shape", "signal"):
+            if getattr(other, what) != getattr(first, what):
+                where = f"in {folder} and {getattr(first, what)} in {models[0]}"
+                raise UserError(f"merge: {what} is {getattr(other, what)} {where}, expected the same inputs")
+    tasks = _tasks(models, bundles)
+    theta = layout.flatten(start).clone()
+    X = torch.stack([layout.flatten(bundle.module) - theta for bundle in bundles])
+    for folder, finite in zip(models, X.isfinite().all(1).tolist(), strict=True):
+        if not finite:
+            raise UserError(f"merge: {folder} or {base} has weights that are not finite")
+    if stage is None:
+        vector, masks, scales = unify(X)
+        vectors = [modulate(vector, mask, size) for mask, size in zip(masks, scales, strict=True)]
+    else:
+        updates = Updates.of(X, layout=layout, rows=[f"{i:06}" for i in range(len(X))])
+        for why in stage.unfit(updates):
+            raise UserError(f"merge: --rule {rule}: {why}")
+        vectors = [stage(updates, stage.init(layout), Ctx(1))[0].X[0]] * len(X)
+    parts = [_named(layout, theta + scale * vector) for vector in vectors]
+    if stage is not None and all((bundle.mean, bundle.std) == (first.mean, first.std) for bundle in bundles):
+        whole = _averaged([bundle.module for bundle in bundles]) | parts[0]
+        return [_written(out, first, tasks, whole, rule, models)]
+    return [
+        _written(out / f"{number}", bundle, bundle.tasks, {**bundle.module.state_dict(), **part}, rule, models)
+        for number, (bundle, part) in enumerate(zip(bundles, parts, strict=True), 1)
+    ]
+
+
+def _stage(rule: str) -> Stage:
+    """What the rule does with rows."""
+    name, equals, keys = rule.partition("=")
+    try:
+        more = () if name == "mean" and not equals else (f"method.add.{name}={keys if equals else '{}'}",)
+        method = build_method(load("digits-tasks", more).method)
+    except RecipeError as error:
+        raise UserError(f"merge: --rule {rule}: {str(error).splitlines()[-1]}") from None
+    plain, stage = Method(name=method.name), method.edge >> method.stage
+    beside = sorted(field for field in stage.traits.reads if ":" in field)
+    if beside:
+        raise UserError(
+            f"merge: --rule {rule} reads {beside[0].partition(':')[2]} of training, which models do not have"
+        )
+    if replace(method, edge=plain.edge, stage=plain.stage) != plain or not stage.traits.reduces:
+        raise UserError(f"merge: --rule {rule} changes more than how rows become one, which is all that merging does")
+    return stage
+
+
+def _common(module: MultiTask) -> Layout:
+    """What tasks share and training changes."""
+    return Layout.from_module(module).common.parameters
+
+
+def _same_network(folder: Path, module: MultiTask, other: Path, first: MultiTask) -> None:
+    """Refuse networks whose common parts differ, and frozen parts with other values."""
+    mine, theirs = ({b.name: b.shape for b in _common(m).blocks} for m in (module, first))
+    for name in sorted({*mine, *theirs}):
+        if mine.get(name) != theirs.get(name):
+            raise UserError(f"merge: {name} is {mine.get(name)} in {folder} and {theirs.get(name)} in {other}")
+    frozen = {name: p for name, p in module.named_parameters() if not p.requires_grad}
+    for name, value in first.named_parameters():
+        if name in frozen and not torch.equal(frozen[name], value):
+            raise UserError(f"merge: {name}, which was not trained, differs in {folder} and {other}: no common start")
+
+
+def _tasks(models: Sequence[Path], bundles: Sequence[Bundle]) -> list[Task]:
+    """All tasks, in order; refuses two that are not the same under one name."""
+    found: dict[str, tuple[Task, Path]] = {}
+    for folder, bundle in zip(models, bundles, strict=True):
+        for task in bundle.tasks:
+            known, where = found.setdefault(task.name, (task, folder))
+            if described([known]) != described([task]):
+                raise UserError(f"merge: task {task.name!r} is not the same in {folder} and {where}")
+    return [task for task, _ in found.values()]
+
+
+def _averaged(modules: Sequence[MultiTask]) -> dict[str, Tensor]:
+    """Each tensor as the mean over the models that have it; of whole numbers the first."""
+    states = [module.state_dict() for module in modules]
+    found = {}
+    for name in {name: None for state in states for name in state}:
+        values = [state[name] for state in states if name in state]
+        floating = values[0].is_floating_point() and len(values) > 1
+        found[name] = torch.stack(values).mean(0) if floating else values[0]
+    return found
+
+
+def _named(layout: Layout, vector: Tensor) -> dict[str, Tensor]:
+    """A vector's blocks by name."""
+    return {b.name: vector[s].view(b.shape).clone() for b, s in zip(layout.blocks, layout.slices, strict=True)}
+
+
+def _written(
+    out: Path, like: Bundle, tasks: Sequence[Task], state: Mapping[str, Tensor], rule: str, models: Sequence[Path]
+) -> Path:
+    """A merged model in its folder, with a card that says what it is made of."""
+    module = network(like.recipe, like.input_shape, like.signal, tasks)
+    try:
+        module.load_state_dict(state)
+    except RuntimeError as error:
+        raise UserError(f"merge: the models have other parts than those of {models[0]}: {error}") from None
+    about: dict[str, Any] = {
+        "fedloom": __version__,
+        "recipe": like.recipe.name,
+        "method": f"{rule} of {len(models)} models",
+        "seed": like.recipe.seed,
+        "licence": like.licence,
+        "client": None,
+        "task": None,
+        "input_shape": list(like.input_shape),
+        "signal": None if like.signal is None else like.signal.model_dump(),
+        "mean": None if like.mean is None else list(like.mean),
+        "std": None if like.std is None else list(like.std),
+        "tasks": described(tasks),
+    }
+    names = ", ".join(folder.name for folder in models)
+    card = (
+        f"---\nlicense: {like.licence}\nlibrary_name: fedloom\n---\n\n# {like.recipe.name}: merged by {rule}\n\n"
+        f"`fedloom merge` made this of {names}. It was not measured. {RECIPE} is the recipe of one of them.\n"
+    )
+    return write(out, module, state, tasks, about, {RECIPE: dump(like.recipe), CARD: card})

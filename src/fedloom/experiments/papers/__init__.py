@@ -1,0 +1,1 @@
+"""Questions of the five papers that train or open models again."""

@@ -1,0 +1,337 @@
+"""How related the tasks of a finished run are, by several metrics (MaTU, Figures 2 and 3): `fedloom relatedness`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from fedloom.core.context import derive_seed
+from fedloom.core.errors import UserError, unknown, writing
+from fedloom.experiments.export.finished import Steps, Tell
+from fedloom.experiments.papers.encoded import BATCH, encoded
+from fedloom.experiments.papers.task_models import TaskModels, task_models
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.federation import Part
+from fedloom.federation.rounds.worker import check_device
+from fedloom.study.relatedness.compare import DISTANCES, Agreement, agreement, draw, symmetrised
+from fedloom.study.relatedness.evidence import logme
+from fedloom.study.relatedness.fisher import fim, fisher_diagonal
+from fedloom.study.relatedness.scores import EtranScore, etran, etran_totals
+from fedloom.study.relatedness.vectors import cosine, sign
+from fedloom.study.relatedness.wasserstein import wte
+from fedloom.study.report.related import FILE
+from fedloom.study.tables.markup import Recorded, Records, json_text
+from fedloom.study.tables.sheet import Sheet
+from fedloom.training.flat import FlatModel
+
+METRICS = ("sign", "cosine", "logme", "etran", "fim", "wte")
+"""In the order in which they are computed and shown."""
+PICTURE = "relatedness.png"
+_WIDE = 12  # tasks up to which a terminal shows whole matrices
+
+Matrix = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Relatedness(Recorded):
+    """Matrices of one run. Rows and columns are `tasks`, in clustered order."""
+
+    label: str
+    tasks: tuple[str, ...]
+    scores: Mapping[str, Matrix]
+    """Metric -> T x T; of a directed metric R[s, t]: the encoder of s on the examples of t."""
+    notes: tuple[str, ...] = ()
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """What was compared, as plain values: name, method, data, seed and, of each task, clients and examples."""
+
+    def agreement(self) -> Agreement:
+        """How far the metrics agree, over the pairs of tasks."""
+        return agreement(self.scores)
+
+    def sheets(self) -> list[Sheet]:
+        """The symmetrised matrices (of few tasks), and the metrics' correlations."""
+        found = []
+        for name, R in self.scores.items() if len(self.tasks) <= _WIDE else ():
+            title = f"{self.label}: {name}" + (", a distance" if name in DISTANCES else "")
+            found.append(_sheet(title, self.tasks, symmetrised(R)))
+        if len(self.scores) > 1:
+            both = self.agreement()
+            pairs = len(self.tasks) * (len(self.tasks) - 1) // 2
+            for title, M in (("Pearson", both.pearson), ("Spearman", both.spearman)):
+                found.append(_sheet(f"{title}'s correlation of metrics over {pairs} pairs of tasks", both.names, M))
+        return found
+
+    def to_text(self) -> str:
+        """Tables for a terminal, and the notes."""
+        lines = [sheet.to_text() for sheet in self.sheets()]
+        if len(self.tasks) > _WIDE:
+            lines.insert(0, f"{self.label}: {len(self.tasks)} tasks: {', '.join(self.tasks)}\n")
+        if self.notes:
+            lines.append("".join(f"note: {note}\n" for note in self.notes))
+        return "\n".join(lines)
+
+    def records(self) -> Records:
+        """A line for each metric and ordered pair of tasks: the score, and the symmetrised one."""
+        rows = [
+            (name, s, t, float(R[i, j]), float(M[i, j]))
+            for name, R in self.scores.items()
+            for M in [symmetrised(R)]
+            for i, s in enumerate(self.tasks)
+            for j, t in enumerate(self.tasks)
+        ]
+        return Records(("metric", "encoder", "task", "score", "symmetrised"), rows)
+
+    def to_json(self) -> str:
+        """Everything; null where a score is not defined."""
+        both = self.agreement()
+        value = {
+            "run": self.label,
+            "about": dict(self.about),
+            "tasks": list(self.tasks),
+            "distances": [name for name in self.scores if name in DISTANCES],
+            "scores": {name: R.tolist() for name, R in self.scores.items()},
+            "symmetrised": {name: symmetrised(R).tolist() for name, R in self.scores.items()},
+            "agreement": {
+                "metrics": list(both.names),
+                "pearson": both.pearson.tolist(),
+                "spearman": both.spearman.tolist(),
+                "pairs": both.pairs.tolist(),
+            },
+            "notes": list(self.notes),
+        }
+        return json_text(value)
+
+    def write(self, folder: Path) -> list[Path]:
+        """METRIC.csv (T x T, as scored) of each metric, agreement.csv, relatedness.png with heat maps of all.
+
+        Also relatedness.json, which is `to_json` and what `fedloom report` reads.
+        """
+        both = self.agreement()
+        files = {
+            f"{name}.csv": Records(
+                ("", *self.tasks), [(task, *map(float, row)) for task, row in zip(self.tasks, R, strict=True)]
+            ).to_csv()
+            for name, R in self.scores.items()
+        }
+        pairs = [(i, j) for i in range(len(both.names)) for j in range(i)]
+        rows = [
+            (both.names[j], both.names[i], float(both.pearson[i, j]), float(both.spearman[i, j]),
+             int(both.pairs[i, j]))
+            for i, j in pairs
+        ]  # fmt: skip
+        files["agreement.csv"] = Records(("a", "b", "pearson", "spearman", "pairs"), rows).to_csv()
+        files[FILE] = self.to_json()
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, text in files.items():
+                (folder / name).write_text(text, encoding="utf-8")
+        draw(self.scores, folder / PICTURE, self.tasks)
+        return [folder / name for name in (*files, PICTURE)]
+
+
+def relatedness(
+    folder: str | Path,
+    metrics: Sequence[str] | None = None,
+    examples: int = 200,
+    device: str | None = None,
+    tell: Tell = lambda done, total, what: None,
+) -> Relatedness:
+    """Relate the tasks of a run (see `task_models`) by the metrics named, in the order of METRICS; by default all.
+
+    sign, cosine    of the task vectors
+    logme, etran    R[s, t]: features that the encoder of s computes for examples of t, and their labels
+    fim             cosine of the diagonals of the true Fisher information over the common parameters: each task's
+                    model on its own examples, answers drawn from the model
+    wte             features of the initial encoder, which all tasks share, and labels; as many reference samples as
+                    the task with the fewest has examples
+
+    Examples of a task are at most `examples`, drawn from the recipe's seed among those that its clients train on.
+    All metrics but the first two look at data and need one answer per example, wte classes. By default those that the
+    tasks do not allow are left out with a note; where they are named it is a UserError.
+
+    `device` is by default the run's own. Raises UserError for an unknown metric, and what `task_models` raises.
+    """
+    for name in metrics or ():
+        if name not in METRICS:
+            raise UserError(f"--metrics: {unknown('metric', name, METRICS)}")
+    found = task_models(folder)
+    refused = _refused(found.built)
+    for name in metrics or ():
+        if name in refused:
+            raise UserError(f"{folder}: {name} cannot be computed: {refused[name]}")
+    wanted = [name for name in METRICS if name in (metrics or METRICS) and name not in refused]
+    left_out = [f"{name} is left out: {why}" for name, why in refused.items()] if metrics is None else []
+    recipe = found.built.recipe
+    computed = _Scores(found, examples, device, tell)
+    scores = computed.compute(wanted)
+    first = wanted[0]
+    order = clustered(-scores[first] if first in DISTANCES else scores[first])
+    return Relatedness(
+        found.label,
+        tuple(found.tasks[i] for i in order),
+        {name: R[np.ix_(order, order)] for name, R in scores.items()},
+        (*found.notes, *left_out),
+        {
+            "name": recipe.name,
+            "method": found.built.method.name,
+            "data": recipe.data.name,
+            "seed": recipe.seed,
+            "clients": {task: len(clients) for task, clients in found.clients.items()},
+            # metrics of task vectors look at no examples
+            "examples": {task: len(p) for task, p in computed.parts.items()} if {*wanted} - {"sign", "cosine"} else {},
+        },
+    )
+
+
+def _refused(built: Built) -> dict[str, str]:
+    """Metric -> why the tasks do not allow it."""
+    refused: dict[str, str] = {}
+    for task in built.federation.tasks:
+        if task.kind not in ("classification", "regression"):
+            why = f"task {task.name!r} ({task.kind}) has no single answer per example"
+            refused = {**dict.fromkeys(("logme", "etran", "fim", "wte"), why), **refused}
+        elif task.kind != "classification":
+            refused.setdefault("wte", f"task {task.name!r} ({task.kind}) has no classes")
+    return {name: refused[name] for name in METRICS if name in refused}
+
+
+class _One(nn.Module):
+    """A model's answers for one task."""
+
+    def __init__(self, model: nn.Module, task: str) -> None:
+        super().__init__()
+        self.model, self.task = model, task
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.model(x, (self.task,))[self.task]
+        return output
+
+
+class _Scores:
+    """Computes the matrices of one run, and says how far it has come."""
+
+    def __init__(self, found: TaskModels, examples: int, device: str | None, tell: Tell) -> None:
+        built = found.built
+        self.found, self.tell, self.seed = found, tell, built.recipe.seed
+        self.tasks = found.tasks
+        self.vectors = torch.stack(list(found.vectors().values()))
+        chosen = check_device(device or built.recipe.runtime.devices[0])
+        self.model = FlatModel.copy_of(built.module, chosen)
+        self.parts = {task: self._examples(task, examples) for task in self.tasks}
+
+    def compute(self, wanted: Sequence[str]) -> dict[str, Matrix]:
+        """Metric -> T x T."""
+        by_features = [name for name in wanted if name in ("logme", "etran")]
+        step = Steps(len(self.tasks) * (bool(by_features) + ("fim" in wanted)) + ("wte" in wanted), self.tell)
+        scores: dict[str, Matrix] = {}
+        if "sign" in wanted:
+            scores["sign"] = sign(self.vectors).numpy()
+        if "cosine" in wanted:
+            scores["cosine"] = cosine(self.vectors).numpy()
+        if by_features:
+            scores |= self._by_features(by_features, step)
+        if "fim" in wanted:
+            scores["fim"] = self._fim(step)
+        if "wte" in wanted:
+            step("wte")
+            self._load(self.model.initial)
+            x, y = zip(*(self._features(task) for task in self.tasks), strict=True)
+            # of equal sizes, transport is an assignment, which is much faster
+            scores["wte"] = wte(x, y, reference=min(map(len, x)), seed=self.seed)
+        step.finished()
+        return {name: np.asarray(scores[name]) for name in wanted}
+
+    def _examples(self, task: str, most: int) -> Part:
+        """Train examples of the clients that count for a task, with a label of it."""
+        clients = [self.found.built.federation.clients[client] for client in self.found.clients[task]]
+        parts = [client.only(task).train for client in clients]
+        positions = np.unique(np.concatenate([part.positions for part in parts]))
+        if len(positions) > most:
+            rng = np.random.default_rng(derive_seed(self.seed, "relatedness", task))
+            positions = np.sort(rng.choice(positions, most, replace=False))
+        return Part(parts[0].examples, positions, "own")
+
+    def _load(self, vector: Tensor) -> None:
+        self.model.vector.copy_(vector)
+        self.model.module.eval()
+
+    def _features(self, task: str) -> tuple[Matrix, Matrix]:
+        """(features n x D that the loaded encoder computes for a task's examples, their labels n)."""
+        encoder = self.model.module.get_submodule("encoder")
+        features, labels = encoded(encoder, self.parts[task], task, self.model.device)
+        return features.numpy(), labels.numpy()
+
+    def _by_features(self, wanted: Sequence[str], step: Steps) -> dict[str, Matrix]:
+        evidence, energy, labels = np.full((3, len(self.tasks), len(self.tasks)), math.nan)
+        for s, source in enumerate(self.tasks):
+            step(f"features by the encoder of {source}")
+            self._load(self.found.models[source])
+            for t, target in enumerate(self.tasks):
+                x, y = self._features(target)
+                if "logme" in wanted:
+                    evidence[s, t] = logme(x, y)
+                if "etran" in wanted:
+                    score: EtranScore = etran(x, y)
+                    energy[s, t], labels[s, t] = score.energy, score.labels
+        found = {"logme": evidence}
+        if "etran" in wanted:
+            found["etran"] = np.asarray(etran_totals(energy, labels))
+        return found
+
+    def _fim(self, step: Steps) -> Matrix:
+        kinds = {task.name: task.kind for task in self.found.built.federation.tasks}
+        names = [f"model.{name}" for name in self.found.common.names]
+        diagonals = []
+        for task in self.tasks:
+            step(f"Fisher information of {task}")
+            self._load(self.found.models[task])
+            part = self.parts[task]
+            loaded = (part.examples.batch(i, self.model.device, tasks=(task,)) for i in part.index.split(BATCH))
+            likelihood: Any = "gaussian" if kinds[task] == "regression" else "categorical"
+            with sdpa_kernel(SDPBackend.MATH):  # the fused kernels of attention cannot be mapped over single samples
+                diagonal = fisher_diagonal(
+                    _One(self.model.module, task),
+                    ((x, y[task]) for x, y in loaded),
+                    "true",
+                    likelihood=likelihood,
+                    parameters=names,
+                    seed=self.seed,
+                )
+            diagonals.append(diagonal.cpu())
+        return fim(diagonals).numpy()
+
+
+def clustered(S: Any) -> list[int]:
+    """An order of T tasks in which related ones stand together, from similarities (T x T, symmetrised; nan: none).
+
+    Average linkage: the two groups with the largest mean similarity are joined until one is left, so that the more
+    similar of their ends touch. Of equally similar ones the first are taken.
+    """
+    M = symmetrised(S)
+    known = M[np.isfinite(M)]
+    M = np.where(np.isfinite(M), M, known.min(initial=0.0))
+    groups = [[i] for i in range(len(M))]
+    while len(groups) > 1:
+        pairs = [(i, j) for i in range(len(groups)) for j in range(i + 1, len(groups))]
+        i, j = max(pairs, key=lambda p: (float(M[np.ix_(groups[p[0]], groups[p[1]])].mean()), -p[0], -p[1]))
+        a, b = groups[i], groups.pop(j)
+        groups[i] = max(([*x, *y] for x in (a, a[::-1]) for y in (b, b[::-1])), key=_touch(M, len(a)))
+    return groups[0]
+
+
+def _touch(M: Matrix, at: int) -> Callable[[list[int]], float]:
+    """How similar the tasks are that stand where two groups were joined, `at` being the first one's length."""
+    return lambda order: float(M[order[at - 1], order[at]])
+
+
+def _sheet(title: str, names: Sequence[str], M: Matrix) -> Sheet:
+    lines = [(name, *("" if math.isnan(v) else f"{v:.3f}" for v in row)) for name, row in zip(names, M, strict=True)]
+    return Sheet(title, ("", *names), tuple(lines))

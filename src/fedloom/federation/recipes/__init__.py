@@ -1,0 +1,8 @@
+"""Recipes: one YAML file says everything that determines a run."""
+
+from __future__ import annotations
+
+from fedloom.federation.recipes.loader import dump, load, names
+from fedloom.federation.recipes.schema import Recipe, recipe_hash, without_seed
+
+__all__ = ["Recipe", "dump", "load", "names", "recipe_hash", "without_seed"]

@@ -1,0 +1,141 @@
+"""A first recipe for a folder of images, an .npz archive or a .csv file: what `fedloom init` asks and writes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedloom.core.errors import DataError, RecipeError, choices
+from fedloom.core.signal import Kind
+from fedloom.data.images import SUFFIXES
+from fedloom.data.signals import kinds_of
+from fedloom.data.store import Store
+
+_SIZE = 64
+"""Images of a folder are resized to so many pixels a side, which the small CNN is for."""
+_TEST = 0.2
+_IMAGES: dict[str, Any] = {"size": _SIZE, "test_fraction": _TEST}
+_MODELS: dict[Kind, str] = {"image": "small-cnn", "series": "conv1d", "features": "mlp", "tokens": "transformer"}
+_MOST = 100
+"""A column of whole numbers with more values than these is no class label."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What there is in the data."""
+
+    data: dict[str, Any]
+    """The recipe's section, without labels and domains."""
+    columns: tuple[str, ...]
+    """What may be a label, or say whose an example is; none for a folder, whose classes are folders."""
+    groups: bool = False
+    """Whether the data has domains without a column for them."""
+    table: tuple[str, ...] | None = None
+    """The columns of a .csv file that have numbers."""
+    signal: Kind = "image"
+    """What an input is."""
+    suffix: str = ""
+    """What follows a column's name in its key: '_{split}', or nothing."""
+
+
+def look(path: Path) -> Found:
+    """What is there, by the kind of file or the layout of the folder. DataError where it is none that is known."""
+    if path.is_dir() and not any(path.glob("*.npy")):
+        return _folder(path)
+    if path.suffix not in (".npz", ".csv") and not path.is_dir():
+        raise DataError(f"{path}: expected a folder of images, a .npz or a .csv file")
+    with Store(path.expanduser()) as store:
+        if store.columns is not None:
+            return _table(path, store.columns)
+        return _arrays(path, {key: store.read(key) for key in store.keys})
+
+
+def draft(found: Found, name: str, labels: Sequence[str], clients: str, method: str, rounds: int) -> dict[str, Any]:
+    """The recipe, to be checked by `load`.
+
+    `clients` is a number, of each group where the data has groups, or the column that says whose an example is.
+    Raises RecipeError for a column that is not there.
+    """
+    data = dict(found.data)
+    by_number = clients.isdigit()
+    for column in (*labels, *([] if by_number else [clients])):
+        if column not in found.columns:
+            more = choices("Found", column, found.columns)
+            raise RecipeError(f"no column {column!r} that could be a label or say whose a row is.{more}")
+    if found.columns:
+        data["labels"] = {label: label + found.suffix for label in labels}
+    if found.table is not None:
+        features = [name for name in found.table if name not in (*labels, clients)]
+        if len(features) < 2:
+            raise RecipeError(
+                f"expected two or more columns of numbers beside labels and clients, found {len(features)}"
+            )
+        data["images"] = ",".join(features)
+    if not by_number:
+        data["domain"] = clients + found.suffix
+        if found.table is not None and clients not in found.table:
+            data["domain_names"] = clients
+    grouped = found.groups or not by_number
+    partition = {"name": "domains" if grouped else "iid", "clients": int(clients) if by_number else 1}
+    return {
+        "name": name,
+        "data": data,
+        "partition": partition,
+        "model": _MODELS[found.signal],
+        "method": method,
+        "training": {"rounds": rounds, "epochs": 1, "batch_size": 32, "optimizer": {"name": "adam", "lr": 0.001}},
+    }
+
+
+def _folder(path: Path) -> Found:
+    """CLASS/IMAGE, DOMAIN/CLASS/IMAGE or {train,test}/CLASS/IMAGE."""
+    inside = sorted(entry for entry in path.iterdir() if entry.is_dir())
+    root, name = path.resolve().parent, path.resolve().name
+    if inside and all(_has_images(folder) for folder in inside):
+        return Found({"name": "domain-folders", "root": str(root), "domains": [name], **_IMAGES}, ())
+    deeper = [entry for folder in inside for entry in folder.iterdir() if entry.is_dir()]
+    if not deeper or not all(_has_images(folder) for folder in deeper):
+        raise DataError(f"{path}: expected images in CLASS, DOMAIN/CLASS or train/CLASS and test/CLASS below it")
+    if {folder.name for folder in inside} == {"train", "test"}:
+        return Found({"name": "class-folders", "root": str(root), "sets": [name], "size": _SIZE}, ())
+    return Found({"name": "domain-folders", "root": str(path.resolve()), **_IMAGES}, (), groups=True)
+
+
+def _has_images(folder: Path) -> bool:
+    return any(entry.suffix.lower() in SUFFIXES for entry in folder.iterdir())
+
+
+def _table(path: Path, columns: dict[str, np.ndarray[Any, Any]]) -> Found:
+    numbers = tuple(name for name, column in columns.items() if column.dtype.kind != "U")
+    could = tuple(name for name, column in columns.items() if _counts(column))
+    section: dict[str, Any] = {"name": "arrays", "path": str(path.resolve()), "test_fraction": _TEST}
+    return Found(section, could, table=numbers, signal="features")
+
+
+def _arrays(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> Found:
+    split = [key.removesuffix("_train") for key in arrays if key.endswith("_train")]
+    split = [key for key in split if f"{key}_test" in arrays]
+    parts = {key: arrays[f"{key}_train"] for key in split} or arrays
+    inputs = [key for key, a in parts.items() if a.ndim in (2, 3, 4) and (a.dtype == np.uint8 or a.dtype.kind == "f")]
+    if not inputs:
+        raise DataError(f"{path}: expected an array of inputs (N x F or images; uint8 or floating point), found none")
+    chosen = "x" if "x" in inputs else inputs[0]
+    could = tuple(key for key, a in parts.items() if a.ndim == 1 and len(a) == len(parts[chosen]) and _counts(a))
+    suffix = "_{split}" if split else ""
+    section: dict[str, Any] = {"name": "arrays", "path": str(path.resolve()), "images": chosen + suffix}
+    section |= {} if split else {"test_fraction": _TEST}
+    kinds = kinds_of(parts[chosen])
+    section |= {"signal": kinds[0]} if len(kinds) > 1 else {}  # else `arrays` would ask
+    return Found(section, could, signal=kinds[0], suffix=suffix)
+
+
+def _counts(column: np.ndarray[Any, Any]) -> bool:
+    """Whether a column may be a label, or say whose an example is."""
+    values = np.unique(column)
+    return len(values) <= min(_MOST, len(column) // 2) and (
+        column.dtype.kind == "U" or (column.dtype.kind in "biu" and values[0] >= -1)
+    )

@@ -1,0 +1,63 @@
+"""JSON Schema of recipes, for editors that complete and check them."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+from fedloom.core.settings.registry import Registered
+from fedloom.federation.recipes.schema import (
+    AttackSection,
+    DataSection,
+    GraphSection,
+    MethodSection,
+    ModelSection,
+    Named,
+    PartitionSection,
+    Recipe,
+    registry,
+)
+
+SHIPPED = files("fedloom.federation.recipes") / "recipe.schema.json"
+"""The schema with the names that the package itself has, for the packaged recipes; a test holds it to `schema`."""
+IMPORTED = "^[A-Za-z_][\\w.]*:[A-Za-z_][\\w.]*$"
+"""package.module:name."""
+
+
+def schema() -> dict[str, Any]:
+    """The schema of a recipe: its keys, what they may be, and for each registered name the parameters that it takes."""
+    found = Recipe.model_json_schema()
+    defs: dict[str, Any] = found["$defs"]
+    each = registry("fedloom.methods", "ADDONS")
+    addons = {entry.name: {"anyOf": [{"type": "null"}, _parameters(entry, defs)]} for entry in each}
+    add = {"properties": addons, "patternProperties": {IMPORTED: {"type": "object"}}, "additionalProperties": False}
+    defs["MethodSection"]["properties"]["add"] |= add
+    for section in (DataSection, PartitionSection, ModelSection, MethodSection, GraphSection, AttackSection):
+        defs[section.__name__] = _named(section, defs)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A recipe of fedloom", **found}
+
+
+def _named(section: type[Named], defs: dict[str, Any]) -> dict[str, Any]:
+    """A name, or a mapping with a name, its parameters and the keys that the section always has."""
+    own = defs[section.__name__]
+    common = {}
+    for key, value in own["properties"].items():
+        if key not in ("name", "params"):  # stands once, for the many names that take it
+            defs[f"{section.__name__}.{key}"] = value
+            common[key] = {"$ref": f"#/$defs/{section.__name__}.{key}"}
+    shapes = []
+    for entry in section.registry():
+        mine = _parameters(entry, defs)
+        keys = {"name": {"const": entry.name}, **mine["properties"], **common}
+        shapes.append({**mine, "properties": keys, "required": ["name", *mine.get("required", [])]})
+    imported = {"type": "string", "pattern": IMPORTED}
+    shapes.append({"type": "object", "properties": {"name": imported, **common}, "required": ["name"]})
+    names = {"enum": section.registry().names}
+    return {"description": own["description"], "anyOf": [{"anyOf": [names, imported]}, *shapes]}
+
+
+def _parameters(entry: Registered, defs: dict[str, Any]) -> dict[str, Any]:
+    """The parameters of a function; what they refer to joins `defs`."""
+    found = entry.params.model_json_schema()
+    defs.update(found.pop("$defs", {}))
+    return {"properties": {}, **found, "title": entry.name, "description": entry.summary}

@@ -1,0 +1,82 @@
+"""Recipes in Python: objects in the place of names, and options as keywords."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from fedloom.core.errors import RecipeError, nearest
+from fedloom.core.settings.problems import found
+from fedloom.federation.recipes.runtime import Runtime
+from fedloom.federation.recipes.schema import GIVEN, Recipe
+from fedloom.training.config import Training
+
+SECTIONS = ("data", "partition", "model", "method")
+"""Where an object may stand in a name's place."""
+Objects = Mapping[str, tuple[Any, str]]
+"""Section -> (object, what it is in words)."""
+
+
+def separated(value: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, tuple[Any, str]]]:
+    """A recipe's content without the objects in it, and the objects.
+
+    A section is an object, or a mapping whose `name` is one. A name takes an object's place; a Method's is not known to
+    recipes, so the section says what it would without it.
+    """
+    plain, objects = dict(value), {}
+    for key in SECTIONS:
+        section = plain.get(key)
+        thing = section.get("name") if isinstance(section, Mapping) else section
+        if thing is None or isinstance(thing, str | Mapping | list):
+            continue
+        if isinstance(thing, bool | int | float):
+            raise RecipeError(f"{key}: {found(thing)} found, expected a name, a section or an object")
+        more = {k: v for k, v in section.items() if k != "name"} if isinstance(section, Mapping) else {}
+        objects[key] = thing, described(thing)
+        mine = {"name": "fedavg"} if key == "method" else {"name": GIVEN, "what": objects[key][1]}
+        plain[key] = {**mine, **more}
+    return plain, objects
+
+
+def described(thing: Any) -> str:
+    """An object in a few words, which differ where data or the shape of a model differ."""
+    if hasattr(thing, "stage") and hasattr(thing, "name"):  # a Method
+        return str(thing.name)
+    dataset = getattr(thing, "dataset", thing)
+    if hasattr(dataset, "fingerprint") or (hasattr(dataset, "train") and hasattr(dataset, "test")):
+        digest = hashlib.sha256(dataset.train.fingerprint() + dataset.test.fingerprint())
+        return f"{dataset.name}, {len(dataset.train)} examples, {digest.hexdigest()[:8]}"
+    module = getattr(thing, "module", thing)
+    if hasattr(module, "state_dict") and not isinstance(module, type):
+        shapes = repr([(name, tuple(t.shape)) for name, t in module.state_dict().items()])
+        return f"{type(module).__name__}, {hashlib.sha256(shapes.encode()).hexdigest()[:8]}"
+    return str(getattr(thing, "__qualname__", type(thing).__qualname__))
+
+
+def with_keywords(value: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    """A recipe's content with keywords: sections (training={...}), and keys of `training` and `runtime` by themselves.
+
+    A section given as a mapping changes those of its keys that it names. Raises RecipeError for an unknown keyword.
+    """
+    result = dict(value)
+    for key, given in options.items():
+        if key in Recipe.model_fields:
+            before = result.get(key)
+            if key in SECTIONS and before is not None and not isinstance(before, Mapping):
+                before = {"name": before}
+            if isinstance(given, Mapping) and isinstance(before, Mapping) and "name" not in given:
+                given = {**before, **given}
+            result[key] = given
+            continue
+        home = next((n for n, model in (("training", Training), ("runtime", Runtime)) if key in model.model_fields), "")
+        if not home:
+            known = [*Recipe.model_fields, *Training.model_fields, *Runtime.model_fields]
+            raise RecipeError(
+                f"{key}: unknown option.{nearest(key, known)} Options are a recipe's sections "
+                f"({', '.join(Recipe.model_fields)}) and the keys of training and runtime"
+            )
+        if not isinstance(result.get(home) or {}, Mapping):
+            raise RecipeError(f"{home}: {found(result[home])} found, expected a mapping")
+        result[home] = {**(result.get(home) or {}), key: given}
+    return result

@@ -1,0 +1,141 @@
+"""Settings of running and evaluating, as a recipe states them. Free of torch."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from fedloom.core.settings.names import ClientId
+from fedloom.core.settings.problems import carry
+from fedloom.core.settings.section import Count, NonNegative, Positive, Section
+
+
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class FlowerSettings(Section):
+    """How a run goes on where clients are nodes of Flower, which come, go and fail."""
+
+    nodes: Count | None = None
+    """Begin when this many clients have reported; null: all clients of the partition."""
+    wait: Positive = 600.0
+    """Seconds to wait for them. Then the run begins with those that are there, if these are `min_clients`."""
+    min_clients: Count = 1
+    """Fewer do not begin. A round in which fewer clients answer ends the run, which can be resumed."""
+    enough: Count | None = None
+    """A round of training waits for no more answers once so many have come; null: for all, until the deadline."""
+    deadline: Positive = 3600.0
+    """Seconds for the answers to one round of training, or of measuring; later ones are not used."""
+    retries: Annotated[int, Field(ge=0, le=100)] = 1
+    """How often a node that failed for a reason that may pass is asked again within the deadline."""
+    keys: dict[ClientId, Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = Field(default_factory=dict)
+    """Client -> the public key of its node, as `fedloom flower check --home` prints it. The name of a client that is
+    not listed belongs to the node that says it first."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> FlowerSettings:
+        if self.enough is not None and self.enough < self.min_clients:
+            raise carry([("enough", f"{self.enough} found, expected at least min_clients ({self.min_clients})")])
+        return self
+
+
+class Runtime(Section):
+    """Where the work is done. Results do not depend on `engine` and `workers`; they may on `threads` and `device`."""
+
+    engine: Literal["process", "cluster", "flower"] = "process"
+    """process: on this machine. cluster: torch.distributed under torchrun. flower: messages to Flower's nodes."""
+    flower: FlowerSettings = FlowerSettings()
+    workers: Annotated[int, Field(ge=1, le=1024)] | Literal["auto"] = 1
+    """Worker processes; 1 trains in this process. auto: as many as there are cores for them, or devices, from the round
+    on after which they are expected to end the run sooner; cells of a grid that run beside others have one."""
+    threads: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Threads of each process. Keep workers x threads within the cores."""
+    device: str | tuple[str, ...] = "cpu"
+    """cpu, or cuda devices by name (cuda:0); several are given to the workers in turn."""
+    checkpoint_every: Count = 1
+    mirror: str | None = None
+    """A folder, better on another disk, for a copy of the checkpoints and of all else that resuming needs, under the
+    name of the run's folder. What is damaged comes back from it; where the run's folder is lost, resume the copy."""
+    diagnostics: bool = True
+    """Note, in diagnostics.jsonl, how the updates of a round agree and how they were weighted. Changes no result."""
+    track: Literal["tensorboard", "mlflow", "wandb"] | None = None
+    """Tell each round's means, bytes and seconds to a tracker too. tensorboard: the folder `tensorboard` of the run.
+    mlflow: MLFLOW_TRACKING_URI, else `mlflow.db` in the run. wandb: as WANDB_MODE says; its files are in the run."""
+    exact: bool = True
+    """Of the engine cluster. true: all updates go to one process, which adds them up as `process` does, bit for bit.
+    false: processes share the work, and where a method lets them only sums travel; results differ by rounding."""
+
+    @field_validator("device")
+    @classmethod
+    def _some(cls, value: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if not value:
+            raise ValueError("no device found, expected one such as cpu or cuda:0")
+        return value
+
+    @property
+    def processes(self) -> int:
+        """`workers` as a number; for auto the most there may be."""
+        if self.workers != "auto":
+            return self.workers
+        return max(1, cores() // self.threads) if set(self.devices) == {"cpu"} else len(self.devices)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """`device` as names; the first does what is not shared among workers."""
+        return (self.device,) if isinstance(self.device, str) else self.device
+
+
+class Evaluation(Section):
+    """What is measured after a round."""
+
+    every: Count = 1
+    """Evaluate after every `every` rounds, and after the last."""
+    costly_every: Count | None = None
+    """Measure what takes long, such as odsF of edges, after every so many rounds, a multiple of `every`. It is always
+    measured after the last round and of the model that is kept; null: only then."""
+    splits: Annotated[tuple[Literal["val", "test"], ...], Field(min_length=1)] = ("val", "test")
+    """A split without examples, and a task without labels in it, are said; if nothing is left, the run is refused."""
+    models: Annotated[tuple[Literal["global", "personal", "trained"], ...], Field(min_length=1)] = (
+        "global",
+        "personal",
+    )
+    """global: the server's model, where all clients have one. personal: what a client would use after the round, where
+    that differs. trained: the client's model straight after local training, before aggregation. One of the first two
+    must be there, for final numbers are theirs."""
+    batch_size: Count = 512
+    predictions: bool = True
+    """Keep, in the folder `predictions`, what the final models say of test data: confusion matrices, and the answers
+    to a few images, also those after evaluations 1, 2, 4, 8 and so on. Costs about as much as measuring once more;
+    changes no result."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Evaluation:
+        if self.costly_every and self.costly_every % self.every:
+            raise carry([("costly_every", f"{self.costly_every} found, expected a multiple of every ({self.every})")])
+        return self
+
+    def in_full(self, round: int, rounds: int) -> bool:
+        """Whether an evaluation after this round of so many measures also what takes long."""
+        return round == rounds or bool(round and self.costly_every and round % self.costly_every == 0)
+
+    def pictured(self, round: int) -> bool:
+        """Whether pictures of the answers after this round are kept: of the evaluations 1, 2, 4, 8 and so on."""
+        count, rest = divmod(round, self.every)
+        return self.predictions and rest == 0 and count.bit_count() == 1
+
+
+class EarlyStopping(Section):
+    """Stop when the clients' mean task-weighted validation loss has not improved for `patience` evaluations.
+
+    An improvement is score < best - min_delta; nan never improves (DFMTL thesis, section 6.1.3).
+    """
+
+    patience: Count
+    min_delta: NonNegative = 0.0
+    relative: bool = False
+    """Whether min_delta is a share of the best score, as in the thesis' Table 6.3. Its release has it absolute."""
+    restore_best: bool = True

@@ -1,0 +1,418 @@
+"""The shape of a recipe: everything that determines a run, in one frozen, fully resolved value. Free of torch.
+
+`data`, `partition`, `model` and `method` name a registered function and hold its parameters beside the name; the
+function's signature is the schema of the section, and defaults are filled in when the recipe is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    Field,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
+
+from fedloom.core.errors import MANY, RecipeError
+from fedloom.core.settings.names import is_import, source
+from fedloom.core.settings.problems import Problem, carry, explain, found, join
+from fedloom.core.settings.registry import Registered, Registry
+from fedloom.core.settings.section import Section, strict
+from fedloom.core.settings.trust import Code, Origin, admit, imported, located, names_in
+from fedloom.federation.recipes.privacy import Privacy
+from fedloom.federation.recipes.runtime import EarlyStopping, Evaluation, Runtime
+from fedloom.methods.peers.config import PeersBase
+from fedloom.models.lora import Lora
+from fedloom.training.config import Training
+
+QUIET = ("engine", "flower", "workers", "checkpoint_every", "diagnostics", "mirror", "track")
+"""Keys of the section runtime on which results do not depend."""
+
+
+LATER: dict[tuple[str, ...], dict[str, Any]] = {
+    (): {"attack": None, "privacy": None},
+    ("data",): {"signal": None},
+    ("method",): {"max_examples": None},
+    ("model",): {"inputs": "data", "freeze": None, "frozen_statistics": False, "start": None},
+    ("training", "optimizer"): {"encoder_lr": None},
+    ("training", "schedule"): {"warmup_share": 0.0},
+}
+"""Keys that came later, with their defaults, at which the hash of a recipe is what it was without them."""
+
+
+GIVEN = "given"
+"""The name of what was given as an object, in Python; `what` says what it was."""
+
+
+class Named(Section):
+    """A section that names a function of a registry: call it with `section.make(...)`.
+
+    In a recipe the parameters stand beside the name; a bare name is short for a section with defaults only. In Python
+    an object may stand in the name's place (see `holding`).
+    """
+
+    home: ClassVar[tuple[str, str]]
+    """Module and name of the registry, imported when a recipe is read."""
+    section: ClassVar[str]
+    """Its key path in a recipe."""
+    argument: ClassVar[str] = ""
+    """What `fl.run` and `fl.resume` call an object in the name's place."""
+    inline: ClassVar[str] = "params"
+    expected: ClassVar[str] = "a name, or a mapping with 'name' and its parameters"
+
+    name: str
+    params: Annotated[dict[str, Any], Field(default_factory=dict, validate_default=True)]
+    _held: Registered | None = PrivateAttr(None)
+
+    @classmethod
+    def registry(cls) -> Registry:
+        """The functions that this section may name."""
+        return registry(*cls.home)
+
+    @classmethod
+    def common(cls) -> dict[str, Any]:
+        """The keys that the section takes whatever its name is."""
+        return {k: f for k, f in cls.model_fields.items() if k != "params"}
+
+    @property
+    def entry(self) -> Registered:
+        """The function that the section names, or one that gives the object in its place.
+
+        Raises RecipeError where the object was given in Python and is not here.
+        """
+        if self._held is not None:
+            return self._held
+        if self.name == GIVEN:
+            raise RecipeError(
+                f"{self.section}: {self.params['what']!r} was given in Python, which a recipe cannot hold; give it as "
+                f"{self.argument}= in Python (fedloom.run, fedloom.resume), or name it as package.module:name"
+            )
+        return self.registry()[self.name]
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The parameters with which `entry` is called."""
+        return {} if self.is_held else self.params
+
+    @property
+    def is_held(self) -> bool:
+        """Whether an object is here in the name's place."""
+        return self._held is not None
+
+    def make(self, *given: Any) -> Any:
+        """Call what the section names."""
+        return self.entry.make(*given, **self.arguments)
+
+    def holding(self, thing: Any, what: str) -> Self:
+        """The section with an object in the name's place, called `what`."""
+        made = self.model_copy(update={"name": GIVEN, "params": {"what": what}})
+        return made._with(thing)
+
+    def _with(self, thing: Any) -> Self:
+        self._held = self.registry().of(GIVEN, thing)
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            value = {"name": value}
+        if not isinstance(value, Mapping):
+            return value
+        if "name" not in value:
+            known = cls.registry().names
+            some = f"one of {', '.join(known)}" if len(known) <= MANY else f"one of {len(known)}, such as {known[0]}"
+            raise carry([("name", f"missing, expected {some}")])
+        common = cls.common()
+        params = {k: v for k, v in value.items() if k not in common}
+        return {**{k: v for k, v in value.items() if k in common}, "params": params}
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value != GIVEN and (problem := cls.registry().problem(value)):
+            raise carry([("", problem)])
+        return value
+
+    @field_validator("params")
+    @classmethod
+    def _resolved(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if "name" not in info.data:
+            return value
+        name = info.data["name"]
+        params = _Given if name == GIVEN else cls.registry()[name].params
+        values, problems = _resolve(params, value, cls.common())
+        if problems:
+            raise carry(problems)
+        return values
+
+    @model_serializer
+    def _flat(self) -> dict[str, Any]:
+        own = {k: getattr(self, k) for k in self.common()}
+        return {"name": self.name, **self.params, **own}
+
+
+class _Given(Section):
+    what: str
+
+
+class DataSection(Named):
+    """The data set."""
+
+    home = ("fedloom.data", "DATASETS")
+    section = "data"
+    argument = "federation"
+
+
+class PartitionSection(Named):
+    """Who holds which tasks and which examples."""
+
+    home = ("fedloom.data.partition", "PARTITIONERS")
+    section = "partition"
+    argument = "federation"
+
+
+class ModelSection(Named):
+    """The encoder. `heads` says whether a client holds the heads of all tasks (one unified model) or its own only."""
+
+    home = ("fedloom.models", "ENCODERS")
+    section = "model"
+    argument = "model"
+
+    heads: Literal["all", "own"] = "all"
+    weights: str | None = None
+    """A file with the encoder's weights to start from (.safetensors, .pth), such as `fedloom pretrain` writes."""
+    start: str | None = None
+    """A run's folder, or a model.safetensors: begin with the model that all its clients share."""
+    inputs: Literal["data", "weights"] = "data"
+    """How images are normalised: as the data set does it, or as the images were that timm's weights were trained on."""
+    freeze: str | None = None
+    """A glob of parameters' names, such as encoder.*: these are never trained and never sent."""
+    frozen_statistics: bool = False
+    """Norm layers of the encoder keep the running statistics that they begin with, and use them in training too."""
+    lora: Lora | None = None
+    """Train low-rank factors beside the encoder's linear layers, which then stay as they are."""
+
+
+class MethodSection(Named):
+    """The federated method and what is added to it."""
+
+    home = ("fedloom.methods", "METHODS")
+    section = "method"
+    argument = "method"
+
+    add: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="a mapping of add-ons, each with its parameters"
+    )
+    """Add-on name -> its parameters, applied in this order."""
+    weights: Literal["size", "declared", "uniform"] | None = None
+    """How much a client counts: by its number of examples as its answers say, or as was known before the run, which no
+    answer changes, or all alike; null: as the method has it."""
+    max_examples: Annotated[int, Field(ge=1)] | None = None
+    """Most examples that a client counts for, whatever it says; null: no bound."""
+    buffers: Literal["mean", "local", "pooled"] | None = None
+    """What happens to running statistics of norm layers; null: as the method has it."""
+    codec: str | None = Field(default=None, description="'raw', 'sparse', 'unified', package.module:name or null")
+    """How an update travels; null: as the method has it."""
+    python: str | None = None
+    """In the recipe of a run: the Method made in Python that took this section's place, and that resuming needs again.
+    """
+
+    def holding(self, thing: Any, what: str) -> Self:
+        """The section with a Method in the name's place, which stays as it was."""
+        return self.model_copy(update={"python": what})._with(thing)
+
+    @field_validator("codec")
+    @classmethod
+    def _known_codec(cls, value: str | None) -> str | None:
+        if value is not None and (problem := registry("fedloom.methods", "CODECS").problem(value)):
+            raise carry([("", problem)])
+        return value
+
+    @field_validator("add", mode="before")
+    @classmethod
+    def _resolve_add(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        addons = registry("fedloom.methods", "ADDONS")
+        resolved: dict[str, Any] = {}
+        problems: list[Problem] = []
+        for name, params in value.items():
+            if problem := addons.problem(name):
+                problems.append((name, problem))
+            elif not isinstance(params, Mapping | None):
+                problems.append((name, f"{found(params)} found, expected a mapping with its parameters"))
+            else:
+                resolved[name], wrong = _resolve(addons[name].params, params or {}, {})
+                problems += [(join(name, path), message) for path, message in wrong]
+        if problems:
+            raise carry(problems)
+        return resolved
+
+
+class GraphSection(Named):
+    """Which peers receive from which; a new graph is drawn every `every` rounds, or never for 0."""
+
+    home = ("fedloom.methods.peers.graph", "TOPOLOGIES")
+    section = "peers.graph"
+
+    every: Annotated[int, Field(ge=0)] = 0
+
+
+class PeersSection(PeersBase):
+    """Learning without a server: peers choose among those that the graph lets them hear, and mix their models."""
+
+    graph: GraphSection = Field(default_factory=lambda: GraphSection.model_validate("full"))
+
+
+class AttackSection(Named):
+    """Clients that are hostile, for trying out defences; no number of a run counts them."""
+
+    home = ("fedloom.methods.robust.attacks", "ATTACKS")
+    section = "attack"
+
+    clients: Annotated[int, Field(ge=1)] | list[str] = Field(
+        default=1, description="a number of clients, or a list of their names"
+    )
+    """How many, drawn from the seed, or their names."""
+
+
+class Recipe(Section):
+    """Everything that determines a run. Equal recipes and equal versions give equal results."""
+
+    name: str = Field(pattern=r"^\w[\w.-]*$", description="a name of letters, digits, '_', '-' and '.'")
+    seed: Annotated[int, Field(ge=0)] = 0
+    data: DataSection
+    tasks: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Task -> its options other than the data set's: loss weight, variants of the loss, metrics (ods, log, ...)."""
+    partition: PartitionSection
+    model: ModelSection
+    method: MethodSection
+    peers: PeersSection | None = None
+    """null: with a server."""
+    training: Training = Training()
+    runtime: Runtime = Runtime()
+    evaluation: Evaluation = Evaluation()
+    early_stopping: EarlyStopping | None = None
+    privacy: Privacy | None = None
+    """null: updates and models are not protected by noise."""
+    attack: AttackSection | None = None
+    """null: all clients are honest."""
+
+    @property
+    def named(self) -> tuple[Named, ...]:
+        """The sections that name something, or hold an object."""
+        return self.data, self.partition, self.model, self.method, *([self.attack] if self.attack else [])
+
+    def holding(self, **objects: tuple[Any, str]) -> Recipe:
+        """The recipe with objects, (object, what it is), in the place of what sections (data, model, ...) name."""
+        held = {key: getattr(self, key).holding(*each) for key, each in objects.items()}
+        return self.model_copy(update=held)
+
+    def at_nodes(self) -> Recipe:
+        """The recipe as nodes of Flower run it, whatever engine it names: where noise comes from depends on it."""
+        return self.model_copy(update={"runtime": self.runtime.model_copy(update={"engine": "flower"})})
+
+    @property
+    def origins(self) -> dict[str, dict[str, str | None]]:
+        """Key or name -> module, package, version and source of what is not fedloom's own."""
+        found = {section.section if section.is_held else section.name: section.entry for section in self.named}
+        addons = registry("fedloom.methods", "ADDONS")
+        found |= {name: addons[name] for name in self.method.add}
+        if self.method.codec is not None:
+            found[self.method.codec] = registry("fedloom.methods", "CODECS")[self.method.codec]
+        origins = {name: entry.origin for name, entry in found.items()}
+        origins |= {
+            name: source(imported(name))
+            for options in self.tasks.values()
+            for name in (options.get("loss"), *dict(options.get("metrics") or {}).values())
+            if isinstance(name, str) and is_import(name)
+        }
+        return {name: origin for name, origin in origins.items() if origin is not None}
+
+    @property
+    def code(self) -> tuple[Code, ...]:
+        """The names of code in it, with their sources."""
+        return tuple(map(located, dict.fromkeys(names_in(self.model_dump(mode="json")))))
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        """Allow in a worker process what the process that sent the recipe was allowed to import."""
+        super().__setstate__(state)
+        admit(names_in(self.model_dump(mode="json")), Origin.TYPED, self.name)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Recipe:
+        if self.early_stopping and "val" not in self.evaluation.splits:
+            needs = "early_stopping needs 'val': a model is never chosen on the test split"
+            raise carry([("evaluation.splits", f"{list(self.evaluation.splits)} found, but {needs}")])
+        if self.peers and "personal" not in self.evaluation.models:
+            has = "peers have 'personal' ones"
+            raise carry([("evaluation.models", f"{list(self.evaluation.models)} found, but {has}")])
+        return self
+
+
+def recipe_hash(recipe: Recipe | Mapping[str, Any]) -> str:
+    """16 hexadecimal digits over what determines results: not the name, the engine, the workers or the checkpoints.
+
+    Also takes a resolved recipe as a mapping, as a run folder holds it.
+    """
+    value = recipe.model_dump(mode="json") if isinstance(recipe, Recipe) else dict(recipe)
+    value.pop("name", None)
+    for path, defaults in LATER.items():
+        section: dict[str, Any] = value
+        for key in path:
+            section[key] = section = dict(section.get(key) or {})
+        for key, default in defaults.items():
+            if section.get(key) == default:
+                section.pop(key, None)
+    if value.get("peers") is None:  # the hash of recipes older than this section stays
+        value.pop("peers", None)
+    else:  # likewise for keys that came later
+        old = {"mode": "synchronous", "rollback": None}
+        value["peers"] = {k: v for k, v in value["peers"].items() if k not in old or v != old[k]}
+        if warmup := value["peers"].get("warmup"):
+            value["peers"]["warmup"] = {k: v for k, v in warmup.items() if (k, v) != ("alone", 1)}
+        choose = value["peers"]["choose"].items()
+        value["peers"]["choose"] = {k: v for k, v in choose if k not in ("groups", "recency") or v is not None}
+    if value.get("early_stopping"):
+        value["early_stopping"] = {k: v for k, v in value["early_stopping"].items() if (k, v) != ("relative", False)}
+    runtime = value.get("runtime", {})
+    exact = runtime.get("exact", True)  # a later key, too: it counts only where it is not the default
+    value["runtime"] = {k: v for k, v in runtime.items() if k not in QUIET and not (k == "exact" and exact)}
+    evaluation = value.get("evaluation", {}).items()
+    value["evaluation"] = {k: v for k, v in evaluation if k != "predictions" and (k, v) != ("costly_every", None)}
+    # Keys are sorted below, but add-ons act in the order in which they stand. A Method is identified by its own text.
+    method = {k: v for k, v in value["method"].items() if k != "python"}
+    value["method"] = {**method, "add": list(method.get("add", {}).items())}
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def without_seed(recipe: Recipe) -> Recipe:
+    """The recipe with seed 0: equal, by `recipe_hash`, for runs that differ only in the seed."""
+    return recipe.model_copy(update={"seed": 0})
+
+
+def registry(module: str, name: str) -> Registry:
+    """A registry by the module that has it and its name there."""
+    found: Registry = getattr(importlib.import_module(module), name)
+    return found
+
+
+def _resolve(
+    model: type[BaseModel], params: Mapping[str, Any], also: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[Problem]]:
+    """All parameters of a registered function with defaults filled in, and what is wrong with those given."""
+    try:
+        return dict(strict(model, params)), []
+    except ValidationError as error:
+        return {}, explain(error, model, also)

@@ -1,0 +1,285 @@
+"""From a recipe to everything a runner needs."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from fedloom.core.errors import RecipeError, UserError, choices
+from fedloom.core.layout import Layout
+from fedloom.core.settings.names import is_import
+from fedloom.core.settings.trust import imported
+from fedloom.data.dataset import Dataset, Examples
+from fedloom.data.partition import Partition, Pool
+from fedloom.data.partition.listed import as_partition
+from fedloom.data.preview import normal
+from fedloom.data.registry import loaded
+from fedloom.federation.recipes.schema import DataSection, MethodSection, Recipe
+from fedloom.federation.rounds import refusals
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.federation import BuiltFederation
+from fedloom.federation.rounds.privacy import share_of, terms_of
+from fedloom.methods.method import Method
+from fedloom.methods.peers.at_peers import at_peers
+from fedloom.methods.private import private
+from fedloom.methods.registry import ADDONS, CODECS
+from fedloom.models.build import build_model
+from fedloom.models.changes import changed
+from fedloom.models.multitask import MultiTask
+from fedloom.models.tasks.own import Own
+from fedloom.models.tasks.task import Task
+from fedloom.training.stacked import pays
+
+
+def build_method(section: MethodSection) -> Method:
+    """The recipe's method with its add-ons and common settings. Raises RecipeError for a refused combination."""
+    try:
+        method = section.make()
+        if section.is_held:
+            return _a_method(method, "method")
+        for name, params in section.add.items():
+            method = _a_method(ADDONS[name].make(method, **params), f"method.add.{name}")
+        return replace(
+            _a_method(method, "method"),
+            name=" + ".join([section.name, *section.add]),
+            codec=CODECS[section.codec].make() if section.codec else method.codec,
+            weights=section.weights or method.weights,
+            max_examples=section.max_examples or method.max_examples,
+            buffers=section.buffers or method.buffers,
+        )
+    except ValueError as error:
+        raise RecipeError(f"method: {error}") from error
+
+
+def _a_method(made: Any, where: str) -> Method:
+    if not isinstance(made, Method):
+        raise RecipeError(f"{where}: {type(made).__name__} found, expected a function that returns a fedloom.Method")
+    return made
+
+
+def with_options(dataset: Dataset, options: Mapping[str, Mapping[str, Any]]) -> Dataset:
+    """The data set with some options of its tasks changed. Raises RecipeError for an unknown task or option."""
+    tasks = {task.name: task for task in dataset.tasks}
+    for name, changes in options.items():
+        if name not in tasks:
+            raise RecipeError(f"tasks.{name}: unknown task.{choices('Tasks', name, tasks)}")
+        task = tasks[name].known
+        known = [f.name for f in fields(task) if f.name not in ("name", "channels")]
+        for key in changes:
+            if key not in (*known, *OWN):
+                every = [*known, *OWN]
+                raise RecipeError(f"tasks.{name}.{key}: unknown option.{choices('Options', key, every)}")
+        try:
+            usual = {key: value for key, value in changes.items() if key not in OWN}
+            base = TypeAdapter(type(task)).validate_python({**asdict(task), **usual})
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            raise RecipeError(f"tasks.{name}.{wrong['loc'][0]}: {wrong['input']!r} found: {wrong['msg']}") from None
+        tasks[name] = tasks[name].on(base) if usual == changes else _own(base, changes)
+    return replace(dataset, tasks=tuple(tasks.values()))
+
+
+OWN = ("loss", "metrics")
+"""Options of every task: a name of the form package.module:name, and {metric: such a name, or [name, "min"]}."""
+
+
+def _own(base: Task, changes: Mapping[str, Any]) -> Task:
+    """The task with a loss and metrics of a module."""
+
+    def named(value: Any, key: str) -> Any:
+        if isinstance(value, list) and len(value) == 2:
+            return named(value[0], key), value[1]
+        if not isinstance(value, str) or not is_import(value):
+            raise RecipeError(f"tasks.{base.name}.{key}: {value!r} found, expected package.module:name")
+        return imported(value)
+
+    loss, metrics = changes.get("loss"), changes.get("metrics")
+    if not isinstance(metrics, Mapping | None):
+        raise RecipeError(f"tasks.{base.name}.metrics: {metrics!r} found, expected {{metric: package.module:name}}")
+    measured = {name: named(value, f"metrics.{name}") for name, value in (metrics or {}).items()}
+    return Own.of(base, None if loss is None else named(loss, "loss"), measured)
+
+
+def load_data(section: DataSection, seed: int) -> Dataset:
+    """The recipe's data set, with unchanged tasks. Equal for recipes with equal data sections and seeds.
+
+    Raises RecipeError where what the section names gives no data set.
+    """
+    return loaded(section.entry, seed, section.arguments)
+
+
+def method_of(recipe: Recipe) -> Method:
+    """The recipe's method as it runs at a server or at peers."""
+    method = build_method(recipe.method)
+    if recipe.peers is not None:
+        method = at_peers(method, recipe.peers)
+    refusals.pace(recipe, method)
+    refusals.numbered_apart(recipe, method)
+    return method
+
+
+def build(recipe: Recipe, partition: Partition | None = None, dataset: Dataset | None = None) -> Built:
+    """Load the data, partition it, build the model and the method.
+
+    `partition` is a saved one, when resuming; `dataset` is the result of `load_data`, if several runs share it.
+    """
+    method = method_of(recipe)
+    dataset = with_options(dataset or load_data(recipe.data, recipe.seed), recipe.tasks)
+    pool = Pool.of(dataset)
+    if partition is None:
+        _enough(recipe.partition.arguments, pool)
+        partition = as_partition(recipe.partition.make(pool, recipe.seed), pool, recipe.seed)
+    else:
+        partition.check(pool, shared=True)
+    federation = BuiltFederation.build(dataset, partition, unified=recipe.model.heads == "all")
+    federation = federation.pooled(method.pooled) if method.pooled else federation
+    built = assemble(recipe, method, dataset, pool, partition, federation)
+    refusals.unmeasured(built)
+    return built
+
+
+def _enough(arguments: Mapping[str, Any], pool: Pool) -> None:
+    """Refuse more clients than there are examples, before any are made."""
+    for key, value in arguments.items():
+        counts = value.values() if isinstance(value, Mapping) else [value]
+        if "clients" in key and any(isinstance(count, int) and count > len(pool) for count in counts):
+            raise RecipeError(f"partition.{key}: {value} found, but the data set has {len(pool)} examples for training")
+
+
+def _rescaling(module: MultiTask, examples: Examples) -> tuple[Tensor, Tensor]:
+    """What takes inputs from the data set's normalisation to that of the encoder's weights (1 x C x 1 x 1 each)."""
+    wanted = module.encoder.seen
+    if wanted is None:
+        raise RecipeError(
+            f"model.inputs: weights found, but nobody knows how images for {type(module.encoder).__name__} are "
+            "normalised; timm says so for its architectures (model: timm, vit)"
+        )
+    found = normal(examples, torch.arange(min(len(examples), 1000)))
+    mean, std = (v[:1].double() for v in found) if found else (torch.zeros(1, 1), torch.ones(1, 1))
+    if found and any(bool((v != v[:1]).any()) for v in found):
+        raise RecipeError("model.inputs: weights found, but the data set normalises each of its sets in another way")
+    goal, spread = (torch.tensor([list(v)], dtype=torch.float64) for v in wanted)
+    if examples.input_shape[0] != goal.shape[1]:
+        raise RecipeError(
+            f"model.inputs: the weights are for images of {goal.shape[1]} channels, found {examples.input_shape[0]}"
+        )
+    scale, shift = std / spread, (mean - goal) / spread
+    return scale.view(1, -1, 1, 1).float(), shift.view(1, -1, 1, 1).float()
+
+
+def starting_model(recipe: Recipe, dataset: Dataset) -> MultiTask:
+    """The recipe's model before a method changes it, with the weights that it begins with."""
+    model = recipe.model
+    module = build_model(
+        model.entry,
+        model.arguments,
+        dataset.input_shape,
+        dataset.tasks,
+        recipe.seed,
+        model.weights,
+        model.lora,
+        dataset.signal,
+    )
+    if model.inputs == "weights":
+        module.rescale = _rescaling(module, dataset.train)
+    module.frozen_statistics = model.frozen_statistics
+    return module
+
+
+def begin_with(module: MultiTask, start: str) -> None:
+    """Load the model that all clients of a run share: from its folder, or from its model.safetensors.
+
+    Raises RecipeError where there is none, or it does not fit.
+    """
+    path = Path(start).expanduser()
+    file = path / "model.safetensors" if path.is_dir() else path
+    if not file.is_file():
+        raise RecipeError(f"model.start: {start!r}: there is no file {file}; a finished run has one")
+    try:
+        found = load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise RecipeError(f"model.start: {file} cannot be read: {error}") from None
+    wanted = module.state_dict()
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        owners = sorted({name.rpartition("/")[0] for name in found if "/" in name})
+        own = f"; it has models of {', '.join(owners)}, and none that all share" if owners else ""
+        raise RecipeError(f"model.start: {file} has no {missing[0]!r} ({len(missing)} of {len(wanted)} missing){own}")
+    for name, tensor in wanted.items():
+        if found[name].shape != tensor.shape:
+            raise RecipeError(
+                f"model.start: {file}, {name!r}: shape {tuple(found[name].shape)} found, expected {tuple(tensor.shape)}"
+            )
+    module.load_state_dict({name: found[name] for name in wanted})
+
+
+def _freeze(module: MultiTask, glob: str) -> None:
+    """No gradient for the parameters whose names match."""
+    names = [name for name, _ in module.named_parameters()]
+    chosen = fnmatch.filter(names, glob)
+    if not chosen or len(chosen) == len(names):
+        what = "no parameter" if not chosen else "every parameter"
+        raise RecipeError(f"model.freeze: {glob!r} matches {what}; names are such as {names[0]}, {names[-1]}")
+    for name in chosen:
+        module.get_parameter(name).requires_grad_(False)
+
+
+def assemble(
+    recipe: Recipe, method: Method, dataset: Dataset, pool: Pool, partition: Partition, federation: BuiltFederation
+) -> Built:
+    """Build the model for the clients of a federation, and refuse combinations that do not work."""
+    terms = terms_of(recipe, len(federation.trainers))
+    if terms is not None and recipe.privacy is not None:
+        method = private(
+            method,
+            clip=recipe.privacy.clip,
+            noise=terms.noise,
+            share=share_of(recipe, terms),
+            local=terms.trust == "local",
+        )
+    module = starting_model(recipe, dataset)
+    refusals.needs_parts(method, module)
+    module = changed(module, method.model, dataset.input_shape, recipe.seed)
+    if recipe.model.start is not None:
+        begin_with(module, recipe.model.start)
+    if recipe.model.freeze is not None:
+        _freeze(module, recipe.model.freeze)
+    layout = Layout.from_module(module)
+    try:
+        layout.bind(module)  # whoever keeps the initial values shares this vector
+    except ValueError as error:
+        raise RecipeError(f"model: {error}") from error
+    try:
+        method.stage.init(method.shared_part(layout))
+        method.edge.init(method.shared_part(layout))
+    except ValueError as error:
+        raise RecipeError(f"method: {error}") from error
+    built = Built(recipe, method, dataset, pool, partition, federation, module, layout, terms)
+    for refuse in refusals.ALL:
+        refuse(built)
+    return replace(built, stacked=_stacked(built))
+
+
+def _stacked(built: Built) -> bool:
+    """Whether clients train stacked. It does not depend on the number of workers, for results may not."""
+    training, module = built.recipe.training, built.module
+    if training.stacked != "auto":
+        return training.stacked
+    try:
+        refusals.stackable(built)
+    except UserError:
+        return False
+    if not all(task.masks for task in built.dataset.tasks):
+        return False
+    x, _ = built.dataset.train.batch(torch.zeros(1, dtype=torch.int64), torch.device("cpu"))
+    sizes = [len(client.train) for client in built.federation.trainers.values()]
+    return pays(module, x, tuple(task.name for task in built.dataset.tasks), training, sizes)

@@ -1,0 +1,170 @@
+"""A recipe made concrete: everything that a run works with."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.core.layout import Layout
+from fedloom.data.dataset import Dataset, contents
+from fedloom.data.partition import Partition, Pool
+from fedloom.federation.recipes.schema import Recipe, recipe_hash
+from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation
+from fedloom.federation.rounds.hostile import attacks_of, groups_of
+from fedloom.federation.rounds.messages import rows_of
+from fedloom.federation.rounds.privacy import Terms
+from fedloom.federation.rounds.worker import Setup
+from fedloom.methods.method import Method
+from fedloom.models.multitask import MultiTask
+from fedloom.training.attack import Attack
+
+
+@dataclass(frozen=True, eq=False)
+class Built:
+    """A recipe made concrete."""
+
+    recipe: Recipe
+    method: Method
+    dataset: Dataset
+    pool: Pool
+    partition: Partition
+    federation: BuiltFederation
+    module: MultiTask
+    layout: Layout
+    terms: Terms | None = None
+    """What a round costs in privacy, where the recipe has a section for it."""
+    stacked: bool = False
+    """Whether clients train stacked, as the recipe says or by itself."""
+
+    @cached_property
+    def attacks(self) -> Mapping[str, Attack]:
+        """Client -> its attack, of the hostile ones."""
+        return attacks_of(self.recipe, self.federation, self.whole)
+
+    @property
+    def attacked_groups(self) -> Iterator[tuple[str, int, int, float | None]]:
+        """(group, its clients, its hostile ones, their factor), of the groups where hostile clients act together.
+
+        Without honest clients they cannot.
+        """
+        rows = rows_of(self.method, self.federation, self.federation.trainers)
+        for group, clients in groups_of(self.attacks, self.federation, rows).items():
+            hostile = [name for name in clients if name in self.attacks]
+            attack = self.attacks[hostile[0]]
+            if attack.knows_all and len(hostile) < len(clients):
+                yield group, len(clients), len(hostile), attack.factor_among(len(clients), len(hostile))
+
+    @property
+    def whole(self) -> bool:
+        """Whether all clients are known here: a node with data of its own knows only itself."""
+        return bool(self.partition.shares)
+
+    @property
+    def honest(self) -> tuple[BuiltClient, ...]:
+        """The clients that numbers are of."""
+        return tuple(c for name, c in self.federation.clients.items() if name not in self.attacks)
+
+    @cached_property
+    def about(self) -> dict[str, Any]:
+        """The contents of run.json: the method, its tasks and clients, and what may not change at a resume."""
+        return {
+            "method": self.method.name,
+            "recipe_text": str(self.method),
+            "outline": asdict(self.method.outline),
+            "recipe": self.recipe.model_dump(mode="json"),
+            "recipe_hash": recipe_hash(self.recipe),
+            **({"origins": origins} if (origins := self.recipe.origins) else {}),
+            **({"hostile": sorted(self.attacks)} if self.attacks else {}),
+            "partition_hash": self.partition.hash,
+            "layout_hash": self.layout.hash,
+            "data_hash": self.data_hash,
+            "inputs_hash": self.inputs_hash,
+            "frozen_hash": self.frozen_hash,
+            "parameters": self.layout.parameters.d,
+            "tasks": {
+                t.name: {"kind": t.kind, "primary": t.primary, "metrics": dict(t.metrics), "weight": t.weight}
+                for t in self.federation.tasks
+            },
+            "clients": {
+                c.id: {
+                    "tasks": {n: w for n, (_, w) in c.tasks.items()},
+                    "domain": c.domain,
+                    **({"train": len(c.train), "val": len(c.val)} if c.counted else {}),
+                }
+                for c in self.federation.clients.values()
+            },
+        }
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Which models clients may use: "global", the server's for all of them, and "personal", their own."""
+        method = self.method
+        if method.pooled:
+            return ("global",)
+        by_task = method.task_vectors
+        own_parts = bool(method.private_part(self.layout).blocks)
+        own_buffers = method.buffers == "local" and bool(self.layout.buffers.blocks)
+        common = by_task or (method.stage.traits.reduces and not own_buffers)
+        names = ("global",) if common and not own_parts and self.recipe.peers is None else ()
+        if by_task or not names or method.own_model or method.tune:
+            names = (*names, "personal")
+        return names
+
+    @property
+    def dealt(self) -> dict[str, Any]:
+        """The contents of partition.json: who holds which examples, and how many of each class."""
+        labels = {row["client"]: row["labels"] for row in self.partition.table(self.pool)}
+        return {**self.partition.to_json(), "labels": labels}
+
+    @property
+    def setup(self) -> Setup:
+        """The part that workers need."""
+        r = self.recipe
+        return Setup(
+            self.method,
+            self.module,
+            self.federation,
+            r.training.model_copy(update={"stacked": self.stacked}),
+            r.evaluation,
+            r.seed,
+            r.runtime.threads,
+            self.deployed,
+            self.attacks,
+        )
+
+    @property
+    def deployed(self) -> bool:
+        """Whether noise must not come from the recipe's seed, because those from whom it hides something know it."""
+        return self.terms is not None and self.recipe.runtime.engine == "flower"
+
+    @property
+    def frozen(self) -> dict[str, Tensor]:
+        """Parameters that no client trains or sends: all that need no gradient, such as the weights beside LoRA's."""
+        return {name: p.detach() for name, p in self.module.named_parameters() if not p.requires_grad}
+
+    @property
+    def frozen_hash(self) -> str:
+        """16 hexadecimal digits over the frozen parameters: whether a resumed run begins from the same weights."""
+        digest = hashlib.sha256()
+        for name, p in self.frozen.items():
+            digest.update(name.encode() + p.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+    @property
+    def inputs_hash(self) -> str:
+        """16 hexadecimal digits over the inputs, in memory or in files."""
+        return hashlib.sha256(contents(self.dataset.train) + contents(self.dataset.test)).hexdigest()[:16]
+
+    @property
+    def data_hash(self) -> str:
+        """16 hexadecimal digits over the labels and the inputs' shape: whether a resumed run sees the same data."""
+        digest = hashlib.sha256(repr((self.dataset.name, self.dataset.input_shape)).encode())
+        for part in (self.dataset.train, self.dataset.test):
+            digest.update(part.fingerprint())
+        return digest.hexdigest()[:16]

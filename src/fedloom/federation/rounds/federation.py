@@ -1,0 +1,271 @@
+"""Clients with their data: a data set and a partition brought together.
+
+Who takes part in a round: a pure function of (seed or secret, round)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedloom.core.context import draws
+from fedloom.core.errors import DataError
+from fedloom.core.layout import Layout
+from fedloom.data.dataset import Dataset, Examples, Withheld, apart
+from fedloom.data.partition import Indices, Partition, class_counts, labelled
+from fedloom.models.tasks.task import Task
+from fedloom.training.config import Training
+from fedloom.training.loop import Work
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some of the examples: positions in train or test. `name` says whose they are: "own" or "shared"."""
+
+    examples: Examples
+    positions: Indices
+    name: str
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def by_labels(self, tasks: Iterable[str]) -> list[tuple[Part, tuple[str, ...]]]:
+        """The tasks, grouped by the examples that have their labels, with these examples; none is left out."""
+        groups: dict[bytes, tuple[Part, list[str]]] = {}
+        for task in tasks:
+            part = self.of(task)
+            groups.setdefault(part.positions.tobytes(), (part, []))[1].append(task)
+        return [(part, tuple(names)) for part, names in groups.values()]
+
+    def of(self, task: str) -> Part:
+        """The examples that have a label of the task; the same object every time."""
+        if task not in self._of:
+            have = labelled(self.examples.labels_of(task))[self.positions]
+            self._of[task] = self if have.all() else Part(self.examples, self.positions[have], self.name)
+        return self._of[task]
+
+    @cached_property
+    def _of(self) -> dict[str, Part]:
+        return {}
+
+    def partial(self, tasks: Iterable[str]) -> dict[str, Tensor]:
+        """Task -> positions of the examples that have a label of it, for tasks that lack some labels."""
+        return {task: self.of(task).index for task in tasks if self.of(task) is not self}
+
+    def spread(self, count: int) -> Part:
+        """At most `count` of its examples, evenly spaced."""
+        if count >= len(self):
+            return self
+        return Part(self.examples, self.positions[torch.linspace(0, len(self) - 1, count).long().numpy()], self.name)
+
+    @property
+    def index(self) -> Tensor:
+        """Positions as a tensor."""
+        return torch.from_numpy(self.positions)
+
+
+Pooled = Literal["all", "task"]
+"""Whether the examples of all clients in one place train one model, or one a task."""
+TOGETHER = "together"
+"""The name of who has the examples of all clients."""
+
+
+def together(parts: Sequence[tuple[Part, Iterable[str]]]) -> Part:
+    """Parts of the same examples in one, each with its labels of the given tasks only."""
+    examples = parts[0][0].examples
+    held: dict[str, NDArray[np.bool_]] = {}
+    for part, tasks in parts:
+        for task in tasks:
+            held.setdefault(task, np.zeros(len(examples), bool))[part.of(task).positions] = True
+    positions = np.unique(np.concatenate([part.positions for part, _ in parts]))
+    if all(mine[positions].all() for mine in held.values()):
+        return Part(examples, positions, "all")
+    return Part(Withheld(examples, {task: torch.from_numpy(mine) for task, mine in held.items()}), positions, "all")
+
+
+@dataclass(frozen=True, eq=False)
+class BuiltClient:
+    """One client of a run: its tasks with loss weights, its data, its domain."""
+
+    id: str
+    tasks: Mapping[str, tuple[Task, float]]
+    train: Part
+    val: Part
+    test: Part
+    domain: str | None = None
+    batches: float = 1.0
+    """How many times larger than the recipe's its batches are."""
+    counted: bool = True
+    """Whether the lengths of its parts are known, which a node may keep to itself."""
+
+    def settings(self, training: Training) -> Training:
+        """The recipe's settings for this client."""
+        training = training.of(self.domain)
+        if self.batches == 1:
+            return training
+        return training.model_copy(update={"batch_size": round(self.batches * training.batch_size)})
+
+    def part(self, split: str) -> Part:
+        """train, val or test."""
+        return {"train": self.train, "val": self.val, "test": self.test}[split]
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Task -> the client's own weight for it, without the task's weight for all clients."""
+        return {name: weight / task.weight if task.weight else 0.0 for name, (task, weight) in self.tasks.items()}
+
+    @property
+    def class_counts(self) -> Tensor:
+        """Train examples of each class (C, float64) of the first classification task; empty without such a task."""
+        for task, _ in self.tasks.values():
+            if task.kind == "classification":
+                labels = self.train.examples.labels_of(task.name)[self.train.positions]
+                return torch.from_numpy(class_counts(labels, task.channels)).double()
+        return torch.zeros(0, dtype=torch.float64)
+
+    def work(self, who: str) -> Work:
+        """Its train examples, for all its tasks; `who` names the streams of random numbers."""
+        train = self.train
+        groups = tuple(apart(train.examples, train.index))
+        return Work(who, train.examples, train.index, self.tasks, train.partial(self.tasks), groups=groups)
+
+    def only(self, task: str) -> BuiltClient:
+        """The client with one of its tasks, and the examples that have a label of it."""
+        train, val, test = self.train.of(task), self.val.of(task), self.test.of(task)
+        return replace(self, tasks={task: self.tasks[task]}, train=train, val=val, test=test)
+
+
+@dataclass(frozen=True, eq=False)
+class BuiltFederation:
+    """All clients of a run, built from what users gave or recipes name, with their shares for a seed. In a
+    unified federation every client holds the heads of all tasks, otherwise only its own.
+
+    With a `pool`, one who has the examples of all clients, or one a task, trains in the clients' place, and clients are
+    only measured: that is what federations are compared with, and no federation itself (see `pooled`).
+    """
+
+    tasks: tuple[Task, ...]
+    clients: Mapping[str, BuiltClient]
+    unified: bool = True
+    pool: Mapping[str, BuiltClient] | None = None
+
+    @staticmethod
+    def build(dataset: Dataset, partition: Partition, unified: bool = True) -> BuiltFederation:
+        """Give each client its share. The test part is shared by all clients (of the same domain, if they have one).
+
+        Raises DataError for a client without train examples, without tasks or with an unknown task, and for a task
+        that no client holds.
+        """
+        known = {t.name: t for t in dataset.tasks}
+        everything = np.arange(len(dataset.test), dtype=np.int64)
+        tests: dict[str | None, Part] = {None: Part(dataset.test, everything, "shared")}
+        for i, name in enumerate(dataset.domains):
+            if dataset.test.domain is not None:
+                tests[name] = Part(dataset.test, everything[dataset.test.domain.numpy() == i], "shared")
+        clients = {}
+        for s in partition.shares:
+            if not s.tasks:
+                raise DataError(f"client {s.client!r} has no task")
+            for name in s.tasks:
+                if name not in known:
+                    raise DataError(f"client {s.client!r}: task {name!r} is unknown; tasks: {', '.join(known)}")
+            if not len(s.train):
+                raise DataError(f"client {s.client!r} has no train examples")
+            clients[s.client] = BuiltClient(
+                s.client,
+                {n: (known[n], w * known[n].weight) for n, w in s.tasks.items()},
+                Part(dataset.train, s.train, "own"),
+                Part(dataset.train, s.val, "own"),
+                tests.get(s.domain, tests[None]),
+                s.domain,
+            )
+        for name in known:
+            if not any(name in c.tasks for c in clients.values()):
+                raise DataError(f"task {name!r} is held by no client")
+        return BuiltFederation(dataset.tasks, dict(sorted(clients.items())), unified)
+
+    def pooled(self, by: Pooled) -> BuiltFederation:
+        """The federation with one who trains on what all clients have: their examples, with the labels of their tasks.
+
+        "all" is for all tasks at once, "task" one for each. Batches are larger than a client's, as many times as there
+        are more examples than the largest client has. So there are as many steps as that one makes, and all examples
+        are seen as often as the clients see theirs.
+
+        Raises DataError for a client of the same name.
+        """
+        clients = self.clients.values()
+        train, val, test = (together([(c.part(split), c.tasks) for c in clients]) for split in ("train", "val", "test"))
+        tasks = {t.name: (t, t.weight) for t in self.tasks}
+        everyone = BuiltClient(TOGETHER, tasks, train, val, test)
+        some = {TOGETHER: (everyone, self.clients)}
+        if by == "task":
+            some = {
+                f"{TOGETHER}-{task}": (everyone.only(task), {c.id: c.only(task) for c in clients if task in c.tasks})
+                for task in tasks
+            }
+        pool = {}
+        for name, (one, holders) in some.items():
+            if name in self.clients:
+                raise DataError(f"client {name!r}: that is the name of who has the examples of all clients")
+            largest = max(len(client.train) for client in holders.values())
+            pool[name] = replace(one, id=name, batches=len(one.train) / largest)
+        return replace(self, pool=pool)
+
+    @cached_property
+    def trainers(self) -> Mapping[str, BuiltClient]:
+        """Those who train: the clients, or who has the examples of all."""
+        return self.clients if self.pool is None else self.pool
+
+    def client(self, name: str) -> BuiltClient:
+        """A client, or one of the pool."""
+        return self.trainers[name] if name in self.trainers else self.clients[name]
+
+    @cached_property
+    def held(self) -> dict[str, int]:
+        """Task -> how many of those who train hold it."""
+        return {task.name: sum(task.name in c.tasks for c in self.trainers.values()) for task in self.tasks}
+
+    def holder(self, task: str) -> BuiltClient:
+        """The first client that holds the task."""
+        return next(client for client in self.clients.values() if task in client.tasks)
+
+    def present(self, client: BuiltClient, layout: Layout, tasks: Sequence[str] = ()) -> Tensor | None:
+        """Which blocks of a layout a client has (1 x blocks, bool), or None for all.
+
+        With `tasks`: which blocks its rows of these tasks have (k x blocks).
+        """
+        if tasks:
+            return torch.tensor([[b.task in (None, task) for b in layout.blocks] for task in tasks])
+        if self.unified:
+            return None
+        return torch.tensor([[b.task is None or b.task in client.tasks for b in layout.blocks]])
+
+
+def drawn_of(clients: int, participation: float) -> int:
+    """How many clients a round of fixed size has."""
+    return max(1, int(participation * clients + 0.5))
+
+
+def cohort(
+    clients: Sequence[str], participation: float, key: int | bytes, round: int, poisson: bool = False
+) -> tuple[str, ...]:
+    """The participants of a round, sorted: max(1, round(participation x clients)) of them.
+
+    With `poisson` each client is drawn by itself with probability `participation`; there may be none. `key` is the
+    run's seed, or the secret of a deployment.
+    """
+    clients = sorted(clients)
+    if participation == 1:
+        return tuple(clients)
+    source = draws(key, "cohort", round)
+    if poisson:
+        drawn = source.uniform(len(clients)).tolist()
+        return tuple(client for client, u in zip(clients, drawn, strict=True) if u < participation)
+    chosen = source.permutation(len(clients))[: drawn_of(len(clients), participation)].tolist()
+    return tuple(clients[i] for i in sorted(chosen))

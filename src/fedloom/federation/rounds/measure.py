@@ -1,0 +1,282 @@
+"""Which model is measured on whose data: the lines of metrics.jsonl.
+
+A finished run's models as named tensors, for a file that is readable without fedloom."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from fedloom.core.context import Ctx, State
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.client import tune
+from fedloom.federation.rounds.evaluation import Scores
+from fedloom.federation.rounds.federation import BuiltClient
+from fedloom.federation.rounds.loading import for_task, load, load_personal, pack_tasks
+from fedloom.federation.rounds.messages import Message
+from fedloom.federation.rounds.server import model_of
+from fedloom.federation.rounds.worker import EvalJob, Executor, TrainDone
+from fedloom.federation.runs.folder import RunFolder
+from fedloom.federation.runs.reader import WITHHELD
+from fedloom.training.flat import FlatModel
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A model that a client may use for some of its tasks, and what it is loaded from."""
+
+    name: str
+    """"global": one complete model for all clients, or for all that hold the task; "personal": the client's."""
+    tasks: tuple[str, ...]
+    message: Message
+    state: State
+    task: str | None = None
+    """The task that the model is for, if each task has a model."""
+    owner: str | None = None
+    """Whose it is; None if all clients, or all that hold the task, have the same."""
+
+
+@dataclass
+class MeasuredGroup:
+    """Clients with the same model and the same data: one measurement serves all."""
+
+    model: Model
+    client: str
+    split: str
+    members: list[tuple[BuiltClient, Model]] = field(default_factory=list)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks for which some member uses the model."""
+        return tuple(dict.fromkeys(name for _, model in self.members for name in model.tasks))
+
+    def job(self, key: int, round: int, costly: bool = False) -> EvalJob:
+        """The job that measures it, with the metrics that take long if `costly`."""
+        m = self.model
+        personal = m.name == "personal"
+        return EvalJob(key, m.message, m.state, self.client, self.split, self.tasks, round, personal, m.task, costly)
+
+
+def models_for(built: Built, state: State, client: str, shared: dict[str | None, Message] | None = None) -> list[Model]:
+    """The models that a client may use; among those for one task the last is the one to use.
+
+    `shared` remembers, from client to client, what those are loaded from that several have: the model of all (None),
+    and that of each task.
+    """
+    method, shared = built.method, {} if shared is None else shared
+    if "peers" in state:
+        server, mine = state["peers"][client]["server"], state["peers"][client]["client"]
+    else:
+        server, mine = state["server"], state["clients"].get(client, {})
+    tasks = tuple(built.federation.clients[client].tasks)
+    if method.pooled == "task":
+        of = {task: who.id for who in built.federation.trainers.values() for task in who.tasks}
+        message = Message(server["model"], server["buffers"], server["integers"])
+        return [Model("global", (task,), message, state["clients"].get(of[task], {}), task) for task in tasks]
+    models: list[Model] = []
+    if method.task_vectors or (method.rows == "client-task" and "global" not in built.models):
+        received = Message(model_of(server, client), server["buffers"], server["integers"])
+        if method.task_vectors:
+            received = pack_tasks(method, built.layout, built.federation, server, client, tasks)
+        for task in tasks:
+            own = mine.get("tasks", {}).get(task, {})
+            if "global" in built.models:  # alone in its message, a task's vector is exactly the server's
+                if task not in shared:
+                    shared[task] = pack_tasks(method, built.layout, built.federation, server, client, (task,))
+                models.append(Model("global", (task,), shared[task], {}, task))
+            same = "global" in built.models and len(tasks) == 1 and own.keys() <= {"optimizer", "rules"}
+            models.append(Model("personal", (task,), received, own, task, None if same else client))
+        return models
+    if "global" in built.models:
+        everyone = shared.setdefault(None, Message(server["model"], server["buffers"], server["integers"]))
+        models.append(Model("global", tasks, everyone, {}))
+    if "personal" in built.models:
+        message = Message(model_of(server, client), server["buffers"], server["integers"])
+        models.append(Model("personal", tasks, message, mine, owner=client))
+    return models
+
+
+def measure(
+    built: Built,
+    executor: Executor,
+    state: State,
+    costly: bool = False,
+    record: Callable[[str, dict[str, Any]], None] = lambda kind, fields: None,
+) -> list[Record]:
+    """Records of all clients' global and personal models on all wanted splits; `costly`: with what takes long.
+
+    A model that several clients share is measured once on data that they share. `record` hears which clients withhold
+    their scores.
+    """
+    entries = groups(built, state, built.recipe.evaluation.splits)
+    jobs = [g.job(number, state["round"], costly) for number, g in enumerate(entries)]
+    if costly and (lengthy := _lengthy(built)):  # these first, so that no worker is left alone with one at the end
+        jobs.sort(key=lambda job: lengthy.isdisjoint(job.tasks))
+    results: dict[int, Scores] = dict(executor.run(jobs))
+    records: list[Record] = []
+    if silent := sorted({g.client for number, g in enumerate(entries) if results.get(number) == {}}):
+        record(WITHHELD, {"what": "scores", "clients": silent})
+    for number, g in enumerate(entries):
+        for client, model in g.members if results.get(number) else ():  # a remote client may not have answered
+            records += records_of(client, model.name, g.split, results[number], model.tasks)
+    return sorted(records, key=lambda r: (r["client"], r["model"], r["split"], r["task"], r["metric"]))
+
+
+def complete(built: Built, executor: Executor, folder: RunFolder, kept: State) -> None:
+    """Add what takes long to the numbers of the state that a run keeps, if its round was measured without that.
+
+    So it is where a run stopped early, for nobody knows before that a round's state will be kept.
+    """
+    recipe, round = built.recipe, kept["round"]
+    if _lengthy(built) and not recipe.evaluation.in_full(round, recipe.training.rounds):
+        folder.add_metrics(round, measure(built, executor, kept, costly=True))
+
+
+def _lengthy(built: Built) -> frozenset[str]:
+    """The tasks with a metric that takes long."""
+    metrics = {task.name: task.metric() for task in built.federation.tasks}
+    return frozenset(name for name, metric in metrics.items() if metric.cheap() is not metric)
+
+
+def groups(built: Built, state: State, splits: Sequence[str], used: bool = False) -> list[MeasuredGroup]:
+    """The wanted models of all clients on the data of these splits.
+
+    `used`: for each task only the model that a client would use, as in a run's final numbers.
+    """
+    found: dict[tuple[str | None, str | None, int], MeasuredGroup] = {}
+    shared: dict[str | None, Message] = {}
+    for client in built.honest:
+        models = [m for m in models_for(built, state, client.id, shared) if m.name in built.recipe.evaluation.models]
+        if used:
+            models = list(dict.fromkeys({task: m for m in models for task in m.tasks}.values()))
+        for model in models:
+            for split in splits:
+                part = client.part(split)
+                if len(part):
+                    group = found.setdefault(
+                        (model.owner, model.task, id(part)), MeasuredGroup(model, client.id, split)
+                    )
+                    group.members.append((client, model))
+    return list(found.values())
+
+
+def trained_records(built: Built, done: Iterable[TrainDone]) -> list[Record]:
+    """Records of the models right after local training, if they were measured."""
+    clients = built.federation.trainers
+    return [
+        record
+        for d in sorted(done, key=lambda d: d.client)
+        if d.client not in built.attacks
+        for split, scores in d.trained.items()
+        for record in records_of(clients[d.client], "trained", split, scores, tuple(clients[d.client].tasks))
+    ]
+
+
+def train_records(done: Iterable[TrainDone]) -> list[Record]:
+    """Mean training loss of each client and task in a round; nan, and no numbers of examples, where it is withheld."""
+    return [
+        {
+            "client": d.client,
+            "task": task,
+            "loss": loss,
+            **({"examples": result.examples, "steps": result.steps} if result.examples else {}),
+        }
+        for d in sorted(done, key=lambda d: d.client)
+        for task, loss in d.result.losses.items()
+        for result in [d.result.by_task.get(task, d.result)]
+    ]
+
+
+def train_seconds(done: Iterable[TrainDone]) -> dict[str, float]:
+    """Client -> seconds of its local training in a round."""
+    found: dict[str, float] = {}
+    for d in sorted(done, key=lambda d: d.client):
+        found[d.client] = found.get(d.client, 0.0) + d.seconds
+    return found
+
+
+def records_of(client: BuiltClient, model: str, split: str, scores: Scores, tasks: Sequence[str]) -> list[Record]:
+    """The lines of a client's scores."""
+    data = f"{client.part(split).name} {split}"
+    return [
+        {
+            "client": client.id,
+            "task": task,
+            "metric": metric,
+            "value": value,
+            "model": model,
+            "split": split,
+            "data": data,
+        }
+        for task in tasks
+        for metric, value in scores[task].items()
+    ]
+
+
+def headline(built: Built, line: Mapping[str, Any]) -> dict[str, float]:
+    """What there is to say of a round in a progress bar: 'training loss', and 'val accuracy' or the like -> its mean.
+
+    Of each metric that is a task's primary one, the mean over clients and the tasks that it judges, on validation,
+    else on test data.
+    """
+    primary = {t.name: t.primary for t in built.federation.tasks}
+    values: dict[str, dict[str, list[float]]] = {}
+    for r in line["metrics"]:
+        if r["metric"] == primary[r["task"]] and r["value"] == r["value"]:
+            values.setdefault(r["split"], {}).setdefault(r["metric"], []).append(r["value"])
+    split = "val" if "val" in values else "test"
+    found = {"training loss": [r["loss"] for r in line["train"] if r["loss"] == r["loss"]]}
+    found |= {f"{split} {metric}": numbers for metric, numbers in values.get(split, {}).items()}
+    return {name: math.fsum(numbers) / len(numbers) for name, numbers in found.items() if numbers}
+
+
+def export(built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Named tensors, and labels. The global model keeps its own names; a task's is under task/NAME/, a personal one
+    under client/NAME/, and a client's own model of a task under client/NAME/task/NAME/."""
+    model = FlatModel.copy_of(built.module)
+    tensors: dict[str, Tensor] = {}
+    for prefix, (client, one) in wanted(built, state).items():
+        tensors |= named(built, model, client, one, state["round"], prefix)
+    return tensors, labels(built, state)
+
+
+def wanted(built: Built, state: State) -> dict[str, tuple[str, Model]]:
+    """Prefix -> (client, model): each of a run's models once."""
+    found: dict[str, tuple[str, Model]] = {}
+    for client in built.federation.clients:
+        models = models_for(built, state, client)
+        shared = {m.task for m in models if m.name == "global"} if built.method.rows == "client-task" else set()
+        for one in models:
+            if one.name == "personal" and one.task in shared:
+                continue  # this is the task's model after the codec
+            prefix = "" if one.name == "global" else f"client/{client}/"
+            found.setdefault(prefix + (f"task/{one.task}/" if one.task else ""), (client, one))
+    return found
+
+
+def named(built: Built, model: FlatModel, client: str, one: Model, round: int, prefix: str) -> dict[str, Tensor]:
+    """The tensors of one model; `model` is scratch space."""
+    message = for_task(built.method, model, built.federation, client, one.message, one.task)
+    load(built.method, model, message, one.state)
+    if one.name == "personal":
+        load_personal(model, one.state.get("personal", {}))
+        tune(
+            built.method, model, built.federation.clients[client], built.recipe.training, Ctx(round, built.recipe.seed)
+        )
+    return {prefix + key: value.clone() for key, value in model.module.state_dict().items()}
+
+
+def labels(built: Built, state: State) -> dict[str, str]:
+    """The labels of the file."""
+    return {
+        "method": built.method.name,
+        "recipe": built.recipe.name,
+        "round": str(state["round"]),
+        "tasks": ", ".join(f"{t.name} ({t.kind}, {t.channels})" for t in built.federation.tasks),
+    }

@@ -1,0 +1,198 @@
+"""What is sent in a round, a Message to a client and a Payload from it, and how many bytes it has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.core.codecs import ByteCount, by_block
+from fedloom.core.context import Row
+from fedloom.core.layout import Layout
+from fedloom.core.updates import EVERYONE, Rows, Updates
+from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation
+from fedloom.methods.method import Method
+
+ALL = EVERYONE[0]
+
+
+@dataclass(frozen=True, eq=False)
+class Message:
+    """From the server to one client: the shared parameters, the buffers unless they are local, and the broadcast of
+    stages.
+
+    `vector` is None if the client continues from its own model, which it has, and if rows are (client, task). Then
+    `packed` has the vectors of `tasks`; any other task starts from the initial model.
+    """
+
+    vector: Tensor | None
+    buffers: Tensor | None = None
+    integers: Mapping[str, Tensor] = field(default_factory=dict)
+    broadcast: Mapping[str, Tensor] = field(default_factory=dict)
+    packed: Mapping[str, Tensor] = field(default_factory=dict)
+    tasks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Payload:
+    """From one client to the server: packed updates, number of examples, extras, auxiliary vectors, buffers.
+
+    `n`, and each number in `tasks`, is 1 where the method does not read numbers of examples (`Method.counts_examples`).
+    `finite` is False if local training produced nan or inf; the payload is then empty. If rows are (client, task),
+    `tasks` are the numbers of examples of the rows, an extra is a list, and support is a matrix of as many rows.
+    """
+
+    row: Row
+    n: float
+    packed: Mapping[str, Tensor] = field(default_factory=dict)
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    auxiliary: Mapping[str, Tensor] = field(default_factory=dict)
+    support: Tensor | None = None
+    buffers: Tensor | None = None
+    integers: Mapping[str, Tensor] = field(default_factory=dict)
+    finite: bool = True
+    tasks: Mapping[str, float] = field(default_factory=dict)
+
+    def tree(self) -> dict[str, Any]:
+        """All fields but the client, as plain values for messages and checkpoints. `of` is the inverse."""
+        tree = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("row", "finite")}
+        tree["side"] = tree.pop("auxiliary")  # the key in files
+        return tree if self.finite else {**tree, "finite": False}
+
+    @staticmethod
+    def of(client: str, tree: Mapping[str, Any]) -> Payload:
+        """A client's payload from its tree."""
+        values = {"auxiliary" if key == "side" else key: value for key, value in tree.items()}
+        return Payload((client, None), **values)
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The keys of its rows."""
+        return tuple((self.row[0], task) for task in self.tasks) or (self.row,)
+
+    @property
+    def sizes(self) -> tuple[float, ...]:
+        """Number of examples of each row."""
+        return tuple(self.tasks.values()) or (self.n,)
+
+
+def believed(method: Method, federation: BuiltFederation, payload: Payload) -> Payload:
+    """A payload with the numbers of examples that the method believes (`Method.weights`, `Method.max_examples`)."""
+    if method.weights != "declared" and method.max_examples is None:
+        return payload
+    client, most = federation.client(payload.row[0]), method.max_examples or math.inf
+
+    def count(claimed: float, task: str | None = None) -> float:
+        known = client if task is None else client.only(task)
+        return float(min(len(known.train) if method.weights == "declared" else claimed, most))
+
+    return replace(payload, n=count(payload.n), tasks={task: count(n, task) for task, n in payload.tasks.items()})
+
+
+def rows_of(method: Method, federation: BuiltFederation, clients: Iterable[str]) -> tuple[Row, ...]:
+    """The rows that these clients will send."""
+    if method.rows == "client":
+        return tuple((client, None) for client in clients)
+    return tuple((client, task) for client in clients for task in sorted(federation.client(client).tasks))
+
+
+def blank(shared: Layout, federation: BuiltFederation, rows: tuple[Row, ...], X: Tensor | Rows) -> Updates:
+    """Rows X of one client with its presence: a codec packs them, or fills them from zeros."""
+    ones = _ones(len(rows))
+    tasks = tuple(task for _, task in rows if task is not None)
+    present = federation.present(federation.client(rows[0][0]), shared, tasks)
+    return Updates(shared, rows, X, ones, ones, present=present)
+
+
+@lru_cache
+def _ones(count: int) -> Tensor:
+    return torch.ones(count, dtype=torch.float64)
+
+
+def unpacked(
+    method: Method,
+    shared: Layout,
+    federation: BuiltFederation,
+    rows: tuple[Row, ...],
+    packed: Mapping[str, Tensor],
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, Updates]:
+    """What a client packed, or the server for it: (X, which may be a view of it, and rows like these to pack again)."""
+    like = blank(shared, federation, rows, torch.zeros(len(rows), shared.d, dtype=dtype))
+    return method.codec.unpack(packed, like), like
+
+
+@lru_cache
+def nothing(rows: int, d: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """A matrix of zeros that is only looked at: it takes no memory."""
+    return torch.zeros(1, 1, dtype=dtype).expand(rows, d)
+
+
+def form(value: Any) -> Any:
+    """What the bytes of a message or a payload depend on: all but whose it is and its values, if the codec lets it."""
+    if isinstance(value, Message | Payload):
+        return tuple([form(part) for name, part in vars(value).items() if name not in ("row", "n")])
+    if isinstance(value, Tensor):
+        return value.nbytes
+    if isinstance(value, Mapping):
+        return tuple([(name, form(part)) for name, part in value.items()])
+    if isinstance(value, list):
+        return tuple(map(form, value))
+    return value if value is None or isinstance(value, tuple | bool) else 8
+
+
+def count_up(method: Method, layout: Layout, federation: BuiltFederation, payload: Payload) -> ByteCount:
+    """Bytes of one payload by (role, task), counted on the packed tensors."""
+    if not payload.finite:
+        return {}
+    shared = method.shared_part(layout)
+    rows = payload.rows
+    bytes_ = method.codec.count(payload.packed, blank(shared, federation, rows, nothing(len(rows), shared.d)))
+    if shared.blocks or payload.extra:  # per row the number of examples, and extras; for support one bit a block
+        bits = 0 if payload.support is None else payload.support.numel()
+        vectors = sum(v.nbytes for v in payload.auxiliary.values())
+        numbers = 8 * len(rows) + sum(map(_size, payload.extra.values()))
+        bytes_["side", None] = numbers + -(-bits // 8) + vectors
+    return _with_buffers(bytes_, method.shared_buffers(layout), payload.buffers, payload.integers)
+
+
+def _size(value: Any) -> int:
+    """Bytes of an extra: 8 for a number or a short text."""
+    if isinstance(value, list):
+        return sum(map(_size, value))
+    return value.nbytes if isinstance(value, Tensor) else 8
+
+
+def count_down(
+    method: Method, layout: Layout, federation: BuiltFederation, client: BuiltClient, message: Message
+) -> ByteCount:
+    """Bytes of the message to one client, by (role, task)."""
+    shared = method.shared_part(layout)
+    bytes_: ByteCount = {}
+    if message.vector is not None:
+        one = blank(shared, federation, ((client.id, None),), nothing(1, shared.d))
+        bytes_ = by_block(one, message.vector.element_size())
+    if message.tasks:
+        rows = tuple((client.id, task) for task in message.tasks)
+        like = blank(shared, federation, rows, nothing(len(rows), shared.d))
+        bytes_ |= method.codec.count(message.packed, like)
+    if message.broadcast:
+        bytes_["side", None] = sum(v.nbytes for v in message.broadcast.values())
+    return _with_buffers(bytes_, method.shared_buffers(layout), message.buffers, message.integers)
+
+
+def _with_buffers(
+    bytes_: ByteCount, shared: Layout, buffers: Tensor | None, integers: Mapping[str, Tensor]
+) -> ByteCount:
+    if buffers is not None:
+        for block in shared.blocks:
+            key = ("buffer", block.task)
+            bytes_[key] = bytes_.get(key, 0) + block.size * buffers.element_size()
+    if integers:
+        bytes_["buffer", None] = bytes_.get(("buffer", None), 0) + sum(b.nbytes for b in integers.values())
+    return bytes_

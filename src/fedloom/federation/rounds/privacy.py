@@ -1,0 +1,174 @@
+"""What rounds cost in privacy: epsilon after so many of them, the noise for a wanted epsilon, and where to stop.
+
+Two federations are neighbours if one has one client more (Poisson sampling, add or remove one), or another client in
+the place of one (a fixed number, and clients that add noise themselves: replace one). A sum of rows of norm at most
+`clip` differs by clip between the former and by 2 clip between the latter, for which the noise counts half.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+from fedloom.core.context import State
+from fedloom.core.errors import RecipeError, StateError
+from fedloom.core.extras import need
+from fedloom.federation.recipes.privacy import Privacy
+from fedloom.federation.recipes.schema import Recipe
+from fedloom.federation.rounds.federation import drawn_of
+
+LEARNS = 2.0
+"""Where a round's noise is longer than this many clipped updates, little is learned (docs/privacy.md has the runs)."""
+AGAIN = 2
+"""Rounds that each further start of a deployment is charged for: the one that was begun when the run stopped, and the
+one before it, from whose checkpoint the run goes on where the newest one is damaged."""
+SPENT = "stopped: privacy budget spent"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What one round of a run costs: the noise in units of `clip`, and how its clients are drawn."""
+
+    noise: float
+    delta: float
+    accountant: str
+    trust: str
+    sampling: str
+    clients: int
+    """All clients, where always as many are drawn; else 0."""
+    drawn: float
+    """How many are drawn of them; with Poisson sampling the probability of each."""
+
+    def epsilon(self, rounds: int) -> float:
+        """Epsilon after so many rounds."""
+        return _epsilon(self, rounds)
+
+    def last(self, bound: float | None, rounds: int) -> int:
+        """The last of at most `rounds` rounds that `bound` pays."""
+        if bound is None or self.epsilon(rounds) <= bound:
+            return rounds
+        paid, unpaid = 0, rounds
+        while unpaid - paid > 1:
+            middle = (paid + unpaid) // 2
+            paid, unpaid = (middle, unpaid) if self.epsilon(middle) <= bound else (paid, middle)
+        return paid
+
+    def agree(self, state: State) -> None:
+        """Raise StateError if the rounds that are done, or were begun, had other terms."""
+        before, now = state.get("privacy"), asdict(self)
+        if ("privacy" in state or state["round"]) and before != now:
+            changed = "no privacy" if before is None else {k: v for k, v in before.items() if v != now[k]}
+            raise StateError(
+                f"privacy: {now} found, but the {state['round']} rounds that are done had {changed}; begin a new run"
+            )
+
+
+def terms_of(recipe: Recipe, clients: int) -> Terms | None:
+    """The terms of a recipe with so many clients. Raises RecipeError where one round would cost too much."""
+    section = recipe.privacy
+    if section is None:
+        return None
+    if recipe.peers is not None and section.trust == "central":
+        raise RecipeError("privacy.trust: central found, but peers have no server that adds noise; set trust: local")
+    if clients > 1 and section.delta * clients >= 1:
+        raise RecipeError(
+            f"privacy.delta: {section.delta:g} found, expected less than one over the {clients} clients: with more, "
+            "giving one of them away altogether would be private"
+        )
+    fixed = section.trust == "central" and section.sampling == "fixed"
+    share = recipe.training.participation if section.trust == "central" else 1.0
+    drawn = drawn_of(clients, share) if fixed else share
+    about: dict[str, Any] = {
+        "delta": section.delta,
+        "accountant": section.accountant,
+        "trust": section.trust,
+        "sampling": section.sampling,
+        "clients": clients if fixed else 0,
+        "drawn": drawn,
+    }
+    noise = section.noise or _calibrated(tuple(about.items()), section.epsilon or math.inf, recipe.training.rounds)
+    terms = Terms(noise, **about)
+    if section.bound is not None and terms.last(section.bound, 1) < 1:
+        raise RecipeError(
+            f"privacy.budget: {section.bound:g} found, but one round alone costs {terms.epsilon(1):.3g}; use more noise"
+        )
+    return terms
+
+
+def share_of(recipe: Recipe, terms: Terms) -> float:
+    """The part of all clients that is expected in a round."""
+    return terms.drawn / terms.clients if terms.clients else recipe.training.participation
+
+
+def ratio(terms: Terms, d: int, clients: int, share: float) -> float:
+    """Norm of a round's noise in the mean of the expected clients over the clipping norm, for d shared parameters."""
+    expected = share * clients
+    return terms.noise * math.sqrt(d) / (expected if terms.trust == "central" else math.sqrt(expected))
+
+
+def told(section: Privacy, terms: Terms, d: int, clients: int, share: float, rounds: int, least: int = 0) -> list[str]:
+    """What a run will cost and whether it can learn, in sentences; `least` are the clients of the smallest cluster."""
+    size, last = ratio(terms, d, clients, share), terms.last(section.bound, rounds)
+    stops = "" if last == rounds else f"; the budget of {section.bound:g} is spent after {last} rounds"
+    fewer = share * clients / least if least else 1.0
+    hopes = "this will not learn" if size * fewer > LEARNS else "this can learn"
+    small = [f"privacy: in a cluster of {least} clients {fewer:.3g} times more than that: {hopes}"] if least else []
+    return [
+        f"privacy: noise multiplier {terms.noise:.4g}: epsilon {terms.epsilon(last):.4g} at delta {terms.delta:g} "
+        f"after {last} rounds ({terms.accountant}){stops}",
+        f"privacy: a round's noise is {size:.3g} times as long as a clipped update ({share * clients:g} clients "
+        f"expected in a round, {d:,} shared parameters){'' if small else f': {hopes}'}",
+        *small,
+    ]
+
+
+@lru_cache(maxsize=4096)
+def _epsilon(terms: Terms, rounds: int) -> float:
+    if rounds == 0:
+        return 0.0
+    accountant = _accountant(terms)
+    accountant.compose(_event(terms), rounds)
+    return float(accountant.get_epsilon(terms.delta))
+
+
+def _accountant(terms: Terms) -> Any:
+    dp = need("dp_accounting", "privacy")
+    logging.getLogger("absl").setLevel(logging.ERROR)  # it says of each order that it leaves out that it does so
+    relations = dp.NeighboringRelation
+    relation = relations.REPLACE_ONE if terms.clients else relations.ADD_OR_REMOVE_ONE
+    if terms.accountant == "pld":
+        return need("dp_accounting.pld", "privacy").PLDAccountant(relation)
+    return need("dp_accounting.rdp", "privacy").RdpAccountant(neighboring_relation=relation)
+
+
+def _event(terms: Terms) -> Any:
+    dp = need("dp_accounting", "privacy")
+    if terms.clients:
+        gaussian = dp.GaussianDpEvent(terms.noise / 2)
+        all_ = terms.drawn == terms.clients
+        return gaussian if all_ else dp.SampledWithoutReplacementDpEvent(terms.clients, int(terms.drawn), gaussian)
+    if terms.trust == "local":
+        return dp.GaussianDpEvent(terms.noise / 2)
+    gaussian = dp.GaussianDpEvent(terms.noise)
+    return gaussian if terms.drawn == 1 else dp.PoissonSampledDpEvent(terms.drawn, gaussian)
+
+
+@lru_cache(maxsize=64)
+def _calibrated(about: tuple[tuple[str, Any], ...], epsilon: float, rounds: int) -> float:
+    """The least noise, to a thousandth, of an epsilon of at most so much after so many rounds."""
+
+    def cost(noise: float) -> float:
+        return Terms(noise, **dict(about)).epsilon(rounds)
+
+    low, high = 0.0, 1.0
+    while cost(high) > epsilon:
+        low, high = high, 2 * high
+        if high > 1e6:
+            raise RecipeError(f"privacy.epsilon: {epsilon:g} found, for which no noise is enough in {rounds} rounds")
+    while high - low > 1e-3 * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if cost(middle) <= epsilon else (middle, high)
+    return high

@@ -1,0 +1,102 @@
+"""How a run reports on itself: bars on a terminal, a line now and then elsewhere; both are a `Progress`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+
+from fedloom import errors
+from fedloom.federation.runs.reader import clock
+
+
+class Progress:
+    """Receives what happens in a run. This one says nothing; others say what they want to.
+
+    `numbers` of a round are what `measure.headline` found: 'val accuracy' -> the mean, and the like.
+    """
+
+    def start(self, rounds: int, done: int) -> None: ...
+    def round(self, round: int, numbers: Mapping[str, float]) -> None: ...
+    def client(self, round: int, done: int, of: int) -> None: ...
+    def event(self, text: str) -> None: ...
+
+    def warn(self, text: str) -> None:
+        """Print what the user must know, however quiet they want the run."""
+        errors.warn(text)
+
+    def stop(self) -> None: ...
+
+
+def progress(quiet: bool = False) -> Progress:
+    """Bars if stderr is a terminal, lines if it is not, no reports at all if `quiet`."""
+    if quiet:
+        return Progress()
+    return Bars() if sys.stderr.isatty() else Lines()
+
+
+def shown() -> Progress:
+    """Bars on a terminal and in a notebook; elsewhere nothing, as suits a library."""
+    from rich.console import Console
+
+    return Bars() if sys.stderr.isatty() or Console().is_jupyter else Progress()
+
+
+class Lines(Progress):
+    """A plain line on stderr about every tenth of the rounds, and one for each event."""
+
+    def start(self, rounds: int, done: int) -> None:
+        self._rounds, self._done, self._began = rounds, done, time.monotonic()
+
+    def round(self, round: int, numbers: Mapping[str, float]) -> None:
+        if round * 10 // self._rounds == (round - 1) * 10 // self._rounds:
+            return
+        spent = time.monotonic() - self._began
+        left = spent / max(1, round - self._done) * (self._rounds - round)
+        times = f"{clock(spent)} spent, {clock(left)} left"
+        self.event("  ".join([f"round {round}/{self._rounds}", *_texts(numbers), times]))
+
+    def event(self, text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+
+class Bars(Progress):
+    """One bar for the rounds and one for the clients of the round; events scroll by above them."""
+
+    def __init__(self) -> None:
+        from rich import progress as rich
+        from rich.console import Console
+
+        self._bars = rich.Progress(
+            rich.TextColumn("{task.description}"),
+            rich.BarColumn(),
+            rich.MofNCompleteColumn(),
+            rich.TimeElapsedColumn(),
+            rich.TimeRemainingColumn(),
+            rich.TextColumn("{task.fields[numbers]}", markup=False),
+            console=Console(stderr=True),
+        )
+
+    def start(self, rounds: int, done: int) -> None:
+        self._round_bar = self._bars.add_task("rounds", total=rounds, completed=done, numbers="")
+        self._client_bar = self._bars.add_task("clients", total=None, numbers="")
+        self._bars.start()
+
+    def client(self, round: int, done: int, of: int) -> None:
+        self._bars.update(self._client_bar, completed=done, total=of)
+
+    def round(self, round: int, numbers: Mapping[str, float]) -> None:
+        self._bars.update(self._round_bar, completed=round, numbers="  ".join(_texts(numbers)))
+
+    def event(self, text: str) -> None:
+        self._bars.console.print(text, markup=False, highlight=False)
+
+    def warn(self, text: str) -> None:
+        self.event(f"warning: {text}")
+
+    def stop(self) -> None:
+        self._bars.stop()
+
+
+def _texts(numbers: Mapping[str, float]) -> list[str]:
+    return [f"{name} {value:.4g}" for name, value in numbers.items()]

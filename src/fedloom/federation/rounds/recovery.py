@@ -1,0 +1,241 @@
+"""Rounds that fail: what may take the place of a state, which rows are to blame where it may not, when a run gives up.
+
+Nobody knows what a method does to its updates, so what is judged is what came out of them. A round fails where a model,
+or what the stages, the server rule or the buffers hold, is not finite; where a model's norm is more than GROWTH times
+what it, or the model for all, was before and more than UPDATES usual updates; and where a model, or the server rule's
+memory, is more than FAR times what the model was before (than 1 where that was smaller). A usual update is the median
+of the norms of a round's updates that are not zero, and the median of that over the round and the last REMEMBERED ones.
+
+The state is then the one before, and the round is done again without the rows to blame: those of more than BLAMED usual
+updates. If that fails too, or no row is to blame, the round is lost: nothing of it is kept. After TRIES lost rounds in
+a row a run stops.
+
+What a row has beside its update goes into sums too, and nobody knows where they will act. So a row is dropped where an
+auxiliary vector or the buffers are not finite in the model's precision, or where one of them, or a tensor among its
+extras, is more than FAR times the median of the round's rows.
+
+A round that does not fail may still be one that a single row moved far. A row of more than LONG usual updates is logged
+where no robust rule bounds what it does to others.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from fedloom.core.context import Ctx, Row, State
+from fedloom.core.spread import total
+from fedloom.core.stage import Stage
+from fedloom.core.updates import Updates, row_norms
+from fedloom.federation.rounds.messages import Payload
+
+GROWTH, UPDATES, BLAMED, FAR = 10.0, 1e3, 1e2, 1e6
+REMEMBERED, TRIES = 10, 3
+LONG, FEW = 50.0, 3
+"""Fewer than FEW rows do not say what is usual."""
+
+Step = Callable[[Updates, Sequence[Payload], Ctx], State]
+"""The state after a round of these rows, from their payloads."""
+Agree = Callable[[str | None], str | None]
+"""Makes what one process found known to all: the first of their reasons."""
+
+
+def gave_up(state: State) -> bool:
+    """Whether a run with a server has lost so many rounds in a row that it stops. Peers go on beside each other."""
+    return "server" in state and bool(_recent(state["server"])["lost"] >= TRIES)
+
+
+def was_lost(before: State, server: State) -> bool:
+    """Whether the round between two states of a server, or of a peer's model, was lost."""
+    return bool(_recent(server)["lost"] > _recent(before)["lost"])
+
+
+def kept(before: State, server: State, clients: State) -> State:
+    """Of the new states of `clients`, those to keep: those whose updates were used between two states of the server."""
+    without = clients if was_lost(before, server) else _recent(server).get("without", ())
+    return {client: state for client, state in clients.items() if client not in without}
+
+
+def again(state: State) -> State:
+    """The state of a run that gave up, to try once more."""
+    return {**state, "server": {**state["server"], "recent": {**_recent(state["server"]), "lost": 0}}}
+
+
+def _recent(server: State) -> State:
+    recent: State = server.get("recent", {"updates": [], "lost": 0})
+    return recent
+
+
+def usable(updates: Updates, came: Sequence[Payload], ctx: Ctx) -> tuple[Updates, dict[Row, float]]:
+    """The rows that may be used, and their norms; the others are logged."""
+    sizes = dict(zip(updates.rows, updates.norms.tolist(), strict=True))
+    bad = {row: "not finite after the client's stages" for row, size in sizes.items() if not math.isfinite(size)}
+    for what, beside in _beside(updates, came):
+        known = usual([size for row, size in beside.items() if row not in bad])
+        for row, size in beside.items():
+            if row not in bad and not size <= FAR * known:
+                text = f"of norm {size:.3g}, while {known:.3g} is usual" if math.isfinite(size) else "not finite"
+                bad[row] = f"{what} {text}"
+    for (client, task), why in bad.items():
+        ctx.log("update dropped", {**_at(ctx), **_key((client, task)), "why": why})
+    if any(client == ctx.peer for client, _ in bad):  # nobody mixes without a model of its own
+        bad = dict.fromkeys(updates.rows, "")
+    left = updates.keep([i for i, row in enumerate(updates.rows) if row not in bad])
+    return left, {row: sizes[row] for row in left.rows}
+
+
+def usual(sizes: Iterable[float]) -> float:
+    """The (lower) median of those that are finite and not zero; 0 without any."""
+    known = [size for size in sizes if 0 < size < math.inf]
+    return statistics.median_low(known) if known else 0.0
+
+
+def careful(
+    updates: Updates,
+    sizes: Mapping[Row, float],
+    came: Sequence[Payload],
+    state: State,
+    ctx: Ctx,
+    step: Step,
+    stage: Stage,
+    agree: Agree = lambda why: why,
+) -> State:
+    """The state after `step`, where it may take the place of `state`, if need be without the rows to blame.
+
+    What a failed attempt says is not heard. At a peer its own row is never to blame. `stage` is what `step` calls.
+    """
+    recent = _recent(state)
+    now = usual(sizes.values())
+    known = usual([*recent["updates"], now])
+
+    def attempt(rows: Updates) -> tuple[State, str | None]:
+        said: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
+        alive = {client for client, _ in rows.rows}
+        held = replace(
+            ctx,
+            log=lambda *what: said.append((ctx.log, what)),
+            record=lambda *what: said.append((ctx.record, what)),
+        )
+        new = step(rows, [p for p in came if p.row[0] in alive], held)
+        why = agree(_wrong(new, state, known))
+        for speak, what in said if why is None else ():
+            speak(*what)
+        return new, why
+
+    new, why = attempt(updates)
+    left = set(updates.rows)
+    if why is not None:
+        ctx.log("round rolled back", {**_at(ctx), "why": why})
+        blamed = [row for row, size in sizes.items() if size > BLAMED * known and row[0] != ctx.peer]
+        if not 0 < len(blamed) < len(updates):
+            return lost(state, ctx, "all rows are to blame" if blamed else "no row is to blame")
+        for row in blamed:
+            because = f"of norm {sizes[row]:.3g}, while {known:.3g} is usual, in a round that failed"
+            ctx.log("update dropped", {**_at(ctx), **_key(row), "why": because})
+        left -= set(blamed)
+        new, why = attempt(updates.keep([i for i, row in enumerate(updates.rows) if row in left]))
+        if why is not None:
+            return lost(state, ctx, why)
+        now = usual(sizes[row] for row in left)
+    exposed = not stage.robust and (stage.traits.reduces or stage.traits.kind != "row")
+    for row, size in sizes.items() if exposed and len(sizes) >= FEW else ():
+        if row in left and size > LONG * known and row[0] != ctx.peer:
+            because = f"its norm {size:.3g} is {size / known:.0f} times the usual {known:.3g}"
+            todo = "no robust rule bounds it: add one, such as method.add.clip={} (docs/robust.md)"
+            ctx.log("long update", {**_at(ctx), **_key(row), "why": f"{because}, and {todo}"})
+    without = sorted({p.row[0] for p in came} - {client for client, _ in left})
+    return {**new, "recent": {"updates": [*recent["updates"], now][-REMEMBERED:], "lost": 0, "without": without}}
+
+
+def lost(state: State, ctx: Ctx, why: str) -> State:
+    """The state before a lost round, which counts it."""
+    recent = _recent(state)
+    ctx.log("round lost", {**_at(ctx), "why": why})
+    return {**state, "recent": {**recent, "lost": recent["lost"] + 1}}
+
+
+def nothing_came(state: State, ctx: Ctx) -> State:
+    """The state before a round without any usable row. It is lost where that is not for a single client to answer."""
+    clients = {client for client, _ in ctx.targets or ()}
+    if len(clients) < 2 or ctx.peer is not None:
+        return state
+    return lost(state, ctx, f"none of {len(clients)} clients has a usable update; if all fail, so may the model")
+
+
+def _wrong(new: State, before: State, known: float) -> str | None:
+    """Why a state may not take the place of the one before; None if it may."""
+    start = _size(before["model"])
+    for what, model, then in _models(new, before):
+        size = _size(model)
+        if not math.isfinite(size):
+            return f"{what} would have nan or inf"
+        if size > GROWTH * start:
+            was = max(start, _size(then))
+            if size > max(GROWTH * was, UPDATES * known) or size > FAR * max(was, 1.0):
+                return f"{what} would grow from norm {was:.3g} to {size:.3g}, with updates of {known:.3g}"
+    memory = [one for name, one in new["rule"].items() if one is not before["rule"].get(name)]
+    held = {"the state of stages": new["stage"], "the memory of the server rule": memory, "buffers": new["buffers"]}
+    for what, tree in held.items():
+        largest = max(map(_size, _tensors(tree)), key=lambda size: (math.isnan(size), size), default=0.0)
+        if not math.isfinite(largest):
+            return f"{what} would have nan or inf"
+        if tree is memory and largest > FAR * max(start, known, 1.0):
+            return f"{what} would be of norm {largest:.3g}, with a model of {start:.3g} and updates of {known:.3g}"
+    return None
+
+
+def _models(new: State, before: State) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Models and task vectors that are not those of the state before: (what, now, before)."""
+    if new["model"] is not before["model"]:
+        yield "the model", new["model"], before["model"]
+    for kind, word in (("personal", "model of client"), ("tasks", "vector of task")):
+        for name, now in new.get(kind, {}).items():
+            then = before[kind].get(name, before["model"])
+            if now is not then:
+                yield f"the {word} {name!r}", now, then
+
+
+def _beside(updates: Updates, came: Sequence[Payload]) -> Iterator[tuple[str, dict[Row, float]]]:
+    """What rows have beside X, and its norm for each row that has it."""
+    for name, matrix in updates.auxiliary.items():
+        norms = total(row_norms(matrix).square()).sqrt()  # its columns may lie in several processes
+        yield f"auxiliary {name}", dict(zip(updates.rows, norms.tolist(), strict=True))
+    for name, values in updates.extra.items():
+        real = {  # what is not finite in an extra is for the stage that reads it
+            row: _size(value.nan_to_num(0, 0, 0))
+            for row, value in zip(updates.rows, values, strict=True)
+            if isinstance(value, Tensor) and value.ndim and value.is_floating_point()
+        }
+        if real:
+            yield f"extra {name}", real
+    buffers = {p.row: p.buffers for p in came if p.buffers is not None}
+    if buffers:
+        yield "buffers", {row: _size(buffers[row]) for row in updates.rows if row in buffers}
+
+
+def _size(x: Tensor) -> float:
+    return float(row_norms(x.reshape(1, -1)))
+
+
+def _tensors(tree: Any) -> Iterator[Tensor]:
+    """The tensors of real numbers in a tree."""
+    if isinstance(tree, Tensor):
+        if tree.is_floating_point():
+            yield tree
+    elif isinstance(tree, Mapping | list | tuple):
+        for value in tree.values() if isinstance(tree, Mapping) else tree:
+            yield from _tensors(value)
+
+
+def _key(row: Row) -> dict[str, str]:
+    client, task = row
+    return {"client": client} if task is None else {"client": client, "task": task}
+
+
+def _at(ctx: Ctx) -> dict[str, str]:
+    return {} if ctx.peer is None else {"peer": ctx.peer}

@@ -1,0 +1,400 @@
+"""Combinations in a recipe that do not work, refused before a run begins: one idea a function.
+
+Each raises RecipeError with the key to change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from fedloom.core.errors import RecipeError, nearest
+from fedloom.core.updates import Updates
+from fedloom.federation.recipes.schema import MethodSection, PeersSection, Recipe
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.messages import nothing, rows_of
+from fedloom.methods.method import AGES, Method
+from fedloom.methods.peers.graph import candidates
+from fedloom.models.multitask import MultiTask
+from fedloom.models.own import is_whole
+from fedloom.training import stacked
+from fedloom.training.flat import integer_buffers
+
+
+def pace(recipe: Recipe, method: Method) -> None:
+    """Ages of models without asynchronous peers, and partial participation with them."""
+    free = recipe.peers is not None and recipe.peers.mode == "asynchronous"
+    ages = sorted(f.removeprefix("extra:") for f in method.stage.traits.reads & AGES)
+    if ages and not free:
+        raise RecipeError(
+            f"method: {method.name} looks at {', '.join(ages)}, but all models of a round are of one instant; "
+            "peers: {mode: asynchronous} are not"
+        )
+    if free and recipe.training.participation < 1:
+        raise RecipeError(
+            f"training.participation: {recipe.training.participation} found, but asynchronous peers take part at their "
+            "own pace; peers.scenario has churn and dropout"
+        )
+
+
+def numbered_apart(recipe: Recipe, method: Method) -> None:
+    """Groups that peers number each for itself, where not every peer hears all others from the first round on."""
+    peers, share = recipe.peers, recipe.training.participation
+    if peers is None or not method.stage.traits.numbers:
+        return
+    choose, warmup = peers.choose, peers.warmup
+    partly = {
+        f"peers.graph: {peers.graph.name}": peers.graph.name != "full",
+        "peers.choose": any(rule is not None for rule in (choose.top, choose.threshold, choose.groups)),
+        "peers.mode: asynchronous": peers.mode == "asynchronous",
+        "peers.scenario": peers.scenario is not None,
+        "peers.warmup.alone": warmup is not None and warmup.alone > 1,
+        f"training.participation: {share}": share < 1,
+    }
+    for what, there in partly.items():
+        if there:
+            raise RecipeError(
+                f"{what} found, but {method.name} begins with groups of the clients that a peer hears, and a group has "
+                "the same number at all peers only where each hears all others; set method.first: noise"
+            )
+
+
+def without_method(recipe: Recipe) -> None:
+    """A recipe that needs a Method made in Python, without one."""
+    section = recipe.method
+    if section.python is not None and not section.is_held:
+        raise RecipeError(
+            f"method.python: the method was {section.python!r}, made in Python, which a recipe cannot hold; give "
+            "it as method= in Python (fedloom.run, fedloom.resume)"
+        )
+
+
+def undone(section: MethodSection, name: str) -> None:
+    """Keys of a recipe that a Method made in Python, of this name, would silently undo."""
+    known = section.entry.params.model_fields
+    given = {k: v for k, v in section.params.items() if v != known[k].get_default(call_default_factory=True)}
+    common = {key: getattr(section, key) for key in ("add", "weights", "max_examples", "buffers", "codec")}
+    given |= {k: v for k, v in common.items() if v}
+    for key, value in given.items():
+        found = ", ".join(value) if isinstance(value, dict) else value
+        raise RecipeError(
+            f"method.{key}: {found} found, but the Method {name!r}, made in Python, takes the place of the "
+            f"recipe's, so this would be ignored; leave it out (method={section.name}), and set it in Python"
+        )
+
+
+def needs_parts(method: Method, module: MultiTask) -> None:
+    """Methods that look into a model, where the model is one module of which nobody knows where its features are."""
+    if not is_whole(module):
+        return
+    parts = [*(change for change in method.model if not getattr(change, "replaces_all", False))]
+    for part in (*parts, *(rule for rule in method.local if rule.features)):
+        raise RecipeError(
+            f"model: {method.name} looks at features, heads or layers ({part!r}), but the model is one module; give an "
+            "encoder: fl.model(encoder, heads='linear') or fl.model(encoder, heads={task: module})"
+        )
+
+
+def judges_without_validation(built: Built) -> None:
+    """Peers that judge each other's models, and rules that measure models, if a client has no validation data."""
+    recipe = built.recipe
+    without = [client for client in built.federation.clients.values() if not len(client.part("val"))]
+    if recipe.peers is not None and without:
+        for what in judged_on_data(recipe.peers):
+            raise RecipeError(
+                f"peers: {what} judges models on validation data, but client {without[0].id!r} has none; "
+                "set partition.val_fraction"
+            )
+    for rule in built.method.local:
+        if rule.validation and without:
+            raise RecipeError(
+                f"method: {rule!r} measures models on validation data, but client {without[0].id!r} has none "
+                f"({len(without)} of {len(built.federation.clients)} clients); set partition.val_fraction"
+            )
+
+
+def judged_on_data(peers: PeersSection) -> list[str]:
+    """By what peers judge each other's models on their own validation data."""
+    groups = peers.choose.groups
+    fine = ["choose.groups.fine"] if groups is not None and groups.fine is not None else []
+    return [*(f"similarity {signal}" for signal in peers.similarity.measured), *fine]
+
+
+def pooled(built: Built) -> None:
+    """The examples of all clients in one place, where there is no such place."""
+    recipe, method = built.recipe, built.method
+    if not method.pooled:
+        return
+    elsewhere = f"runtime.engine: {recipe.runtime.engine}" if recipe.runtime.engine != "process" else None
+    if found := "peers" if recipe.peers is not None else elsewhere:
+        raise RecipeError(
+            f"method: {method.name} needs the examples of all clients in one place, but with {found} there is none; "
+            "run it with engine: process and without peers"
+        )
+
+
+def rows_by_task(built: Built) -> None:
+    """Tasks that are trained alone, together with something that needs one model for all of a client's tasks."""
+    method, buffers = built.method, built.layout.buffers
+    if method.rows != "client-task":
+        return
+    if buffers.blocks:
+        raise RecipeError(
+            f"model: {method.name} trains each task alone, so running statistics cannot be shared "
+            f"({buffers.names[0]}); use a model without, for example norm: group"
+        )
+    if "trained" in built.recipe.evaluation.models:
+        raise RecipeError(
+            f"evaluation.models: {method.name} trains a model for each task of a client, so there is no one "
+            "model 'trained' to measure; use global and personal"
+        )
+
+
+def unaware_of_presence(built: Built) -> None:
+    """Stages that do not say how they treat rows that lack blocks, where rows may lack some."""
+    method, federation, peers = built.method, built.federation, built.recipe.peers
+    if not (peers is not None and peers.sends_parts):
+        shared = method.shared_part(built.layout)
+        rows = {
+            client: tuple(c.tasks) if method.rows == "client-task" else () for client, c in federation.trainers.items()
+        }
+        have = (federation.present(federation.trainers[client], shared, tasks) for client, tasks in rows.items())
+        if all(mask is None or bool(mask.all()) for mask in have):
+            return
+    for stage in (*method.edge.unaware(), *method.stage.unaware()):
+        raise RecipeError(
+            f"method: {method.name}: {stage!r} does not say how it treats rows that lack blocks, but here some do: "
+            "clients have only their own tasks' heads (model.heads: own), one row a task, or send parts of their "
+            "models. Keep such parts with the clients (for example share: encoder); or let the stage look at "
+            "Updates.present and declare Traits(presence=...), or put PerBlock around it"
+        )
+
+
+def too_few_rows(built: Built) -> None:
+    """Stages that never have enough rows in some group, whoever takes part."""
+    method, federation = built.method, built.federation
+    if not built.whole:
+        return
+    if built.recipe.peers is not None:
+        asks = any(method.stage.too_few(1))
+        each = _heard(built.recipe, built.recipe.peers, sorted(federation.clients)) if asks else {}
+        for peer, heard in each.items():
+            for why in method.stage.too_few(heard + 1):
+                raise RecipeError(f"method: {method.name}: at peer {peer!r}, which hears at most {heard} others: {why}")
+        return
+    shared, rows = method.shared_part(built.layout), rows_of(method, federation, sorted(federation.trainers))
+    ones = torch.ones(len(rows), dtype=torch.float64)
+    masks = [federation.present(federation.client(c), shared, () if t is None else (t,)) for c, t in rows]
+    present = [mask for mask in masks if mask is not None]
+    held = [t or ",".join(sorted(federation.client(c).tasks)) for c, t in rows]
+    everyone = Updates(
+        shared,
+        rows,
+        nothing(len(rows), shared.d),
+        ones,
+        ones,
+        present=torch.cat(present) if present else None,
+        extra={"tasks": held},
+    )
+    for why in (*method.stage.too_few(len(rows)), *method.stage.unfit(everyone)):
+        raise RecipeError(f"method: {method.name}: {why}")
+
+
+def _heard(recipe: Recipe, peers: PeersSection, names: Sequence[str]) -> dict[str, int]:
+    """How many others each peer hears at most in a round."""
+    section = peers.graph
+    graph = candidates(section.name, names, seed=recipe.seed, every=section.every, **section.params)
+    most = len(names) - 1 if peers.choose.top is None else peers.choose.top
+    # where graphs are drawn anew, any peer may be heard one day
+    return {peer: min(most, len(names) - 1 if section.every else len(graph.senders(peer))) for peer in names}
+
+
+def strangers(built: Built) -> None:
+    """Clients that a stage names and that are not there."""
+    known, method = sorted(built.federation.clients), built.method
+    if built.whole and (unknown := sorted(method.stage.clients - {*known})):
+        raise RecipeError(
+            f"method: {method.name}: no client {unknown[0]!r}.{nearest(unknown[0], known)} Clients: {', '.join(known)}"
+        )
+
+
+def attacked(built: Built) -> None:
+    """Hostile clients that cannot do what the recipe wants of them."""
+    recipe = built.recipe
+    if not built.attacks or recipe.attack is None:
+        return
+    if built.method.pooled:
+        raise RecipeError(f"attack: with {built.method.name} nothing is sent, so nobody can attack")
+    if any(attack.knows_all for attack in built.attacks.values()):
+        runtime, peers = recipe.runtime, recipe.peers
+        where = ""
+        if peers is not None and peers.mode == "asynchronous":
+            where = "among asynchronous peers"
+        elif peers is not None and runtime.engine != "process":
+            where = f"among peers with runtime.engine: {runtime.engine}"
+        elif runtime.engine == "cluster" and not runtime.exact:
+            where = "on a cluster with runtime.exact: false"
+        if where:
+            raise RecipeError(
+                f"attack: {recipe.attack.name} needs the honest clients' updates in one place before any is used, and "
+                f"{where} there is none; use a server (exact: true), or synchronous peers in one process"
+            )
+        if built.method.codec.stays_packed:
+            raise RecipeError(f"attack: {recipe.attack.name} needs rows, which {built.method.codec!r} never makes")
+    for group, count, hostile, factor in built.attacked_groups:
+        if factor == 0:
+            raise RecipeError(
+                f"attack: {recipe.attack.name} has the factor 0 among the {count} clients with {group}, {hostile} of "
+                "them hostile, so these would send the honest mean; set attack.factor, for example to 1.5, or name "
+                "more of these clients in attack.clients"
+            )
+
+
+def epochs_by_domain(built: Built) -> None:
+    """Epochs by domain that do not fit the clients' domains."""
+    recipe = built.recipe
+    epochs, clients = recipe.training.epochs, built.federation.clients.values()
+    if not isinstance(epochs, dict):
+        return
+    domains = list(dict.fromkeys(c.domain for c in clients if c.domain is not None))
+    for client in clients:
+        if client.domain not in epochs:
+            where = "no domain" if client.domain is None else f"domain {client.domain!r}"
+            raise RecipeError(f"training.epochs: client {client.id!r} is of {where}, found {', '.join(epochs)}")
+    for name in epochs:
+        if name not in domains:
+            raise RecipeError(
+                f"training.epochs.{name}: no client is of this domain.{nearest(name, domains)} "
+                f"Domains: {', '.join(domains)}"
+            )
+
+
+def stacks(built: Built) -> None:
+    """Stacked training together with something that cannot be stacked."""
+    if built.recipe.training.stacked is True:
+        workers = built.recipe.runtime.workers
+        if workers != "auto" and workers > 1:
+            raise RecipeError(f"training.stacked: runs in one process, but runtime.workers is {workers}")
+        stackable(built)
+
+
+def stackable(built: Built) -> None:
+    """Refuse what cannot be stacked."""
+    recipe, method = built.recipe, built.method
+    if isinstance(recipe.training.epochs, dict):
+        raise RecipeError("training.stacked: clients of a stack train equally long, but training.epochs is by domain")
+    if method.phases or method.stream or method.rows == "client-task" or method.pooled:
+        raise RecipeError(f"training.stacked: a stack trains all of one model, but {method.name} does more")
+    if built.dataset.train.prefetch:
+        raise RecipeError(
+            f"training.stacked: data set {built.dataset.name!r} may augment its batches, a stack does not"
+        )
+    stacked.refuse(built.module, recipe.training, method.local)
+
+
+def unprotected(built: Built) -> None:
+    """What a private run would release of its clients without noise, or draw in a way that nobody accounted for."""
+    recipe, method, section = built.recipe, built.method, built.recipe.privacy
+    if section is None:
+        return
+    if recipe.peers is not None:
+        if recipe.peers.mode == "asynchronous":
+            raise RecipeError(
+                "privacy: asynchronous peers train as often as they can, but it is rounds that are charged; set "
+                "peers.mode: synchronous"
+            )
+        features = ["similarity features"] if "features" in recipe.peers.similarity.signals else []
+        for what in (*judged_on_data(recipe.peers), *features):
+            raise RecipeError(
+                f"privacy: {what} tells others of a peer's own data, which no noise protects; set null or leave it out"
+            )
+    if recipe.early_stopping is not None:
+        raise RecipeError("early_stopping: it looks at clients' validation data, which no noise protects; leave it out")
+    if recipe.runtime.engine == "flower" and section.trust == "central":
+        if section.sampling == "fixed":
+            raise RecipeError("privacy.sampling: fixed found, but with Flower clients may come later; set poisson")
+        if recipe.runtime.flower.enough is not None:
+            raise RecipeError(
+                "runtime.flower.enough: where no more answers are waited for, one client more keeps another out, which "
+                "moves the sum by two updates, but one is accounted for; leave it out, or set privacy.trust: local"
+            )
+    drawn = section.sampling == "poisson" and recipe.training.participation < 1
+    if drawn and method.stage.traits.hides and "base" in method.stage.traits.reads:
+        raise RecipeError(
+            f"privacy.sampling: poisson found, with training.participation {recipe.training.participation}, but "
+            f"{method.name} begins with what the first clients start from, so a round without any would show; expected "
+            "fixed, or all clients in each round"
+        )
+    if built.deployed and recipe.runtime.checkpoint_every > 1:
+        raise RecipeError(
+            f"runtime.checkpoint_every: {recipe.runtime.checkpoint_every} found, but a private run that goes on after "
+            "a crash would release these rounds again; expected 1"
+        )
+    shared = method.shared_buffers(built.layout).names
+    if method.buffers != "local" and (shared or integer_buffers(built.module)):
+        raise RecipeError(
+            f"method.buffers: {method.buffers} found, but running statistics ({next(iter(shared), 'counters')}) travel "
+            "beside the update, and no noise protects them; set method.buffers: local, or a model without"
+        )
+
+
+def models_to_measure(built: Built) -> None:
+    """Models to measure none of which the method has."""
+    wanted, there = built.recipe.evaluation.models, built.models
+    if set(wanted).isdisjoint(there):
+        found = ", ".join(wanted)
+        raise RecipeError(
+            f"evaluation.models: {found} found, but with {built.method.name} there is only the {there[0]} model of "
+            f"{'all clients' if there[0] == 'global' else 'each client'}, so final numbers would be missing; "
+            f"add {there[0]}"
+        )
+
+
+def unmeasured(built: Built) -> list[str]:
+    """What the recipe wants measured and no client can measure, in sentences: a split, or a task in a split.
+
+    Raises RecipeError where nothing is left to measure, or no score for early stopping. Labels that are elsewhere, as
+    at a server of nodes, are taken to be there.
+    """
+    recipe, clients = built.recipe, built.federation.clients.values()
+    tasks = [task.name for task in built.federation.tasks]
+
+    def labelled(split: str, task: str) -> bool:
+        return any(len(client.part(split).of(task)) for client in clients if task in client.tasks)
+
+    here = any(labelled("train", task) for task in tasks)
+    gaps: dict[str, list[str]] = {}
+    possible = []
+    for split in ("test", "val"):
+        without = [task for task in tasks if here and not labelled(split, task)]
+        if not any(len(client.part(split)) for client in clients):
+            gaps[split] = [f"no client has {split} examples"]
+        elif without == tasks:
+            gaps[split] = [f"no {split} example has a label of a task of its client"]
+        else:
+            possible.append(split)
+            gaps[split] = [f"no {split} example has a label of task {task!r}" for task in without]
+    wanted = recipe.evaluation.splits
+    said = [gap for split in wanted for gap in gaps[split]]
+    if not set(wanted) & set(possible):
+        could = f"possible: {', '.join(possible)}" if possible else "and no other split could be measured either"
+        raise RecipeError(f"evaluation.splits: {', '.join(wanted)} found, but {'; '.join(said)}; {could}")
+    if recipe.early_stopping is not None and "val" not in possible:
+        raise RecipeError(f"early_stopping: {gaps['val'][0]}, so it has no score to watch; set partition.val_fraction")
+    return said
+
+
+ALL: tuple[Callable[[Built], None], ...] = (
+    pooled,
+    judges_without_validation,
+    rows_by_task,
+    unaware_of_presence,
+    too_few_rows,
+    strangers,
+    attacked,
+    epochs_by_domain,
+    stacks,
+    unprotected,
+    models_to_measure,
+)

@@ -1,0 +1,147 @@
+"""Who sees what of clients' updates in a run: what its stages need, and whose row its personal mixes give away.
+
+Whose row can be computed from mixes of all rows, by who sees the mixes and knows the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.core.context import Row, generator, row_key
+from fedloom.core.stage import Chain, Stage, adds_up
+from fedloom.core.updates import Updates
+from fedloom.federation.rounds.built import Built
+from fedloom.federation.rounds.messages import rows_of
+from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.rounds.rounds import Round
+
+LARGEST = 50_000_000
+"""Mixes of at most so many numbers are tried."""
+LABELS = "median correlation 0.99, benchmarks/label_counts.py"
+_NAMED = 5
+
+
+def needed(stage: Stage) -> str:
+    """What a stage needs of the rows to do its work, by its traits."""
+    if stage.traits.hides or adds_up(stage):
+        return "sums"
+    return "the Gram matrix or extras" if stage.traits.kind == "mix" else "rows"
+
+
+def told(built: Built) -> list[str]:
+    """Who sees what, in sentences, for the dry run."""
+    method, peers = built.method, built.recipe.peers
+    if method.pooled or method.shares_nothing:
+        return []
+    gets = "rows with noise" if built.terms is not None and built.terms.trust == "local" else "the rows themselves"
+    counts = _label_counts(built)
+    if peers is not None:
+        return [f"who sees what: each peer gets {gets} of those it hears", *counts]
+    stages = method.stage.stages if isinstance(method.stage, Chain) else (method.stage,)
+    until = next((i for i, stage in enumerate(stages) if stage.traits.reduces), len(stages) - 1)
+    needs = ", ".join(f"{type(stage).__name__} needs {needed(stage)}" for stage in stages[: until + 1])
+    mixes = [] if method.stage.traits.reduces else [f"who sees what: {_given_away(built)}"]
+    return [f"who sees what: {needs}; the server gets {gets}", *mixes, *counts]
+
+
+def _label_counts(built: Built) -> list[str]:
+    """Of which tasks label counts can be read from updates, in a sentence; nothing where noise hides them."""
+    if built.terms is not None and built.terms.trust == "local":
+        return []
+    shared = built.method.shared_part(built.layout)
+    biased = {block.task for block in shared.blocks if block.role == "head" and block.name.endswith("bias")}
+    tasks = [task.name for task in built.federation.tasks if task.kind == "classification" and task.name in biased]
+    if not tasks:
+        return []
+    despite = "; clipping and noise at the server do not hide it" if built.terms is not None else ""
+    return [
+        f"who sees what: the update of a head's bias tells how many examples of each class a client has, in "
+        f"{', '.join(tasks)} ({LABELS}{despite}); heads that stay with the clients tell nothing"
+    ]
+
+
+def _given_away(built: Built) -> str:
+    """Whose rows follow from the personal mixes of a round, in a sentence."""
+    try:
+        rows = _tried(built)
+    except _UnknownError as why:
+        return f"each client gets a mix of its own; whether these give rows away is not known before the run ({why})"
+    if not rows:
+        return "no row follows from the personal mixes of all (tried with random rows)"
+    names = [row_key(row).replace("\x1f", "/") for row in rows]
+    some = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    return f"the rows of {some} follow from the personal mixes of all, so hiding them from the server would be void"
+
+
+class _UnknownError(Exception):
+    pass
+
+
+def _tried(built: Built) -> list[Row]:
+    """The rows that follow from what the aggregation makes of random ones."""
+    method, federation = built.method, built.federation
+    shared = method.shared_part(built.layout)
+    rows = tuple(sorted(rows_of(method, federation, federation.trainers), key=row_key))
+    if len(rows) * shared.d > LARGEST:
+        raise _UnknownError("the model is large")
+    masks = [federation.present(federation.client(c), shared, () if t is None else (t,)) for c, t in rows]
+    present = None if any(mask is None for mask in masks) else torch.cat([m for m in masks if m is not None])
+    X = torch.randn(len(rows), shared.d, generator=generator(0, "who sees what"), dtype=torch.float64)
+    if present is not None:
+        for i, s in enumerate(shared.slices):
+            X[:, s] *= present[:, i : i + 1]
+    ones = torch.ones(len(rows), dtype=torch.float64)
+    updates = Updates(shared, rows, X, ones, ones, present=present, extra=dict(_extras(built, rows)))
+    if "base" in method.stage.traits.reads:
+        updates = updates.replace(base=torch.zeros_like(X))
+    ctx = Round(built, 1, Progress()).ctx(tuple(federation.trainers))
+    try:
+        out, _ = method.stage(updates, method.stage.init(shared), ctx)
+    except (RuntimeError, ValueError, KeyError, IndexError, AttributeError) as error:
+        raise _UnknownError("it looks at more than rows") from error
+    found: set[int] = set()
+    for s in shared.slices:
+        if s.stop - s.start >= len(rows):
+            W = mixing_of(X[:, s], out.X[:, s])
+            if W is None:
+                raise _UnknownError("it does more than mix")
+            found |= set(leaked(W))
+    return [rows[i] for i in sorted(found)]
+
+
+def _extras(built: Built, rows: tuple[Row, ...]) -> Iterator[tuple[str, list[Any]]]:
+    """The extras that are known before a run."""
+    clients = [built.federation.client(client) for client, _ in rows]
+    known: dict[str, list[Any]] = {
+        "steps": [1.0] * len(rows),
+        "domain": [client.domain or "" for client in clients],
+        "tasks": [",".join(sorted(client.tasks)) for client in clients],
+    }
+    for name in built.method.extras:
+        if name not in known:
+            raise _UnknownError(f"it looks at {name}")
+        yield name, known[name]
+
+
+_SMALL = 1e-4
+"""Singular values below this share of the largest one, and differences below this share, are rounding."""
+
+
+def leaked(W: Tensor) -> list[int]:
+    """The rows of X (K x d) that follow from the mixes W X; W is M x K.
+
+    Row i does where its unit vector lies in the row space of W, so that some combination of the mixes is row i alone:
+    (W^+ W)_ii = 1. With as many independent mixes as rows that is every row.
+    """
+    W = W.double()
+    return [i for i, own in enumerate((torch.linalg.pinv(W, rtol=_SMALL) @ W).diagonal().tolist()) if own > 1 - _SMALL]
+
+
+def mixing_of(X: Tensor, Y: Tensor) -> Tensor | None:
+    """W (M x K) with Y = W X, from rows that are independent; None where Y is no such mix."""
+    X, Y = X.double(), Y.double()
+    W = Y @ torch.linalg.pinv(X)
+    return W if (W @ X - Y).norm() <= _SMALL * Y.norm() else None

@@ -1,0 +1,263 @@
+"""A worker, which trains clients and measures models: a model and the federation's data, but no memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedloom.core.context import Ctx, State, derive_seed, new_secret
+from fedloom.core.errors import UserError
+from fedloom.core.machine import keep_memory
+from fedloom.federation.recipes.runtime import Evaluation
+from fedloom.federation.rounds.client import ClientRound, finish, tune
+from fedloom.federation.rounds.evaluation import Scores, answers, confusions, evaluate
+from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, Part
+from fedloom.federation.rounds.loading import for_task, load, load_personal
+from fedloom.federation.rounds.messages import Message, Payload
+from fedloom.methods.method import Method
+from fedloom.training.attack import HONEST, Attack
+from fedloom.training.config import Training
+from fedloom.training.flat import FlatModel
+from fedloom.training.loop import LocalResult
+from fedloom.training.stacked import Stackable, group, train_stacked
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """Everything that a worker needs and that stays the same during a run."""
+
+    method: Method
+    module: nn.Module
+    federation: BuiltFederation
+    training: Training
+    evaluation: Evaluation
+    seed: int
+    threads: int = 1
+    deployed: bool = False
+    """Whether noise must not come from the seed, nor be the same where a round is asked for again."""
+    attacks: Mapping[str, Attack] = field(default_factory=dict)
+    """Client -> its attack, of the hostile ones."""
+
+    def ctx(self, round: int) -> Ctx:
+        """The context of a client's part of a round."""
+        return Ctx(round, self.seed, secret=new_secret() if self.deployed else None)
+
+    def turn(self, name: str, model: FlatModel, ctx: Ctx) -> ClientRound:
+        """A client's part of a round, with the examples that it trains on."""
+        client, attack = self.federation.trainers[name], self.attacks.get(name, HONEST)
+        examples = attack.examples(client.train.examples, {task: each for task, (each, _) in client.tasks.items()})
+        if examples is not client.train.examples:
+            client = replace(client, train=replace(client.train, examples=examples))
+        settings = client.settings(self.training)
+        return ClientRound(self.method, model, self.federation, client, ctx, settings, attack)
+
+
+@dataclass(frozen=True, eq=False)
+class TrainJob:
+    """Train one client."""
+
+    client: str
+    round: int
+    message: Message
+    state: State
+
+
+@dataclass(frozen=True, eq=False)
+class EvalJob:
+    """Measure one model on one client's split. `tasks` may be more than the client's, because splits may be shared.
+
+    `personal` asks for the client's own model, tuned as the method says; `task` for the model of that task, if each
+    task has one; `costly` for the metrics that take long too.
+    """
+
+    key: int
+    message: Message
+    state: State
+    client: str
+    split: str
+    tasks: tuple[str, ...]
+    round: int
+    personal: bool = False
+    task: str | None = None
+    costly: bool = False
+
+    def same_model(self, other: EvalJob) -> bool:
+        """Whether both measure one model, as far as one can see without a look at it."""
+        alike = self.state is other.state or not (self.state or other.state)
+        return self.message is other.message and self.task == other.task and alike
+
+
+@dataclass(frozen=True, eq=False)
+class LookJob(EvalJob):
+    """Predictions of one model on one client's split.
+
+    Confusions are counted for `tasks`; tasks with one label per pixel use only `images` examples. `shown` are dense
+    tasks whose outputs on `examples` examples are wanted. Both are evenly spaced over the split.
+    """
+
+    images: int = 0
+    shown: tuple[str, ...] = ()
+    examples: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Answers:
+    """The outcome of a LookJob."""
+
+    confusions: Mapping[str, Tensor]
+    """Task -> counts, truth x prediction (C x C, int64)."""
+    answers: Mapping[str, Tensor]
+    """Task -> the output of its head (examples x channels x H x W)."""
+
+
+@dataclass(frozen=True, eq=False)
+class TrainDone:
+    """The outcome of a TrainJob; `trained` has the scores of the model before aggregation, by split, if asked for."""
+
+    client: str
+    payload: Payload
+    result: LocalResult
+    state: State
+    seconds: float
+    trained: Mapping[str, Scores] = field(default_factory=dict)
+
+
+class Worker:
+    """Runs jobs one at a time. Results depend on the job only, never on earlier jobs."""
+
+    def __init__(self, setup: Setup, device: str = "cpu") -> None:
+        keep_memory()
+        self.setup = setup
+        self.model = FlatModel.copy_of(setup.module, device)
+        self.tasks = {task.name: task for task in setup.federation.tasks}
+        self._last: EvalJob | None = None
+        """The job whose model is still loaded, if that of any is."""
+
+    def train(self, job: TrainJob, evaluate_trained: bool = False) -> TrainDone:
+        """The client's part of a round, and the scores of the trained model if they are wanted."""
+        s, self._last = self.setup, None
+        start = time.perf_counter()
+        client = s.federation.trainers[job.client]
+        try:
+            turn = s.turn(job.client, self.model, s.ctx(job.round))
+            payload, result, state = turn.step(job.message, job.state)
+        except (RuntimeError, ValueError, IndexError, KeyError) as error:
+            tasks = ", ".join(client.tasks)
+            raise UserError(f"client {job.client!r} (tasks {tasks}), round {job.round}: {error}") from error
+        trained = self._scores(client, job.round) if evaluate_trained else {}
+        return TrainDone(job.client, payload, result, state, time.perf_counter() - start, trained)
+
+    def train_stacked(self, jobs: Sequence[TrainJob], evaluate_trained: bool = False) -> Iterator[TrainDone]:
+        """Train and finish clients together that can share a stack."""
+        s, model, self._last = self.setup, self.model, None
+        ctx = s.ctx(jobs[0].round)
+        turns = {job.client: (s.turn(job.client, model, ctx), job.state) for job in jobs}
+        begun: dict[int, Tensor] = {}  # models of those that bring nothing of their own, by what they were sent
+        stack = []
+        for job in jobs:
+            base = None if job.state else begun.get(id(job.message.vector))
+            if base is None:
+                base = load(s.method, model, job.message, job.state)[: len(model.params)]
+                if not job.state:
+                    begun[id(job.message.vector)] = base
+            stack.append(Stackable(turns[job.client][0].client.work(job.client), base))
+        shared = model.spans(s.method.shared_part(model.layout))
+        for members in group(stack, s.training):
+            start = time.perf_counter()
+            params, results = train_stacked(model, members, s.training, ctx, shared, s.method.local)
+            mine, states = zip(*(turns[member.work.who] for member in members), strict=True)
+            done = finish(mine, torch.stack([member.base for member in members]), params, states, results)
+            seconds = (time.perf_counter() - start) / len(members)
+            for turn, trained, (payload, result, state) in zip(mine, params, done, strict=True):
+                scores = {}
+                if evaluate_trained:
+                    model.params.copy_(trained)
+                    scores = self._scores(turn.client, ctx.round)
+                yield TrainDone(turn.client.id, payload, result, state, seconds, scores)
+
+    def _scores(self, client: BuiltClient, round: int) -> dict[str, Scores]:
+        """Scores of the current model on a client's splits."""
+        s = self.setup
+        mine = {name: self.tasks[name] for name in client.tasks}
+        how = s.evaluation.batch_size, s.training.channels_last, s.evaluation.in_full(round, s.training.rounds)
+        return {split: evaluate(self.model, client.part(split), mine, *how) for split in s.evaluation.splits}
+
+    def evaluate(self, job: EvalJob) -> tuple[int, Scores]:
+        """Scores of one model, with the job's key."""
+        s = self.setup
+        with self._loaded(job) as part:
+            tasks = {name: self.tasks[name] for name in job.tasks}
+            how = s.evaluation.batch_size, s.training.channels_last, job.costly
+            return job.key, evaluate(self.model, part, tasks, *how)
+
+    def look(self, job: LookJob) -> tuple[int, Answers]:
+        """Confusions and answers of one model, with the job's key."""
+        how = self.setup.evaluation.batch_size, self.setup.training.channels_last
+        said: dict[str, Tensor] = {}
+        with self._loaded(job) as part:
+            plain, dense = ({n: self.tasks[n] for n in job.tasks if self.tasks[n].dense == d} for d in (False, True))
+            counted = confusions(self.model, part, plain, *how)
+            counted |= confusions(self.model, part.spread(job.images), dense, *how)
+            if job.shown:
+                with torch.inference_mode():
+                    each = [out for _, out, _ in answers(self.model, part.spread(job.examples), job.shown, *how)]
+                    said = {name: torch.cat([out[name].float().cpu() for out in each]) for name in job.shown}
+        return job.key, Answers(counted, said)
+
+    @contextmanager
+    def _loaded(self, job: EvalJob) -> Iterator[Part]:
+        """Inside, the job's model is loaded and randomness is the job's own; gives the examples to measure it on."""
+        s = self.setup
+        client = s.federation.clients[job.client]
+        last, self._last = self._last, None if job.personal else job
+        if last is None or job.personal or not job.same_model(last):
+            message = for_task(s.method, self.model, s.federation, job.client, job.message, job.task)
+            load(s.method, self.model, message, job.state)
+        if job.personal:
+            load_personal(self.model, job.state.get("personal", {}))
+            tune(s.method, self.model, client, s.training, Ctx(job.round, s.seed))
+        with torch.random.fork_rng(devices=[]):  # for models that draw random numbers even here
+            torch.default_generator.manual_seed(derive_seed(s.seed, job.round, "evaluate", job.key))
+            yield client.part(job.split)
+
+    def run(self, job: TrainJob | EvalJob, **options: Any) -> TrainDone | tuple[int, Scores] | tuple[int, Answers]:
+        """The result of any job."""
+        if isinstance(job, LookJob):
+            return self.look(job)
+        return self.train(job, **options) if isinstance(job, TrainJob) else self.evaluate(job)
+
+
+def check_device(name: str) -> str:
+    """The device's name, if it is there. Raises UserError otherwise: nothing falls back to the CPU silently."""
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise UserError(f"runtime.device: {name!r} is no device; examples: cpu, cuda, cuda:0") from error
+    if device.type == "cuda":
+        count = torch.cuda.device_count()
+        if (device.index or 0) >= count:
+            raise UserError(f"runtime.device: {name!r} asked for, but {count} CUDA devices are here")
+    elif device.type != "cpu":
+        raise UserError(f"runtime.device: {name!r} found, expected cpu or cuda")
+    return name
+
+
+Job = TrainJob | EvalJob
+
+
+class Executor(Protocol):
+    """Runs jobs and yields their results in any order."""
+
+    def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
+        """Results as they come."""
+        ...
+
+    def close(self) -> None:
+        """Free all resources."""
+        ...

@@ -1,0 +1,524 @@
+"""The run folder: what is written, when, and how it survives a crash."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedloom._version import __version__
+from fedloom.core.context import State
+from fedloom.core.errors import StateError, naming, of_system, warn
+from fedloom.core.machine import LOCK, locked
+from fedloom.core.settings.names import differs, folder_name, value_at
+from fedloom.core.settings.trust import keep_run
+from fedloom.core.settings.yaml import to_yaml
+from fedloom.data.partition import Partition
+from fedloom.federation.recipes.loader import dump
+from fedloom.federation.recipes.runtime import EarlyStopping
+from fedloom.federation.recipes.schema import Recipe
+from fedloom.federation.runs import checkpoint, mirror
+from fedloom.federation.runs.audit import Audit
+from fedloom.federation.runs.ledger import Ledger
+from fedloom.federation.runs.reader import DIAGNOSTICS
+from fedloom.federation.runs.recorded import (
+    LOGS,
+    MODEL,
+    NEXT,
+    RUNNING,
+    checksum,
+    json_of,
+    lines_of,
+    no_run,
+    read_info,
+    recipe_in,
+    replaced,
+    sum_of,
+    sums,
+)
+from fedloom.federation.runs.recorded import check as fits
+from fedloom.federation.runs.track import Tracker
+
+_CHANGED = "recipe changed"
+MIRROR_FAILED = "mirror failed"
+"""The event of a round after whose checkpoint the copy could not be brought up to date."""
+_METRICS, _BYTES, _DIAGNOSTICS = LOGS
+_SAME = {
+    "recipe_text": "method",
+    "layout_hash": "model",
+    "data_hash": "data set",
+    "inputs_hash": "data set, in its inputs,",
+    "frozen_hash": "frozen part of the model",
+    "partition_hash": "partition",
+}
+"""What must be unchanged when a run is resumed: key of run.json -> the word for it."""
+_UNKNOWN = hashlib.sha256().hexdigest()[:16]
+"""What older runs recorded of inputs that they did not read."""
+
+
+class RunFolder:
+    """Reads and writes one run folder.
+
+    A round's lines are appended (and synced) before its checkpoint. So a crash between the two leaves too many lines,
+    never too few, and `resume` cuts off the extra ones. A checkpoint has the checksums of the lines before it and of
+    the partition, run.json its own: what is read back is what was written, or it is said.
+    """
+
+    def __init__(self, path: Path, copies: str | None = None, warn: Callable[[str], None] = warn) -> None:
+        """Opens an existing directory for this process alone. Raises InUseError if another process is at work there.
+
+        What resuming needs is copied into the folder `copies`, under the directory's name, with each checkpoint. `warn`
+        hears where that fails.
+        """
+        self.warn = warn
+        self._unmirrored: str | None = None
+        """Why the mirror is not up to date; None where it is."""
+        self.path = path
+        self.mirror = mirror.place(path, copies)
+        self.tracker: Tracker | None = None
+        """The tracker that is sent each round, if any."""
+        self.audit: Audit | None = None
+        """Where what happens is written down for others to check, if anywhere."""
+        self._events: list[dict[str, Any]] = []
+        """What happened between two sessions, for the next round's line."""
+        self._written: dict[str, tuple[int, Any]] = {}
+        """Log -> (bytes, running checksum) of what it holds."""
+        self._lock = ExitStack()
+        self._lock.enter_context(locked(path / LOCK, path))
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close(ok=error[0] is None)
+
+    def close(self, ok: bool = True) -> None:
+        """Let other processes open the folder. `ok` is False if an error ended the run."""
+        if self.tracker is not None:
+            self.tracker.close(ok)
+        self._lock.close()
+
+    @staticmethod
+    def create(
+        path: Path,
+        recipe: Recipe,
+        partition: Mapping[str, Any],
+        about: Mapping[str, Any],
+        warn: Callable[[str], None] = warn,
+    ) -> RunFolder:
+        """A new folder with partition.json and run.json. Raises StateError if the folder is not empty."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            raise StateError(f"{path} exists and is not empty; continue it with resume, or choose another folder")
+        copy = mirror.place(path, recipe.runtime.mirror)
+        if copy is not None and copy.exists():
+            raise StateError(f"runtime.mirror: {copy} exists: it may be the copy of another run")
+        path.mkdir(parents=True, exist_ok=True)
+        folder = RunFolder(path, recipe.runtime.mirror, warn)
+        checkpoint.write_text(path / "partition.json", json.dumps(partition))
+        folder.describe(about, RUNNING, 0)
+        # last, because a folder with a recipe is one that can be resumed
+        checkpoint.write_text(path / "recipe.yaml", dump(recipe))
+        keep_run(code.name for code in recipe.code)
+        return folder
+
+    @staticmethod
+    def read(path: Path) -> tuple[Recipe, Partition]:
+        """The recipe and the partition in a folder. Raises StateError if it is no run folder or is damaged."""
+        for name in ("recipe.yaml", "partition.json"):
+            if not (path / name).is_file():
+                raise no_run(path, name)
+        file = path / "partition.json"
+        return recipe_in(path), Partition.from_json(json_of(file), str(file))
+
+    def describe(self, about: Mapping[str, Any], status: str, round_: int, final_round: int | None = None) -> None:
+        """Write run.json: what this run is (`Built.about`) and how far it has come.
+
+        Events that no round has taken, because none came after them, go to the last round's line.
+        """
+        if self._events and (lines := lines_of(self.path / _METRICS)):
+            last = max(lines, key=lambda line: int(line["round"]))
+            self._append(_METRICS, {**last, "events": [*last.get("events", ()), *self._events]})
+            self._note_events(last["round"], self._events)
+            self._events = []
+        final_round = round_ if final_round is None else final_round
+        value = {"fedloom": __version__, **about, "status": status, "rounds": round_, "final_round": final_round}
+        if self.changes:
+            value["changes"] = self.changes
+        if status != RUNNING:
+            value["files"] = sums(self.path)
+        self._describe(value)
+        self._copy()
+
+    def _describe(self, value: Mapping[str, Any]) -> None:
+        text = json.dumps({**value, "check": checksum(value)}, indent=1)
+        checkpoint.write_text(self.path / "run.json", text)
+
+    @property
+    def changes(self) -> list[dict[str, Any]]:
+        """The changes of the recipe that were accepted, as run.json has them."""
+        return list(read_info(self.path).get("changes", [])) if (self.path / "run.json").exists() else []
+
+    def check(self, about: Mapping[str, Any], accept: bool | Collection[str] = False) -> dict[str, Any] | None:
+        """Check that a resumed run is still the same. Raises StateError that names what changed.
+
+        With `accept` other keys of the recipe than those of method, model and data may differ, or only the keys that it
+        names. Returns these, {key: [was, is]}, or None where the recipe is the same. Another version of the package, or
+        of another package's source, is an event of the next round.
+        """
+        before = read_info(self.path)
+        fits("run.json", before, str(self.path / "run.json"))
+        if before.get("fedloom") != __version__:
+            self._events.append({"event": "version changed", "was": before.get("fedloom"), "now": __version__})
+        for name, now in about.get("origins", {}).items():
+            was = before.get("origins", {}).get(name)
+            if was is not None and was != now:
+                self._events.append({"event": "source changed", "of": name, "was": _origin(was), "now": _origin(now)})
+        for key, what in _SAME.items():
+            if before.get(key, _UNKNOWN) != _UNKNOWN and before[key] != about[key]:
+                raise StateError(
+                    f"{self.path}: the {what} is not what it was when the run began ({key}: {before.get(key)!r} "
+                    f"recorded, {about[key]!r} now)"
+                )
+        if before.get("recipe_hash") == about["recipe_hash"]:
+            return None
+        keys = sorted(differs("", before.get("recipe", {}), about["recipe"])) if "recipe" in before else []
+        changed = {key: [value_at(before["recipe"], key), value_at(about["recipe"], key)] for key in keys}
+        if not accept or (accept is not True and not set(keys) <= set(accept)):
+            raise StateError(
+                f"{self.path}: the recipe is not the one that the run began with: {_words(changed)}. Change it back, "
+                "or go on with --accept-changes, which records that"
+            )
+        return changed
+
+    def _accept(self, about: Mapping[str, Any], changed: Mapping[str, Any] | None, round_: int) -> None:
+        """Put another recipe in the place of the folder's, and write into run.json which keys `changed`, if any did.
+
+        The recipe is written under another name, then run.json, and then the recipe takes its name. So a run that is
+        killed in between has one of the two recipes, and `recorded.replaced` tells which.
+        """
+        checkpoint.write_text(self.path / NEXT, to_yaml(about["recipe"]))
+        if changed is not None:
+            before = read_info(self.path)
+            origins = {**about.get("origins", {}), **before.get("origins", {})}  # the next start compares with them
+            changes = [*before.get("changes", []), {"after_round": round_, "keys": changed}]
+            value = {**before, **about, **({"origins": origins} if origins else {})}
+            self._describe({**value, "status": RUNNING, "changes": changes})
+        os.replace(self.path / NEXT, self.path / "recipe.yaml")
+
+    def _untold(self) -> list[dict[str, Any]]:
+        """Return the events of changes in run.json that no line of metrics.jsonl has."""
+        if not (changes := self.changes):
+            return []
+        events = [e for line in lines_of(self.path / _METRICS) for e in line.get("events", ())]
+        told = Counter(event.get("keys") for event in events if event["event"] == _CHANGED)
+        untold = []
+        for text in (_words(change["keys"]) for change in changes):
+            if told[text]:
+                told[text] -= 1
+            else:
+                untold.append({"event": _CHANGED, "keys": text})
+        return untold
+
+    def write_round(self, line: Mapping[str, Any], ledger: Ledger) -> None:
+        """Append one round to metrics.jsonl and bytes.jsonl, and its diagnostics, if there are any, to their file."""
+        if self._events:
+            line = {**line, "events": [*self._events, *line["events"]]}
+            self._events = []
+        looked = {k: v for k, v in line.items() if k in ("round", DIAGNOSTICS)}
+        line = {k: v for k, v in line.items() if k != DIAGNOSTICS}
+        bytes_ = {"round": line["round"], "up": ledger.entries("up"), "down": ledger.entries("down")}
+        logs = {_METRICS: {**line, "seconds": ledger.seconds}, _BYTES: bytes_}
+        if len(looked) > 1:
+            logs = {_DIAGNOSTICS: looked, **logs}
+        for name, value in logs.items():
+            self._append(name, value)
+        self._note_events(line["round"], line.get("events", ()))
+        if self.tracker is not None:
+            self.tracker.round(logs[_METRICS], bytes_)
+
+    def later(self, event: Mapping[str, Any]) -> None:
+        """Add an event that happened between rounds to the next round's line."""
+        self._events.append(dict(event))
+
+    def add_metrics(self, round_: int, records: Sequence[Mapping[str, Any]]) -> None:
+        """Append a round's line of metrics once more, with those of the records that it has not; a line where there was
+        none."""
+        names = ("client", "task", "metric", "model", "split")
+        path = self.path / _METRICS
+        line = {"metrics": [], **next((one for one in lines_of(path) if one["round"] == round_), {"round": round_})}
+        known = {tuple(record[name] for name in names) for record in line["metrics"]}
+        more = [record for record in records if tuple(record[name] for name in names) not in known]
+        if more:
+            self._append(path.name, {**line, "metrics": [*line["metrics"], *more]})
+
+    def cut(self, round_: int) -> None:
+        """Drop lines of rounds after `round_`, and a torn last line."""
+        for name in LOGS:
+            path = self.path / name
+            if not path.exists():
+                continue
+            kept = []
+            for text in path.read_text(encoding="utf-8").splitlines():
+                try:
+                    if json.loads(text)["round"] > round_:
+                        break
+                except (ValueError, KeyError, TypeError):
+                    break
+                kept.append(text + "\n")
+            checkpoint.write_text(path, "".join(kept))
+            self._written.pop(name, None)
+
+    def _append(self, name: str, line: Mapping[str, Any]) -> None:
+        size, digest = self._log(name)
+        try:
+            text = f"{json.dumps(line, allow_nan=False)}\n".encode()
+        except ValueError:
+            text = f"{json.dumps(_finite(line), allow_nan=False)}\n".encode()
+        with naming(self.path / name), (self.path / name).open("ab") as opened:
+            opened.write(text)
+            opened.flush()
+            os.fsync(opened.fileno())
+        digest.update(text)
+        self._written[name] = size + len(text), digest
+
+    def _log(self, name: str) -> tuple[int, Any]:
+        """(bytes, running checksum) of a log."""
+        if name not in self._written:
+            data = (self.path / name).read_bytes() if (self.path / name).exists() else b""
+            self._written[name] = len(data), hashlib.sha256(data)
+        return self._written[name]
+
+    def _sums(self) -> dict[str, Any]:
+        """Checksums of what a resumed run reads beside the checkpoint."""
+        logs = {name: self._log(name) for name in LOGS}
+        return {name: [size, digest.hexdigest()] for name, (size, digest) in logs.items() if size}
+
+    def _compare(self, labels: Mapping[str, Any]) -> None:
+        """Raise StateError where a log's lines before a checkpoint are not those that were there when it was saved.
+
+        Round 0 is measured anew, so nothing is read of its lines: a run that is killed meanwhile has cut them off.
+        """
+        for name, (size, digest) in (labels.get("logs", {}) if labels["round"] else {}).items():
+            path = self.path / name
+            if sum_of(path, size) != [size, digest]:
+                raise StateError(
+                    f"{path}: its lines up to round {labels['round']} are not those that the run wrote: they were "
+                    "changed or cut off; put the file back"
+                )
+
+    def save(self, state: State, name: str = "state") -> None:
+        """Checkpoint a state. It is there once the rest is written: each peer's own is before that in peers/NAME, under
+        the round's number, and stays until no checkpoint of the rest asks for it."""
+        round_ = state["round"]
+        for peer, own in state.get("peers", {}).items():
+            home = self.peer(peer)
+            home.mkdir(parents=True, exist_ok=True)
+            checkpoint.save(home, f"{name}-{round_}", own, round=round_)
+        rest = state if "peers" not in state else {**state, "peers": sorted(state["peers"])}
+        sums = self._sums()
+        checkpoint.save(self.path, name, rest, round=round_, logs=sums)
+        if self.audit is not None:
+            digest = sum_of(self.path / f"{name}.json")[1]
+            self._note("checkpoint", round=round_, state=name, digest=digest, logs=sums)
+        for peer in state.get("peers", {}):
+            self._forget(self.peer(peer), name, round_)
+        self._copy()
+
+    def _copy(self) -> None:
+        """Bring the mirror up to date. Where that fails the run goes on; a warning and the next round's line say so."""
+        if self.mirror is None:
+            return
+        why = None
+        try:
+            mirror.copy(self.path, self.mirror)
+        except OSError as error:
+            why = of_system(error)
+            self._events.append({"event": MIRROR_FAILED, "why": why})
+        if why is not None and self._unmirrored is None:
+            self.warn(f"runtime.mirror: {why}. The run goes on; its copy is not up to date until this is mended")
+        self._unmirrored = why
+
+    @staticmethod
+    def _forget(home: Path, name: str, round_: int) -> None:
+        """Delete a peer's checkpoints but for this round's and that of the last round before it."""
+        there: dict[int, list[Path]] = {}
+        for path in home.glob(f"{name}-*"):
+            number = path.name.removeprefix(f"{name}-").partition(".")[0]
+            if number.isdecimal():
+                there.setdefault(int(number), []).append(path)
+        kept = sorted((number for number in there if number <= round_), reverse=True)[:2]
+        for stale in there.keys() - set(kept):
+            for path in there[stale]:
+                path.unlink(missing_ok=True)
+
+    def peer(self, name: str) -> Path:
+        """The folder of one peer's own files."""
+        return _peer(self.path, name)
+
+    def load(self, name: str = "state") -> tuple[State, dict[str, Any], list[str]] | None:
+        """The newest whole checkpoint, its labels and the problems met, or None if none was ever written."""
+        return self._load(self.path, name)
+
+    def _load(self, home: Path, name: str) -> tuple[State, dict[str, Any], list[str]] | None:
+        """The same from the run's folder or its mirror."""
+        if not any(home.glob(f"{name}*.json")):
+            return None
+
+        def whole(tree: State, labels: Mapping[str, Any]) -> State:
+            if "peers" not in tree:
+                return tree
+            return {
+                **tree,
+                "peers": {peer: self._own(_peer(home, peer), name, labels["round"]) for peer in tree["peers"]},
+            }
+
+        return checkpoint.load(home, name, newest=lambda head: int(head["round"]), complete=whole)
+
+    @staticmethod
+    def _own(home: Path, name: str, round_: int) -> State:
+        """A peer's state of a round. Runs from before had the newest two under one name."""
+        named = f"{name}-{round_}"
+        file = named if any(home.glob(f"{named}.*json")) else name
+        tree, labels, _ = checkpoint.load(home, file, newest=lambda head: head["round"] == round_)
+        if labels["round"] != round_:
+            raise StateError(f"{home}: a checkpoint of round {labels['round']} found, expected {round_}")
+        state: State = tree
+        return state
+
+    def continued(
+        self,
+        about: Mapping[str, Any],
+        initial: Callable[[], State],
+        tell: Callable[[str], None],
+        accept: bool | Collection[str] = False,
+    ) -> State:
+        """The state to go on from, `initial` where nothing was saved; lines of rounds after it are cut off.
+
+        An accepted change of the recipe is written into recipe.yaml and run.json; it is an event of the next round.
+
+        `tell` hears of damaged checkpoints. Raises StateError where the run is not what it was (see `check`), or where
+        its checkpoints are gone.
+        """
+        if (self.path / NEXT).exists():  # a change that was cut off
+            if replaced(self.path):
+                os.replace(self.path / NEXT, self.path / "recipe.yaml")
+            else:
+                (self.path / NEXT).unlink()
+        changed = self.check(about, accept)
+        before = read_info(self.path)
+        try:
+            found = self._newest()
+        except StateError as error:
+            if self.mirror is None or not (kept := self._load(self.mirror, "state")):
+                raise
+            self._of_this_run(self.mirror, before)
+            mirror.copy(self.mirror, self.path)
+            self._written = {}
+            tell(f"{error}; its copy in {self.mirror} is whole and has round {kept[0]['round']}")
+            found = self._newest()
+        state, _, problems = found or (initial(), {}, [])
+        for problem in [*problems, *self._damaged_before(state["round"])]:
+            tell(f"checkpoint: {problem}; continuing from round {state['round']}")
+        info = read_info(self.path)
+        if info.get("status") != RUNNING:  # what is cut off and written again is no finished run
+            self._describe({key: value for key, value in info.items() if key != "files"} | {"status": RUNNING})
+        self.cut(state["round"] or -1)  # round 0 is measured anew
+        if changed is not None or (accept and accept is not True):
+            self._accept(about, changed, state["round"])
+        self._events += self._untold()
+        return state
+
+    def _damaged_before(self, round_: int, name: str = "state") -> list[str]:
+        """What is wrong with the peers' checkpoints of the round before: not read while the newest are whole."""
+        found = []
+        for file in sorted(self.path.glob(f"peers/*/{name}-*.json")):
+            stem = file.name.partition(".")[0]
+            if stem.removeprefix(f"{name}-").isdecimal() and int(stem.removeprefix(f"{name}-")) < round_:
+                try:
+                    checkpoint.load(file.parent, stem, newest=lambda head: head["round"])
+                except StateError as error:
+                    found.append(str(error))
+        return found
+
+    def _newest(self) -> tuple[State, dict[str, Any], list[str]] | None:
+        """`load`, with the lines before the checkpoint compared. None if no round was ever saved."""
+        found = self.load()
+        if found is not None:
+            self._compare(found[1])
+            return found
+        metrics = self.path / _METRICS
+        if metrics.exists() and (last := max((line["round"] for line in lines_of(metrics)), default=0)):
+            raise StateError(
+                f"{self.path}: its checkpoints (state.json, state.safetensors) are gone, but {metrics.name} has "
+                f"{last} rounds: put them back, or begin anew in another folder"
+            )
+        return None
+
+    @staticmethod
+    def _of_this_run(home: Path, before: Mapping[str, Any]) -> None:
+        """Raise StateError where a mirror has another run than run.json says."""
+        theirs = read_info(home)
+        for key in ("recipe_hash", "partition_hash"):
+            if theirs.get(key) != (ours := before.get(key)):
+                raise StateError(f"{home}: the copy is of another run ({key}: {theirs.get(key)!r}, not {ours!r})")
+
+    def kept(self, state: State, early: EarlyStopping | None) -> State:
+        """The state to keep of a run that ended in `state`: the best one if it stopped early and wants that back."""
+        if early is None or not (state["stopped"] and early.restore_best):
+            return state
+        found = self.load("best")
+        if found is None:
+            raise StateError(f"{self.path}: the best state is missing")
+        return found[0]
+
+    def save_model(self, tensors: Mapping[str, Tensor], labels: Mapping[str, str], name: str = MODEL) -> None:
+        """Write model.safetensors, or another file of tensors, readable without fedloom."""
+        part = self.path / f"{name}.part"
+        checkpoint.save_tensors(tensors, part, labels)
+        os.replace(part, self.path / name)
+        if self.audit is not None:
+            self._note("export", file=name, digest=sum_of(self.path / name)[1])
+
+    def _note_events(self, round_: int, events: Iterable[Mapping[str, Any]]) -> None:
+        for event in events:
+            what = ": ".join(str(event[k]) for k in ("event", "what") if k in event)
+            self._note(what, round=round_, **{k: v for k, v in event.items() if k not in ("event", "what")})
+
+    def _note(self, what: str, **about: Any) -> None:
+        if self.audit is not None:
+            self.audit.note(what, **about)
+
+
+def _words(changed: Mapping[str, Any]) -> str:
+    """Return the keys of a recipe that changed, with both values of each."""
+    return (
+        ", ".join(f"{key} was {was!r}, is {now!r}" for key, (was, now) in changed.items()) or "which keys is not known"
+    )
+
+
+def _origin(value: Mapping[str, Any]) -> str:
+    """Version and source of what a package brings."""
+    return ", ".join(str(value[key]) for key in ("module", "version", "source") if value.get(key))
+
+
+def _peer(home: Path, name: str) -> Path:
+    return home / "peers" / folder_name(name)
+
+
+def _finite(value: Any) -> Any:
+    """nan and inf as null, because JSON cannot hold them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return value

@@ -1,0 +1,404 @@
+"""Read run folders: the recipe, what was measured in each round, and how many bytes went where."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedloom.core.errors import StateError, choices
+from fedloom.federation.recipes.schema import recipe_hash
+from fedloom.federation.runs import recorded
+from fedloom.federation.runs.recorded import lines_of
+
+PREDICTIONS, CONFUSION, INDEX = "predictions", "confusion.json", "index.json"
+"""A run's folder of its models' predictions on test data, its file of counts, its index of pictures."""
+
+
+def index_of(round: int | str) -> str:
+    """The file beside INDEX with the pictures of an earlier round; '*' matches those of all rounds."""
+    return f"round-{round}.json"
+
+
+DIAGNOSTICS = "diagnostics"
+"""Diagnostics of the updates' agreement: the kind of these records, and the name of their file."""
+WITHHELD = "withheld"
+"""The kind of a round's records that say which clients' nodes keep which numbers (`what`) to themselves."""
+NOTHING, GAVE_UP = "nothing learned", "gave up"
+IN_VAIN = {
+    NOTHING: "every update of every round was dropped, or every round was lost",
+    GAVE_UP: "three rounds in a row were lost; the model is that of the last good one, and resume tries again",
+}
+"""The status of a run that ended in vain -> why."""
+ARROWS = {"max": "↑", "min": "↓"}
+"""The direction in which a metric is better."""
+
+
+def number_of(value: float | None) -> float:
+    """A number from a run's files: null becomes nan."""
+    return math.nan if value is None else float(value)
+
+
+def total(values: Iterable[float]) -> float:
+    """The sum; nan where none is known, as of infinities of both signs, which files may hold, or beyond all floats."""
+    try:
+        return math.fsum(values)
+    except (ValueError, OverflowError):
+        return math.nan
+
+
+def mean_of(values: Collection[float]) -> float:
+    """The mean of one number or more, by `total`."""
+    return total(values) / len(values)
+
+
+@dataclass(frozen=True)
+class Final:
+    """The numbers of a run's kept model, with the model, the data and the round that they belong to."""
+
+    values: Mapping[str, Mapping[str, float]]
+    """Task -> metric -> mean over the clients that hold the task; nan if a client's value is nan."""
+    split: str
+    round: int
+    model: str
+    """'personal', 'global', or 'personal and global' if only some clients have a personal model."""
+    data: tuple[str, ...]
+    """Whose data was used, as the run recorded it."""
+
+    @property
+    def caption(self) -> str:
+        """Which model, whose data, which round, and what is averaged."""
+        return f"{self.model} model, {', '.join(self.data)} data, round {self.round}, mean over a task's clients"
+
+
+class Sent(NamedTuple):
+    """The bytes of a round in one direction."""
+
+    round: int
+    way: str
+    """'up' from clients, 'down' to them."""
+    parts: Mapping[tuple[str, str | None], int]
+    """By role and task."""
+    clients: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run folder: the resolved recipe, run.json (`info`), metrics.jsonl (`rounds`), bytes.jsonl (`traffic`)."""
+
+    folder: Path
+    recipe: Mapping[str, Any]
+    info: Mapping[str, Any]
+    rounds: tuple[Mapping[str, Any], ...]
+    """What was measured, one entry a round."""
+    traffic: tuple[Mapping[str, Any], ...]
+    """What was sent, one entry a round."""
+
+    @staticmethod
+    def read(folder: str | Path) -> Run:
+        """Read a folder that a run wrote, finished or not. A torn last line, as a crash leaves it, is ignored."""
+        folder = Path(folder)
+        for name in ("run.json", "recipe.yaml"):
+            if not (folder / name).is_file():
+                raise recorded.no_run(folder, name)
+        info = recorded.read_info(folder)
+        recorded.check("run.json", info, str(folder / "run.json"))
+        recorded.verify(folder, info)
+        recipe = recorded.recipe_of(folder)
+        rounds, traffic = (lines_of(folder / name) for name in ("metrics.jsonl", "bytes.jsonl"))
+        tasks, clients = info["tasks"], {None, *info["clients"]}
+        for line in rounds:
+            for entry in line["metrics"]:
+                if entry["task"] not in tasks or entry["client"] not in clients:
+                    raise StateError(
+                        f"{folder / 'metrics.jsonl'}, round {line['round']}: task {entry['task']!r} of client "
+                        f"{entry['client']!r}, which run.json does not have"
+                    )
+        return Run(folder, recipe, info, rounds, traffic)
+
+    def log(self, name: str) -> tuple[Mapping[str, Any], ...]:
+        """Another file of the folder, by its name, with one line a round; empty if there is no such file."""
+        return lines_of(self.folder / name)
+
+    def records(self, kind: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """(round, record) of what stages or peers recorded of a kind, in order."""
+        for line in self.rounds:
+            yield from ((int(line["round"]), r) for r in line.get("records", ()) if r["kind"] == kind)
+
+    @property
+    def judged(self) -> tuple[TaskMetric, ...]:
+        """Each task with its primary metric."""
+        return tuple(TaskMetric(t, i["primary"], i["metrics"][i["primary"]]) for t, i in self.info["tasks"].items())
+
+    def judged_by(self, metric: str | None) -> Run:
+        """The run with only the tasks that have a metric, or 'loss', as their own; without a name the run itself.
+
+        Raises StateError, with the metrics that there are, if no task has it.
+        """
+        if metric is None:
+            return self
+        # every task has a loss, which run.json does not list
+        known = {task: {"loss": "min", **about["metrics"]} for task, about in self.info["tasks"].items()}
+        mine = {
+            task: {**self.info["tasks"][task], "primary": metric, "metrics": metrics}
+            for task, metrics in known.items()
+            if metric in metrics
+        }
+        if not mine:
+            names = sorted(set().union(*known.values()))
+            raise StateError(f"no task has the metric {metric!r}.{choices('Recorded', metric, names)}")
+        return replace(self, info={**self.info, "tasks": mine})
+
+    def direction(self, task: str, metric: str) -> str:
+        """'max' where more of a metric is better, else 'min'; losses, which run.json does not list, are 'min'."""
+        return str(self.info["tasks"][task]["metrics"].get(metric, "min"))
+
+    @property
+    def seed(self) -> int:
+        return int(self.recipe["seed"])
+
+    @property
+    def label(self) -> str:
+        """The method with its add-ons: 'fedavg + feddea'."""
+        return str(self.info["method"])
+
+    @property
+    def group(self) -> str:
+        """Equal for runs that differ only in the seed. A method made in Python is identified by its text alone."""
+        if not self.recipe.get("method"):
+            raise StateError(f"{self.folder / 'recipe.yaml'}, method: field required")
+        return f"{recipe_hash({**self.recipe, 'seed': 0})} {self.info.get('recipe_text', '')}"
+
+    @property
+    def last_round(self) -> int:
+        """The last finished round."""
+        return max((int(line["round"]) for line in self.rounds), default=0)
+
+    @property
+    def is_finished(self) -> bool:
+        return self.info["status"] != "running"
+
+    def final(self, split: str = "test", at: int | None = None) -> Final:
+        """The kept model's metrics on a split: a client's personal model if one was measured, else the global one.
+
+        The round is that of the kept model, or `at`; if it was not evaluated, the last evaluated round before it.
+        """
+        # run.json has the kept round only after the run is over.
+        kept = at if at is not None else int(self.info["final_round"]) if self.is_finished else self.last_round
+        for number in sorted(self._measured, reverse=True):
+            if number <= kept and (values := self._values(number, split)):
+                return self._final(values, split, number)
+        splits = sorted({name for found in self._measured.values() for name in found})
+        quiet = f"; {', '.join(self.withheld)} withhold their scores" if self.withheld else ""
+        raise StateError(
+            f"{self.folder}: no {split} metrics up to round {kept} (recorded: {', '.join(splits) or 'none yet'}){quiet}"
+        )
+
+    @property
+    def withheld(self) -> tuple[str, ...]:
+        """The clients whose nodes kept their scores to themselves."""
+        found = (record for _, record in self.records(WITHHELD) if record.get("what") == "scores")
+        return tuple(sorted({client for record in found for client in record["clients"]}))
+
+    def history(self, split: str = "test", client: str | None = None) -> tuple[Final, ...]:
+        """`final` at each measured round, in order; empty if nothing was measured on the split.
+
+        With `client`, this client's tasks alone, under its personal model if it has one, else under the global one.
+        """
+        lines = [(v, number) for number in self._measured if (v := self._values(number, split, client))]
+        return tuple(self._final(values, split, round) for values, round in lines)
+
+    def personal(self, split: str = "test", at: int | None = None) -> dict[str, Final]:
+        """`final` of each client that has a personal model, by the client's name; empty where there are none."""
+        return self._by_client(split, at, ("personal",))
+
+    def by_client(self, split: str = "test", at: int | None = None) -> dict[str, Final]:
+        """`final` of each client, by its name: its personal model if it has one, else the global one."""
+        return self._by_client(split, at, ("personal", "global"))
+
+    def scores(self, task: str, metric: str, split: str = "test") -> dict[int, dict[str, float]]:
+        """Round -> client -> a metric of a task, for the rounds and clients where it was measured.
+
+        The model is the client's personal one if it has one, else the global one; nan where a metric is undefined.
+        """
+        found: dict[int, dict[str, float]] = {}
+        for number in self._measured:
+            for client in self.info["clients"]:
+                entry = self._values(number, split, client).get((client, task, metric))
+                if entry is not None:
+                    found.setdefault(number, {})[client] = number_of(entry["value"])
+        return found
+
+    def validation_losses(self) -> dict[int, float]:
+        """Round (from 1) -> `validation_loss`, by which early stopping judges; empty without validation data."""
+        weights = {client: about["tasks"] for client, about in self.info["clients"].items()}
+        found = {int(line["round"]): validation_loss(line["metrics"], weights) for line in self.rounds}
+        return {number: loss for number, loss in found.items() if number and loss is not None}
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Every number that was measured: seed, round, client (None: all), task, metric, split, model, value."""
+        keys = ("client", "task", "metric", "split", "model")
+        return [
+            {"seed": self.seed, "round": int(line["round"]), **{k: m[k] for k in keys}, "value": number_of(m["value"])}
+            for line in self.rounds
+            for m in line["metrics"]
+        ]
+
+    def bytes_total(self) -> dict[str, int]:
+        """{'up': bytes from clients, 'down': bytes to clients} over all rounds."""
+        return {way: sum(sum(sent.parts.values()) for sent in self.sent if sent.way == way) for way in ("up", "down")}
+
+    def bits_per_task(self) -> float:
+        """Mean bits that a client sends in a round for each of its tasks; nan before the first round.
+
+        0 where one who has the examples of all trains in the clients' place.
+        """
+        sent = 8 * self.bytes_total()["up"]
+        tasks = {client: len(info["tasks"]) for client, info in self.info["clients"].items()}
+        times = sum(tasks.get(client, 1) for line in self.rounds for client in line["cohort"])
+        return sent / times if times else math.nan
+
+    def _by_client(self, split: str, at: int | None, models: tuple[str, ...]) -> dict[str, Final]:
+        at = self.final(split, at).round
+        values = self._values(at, split)
+        by_client: dict[str, dict[tuple[Any, str, str], Mapping[str, Any]]] = defaultdict(dict)
+        for key, entry in values.items():
+            if entry["model"] in models:
+                by_client[key[0]][key] = entry
+        return {c: self._final(by_client[c], split, at) for c in self.info["clients"] if c in by_client}
+
+    def _final(self, values: Mapping[tuple[Any, str, str], Mapping[str, Any]], split: str, round: int) -> Final:
+        """The means over clients of one round's entries."""
+        each: dict[tuple[str, str], list[float]] = defaultdict(list)
+        for (_, task, metric), entry in values.items():
+            each[task, metric].append(number_of(entry["value"]))
+        means: dict[str, dict[str, float]] = defaultdict(dict)
+        for task, metric in sorted(each):
+            means[task][metric] = sum(each[task, metric]) / len(each[task, metric])
+        used = {v["model"] for v in values.values()}
+        return Final(
+            {task: means[task] for task in self.info["tasks"] if task in means},
+            split,
+            round,
+            " and ".join(sorted(used, reverse=True)),
+            tuple(sorted({str(v["data"]) for v in values.values() if v.get("data")})),
+        )
+
+    @cached_property
+    def sent(self) -> tuple[Sent, ...]:
+        """Bytes of each round, from clients and to them: with many clients all that reads them shares one pass."""
+        found = []
+        for line in self.traffic:
+            for way in ("up", "down"):
+                parts: dict[tuple[str, str | None], int] = defaultdict(int)
+                clients: dict[str, int] = defaultdict(int)
+                for entry in line[way]:
+                    parts[entry["role"], entry["task"]] += entry["bytes"]
+                    clients[entry["client"]] += entry["bytes"]
+                found.append(Sent(line["round"], way, parts, clients))
+        return tuple(found)
+
+    @cached_property
+    def _measured(self) -> dict[int, dict[str, list[Mapping[str, Any]]]]:
+        """Round -> split -> the entries of models that a user may keep."""
+        found: dict[int, dict[str, list[Mapping[str, Any]]]] = {}
+        for line in self.rounds:
+            by_split = found.setdefault(int(line["round"]), defaultdict(list))
+            for entry in line["metrics"]:
+                if entry["model"] in ("personal", "global"):
+                    by_split[entry["split"]].append(entry)
+        return found
+
+    @cached_property
+    def _owned(self) -> dict[tuple[int, str], dict[str | None, list[Mapping[str, Any]]]]:
+        """(round, split) -> client (or None for all) -> its entries, so that not all are read for each client."""
+        found: dict[tuple[int, str], dict[str | None, list[Mapping[str, Any]]]] = {}
+        for number, by_split in self._measured.items():
+            for split, entries in by_split.items():
+                by_client = found.setdefault((number, split), defaultdict(list))
+                for entry in entries:
+                    by_client[entry["client"]].append(entry)
+        return found
+
+    def _values(
+        self, number: int, split: str, only: str | None = None
+    ) -> dict[tuple[Any, str, str], Mapping[str, Any]]:
+        """(client, task, metric) -> the entry of a round that counts, for the clients (or this one) that hold the
+        task."""
+        best: dict[tuple[Any, str, str], Mapping[str, Any]] = {}
+        clients = self.info["clients"]
+        if only is None:
+            entries = self._measured[number].get(split, [])
+        else:
+            owned = self._owned.get((number, split), {})
+            entries = [*owned.get(None, ()), *owned.get(only, ())]
+        for entry in entries:
+            client, task = only or entry["client"], entry["task"]
+            if client is not None and task not in clients[client]["tasks"]:
+                continue
+            key = (client, task, entry["metric"])
+            if key not in best or entry["model"] == "personal":
+                best[key] = entry
+        return best
+
+
+def validation_loss(entries: Iterable[Mapping[str, Any]], weights: Mapping[str, Mapping[str, float]]) -> float | None:
+    """Mean over clients of the task-weighted validation loss, personal model before global; None if not measured.
+
+    `weights` is client -> task -> weight. Clients without validation data do not count.
+    """
+    losses: dict[str, dict[str, dict[str, float]]] = {}
+    for r in entries:
+        if r["split"] == "val" and r["metric"] == "loss" and r["model"] != "trained":
+            losses.setdefault(r["client"], {}).setdefault(r["model"], {})[r["task"]] = number_of(r["value"])
+    scores = []
+    for client, by_model in losses.items():
+        chosen, own = by_model.get("personal") or by_model["global"], weights[client]
+        scores.append(sum(own[t] * v for t, v in chosen.items()) / sum(own.values()))
+    return mean_of(scores) if scores else None
+
+
+def human_bytes(count: float) -> str:
+    """1234567 -> '1.23 MB' (powers of ten)."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if abs(count) < 999.5 or unit == "TB":
+            break
+        count /= 1000
+    return f"{count:.0f} B" if unit == "B" else f"{count:.3g} {unit}"
+
+
+@dataclass(frozen=True)
+class TaskMetric:
+    """A line of the comparison: a task and the metric it is judged by; direction is 'max' or 'min'."""
+
+    task: str
+    metric: str
+    direction: str
+
+    def __str__(self) -> str:
+        return f"{self.task} ({self.metric}) {ARROWS[self.direction]}"
+
+
+def best_round(means: Mapping[int, float], direction: str) -> int | None:
+    """The round with the best mean ('max' or 'min'), of equally good ones the first; None where all are nan."""
+    known = {number: mean for number, mean in means.items() if not math.isnan(mean)}
+    sign = 1 if direction == "max" else -1
+    return max(known, key=lambda r: (sign * known[r], -r)) if known else None
+
+
+def described(about: Mapping[str, Any]) -> str:
+    """An event's fields as text: ': client c, local training gave nan'; '' if it has none."""
+    known = {key: value for key, value in about.items() if value is not None}
+    texts = [f"{value}" if key == "why" else f"{key} {value}" for key, value in known.items()]
+    return f": {', '.join(texts)}" if texts else ""
+
+
+def clock(seconds: float) -> str:
+    """Seconds as minutes:seconds, or hours:minutes:seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

@@ -1,0 +1,319 @@
+"""What the files of a run folder must be like before anything is read from them, and whether they are as the run wrote
+them. Free of torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, NotRequired
+
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
+
+from fedloom.core.errors import StateError
+from fedloom.core.settings.trust import Origin
+from fedloom.core.settings.yaml import parse
+from fedloom.federation.recipes.loader import load
+from fedloom.federation.recipes.schema import Recipe
+
+LOGS = ("metrics.jsonl", "bytes.jsonl", "diagnostics.jsonl")
+"""The files with a line a round."""
+MODEL = "model.safetensors"
+NEXT = "recipe.next.yaml"
+"""A recipe that is about to take the place of recipe.yaml."""
+RUNNING = "running"
+TEMPORARY = "fedloom-"
+"""How the names of folders begin that go with their results."""
+_CHANGED = "{}: its content is not what the run wrote: it was changed or cut off"
+
+Natural = Annotated[int, Field(ge=0, lt=1 << 63)]
+Number = float | None
+"""null stands for nan."""
+Named = dict[str, Any] | None
+"""A section of a recipe."""
+
+
+def no_run(folder: Path, name: str) -> StateError:
+    """What to say of a folder that lacks a file which every run has."""
+    gone = not folder.exists() and any(each.name.startswith(TEMPORARY) for each in (folder, folder.parent))
+    why = "it went with its result; keep the result, or give the run a folder=" if gone else f"{name} is absent"
+    return StateError(f"{folder} is not a run folder: {why}")
+
+
+class _Open(TypedDict):
+    """Files may hold more than is said here: later versions and users' own stages add to them."""
+
+    __pydantic_config__ = ConfigDict(extra="allow", strict=True)  # type: ignore[misc]
+
+
+class _Task(_Open):
+    primary: str
+    metrics: dict[str, Literal["max", "min"]]
+
+
+class _Client(_Open):
+    tasks: dict[str, float]
+    domain: NotRequired[str | None]
+    train: NotRequired[Natural]
+    val: NotRequired[Natural]
+
+
+class _Change(_Open):
+    after_round: Natural
+    keys: dict[str, Annotated[list[Any], Field(min_length=2, max_length=2)]]
+
+
+class Info(_Open):
+    """run.json."""
+
+    tasks: dict[str, _Task]
+    clients: dict[str, _Client]
+    status: str
+    fedloom: NotRequired[str]
+    method: NotRequired[str]
+    recipe_text: NotRequired[str]
+    rounds: NotRequired[Natural]
+    final_round: NotRequired[Natural]
+    parameters: NotRequired[Natural]
+    layout_hash: NotRequired[str]
+    files: NotRequired[dict[str, list[int | str]]]
+    changes: NotRequired[list[_Change]]
+    recipe: NotRequired[dict[str, Any]]
+    origins: NotRequired[dict[str, dict[str, Any]]]
+
+
+class _Recipe(_Open):
+    """recipe.yaml, as far as readers of runs look at it."""
+
+    name: NotRequired[str]
+    seed: NotRequired[Natural]
+    data: NotRequired[Named]
+    partition: NotRequired[Named]
+    model: NotRequired[Named]
+    method: NotRequired[Named]
+    training: NotRequired[Named]
+    runtime: NotRequired[Named]
+    evaluation: NotRequired[Named]
+    early_stopping: NotRequired[Named]
+    peers: NotRequired[Named]
+
+
+class _Metric(_Open):
+    client: str | None
+    task: str
+    metric: str
+    model: str
+    split: str
+    value: Number
+
+
+class _Trained(_Open):
+    client: str
+    task: str
+    loss: Number
+
+
+class _Event(_Open):
+    event: str
+
+
+class _Record(_Open):
+    kind: str
+
+
+class _Round(_Open):
+    round: Natural
+    metrics: list[_Metric]
+    cohort: NotRequired[list[str]]
+    train: NotRequired[list[_Trained]]
+    events: NotRequired[list[_Event]]
+    records: NotRequired[list[_Record]]
+    seconds: NotRequired[dict[str, Number]]
+    seconds_of: NotRequired[dict[str, Number]]
+
+
+class _Cost(_Open):
+    client: str
+    role: str
+    task: str | None
+    bytes: Natural
+
+
+class _Bytes(_Open):
+    round: Natural
+    up: list[_Cost]
+    down: list[_Cost]
+
+
+class _Line(_Open):
+    round: Natural
+
+
+_KINDS: dict[str, TypeAdapter[Any]] = {"run.json": TypeAdapter(Info), "recipe.yaml": TypeAdapter(_Recipe)}
+_KINDS |= {"metrics.jsonl": TypeAdapter(_Round), "bytes.jsonl": TypeAdapter(_Bytes)}
+_LINE = TypeAdapter(_Line)
+
+
+def check(name: str, value: Any, where: str) -> None:
+    """Raise StateError, with the first field that is wrong, unless a value is what a file of this name holds."""
+    try:
+        _KINDS.get(name, _LINE).validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field, problem = ".".join(map(str, first["loc"])), first["msg"]
+        place = f"{where}, {field}" if field else where
+        raise StateError(f"{place}: {problem[0].lower()}{problem[1:]}") from None
+
+
+def text_of(file: Path) -> str:
+    """A text file of a run. Raises StateError where it is no UTF-8, or no regular file: a pipe would never end.
+
+    FileNotFoundError where there is none.
+    """
+    if file.exists() and not file.is_file():
+        raise StateError(f"{file}: expected a regular file")
+    try:
+        return file.read_text("utf-8")
+    except UnicodeDecodeError as error:
+        raise StateError(f"{file}: {error}") from None
+
+
+def json_of(file: Path) -> Any:
+    """A JSON file of a run. Raises StateError where it is none."""
+    try:
+        return json.loads(text_of(file))
+    except (ValueError, RecursionError) as error:
+        raise StateError(f"{file}: {error}") from None
+
+
+def checksum(value: Mapping[str, Any]) -> str:
+    """16 hexadecimal digits over what run.json holds beside them, as its key `check`."""
+    return digest_of(json.dumps(value, sort_keys=True))[:16]
+
+
+def read_info(folder: Path) -> dict[str, Any]:
+    """What run.json says. Raises StateError where that is not what was written."""
+    file = folder / "run.json"
+    info = json_of(file)
+    if not isinstance(info, dict):
+        raise StateError(f"{file}: expected an object, found {type(info).__name__}")
+    check_ = info.pop("check", None)  # runs from before it have none
+    if check_ not in (None, checksum(info)):
+        raise StateError(f"{file}: its checksum is not that of its content: it was changed")
+    return info
+
+
+def recipe_in(folder: Path) -> Recipe:
+    """Return the recipe of a run's folder.
+
+    Raises RecipeError where it names code, unless this user began a run with the same source, which run.json records.
+    """
+    origins = read_info(folder).get("origins") if (folder / "run.json").is_file() else None
+    file = replaced(folder) or folder / "recipe.yaml"
+    return load(file, (), Origin.FOLDER, origins if isinstance(origins, Mapping) else {})
+
+
+def replaced(folder: Path) -> Path | None:
+    """Return the file of the recipe that run.json belongs to, where a kill came before it took the name recipe.yaml.
+
+    None where nothing was cut off, or before run.json was the new one: then the recipe was not changed.
+    """
+    file = folder / NEXT
+    if not (file.is_file() and (folder / "run.json").is_file()):
+        return None
+    return file if parse(text_of(file), str(file)) == read_info(folder).get("recipe") else None
+
+
+def verify(folder: Path, info: Mapping[str, Any]) -> None:
+    """Raise StateError where a finished run's recipe or logs are not those that it wrote, by the sums in its run.json.
+
+    A run that goes on is held against its newest checkpoint, as far as that reaches.
+    """
+    finished = info["status"] != RUNNING
+    for name, (size, digest) in (info.get("files", {}) if finished else _saved(folder)).items():
+        found = sum_of(folder / name, None if finished else size)
+        if name == MODEL or found == [size, digest]:
+            continue
+        if finished or found[0] == size:  # a resumed run may have cut a log, and write it anew
+            raise StateError(_CHANGED.format(folder / name))
+
+
+def verify_model(folder: Path) -> None:
+    """The same for model.safetensors, which readers of numbers do not open."""
+    stated = read_info(folder).get("files", {}).get(MODEL) if (folder / "run.json").is_file() else None
+    if stated is not None and sum_of(folder / MODEL) != stated:
+        raise StateError(_CHANGED.format(folder / MODEL))
+
+
+def digest_of(text: str) -> str:
+    """Checksum of a text, 64 hexadecimal digits."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def sum_of(file: Path, size: int | None = None) -> list[Any]:
+    """[bytes, checksum] of a file, or of its first `size` bytes; of one that is not there, as of an empty one."""
+    digest, left = hashlib.sha256(), float("inf") if size is None else size
+    total = 0
+    if file.is_file():
+        with file.open("rb") as opened:
+            while part := opened.read(int(min(1 << 20, left))):
+                digest.update(part)
+                total, left = total + len(part), left - len(part)
+    return [total, digest.hexdigest()]
+
+
+def head_of(text: str) -> dict[str, Any]:
+    """What a checkpoint's text file says. Raises ValueError where that is not what was written."""
+    head, _, stated = text.partition("\n")
+    value: dict[str, Any] = json.loads(head)
+    # the first format had no checksum
+    if stated.strip() != digest_of(head) and not (value["format"] == 1 and not stated):
+        raise ValueError("its checksum is not that of its content")
+    return value
+
+
+def _saved(folder: Path) -> Mapping[str, Any]:
+    """Log -> (bytes, checksum) as the newest checkpoint has them; nothing where it is damaged, as resuming says."""
+    try:
+        logs: Mapping[str, Any] = head_of(text_of(folder / "state.json")).get("logs", {})
+    except (StateError, OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+    return logs
+
+
+def sums(folder: Path) -> dict[str, Any]:
+    """File -> [bytes, checksum] of what a run that is over has written, for its run.json."""
+    names = (*LOGS, "recipe.yaml", "partition.json", MODEL)
+    return {name: sum_of(folder / name) for name in names if (folder / name).is_file()}
+
+
+def recipe_of(folder: Path) -> dict[str, Any]:
+    """recipe.yaml as plain values. Raises StateError or RecipeError where it is not one that a run wrote."""
+    file = folder / "recipe.yaml"
+    recipe: dict[str, Any] = parse(text_of(file), str(file))
+    check("recipe.yaml", recipe, str(file))
+    return recipe
+
+
+def lines_of(file: Path) -> tuple[Mapping[str, Any], ...]:
+    """The rounds in a JSON-lines file. A round that was repeated after a crash counts once; a torn last line does not.
+
+    Raises StateError for a line that is no round's.
+    """
+    result: dict[int, Mapping[str, Any]] = {}
+    if not file.is_file():
+        return ()
+    lines = file.read_text("utf-8", errors="replace").splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            value = json.loads(line)
+            result[int(value["round"])] = value
+        except (ValueError, KeyError, TypeError, RecursionError):
+            if number < len(lines):
+                raise StateError(f"{file}, line {number}: not a round's JSON") from None
+            continue
+        check(file.name, value, f"{file}, line {number}")
+    return tuple(result.values())

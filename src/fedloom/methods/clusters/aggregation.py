@@ -1,0 +1,317 @@
+"""Clients grouped by their updates: groups of similar models (MaT-FL), clusters that split (CFL).
+
+Each model becomes a mean of all models, weighted by cosine similarity (FDSE's erasers).
+
+Clients by their tasks: groups of equal tasks and their leaders (ColNet), models of single tasks between clients with
+different subsets (FedPMT)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedloom.core.combine import Aggregation
+from fedloom.core.context import Ctx, State
+from fedloom.core.gram import gram, nonzero
+from fedloom.core.layout import Layout
+from fedloom.core.mean import Mean, column_groups, mixed_models
+from fedloom.core.outline import Box
+from fedloom.core.stage import Stage, Traits
+from fedloom.core.updates import Updates
+from fedloom.methods.peers.neighbours import task_groups
+from fedloom.methods.peers.safeguards import Safeguards, conflict_averse_mix
+
+Linkage = Literal["average", "complete", "single"]
+
+
+def cosines(G: Tensor) -> Tensor:
+    """Cosines of rows (K x K) from their Gram matrix; a row that is zero has cosine 0 with all others."""
+    some = nonzero(G)
+    norms = torch.where(some, G.diagonal().clamp(min=0).sqrt(), math.inf)
+    C = (G / norms[:, None] / norms).clamp(-1.0, 1.0)
+    return C.fill_diagonal_(1.0) if len(C) else C
+
+
+def agglomerate(D: Tensor, groups: int, linkage: Linkage) -> list[list[int]]:
+    """Positions in groups: the two groups with the smallest distance are merged until `groups` are left.
+
+    The distance between groups is the mean, the largest ("complete") or the smallest ("single") distance over their
+    pairs. Among equal distances the first in the order of the rows counts. Groups are in the order of their first
+    members.
+    """
+    parts = [[i] for i in range(len(D))]
+    D = D.double().clone()
+    while len(parts) > max(groups, 1):
+        k = len(parts)
+        upper = torch.where(torch.ones(k, k, dtype=torch.bool).triu(1), D, math.inf)
+        a, b = divmod(int(upper.argmin()), k)
+        m, n = len(parts[a]), len(parts[b])
+        if linkage == "average":
+            D[a] = (m * D[a] + n * D[b]) / (m + n)
+        else:
+            D[a] = (torch.maximum if linkage == "complete" else torch.minimum)(D[a], D[b])
+        D[:, a] = D[a]
+        rest = [i for i in range(k) if i != b]
+        D = D[rest][:, rest]
+        parts[a] = sorted(parts[a] + parts[b])
+        del parts[b]
+    return parts
+
+
+def models(updates: Updates) -> Tensor:
+    """The trained models base + X (K x d); zero in blocks that a row lacks, where the base says nothing about it."""
+    if updates.base is None:
+        return updates.X
+    W = updates.X + updates.base
+    for columns, members in column_groups(updates.layout, updates.present, None):
+        if members is not None:
+            W[~members, columns] = 0.0
+    return W
+
+
+def for_members(updates: Updates, moves: Mapping[str, Tensor]) -> Updates:
+    """A result with one row (d) for each of these clients, absent ones too."""
+    n = dict(zip((client for client, _ in updates.rows), updates.n.tolist(), strict=True))
+    sizes = torch.tensor([n.get(client, 0.0) for client in sorted(moves)], dtype=torch.float64)
+    rows = tuple((client, None) for client in sorted(moves))
+    X = torch.stack([moves[client] for client in sorted(moves)]) if moves else updates.X[:0]
+    return Updates(updates.layout, rows, X, sizes, sizes)
+
+
+@dataclass(frozen=True)
+class SimilarGroups(Stage):
+    """Each row gets the mean of the trained models in its group, grouped anew every round (MaT-FL).
+
+    Groups come from average linkage on the cosine distance of the models minus their mean ("centred-weights") or of the
+    updates ("update"). `soft` instead weighs all models by relu(cosine + threshold). The mean is weighted by `weight`.
+    With as many groups as rows every client stays alone, bit for bit; one group is the mean of all models.
+    """
+
+    groups: int = 2
+    soft: bool = False
+    threshold: float = 0.0
+    source: Literal["centred-weights", "update"] = "centred-weights"
+    traits = Traits("matrix", reads={"X", "base", "weight"}, separable=True, presence="coupled")
+
+    def __post_init__(self) -> None:
+        if self.groups < 1:
+            raise ValueError(f"groups: expected at least 1, found {self.groups}")
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        if len(updates) < 2:
+            return updates, state
+        return updates.replace(X=mixed_models(updates, self.matrix(updates))), state
+
+    def matrix(self, updates: Updates) -> Tensor:
+        """The weight of each row (column) for each row (K x K, rows sum to 1)."""
+        k = len(updates)
+        if self.soft:
+            M = (self._cosines(updates) + self.threshold).clamp(min=0)
+        else:
+            M = torch.zeros(k, k, dtype=torch.float64)
+            few = 1 < self.groups < k
+            D = 1 - self._cosines(updates) if few else torch.zeros(k, k, dtype=torch.float64)
+            for part in agglomerate(D, self.groups, "average"):
+                index = torch.tensor(part)
+                M[index[:, None], index] = 1.0
+        M = M * updates.weight.cpu()
+        total = M.sum(dim=1, keepdim=True)
+        return torch.where(total > 0, M / total, torch.eye(k, dtype=torch.float64))
+
+    def _cosines(self, updates: Updates) -> Tensor:
+        if self.source == "update":
+            return cosines(gram(updates))
+        W = models(updates)
+        return cosines(gram(updates.replace(X=W - W.mean(dim=0))))
+
+
+@dataclass(frozen=True)
+class SplittingClusters(Aggregation):
+    """One model for all, then one for each cluster: a cluster whose members pull apart is split in two (CFL).
+
+    A cluster with norms |mean X| < eps1 and max |X_k| > eps2 is split, from round `start` + 1 on, if it has more than
+    two members and all of them are present, into the parts of `bipartition`. With `relative` both thresholds are
+    multiples of the mean norm in the first round. Then `stage` runs in each cluster, and what it returns goes to all
+    members, absent ones too. Before the first split that is one row for everyone.
+    """
+
+    eps1: float = 0.2
+    eps2: float = 0.4
+    start: int = 20
+    relative: bool = True
+    linkage: Literal["single", "complete"] = "single"
+    stage: Stage = Mean()
+
+    def __post_init__(self) -> None:
+        if not self.stage.traits.reduces:
+            raise ValueError(f"SplittingClusters: {self.stage!r} leaves a row for each client, a cluster has one model")
+        self._close("SplittingClusters")
+
+    @cached_property
+    def traits(self) -> Traits:
+        inner = Traits.around(self.inner)
+        return replace(inner, kind="matrix", reads=inner.reads | {"weight"}, presence="coupled")
+
+    def init(self, layout: Layout) -> State:
+        """One cluster, whose members are not known yet; children of cluster "0" will be "00" and "01"."""
+        return {"clusters": {"0": []}, "reference": 0.0, "stages": {"0": self.stage.init(layout)}}
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        if not len(updates):
+            return updates.reduced(updates.X.new_zeros(updates.layout.d)), state
+        clients = [client for client, _ in updates.rows]
+        known = {client for members in state["clusters"].values() for client in members}
+        clusters = {name: list(members) for name, members in state["clusters"].items()}
+        first = min(clusters)
+        clusters[first] = sorted({*clusters[first], *(c for c in clients if c not in known)})
+        stages = dict(state["stages"])
+        G = gram(updates)
+        reference = state["reference"] or float(G.diagonal().clamp(min=0).sqrt().mean())
+        if ctx.round > self.start:
+            everybody = len(clusters) > 1 or len(clusters[first]) >= (ctx.population or 0)
+            for name, members in sorted(clusters.items()):
+                here = [clients.index(c) for c in members if c in clients]
+                if not everybody or len(here) < len(members) or len(here) < 3:
+                    continue
+                if self._pull_apart(G[here][:, here], updates.weight[here].cpu(), reference):
+                    parts = bipartition(members, cosines(G[here][:, here]), self.linkage)
+                    del clusters[name]
+                    inner = stages.pop(name)
+                    for digit, part in zip("01", parts, strict=True):
+                        clusters[name + digit], stages[name + digit] = part, inner
+                    ctx.log("cluster split", {"cluster": name, "parts": parts})
+        moves: dict[str, Tensor] = {}
+        for name, members in sorted(clusters.items()):
+            here = [i for i, c in enumerate(clients) if c in members]
+            if not here:
+                continue
+            out, stages[name] = self.stage(updates.keep(here), stages[name], ctx)
+            moves |= dict.fromkeys(members, out.X[0])
+        new = {"clusters": dict(sorted(clusters.items())), "reference": reference, "stages": stages}
+        return (out if len(clusters) == 1 else for_members(updates, moves)), new
+
+    def _pull_apart(self, G: Tensor, weight: Tensor, reference: float) -> bool:
+        """Whether the mean is short although some row is long."""
+        unit = reference if self.relative else 1.0
+        p = weight / weight.sum()
+        mean = math.sqrt(max(float(p @ G @ p), 0.0))
+        longest = math.sqrt(max(float(G.diagonal().max()), 0.0))
+        return mean < self.eps1 * unit and longest > self.eps2 * unit
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        unit = " of the first round's mean norm" if self.relative else ""
+        when = f"from round {self.start + 1} split if |mean| < {self.eps1} and max norm > {self.eps2}{unit}, "
+        when += f"by {self.linkage} linkage"
+        return (Box(f"in each cluster ({when})", inside=self.stage.boxes),)
+
+
+def bipartition(
+    members: Sequence[str], C: Tensor, linkage: Literal["single", "complete"] = "single"
+) -> tuple[list[str], list[str]]:
+    """Clients (at least two) in two groups by their cosines C, in the order of `members` (CFL).
+
+    Single linkage merges the most similar pair first, so the largest cosine across the two groups is the smallest of
+    all bipartitions. Complete linkage merges by the least similar pair, and does not reach it in general.
+    """
+    a, b = agglomerate(-C, 2, linkage)
+    return [members[i] for i in a], [members[i] for i in b]
+
+
+def cosine_mixing(G: Tensor, tau: float) -> Tensor:
+    """W (K x K, rows sum to 1): row k is the softmax over j of cos(k, j) / tau, from the rows' Gram matrix."""
+    return torch.softmax(cosines(G) / tau, 1)
+
+
+@dataclass(frozen=True)
+class CosineMix(Stage):
+    """Every trained model w = base + X becomes sum_j W_kj w_j, W_k = softmax over j of cos(w_k, w_j) / tau.
+
+    Similarity compares the models, not the updates (FDSE, CVPR 2025, tensor by tensor), in the blocks that they have. A
+    small tau mixes only similar models; a large one makes all equal. A zero model has cosine 0 with all others. Only
+    participants are mixed, and weights play no part.
+    """
+
+    tau: float = 0.5
+    traits = Traits("matrix", reads={"X", "base"}, separable=True, presence="row")
+
+    def __post_init__(self) -> None:
+        if not self.tau > 0:
+            raise ValueError(f"tau: expected a number above 0, found {self.tau}")
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        if len(updates) < 2:
+            return updates, state
+        W = cosine_mixing(gram(updates.replace(X=models(updates))), self.tau)
+        return updates.replace(X=mixed_models(updates, W)), state
+
+
+@dataclass(frozen=True)
+class TaskLeaders(Stage):
+    """Clients with equal tasks get one model; the leaders of groups exchange updates (ColNet, Feng et al., 2025).
+
+    With v_g and Delta_g the uniform means of a group's models before the round and of its updates, all clients in g end
+    at v_g + Delta_g + alpha U(Delta_1 .. Delta_G). U is the conflict-averse update of `conflict_averse_mix`; it is left
+    out if there is only one group. `safeguards` are those of `fedloom.peers`.
+    """
+
+    c: float = 0.4
+    alpha: float = 1.0
+    safeguards: Safeguards = Safeguards(clip=None, ridge=None, ema=None)
+    traits = Traits("matrix", reads={"X", "base", "extra:tasks"}, presence="coupled")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.c < 1 or not self.alpha >= 0:
+            raise ValueError(f"{self!r}: expected 0 <= c < 1 and alpha >= 0")
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        if len(updates) < 2:
+            return updates, state
+        names = [client for client, _ in updates.rows]
+        groups = task_groups(dict(zip(names, map(str, updates.extra["tasks"]), strict=True)))
+        members = {task: [names.index(name) for name in group] for task, group in groups.items()}
+        moves = {task: updates.X[rows].mean(0) for task, rows in members.items()}
+        ends: dict[str, Tensor] = dict(moves)
+        if len(groups) > 1 and self.alpha > 0:
+            for task in groups:
+                mixed = conflict_averse_mix(task, moves, c=self.c, safeguards=self.safeguards)
+                ends[task] = moves[task] + self.alpha * mixed.update
+        out = torch.empty_like(updates.X)
+        for task, rows in members.items():
+            for i in rows:
+                # from the row's own start to the group's start, and then along the group's update
+                apart = 0.0 if updates.base is None else updates.base[rows].sub(updates.base[i]).mean(0)
+                out[i] = ends[task] + apart
+        return updates.replace(X=out), state
+
+
+@dataclass(frozen=True)
+class SingleTaskModels(Stage):
+    """Each row gets the mean of the models of its tasks; that of task t is a mean of all trained models (FedPMT).
+
+    theta_t = sum_j a_jt w_j (base_j + X_j) / sum_j a_jt w_j, a_jt being 1 for rows that hold t and `attenuation` for
+    others, w_j the `weight`. So 1 leaves one model for all, and with 0 rows without a common task never meet.
+    """
+
+    attenuation: float = 0.5
+    traits = Traits("mix", reads={"X", "base", "weight", "extra:tasks"}, presence="row")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.attenuation <= 1:
+            raise ValueError(f"attenuation: expected a number from 0 to 1, found {self.attenuation}")
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        if len(updates) < 2:
+            return updates, state
+        held = [str(tasks).split(",") for tasks in updates.extra["tasks"]]
+        names = sorted({task for tasks in held for task in tasks})
+        holds = torch.tensor([[task in tasks for task in names] for tasks in held], dtype=torch.float64)
+        parts = (holds + self.attenuation * (1 - holds)) * updates.weight.cpu()[:, None]
+        of_task = parts / parts.sum(0).clamp(min=torch.finfo(torch.float64).tiny)
+        return updates.replace(X=mixed_models(updates, holds / holds.sum(1, keepdim=True) @ of_task.t())), state

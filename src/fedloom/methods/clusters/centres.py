@@ -1,0 +1,247 @@
+"""Several models at the server; each client uses one of them (IFCA, RR-Cluster) or a mix (FedSPD, FedSoft)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedloom.core.combine import Aggregation
+from fedloom.core.context import Broadcast, Ctx, State, generator
+from fedloom.core.foreign import Foreign, Number
+from fedloom.core.gram import gram
+from fedloom.core.layout import Layout
+from fedloom.core.mean import Mean, weighted_mean
+from fedloom.core.outline import Box
+from fedloom.core.stage import Identity, Stage, Traits
+from fedloom.core.updates import Updates
+from fedloom.methods.clusters.aggregation import agglomerate, cosines, for_members
+
+First = Literal["groups", "noise"]
+Uses = int | list[float]
+"""What a client uses of several models: the number of one, or its shares of all."""
+
+
+def first_models(updates: Updates, update: Tensor, count: int, first: First, noise: float, ctx: Ctx) -> list[Tensor]:
+    """`count` different models (d) after a round in which all rows started from the same one.
+
+    `update` is the round's aggregate. "groups": the means of groups of rows (average linkage on cosine distance).
+    "noise", and models for which no rows are left: the start + update + noise rms(update) N(0, 1). Without this the
+    models would stay identical.
+    """
+    start = torch.zeros_like(update) if updates.base is None else updates.base[0]
+    models = []
+    if first == "groups":
+        for part in agglomerate(1 - cosines(gram(updates)), count, "average"):
+            rows = updates.keep(part)
+            # a block that no row of the group has moves as it does for everybody
+            rest = weighted_mean(rows.replace(X=rows.X - update, coef=None))
+            models.append(start + update + rest)
+    size = noise * update.square().mean().sqrt() if len(update) else 0.0
+    for j in range(len(models), count):
+        # a peer that joins later, or was alone, must draw what the others drew in the first round
+        draw = torch.randn(len(update), generator=generator(ctx.seed, 1, "cluster", j), dtype=update.dtype)
+        models.append(start + update + size * draw.to(update.device))
+    return models
+
+
+def _check(count: int, first: str, noise: float) -> None:
+    if count < 1:
+        raise ValueError(f"count: expected at least 1, found {count}")
+    if first not in ("groups", "noise"):
+        raise ValueError(f"first: expected 'groups' or 'noise', found {first!r}")
+    if not noise >= 0:
+        raise ValueError(f"noise: expected a number of at least 0, found {noise}")
+
+
+def _names(count: int) -> set[str]:
+    return {f"broadcast:cluster{j}" for j in range(count)}
+
+
+def _shares(count: int) -> dict[str, Foreign]:
+    return {f"share{j}": Number(0, 1) for j in range(count)}
+
+
+def _used(models: Sequence[Tensor], uses: Uses) -> Tensor | None:
+    """The model that a client uses (d); None where it names none of them."""
+    if isinstance(uses, int):
+        return models[uses] if uses < len(models) else None
+    mix = torch.zeros_like(models[0])
+    for share, model in zip(uses, models, strict=True):
+        mix.add_(model, alpha=share)
+    return mix
+
+
+def _to_all(models: Sequence[Tensor], clients: Sequence[str]) -> dict[str, Broadcast]:
+    every = {f"cluster{j}": model for j, model in enumerate(models)}
+    return {client: dict(every) for client in clients}
+
+
+def rebalanced(chosen: Sequence[int], count: int, least: int, rng: torch.Generator) -> list[int]:
+    """Choices among `count` clusters after clients moved from larger ones to those of fewer than `least` (RR-Cluster).
+
+    Clients are visited in random order. One whose cluster has more than `least` goes to the smallest cluster, the first
+    of equals, if that has fewer. So nobody moves twice, and with count x least clients or more no cluster stays short.
+    A choice of no cluster stays what it is.
+    """
+    moved = list(chosen)
+    sizes = [moved.count(j) for j in range(count)]
+    for i in torch.randperm(len(moved), generator=rng).tolist():
+        short = sizes.index(min(sizes))
+        if moved[i] < count and sizes[moved[i]] > least > sizes[short]:
+            sizes[moved[i]] -= 1
+            sizes[short] += 1
+            moved[i] = short
+    return moved
+
+
+@dataclass(frozen=True)
+class ChosenClusters(Aggregation):
+    """Keeps `count` models, broadcasts all, and moves each with the rows of the clients that chose it (IFCA).
+
+    The choice is the extra "cluster". The first round has one model for all, with `stage`; then the models part (see
+    `first_models`). From then on `stage` gets each row relative to its chosen model. All members of a cluster get its
+    model, absent ones too; a model that no client chose stays as it is. With `least` rows also move models that their
+    clients did not choose, so that each is moved by at least so many (see `rebalanced`). With `mixed` a client gets the
+    mix of all models by its shares, the extras "shareS", in place of the one that it chose (FedSPD).
+    """
+
+    count: int = 2
+    first: First = "groups"
+    noise: float = 1.0
+    stage: Stage = Mean()
+    least: int = 0
+    mixed: bool = False
+
+    def __post_init__(self) -> None:
+        _check(self.count, self.first, self.noise)
+        if not self.stage.traits.reduces:
+            raise ValueError(f"ChosenClusters: {self.stage!r} leaves a row for each client, a cluster has one model")
+        self._close("ChosenClusters")
+
+    @cached_property
+    def traits(self) -> Traits:
+        inner = Traits.around(self.inner)
+        own: dict[str, Foreign] = {"cluster": Number(-1, self.count - 1, whole=True)}
+        if self.mixed:
+            own |= _shares(self.count)
+        reads = inner.reads | {"base"} | {f"extra:{name}" for name in own}
+        extras = {**inner.extras, **own}
+        made = Traits("matrix", reads, wants=inner.wants, presence="coupled", extras=extras)
+        return replace(
+            made, broadcasts=_names(self.count), numbers=self.first == "groups", hides=self.stage.traits.hides
+        )
+
+    def too_few(self, rows: int) -> Iterator[str]:
+        """Fewer clients than the clusters' least sizes ask for."""
+        if rows < self.count * self.least:
+            yield f"{self.count} clusters of at least {self.least} clients need as many, but there are {rows}"
+        yield from super().too_few(rows)
+
+    def init(self, layout: Layout) -> State:
+        """No models yet."""
+        return {"models": [], "members": {}, "stages": [self.stage.init(layout)] * self.count}
+
+    def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
+        """All models; nothing before there are any."""
+        return _to_all(state["models"], clients)
+
+    def movers(self, clients: Sequence[str], chosen: Sequence[int], ctx: Ctx) -> Sequence[tuple[list[int], Stage]]:
+        """For each model the positions of the rows that move it, and the stage that combines them."""
+        counted = rebalanced(chosen, self.count, self.least, ctx.rng("rebalanced")) if self.least else chosen
+        return [([i for i, mine in enumerate(counted) if mine == j], self.stage) for j in range(self.count)]
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        if not len(updates) and not self.stage.traits.hides:
+            return updates.reduced(updates.X.new_zeros(updates.layout.d)), state
+        if not state["models"]:
+            out, inner = self.stage(updates, state["stages"][0], ctx)
+            some = len(updates) > 0  # else nobody says where all start from
+            models = first_models(updates, out.X[0], self.count, self.first, self.noise, ctx) if some else []
+            return out, {"models": models, "members": {}, "stages": [inner] * self.count}
+        base = torch.zeros_like(updates.X) if updates.base is None else updates.base
+        clients = [client for client, _ in updates.rows]
+        # one that says that it had no models, -1, counts to the first; one that names no cluster counts to none
+        chosen = [max(int(j), 0) for j in updates.extra["cluster"]] if clients else []
+        uses: list[Uses] = list(chosen)
+        if self.mixed:
+            uses = [[float(updates.extra[f"share{j}"][i]) for j in range(self.count)] for i in range(len(clients))]
+        members = dict(sorted({**state["members"], **dict(zip(clients, uses, strict=True))}.items()))
+        before, models, stages = state["models"], list(state["models"]), list(state["stages"])
+        for j, (here, stage) in enumerate(self.movers(clients, chosen, ctx)):
+            if not here and not stage.traits.hides:
+                continue
+            rows = updates.keep(here)
+            if here:
+                apart = torch.stack([base[i] - before[chosen[i]] for i in here])
+                rows = rows.replace(X=rows.X + apart)
+            out, stages[j] = stage(rows, stages[j], ctx)
+            models[j] = models[j] + out.X[0]
+        starts = {client: base[i] for i, client in enumerate(clients)}
+        moves: dict[str, Tensor] = {}
+        for client, mine in members.items():
+            now, then = _used(models, mine), starts[client] if client in starts else _used(before, mine)
+            if now is not None and then is not None and now is not then:
+                moves[client] = now - then
+        return for_members(updates, moves), {"models": models, "members": members, "stages": stages}
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        least = f", moved by at least {self.least} clients each" if self.least else ""
+        first = f"{self.count} clusters, first from {self.first}{least}"
+        return (Box(f"in each cluster that clients choose ({first})", inside=self.stage.boxes),)
+
+
+@dataclass(frozen=True)
+class SoftClusters(Identity):
+    """Keeps `count` models c_s, each a mean of the clients' own models, and broadcasts all of them (FedSoft).
+
+    c_s = sum_k v_ks w_k over the participants, v_ks proportional to u_ks `weight`_k, with the client's share u_ks of
+    model s in the extra "shareS". A model whose shares are all at most `floor` stays as it is. The models part after
+    the first round (see `first_models`).
+    """
+
+    count: int = 2
+    first: First = "groups"
+    noise: float = 1.0
+    floor: float = 1e-4
+
+    def __post_init__(self) -> None:
+        _check(self.count, self.first, self.noise)
+
+    @cached_property
+    def traits(self) -> Traits:
+        extras = _shares(self.count)
+        reads = {"X", "base", "weight"}.union(f"extra:{name}" for name in extras)
+        made = Traits("matrix", reads, writes=set(), presence="coupled", extras=extras)
+        return replace(made, broadcasts=_names(self.count), numbers=self.first == "groups")
+
+    def init(self, layout: Layout) -> State:
+        """No models yet."""
+        return {"models": []}
+
+    def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
+        """All models; nothing before there are any."""
+        return _to_all(state["models"], clients)
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        if not len(updates):
+            return updates, state
+        if not state["models"]:
+            mean = weighted_mean(updates.replace(coef=None))
+            return updates, {"models": first_models(updates, mean, self.count, self.first, self.noise, ctx)}
+        X, base = updates.X, torch.zeros_like(updates.X) if updates.base is None else updates.base
+        models = []
+        for j, model in enumerate(state["models"]):
+            share = torch.tensor([float(u) for u in updates.extra[f"share{j}"]], dtype=torch.float64)
+            if float(share.max()) > self.floor:
+                seen = updates.replace(
+                    X=X + (base - model), weight=share.to(updates.weight) * updates.weight, coef=None
+                )
+                model = model + weighted_mean(seen)
+            models.append(model)
+        return updates, {"models": models}

@@ -1,0 +1,141 @@
+"""The server's part of methods against client drift: SCAFFOLD, FedDyn, FedNova."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedloom.core.combine import Aggregation
+from fedloom.core.context import Broadcast, Ctx, State
+from fedloom.core.foreign import Number
+from fedloom.core.layout import Layout
+from fedloom.core.mean import column_groups
+from fedloom.core.outline import Box
+from fedloom.core.spread import cut, join
+from fedloom.core.stage import Stage, Traits
+from fedloom.core.updates import Updates
+
+
+@dataclass(frozen=True)
+class ControlVariates(Stage):
+    """Keeps c, the mean of the control variates of all clients that train a block, and broadcasts it (SCAFFOLD).
+
+    c grows by sum_k (change of c_k) / N over the participants. N counts absent clients too, but for a task's blocks
+    only clients that train this task: only they are corrected, and their corrections c - c_k must cancel out.
+    """
+
+    traits = Traits(
+        reads={"X", "auxiliary:control"},
+        writes=frozenset(),
+        broadcasts={"broadcast:control"},
+        presence="block",
+        separable=True,
+    )
+
+    def init(self, layout: Layout) -> State:
+        """c = 0."""
+        return {"control": torch.zeros(layout.d)}
+
+    def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
+        """c."""
+        return {client: {"control": state["control"]} for client in clients}
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        layout, k = updates.layout, len(updates)
+        present = [k] * len(layout.blocks) if updates.present is None else updates.present.sum(dim=0).tolist()
+        change = updates.auxiliary["control"].sum(dim=0)
+        for block, s, here in zip(layout.blocks, layout.slices, present, strict=True):
+            change[s] /= ctx.trainers(block.task, here)
+        return updates, {"control": state["control"] + join(updates.layout, change)}
+
+
+@dataclass(frozen=True)
+class DualShift(Aggregation):
+    """Adds to a stage's result the mean over all N clients of the sum of their updates so far (FedDyn).
+
+    h grows by sum_k X_k / N over the participants, as the rows come in, then theta+ = theta + stage(X) + h. Stages
+    added to the method go inside, so that h is made of the rows as they arrive. Where clients lack blocks, N counts for
+    a task's blocks all clients that hold the task, present or absent.
+    """
+
+    stage: Stage
+
+    def __post_init__(self) -> None:
+        if not self.stage.traits.reduces:
+            raise ValueError(f"DualShift: {self.stage!r} leaves a row for each client, but the shift is for one model")
+        self._close("DualShift")
+
+    @cached_property
+    def traits(self) -> Traits:
+        return Traits.around(self.inner, reduces=True)
+
+    def init(self, layout: Layout) -> State:
+        """h = 0."""
+        return {"dual": torch.zeros(layout.d), "stage": self.stage.init(layout)}
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        k = len(updates)
+        if not k:
+            return self.stage(updates, state["stage"], ctx)[0], state
+        layout = updates.layout
+        dual = cut(layout, state["dual"]).to(updates.data, copy=True)
+        if updates.present is None:
+            dual += updates.X.mean(dim=0) * (k / (ctx.population or k))
+        else:
+            for block, s, here in zip(layout.blocks, layout.slices, updates.present.sum(dim=0).tolist(), strict=True):
+                dual[s] += updates.X[:, s].sum(dim=0) / ctx.trainers(block.task, here)
+        out, inner = self.stage(updates, state["stage"], ctx)
+        return out.replace(X=out.X + dual), {"dual": join(updates.layout, dual), "stage": inner}
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        return (Box("plus the mean of all clients' updates so far", inside=self.stage.boxes),)
+
+
+@dataclass(frozen=True)
+class NormaliseSteps(Stage):
+    """Divides each row by a_k and multiplies it by tau_eff (FedNova, eq. 6 and section 4).
+
+    tau_eff is the weighted mean of the a_k ("weights") or, as in the release with a proximal term, of the step counts
+    ("steps"), over the rows that have the block. Equal a_k change nothing. A client that took no step is dropped.
+    """
+
+    tau_eff: Literal["weights", "steps"] = "weights"
+
+    @cached_property
+    def traits(self) -> Traits:
+        counts = {"extra:steps"} if self.tau_eff == "steps" else set()
+        reads = {"X", "weight", "extra:a", *counts}
+        return Traits("mix", reads, presence="block", separable=True, extras={"a": Number(0)})
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        moved = [i for i, a in enumerate(updates.extra["a"]) if float(a) > 0]
+        updates = updates.keep(moved)
+        a = torch.tensor([float(v) for v in updates.extra["a"]], dtype=torch.float64)
+        counts = a
+        if self.tau_eff == "steps":
+            counts = torch.tensor([float(v) for v in updates.extra["steps"]], dtype=torch.float64)
+        factors = [
+            (columns, self._factors(a, counts, updates.weight if members is None else updates.weight * members))
+            for columns, members in column_groups(updates.layout, updates.present, None)
+        ]
+        if len(factors) == 1:
+            ((_, only),) = factors
+            return (updates if bool((only == 1).all()) else updates.mixed(torch.diag(only))), state
+        X = updates.X.clone()
+        for columns, factor in factors:
+            X[:, columns] *= factor.to(X)[:, None]
+        return updates.replace(X=X), state
+
+    @staticmethod
+    def _factors(a: Tensor, counts: Tensor, weight: Tensor) -> Tensor:
+        """tau_eff / a_k of each row (K), from the weights of the rows that count."""
+        total, here = weight.sum(), weight > 0
+        if not total > 0 or bool((a[here] == counts[here][0]).all() and (counts[here] == counts[here][0]).all()):
+            return torch.ones_like(a)
+        return (weight * counts).sum() / total / a

@@ -1,0 +1,368 @@
+"""Features split by a mask into domain-robust and domain-related ones, the latter then corrected (F2DC).
+
+Source: Wang et al., Domain-Skewed Federated Learning with Feature Decoupling and Calibration (F2DC), equations 3-9.
+With f the encoder's last map (B x C x H x W), S = A_D(f) the score, M the mask and A_C the corrector:
+
+    f+ = M f      f- = (1 - M) f      f* = f- + (1 - M) A_C(f-)      f~ = f+ + f* = f + (1 - M) A_C((1 - M) f)
+
+The classifier reads the mean of f~ over its area; a linear auxiliary head m reads the means of f+, f- and f*. If M is 1
+everywhere, or A_C gives 0, f~ is f.
+
+F2DC's modules in a model: attached behind stages of the encoder, trained by a local rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity, cross_entropy
+
+from fedloom.core.context import State
+from fedloom.core.errors import RecipeError
+from fedloom.models.linearised import Linearised
+from fedloom.models.multitask import MultiTask
+from fedloom.models.nets import pass_zeros
+from fedloom.training.features import pooled
+from fedloom.training.rules import LocalRule, View
+
+Noise = Literal["gumbel", "logistic"]
+Form = Literal["paper", "release"]
+FORMS: dict[Form, tuple[int, int]] = {"paper": (2, 64), "release": (3, 50)}
+"""Form -> (number of convolutions, hidden channels). The paper gives no width; 64 is the first release's."""
+EPS = 1e-8  # the release's guard of both logarithms
+
+
+def noise_of(u: Tensor, noise: Noise = "gumbel") -> Tensor:
+    """Noise from uniform draws in 0..1, any shape, always finite.
+
+    `gumbel` is standard Gumbel noise -log(-log u), as in the release. `logistic` is log u - log(1 - u), as the paper
+    prints it; the difference of two such draws has twice the variance of the difference of two Gumbel draws.
+    """
+    if noise == "logistic":
+        return torch.logit(u, eps=1e-7)
+    return -torch.log(-torch.log(u + EPS) + EPS)
+
+
+def gumbel_mask(
+    score: Tensor, sigma: float, u_keep: Tensor | None = None, u_drop: Tensor | None = None, noise: Noise = "gumbel"
+) -> Tensor:
+    """The mask M in 0..1 (like `score`): sigmoid((score + g_keep - g_drop) / sigma) (F2DC, eq. 3).
+
+    This is the paper's two-way softmax over log sigmoid(score) and log(1 - sigmoid(score)). Their difference is the
+    score itself, so no logarithm can overflow. `u_keep` and `u_drop` are uniform draws in the shape of `score`; without
+    them there is no noise, as in tests. The smaller `sigma`, the nearer M is to 0 or 1. Raises ValueError if sigma is
+    not above 0 or only one of the draws is given.
+    """
+    if not sigma > 0:
+        raise ValueError(f"gumbel_mask: expected sigma > 0, found {sigma}")
+    if (u_keep is None) != (u_drop is None):
+        raise ValueError("gumbel_mask: expected both draws, u_keep and u_drop, or none")
+    if u_keep is not None and u_drop is not None:
+        score = score + noise_of(u_keep, noise) - noise_of(u_drop, noise)
+    return torch.sigmoid(score / sigma)
+
+
+class _Norm(nn.BatchNorm2d):
+    """Batch norm that does not count its batches: with a fixed momentum the counter is never read, and integers would
+    travel outside the matrix of updates."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels)
+        self.register_buffer("num_batches_tracked", None)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        nn.Module._load_from_state_dict(self, *args)  # batch norm's own would ask for the counter
+
+
+class _Convolutions(nn.Sequential):
+    """3 x 3 convolutions without bias, with batch norm and ReLU between them: C x H x W to the same shape."""
+
+    def __init__(self, channels: int, form: Form = "paper", hidden: int | None = None) -> None:
+        count, usual = FORMS[form]
+        widths = [channels, *[hidden or usual] * (count - 1), channels]
+        layers: list[nn.Module] = []
+        for i in range(count):
+            layers.append(nn.Conv2d(widths[i], widths[i + 1], 3, padding=1, bias=False))
+            if i < count - 1:
+                layers += [_Norm(widths[i + 1]), nn.ReLU()]
+        super().__init__(*layers)
+
+
+class Decoupler(_Convolutions):
+    """A_D: the score of each feature unit, B x C x H x W to B x C x H x W; high is domain-robust.
+
+    `form` "paper" has two convolutions and 64 hidden channels, "release" three and 50; `hidden` changes the width.
+    With 512 channels the release's form has 483,500 parameters.
+    """
+
+
+class Corrector(_Convolutions):
+    """A_C: the correction of domain-related features, B x C x H x W to B x C x H x W. Same forms as `Decoupler`."""
+
+
+class AuxiliaryHead(nn.Linear):
+    """m: logits (B x classes) from pooled features (B x C); one head for f+, f- and f*."""
+
+    def __init__(self, channels: int, classes: int) -> None:
+        super().__init__(channels, classes)
+
+
+@dataclass(frozen=True, eq=False)
+class Decoupled:
+    """f+, f-, f* and f~, each B x C x H x W."""
+
+    robust: Tensor
+    related: Tensor
+    corrected: Tensor
+    fused: Tensor
+
+
+def decouple(f: Tensor, mask: Tensor, corrector: Callable[[Tensor], Tensor]) -> Decoupled:
+    """Split f (B x C x H x W) by the mask (same shape) and correct the domain-related part (F2DC, eqs. 4 and 6)."""
+    rest = 1 - mask
+    related = rest * f
+    residual = rest * corrector(related)
+    return Decoupled(mask * f, related, related + residual, f + residual)
+
+
+def wrong_labels(logits: Tensor, labels: Tensor) -> Tensor:
+    """The most confident wrong class of each example (B, int64), from the main classifier's logits (B x classes).
+
+    The paper does not say which logits; these are the release's. Raises ValueError if there is only one class.
+    """
+    if logits.shape[1] < 2:
+        raise ValueError("F2DC: a wrong label needs at least two classes")
+    return logits.detach().scatter(1, labels[:, None], -math.inf).argmax(1)
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureLosses:
+    """Terms of F2DC's objective, each a scalar; `total` is eq. 9 for one layer.
+
+    classification  CE of the classifier on f~ (eq. 8)
+    separability    mean cosine of pooled f+ and f-, over tau (eq. 5)
+    robust          CE of m on f+ with the label (eq. 5)
+    related         CE of m on f- with the most confident wrong label (eq. 5)
+    corrected       CE of m on f* with the label (eq. 7)
+    """
+
+    classification: Tensor
+    separability: Tensor
+    robust: Tensor
+    related: Tensor
+    corrected: Tensor
+    lambda1: float
+    lambda2: float
+
+    @property
+    def penalty(self) -> Tensor:
+        """The terms beside the classifier's own loss: lambda1 L_DFD + lambda2 L_DFC."""
+        return self.lambda1 * (self.separability + self.robust + self.related) + self.lambda2 * self.corrected
+
+    @property
+    def total(self) -> Tensor:
+        """Eq. 9."""
+        return self.classification + self.penalty
+
+
+def feature_losses(
+    parts: Decoupled,
+    logits: Tensor,
+    labels: Tensor,
+    auxiliary: Callable[[Tensor], Tensor],
+    tau: float = 0.06,
+    lambda1: float = 0.8,
+    lambda2: float = 1.0,
+) -> FeatureLosses:
+    """The losses of F2DC, eqs. 5-9, as means over the labelled examples of the batch; 0 where none is labelled.
+
+    `logits` (B x classes) are the main classifier's on the pooled f~, `labels` (B, int64; -1 = unlabelled), `auxiliary`
+    maps pooled features (B x C) to logits. No gradient is stopped, and m learns from three terms, as in the release.
+    log(exp(s / tau)) in eq. 5 is s / tau. Raises ValueError if tau is not above 0.
+    """
+    if not tau > 0:
+        raise ValueError(f"feature_losses: expected tau > 0, found {tau}")
+    known = labels >= 0
+    if not bool(known.any()):
+        zero = logits.new_zeros(())
+        return FeatureLosses(zero, zero, zero, zero, zero, lambda1, lambda2)
+    robust, related, corrected = (pooled(f)[known] for f in (parts.robust, parts.related, parts.corrected))
+    logits, labels = logits[known], labels[known]
+    return FeatureLosses(
+        cross_entropy(logits, labels),
+        cosine_similarity(robust, related).mean() / tau,
+        cross_entropy(auxiliary(robust), labels),
+        cross_entropy(auxiliary(related), wrong_labels(logits, labels)),
+        cross_entropy(auxiliary(corrected), labels),
+        lambda1,
+        lambda2,
+    )
+
+
+Scope = Literal["aggregate", "identity", "local"]
+
+
+class FeatureModule(nn.Module):
+    """A module behind one stage of an encoder: f (B x C x H x W) becomes f~ (the same shape).
+
+    In training the mask is drawn with noise and `parts` keeps f+, f-, f* and f~ of the batch. In evaluation there is no
+    noise unless `noisy_eval`; with `bypass` f passes unchanged. Without a corrector f~ is always f.
+    """
+
+    def __init__(
+        self,
+        channels: int,
+        classes: dict[str, int],
+        sigma: float,
+        form: Form,
+        hidden: int | None,
+        noise: Noise,
+        noisy_eval: bool,
+        bypass: bool,
+        correct: bool,
+    ) -> None:
+        super().__init__()
+        self.sigma, self.noise, self.noisy_eval, self.bypass = sigma, noise, noisy_eval, bypass
+        self.decoupler = Decoupler(channels, form, hidden)
+        self.corrector = Corrector(channels, form, hidden) if correct else None
+        self.auxiliary = nn.ModuleDict({task: AuxiliaryHead(channels, count) for task, count in classes.items()})
+        self.parts: Decoupled | None = None
+        # so that the layout gives them the role "adapter"
+        self.adapter_layer_names = tuple(name for name, _ in self.named_children())
+
+    def forward(self, f: Tensor) -> Tensor:
+        """B x C x H x W to the same shape."""
+        if not self.training and (self.bypass or self.corrector is None):
+            return f
+        score = self.decoupler(f)
+        noisy = self.training or self.noisy_eval
+        keep, drop = (torch.rand_like(score), torch.rand_like(score)) if noisy else (None, None)
+        mask = gumbel_mask(score, self.sigma, keep, drop, self.noise)
+        parts = decouple(f, mask, self.corrector or torch.zeros_like)
+        if self.training:
+            self.parts = parts
+        return f if self.corrector is None else parts.fused
+
+
+class _Behind:
+    """A forward hook that puts a feature module behind another module."""
+
+    def __init__(self, module: FeatureModule) -> None:
+        self.module = module
+
+    def __call__(self, _stage: nn.Module, _inputs: Any, output: Tensor) -> Tensor:
+        result: Tensor = self.module(output)
+        return result
+
+
+@dataclass(frozen=True)
+class AttachFeatureModules:
+    """Puts a `FeatureModule` behind each of the encoder's modules in `layers`; by default behind its last map.
+
+    They become the encoder's module `attached`. With `scope` "aggregate" they have the role "adapter" and are part of
+    the encoder; otherwise they are private (role "private"). "identity" leaves them out in evaluation.
+
+    Raises RecipeError if the encoder has no such module or no maps, or if no task is a classification.
+    """
+
+    layers: tuple[str, ...] = ()
+    sigma: float = 0.1
+    form: Form = "paper"
+    hidden: int | None = None
+    noise: Noise = "gumbel"
+    noisy_eval: bool = False
+    scope: Scope = "aggregate"
+    correct: bool = True
+
+    def __call__(self, model: MultiTask, shape: tuple[int, ...]) -> None:
+        if isinstance(model.encoder, Linearised):
+            raise RecipeError("feature modules do not go together with a linearised encoder")
+        if hasattr(model.encoder, "attached"):
+            raise RecipeError(
+                "feature modules are there already; f2dc has its own, so name its parts on fedavg instead"
+            )
+        classes = {task: head.out_features for task, head in model.heads.items() if isinstance(head, nn.Linear)}
+        if not classes:
+            raise RecipeError("feature modules need a task with one class per example")
+        maps = map_channels(model.encoder, shape)
+        if not maps:
+            raise RecipeError("feature modules need an encoder with maps (B x C x H x W), found none")
+        for name in self.layers:
+            if name not in maps:
+                raise RecipeError(f"feature modules: {name!r} is no map of the encoder; it has: {', '.join(maps)}")
+        bypass = self.scope == "identity"
+        attached = nn.ModuleDict()
+        for name in self.layers or (list(maps)[-1],):
+            module = FeatureModule(
+                maps[name],
+                classes,
+                self.sigma,
+                self.form,
+                self.hidden,
+                self.noise,
+                self.noisy_eval,
+                bypass,
+                self.correct,
+            )
+            attached[name.replace(".", "_")] = module
+            model.encoder.get_submodule(name).register_forward_hook(_Behind(module))
+        model.encoder.attached = attached
+        if self.scope != "aggregate":
+            model.more_roles["encoder.attached.*"] = "private"
+
+
+def map_channels(encoder: nn.Module, shape: tuple[int, ...]) -> dict[str, int]:
+    """The encoder's modules that give a map (B x C x H x W), with its channels, in the order in which they finish."""
+    found: dict[str, int] = {}
+
+    def note(name: str) -> Any:
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            if isinstance(output, Tensor) and output.ndim == 4:
+                found.pop(name, None)
+                found[name] = output.shape[1]
+
+        return hook
+
+    handles = [module.register_forward_hook(note(name)) for name, module in encoder.named_modules() if name]
+    pass_zeros(encoder, shape, handles)
+    return found
+
+
+@dataclass(frozen=True)
+class FeatureModules(LocalRule):
+    """Adds lambda1 L_DFD + lambda2 L_DFC of every attached feature module to the loss (F2DC, eqs. 5 to 9).
+
+    `AttachFeatureModules` must have given the model these modules. The wrong label is the most confident wrong class of
+    the main classifier. Clients without a classification task train as if there were no modules.
+    """
+
+    tau: float = 0.06
+    lambda1: float = 0.8
+    lambda2: float = 1.0
+
+    def penalty(self, view: View, state: State) -> Tensor | None:
+        if self.lambda1 == 0 and self.lambda2 == 0:
+            return None
+        assert view.module is not None
+        assert view.outputs is not None
+        assert view.targets is not None
+        total: Tensor | None = None
+        for module in view.module.encoder.attached.values():  # type: ignore[union-attr, operator]
+            lambda2 = self.lambda2 if module.corrector is not None else 0.0
+            for task in view.outputs:
+                if task in module.auxiliary:
+                    losses = feature_losses(
+                        module.parts,
+                        view.outputs[task],
+                        view.targets[task],
+                        module.auxiliary[task],
+                        self.tau,
+                        self.lambda1,
+                        lambda2,
+                    )
+                    total = losses.penalty if total is None else total + losses.penalty
+        return total

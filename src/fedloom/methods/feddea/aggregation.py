@@ -1,0 +1,265 @@
+"""FedDEA's row transform: keep part of an update and rescale it.
+
+FedDEA's Figure 2: which dimensions each update activates, and how far the rows agree on them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedloom.core.context import Ctx, State
+from fedloom.core.layout import Layout
+from fedloom.core.stage import Stage, Traits
+from fedloom.core.updates import Updates
+
+_CHUNK = 1 << 20  # values at a time, where a row of intermediate values would otherwise be made
+_SMALL = 1 << 13  # fewer values than this are sorted
+_BINS = 1 << 16
+_INTEGERS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def top_mask(x: Tensor, k: int, largest: bool = True) -> Tensor:
+    """True for the k values of x (d) with the largest (or smallest) magnitude; ties go to the lowest index.
+
+    Exactly k values (none for k < 1, all for k > d). A radix search over the bits of |x|, 16 at a time: it needs no
+    memory of size d beside the result, and reads x three times (five times for 64 bits), whatever its values.
+    """
+    d = x.numel()
+    if k <= 0 or k >= d:
+        return torch.full_like(x, k > 0, dtype=torch.bool)
+    if d < _SMALL:
+        mask = torch.zeros_like(x, dtype=torch.bool)
+        mask[x.abs().sort(descending=largest, stable=True).indices[:k]] = True
+        return mask
+    edge, ties = _edge(x, k, largest)
+    mask = torch.empty_like(x, dtype=torch.bool)
+    for part, out in zip(x.split(_CHUNK), mask.split(_CHUNK), strict=True):
+        keys = _keys(part, largest)
+        torch.gt(keys, edge, out=out)
+        if ties:
+            here = (keys == edge).nonzero().squeeze(1)[:ties]
+            out[here] = True
+            ties -= len(here)
+    return mask
+
+
+def _keys(x: Tensor, largest: bool) -> Tensor:
+    """Integers in the order of |x|: without its sign bit, a float has the order of its bits."""
+    integer = _INTEGERS[x.element_size()]
+    low = torch.iinfo(integer).max
+    bits = x.view(integer) & low
+    return bits if largest else bits ^ low
+
+
+def _edge(x: Tensor, k: int, largest: bool) -> tuple[int, int]:
+    """The k-th largest key, and how many values with this key are among the k largest."""
+    bits = 8 * x.element_size()
+    edge, left = 0, k
+    for shift in reversed(range(0, bits, 16)):
+        count = torch.zeros(_BINS, dtype=torch.int64, device=x.device)
+        for part in x.split(_CHUNK):
+            keys = _keys(part, largest)
+            if shift + 16 < bits:
+                keys = keys[(keys >> (shift + 16)) == edge] & ((1 << (shift + 16)) - 1)
+            count += torch.bincount(keys >> shift if shift else keys, minlength=_BINS)
+        above = count.flip(0).cumsum(0)
+        i = int(torch.searchsorted(above, left))  # bins from the top
+        left -= int(above[i - 1]) if i else 0
+        edge = edge << 16 | (_BINS - 1 - i)
+    return edge, left
+
+
+@dataclass(frozen=True)
+class TopMagnitude(Stage):
+    """Keep each update's floor(rho d) largest coordinates and rescale them by 1/rho (FedDEA, eq. 2-6).
+
+    d counts the coordinates that the row has. Ties go to the lowest index; at least one coordinate is kept; rho = 1
+    is the identity, bit for bit. `keep` "smallest" and "random" and `rescale=False` are the paper's ablations;
+    `per_block` chooses within each tensor instead of over the whole vector.
+    """
+
+    rho: float
+    keep: Literal["largest", "smallest", "random"] = "largest"
+    rescale: bool = True
+    per_block: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rho <= 1:
+            raise ValueError(f"rho: expected 0 < rho <= 1, found {self.rho}")
+        if self.keep not in ("largest", "smallest", "random"):
+            raise ValueError(f"keep: expected largest, smallest or random, found {self.keep!r}")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(presence="block" if self.per_block or self.keep == "random" else "row")
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        if self.rho == 1:
+            return updates, state
+        X = updates.X
+        out = torch.empty_like(X) if updates.present is None else torch.zeros_like(X)
+        zero = X.new_zeros(())
+        for k, row in enumerate(updates.rows):
+            rng = ctx.rng("top-magnitude", *row) if self.keep == "random" else None
+            for columns in self._pieces(updates, k):
+                # one choice over several slices: the blocks that a row has need not be neighbours
+                x = torch.cat([X[k, s] for s in columns]) if len(columns) > 1 else X[k, columns[0]]
+                mask, at = self._mask(x, rng), 0
+                for s in columns:
+                    size = s.stop - s.start
+                    torch.where(mask[at : at + size], X[k, s], zero, out=out[k, s])
+                    at += size
+        if self.rescale:
+            out.mul_(1 / self.rho)
+        return updates.replace(X=out), state
+
+    def _pieces(self, updates: Updates, k: int) -> list[list[slice]]:
+        """Groups of column slices among which one choice is made."""
+        layout = updates.layout
+        if updates.present is None:
+            slices = list(layout.slices) if self.per_block else [slice(0, layout.d)]
+        else:
+            slices = [s for s, here in zip(layout.slices, updates.present[k].tolist(), strict=True) if here]
+        slices = [s for s in slices if s.stop > s.start]
+        if self.per_block:
+            return [[s] for s in slices]
+        return [slices] if slices else []
+
+    def _mask(self, x: Tensor, rng: torch.Generator | None) -> Tensor:
+        """True for the coordinates to keep: exactly max(1, floor(rho d)) of them."""
+        d = x.numel()
+        k = max(1, int(self.rho * d + 1e-9))  # 0.29 * 100 is 28.999... in floating point
+        if rng is not None:
+            mask = torch.zeros(d, dtype=torch.bool)
+            mask[torch.randperm(d, generator=rng)[:k]] = True
+            return mask.to(x.device)
+        return top_mask(x, k, self.keep == "largest")
+
+
+KIND = "activated-dimensions"
+_COLUMNS = 1 << 18  # columns at a time; counts up to 2^24 are exact in float32
+
+
+@dataclass(frozen=True)
+class ActivatedDimensions(Stage):
+    """Record which dimensions each row activates: its floor(rho d) largest in magnitude. Every row passes as it is.
+
+    Two records a round, for two choices of the d columns: "encoder", all blocks of the encoder, and "all". The second
+    is what FedDEA selects from, but every row is exactly zero on other tasks' decoders and heads, so those parts are
+    disjoint whatever the tasks have in common; the encoder is the fair comparison. A coordinate that is exactly zero or
+    that a row lacks is never activated. Without an encoder (for example with one unnamed block) there is only "all"; if
+    the encoder is everything, there is only "encoder".
+
+    Fields of a record: scope, rho, columns (d), rows (names); for blocks, in order: blocks (names), parts, sizes
+    (columns), active (rows x blocks: how many activated dimensions lie in the block); for pairs of rows, in order
+    (0,1), (0,2), ..: shared (pairs x blocks: how many are activated by both); bins (rows x `bins`: activated dimensions
+    along the flat vector, in equal pieces). For each group of blocks (the whole scope first, then its parts) three
+    values follow from these counts: overlap = 2 |A & B| / (|A| + |B|), which is |A & B| / k if both have k; expected,
+    its expectation if the two sets were drawn independently (about rho for the whole scope); jaccard = |A & B| / |A or
+    B|.
+    """
+
+    rho: float = 0.1
+    bins: int = 64
+    traits = Traits("matrix", writes=frozenset(), presence="block")
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rho < 1:
+            raise ValueError(f"rho: expected 0 < rho < 1, found {self.rho}")
+        if self.bins < 1:
+            raise ValueError(f"bins: expected at least 1, found {self.bins}")
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        if len(updates):
+            encoder = updates.layout.select("encoder")
+            if encoder.blocks:
+                ctx.record(KIND, self._look(updates, "encoder", encoder))
+            if len(encoder.blocks) < len(updates.layout.blocks):
+                ctx.record(KIND, self._look(updates, "all", updates.layout))
+        return updates, state
+
+    def _look(self, updates: Updates, scope: str, part: Layout) -> dict[str, Any]:
+        active = self._activated(updates, part)
+        k = len(active)
+        pairs = [(a, b) for a in range(k) for b in range(a + 1, k)]
+        counts, shared = [], []
+        for s in part.slices:
+            both = _gram(active[:, s]).tolist()
+            counts.append([both[i][i] for i in range(k)])
+            shared.append([both[a][b] for a, b in pairs])
+        parts = [b.part or b.role for b in part.blocks]
+        sizes = [b.size for b in part.blocks]
+        groups = {scope: range(len(sizes))} | {
+            p: [i for i, q in enumerate(parts) if q == p] for p in dict.fromkeys(parts) if p != scope
+        }
+        edges = [i * part.d // self.bins for i in range(self.bins + 1)]
+        bins = [active[:, a:b].sum(1).tolist() for a, b in pairwise(edges)]
+        return {
+            "scope": scope,
+            "rho": self.rho,
+            "columns": part.d,
+            "rows": [client if task is None else f"{client}/{task}" for client, task in updates.rows],
+            "blocks": list(part.names),
+            "parts": parts,
+            "sizes": sizes,
+            "active": _turned(counts, k),
+            "shared": _turned(shared, len(pairs)),
+            "bins": _turned(bins, k),
+            "groups": {
+                name: agreement(
+                    sum(sizes[i] for i in members),
+                    [
+                        (
+                            sum(counts[i][a] for i in members),
+                            sum(counts[i][b] for i in members),
+                            sum(shared[i][j] for i in members),
+                        )
+                        for j, (a, b) in enumerate(pairs)
+                    ],
+                )
+                for name, members in groups.items()
+            },
+        }
+
+    def _activated(self, updates: Updates, part: Layout) -> Tensor:
+        """K x d, bool: the choice that FedDEA would make among the columns of `part`, without zeros."""
+        X, top = updates.X, TopMagnitude(self.rho)
+        active = torch.zeros(len(X), part.d, dtype=torch.bool, device=X.device)
+        positions = updates.layout.positions(part)
+        for i, x in enumerate(X):
+            here = part
+            if updates.present is not None:
+                have = updates.present[i, positions].tolist()
+                here = Layout(tuple(b for b, p in zip(part.blocks, have, strict=True) if p))
+            if not here.blocks:
+                continue
+            x = updates.layout.take(x, here)
+            part.put(active[i], here, top._mask(x, None).logical_and_(x != 0))
+        return active
+
+
+def agreement(size: int, counts: list[tuple[int, int, int]]) -> dict[str, list[float]]:
+    """Overlap, expected overlap and Jaccard of pairs of sets among `size` things, from (|A|, |B|, |A & B|)."""
+    overlap, expected, jaccard = [], [], []
+    for a, b, both in counts:
+        overlap.append(2 * both / (a + b) if a + b else 0.0)
+        expected.append(2 * a * b / (size * (a + b)) if a + b else 0.0)
+        jaccard.append(both / (a + b - both) if a + b else 0.0)
+    return {"overlap": overlap, "expected": expected, "jaccard": jaccard}
+
+
+def _gram(active: Tensor) -> Tensor:
+    """|A & B| of all pairs of rows."""
+    both = torch.zeros(len(active), len(active), dtype=torch.int64, device=active.device)
+    for piece in active.split(_COLUMNS, dim=1):
+        piece = piece.float()
+        both += (piece @ piece.t()).long()
+    return both
+
+
+def _turned(columns: list[list[int]], rows: int) -> list[list[int]]:
+    return [[column[i] for column in columns] for i in range(rows)]

@@ -1,0 +1,407 @@
+"""FedHCA2's personalised aggregation: every client keeps its own update and adds a learned share of others' updates.
+
+The share is learned from what clients do next: a weight grows if a client's next update continues in the direction that
+was added to its model, and shrinks if it turns back.
+
+Decoders of different tasks side by side: which (client, task) has one, and which tensors correspond."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.core.context import Broadcast, Ctx, State, row_key
+from fedloom.core.gram import gram, inner_products
+from fedloom.core.layout import Block, Layout
+from fedloom.core.spread import cut, join
+from fedloom.core.stage import Stage, Traits
+from fedloom.core.updates import Updates
+from fedloom.methods.conflict.averse import Rescale, rescaling, solved
+from fedloom.methods.personal.aggregation import Attention, attention
+
+KIND = "hyper-weights"
+
+
+class _Learner(Stage):
+    """What both stages share: weights that are learned as torch.optim.SGD would, in closed form.
+
+    Their initial value is called `init` in the constructor and the repr, but `start` as a field, because `init` is the
+    method of every stage that makes its first state.
+    """
+
+    start: float
+    lr: float
+    momentum: float
+    weight_decay: float
+    project: bool
+
+    def _check(self) -> None:
+        name = type(self).__name__
+        if not 0 <= self.start <= 1:
+            raise ValueError(f"{name}: expected 0 <= init <= 1, found {self.start}")
+        for key in ("lr", "weight_decay"):
+            if not getattr(self, key) >= 0:
+                raise ValueError(f"{name}: expected {key} >= 0, found {getattr(self, key)}")
+        if not 0 <= self.momentum < 1:
+            raise ValueError(f"{name}: expected 0 <= momentum < 1, found {self.momentum}")
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+        self._check()
+
+    def __repr__(self) -> str:
+        values = {f.name: getattr(self, f.name) for f in fields(self)}  # type: ignore[arg-type]
+        text = ", ".join(f"{'init' if name == 'start' else name}={value!r}" for name, value in values.items())
+        return f"{type(self).__name__}({text})"
+
+    @property
+    def _fresh(self) -> State:
+        return {"weight": self.start, "momentum": None}
+
+    def _stepped(self, memory: State, inner: float) -> State:
+        """One step on a weight. `inner` = <the next update, what was added for a weight of 1>."""
+        weight, velocity = memory["weight"], memory["momentum"]
+        gradient = (-inner if 0 <= weight <= 1 else 0.0) + self.weight_decay * weight
+        velocity = gradient if velocity is None else self.momentum * velocity + gradient
+        weight -= self.lr * velocity
+        return {"weight": _used(weight) if self.project else weight, "momentum": velocity}
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class HyperConflictAverse(_Learner):
+    """Adds to each row alpha_i times a conflict-averse direction U of all rows (FedHCA2, CVPR 2024, Algorithm 1).
+
+    row i <- Delta_i + clamp(alpha_i, 0, 1) U,   U = (g_0 + c |g_0| g_w / |g_w|) / s
+    with g_0 the plain mean, g_w from `conflict_averse_weights`, s = 1 + c^2, 1 + c or 1 (`rescale`).
+
+    alpha_i begins at `init` and is learned by SGD with momentum from the client's next update, before its next use:
+    g = -1[0 <= alpha_i <= 1] <next Delta_i, U> + weight_decay alpha_i;  v <- momentum v + g (v = g at first);
+    alpha_i <- alpha_i - lr v. Outside [0, 1] only momentum and weight decay move it, so it stays there for long;
+    `project` clamps the weight itself after each step. A client learns only if it took part in the round that made U.
+    Absent clients keep their state; if all rows are zero, no state changes.
+
+    `average_identical`: rows with the same data set and the same tasks (extras "domain" and "tasks") have Delta_i
+    replaced by their mean, while U and the gradients use the original rows. Without these extras nothing is averaged. A
+    row counts as zero in blocks that it lacks, and nothing is added there.
+
+    With all alpha 0, and no identical rows, every row comes back bit for bit. Two passes over the matrix; the product
+    with it is computed when X is read. State: two numbers a client, and U (d). Records the round's alphas, not clamped.
+    """
+
+    c: float
+    start: float
+    lr: float
+    momentum: float
+    weight_decay: float
+    rescale: Rescale
+    average_identical: bool
+    project: bool
+
+    def __init__(
+        self,
+        c: float = 0.4,
+        init: float = 0.1,
+        lr: float = 0.01,
+        momentum: float = 0.9,
+        weight_decay: float = 1e-4,
+        rescale: Rescale = "1+c^2",
+        average_identical: bool = True,
+        project: bool = False,
+    ) -> None:
+        self._set(c=c, start=init, lr=lr, momentum=momentum, weight_decay=weight_decay)
+        self._set(rescale=rescale, average_identical=average_identical, project=project)
+        if not 0 <= self.c < 1:
+            raise ValueError(f"HyperConflictAverse: expected 0 <= c < 1, found {self.c}")
+        if self.rescale not in ("none", "1+c^2", "1+c"):
+            raise ValueError(f"HyperConflictAverse: rescale must be 'none', '1+c^2' or '1+c', found {self.rescale!r}")
+
+    @property
+    def traits(self) -> Traits:
+        identical = {"extra:domain", "extra:tasks"} if self.average_identical else frozenset[str]()
+        return Traits("mix", wants=identical, separable=True, presence="coupled")
+
+    def init(self, layout: Layout) -> State:
+        """No known client; nothing was added."""
+        return {"clients": {}, "direction": None, "received": []}
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        before = state["direction"]
+        G, inner = inner_products(updates, None if before is None else cut(updates.layout, before))
+        if not bool(G.any()):
+            return updates, state
+        names = [row_key(row) for row in updates.rows]
+        clients = dict(state["clients"])
+        for name, value in zip(names, inner.tolist(), strict=True):
+            clients.setdefault(name, self._fresh)
+            if name in state["received"]:
+                clients[name] = self._stepped(clients[name], value)
+        weights = {name: clients[name]["weight"] for name in names}
+        ctx.record(KIND, {"part": "encoder", "weights": weights})
+
+        w, lam = solved(G, self.c)
+        q = (1 / len(names) + lam * w) / rescaling(self.rescale, self.c)
+        share = q if updates.mixing is None else q @ updates.mixing.cpu()
+        direction = torch.mv(updates.data.t(), share.to(updates.data))
+        alpha = torch.tensor([_used(value) for value in weights.values()], dtype=torch.float64)
+        own = self._averaging(updates)
+        new = {"clients": clients, "direction": join(updates.layout, direction), "received": names}
+        if not bool(alpha.any()) and torch.equal(own, torch.eye(len(names), dtype=torch.float64)):
+            return updates, new
+        out = updates.mixed((own + torch.outer(alpha, q)).to(updates.data.device))
+        return _without_absent(out), new
+
+    def _averaging(self, updates: Updates) -> Tensor:
+        """K x K: the identity, except that identical clients get their mean."""
+        k = len(updates)
+        if not self.average_identical or not {"domain", "tasks"} <= updates.extra.keys():
+            return torch.eye(k, dtype=torch.float64)
+        kinds = [(str(d), str(t)) for d, t in zip(updates.extra["domain"], updates.extra["tasks"], strict=True)]
+        same = torch.tensor([[a == b for b in kinds] for a in kinds], dtype=torch.float64)
+        return same / same.sum(dim=1, keepdim=True)
+
+
+@dataclass(frozen=True, init=False, repr=False)
+class HyperCrossAttention(_Learner):
+    """Adds to each decoder a learned share of what it finds in all decoders' updates (FedHCA2, Algorithm 2).
+
+    decoder k, tensor p:  Delta_kp <- Delta_kp + clamp(beta_kl, 0, 1) A_kp,
+    A_p = softmax(V V^T / sqrt(n)) V, rows of V (K x n) being the decoders' updates of that tensor, its own among them
+
+    A decoder is a (client, task): each that a client has; in a unified model, where every client has all, each that was
+    trained (`support`). Tensors of different tasks correspond if they have the same shape and the same name after the
+    task's: decoders.TASK.fuse.weight is fuse.weight. There is a beta for each decoder and layer; a layer is a tensor's
+    name without .weight or .bias. Columns that belong to no task count as a decoder of their own.
+
+    beta is learned as alpha in `HyperConflictAverse`, with the sum over a layer's tensors of <next Delta_kp, A_kp>.
+
+    softmax is not homogeneous: short updates, as after a short warm-up, get nearly their mean, long ones nearly
+    themselves. A single decoder gets its own update again, times beta. With beta 0 every row comes back bit for bit.
+    State: two numbers for each decoder and layer, and A of the last round. Records the round's betas, not clamped.
+    """
+
+    start: float
+    lr: float
+    momentum: float
+    weight_decay: float
+    project: bool
+    traits = Traits("matrix", wants={"support"}, presence="coupled")
+
+    def __init__(
+        self,
+        init: float = 0.1,
+        lr: float = 0.01,
+        momentum: float = 0.9,
+        weight_decay: float = 1e-4,
+        project: bool = False,
+    ) -> None:
+        self._set(start=init, lr=lr, momentum=momentum, weight_decay=weight_decay, project=project)
+
+    def init(self, layout: Layout) -> State:
+        """No known decoder; nothing was added."""
+        return {"decoders": {}, "added": {}}
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        parts = by_task(updates.layout)
+        held = decoders(updates, parts)
+        if not held or not bool(updates.X.any()):
+            return updates, state
+        X = updates.X
+        weights: dict[str, dict[str, dict[str, State]]] = {}
+        for i, task in held:
+            name, part = row_key(updates.rows[i]), parts[task]
+            before = state["decoders"].get(name, {}).get(task or "", {})
+            now = {layer: before.get(layer, self._fresh) for layer in part.layers}
+            added = state["added"].get(name, {}).get(task or "")
+            if added is not None:
+                inner = part.inner(X[i], added)
+                now = {layer: self._stepped(memory, inner[layer]) for layer, memory in now.items()}
+            weights.setdefault(name, {})[task or ""] = now
+        found = {
+            client: {task: {layer: m["weight"] for layer, m in now.items()} for task, now in tasks.items()}
+            for client, tasks in weights.items()
+        }
+        ctx.record(KIND, {"part": "decoder", "weights": found})
+
+        attended = {(i, task): X.new_empty(parts[task].d) for i, task in held}
+        out = X.clone()
+        for members in together(held, parts):
+            V = torch.stack([X[i, s] for i, _, s, _, _ in members])
+            A = cross_attention(V)
+            for a, (i, task, s, to, layer) in zip(A, members, strict=True):
+                attended[i, task][to] = a
+                if (beta := _used(found[row_key(updates.rows[i])][task or ""][layer])) > 0:
+                    out[i, s] += beta * a
+        given: dict[str, dict[str, Tensor]] = {}
+        for (i, task), a in attended.items():
+            given.setdefault(row_key(updates.rows[i]), {})[task or ""] = a
+        known = {name: {**state["decoders"].get(name, {}), **tasks} for name, tasks in weights.items()}
+        return updates.replace(X=out), {"decoders": {**state["decoders"], **known}, "added": given}
+
+
+def cross_attention(V: Tensor) -> Tensor:
+    """softmax(V V^T / sqrt(n)) V, softmax over each row; V is K x n. Inner products and softmax in float64."""
+    G = gram(Updates.of(V)) / math.sqrt(max(V.shape[1], 1))
+    return torch.softmax(G, dim=1).to(V) @ V
+
+
+def _used(weight: float) -> float:
+    return min(max(weight, 0.0), 1.0)
+
+
+def _without_absent(updates: Updates) -> Updates:
+    """Zeros where a row lacks a block."""
+    if updates.present is None or bool(updates.present.all()):
+        return updates
+    X = updates.X.clone()
+    for i, b in (~updates.present).nonzero().tolist():
+        X[i, updates.layout.slices[b]] = 0
+    return updates.replace(X=X)
+
+
+@dataclass(frozen=True)
+class TaskColumns:
+    """One task's columns: its blocks, their places in the matrix, and their places in the task's own vector (d)."""
+
+    blocks: tuple[Block, ...]
+    at: tuple[slice, ...]
+    own: tuple[slice, ...]
+    names: tuple[str, ...]
+    d: int
+
+    @staticmethod
+    def of(layout: Layout, task: str | None) -> TaskColumns:
+        mine = [(b, s) for b, s in zip(layout.blocks, layout.slices, strict=True) if b.task == task]
+        part = Layout(tuple(b for b, _ in mine))
+        names = tuple(_local_name(b.name, task) for b in part.blocks)
+        return TaskColumns(part.blocks, tuple(s for _, s in mine), part.slices, names, part.d)
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(map(_layer, self.names)))
+
+    def inner(self, x: Tensor, added: Tensor) -> dict[str, float]:
+        """<x, added> of each layer, x being a whole row."""
+        sums = dict.fromkeys(self.layers, 0.0)
+        for name, at, own in zip(self.names, self.at, self.own, strict=True):
+            sums[_layer(name)] += float(x[at].double() @ added[own].to(x.device, torch.float64))
+        return sums
+
+
+def by_task(layout: Layout) -> dict[str | None, TaskColumns]:
+    """The columns of every task."""
+    return {task: TaskColumns.of(layout, task) for task in dict.fromkeys(b.task for b in layout.blocks)}
+
+
+Decoder = tuple[int, str | None]
+
+
+def decoders(updates: Updates, parts: dict[str | None, TaskColumns]) -> list[Decoder]:
+    """(row, task) of every decoder that takes part."""
+    have = updates.present if updates.present is not None else updates.support
+    tasks = [block.task for block in updates.layout.blocks]
+    held = []
+    for i, (_, only) in enumerate(updates.rows):
+        mine = [True] * len(tasks) if have is None else torch.as_tensor(have[i]).bool().tolist()
+        here = {task for task, has in zip(tasks, mine, strict=True) if has}
+        held += [(i, task) for task in parts if task in here and (task is None or only in (None, task))]
+    return held
+
+
+def together(held: list[Decoder], parts: dict[str | None, TaskColumns]) -> list[list[Any]]:
+    """Tensors that attend to each other: lists of (row, task, columns, columns in the task's vector, layer)."""
+    found: dict[Any, list[Any]] = {}
+    for i, task in held:
+        part = parts[task]
+        for block, name, at, own in zip(part.blocks, part.names, part.at, part.own, strict=True):
+            found.setdefault((name, block.shape), []).append((i, task, at, own, _layer(name)))
+    return list(found.values())
+
+
+def _local_name(name: str, task: str | None) -> str:
+    """The part of a tensor's name after the task; the whole name if the task is not in it."""
+    words = name.split(".")
+    return ".".join(words[words.index(task) + 1 :]) if task in words[:-1] else name
+
+
+def _layer(name: str) -> str:
+    head, _, last = name.rpartition(".")
+    return head if head and last in ("weight", "bias") else name
+
+
+@dataclass(frozen=True)
+class AcrossTasks(Stage):
+    """Gives every decoder the plain mean of all decoders' models (not updates), whatever their task.
+
+    This is how the supplement of FedHCA2 adapts FedAvg to clients with different tasks. Decoders and corresponding
+    tensors are those of `HyperCrossAttention`; absent clients keep theirs. Rows stay K.
+    """
+
+    traits = Traits("matrix", reads={"X", "base"}, wants={"support"}, presence="coupled")
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        parts = by_task(updates.layout)
+        X, base = updates.X, updates.base
+        out = X.clone()
+        for members in together(decoders(updates, parts), parts):
+            moved = torch.stack([X[i, s] for i, _, s, _, _ in members])
+            start = torch.zeros_like(moved)
+            if base is not None:
+                start = torch.stack([base[i, s] for i, _, s, _, _ in members])
+            # X + (mean - own), so that one decoder, or equal ones, come back as they are
+            mean = (start + moved).mean(dim=0)
+            for own, at, (i, _, s, _, _) in zip(moved, start, members, strict=True):
+                out[i, s] = own if len(members) == 1 else own + (mean - (at + own))
+        return updates.replace(X=out), state
+
+
+@dataclass(frozen=True)
+class AttentionAcrossTasks(Attention):
+    """`Attention` among encoders, and apart from that among decoders, whatever their task (FedHCA2, supplement).
+
+    A decoder's u is a mix of all decoders, by the distances between whole decoders. Decoders are those of
+    `HyperCrossAttention`; they are compared where all their tensors have the same shapes and the same names after the
+    task's. Each client's latest model counts, absent clients' too.
+    """
+
+    traits = Traits(writes=frozenset(), wants={"support"}, broadcasts={"broadcast:anchor"}, presence="coupled")
+
+    def init(self, layout: Layout) -> State:
+        """Groups of tasks with comparable decoders: task -> its columns. The task "" is the encoder, alone."""
+        alike: dict[Any, dict[str, list[list[int]]]] = {}
+        for task, part in by_task(layout).items():
+            tensors = sorted(zip(part.names, part.blocks, part.at, strict=True), key=lambda tensor: tensor[0])
+            kind = (task is None, *((name, block.shape) for name, block, _ in tensors))
+            alike.setdefault(kind, {})[task or ""] = [[at.start, at.stop] for _, _, at in tensors]
+        return {"alike": list(alike.values()), "held": {}}
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        held: dict[str, list[str]] = {}
+        for i, task in decoders(updates, by_task(updates.layout)):
+            held.setdefault(updates.rows[i][0], []).append(task or "")
+        return updates, {**state, "held": {**state["held"], **held}}
+
+    def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
+        """u for the encoder and for each decoder of clients that have a model; nothing before the first round."""
+        anchors = {client: models[client].clone() for client in clients if client in models}
+        for columns in state["alike"]:
+            members = [
+                (client, spans)
+                for client in sorted(models)
+                for task, spans in columns.items()
+                if task in state["held"].get(client, ())
+            ]
+            if not members:
+                continue
+            W = torch.stack([torch.cat([models[client][a:b] for a, b in spans]) for client, spans in members])
+            mixed = attention(W, self.alpha, self.sigma, self.scale).to(W) @ W
+            for (client, spans), u in zip(members, mixed, strict=True):
+                if client in anchors:
+                    for (a, b), part in zip(spans, u.split([b - a for a, b in spans]), strict=True):
+                        anchors[client][a:b] = part
+        return {client: {"anchor": anchors[client]} if client in anchors else {} for client in clients}

@@ -1,0 +1,111 @@
+"""Low-rank factors at the server: what their mean leaves out of the mean of products (FedEx-LoRA), and products of rows
+with ranks of their own (FLoRA).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from fedloom.core.context import Broadcast, Ctx, State
+from fedloom.core.layout import Layout
+from fedloom.core.mean import weighted_mean
+from fedloom.core.stage import Stage, Traits
+from fedloom.core.updates import Updates
+from fedloom.methods.conflict.aggregation import shares
+
+_A, _B, _W = ".lora_A.default.weight", ".lora_B.default.weight", ".base_layer.weight"
+
+
+@dataclass(frozen=True)
+class ExactFactors(Stage):
+    """The mean, and in each weight W beside factors A and B the residual: scale (sum_k p_k B_k A_k - Bm Am).
+
+    A_k and B_k are a row's factors after its training (base + X), Am and Bm their means by `weight`, so that afterwards
+    W + scale Bm Am is the mean of what the rows had. The products are computed in float64. A layout without such
+    weights gets the mean alone. Singhal, Ponkshe, Vepakomma: FedEx-LoRA, ACL 2025.
+    """
+
+    scale: float = 1.0
+    traits = Traits("matrix", reads={"X", "weight", "base"}, reduces=True, presence="block")
+
+    def __post_init__(self) -> None:
+        if not self.scale > 0:
+            raise ValueError(f"ExactFactors: expected a scale above 0, found {self.scale}")
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        out, layout = weighted_mean(replace(updates, coef=None)), updates.layout
+        p = shares(updates.weight.cpu())
+        for layer in _layers(layout) if len(updates) else ():
+            A, B = (_values(updates, layer + which, trained=True) for which in (_A, _B))
+            mean = torch.tensordot(p, B, 1) @ torch.tensordot(p, A, 1)
+            residual = self.scale * (torch.einsum("k,kor,kri->oi", p, B, A) - mean)
+            out[layout.slice(layer + _W)] += residual.flatten().to(out)
+        return updates.reduced(out), state
+
+
+@dataclass(frozen=True)
+class FactorProducts(Stage):
+    """Each row's factors A and B become what their training does to the weight W beside them: scale (B_k A_k - B A).
+
+    B A is the product that the row started from, as a rule 0. The columns of factors are zero afterwards, so they stay
+    where they are, and the products are computed in float64. Rows of all ranks are in one space then: that of W. A
+    client that `ranks` names is told its number of components; all others train all. Wang et al.: FLoRA, NeurIPS 2024.
+    """
+
+    scale: float = 1.0
+    ranks: Mapping[str, int] = field(default_factory=dict, hash=False)
+    traits = Traits(reads={"X", "base"}, broadcasts={"broadcast:rank"}, presence="block")
+
+    @property
+    def clients(self) -> Set[str]:
+        """Those that have a rank of their own."""
+        return self.ranks.keys()
+
+    def init(self, layout: Layout) -> State:
+        """Nothing to remember. Raises ValueError for factors that stay with the clients, and for too high a rank."""
+        names = set(layout.names)
+        for layer in (name.removesuffix(_W) for name in layout.names if name.endswith(_W)):
+            if lacking := sorted({layer + _A, layer + _B} - names):
+                raise ValueError(f"products and clients that keep {lacking[0]} do not go together")
+        most = min((layout.blocks[layout.names.index(w + _A)].shape[0] for w in _layers(layout)), default=None)
+        for client, rank in self.ranks.items():
+            if most is not None and rank > most:
+                raise ValueError(
+                    f"ranks: client {client!r} has {rank}, expected at most {most}, the rank of model.lora"
+                )
+        return {}
+
+    def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
+        """Its rank to each client that has one of its own."""
+        return {c: {"rank": torch.tensor(float(self.ranks[c]))} if c in self.ranks else {} for c in clients}
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        X, layout = updates.X.clone(), updates.layout
+        for layer in _layers(layout):
+            after, before = (
+                torch.einsum("kor,kri->koi", *(_values(updates, layer + which, trained) for which in (_B, _A)))
+                for trained in (True, False)
+            )
+            X[:, layout.slice(layer + _W)] += (self.scale * (after - before)).flatten(1).to(X)
+            for which in (_A, _B):
+                X[:, layout.slice(layer + which)] = 0.0
+        return updates.replace(X=X), state
+
+
+def _values(updates: Updates, name: str, trained: bool) -> Tensor:
+    """A block of all rows (K x its shape, float64), before or after training."""
+    columns = updates.layout.slice(name)
+    values = torch.zeros_like(updates.X[:, columns]) if updates.base is None else updates.base[:, columns]
+    if trained:
+        values = values.double() + updates.X[:, columns]
+    return values.double().view(len(updates), *updates.layout.blocks[updates.layout.names.index(name)].shape)
+
+
+def _layers(layout: Layout) -> Iterator[str]:
+    """Layers that have a weight and both factors in the layout."""
+    names = set(layout.names)
+    yield from (w for n in layout.names if {(w := n.removesuffix(_W)) + _A, w + _B, w + _W} <= names and w != n)

@@ -1,0 +1,106 @@
+"""DFMTL: models of similar clients are mixed, by similarity of updates and of tasks.
+
+Gossip averaging: everybody mixes with its neighbours on a graph.
+
+A discount on old models, for peers that do not wait for each other."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from fedloom import stages
+from fedloom.methods import registry as m
+
+
+@m.METHODS.register("dfmtl", source="DFMTL thesis, Zurich, chapters 4 to 6")
+def dfmtl(
+    *,
+    top: Annotated[int, Field(ge=0)] = 3,
+    alpha: Annotated[float, Field(ge=0, le=1)] = 0.5,
+    step: Annotated[float, Field(gt=0, le=1)] = 1.0,
+    include_self: bool = True,
+    warmup: Annotated[int, Field(ge=1)] = 1,
+    share: Literal["everything", "encoder"] = "everything",
+) -> m.Method:
+    """Every client's trained model becomes a mean of itself and of the `top` most similar ones.
+
+    sim(i, j) = alpha sum_t min(w_it, w_jt) + (1 - alpha) (cos(Delta_i, Delta_j) + 1) / 2 (eqs. 4.3, 4.4, 4.7),
+    s_ij = max(sim, 0), s_ii = 1, w_ij = s_ij / sum over the `top` and i (eqs. 4.8 to 4.10), theta_i <- theta_i +
+    step sum_j w_ij (theta_j - theta_i) (eq. 4.11). Before round `warmup` all get the plain mean (eq. 4.20).
+
+    paper    as above; similarities normalised by min-max or z-score; everybody mixes at one instant
+    release  the own model is left out (every client is overwritten by its neighbours' mean), clients mix one after
+             another in place, and the conflict-averse variants (B2, B3) scramble tensors
+    here     the text; `include_self: false` is the first of the release's differences
+
+    This computes in one place, with clients and a server, what the thesis's peers do; cosines cover everything that is
+    shared, and tasks count alike. Without a server it is `method: fedavg` with a `peers` section, which also has the
+    thesis's other signals, scopes, the conflict-averse mix and its safeguards: see the recipes thesis/... and
+    dfmtl-.... `share: encoder` is its backbone-only scope. Batch norm statistics stay with the client.
+
+    Couples tasks by design: neighbours are chosen among all clients.
+    """
+    from fedloom.core.layout import ALL_BUT_ENCODER
+
+    mix: stages.Stage = stages.SimilarityMix(top, alpha, step, include_self)
+    return m.Method(
+        name="dfmtl",
+        stage=mix if warmup == 1 else stages.Switch(warmup, stages.Mean(), mix),
+        private=ALL_BUT_ENCODER if share == "encoder" else None,
+        weights="uniform",
+        buffers="local",
+    )
+
+
+@m.METHODS.register("dpsgd", source="Lian et al., NeurIPS 2017")
+def dpsgd(
+    *,
+    topology: str = "ring",
+    options: dict[str, Any] | None = None,
+    every: Annotated[int, Field(ge=0)] = 0,
+    share: Literal["everything", "encoder"] = "everything",
+) -> m.Method:
+    """Every client's trained model becomes a mean of itself and its neighbours' on an undirected graph.
+
+    w_k <- sum_j W_kj w_j with Metropolis weights W_kj = 1 / (1 + max(deg_k, deg_j)), W_kk the rest: symmetric and
+    doubly stochastic, so the mean of all models stays. `topology` and `options` are as for `fedloom.peers.candidates`;
+    a new graph is drawn every `every` rounds, or never for 0.
+
+    paper    mixes the models and adds the gradient at the model before mixing, one step a round
+    release  ring and random graphs on MPI, one step a round
+    here     clients train as long as a recipe says, then mix (as DFedAvg, Sun et al., 2022)
+
+    The graph covers the clients that take part in a round. On the complete graph all get the plain mean of the models.
+    This computes in one place what peers do. Without a server it is `method: fedavg` with `peers: {graph: ring,
+    weights: {kind: metropolis}}`. Batch norm statistics stay with the client.
+
+    Couples tasks by design: the graph has all clients.
+    """
+    from fedloom.core.layout import ALL_BUT_ENCODER
+
+    return m.Method(
+        name="dpsgd",
+        stage=stages.Gossip(topology, options or {}, every),
+        private=ALL_BUT_ENCODER if share == "encoder" else None,
+        weights="uniform",
+        buffers="local",
+    )
+
+
+@m.ADDONS.register("staleness", source="FedAsync: Xie, Koyejo, Gupta, 2019 (arXiv 1903.03934)")
+def staleness(method: m.Method, *, a: Annotated[float, Field(ge=0)] = 0.5) -> m.Method:
+    """Old models count less: every weight is multiplied by (1 + s)^-a.
+
+    s is the number of own local rounds that a peer has ended since a neighbour's model was made; 0 for its own model.
+    Then the method divides weights by their sum.
+
+    paper    a server mixes one model at a time: alpha (1 + s)^-a of it, the rest of its own; also constant and hinge
+             discounts
+    here     at every peer, over its own model and the received ones, so the peers' weights take the place of alpha
+
+    For `peers: {mode: asynchronous}` only: elsewhere all models are of one instant, and it is refused. A method that
+    reads no weights is refused too. a = 0 changes nothing.
+    """
+    return method.plus(stages.Staleness(a), at="server")

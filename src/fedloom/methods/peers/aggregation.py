@@ -1,0 +1,266 @@
+"""What runs at a peer: any aggregation, from the view of one peer, and the thesis's conflict-averse mix.
+
+Peers in one matrix: each row is one peer, whose model becomes a mix of its own and its neighbours' models.
+
+This does in one place what peers do among themselves, for comparison with methods that have a server.
+
+Rows weighed by how old they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedloom.core.context import Broadcast, Ctx, Fields, State
+from fedloom.core.layout import Layout
+from fedloom.core.mean import mixed_models, weighted_mean
+from fedloom.core.outline import Box
+from fedloom.core.stage import Stage, Traits
+from fedloom.core.updates import EVERYONE, Updates
+from fedloom.methods.conflict.averse import Rescale, rescaling
+from fedloom.methods.peers.graph import candidates, metropolis, resolved
+from fedloom.methods.peers.neighbours import soft_weights, top_k
+from fedloom.methods.peers.safeguards import Safeguards, conflict_averse_mix
+from fedloom.methods.peers.similarity import combined, gradient, overlap, task_weights
+
+
+@dataclass(frozen=True)
+class AtPeer(Stage):
+    """The aggregation `stage` at one peer: over its own row and its neighbours', for itself alone.
+
+    Rows are the displacements of the trained models from the peer's own start, or updates if peers send updates. They
+    count by `shares` (client -> weight; None: by the weights they come with). Rows of others have only the blocks of
+    `scope` (names; None: all). If a stage leaves a row for each client, the peer's own row is taken. Blocks that no row
+    with a weight has are taken from the peer's own row. The state is that of `stage`.
+    """
+
+    stage: Stage
+    own: str = ""
+    shares: Mapping[str, float] | None = None
+    scope: Set[str] | None = None
+    whole: Set[str] = frozenset()
+    """Clients whose rows also count outside `scope`."""
+    also: Fields = frozenset()
+    """What the peer itself adds to the broadcast for its local rules."""
+
+    @property
+    def inner(self) -> Sequence[Stage]:
+        return (self.stage,)
+
+    @cached_property
+    def traits(self) -> Traits:
+        """Fields other than X that the stage writes end here."""
+        inner = self.stage.traits
+        also = inner.broadcasts | self.also
+        return replace(inner, writes=inner.writes & {"X"}, broadcasts=also, separable=False)
+
+    def seen_from(self, own: str, **view: Any) -> Stage:
+        """The same at another peer, or with other shares, scope and whole rows."""
+        return replace(self, own=own, **view)
+
+    def init(self, layout: Layout) -> State:
+        """The stage's."""
+        return self.stage.init(layout)
+
+    def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
+        """The stage's broadcast."""
+        return self.stage.broadcast(state, clients, models)
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        mine = [i for i, (client, _) in enumerate(updates.rows) if client == self.own]
+        seen = updates.replace(weight=self._weight(updates))
+        if self.stage.traits.by_task:
+            return self.stage(seen, state, replace(ctx, targets=tuple(updates.rows[i] for i in mine)))
+        if self.scope is not None:
+            seen = seen.replace(present=self._within(updates))
+        out, state = self.stage(seen, state, replace(ctx, targets=((self.own, None),)))
+        # as at a server, the peer's own row counts before one for everyone
+        row = next((out.rows.index(key) for key in ((self.own, None), EVERYONE) if key in out.rows), None)
+        x = torch.zeros_like(updates.X[0]) if row is None else out.X[row].clone()
+        if mine:
+            # if the others lack a block, the peer's own training must not be lost
+            some = seen.weight > 0
+            some[mine[0]] = False
+            have = torch.ones(len(seen), len(seen.layout.blocks)).bool() if seen.present is None else seen.present
+            for s, there in zip(seen.layout.slices, have[some].any(0).tolist(), strict=True):
+                if not there:
+                    x[s] = updates.X[mine[0], s]
+        return updates.reduced(x), state
+
+    def _weight(self, updates: Updates) -> Tensor:
+        if self.shares is None:
+            return updates.weight
+        return torch.tensor([self.shares[client] for client, _ in updates.rows], dtype=torch.float64)
+
+    def _within(self, updates: Updates) -> Tensor:
+        """Presence (K x blocks): others' rows only have what is in scope."""
+        names = updates.layout.names
+        have = torch.ones(len(updates), len(names)).bool() if updates.present is None else updates.present.clone()
+        inside = torch.tensor([name in (self.scope or ()) for name in names])
+        for i, (client, _) in enumerate(updates.rows):
+            if client != self.own and client not in self.whole:
+                have[i] &= inside
+        return have
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        return (Box("at each peer, over its own row and its neighbours'", inside=self.stage.boxes),)
+
+
+@dataclass(frozen=True)
+class ConflictAverseMix(Stage):
+    """One peer's conflict-averse update with safeguards (DFMTL thesis; see `fedloom.peers.conflict_averse_mix`).
+
+    It works on the blocks that all rows have; the other blocks get the weighted mean. `ctx.targets` is the peer. The
+    actions of the safeguards are recorded; the solver's weights are remembered for smoothing.
+    """
+
+    c: float = 0.4
+    rescale: Rescale = "1+c^2"
+    add_own: bool = False
+    safeguards: Safeguards = Safeguards()
+    traits = Traits("mix", reads={"X", "weight"}, reduces=True, presence="coupled")
+
+    def __post_init__(self) -> None:
+        rescaling(self.rescale, self.c)
+        if not 0 <= self.c < 1:
+            raise ValueError(f"ConflictAverseMix: expected 0 <= c < 1, found {self.c}")
+
+    def init(self, layout: Layout) -> State:
+        """No weights yet."""
+        return {"before": {}}
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        out = weighted_mean(updates.replace(coef=None))
+        targets = ctx.targets or ()
+        if len(targets) != 1:
+            raise ValueError(f"{self!r} is for one peer; targets: {targets}")
+        own = targets[0][0]
+        blocks = updates.layout.blocks
+        common = [True] * len(blocks) if updates.present is None else updates.present.all(0).tolist()
+        part = Layout(tuple(b for b, there in zip(blocks, common, strict=True) if there))
+        X = updates.layout.take(updates.X, part)
+        rows = {client: x for (client, _), x in zip(updates.rows, X, strict=True)}
+        if own not in rows or not part.blocks:
+            return updates.reduced(out), state
+        mixed = conflict_averse_mix(
+            own,
+            rows,
+            c=self.c,
+            rescale=self.rescale,
+            add_own=self.add_own,
+            safeguards=self.safeguards,
+            before=state["before"],
+        )
+        updates.layout.put(out, part, mixed.update)
+        about: dict[str, Any] = {"peer": own, "weights": mixed.weights, "acted": mixed.acted}
+        ctx.record("conflict-averse", about)
+        if "nonfinite" in mixed.acted:  # the other safeguards act in most rounds
+            ctx.log("safeguard", {"peer": own, "what": "nonfinite", "why": str(mixed.acted["nonfinite"])})
+        return updates.reduced(out), {"before": {**state["before"], **mixed.weights}}
+
+
+@dataclass(frozen=True)
+class Gossip(Stage):
+    """Every trained model becomes a mean of itself and its neighbours (gossip; D-PSGD, Lian et al., NeurIPS 2017).
+
+    w_k <- sum_j W_kj w_j with Metropolis weights on an undirected graph over the present rows, drawn from the run's
+    seed; for `topology`, `params` and `every` see `fedloom.peers.candidates`. W is doubly stochastic, so the mean of
+    the models stays. The original D-PSGD takes the gradient at the model before mixing; here peers train, then mix. On
+    the complete graph all get the plain mean.
+
+    Raises RecipeError for an unknown topology and, when called, for one that is impossible with so many rows;
+    ValueError for a directed graph.
+    """
+
+    topology: str = "ring"
+    params: Mapping[str, Any] = field(default_factory=dict)
+    every: int = 0
+    traits = Traits("matrix", reads={"X", "base"}, separable=True, presence="coupled")
+
+    def __post_init__(self) -> None:
+        if resolved(self.topology, self.params).get("directed"):
+            raise ValueError(f"{self!r}: gossip needs an undirected graph; with 'directed': False it would be one")
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        if len(updates) < 2:
+            return updates, state
+        names = [client for client, _ in updates.rows]
+        graph = candidates(self.topology, names, seed=ctx.seed, round=ctx.round, every=self.every, **self.params)
+        return updates.replace(X=mixed_models(updates, torch.from_numpy(metropolis(graph)))), state
+
+
+@dataclass(frozen=True)
+class SimilarityMix(Stage):
+    """Every trained model becomes a mean of itself and the `top` most similar, by similarity (DFMTL thesis, 4.2-4.3).
+
+    Similarity is `alpha` times the overlap of tasks (with equal weights, from the extra "tasks") plus 1 - `alpha` times
+    (cos + 1) / 2 of the updates over the columns that the stage sees; weights are those of
+    `fedloom.peers.soft_weights`. Without the extra only updates count. All peers mix the models of the same instant.
+    """
+
+    top: int = 3
+    alpha: float = 0.5
+    step: float = 1.0
+    include_self: bool = True
+    traits = Traits("matrix", reads={"X", "base"}, wants={"extra:tasks"}, presence="coupled")
+
+    def __post_init__(self) -> None:
+        if self.top < 0 or not 0 <= self.alpha <= 1 or not 0 < self.step <= 1:
+            raise ValueError(f"{self!r}: expected top >= 0, 0 <= alpha <= 1 and 0 < step <= 1")
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        if len(updates) < 2:
+            return updates, state
+        W = self.matrix(updates)
+        names = [client for client, _ in updates.rows]
+        weights = {
+            name: {other: w for other, w in zip(names, row, strict=True) if w > 0}
+            for name, row in zip(names, W.tolist(), strict=True)
+        }
+        ctx.record("mixing", {"weights": weights})
+        return updates.replace(X=mixed_models(updates, W)), state
+
+    def matrix(self, updates: Updates) -> Tensor:
+        """W (K x K, float64, rows sum to 1)."""
+        names = [client for client, _ in updates.rows]
+        parts = {"gradient": gradient(updates.X)}
+        alpha = self.alpha if "tasks" in updates.extra else 0.0
+        if alpha > 0:
+            held = {n: str(t).split(",") for n, t in zip(names, updates.extra["tasks"], strict=True)}
+            parts["overlap"] = overlap(task_weights({n: dict.fromkeys(tasks, 1.0) for n, tasks in held.items()}))
+        S = combined(parts, {"overlap": alpha, "gradient": 1 - alpha})
+        W = torch.zeros(len(names), len(names), dtype=torch.float64)
+        for i, own in enumerate(names):
+            similarity = {other: float(S[i, j]) for j, other in enumerate(names) if j != i}
+            weights = soft_weights(
+                own, similarity, top_k(similarity, self.top), include_self=self.include_self, step=self.step
+            )
+            for j, other in enumerate(names):
+                W[i, j] = weights.get(other, 0.0)
+        return W
+
+
+@dataclass(frozen=True)
+class Staleness(Stage):
+    """Multiplies each weight by (1 + s)^-a (the polynomial discount of FedAsync: Xie, Koyejo, Gupta, 2019).
+
+    s is the row's extra "staleness": the receiver's local rounds that have ended since the row was made. a = 0 changes
+    nothing.
+    """
+
+    a: float = 0.5
+    traits = Traits(reads={"weight", "extra:staleness"}, writes={"weight"}, presence="block")
+
+    def __post_init__(self) -> None:
+        if not self.a >= 0:
+            raise ValueError(f"Staleness: expected a >= 0, found {self.a}")
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        s = torch.tensor([float(rounds) for rounds in updates.extra["staleness"]], dtype=torch.float64)
+        return updates.replace(weight=updates.weight * (1 + s).pow(-self.a)), state

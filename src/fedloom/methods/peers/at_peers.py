@@ -1,0 +1,89 @@
+"""The regulariser between groups of peers, as a local rule.
+
+A method that was written for a server, as it runs at peers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from fedloom.core.combine import Switch
+from fedloom.core.context import State
+from fedloom.core.errors import RecipeError
+from fedloom.methods.method import Method
+from fedloom.methods.peers.aggregation import AtPeer, ConflictAverseMix
+from fedloom.methods.peers.config import PeersBase
+from fedloom.methods.peers.safeguards import Safeguards
+from fedloom.training.rules import LocalRule, View
+
+
+@dataclass(frozen=True)
+class InterCluster(LocalRule):
+    """Adds mu/2 |y - o|^2 to the loss, o being the mean of models of other groups (`peers.inter_cluster_penalty`).
+
+    The broadcast has `others` = o and `pull`, which is mu if there are such models and 0 otherwise. Without a broadcast
+    the rule does nothing.
+    """
+
+    mu: float
+    needs = frozenset({"broadcast:others", "broadcast:pull"})
+
+    def __post_init__(self) -> None:
+        if not self.mu >= 0:
+            raise ValueError(f"mu: expected a number of at least 0, found {self.mu}")
+
+    def grad(self, view: View, state: State) -> None:
+        if "pull" not in view.broadcast:
+            return
+        for s in view.shared:
+            view.grad[s].addcmul_(view.broadcast["pull"][s], view.params[s] - view.broadcast["others"][s])
+
+
+def at_peers(method: Method, config: PeersBase) -> Method:
+    """The method as it runs at peers. Raises RecipeError if it needs a server."""
+    if method.shares_nothing:
+        raise RecipeError(f"peers: {method.name} shares nothing, so peers would have nothing to send")
+    weighs = config.weights.kind in ("soft", "metropolis") and config.conflict_averse is None
+    if weighs and "weight" not in method.stage.traits.reads:
+        raise RecipeError(
+            f"peers: {method.stage!r} does not read weights, so those of kind {config.weights.kind!r} would change "
+            "nothing; set weights: {kind: uniform}"
+        )
+    if why := next(method.stage.unfit(None), None):
+        raise RecipeError(f"peers: {why}")
+    if method.weights == "declared":
+        raise RecipeError(
+            "peers: method.weights is declared, but peers know of each other only what they say; set "
+            "method.max_examples"
+        )
+    by_task = method.task_vectors
+    if method.rows == "client-task" and not by_task:
+        raise RecipeError(f"peers: {method.name} sends an update for each task to one model, which needs a server")
+    for what, there in (
+        ("a scope other than full", config.scope != "full" or (config.warmup and config.warmup.scope != "full")),
+        ("a penalty", config.penalty > 0),
+        ("metropolis or soft weights", config.weights.kind in ("metropolis", "soft")),
+        ("groups by outputs", config.choose.groups is not None and config.choose.groups.fine is not None),
+        ("weights without the peer itself", not config.weights.include_self),
+        ("judging by anything but overlap", config.judges and set(config.similarity.signals) != {"overlap"}),
+    ):
+        if by_task and there:
+            raise RecipeError(
+                f"peers: {method.name} has a vector for each task, which does not go together with {what}"
+            )
+    try:
+        if config.conflict_averse is not None:
+            ca = config.conflict_averse
+            guards = Safeguards(**ca.safeguards.model_dump())
+            mix = ConflictAverseMix(ca.c, ca.rescale, ca.add_own, guards)
+            averse = method.combined_by(mix).stage
+            method = replace(
+                method,
+                stage=Switch(config.warmup.until, method.stage, averse) if config.warmup else averse,
+            )
+        also = frozenset({"broadcast:others", "broadcast:pull"}) if config.penalty else frozenset[str]()
+        if config.weights.kind in ("size", "uniform"):
+            method = replace(method, weights=config.weights.kind)
+        method = replace(method, stage=AtPeer(method.stage, also=also))
+        return replace(method, local=(*method.local, InterCluster(config.penalty))) if config.penalty else method
+    except ValueError as error:
+        raise RecipeError(f"peers: {error}") from error

@@ -1,0 +1,232 @@
+"""What a recipe says about peers, but for the graph. Free of torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from fedloom.core.errors import RecipeError
+from fedloom.core.settings.section import Count, NonNegative, Positive, Section
+from fedloom.methods.peers.scenario import Scenario
+
+Signal = Literal["gradient", "overlap", "cross-loss", "disparity", "parameters", "features"]
+Share = Annotated[float, Field(gt=0, le=1)]
+Cosine = Annotated[float, Field(ge=-1, le=1)]
+
+
+class SketchSection(Section):
+    """Sketches of m numbers, 2 bytes each, in place of gradients and parameters of more than m numbers.
+
+    The default keeps 90 % of the three best of 99 candidates on real updates (docs/results/peers-growth.md).
+    """
+
+    m: Count = 2048
+    kind: Literal["count", "rademacher", "gaussian"] = "count"
+
+
+class Similarity(Section):
+    """How a peer judges its candidates: a convex combination of signals, each a function of `fedloom.peers`."""
+
+    signals: dict[Signal, Positive] = Field(default={"gradient": 1.0}, min_length=1)
+    """Signal -> weight (eq. 4.7): gradient, overlap, parameters, features, cross-loss or disparity."""
+    normalise: Literal["none", "min-max", "z-score"] = "none"
+    every: Count = 1
+    """Peers judge each other every so many rounds; a peer that has not been judged is not chosen."""
+    sketch: SketchSection | None = None
+
+    @property
+    def measured(self) -> list[str]:
+        """The signals for which peers measure each other's models on their own validation data."""
+        return [signal for signal in self.signals if signal in ("cross-loss", "disparity")]
+
+
+class GroupsSection(Section):
+    """Groups of alike peers, which each peer works out from what it heard (DFMTL thesis, C2: hierarchical).
+
+    Spectral clustering makes `low` to `high` groups, the number with the best silhouette. A peer mixes with its own
+    group. With `fine` it mixes the encoder with all of the group, and all else only with members whose outputs on its
+    validation data are like its own: average linkage, up to a mean distance 1 - (cos + 1) / 2 of `fine`. With null it
+    mixes everything with all of the group.
+    """
+
+    low: Annotated[int, Field(ge=2)] = 2
+    high: Annotated[int, Field(ge=2)] = 4
+    fine: Annotated[float, Field(ge=0, le=1)] | None = 0.4
+
+    @model_validator(mode="after")
+    def _in_order(self) -> GroupsSection:
+        if self.low > self.high:
+            raise ValueError(f"low must not exceed high, found {self.low} and {self.high}")
+        return self
+
+
+class Choose(Section):
+    """Which candidates a peer asks: its group, those at least `threshold` similar, the `top` most similar, or all."""
+
+    top: Annotated[int, Field(ge=0)] | None = None
+    threshold: float | None = None
+    groups: GroupsSection | None = None
+    recency: Positive | None = None
+    """lambda of 1 - exp(-lambda t), by which similarities count in `top` and `threshold`, t being a peer's rounds since
+    it last chose the candidate; one that it never chose counts fully (PFedDST: Fan et al., 2025). Null: no factor."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Choose:
+        if self.recency is not None and self.top is None and self.threshold is None:
+            raise ValueError("recency is about whom top and threshold choose, found neither")
+        return self
+
+
+class Weights(Section):
+    """How much models count.
+
+    size: by examples; uniform: alike; soft: by similarity (eqs. 4.9-4.12, with eta = `step`); metropolis: by the
+    degrees in the graph, which keeps the mean of all models (D-PSGD). Without `include_self` the peer's own model does
+    not count, as in the thesis' release.
+    """
+
+    kind: Literal["size", "uniform", "soft", "metropolis"] = "soft"
+    step: Share = 1.0
+    include_self: bool = True
+
+    @model_validator(mode="after")
+    def _fits(self) -> Weights:
+        if self.kind != "soft" and self.step != 1:
+            raise ValueError(f"step belongs to soft weights, not to {self.kind}")
+        if self.kind == "metropolis" and not self.include_self:
+            raise ValueError("metropolis weights include the peer itself")
+        return self
+
+
+class SafeguardsSection(Section):
+    """See `fedloom.peers.Safeguards`; null switches a part off."""
+
+    nonfinite: Literal["leave-out"] | None = "leave-out"
+    normalise: Literal["own-norm"] | None = None
+    clip: Positive | None = 10.0
+    ridge: Positive | None = 1e-3
+    bounds: tuple[float, float] | None = (0.0, 1.0)
+    ema: Annotated[float, Field(ge=0, lt=1)] | None = 0.9
+    clip_result: Positive | None = None
+
+
+class ConflictAverse(Section):
+    """The conflict-averse mix of `fedloom.peers.conflict_averse_mix`, in place of the method's mean."""
+
+    c: Annotated[float, Field(ge=0, lt=1)] = 0.4
+    rescale: Literal["none", "1+c^2", "1+c", "1.5+c^2"] = "1+c^2"
+    add_own: bool = False
+    safeguards: SafeguardsSection = SafeguardsSection()
+
+
+class AdaptiveScope(Section):
+    """When the adaptive scope narrows to the encoder (alignment of at least `enter`) and widens (below `leave`)."""
+
+    enter: Cosine = 0.6
+    leave: Cosine = 0.3
+
+    @model_validator(mode="after")
+    def _in_order(self) -> AdaptiveScope:
+        if self.leave > self.enter:
+            raise ValueError(f"leave must not exceed enter, found {self.leave} and {self.enter}")
+        return self
+
+
+class Warmup(Section):
+    """Before round `until`: the method's mean of all chosen models alike, in this scope (DFMTL thesis, eq. 4.20).
+
+    Before round `alone` peers train alone and send nothing, as in the two to four phases of the thesis' section 6.2.2.
+    """
+
+    until: Count
+    scope: Literal["encoder", "full"] = "encoder"
+    alone: Count = 1
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Warmup:
+        if self.alone > self.until:
+            raise ValueError(f"alone must not exceed until, found {self.alone} and {self.until}")
+        return self
+
+
+class PeersBase(Section):
+    """Everything but the graph."""
+
+    mode: Literal["synchronous", "asynchronous"] = "synchronous"
+    """asynchronous: each trains at its own pace, as the scenario has it, and mixes what has come by then."""
+    similarity: Similarity = Similarity()
+    choose: Choose = Choose()
+    weights: Weights = Weights()
+    scope: Literal["encoder", "full", "adaptive"] = "full"
+    adaptive: AdaptiveScope = AdaptiveScope()
+    conflict_averse: ConflictAverse | None = None
+    """null: models are mixed by the method's own aggregation."""
+    warmup: Warmup | None = None
+    rollback: Count | None = None
+    """A peer keeps its model every so many rounds, and goes on from it where training is not finite or a mix fails
+    (DFMTL thesis, section 6.2.2, four phases); null: from its model of the round before."""
+    penalty: NonNegative = 0.0
+    """mu of mu/2 |w - mean of the models of candidates that were not chosen|^2 in the local loss."""
+    scenario: Scenario | None = None
+    """A network and its peers, or a YAML file with them; null: everybody is there, and nothing takes time."""
+    deadline: Positive | None = None
+    """Simulated seconds after which a round ends. What comes later is dropped; asynchronously, it comes in a later one.
+
+    null: a round ends when all is done; asynchronously, when as many local rounds have ended as there are peers."""
+
+    @field_validator("scenario", mode="before")
+    @classmethod
+    def _from_file(cls, value: Any) -> Any:
+        # read here, so that the recipe in a run folder holds everything
+        if not isinstance(value, str | Mapping):
+            return value
+        try:
+            return Scenario.load(value)
+        except RecipeError as error:
+            raise ValueError(str(error)) from None
+
+    @property
+    def judges(self) -> bool:
+        """Whether similarities are needed at all."""
+        choosing = any(rule is not None for rule in (self.choose.top, self.choose.threshold, self.choose.groups))
+        return choosing or self.weights.kind == "soft" or self.scope == "adaptive"
+
+    @property
+    def sends_parts(self) -> bool:
+        """Whether a peer may get parts of others' models only."""
+        groups = self.choose.groups
+        scopes = {self.scope, "full" if self.warmup is None else self.warmup.scope}
+        return scopes != {"full"} or (groups is not None and groups.fine is not None)
+
+    @model_validator(mode="after")
+    def _fits(self) -> PeersBase:
+        if self.scope == "adaptive" and "gradient" not in self.similarity.signals:
+            raise ValueError("scope 'adaptive' looks at cosines of updates: similarity.signals needs 'gradient'")
+        groups = self.choose.groups
+        if groups is not None:
+            for signal in self.similarity.measured:
+                raise ValueError(f"choose.groups needs similarities between others, but {signal} is one to oneself")
+            if self.similarity.normalise == "z-score":
+                raise ValueError("choose.groups needs similarities of at least 0, but similarity.normalise is z-score")
+            if groups.fine is not None and self.scope != "full":
+                raise ValueError(
+                    f"choose.groups.fine is about what is outside the encoder, but scope is {self.scope!r}"
+                )
+            if self.mode == "asynchronous":
+                raise ValueError(
+                    "choose.groups looks at all candidates at once, but in mode 'asynchronous' they are judged one by "
+                    "one, as they are heard"
+                )
+        if self.choose.recency is not None and self.similarity.normalise == "z-score":
+            raise ValueError("choose.recency needs similarities of at least 0, but similarity.normalise is z-score")
+        if self.mode == "asynchronous":
+            if self.scenario is None or self.scenario.speed is None:
+                raise ValueError("mode 'asynchronous' needs scenario.speed, else nothing says who is done first")
+            if self.similarity.normalise != "none":
+                raise ValueError(
+                    f"similarity.normalise {self.similarity.normalise!r} compares all candidates, but in mode "
+                    "'asynchronous' they are judged one by one, as they are heard"
+                )
+        return self

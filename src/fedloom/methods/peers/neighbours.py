@@ -1,0 +1,226 @@
+"""Whom a peer mixes with, and with what weights (DFMTL thesis, section 4.3), and groups of peers.
+
+Similarities come as name -> number. One that is not finite is unknown: such a peer is never chosen.
+
+Exchange the encoder only, or the whole model? Decided from how well updates agree (DFMTL thesis, section 6.4.3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from fedloom.core.extras import need
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Groups = tuple[tuple[str, ...], ...]
+"""Names in groups, sorted in each; groups are in the order of their first names."""
+
+
+def top_k(similarity: Mapping[str, float], k: int) -> tuple[str, ...]:
+    """The k most similar candidates (eq. 4.8), best first; ties go to the name that sorts first. Fewer if there are."""
+    if k < 0:
+        raise ValueError(f"k: expected at least 0, found {k}")
+    return _best(similarity)[:k]
+
+
+def similar_enough(similarity: Mapping[str, float], threshold: float) -> tuple[str, ...]:
+    """Candidates with a similarity of at least `threshold`, best first."""
+    return tuple(name for name in _best(similarity) if similarity[name] >= threshold)
+
+
+def recent(similarity: Mapping[str, float], since: Mapping[str, int], rate: float) -> dict[str, float]:
+    """Similarities s less |s| exp(-rate t), t >= 1 being the rounds `since` a candidate was last chosen.
+
+    So those that were not chosen for long come in turn, and those that never were keep theirs (PFedDST: Fan et al.,
+    2025, whose score is the factor 1 - exp(-rate t) times one of losses and of the similarity of tasks, which is not
+    negative; one that is, as from losses below 0, gets smaller too).
+    """
+    if not rate > 0:
+        raise ValueError(f"rate: expected a number above 0, found {rate}")
+    return {name: s - abs(s) * math.exp(-rate * since[name]) if name in since else s for name, s in similarity.items()}
+
+
+def _best(similarity: Mapping[str, float]) -> tuple[str, ...]:
+    known = {name: float(s) for name, s in similarity.items() if math.isfinite(float(s))}
+    return tuple(sorted(known, key=lambda name: (-known[name], name)))
+
+
+def soft_weights(
+    own: str,
+    similarity: Mapping[str, float],
+    chosen: Collection[str],
+    *,
+    own_similarity: float = 1.0,
+    include_self: bool = True,
+    step: float = 1.0,
+) -> dict[str, float]:
+    """Weights of a peer's own model and those of its neighbours, by similarity; they sum to 1.
+
+    s_ij = max(similarity, 0), s_ii = `own_similarity`, w_ij = s_ij / sum over the chosen and i (eqs. 4.9, 4.10).
+    `step` is eta of eq. 4.11, 0 < eta <= 1: neighbours get eta w_ij, the peer's own model what is left, which is
+    eq. 4.12 for eta = 1. Where the sum vanishes, and for those without neighbours, the own model has weight 1.
+
+    The epsilon in the denominator of eq. 4.10 is left out, or weights would not sum to 1. `include_self` = False is
+    what the release does: s_ii is not used and the own model is replaced by the neighbours' mean.
+    """
+    if not 0 < step <= 1 or not (math.isfinite(own_similarity) and own_similarity >= 0):
+        raise ValueError(f"expected 0 < step <= 1 and a finite own similarity >= 0, found {step} and {own_similarity}")
+    names = _others(own, chosen)
+    s = {name: _positive(similarity[name]) for name in names}
+    total = math.fsum([*s.values(), own_similarity if include_self else 0.0])
+    weights = {name: step * s[name] / total if total > 0 else 0.0 for name in names}
+    return {own: max(0.0, 1.0 - math.fsum(weights.values())), **weights}
+
+
+def uniform_weights(own: str, chosen: Collection[str], *, include_self: bool = True) -> dict[str, float]:
+    """The same weight for the peer's own model and each neighbour's (eq. 4.18), or without self for neighbours only."""
+    names = _others(own, chosen)
+    if not names:
+        return {own: 1.0}
+    each = 1 / (len(names) + include_self)
+    return {own: each if include_self else 0.0, **dict.fromkeys(names, each)}
+
+
+def _others(own: str, chosen: Iterable[str]) -> list[str]:
+    names = sorted(set(chosen))
+    if own in names:
+        raise ValueError(f"peer {own!r} is among its own neighbours: {names}")
+    return names
+
+
+def _positive(similarity: float) -> float:
+    return max(float(similarity), 0.0) if math.isfinite(float(similarity)) else 0.0
+
+
+def inter_cluster_penalty(model: Tensor, others: Tensor, weights: Tensor | None = None, mu: float = 0.01) -> Tensor:
+    """mu / 2 sum_j v_j |w - w_j|^2 over the models w_j (n x d) of peers in other groups: what draws groups together.
+
+    v (n) are their weights, divided by their sum; all 1 by default. The gradient at w (d) is mu (w - sum_j v_j w_j),
+    so mu is the pull towards their mean per unit of learning rate. 0 for n = 0.
+
+    The thesis asks for a regularisation between clusters (section 1.1) that keeps knowledge shared across tasks, and
+    gives no formula. This one is ours: the proximal term of FedProx with the other groups' models as its anchor.
+    """
+    import torch
+
+    if not mu >= 0:
+        raise ValueError(f"mu: expected a number >= 0, found {mu}")
+    if not len(others):
+        return model.new_zeros(())
+    v = torch.ones(len(others)) if weights is None else weights
+    if len(v) != len(others) or bool((v < 0).any()) or not float(v.sum()) > 0:
+        raise ValueError(f"weights: expected {len(others)} numbers >= 0 with a positive sum, found {v.tolist()}")
+    apart = (model - others.detach()).square().sum(1)
+    return mu / 2 * ((v / v.sum()).to(apart) @ apart)
+
+
+def coarse_clusters(names: Sequence[str], similarity: Tensor, low: int = 2, high: int = 4, seed: int = 0) -> Groups:
+    """Groups of similar peers by spectral clustering of a similarity matrix (N x N, at least 0): C2's first level.
+
+    The number of groups, `low` to `high`, is the one with the best silhouette on distances 1 - s / max s, and the
+    smallest of equally good ones. Peers are sorted first. `low` peers or fewer are one group, and so are peers without
+    any similarity.
+
+    The release gives the silhouette similarities in place of distances. Their diagonal of 1 is refused, so that it
+    always takes `low`.
+    """
+    if not 2 <= low <= high:
+        raise ValueError(f"expected 2 <= low <= high, found {low} and {high}")
+    order, S = _sorted(names, similarity)
+    S[range(len(S)), range(len(S))] = top = S.max(initial=0.0)
+    if len(order) <= low or top == 0:
+        return (tuple(order),) if order else ()
+    cluster, metrics = need("sklearn.cluster", "data"), need("sklearn.metrics", "data")
+    distance = 1 - S / top
+    # Peers without any similarity would leave the graph in pieces, on which the method is not defined.
+    affinity = (S / top).clip(min=1e-9)
+    best: tuple[float, Groups] | None = None
+    for count in range(low, min(high, len(S) - 1) + 1):
+        found = cluster.SpectralClustering(count, affinity="precomputed", random_state=seed).fit_predict(affinity)
+        if len(set(found.tolist())) < 2:
+            continue
+        score = float(metrics.silhouette_score(distance, found, metric="precomputed"))
+        if best is None or score > best[0] + 1e-12:
+            best = score, _groups(order, found.tolist())
+    return best[1] if best is not None else (tuple(order),)
+
+
+def fine_clusters(names: Sequence[str], similarity: Tensor, threshold: float = 0.4) -> Groups:
+    """Groups by average linkage, merged while their mean distance 1 - s is at most `threshold`: C2's second level.
+
+    The thesis' similarity here is that of the peers' outputs on the same data. Peers are sorted first.
+    """
+    order, S = _sorted(names, similarity)
+    if len(order) < 2:
+        return (tuple(order),) if order else ()
+    hierarchy = need("scipy.cluster.hierarchy", "data")
+    distance = need("scipy.spatial.distance", "data")
+    D = 1 - S
+    D[range(len(D)), range(len(D))] = 0.0
+    tree = hierarchy.linkage(distance.squareform(D.clip(min=0.0), checks=False), "average")
+    return _groups(order, hierarchy.fcluster(tree, threshold, "distance").tolist())
+
+
+def _sorted(names: Sequence[str], similarity: Tensor) -> tuple[list[str], Any]:
+    """(sorted names, their similarities, symmetrised, as a numpy array)."""
+    S = similarity.detach().cpu().double().numpy()
+    if S.shape != (len(names), len(names)) or len(set(names)) != len(names):
+        raise ValueError(f"expected different names and N x N similarities, found {len(names)} and {S.shape}")
+    if not all(0 <= s < math.inf for s in S.ravel().tolist()):
+        raise ValueError("similarity: expected finite numbers >= 0")
+    order = sorted(range(len(names)), key=lambda i: names[i])
+    S = S[order][:, order]
+    return [names[i] for i in order], (S + S.T) / 2
+
+
+def _groups(names: Sequence[str], labels: Sequence[int]) -> Groups:
+    groups: dict[int, list[str]] = {}
+    for name, label in zip(names, labels, strict=True):
+        groups.setdefault(label, []).append(name)
+    return tuple(tuple(group) for group in groups.values())
+
+
+def task_groups(tasks: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+    """ColNet's groups (Feng et al., 2025): task -> peers that have it, sorted. Leaders exchange their groups' means."""
+    return {task: tuple(sorted(p for p in tasks if tasks[p] == task)) for task in sorted(set(tasks.values()))}
+
+
+def leader(members: Sequence[str], round: int = 1, rotate: bool = True) -> str:
+    """The leader of a group in a round: members in turn, by name. Without `rotate` always the first, as in the release.
+
+    Give the members that are present, so that an absent leader is replaced.
+    """
+    if not members:
+        raise ValueError("a group without members has no leader")
+    return sorted(members)[(round - 1) % len(members) if rotate else 0]
+
+
+Exchange = Literal["encoder", "full"]
+
+
+def alignment(cosines: Iterable[float]) -> float:
+    """Mean of the finite ones of a peer's cosines with its candidates, in [-1, 1]; nan where there is none."""
+    finite = [float(c) for c in cosines if math.isfinite(float(c))]
+    return math.fsum(finite) / len(finite) if finite else math.nan
+
+
+def next_scope(alignment: float, current: Exchange = "full", enter: float = 0.6, leave: float = 0.3) -> Exchange:
+    """What to exchange in the next round: "encoder" from an alignment of `enter` on, "full" again below `leave`.
+
+    The thesis saw exchange of the encoder alone hold where gradients had cosines of 0.6 to 0.8 (NYU depth v2) and
+    oscillate where they were low or negative (Pascal Context), with exchange of everything stable in both; it advises
+    the latter wherever correlation is weak or unknown. So `enter` is the lower end of what it saw to be safe, an
+    alignment that is nan gives "full", and so does the first round. It names no lower threshold: `leave` is ours, half
+    way from 0.6 to orthogonal updates, so that noise around one number does not flip the scope every round.
+
+    These are cosines of eq. 4.3, not of the unit scale. After many local steps cosines of updates are far below those
+    of gradients: choose both thresholds by what is measured.
+    """
+    if not -1 <= leave <= enter <= 1:
+        raise ValueError(f"expected -1 <= leave <= enter <= 1, found leave = {leave} and enter = {enter}")
+    if current not in ("encoder", "full"):
+        raise ValueError(f"current: expected 'encoder' or 'full', found {current!r}")
+    return "encoder" if alignment >= (leave if current == "encoder" else enter) else "full"

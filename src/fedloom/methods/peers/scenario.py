@@ -1,0 +1,301 @@
+"""What a network and its peers are like, as a YAML file states it: churn, loss, bandwidth, stragglers. Free of torch.
+
+Every question has one answer: a pure function of the scenario's seed and of what is asked, whatever was asked before.
+
+A virtual clock: how long rounds and messages would take, without waiting for them. Free of torch.
+
+Seconds are simulated. Nothing here draws a random number: what a transfer or a local training takes comes from a
+`Scenario`, so times replay bit for bit."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, ValidationError, model_validator
+
+from fedloom.core.context import derive_seed
+from fedloom.core.errors import RecipeError, nearest
+from fedloom.core.settings.section import Count, NonNegative, Positive, Section
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+Away = Annotated[
+    tuple[Count, Count | None],
+    Field(description="[first round away, round of return], the latter null for good"),
+]
+
+
+class Presence(Section):
+    """When a peer is there: from round `joins` on, but for rounds first <= r < back of each (first, back) in `away`."""
+
+    joins: Count = 1
+    away: tuple[Away, ...] = ()
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Presence:
+        last: int | None = self.joins
+        for first, back in self.away:
+            if last is None or first < last or (back is not None and back <= first):
+                raise ValueError(f"absences must follow each other, none before round {self.joins}, found {self.away}")
+            last = back
+        return self
+
+    def there(self, round: int) -> bool:
+        """Whether the peer is there in a round (from 1)."""
+        return round >= self.joins and not any(a <= round and (b is None or round < b) for a, b in self.away)
+
+
+class Link(Section):
+    """Links from `sender` to `receiver`, '*' for all; what is null is as in the scenario."""
+
+    sender: str = "*"
+    receiver: str = "*"
+    bandwidth: Positive | None = None
+    """bit/s."""
+    latency: NonNegative | None = None
+    """Seconds."""
+    loss: Share | None = None
+    """Probability that a message is lost."""
+
+
+class Stragglers(Section):
+    """Peers that train `slowdown` times as long: each with probability `share`, for good or drawn anew every round."""
+
+    share: Share = 0.0
+    slowdown: Annotated[float, Field(ge=1)] = 5.0
+    every_round: bool = False
+
+
+class Scenario(Section):
+    """A network that can be replayed from its seed. Rounds count from 1; without settings everything is instantaneous.
+
+    Equal scenarios answer alike on every machine and in any order of questions.
+    """
+
+    seed: Annotated[int, Field(ge=0)] = 0
+    churn: dict[str, Presence] = Field(default_factory=dict)
+    """Peer -> when it is there; others always are."""
+    dropout: Share = 0.0
+    """Probability that a peer that should be there misses a round."""
+    loss: Share = 0.0
+    """Probability that a message is lost."""
+    bandwidth: Positive | None = None
+    """bit/s of every link; null: no limit."""
+    latency: NonNegative = 0.0
+    """Seconds that a message takes in addition to those of its bytes."""
+    links: tuple[Link, ...] = ()
+    """Links that differ from the rest; where several fit, the last one that sets a value counts."""
+    speed: Positive | None = None
+    """Local steps a second; null: training takes no time."""
+    speeds: dict[str, Positive] = Field(default_factory=dict)
+    """Peer -> its own."""
+    stragglers: Stragglers = Stragglers()
+
+    @staticmethod
+    def load(source: str | Path | Mapping[str, Any]) -> Scenario:
+        """From a YAML file or a mapping. All problems are reported in one RecipeError, one line each."""
+        from fedloom.core.settings.problems import explain, found
+        from fedloom.core.settings.section import strict
+        from fedloom.core.settings.yaml import parse
+
+        fields = ", ".join(Scenario.model_fields)
+        where = "the mapping" if isinstance(source, Mapping) else str(source)
+        try:
+            value = source if isinstance(source, Mapping) else parse(Path(source).read_text("utf-8"), where)
+        except (OSError, UnicodeDecodeError) as error:
+            raise RecipeError(f"{where}: {error}") from None
+        if not isinstance(value, Mapping):
+            raise RecipeError(f"{where}: {found(value)} found, expected a mapping with {fields}")
+        try:
+            return strict(Scenario, value)
+        except ValidationError as error:
+            lines = [f"{path}: {message}" for path, message in explain(error, Scenario)]
+            raise RecipeError("\n".join([f"{where} is not a valid scenario:", *lines])) from None
+
+    def dump(self) -> str:
+        """As YAML with every default written out; `load` reads it back to an equal scenario."""
+        from fedloom.core.settings.yaml import to_yaml
+
+        return to_yaml(self.model_dump(mode="json"))
+
+    def check(self, peers: Sequence[str]) -> None:
+        """Raise RecipeError for a peer that is named here but does not exist."""
+        ends = [name for link in self.links for name in (link.sender, link.receiver) if name != "*"]
+        for where, names in (("churn", self.churn), ("speeds", self.speeds), ("links", ends)):
+            for name in names:
+                if name not in peers:
+                    raise RecipeError(f"scenario.{where}: no peer {name!r}.{nearest(name, peers)}")
+
+    def alive(self, peers: Sequence[str], round: int) -> tuple[str, ...]:
+        """The peers that are there in a round, sorted."""
+        return tuple(
+            peer
+            for peer in sorted(peers)
+            if (peer not in self.churn or self.churn[peer].there(round))
+            and not self._happens(self.dropout, "dropout", peer, round)
+        )
+
+    def lost(self, round: int, sender: str, receiver: str, attempt: int = 0) -> bool:
+        """Whether a message is lost. Each attempt to send it again has its own answer."""
+        return self._happens(self._link("loss", sender, receiver), "loss", round, sender, receiver, attempt)
+
+    def delay(self, nbytes: float, sender: str, receiver: str) -> float:
+        """Seconds that a message of so many bytes takes: latency + 8 bytes / bandwidth."""
+        bandwidth = self._link("bandwidth", sender, receiver)
+        return float(self._link("latency", sender, receiver) + (8 * nbytes / bandwidth if bandwidth else 0.0))
+
+    def training(self, steps: float, peer: str, round: int) -> float:
+        """Seconds that so many local steps take."""
+        speed = self.speeds.get(peer, self.speed)
+        return 0.0 if speed is None else steps / speed * (self.stragglers.slowdown if self.slow(peer, round) else 1.0)
+
+    def slow(self, peer: str, round: int) -> bool:
+        """Whether a peer is a straggler in a round."""
+        when = (round,) if self.stragglers.every_round else ()
+        return self._happens(self.stragglers.share, "straggler", peer, *when)
+
+    def _link(self, name: str, sender: str, receiver: str) -> Any:
+        value = getattr(self, name)
+        for link in self.links:
+            fits = link.sender in ("*", sender) and link.receiver in ("*", receiver)
+            if fits and (own := getattr(link, name)) is not None:
+                value = own
+        return value
+
+    def _happens(self, probability: float, *what: object) -> bool:
+        return probability > 0 and derive_seed(self.seed, "scenario", *what) < probability * 2.0**63
+
+
+Pair = tuple[str, str]
+"""(sender, receiver)."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """How a synchronous round went; seconds since the start of the run.
+
+    end       when the next round begins
+    arrivals  (sender, receiver) -> when that message was there, also if late; no entry for lost ones
+    late      messages that were not there at the deadline: the receivers mix without them
+    slow      peers that were still training at the deadline; all that they send is late
+    """
+
+    start: float
+    end: float
+    arrivals: dict[Pair, float]
+    late: frozenset[Pair]
+    slow: frozenset[str]
+
+
+def synchronous(
+    start: float,
+    training: Mapping[str, float],
+    transfers: Mapping[Pair, float],
+    deadline: float | None = None,
+) -> Timing:
+    """A round in which all peers train (peer -> seconds), then send (sender, receiver -> seconds), then mix.
+
+    Links work side by side: one message does not wait for another. The round ends when all training and all messages
+    are done, or `deadline` seconds after its start if that is earlier. On time means at the deadline or before.
+    What takes infinitely long never arrives, which is an error without a deadline.
+
+    Raises ValueError for a negative time or a sender that does not train.
+    """
+    if deadline is not None and not deadline > 0:
+        raise ValueError(f"deadline: expected a number of seconds above 0, found {deadline}")
+    for what, times in (("training of", training), ("transfer", transfers)):
+        for key, seconds in times.items():
+            if not seconds >= 0 or (deadline is None and math.isinf(seconds)):
+                raise ValueError(f"{what} {key!r}: expected finite seconds >= 0, found {seconds}")
+    if unknown := sorted(sender for sender, _ in transfers if sender not in training):
+        raise ValueError(f"sender {unknown[0]!r} takes no part; there are {', '.join(sorted(training))}")
+    arrivals = {pair: start + training[pair[0]] + seconds for pair, seconds in sorted(transfers.items())}
+    ready = {peer: start + seconds for peer, seconds in training.items()}
+    done = max([start, *ready.values(), *arrivals.values()])
+    end = done if deadline is None else min(done, start + deadline)
+    return Timing(
+        start,
+        end,
+        arrivals,
+        frozenset(pair for pair, at in arrivals.items() if at > end),
+        frozenset(peer for peer, at in ready.items() if at > end),
+    )
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """An event at a peer: a message has come or, where it is the sender itself, its training has ended."""
+
+    time: float
+    receiver: str
+    sender: str
+    number: int
+    """Counts the messages of a pair from 0."""
+    item: Any = field(default=None, compare=False, repr=False)
+
+
+class Events:
+    """Asynchronous events in the order of their times: a priority queue, and the time of the event last taken.
+
+    Events of the same time are ordered by (receiver, sender, number), so that it does not matter which pair's event was
+    put in first.
+    """
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+        self._heap: list[tuple[float, str, str, int, Arrival]] = []
+        self._count: dict[Pair, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def put(self, after: float, sender: str, receiver: str, item: Any = None) -> Arrival:
+        """An event of `sender` at `receiver` in `after` seconds. Raises ValueError unless they are finite and >= 0."""
+        if not 0 <= after < math.inf:
+            raise ValueError(f"{sender!r} to {receiver!r}: expected finite seconds >= 0, found {after}")
+        number = self._count.get((sender, receiver), 0)
+        self._count[sender, receiver] = number + 1
+        arrival = Arrival(self.now + after, receiver, sender, number, item)
+        self._push(arrival)
+        return arrival
+
+    @property
+    def next(self) -> float:
+        """Time of the next event; infinite where there is none."""
+        return self._heap[0][0] if self._heap else math.inf
+
+    def wait(self, until: float) -> None:
+        """Move the clock on to `until`. Raises ValueError where an event is earlier."""
+        if until > self.next:
+            raise ValueError(f"an event at {self.next} comes before {until}")
+        self.now = max(self.now, until)
+
+    def take(self) -> Arrival:
+        """Take the next event, and move the clock to its time. Raises IndexError where there is none."""
+        if not self._heap:
+            raise IndexError("no event is left")
+        arrival = heapq.heappop(self._heap)[-1]
+        self.now = arrival.time
+        return arrival
+
+    def state(self) -> dict[str, Any]:
+        """Everything as nested dictionaries and lists, fit for a checkpoint if the items are."""
+        rows = [{**vars(arrival)} for *_, arrival in sorted(self._heap, key=lambda entry: entry[:4])]
+        counts = [[*pair, n] for pair, n in sorted(self._count.items())]
+        return {"now": self.now, "events": rows, "counts": counts}
+
+    @staticmethod
+    def of(state: Mapping[str, Any]) -> Events:
+        """Inverse of `state`."""
+        events = Events(state["now"])
+        events._count = {(sender, receiver): n for sender, receiver, n in state["counts"]}
+        for row in state["events"]:
+            events._push(Arrival(**row))
+        return events
+
+    def _push(self, a: Arrival) -> None:
+        heapq.heappush(self._heap, (a.time, a.receiver, a.sender, a.number, a))

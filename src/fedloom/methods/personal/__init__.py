@@ -1,0 +1,243 @@
+"""Ditto: a personal model beside the global one.
+
+pFedMe: personal models on the Moreau envelope of the loss.
+
+FedAMP: personal models drawn to models that resemble them.
+
+FedMTL: MOCHA's coupled tasks, for networks.
+
+FedPer: personal layers.
+
+FedRep: first the head, then the shared representation.
+
+FedBABU: only the body learns; heads are tuned at the end.
+
+FedBN: batch norm stays with the client."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedloom import stages, training
+from fedloom.methods import registry as m
+
+
+@m.METHODS.register("ditto", source="Li, Hu, Beirami, Smith, ICML 2021")
+def ditto(*, lam: Annotated[float, Field(ge=0)] = 0.1) -> m.Method:
+    """FedAvg, and beside it each client trains a model of its own that is held near the global one.
+
+    Global stream: FedAvg. Personal stream: v <- v - lr (grad F_k(v) + lam (v - theta)), theta being the model received
+    in the round, for as many steps. v starts as the first received model and never leaves the client.
+
+    paper    as above, any solver for the global stream
+    release  lam 1 in its scripts, or chosen among 0.1, 1, 2 on validation data
+    here     lam 0.1 (the FedHCA2 supplement). The streams share nothing but theta: optimiser, batch norm statistics and
+             random numbers are apart, so the global model is FedAvg's, bit for bit. Both models are measured
+
+    lam = 0 is local training beside FedAvg; a large lam gives the global model. Computation and client memory double.
+    With FedDEA: the global stream only.
+    """
+    from fedloom.methods.personal.rules import Anchor
+    from fedloom.training.rules import Stream
+
+    return m.Method(name="ditto", stream=Stream((Anchor(lam),)))
+
+
+@m.METHODS.register("pfedme", source="Dinh, Tran, Nguyen, NeurIPS 2020")
+def pfedme(
+    *,
+    lam: Annotated[float, Field(gt=0)] = 15.0,
+    inner: Annotated[int, Field(ge=1)] = 5,
+    outer: Annotated[float, Field(gt=0)] = 0.005,
+    beta: Annotated[float, Field(gt=0)] = 1.0,
+) -> m.Method:
+    """The shared model w follows personal models theta_k = argmin F_k(theta) + (lam/2) |theta - w|^2.
+
+    For each batch: `inner` optimiser steps on F(theta) + (lam/2) |theta - w|^2, theta starting where it was; then w <-
+    w - outer lam (w - theta). Server: w+ = (1 - beta) w + beta mean_S w_k. w (global) and theta_k (personal) are
+    measured.
+
+    paper    as above
+    release  lam 15, 5 inner steps at 0.09 with weight decay 0.001, outer rate 0.005, beta 1, 20 batches a round
+    here     the same constants; the inner optimiser is the recipe's. Plain SGD needs learning rate x lam < 2, which is
+             checked. theta_k is stored with the client: one public version never does, and measures the start
+
+    With FedDEA: the selection acts on the update of w.
+    """
+    from fedloom.core.server import Plain
+    from fedloom.methods.personal.rules import Envelope
+
+    return m.Method(name="pfedme", local=(Envelope(lam, inner, outer),), server=Plain(beta), weights="uniform")
+
+
+@m.METHODS.register("fedamp", source="Huang et al., AAAI 2021")
+def fedamp(
+    *,
+    lam: Annotated[float, Field(ge=0)] = 1.0,
+    alpha: Annotated[float, Field(gt=0)] = 1.0,
+    sigma: Annotated[float, Field(gt=0)] = 1.0,
+    scale: Literal["absolute", "median"] = "absolute",
+    start: Literal["own", "mix"] = "own",
+    share: Literal["everything", "encoder"] = "everything",
+) -> m.Method:
+    """Each client keeps its own model w_k and is drawn to u_k, a mix of all models that weighs similar ones more.
+
+    Server: xi_kj = alpha A'(|w_k - w_j|^2) for j != k, A'(x) = exp(-x/sigma)/sigma, xi_kk = 1 - sum_j xi_kj,
+    u_k = sum_j xi_kj w_j over the latest models of all clients. Client: loss + lam/(2 alpha) |w - u_k|^2.
+    Only u_k travels down. Defaults lam = alpha = sigma = 1 follow the FedHCA2 supplement.
+
+    paper    training starts from the client's own model
+    release  none by the authors; a widely used port computes the term without a gradient, so it trains locally
+    here     the term has its gradient. xi_kk < 0, which the defaults give for more than two nearly equal models, is
+             avoided by scaling the others' weights to sum to 1. `start: mix` begins at u_k instead.
+
+    Squared distances of millions of parameters dwarf sigma = 1, and every client is then alone with an anchor at its
+    own last model; `scale: median` divides distances by their median. `share: encoder` leaves decoders and heads out,
+    which is what clients with different tasks need: others' models never trained them. lam = 0 is local training.
+
+    Couples tasks by design: clients are drawn to all similar models.
+    """
+    from fedloom.core.layout import ALL_BUT_ENCODER
+
+    return m.Method(
+        name="fedamp",
+        local=(training.Anchor(lam / alpha, start),),
+        stage=stages.Attention(alpha, sigma, scale),
+        private=ALL_BUT_ENCODER if share == "encoder" else None,
+        start="own",
+        buffers="local",
+    )
+
+
+@m.METHODS.register("fedmtl", source="MOCHA: Smith et al., NeurIPS 2017")
+def fedmtl(
+    *,
+    lam: Annotated[float, Field(ge=0)] = 1e-3,
+    centre: bool = True,
+    floor: Annotated[float, Field(gt=0, lt=1)] = 1e-7,
+    share: Literal["everything", "encoder"] = "everything",
+) -> m.Method:
+    """Each client keeps its own model; a learned relation of the tasks couples them.
+
+    min sum_k F_k(w_k) + lam tr(W Omega W'), Sigma = Omega^-1 = (W'W)^(1/2) / tr, from the latest models of all clients.
+    Client: gradient + 2 lam (Omega_kk w + v_k), the others frozen; v_k = sum_{j != k} Omega_kj w_j and Omega_kk come
+    from the server, which never sends a model back. No term in the first round.
+
+    paper    convex losses, solved in the dual by SDCA, with stragglers; Sigma starts at I/N
+    release  as the paper; a widely used port for networks builds the term from detached weights: no gradient at all
+    here     gradient steps on networks. `centre` (default) takes W as deviations from the clients' mean, because raw
+             weights that started alike have a Gram matrix of almost rank one. Eigenvalues below `floor` times the
+             largest are raised. lam = 1e-3 is ours (1e-4 .. 1e-2 are in use).
+
+    `share: encoder` leaves decoders and heads out, as clients with different tasks need. lam = 0 is local training.
+
+    Couples tasks by design: relations are learned between all clients.
+    """
+    from fedloom.core.layout import ALL_BUT_ENCODER
+
+    return m.Method(
+        name="fedmtl",
+        local=(training.TaskCoupling(lam),),
+        stage=stages.TaskCovariance(centre, floor),
+        private=ALL_BUT_ENCODER if share == "encoder" else None,
+        start="own",
+        buffers="local",
+    )
+
+
+@m.METHODS.register("fedper", source="Arivazhagan et al., 2019")
+def fedper(*, personal: Literal["decoders", "heads"] = "decoders", layers: tuple[str, ...] = ()) -> m.Method:
+    """FedAvg on the base of the network; the layers after it never leave a client and are trained with it.
+
+    theta_base <- theta_base + sum_k p_k Delta_k,base;  personal layers start from the common initialisation.
+
+    paper    the classifier and the last few blocks of the base are personal; weights by data size
+    release  none by the authors
+    here     `personal: decoders` keeps decoders and heads, as clients with different tasks need; `personal: heads` the
+             last layers only, and decoders are averaged. `layers` keeps more blocks of the encoder, as patterns on
+             their names, e.g. [encoder.blocks.11.*]
+
+    There is no global model: clients are measured with their own layers. The encoder's float buffers (batch norm) are
+    averaged. One client is local training; a model without decoders has the same two choices of `personal`.
+    FedSTA without averaged decoders, with `weights: size`, is this method. With FedDEA, rho counts the shared
+    parameters only.
+    """
+    from fedloom.core.layout import ALL_BUT_ENCODER, Select
+
+    if personal == "heads":
+        if layers:
+            raise ValueError(
+                "fedper: `layers` go with `personal: decoders`; with `personal: heads` decoders are shared"
+            )
+        return m.Method(name="fedper", private="head")
+    shared = Select(role="encoder", exclude=Select(name=tuple(layers)))
+    return m.Method(name="fedper", private=Select(exclude=shared) if layers else ALL_BUT_ENCODER)
+
+
+@m.METHODS.register("fedrep", source="Collins et al., ICML 2021")
+def fedrep(*, head: Annotated[float, Field(gt=0, lt=1)] = 0.8) -> m.Method:
+    """Every round trains the client's own head with the encoder frozen, then the encoder with the head frozen.
+
+    Decoders and heads never leave a client; the encoder is averaged. `head` is the first phase's share of a round's
+    batches; each phase has at least one.
+
+    paper    several head epochs, then few of the representation
+    release  5 local epochs, the last one for the representation (a share of 0.8); `requires_grad` is switched, which
+             leaves old momentum and weight decay at work on some versions; 10 more head epochs before the final test
+    here     frozen means no step, no decay, no momentum, and norm layers keep their statistics. Each phase has an
+             optimiser of its own. No extra epochs before measuring: heads are trained in every round
+
+    With FedDEA, rho counts the encoder's parameters only.
+    """
+    from fedloom.core.layout import ALL_BUT_ENCODER
+    from fedloom.training.rules import Phase
+
+    phases = (Phase(ALL_BUT_ENCODER, head), Phase("encoder", 1 - head))
+    return m.Method(name="fedrep", phases=phases, private=ALL_BUT_ENCODER)
+
+
+@m.METHODS.register("fedbabu", source="Oh, Kim, Yun, ICLR 2022")
+def fedbabu(*, tune: Annotated[int, Field(ge=0)] = 5) -> m.Method:
+    """The heads stay at their common initialisation; the encoder is trained and averaged.
+
+    A client's model is measured after `tune` epochs of training the whole model on the client's data; the tuned model
+    is not kept for the next round. tune = 0 measures the untrained heads.
+
+    paper    as above; fine-tuning after federated training
+    release  5 epochs of fine-tuning; heads get learning rate 0 (zeroing their gradient only would not freeze them under
+             momentum or weight decay); uniform mean
+    here     heads and decoders are not stepped, decayed or given momentum; uniform mean. Every evaluation tunes first,
+             so evaluate seldom (evaluation.every)
+
+    A random frozen decoder of a dense task is far harsher than a random linear classifier.
+    With FedDEA, rho counts the encoder's parameters only.
+    """
+    from fedloom.core.layout import ALL_BUT_ENCODER
+    from fedloom.training.rules import Phase, Tune
+
+    return m.Method(
+        name="fedbabu",
+        phases=(Phase("encoder"),),
+        private=ALL_BUT_ENCODER,
+        tune=Tune(tune) if tune else None,
+        weights="uniform",
+    )
+
+
+@m.METHODS.register("fedbn", source="Li et al., ICLR 2021")
+def fedbn(*, norms: Literal["batch", "all"] = "batch") -> m.Method:
+    """FedAvg on everything but batch norm, whose weights and running statistics never leave a client.
+
+    paper    every batch norm layer local
+    release  finds them by the text "bn" in their names, which misses `downsample.1` in residual networks; uniform mean
+    here     found by module type; uniform mean. `norms: all` also keeps layer, group and RMS norm local.
+
+    There is no single global model: each client is measured with its own batch norm. A network without batch norm makes
+    this FedAvg with uniform weights. With FedDEA, rho counts the shared parameters only.
+    """
+    from fedloom.core.layout import Select
+
+    private = Select(kind="batch-norm") if norms == "batch" else Select(role="norm")
+    return m.Method(name="fedbn", private=private, buffers="local", weights="uniform")

@@ -1,0 +1,135 @@
+"""Personal models that are drawn to each other by a matrix of relations: FedAMP and MOCHA.
+
+Rows pass as they are, because every client keeps its own model; the relations are computed from the models when the
+next round is sent. In a block that a client lacks its model has the initial values, which nobody trained, so all models
+must have all blocks (`Traits.presence` is None).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedloom.core.context import Broadcast, State
+from fedloom.core.gram import gram
+from fedloom.core.stage import Identity, Traits
+from fedloom.core.updates import Updates
+
+_CHUNK = 1 << 20
+
+
+def distances(W: Tensor) -> Tensor:
+    """Squared distances between rows (K x K, float64), column chunk by column chunk."""
+    out = torch.zeros(len(W), len(W), dtype=torch.float64)
+    for a in range(0, W.shape[1], _CHUNK):
+        part = W[:, a : a + _CHUNK].double()
+        for i in range(len(W)):
+            out[i] += (part - part[i]).square().sum(dim=1)
+    return out
+
+
+def attention(W: Tensor, alpha: float, sigma: float, scale: Literal["absolute", "median"] = "absolute") -> Tensor:
+    """FedAMP's message weights xi (K x K, rows sum to 1) for models W (K x d).
+
+    xi_kj = alpha A'(|w_k - w_j|^2) with A'(x) = exp(-x/sigma)/sigma; xi_kk takes the rest. If the others' weights sum
+    to more than 1, they are scaled to 1, so that the result stays a convex combination. With "median" distances are
+    divided by their median, because in millions of parameters they dwarf any sigma.
+    """
+    D = distances(W)
+    k = len(W)
+    others = ~torch.eye(k, dtype=torch.bool)
+    if scale == "median" and k > 1 and float(m := D[others].median()) > 0:
+        D = D / m
+    xi = alpha * torch.exp(-D / sigma) / sigma * others
+    xi = xi / xi.sum(dim=1, keepdim=True).clamp(min=1.0)
+    return xi + torch.diag(1 - xi.sum(dim=1))
+
+
+def covariance(G: Tensor, floor: float = 1e-7) -> tuple[Tensor, Tensor]:
+    """MOCHA's (Sigma, Omega) from the Gram matrix G (K x K) of the models: Sigma = G^(1/2) / tr, Omega its inverse.
+
+    Eigenvalues of G below `floor` times the largest are raised to it for Omega. G = 0 gives Sigma = I/K.
+    """
+    k = len(G)
+    values, vectors = torch.linalg.eigh(G.double())
+    values = values.clamp(min=0)
+    if not float(values.max()) > 0:
+        return torch.eye(k, dtype=torch.float64) / k, k * torch.eye(k, dtype=torch.float64)
+    root = values.sqrt()
+    raised = values.clamp(min=floor * float(values.max())).sqrt()
+    sigma = vectors @ torch.diag(root / root.sum()) @ vectors.T
+    omega = vectors @ torch.diag(root.sum() / raised) @ vectors.T
+    return sigma, omega
+
+
+def _stacked(models: Mapping[str, Tensor]) -> tuple[list[str], Tensor]:
+    names = sorted(models)
+    return names, torch.stack([models[name] for name in names])
+
+
+@dataclass(frozen=True)
+class Attention(Identity):
+    """Broadcasts to each client the mix u_k = sum_j xi_kj w_j of all latest models (FedAMP; see `attention`)."""
+
+    alpha: float = 1.0
+    sigma: float = 1.0
+    scale: Literal["absolute", "median"] = "absolute"
+    traits = Traits(writes=frozenset(), broadcasts={"broadcast:anchor"}, separable=True)
+
+    def __post_init__(self) -> None:
+        for name in ("alpha", "sigma"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name}: expected a number above 0, found {getattr(self, name)}")
+
+    def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
+        """u_k for clients that have a model; nothing before the first round."""
+        sent: dict[str, Broadcast] = {client: {} for client in clients}
+        if models:
+            names, W = _stacked(models)
+            xi = attention(W, self.alpha, self.sigma, self.scale).to(W)
+            sent |= {client: {"anchor": xi[names.index(client)] @ W} for client in clients if client in models}
+        return sent
+
+
+@dataclass(frozen=True)
+class TaskCovariance(Identity):
+    """Broadcasts each client's part of the regulariser tr(W Omega W') (MOCHA, Smith et al., NeurIPS 2017).
+
+    Half its gradient at w_k, with the others frozen, is Omega_kk w_k + v_k; relation = Omega_kk and peers = v_k are
+    sent. With `centre`, W are deviations from the clients' mean: raw weights of deep networks that started from the
+    same point are almost equal, and the regulariser would mostly be weight decay. The direction in which centred models
+    cannot differ is left out of Omega.
+    """
+
+    centre: bool = True
+    floor: float = 1e-7
+    traits = Traits(writes=frozenset(), broadcasts={"broadcast:peers", "broadcast:relation"}, separable=True)
+
+    def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
+        """Omega_kk and v_k for clients that have a model; nothing before the first round."""
+        sent: dict[str, Broadcast] = {client: {} for client in clients}
+        if not models:
+            return sent
+        names, W = _stacked(models)
+        omega = self.omega(W).to(W)
+        for client in clients:
+            if client in models:
+                k = names.index(client)
+                row = omega[k].clone()
+                row[k] = 0
+                sent[client] = {"relation": omega[k, k], "peers": row @ W}
+        return sent
+
+    def omega(self, W: Tensor) -> Tensor:
+        """Omega (K x K, float64) of models W (K x d)."""
+        if not self.centre:
+            return covariance(gram(Updates.of(W)), self.floor)[1]
+        k = len(W)
+        centring = torch.eye(k, dtype=torch.float64) - 1 / k
+        # from distances: models are so alike that their own Gram matrix would lose the differences
+        G = -0.5 * centring @ distances(W) @ centring
+        return centring @ covariance(G, self.floor)[1] @ centring

@@ -1,0 +1,72 @@
+"""A method as it runs under differential privacy of clients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fedloom.core.errors import RecipeError
+from fedloom.core.stage import Chain, Stage, adds_up
+from fedloom.methods.clusters.centres import ChosenClusters
+from fedloom.methods.method import Method
+from fedloom.methods.private.aggregation import Bounded, PrivateClusters, PrivateMean, RowNoise
+
+KNOWN = frozenset({"domain", "tasks"})
+"""Extras that the server knows of each client before the first round, and that a client cannot change."""
+
+
+def private(method: Method, *, clip: float, noise: float, share: float, local: bool) -> Method:
+    """The method with clipping as the last writer of rows at the client, and noise where the trust is.
+
+    `noise` is in units of the clipping norm `clip`, `share` the expected part of the clients in a round; with `local`
+    each client adds noise to what it sends, else the server to the sum. Raises RecipeError
+    where something that depends on clients' data would not be accounted for.
+    """
+    known = KNOWN if local or not isinstance(_stages(method)[0], ChosenClusters) else KNOWN | {"cluster"}
+    beside = [*sorted(method.extras - known), *method.auxiliary, *(("support",) if method.wants_support else ())]
+    if method.pooled or method.shares_nothing:
+        raise RecipeError(f"privacy: with {method.name} clients send nothing, so there is nothing to protect")
+    if method.rows == "client-task":
+        raise RecipeError(f"privacy: {method.name} sends a row for each task, so a client counts more than once")
+    if beside:
+        raise RecipeError(
+            f"privacy: {method.name} sends {', '.join(beside)} beside the update, which no noise protects"
+        )
+    if local:
+        return method.plus(Bounded(clip) >> RowNoise(clip, noise))
+    if method.weights != "uniform" and method.max_examples is None:
+        raise RecipeError(
+            f"privacy: {method.name} weighs clients by their numbers of examples, which nothing bounds; set "
+            "method.weights: uniform, or method.max_examples"
+        )
+    cap = 1.0 if method.weights == "uniform" else float(method.max_examples or 1)
+    mean = PrivateMean(clip, noise, share, cap)
+    stage = _noisy(method, mean)
+    # a change of cluster is no update, so rows of clusters are clipped where the clusters' models are known
+    return replace(method if isinstance(stage, PrivateClusters) else method.plus(Bounded(clip)), stage=stage)
+
+
+def _stages(method: Method) -> tuple[Stage, ...]:
+    return method.stage.stages if isinstance(method.stage, Chain) else (method.stage,)
+
+
+def _noisy(method: Method, mean: PrivateMean) -> Stage:
+    """The method's aggregation with a private mean in place of its plain one, which must be the first to see rows."""
+    first, *after = _stages(method)
+    if isinstance(first, ChosenClusters) and adds_up(first.stage) and not after:
+        if first.first == "groups":
+            raise RecipeError(
+                f"privacy: {method.name} begins with groups, which are made of what is in rows, so nobody knows how "
+                "much one client can move them; set method.first: noise"
+            )
+        return PrivateClusters(first.count, first.first, first.noise, mean, first.least)
+    if not adds_up(first):
+        does = {"row": "changes rows behind the clip", "mix": "weighs or mixes rows by what is in them"}
+        why = does.get(first.traits.kind, "looks at the columns of all rows")
+        raise RecipeError(
+            f"privacy: {method.name}: {first!r} {why}, so nobody knows how much one client can move the result; "
+            "expected a server that takes a mean of rows, changes of rows at the client (at: edge), or trust: local"
+        )
+    for stage in after:
+        if told := sorted(stage.traits.reads - {"X", "base"}):
+            raise RecipeError(f"privacy: {method.name}: {stage!r} reads {told[0]} of the rows, which no noise protects")
+    return Chain((mean, *after)) if after else mean

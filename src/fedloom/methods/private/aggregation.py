@@ -1,0 +1,138 @@
+"""Differential privacy of clients: rows of bounded norm, and noise that hides any one of them.
+
+The Gaussian mechanism of DP-FedAvg (McMahan, Ramage, Talwar, Zhang, ICLR 2018) with a fixed denominator. What it costs
+is counted in `fedloom.federation.rounds.privacy`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from fedloom.core.context import Ctx, State
+from fedloom.core.mean import block_groups
+from fedloom.core.stage import Stage, Traits
+from fedloom.core.updates import Updates
+from fedloom.methods.clusters.centres import ChosenClusters
+
+
+def bounded(updates: Updates, clip: float) -> Tensor:
+    """Factors (K, float64) by which no row is longer than `clip`."""
+    return clip / updates.norms.clamp(min=clip)
+
+
+@dataclass(frozen=True)
+class Bounded(Stage):
+    """Scale each row down to a norm of at most `clip`."""
+
+    clip: float
+    traits = Traits(presence="row")
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        return updates.replace(X=updates.X * bounded(updates, self.clip)[:, None].to(updates.X)), state
+
+
+@dataclass(frozen=True)
+class RowNoise(Stage):
+    """Add Gaussian noise of standard deviation noise x clip to what each row has; `Bounded` comes before it."""
+
+    clip: float
+    noise: float
+    traits = Traits(presence="row")
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        out = updates.X.clone()
+        for k, row in enumerate(updates.rows):
+            drawn = ctx.hidden("row noise", *row).normal(updates.layout.d).to(out)
+            for i, s in enumerate(updates.layout.slices):
+                if updates.present is None or bool(updates.present[k, i]):
+                    out[k, s] += self.noise * self.clip * drawn[s]
+        return updates.replace(X=out), state
+
+
+@dataclass(frozen=True)
+class PrivateMean(Stage):
+    """The mean of the rows, each of a norm of at most `clip`, with Gaussian noise that hides any one of them.
+
+    u_i = (sum_k min(1, w_k / cap) min(1, clip / |X_k|) X_ki + noise clip g_i) / (share N_i), g_i standard normal.
+
+    N_i is the number of all clients that may have coordinate i, `share` the part of them that is expected in a round:
+    the divisor does not depend on who came, or it would tell. One client moves the sum by at most `clip`, whatever it
+    sends. `cap` is the weight from which a row counts fully. Acts in rounds without any row too. Means of one round
+    draw noise of their own by `number`.
+    """
+
+    clip: float
+    noise: float
+    share: float = 1.0
+    cap: float = 1.0
+    number: int | None = None
+    traits = Traits("mix", reads={"X", "weight"}, reduces=True, hides=True, presence="row")
+
+    @property
+    def robust(self) -> bool:
+        """Yes: it clips rows."""
+        return True
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        layout = updates.layout
+        w = bounded(updates, self.clip) * (updates.weight / self.cap).clamp(max=1)
+        groups = block_groups(layout, updates.present, None)
+        out = updates.summed([(a, b, w if members is None else w * members) for a, b, members in groups])
+        purpose = ("noise",) if self.number is None else ("noise", self.number)
+        out += self.noise * self.clip * ctx.hidden(*purpose).normal(layout.d).to(out)
+        for block, s in zip(layout.blocks, layout.slices, strict=True):
+            task = None if updates.present is None else block.task
+            out[s] /= self.share * ctx.trainers(task, max(len(updates), 1))
+        return updates.reduced(out), state
+
+
+SIZES = 0.1
+"""The part of a round's privacy that sizes of clusters take: noise z is worth 1/z^2, and such parts add up."""
+
+
+@dataclass(frozen=True)
+class PrivateClusters(ChosenClusters):
+    """`ChosenClusters` whose models are moved by private means, of at least `least` clients by what is known of sizes.
+
+    s_j = #{k: j_k = j} + z / sqrt(0.1) g_j;  u_j = (sum_k counted in j of clipped rows + z / sqrt(0.9) clip g) / m_j.
+
+    A client counts in one size and one sum, by at most 1 and `clip`, so both together cost what one `PrivateMean` of
+    noise z costs (composition in Gaussian differential privacy: Dong, Roth, Su, JRSS B 2022). Where s_j < `least`,
+    clients of clusters with more are lent, each by a draw of its own whose probability follows from the sizes alone: a
+    client more or less moves no other one. m_j is the size that is then expected, at least `least`: the least size
+    holds for the divisor, and in the mean for the clients. Rows are clipped here, relative to the model that their
+    client chose.
+    """
+
+    stage: PrivateMean = PrivateMean(1.0, 1.0)
+
+    @cached_property
+    def traits(self) -> Traits:
+        return replace(super().traits, least=max(self.least, 1))
+
+    def movers(self, clients: Sequence[str], chosen: Sequence[int], ctx: Ctx) -> Sequence[tuple[list[int], Stage]]:
+        """For each model the rows that move it, and a private mean of its own."""
+        least, z = self.traits.least, self.stage.noise
+        drawn = ctx.hidden("sizes").normal(self.count, torch.float64)
+        found = torch.bincount(torch.tensor([j for j in chosen if j < self.count]).long(), minlength=self.count)
+        sizes = (found + z / math.sqrt(SIZES) * drawn).clamp(min=0)
+        lack, spare = (least - sizes).clamp(min=0), (sizes - least).clamp(min=0)
+        lent = spare * min(1.0, float(lack.sum() / spare.sum().clamp(min=1e-9)))
+        got = lack * float(lent.sum() / lack.sum().clamp(min=1e-9))
+        counted = list(chosen)
+        for i, (client, j) in enumerate(zip(clients, chosen, strict=True)):
+            goes, where = ctx.hidden("lent", client).uniform(2).tolist()
+            if j < self.count and goes * float(sizes[j]) < float(lent[j]):
+                counted[i] = int((got.cumsum(0) <= where * float(got.sum())).sum())
+        expected = (sizes - lent + got).clamp(min=least) / ctx.trainers(None, max(len(clients), 1))
+        own = replace(self.stage, noise=z / math.sqrt(1 - SIZES))
+        return [
+            ([i for i, mine in enumerate(counted) if mine == j], replace(own, share=float(expected[j]), number=j))
+            for j in range(self.count)
+        ]

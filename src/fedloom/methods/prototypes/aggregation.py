@@ -1,0 +1,225 @@
+"""Global class prototypes at the server, from those that clients send beside their updates; X passes as it is.
+
+They arrive as the extras `prototypes` (M_k x F) and `prototype_labels` (M_k x 3: task, class, examples). Under the same
+names, with (task, class) as labels, they are broadcast to every client alike. A class that no client has in a round
+keeps its prototypes. Tasks are kept apart; `fedloom.methods.prototypes.rules` is the clients' part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from fedloom.core.context import Broadcast, Ctx, State, derive_seed
+from fedloom.core.foreign import Array, Sender
+from fedloom.core.layout import Layout
+from fedloom.core.stage import Identity, Traits
+from fedloom.core.updates import Updates
+from fedloom.methods.prototypes.maths import (
+    PrototypeGenerator,
+    Prototypes,
+    aggregated,
+    cluster_prototypes,
+    moved_anchors,
+    random_anchors,
+    trained_generator,
+)
+
+
+@dataclass(frozen=True)
+class ClassLabels:
+    """What prototype labels must be where they come from a node: (points x 3) of whole numbers, task by task.
+
+    In the order of tasks; of each of the sender's own there are all classes in their order, or none.
+    """
+
+    def read(self, value: Any, sender: Sender) -> Tensor:
+        labels = Array(("points", 3), torch.int64, 0, 1 << 53).read(value, sender)
+        tasks = labels[:, 0].unique().tolist()
+        if labels[:, :2].tolist() != [[task, c] for task in tasks for c in range(sender.classes.get(task, 0))]:
+            raise ValueError("expected the classes of the sender's own tasks")
+        return labels
+
+
+def by_task(updates: Updates) -> dict[str, list[Prototypes]]:
+    """The clients' prototypes of each task, by its number as text; rows with nan or inf count as unknown."""
+    found: dict[int, list[Prototypes]] = {}
+    for points, labels in zip(updates.extra["prototypes"], updates.extra["prototype_labels"], strict=True):
+        for task in labels[:, 0].unique().tolist():
+            mine = labels[:, 0] == task
+            means, counts = points[mine], labels[mine, 2].double()
+            real = torch.isfinite(means).all(1)
+            found.setdefault(task, []).append(Prototypes(means.where(real[:, None], 0), counts.where(real, 0)))
+    return {str(task): found[task] for task in sorted(found)}
+
+
+class KeepsPrototypes(Identity):
+    """What these stages have in common. State: task -> the result of `update`; `points` is what is broadcast of it."""
+
+    traits = Traits(
+        "mix",
+        reads={"X", "extra:prototype_labels", "extra:prototypes"},
+        writes=frozenset(),
+        broadcasts={"broadcast:prototype_labels", "broadcast:prototypes"},
+        separable=True,
+        presence="block",
+        extras={"prototypes": Array(("points", "features")), "prototype_labels": ClassLabels()},
+    )
+
+    def update(self, before: State | None, prototypes: Sequence[Prototypes], task: str, ctx: Ctx) -> State:
+        """A task's new state from the clients' prototypes of the round."""
+        raise NotImplementedError
+
+    def points(self, state: State) -> tuple[Tensor, Tensor]:
+        """A task's global prototypes (M x F) and their classes (M)."""
+        raise NotImplementedError
+
+    def init(self, layout: Layout) -> State:
+        """Nothing yet."""
+        return {"tasks": {}}
+
+    def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
+        """All prototypes; nothing before there are any."""
+        if not state["tasks"]:
+            return super().broadcast(state, clients, models)
+        points, labels = [], []
+        for task, kept in state["tasks"].items():
+            of_task, classes = self.points(kept)
+            points.append(of_task)
+            labels.append(torch.stack([torch.full_like(classes, int(task)), classes], 1))
+        every = {"prototypes": torch.cat(points), "prototype_labels": torch.cat(labels)}
+        return {client: dict(every) for client in clients}
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        tasks = dict(state["tasks"])
+        for task, prototypes in by_task(updates).items():
+            tasks[task] = self.update(tasks.get(task), prototypes, task, ctx)
+        return updates, {"tasks": dict(sorted(tasks.items(), key=lambda item: int(item[0])))}
+
+
+def _latest(before: State | None, now: Prototypes) -> Prototypes:
+    """The new prototype of each class that has one, else the previous one."""
+    if before is None:
+        return now
+    means = torch.where(now.known[:, None], now.means, before["means"])
+    return Prototypes(means, torch.where(now.known, now.counts, before["counts"]))
+
+
+@dataclass(frozen=True)
+class MeanPrototypes(KeepsPrototypes):
+    """One prototype a class: the mean of the clients' (FedProto), by `counts` of examples or all `clients` alike."""
+
+    by: Literal["counts", "clients"] = "counts"
+
+    def __post_init__(self) -> None:
+        if self.by not in ("counts", "clients"):
+            raise ValueError(f"MeanPrototypes: by must be 'counts' or 'clients', found {self.by!r}")
+
+    def update(self, before: State | None, prototypes: Sequence[Prototypes], task: str, ctx: Ctx) -> State:
+        """Means and counts of all classes."""
+        new = _latest(before, aggregated(prototypes, self.by))
+        return {"means": new.means, "counts": new.counts}
+
+    def points(self, state: State) -> tuple[Tensor, Tensor]:
+        """Prototypes of the classes that some client had."""
+        known = state["counts"] > 0
+        return state["means"][known], known.nonzero()[:, 0]
+
+
+@dataclass(frozen=True)
+class ClusteredPrototypes(KeepsPrototypes):
+    """Several prototypes a class: the means of FINCH's clusters of the clients' (FPL, `cluster_prototypes`)."""
+
+    partition: Literal["first", "last"] = "last"
+
+    def __post_init__(self) -> None:
+        if self.partition not in ("first", "last"):
+            raise ValueError(f"ClusteredPrototypes: partition must be 'first' or 'last', found {self.partition!r}")
+
+    def update(self, before: State | None, prototypes: Sequence[Prototypes], task: str, ctx: Ctx) -> State:
+        """Clusters of all classes, in the order of classes."""
+        new = cluster_prototypes(prototypes, self.partition)
+        if before is None:
+            return {"points": new.points, "labels": new.labels}
+        gone = ~torch.isin(before["labels"], new.labels)
+        labels, order = torch.cat([new.labels, before["labels"][gone]]).sort(stable=True)
+        return {"points": torch.cat([new.points, before["points"][gone]])[order], "labels": labels}
+
+    def points(self, state: State) -> tuple[Tensor, Tensor]:
+        """All clusters."""
+        return state["points"], state["labels"]
+
+
+@dataclass(frozen=True)
+class TrainedPrototypes(KeepsPrototypes):
+    """One prototype a class from a generator that is trained on the clients' (FedTGP, `trained_generator`).
+
+    The generator and its batches are drawn from the run's seed. Only classes that some client had so far are broadcast.
+    """
+
+    epochs: int = 100
+    lr: float = 0.01
+    batch_size: int = 10
+    limit: float = 100.0
+
+    def __post_init__(self) -> None:
+        if self.epochs < 0 or self.batch_size < 1 or not self.lr > 0 or not 0 <= self.limit < math.inf:
+            raise ValueError(f"expected epochs and limit of at least 0, lr above 0, batch_size above 0; found {self!r}")
+
+    def update(self, before: State | None, prototypes: Sequence[Prototypes], task: str, ctx: Ctx) -> State:
+        """The generator's parameters, and which classes are known."""
+        classes, width = prototypes[0].means.shape
+        generator = PrototypeGenerator(classes, width, derive_seed(ctx.seed, "fedtgp", task))
+        known = torch.stack([p.known for p in prototypes]).any(0)
+        if before is not None:
+            generator.load_state_dict(before["generator"])
+            known = known | before["known"]
+        seed = derive_seed(ctx.seed, ctx.round, "fedtgp", task)
+        generator = trained_generator(
+            generator.to(prototypes[0].means),
+            prototypes,
+            epochs=self.epochs,
+            lr=self.lr,
+            batch_size=self.batch_size,
+            limit=self.limit,
+            seed=seed,
+        )
+        parameters = {name: p.detach().clone() for name, p in generator.named_parameters()}
+        with torch.no_grad():
+            return {"generator": parameters, "known": known, "points": generator()}
+
+    def points(self, state: State) -> tuple[Tensor, Tensor]:
+        """What the generator gives for the known classes."""
+        return state["points"][state["known"]], state["known"].nonzero()[:, 0]
+
+
+@dataclass(frozen=True)
+class MovingAnchors(KeepsPrototypes):
+    """One anchor a class, random at first, that slowly follows the clients' prototypes (FedSA, `moved_anchors`).
+
+    The first anchors are drawn from the run's seed, once the first prototypes show their number and width. The anchors
+    of all classes are broadcast.
+    """
+
+    momentum: float = 0.9999
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum <= 1:
+            raise ValueError(f"momentum: expected a number from 0 to 1, found {self.momentum}")
+
+    def update(self, before: State | None, prototypes: Sequence[Prototypes], task: str, ctx: Ctx) -> State:
+        """The anchors of all classes."""
+        like = prototypes[0].means
+        if before is None:
+            classes, width = like.shape
+            before = {"anchors": random_anchors(classes, width, derive_seed(ctx.seed, "fedsa", task)).to(like)}
+        return {"anchors": moved_anchors(before["anchors"], prototypes, self.momentum)}
+
+    def points(self, state: State) -> tuple[Tensor, Tensor]:
+        """All anchors."""
+        return state["anchors"], torch.arange(len(state["anchors"]))

@@ -1,0 +1,354 @@
+"""Rules that a few hostile rows cannot own, as coefficients of the rows: all from their Gram matrix (K x K, float64).
+
+Nothing depends on the scale of the rows, and no row of any finite size turns another's coefficient into nan.
+
+Rules for rows some of which may be hostile: each row becomes what its group says, before the method's own mean.
+
+A group is the rows of clients that hold the same tasks. Among rows of several tasks such a rule takes the smaller task
+for the attack: of 6 rows of one task and 2 of another, all honest, Multi-Krum (f = 2) keeps only the 6."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedloom.core.context import Ctx, State
+from fedloom.core.gram import gram
+from fedloom.core.mean import problems
+from fedloom.core.stage import Stage, Traits
+from fedloom.core.updates import Updates
+
+
+def squared_distances(G: Tensor) -> Tensor:
+    """|X_i - X_j|^2 (K x K)."""
+    size = G.diagonal()
+    return (size[:, None] + size[None, :] - 2 * G).clamp(min=0)
+
+
+def krum_order(G: Tensor, f: int) -> Tensor:
+    """Positions of the rows (K), the one with the least sum of squared distances to its K - f nearest rows, itself
+    among them, first; ties by position."""
+    scores = squared_distances(G).sort(dim=1).values[:, : len(G) - f].sum(1)
+    return scores.argsort(stable=True)
+
+
+def nearest(G: Tensor, count: int) -> Tensor:
+    """Positions of the `count` rows that are nearest to each row (K x count), itself first; ties by position."""
+    D = squared_distances(G)
+    D.fill_diagonal_(-1.0)
+    return D.argsort(dim=1, stable=True)[:, :count]
+
+
+def distances_to(G: Tensor, c: Tensor) -> Tensor:
+    """|X_i - sum_j c_j X_j| (K)."""
+    inner = G @ c
+    return (G.diagonal() - 2 * inner + c @ inner).clamp(min=0).sqrt()
+
+
+def geometric_median(G: Tensor, iterations: int = 100) -> Tensor:
+    """c (K, sums to 1) such that sum_i |X_i - sum_j c_j X_j| is least, by the smoothed Weiszfeld algorithm.
+
+    c_i <- (1 / max(nu, |X_i - v|)) / sum with nu a millionth of the smallest distance between two different rows. It
+    begins with the rows weighted by the inverse of their median distance to all, for from the mean it would need a step
+    for every power of two by which some rows are too large; and ends where no coefficient moves by more than 1e-12.
+    """
+    D = squared_distances(G).sqrt()
+    if not bool((D > 0).any()):
+        return torch.full((len(G),), 1 / len(G), dtype=G.dtype)
+    nu = 1e-6 * float(D[D > 0].min())
+    c = 1 / D.median(dim=1).values.clamp(min=nu)
+    c = c / c.sum()
+    for _ in range(iterations):
+        before, c = c, 1 / distances_to(G, c).clamp(min=nu)
+        c = c / c.sum()
+        if float((c - before).abs().max()) <= 1e-12:
+            break
+    return c
+
+
+def clipping(sizes: Tensor, limit: float | None) -> Tensor:
+    """Factors (K) that bring sizes above `limit`, None for their lower median, down to it."""
+    bound = sizes.median() if limit is None else torch.tensor(limit, dtype=sizes.dtype)
+    return torch.where(sizes > bound, bound / sizes, 1.0)
+
+
+def centred_clip(G: Tensor, limit: float | None, iterations: int, start: int | None) -> Tensor:
+    """c (K) of v after v <- v + mean_i (X_i - v) min(1, limit / |X_i - v|), from row `start`, None for v = 0.
+
+    Without a limit each step uses the lower median of the distances |X_i - v|.
+    """
+    c = torch.zeros(len(G), dtype=G.dtype)
+    if start is not None:
+        c[start] = 1.0
+    for _ in range(iterations):
+        factors = clipping(distances_to(G, c), limit)
+        c = c * (1 - factors.mean()) + factors / len(G)
+    return c
+
+
+def in_order(X: Tensor) -> Tensor:
+    """Each column's values in ascending order (K x columns), nan as if it were inf.
+
+    Rows are compared two at a time, as Batcher's odd-even merge sort says (AFIPS 1968): for some thousand columns,
+    which stay in a cache, this is several times as fast as sorting column by column.
+    """
+    rows = list(torch.where(X.isnan(), torch.inf, X).unbind(0))
+    spare = torch.empty_like(X[0])
+    for low, high in _comparisons(len(rows)):
+        torch.minimum(rows[low], rows[high], out=spare)
+        torch.maximum(rows[low], rows[high], out=rows[high])
+        rows[low], spare = spare, rows[low]
+    return torch.stack(rows)
+
+
+def _comparisons(count: int) -> Iterator[tuple[int, int]]:
+    """The pairs of positions that are put in order, one after another, to sort any `count` values."""
+    merged = 1
+    while merged < count:
+        apart = merged
+        while apart:
+            for first in range(apart % merged, count - apart, 2 * apart):
+                for i in range(first, first + min(apart, count - first - apart)):
+                    if i // (2 * merged) == (i + apart) // (2 * merged):
+                        yield i, i + apart
+            apart //= 2
+        merged *= 2
+
+
+_COLUMNS = 1 << 14  # that are sorted at a time
+Problem = tuple[list[slice], Tensor]
+"""Columns, and the positions of the rows of one group that have them."""
+
+
+@dataclass(frozen=True)
+class Robust(Stage):
+    """What robust rules share: rows that hold the same tasks (or `within` "all" rows) are a group of their own.
+
+    `f` is how many rows of a group may be hostile, None for as many as a majority bears, (K - 1) // 2. Rows that have
+    different blocks of the model are compared in those that they share. A group, or a block that only some rows of a
+    group have, with fewer than 2 f + 1 rows (3 without f) gets no update, which is logged. Weights play no part within
+    a group. `extra:tasks` are the tasks of a row's client; without it all rows are one group.
+    """
+
+    f: int | None = None
+    within: Literal["tasks", "all"] = "tasks"
+
+    def __post_init__(self) -> None:
+        if self.f is not None and self.f < 0:
+            raise ValueError(f"{self!r}: expected f of at least 0")
+        if self.within not in ("tasks", "all"):
+            raise ValueError(f"{self!r}: expected within 'tasks' or 'all'")
+
+    @property
+    def robust(self) -> bool:
+        """Whether one row may be hostile."""
+        return self.f != 0
+
+    @property
+    def least(self) -> int:
+        """The fewest rows of a group."""
+        return 3 if self.f is None else 2 * self.f + 1
+
+    def unfit(self, rows: Updates | None) -> Iterator[str]:
+        """Groups that would never have enough rows, and peers, which hear too few."""
+        if rows is None:
+            yield (
+                f"{self!r} chooses among the rows of a group, of which a peer hears too few to outvote a liar; at "
+                "peers there are clip and centred-clip, around the peer's own row"
+            )
+            return
+        for columns, members in self._problems(rows):
+            if len(members) < self.least:
+                clients = ", ".join(rows.rows[i][0] for i in members.tolist())
+                block = rows.layout.names[[s.start for s in rows.layout.slices].index(columns[0].start)]
+                yield (
+                    f"{self!r} needs at least {self.least} rows in a group, but {block} has "
+                    f"{len(members)} ({clients}); a group is the clients that hold the same tasks, or with "
+                    "within: all those that have the block; more clients or a smaller f would do"
+                )
+
+    def _problems(self, updates: Updates, together: bool = False) -> Iterator[Problem]:
+        told = updates.extra.get("tasks") if self.within == "tasks" and not together else None
+        names = [""] * len(updates) if told is None else [str(tasks) for tasks in told]
+        for name in sorted(set(names)):
+            group = torch.tensor([i for i, other in enumerate(names) if other == name])
+            present = None if updates.present is None else updates.present[group]
+            found = problems(updates.layout, present, len(group))
+            yield from ((columns, group[rows]) for columns, rows in found if len(rows))
+
+    def _fit(self, updates: Updates, ctx: Ctx) -> tuple[list[Problem], bool]:
+        """(the problems with enough rows, whether no row is in two problems). Of problems without is told."""
+        fit, all_ = [], list(self._problems(updates, together=ctx.peer is not None))
+        once = sum(len(members) for _, members in all_) <= len(updates)
+        for columns, members in all_:
+            if ctx.peer is not None or len(members) >= self.least:
+                fit.append((columns, members))
+                continue
+            clients = ", ".join(updates.rows[i][0] for i in members.tolist())
+            why = f"{len(members)} rows found, expected at least {self.least}"
+            ctx.log("no update", {"rule": type(self).__name__, "clients": clients, "why": why})
+        return fit, once
+
+    def _bears(self, k: int) -> int:
+        """f among k rows."""
+        return (k - 1) // 2 if self.f is None else self.f
+
+
+class ByGram(Robust):
+    """Rules that look at inner products only: new rows are combinations of a group's rows."""
+
+    @cached_property
+    def traits(self) -> Traits:
+        wants = {"extra:tasks"} if self.within == "tasks" else set()
+        return Traits("mix", wants=wants, separable=True, presence="row")
+
+    def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
+        """W (K x K) for the Gram matrix of a group. `own` is the peer's own row, which it trusts; None at a server."""
+        raise NotImplementedError
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        fit, once = self._fit(updates, ctx)
+        if not len(updates):
+            return updates, state
+        whole = gram(updates) if once else None
+        W = torch.zeros(len(updates), len(updates), dtype=torch.float64)
+        X = None if once else updates.empty(len(updates)).zero_()
+        for columns, members in fit:
+            group = [updates.rows[i][0] for i in members.tolist()]
+            own = group.index(ctx.peer) if ctx.peer in group else None
+            G = (gram(updates, columns) if whole is None else whole)[members][:, members]
+            mixing = self.mixing(G, self._bears(len(group)), own)
+            if X is None:
+                W[members[:, None], members] = mixing
+                continue
+            for s in columns:
+                X[members, s] = mixing.to(X) @ updates.X[members, s]
+        return (updates.mixed(W) if X is None else updates.replace(X=X)), state
+
+
+class AroundOwn(ByGram):
+    """Rules that at a peer need no majority, because they keep to the peer's own row; there all rows are one group."""
+
+    def unfit(self, rows: Updates | None) -> Iterator[str]:
+        """As others at a server; at a peer it works among any number of rows."""
+        return iter(()) if rows is None else super().unfit(rows)
+
+
+@dataclass(frozen=True)
+class Krum(ByGram):
+    """Every row becomes the one that is nearest to its K - f nearest rows (Blanchard et al., NeurIPS 2017)."""
+
+    def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
+        W = torch.zeros_like(G)
+        W[:, krum_order(G, f)[0]] = 1.0
+        return W
+
+
+@dataclass(frozen=True)
+class MultiKrum(ByGram):
+    """Every row becomes the mean of the K - f rows with the best scores of Krum (Blanchard et al., NeurIPS 2017)."""
+
+    def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
+        W = torch.zeros_like(G)
+        W[:, krum_order(G, f)[: len(G) - f]] = 1 / (len(G) - f)
+        return W
+
+
+@dataclass(frozen=True)
+class NearestMix(ByGram):
+    """Every row becomes the mean of its K - f nearest rows, itself among them (NNM: Allouah et al., AISTATS 2023)."""
+
+    @property
+    def robust(self) -> bool:
+        """No: a hostile row stays a part of its own mean."""
+        return False
+
+    def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
+        return torch.zeros_like(G).scatter_(1, nearest(G, len(G) - f), 1 / (len(G) - f))
+
+
+@dataclass(frozen=True)
+class GeometricMedian(ByGram):
+    """Every row becomes the group's geometric median (RFA: Pillutla et al., IEEE TSP 2022)."""
+
+    def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
+        return geometric_median(G).expand(len(G), -1)
+
+
+@dataclass(frozen=True)
+class CentredClip(AroundOwn):
+    """Every row becomes v: v <- v + mean_i (X_i - v) min(1, limit / |X_i - v|), `steps` times (Karimireddy et al.).
+
+    v begins at zero, at a peer at its own row. Without `limit` it is the median of the distances |X_i - v|.
+    """
+
+    limit: float | None = None
+    steps: int = 5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps < 1 or not (self.limit is None or self.limit > 0):
+            raise ValueError(f"{self!r}: expected steps of at least 1 and a limit above 0")
+
+    def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
+        return centred_clip(G, self.limit, self.steps, own).expand(len(G), -1)
+
+
+@dataclass(frozen=True)
+class ClipNorms(AroundOwn):
+    """Rows longer than the group's median row are shortened to it.
+
+    At a peer the differences to its own row are, instead of the rows (ClippedGossip: He et al., 2022).
+    """
+
+    def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
+        centre = torch.zeros(len(G), dtype=G.dtype)
+        if own is not None:
+            centre[own] = 1.0
+        factors = clipping(distances_to(G, centre), None)
+        return torch.diag(factors) + (1 - factors)[:, None] * centre
+
+
+class ByCoordinate(Robust):
+    """Rules that look at each column alone: all rows of a group become the same vector."""
+
+    @cached_property
+    def traits(self) -> Traits:
+        wants = {"extra:tasks"} if self.within == "tasks" else set()
+        return Traits("matrix", wants=wants, separable=True, presence="block")
+
+    def combined(self, ordered: Tensor, f: int) -> Tensor:
+        """One value a column, from a column's values in ascending order (K x columns)."""
+        raise NotImplementedError
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        X = updates.empty(len(updates)).zero_()
+        for columns, members in self._fit(updates, ctx)[0]:
+            f = self._bears(len(members))
+            for s in columns:
+                for a in range(s.start, s.stop, _COLUMNS):
+                    part = slice(a, min(a + _COLUMNS, s.stop))
+                    X[members, part] = self.combined(in_order(updates.X[members, part]), f)
+        return updates.replace(X=X), state
+
+
+@dataclass(frozen=True)
+class TrimmedMean(ByCoordinate):
+    """Each coordinate is the mean without its f smallest and f largest values (Yin et al., ICML 2018)."""
+
+    def combined(self, ordered: Tensor, f: int) -> Tensor:
+        return ordered[f : len(ordered) - f].mean(0)
+
+
+@dataclass(frozen=True)
+class Median(ByCoordinate):
+    """Each coordinate is the median, of an even number of rows the mean of the middle two (Yin et al., ICML 2018)."""
+
+    def combined(self, ordered: Tensor, f: int) -> Tensor:
+        k = len(ordered)
+        return ordered[(k - 1) // 2 : k // 2 + 1].mean(0)

@@ -1,0 +1,1 @@
+"""What is predicted: the losses, heads and metrics of one task."""

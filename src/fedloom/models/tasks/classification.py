@@ -1,0 +1,130 @@
+"""One label per example: cross entropy, accuracy and macro-F1, and for two classes the area under the ROC curve."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from fedloom.core.errors import DataError
+from fedloom.core.machine import need_memory
+from fedloom.models.tasks.task import Direction, Metric, Task
+
+
+class ConfusionMetric(Metric):
+    """Accuracy and macro-F1 from a confusion matrix (truth x prediction) that grows batch by batch."""
+
+    def __init__(self, task: str, classes: int) -> None:
+        self.task = task
+        self.matrix = torch.zeros(classes, classes, dtype=torch.int64)
+
+    def update(self, output: Tensor, target: Tensor) -> None:
+        """Take logits (B x C) and labels (B, -1 = unlabelled). A label of C or more is a DataError."""
+        classes = len(self.matrix)
+        valid = target >= 0
+        pairs = (target[valid] * classes + output.argmax(1)[valid]).cpu()
+        if len(pairs) and int(pairs.max()) >= classes * classes:
+            raise DataError(f"task {self.task!r}: expected labels below {classes}, found {int(target.max())}")
+        self.matrix += torch.bincount(pairs, minlength=classes * classes).view(classes, classes)
+
+    @property
+    def confusion(self) -> Tensor:
+        """The matrix."""
+        return self.matrix
+
+    def compute(self) -> dict[str, float]:
+        """Accuracy, and the mean F1 of the classes that occur in truth or prediction (as scikit-learn's)."""
+        seen = int(self.matrix.sum())
+        if not seen:
+            return {"accuracy": float("nan"), "macro_f1": float("nan")}
+        hits = self.matrix.diagonal().double()
+        either = (self.matrix.sum(0) + self.matrix.sum(1)).double()  # 2 tp + fp + fn
+        occurs = either > 0
+        f1 = 2 * hits[occurs] / either[occurs]
+        return {"accuracy": float(hits.sum()) / seen, "macro_f1": float(f1.mean())}
+
+
+@dataclass(frozen=True)
+class Classification(Task):
+    """A task with one class per example. Labels are int64 in 0..channels-1; -1 means unlabelled."""
+
+    kind: ClassVar[str] = "classification"
+    masks: ClassVar[bool] = True
+    metrics: ClassVar[Mapping[str, Direction]] = {"accuracy": "max", "macro_f1": "max"}
+    primary: ClassVar[str] = "accuracy"
+
+    def __post_init__(self) -> None:
+        need_memory(8 * self.channels**2, f"task {self.name!r}: the confusion matrix of {self.channels} classes")
+
+    def head(self, features: int) -> nn.Module:
+        """A linear layer from the features to one logit per class."""
+        return nn.Linear(features, self.channels)
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Cross entropy of logits (B x C) and labels (B), averaged over the labelled examples."""
+        total = cross_entropy(output, target, ignore_index=-1, reduction="sum")
+        # A mean over no label would be 0/0; the sum over none is zero and keeps its gradient path.
+        return total / (target >= 0).sum().clamp(min=1)
+
+    def metric(self) -> ConfusionMetric:
+        """A new confusion matrix."""
+        return ConfusionMetric(self.name, self.channels)
+
+    def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Examples of each class (C), and labelled ones (1)."""
+        counts = torch.bincount(target[target >= 0], minlength=self.channels).double()
+        return counts, counts.sum(0, keepdim=True)
+
+    def constant(self, mean: Tensor) -> Tensor:
+        """Logarithms of the classes' shares."""
+        return log_share(mean)
+
+
+def log_share(p: Tensor) -> Tensor:
+    """Its logarithm; shares below a millionth count as one."""
+    return p.clamp(min=1e-6).log()
+
+
+class RankMetric(ConfusionMetric):
+    """Also the area under the ROC curve (AUC) of class 1 against class 0; keeps one number an example."""
+
+    def __init__(self, task: str) -> None:
+        super().__init__(task, 2)
+        self.scores: list[Tensor] = []
+        self.truth: list[Tensor] = []
+
+    def update(self, output: Tensor, target: Tensor) -> None:
+        """Take logits (B x 2) and labels (B, 0 or 1, -1 = unlabelled)."""
+        super().update(output, target)
+        valid = target >= 0
+        self.scores.append((output[valid, 1] - output[valid, 0]).detach().cpu().double())
+        self.truth.append(target[valid].cpu() == 1)
+
+    def compute(self) -> dict[str, float]:
+        """`auc`: how often a positive example scores above a negative one, a tie counting half (Mann and Whitney).
+
+        nan where only one class occurs. Accuracy and macro-F1 come with it.
+        """
+        scores, truth = (torch.cat(parts) if parts else torch.zeros(0) for parts in (self.scores, self.truth))
+        positive, negative = scores[truth.bool()], scores[~truth.bool()].sort().values
+        above = torch.searchsorted(negative, positive) + torch.searchsorted(negative, positive, right=True)
+        pairs = 2 * len(positive) * len(negative)
+        return {"auc": int(above.sum()) / pairs if pairs else float("nan"), **super().compute()}
+
+
+@dataclass(frozen=True)
+class BinaryClassification(Classification):
+    """A task with two classes whose examples are ranked, as where positives are rare: its own metric is the AUC."""
+
+    channels: int = 2
+
+    metrics: ClassVar[Mapping[str, Direction]] = {"auc": "max", **Classification.metrics}
+    primary: ClassVar[str] = "auc"
+
+    def metric(self) -> RankMetric:
+        """New scores and a new confusion matrix."""
+        return RankMetric(self.name)

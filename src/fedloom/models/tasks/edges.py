@@ -1,0 +1,245 @@
+"""odsF: how well predicted boundaries agree with true ones, when a pixel may be a little off.
+
+The protocol is that of the Berkeley benchmark (Martin, Fowlkes and Malik, 2004) with the non-maximum suppression of
+Dollar and Zitnick (Structured Forests, 2013), written from their descriptions with numpy and scipy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from copy import copy
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedloom.core.extras import need
+from fedloom.models.tasks import labels as read
+from fedloom.models.tasks.metrics import Measure, best_f, levels, probability
+
+Bools = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class OdsF(Measure):
+    """The best F over thresholds, with hits, predictions and true edge pixels pooled over images per threshold.
+
+    Per image: pixels whose probability is not the largest across their edge are dropped, once; at every threshold
+    what is left is thinned to lines and matched one-to-one with the thinned truth, as many pairs as can be, none
+    further apart than `max_dist` times the diagonal (0.0075 for PASCAL-Context, 0.011 for NYUD). Truth is thinned
+    as predictions are, so that a perfect map scores 1 also where labels are wider than a pixel.
+    The image is the smallest box around the pixels that have a label, so padding with 255 changes nothing.
+    `thresholds`: their number, at equal steps between 0 and 1; the benchmark has 99. Needs scipy.
+    """
+
+    kind = "odsf"
+    costly = True
+
+    def __init__(self, max_dist: float = 0.0075, thresholds: int = 99) -> None:
+        if not max_dist > 0:
+            raise ValueError(f"max_dist is above 0, not {max_dist}")
+        need("scipy.ndimage", "data")
+        self.max_dist = max_dist
+        self.levels = levels(thresholds).numpy()
+        self.hits = torch.zeros(thresholds, dtype=torch.int64)
+        self.predicted = torch.zeros(thresholds, dtype=torch.int64)
+        self.actual = 0
+        self.seen = False
+
+    def update(self, pred: Tensor, target: Tensor) -> None:
+        """Take logits B x 1 x H x W and labels; those from 0.5 up are edges."""
+        y, valid = read.binary(target.cpu(), pred)
+        for one, truth, known in zip(probability(pred).numpy(), (y >= 0.5).numpy(), valid.numpy(), strict=True):
+            if known.any():
+                box = np.ix_(*(slice_of(known.any(axis)) for axis in (1, 0)))
+                self._add(one[box], truth[box], known[box])
+
+    def _add(self, soft: Floats, truth: Bools, known: Bools) -> None:
+        """Count one image, all H x W."""
+        radius = self.max_dist * math.hypot(*truth.shape)
+        line = thin((truth & known)[None])[0]
+        crests = np.where(known, suppress(soft), 0.0)
+        reached = np.searchsorted(self.levels, crests, side="right")
+        # Thresholds between two values that occur give one set: the largest set first, and an empty one at the end.
+        values = np.unique(np.append(reached, len(self.levels) + 1))
+        values = values[values > 0]
+        thinned = thin(reached >= values[:, None, None])
+        which = np.searchsorted(values, np.arange(len(self.levels)), side="right")
+        self.hits += torch.from_numpy(pairs(thinned, line, radius)[which])
+        self.predicted += torch.from_numpy(thinned.sum((1, 2))[which])
+        self.actual += int(line.sum())
+        self.seen = True
+
+    def all(self) -> dict[str, float]:
+        """`odsf`; 0 where there are no true edges."""
+        return {"odsf": best_f(self.hits, self.predicted, self.actual, 1.0) if self.seen else math.nan}
+
+
+def slice_of(on: Bools) -> Ints:
+    """The positions from the first to the last that is on."""
+    places = np.flatnonzero(on)
+    return np.arange(places[0], places[-1] + 1)
+
+
+def suppress(soft: Floats) -> Floats:
+    """Zero where the map (H x W) is larger one pixel further across the edge, by more than 1 %.
+
+    Across is the direction in which the map, smoothed with a Gaussian of 2 pixels, is curved the most: downwards on a
+    crest, upwards beside it. Equal neighbours stay, as thinning deals with them.
+    """
+    ndimage = need("scipy.ndimage", "data")
+    xx, xy, yy = (ndimage.gaussian_filter(soft, 2.0, order, mode="nearest") for order in ((0, 2), (1, 1), (2, 0)))
+    across = 0.5 * np.arctan2(2 * xy, xx - yy) + np.where(xx + yy < 0, np.pi / 2, 0)
+    y, x = np.indices(soft.shape)
+    dy, dx = np.sin(across), np.cos(across)
+    sides = [ndimage.map_coordinates(soft, (y + s * dy, x + s * dx), order=1, mode="nearest") for s in (1, -1)]
+    found: Floats = np.where(soft * 1.01 >= np.maximum(*sides), soft, 0.0)
+    return found
+
+
+def thin(maps: Bools) -> Bools:
+    """Each map of N x H x W reduced to lines of one pixel, with the same connected parts and holes.
+
+    Up to 64 maps are thinned at once, each in a bit of its own of one number a pixel.
+    """
+    height, width = (side + 2 for side in maps.shape[1:])  # a frame of pixels that are off
+    inside = np.flatnonzero(maps.any(0))
+    places = np.flatnonzero(np.pad(maps.any(0), 1))
+    found = np.zeros_like(maps)
+    for first in range(0, len(maps), 64):
+        some = maps[first : first + 64].reshape(-1, maps[0].size)[:, inside]
+        spread = np.zeros((len(inside), 64), dtype=np.bool_)
+        spread[:, : len(some)] = some.T
+        bits = np.zeros(height * width, dtype=np.uint64)
+        bits[places] = np.packbits(spread, axis=1).view(np.uint64)[:, 0]
+        _thin(bits, places, width)
+        left = np.unpackbits(bits[places, None].view(np.uint8), axis=1, count=len(some))
+        found.reshape(len(maps), -1)[first : first + 64, inside] = left.T
+    return found
+
+
+def _thin(bits: NDArray[np.uint64], places: Ints, width: int) -> None:
+    """Thin the maps in the bits of an image with rows of `width` pixels, which are off except at `places`."""
+    around = np.array([1, 1 - width, -width, -width - 1, -1, width - 1, width, width + 1])
+    half, gone = 0, [places, places]
+    while len(gone[0]) or len(gone[1]):
+        # A half has something new to see only next to what went since it was last tried.
+        beside = np.zeros(len(bits), dtype=np.bool_)
+        beside[np.concatenate(gone)[:, None] + around] = True
+        near = np.flatnonzero(beside & (bits != 0))
+        left = bits[near] & ~_removable(bits[near + around[:, None]], half)
+        changed = left != bits[near]
+        gone = [gone[1], near[changed]]
+        bits[near] = left
+        half = 1 - half
+
+
+def _removable(x: NDArray[np.uint64], half: int) -> NDArray[np.uint64]:
+    """In which of 64 maps each of P pixels may go in this half of a thinning pass, by its neighbours x (8 x P).
+
+    The conditions are G1 to G3 of Lam, Lee and Suen (1992), after Guo and Hall (1989). Neighbours are counted from the
+    east against the clock.
+    """
+    east, ne, north, nw, west, sw, south, se = x
+    sides, corners = x[::2], x[1::2]
+    following = np.roll(sides, -1, axis=0)
+    crossings, before, after = ~sides & (corners | following), sides | corners, corners | following
+    one_crossing = np.bitwise_or.reduce(crossings) & ~_two(crossings)
+    two_or_three = _two(before) & _two(after) & ~np.bitwise_and.reduce(before & after)
+    kept = (sw | south | ~nw) & west if half else (ne | north | ~se) & east
+    found: NDArray[np.uint64] = one_crossing & two_or_three & ~kept
+    return found
+
+
+def _two(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The bits that at least two of four numbers have."""
+    a, b, c, d = x
+    found: NDArray[np.uint64] = (a & b) | (c & d) | ((a | b) & (c | d))
+    return found
+
+
+def pairs(maps: Bools, truth: Bools, radius: float) -> Ints:
+    """For each map of N x H x W: the most one-to-one pairs with pixels of `truth` (H x W) within `radius` pixels.
+
+    Right for any maps, and fast where most pixels of a map are in all maps before it too.
+    """
+    reach = int(radius)
+    height, width = (side + 2 * reach for side in truth.shape)
+    inside = maps.any(0)
+    number = np.full((height, width), -1, dtype=np.int32)
+    number[reach : height - reach, reach : width - reach][inside] = np.arange(inside.sum())
+    y, x = np.indices((2 * reach + 1,) * 2) - reach
+    distance = y**2 + x**2
+    nearest = np.argsort(distance, axis=None, kind="stable")[: (distance <= radius**2).sum()]
+    steps = (y * width + x).reshape(-1)[nearest]
+    rows, columns = np.nonzero(truth)
+    found = number.reshape(-1)[(rows + reach) * width + columns + reach + steps[:, None]]
+    step, right = np.nonzero(found >= 0)
+    left = found[step, right]
+    ends = right[np.argsort(left, kind="stable")].tolist()
+    many = np.bincount(left, minlength=inside.sum())
+    cuts = [0, *many[many > 0].cumsum().tolist()]
+    matching = Matching([ends[a:b] for a, b in pairwise(cuts)], len(rows))
+    # A pixel that is in a map and in all before it stays to the end, when maps are taken from the last to the first.
+    on = maps[:, inside][:, many > 0]
+    staying = np.logical_and.accumulate(on)
+    new = staying.copy()
+    new[:-1] &= ~staying[1:]
+    sizes = np.zeros(len(maps), dtype=np.int64)
+    for i in reversed(range(len(maps))):
+        matching.add(np.flatnonzero(new[i]))
+        whole = matching.copy()
+        whole.add(np.flatnonzero(on[i] & ~staying[i]))
+        sizes[i] = whole.size
+    return sizes
+
+
+class Matching:
+    """A largest one-to-one matching between nodes of a left side, added one by one, and those of a right side.
+
+    A left node that finds no partner when it is added never will: all right nodes that it can reach are taken, by left
+    nodes that reach no others (a Hungarian tree; Kuhn, 1955). So each node is tried once, and what a vain search saw is
+    closed for good.
+    """
+
+    def __init__(self, near: Sequence[Sequence[int]], right: int) -> None:
+        """`near`: the neighbours of each left node among the `right` nodes, those to try first in front."""
+        self.near, self.size = near, 0
+        self.partner = [-1] * right
+        self.closed = bytearray(right)
+
+    def copy(self) -> Matching:
+        """The same matching, to be gone on with apart."""
+        other = copy(self)
+        other.partner, other.closed = self.partner.copy(), self.closed.copy()
+        return other
+
+    def add(self, nodes: Ints) -> None:
+        """Add left nodes."""
+        self.size += sum(map(self._placed, nodes.tolist()))
+
+    def _placed(self, node: int) -> bool:
+        """Add one left node, and say whether it found a partner: a free one, or one whose partner finds another."""
+        partner, closed = self.partner, self.closed
+        queue, given_up = [node], [-1]  # left nodes, and the right node that each would give up
+        seen: dict[int, int] = {}  # right node -> the place in the queue of the left node that asks for it
+        for place, left in enumerate(queue):
+            for right in self.near[left]:
+                if closed[right]:
+                    continue
+                if partner[right] >= 0:
+                    closed[right], seen[right] = True, place
+                    queue.append(partner[right])
+                    given_up.append(right)
+                    continue
+                for other in seen:
+                    closed[other] = False
+                while right >= 0:
+                    partner[right], right = queue[place], given_up[place]
+                    place = seen.get(right, -1)
+                return True
+        return False

@@ -1,0 +1,250 @@
+"""A task with a loss and metrics of one's own: functions, or objects of torchmetrics."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedloom.core.errors import DataError, RecipeError
+from fedloom.models.tasks.task import Direction, Metric, Task
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(outputs, labels) of the examples that have a label -> their mean loss, or one loss an example."""
+Scoring = Callable[[Tensor, Tensor], Any]
+"""(outputs, labels) of all examples of a data set -> a number; or an object of torchmetrics."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One metric of one's own and its direction."""
+
+    name: str
+    score: Any
+    direction: Direction
+
+    @staticmethod
+    def of(task: str, name: str, value: Any) -> Measured:
+        """From a function, an object of torchmetrics, or (either, "max" or "min").
+
+        Without a direction a torchmetrics object has its own (`higher_is_better`), and for others more is better.
+        """
+        direction: Any
+        score, direction = value if isinstance(value, tuple | list) and len(value) == 2 else (value, None)
+        if direction is None:
+            direction = "min" if getattr(score, "higher_is_better", None) is False else "max"
+        if not isinstance(name, str) or name == "loss":
+            raise RecipeError(f"task {task!r}, metrics: the name {name!r} found, expected a text other than 'loss'")
+        if not callable(score) or isinstance(score, type) or direction not in ("max", "min"):
+            raise RecipeError(
+                f"task {task!r}, metrics: {name!r} is {value!r}, expected a function of (outputs, labels), an object "
+                "of torchmetrics, or a pair of one of them and 'max' or 'min'"
+            )
+        return Measured(name, score, direction)
+
+
+class OwnMetric(Metric):
+    """The task's usual metrics and those of one's own, over all examples that it is shown."""
+
+    def __init__(self, task: Own) -> None:
+        self.task, self.usual = task, task.base.metric()
+        self.outputs: list[Tensor] = []
+        self.targets: list[Tensor] = []
+        self.objects = {m.name: copy.deepcopy(m.score) for m in task.measured if hasattr(m.score, "compute")}
+        for each in self.objects.values():
+            each.reset()
+
+    def update(self, output: Tensor, target: Tensor) -> None:
+        """Take one batch: torchmetrics objects are updated; for functions outputs and labels are kept."""
+        self.usual.update(output, target)
+        output, target = labelled(output.detach().cpu(), target.cpu())
+        if not len(target):
+            return
+        for name, each in self.objects.items():
+            with self.task.blamed(f"metric {name!r}", output, target):
+                each.update(output, target)
+        self.outputs.append(output)
+        self.targets.append(target)
+
+    def compute(self) -> dict[str, float]:
+        """One's own metrics, then the usual ones; nan where there was no label."""
+        found = dict.fromkeys((m.name for m in self.task.measured), float("nan"))
+        if self.targets:
+            output, target = torch.cat(self.outputs), torch.cat(self.targets)
+            for m in self.task.measured:
+                with self.task.blamed(f"metric {m.name!r}", output, target):
+                    made = self.objects[m.name].compute() if m.name in self.objects else m.score(output, target)
+                    found[m.name] = float(made)
+        return {**self.usual.compute(), **found}
+
+    @property
+    def confusion(self) -> Tensor | None:
+        """As the task's usual metric has it."""
+        return self.usual.confusion
+
+
+def labelled(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The examples of a batch that have a label. Labels that are maps are left as they are."""
+    if target.ndim > 1:
+        return output, target
+    have = ~target.isnan() if target.is_floating_point() else target >= 0
+    return (output, target) if bool(have.all()) else (output[have], target[have])
+
+
+@dataclass(frozen=True)
+class Own(Task):
+    """`base`, but for its loss and some more metrics, of which the first stands for the task."""
+
+    base: Task = field(kw_only=True)
+    own_loss: Loss | None = field(default=None, kw_only=True)
+    measured: tuple[Measured, ...] = field(default=(), kw_only=True)
+
+    @staticmethod
+    def of(base: Task, loss: Any = None, metrics: Mapping[str, Any] | None = None) -> Task:
+        """A task with another loss, or more metrics; itself without both. Raises RecipeError for what is neither."""
+        if loss is None and not metrics:
+            return base
+        if loss is not None and (not callable(loss) or isinstance(loss, type)):
+            raise RecipeError(
+                f"task {base.name!r}, loss: {loss!r} found, expected a function of (outputs, labels) or a module such "
+                "as torch.nn.CrossEntropyLoss()"
+            )
+        if not isinstance(metrics or {}, Mapping):
+            raise RecipeError(f"task {base.name!r}, metrics: {metrics!r} found, expected a mapping of names to metrics")
+        measured = tuple(Measured.of(base.name, name, value) for name, value in (metrics or {}).items())
+        return Own(base.name, base.channels, base.weight, base=base, own_loss=loss, measured=measured)
+
+    def __post_init__(self) -> None:
+        base = replace(self.base, name=self.name, weight=self.weight)
+        object.__setattr__(self, "base", base)
+        object.__setattr__(self, "kind", base.kind)
+        object.__setattr__(self, "dense", base.dense)
+
+    @property
+    def metrics(self) -> Mapping[str, Direction]:
+        """One's own first."""
+        return {**{m.name: m.direction for m in self.measured}, **self.base.metrics}
+
+    @property
+    def primary(self) -> str:
+        """The first metric of one's own, if there is one."""
+        return self.measured[0].name if self.measured else self.base.primary
+
+    @property
+    def known(self) -> Task:
+        """The task without what is one's own."""
+        return self.base
+
+    def on(self, base: Task) -> Task:
+        """The same on another base."""
+        return replace(self, name=base.name, weight=base.weight, base=base)
+
+    def head(self, features: int) -> nn.Module:
+        """As the base's."""
+        return self.base.head(features)
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """One's own loss of the examples that have a label, averaged over them."""
+        if self.own_loss is None:
+            return self.base.loss(output, target)
+        output, target = labelled(output, target)
+        if not len(target):
+            return output.sum() * 0
+        with self.blamed("loss", output, target):
+            loss = self.own_loss(output, target)
+        if not isinstance(loss, Tensor) or loss.ndim > 1 or (loss.ndim == 1 and len(loss) != len(target)):
+            found = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise DataError(
+                f"task {self.name!r}, loss: {found} found, expected a tensor with one number, or with one for each of "
+                f"{len(target)} examples"
+            )
+        # Where nothing is trained, a view of a parameter (a constant answer) still says that it wants a gradient.
+        trained = torch.is_grad_enabled() and output.requires_grad
+        if not loss.is_floating_point() or trained > loss.requires_grad:
+            raise DataError(
+                f"task {self.name!r}, loss: a tensor of {loss.dtype} without a gradient found, expected one that is "
+                "computed from the outputs"
+            )
+        return loss.mean()
+
+    def metric(self) -> Metric:
+        """A new accumulator of both."""
+        return OwnMetric(self) if self.measured else self.base.metric()
+
+    def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
+        """As the base's."""
+        return self.base.sums(target)
+
+    def constant(self, mean: Tensor) -> Tensor:
+        """As the base's."""
+        return self.base.constant(mean)
+
+    @contextmanager
+    def blamed(self, what: str, output: Tensor, target: Tensor) -> Iterator[None]:
+        """Inside, an error is one of a function that a user wrote: say which, and what it was given."""
+        try:
+            yield
+        except DataError:
+            raise
+        except Exception as error:
+            raise DataError(
+                f"task {self.name!r}, {what}: {type(error).__name__}: {error} (called with outputs of shape "
+                f"{tuple(output.shape)} and labels of shape {tuple(target.shape)}, {target.dtype})"
+            ) from error
+
+
+@dataclass(frozen=True)
+class Description:
+    """A task without a name, as `task` makes it."""
+
+    classes: int | None
+    loss: Any
+    metrics: Mapping[str, Any] | None
+    weight: float
+
+    def named(self, name: str) -> Task:
+        """The task of this name."""
+        from fedloom.models.tasks.classification import Classification
+        from fedloom.models.tasks.regression import Regression
+
+        if self.classes is None:
+            base: Task = Regression(name, weight=self.weight)
+        else:
+            base = Classification(name, self.classes, self.weight)
+        return Own.of(base, self.loss, self.metrics)
+
+
+def task(
+    *,
+    classes: int | None = None,
+    loss: Loss | None = None,
+    metrics: Mapping[str, Any] | None = None,
+    weight: float = 1.0,
+) -> Description:
+    """A task for `fl.Federation(tasks={name: task(...)})`: `classes` classes an example, or without it a real number.
+
+    loss      a function of (outputs, labels), or a module such as nn.CrossEntropyLoss(), that gives the mean loss of
+              a batch or one loss an example; by default cross entropy, or the squared error. Outputs are B x classes,
+              or B x 1, in the labels' own unit; labels are B (int64 or float32); examples without a label (-1, or
+              NaN) are left out
+    metrics   name -> a function of (outputs, labels) of all examples at once, or an object of torchmetrics, which is
+              updated over the data set; (either, "min") where less is better. The first one stands for the task in
+              tables; accuracy and macro-F1, or RMSE and R2, are measured too
+    weight    of the task's loss
+
+    Raises RecipeError for a number of classes below 2, a weight below 0, or what is no function.
+    """
+    if classes is not None and (isinstance(classes, bool) or not isinstance(classes, int) or classes < 2):
+        raise RecipeError(
+            f"task: classes={classes!r} found, expected a whole number of at least 2, or none for a real number"
+        )
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
+        raise RecipeError(f"task: weight={weight!r} found, expected a number of at least 0")
+    made = Description(classes, loss, metrics, weight)
+    made.named("task")  # what is no function is said here
+    return made

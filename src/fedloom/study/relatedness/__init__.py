@@ -1,0 +1,1 @@
+"""How alike tasks are, by six measures."""
