@@ -34,7 +34,7 @@ ROBUST = ("krum", "multi-krum", "nnm", "rfa", "centred-clip", "clip", "trimmed-m
 """Add-ons that need several clients with the same tasks, unless f is 0."""
 
 TORCHJD = ("upgrad", "dualproj", "aligned-mtl", "imtl-g", "fairgrad")
-"""Add-ons of the extra `torchjd`, which are refused without it."""
+"""Add-ons of the extra `methods`, which are refused without it."""
 
 MERGING = ("ties", "dare", "consensus", "iso-c", "tsv-m")
 """Add-ons that merge updates as task vectors are merged."""

@@ -71,8 +71,8 @@ LISTS: dict[str, tuple[str, ...]] = {
 }
 """Commands that print a table or a list, with arguments for a tiny one."""
 OTHERS = {
-    *("data prepare", "data preview", "export", "figure", "flower keep", "flower new", "init", "merge", "picture"),
-    *("atlas", "demo", "recipe schema", "report", "tournament", "ui"),
+    *("data preview", "export", "figure", "flower new", "init", "merge", "picture"),
+    *("atlas", "demo", "recipe schema", "report", "tournament"),
 }
 
 

@@ -69,9 +69,7 @@ def test_where_it_is_written(quick: Callable[..., Result]) -> None:
 
 
 def test_without_torch() -> None:
-    code = (
-        "import sys, fedloom.cli.report, fedloom.study.report; print('torch' in sys.modules, 'plotly' in sys.modules)"
-    )
+    code = "import sys, fedloom.cli.look, fedloom.study.report; print('torch' in sys.modules, 'plotly' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
 
@@ -83,7 +81,7 @@ def test_images_ask_for_their_extra(
     monkeypatch.setitem(sys.modules, "kaleido", None)
     code, _, err = fedloom_("report", folder, "--svg", tmp_path / "svg")
     assert code == 2
-    assert "pip install 'fedloom[images]'" in err
+    assert "pip install 'fedloom[report]'" in err
     assert (folder / "report.html").is_file()  # the page is written as before
 
 

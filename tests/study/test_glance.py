@@ -20,7 +20,7 @@ from fedloom.study.report.looks import LINES
 from fedloom.study.report.page import Sheet, part
 from fedloom.study.report.predictions import ConfusionViews
 from fedloom.study.report.scores import Curves
-from fedloom.study.tables.compare import Estimate
+from fedloom.study.tables.estimate import Estimate
 from fedloom.study.watch import now
 from report_support import NASTY, Page
 

@@ -127,7 +127,7 @@ def test_an_image_grows_by_its_legend_and_not_by_the_page():
 
 def test_kaleido_is_asked_for(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "kaleido", None)
-    with pytest.raises(UserError, match=r"pip install 'fedloom\[images\]'"):
+    with pytest.raises(UserError, match=r"pip install 'fedloom\[report\]'"):
         save({}, {"png": tmp_path})
 
 

@@ -1,6 +1,6 @@
 """The page in a real browser: every figure is drawn without an error, its controls work, and nothing is clipped.
 
-Needs Chromium and its driver (Debian: chromium and chromium-driver) and `pip install -e '.[browser]'`. Screenshots are
+Needs Chromium and its driver (Debian: chromium and chromium-driver) and `pip install selenium`. Screenshots are
 written to the folder that FEDLOOM_SCREENSHOTS names, for a person to look at.
 """
 

@@ -22,9 +22,18 @@ from fedloom.federation.runs.reader import Run
 from fedloom.study import palette
 from fedloom.study.grid import Grid, cells, select, together
 from fedloom.study.panels import STYLES, Panels, Point, dashes, legend_below, line, titled
-from fedloom.study.tables.compare import Estimate
-from fedloom.study.tables.results import Combination, CombinationRuns, Values, about_model, over_rounds, read
-from fedloom.study.tables.table import Column, columns_of, estimate
+from fedloom.study.tables.estimate import Estimate
+from fedloom.study.tables.results import (
+    Column,
+    Combination,
+    Side,
+    Values,
+    about_model,
+    columns_of,
+    estimate,
+    over_rounds,
+    read,
+)
 
 FIGURES = Registry("figure")
 """Functions (grid, folder, split, *, parameters) -> matplotlib Figure."""
@@ -211,7 +220,7 @@ def _first_seeds(grid: Grid, folder: Path, split: str) -> Iterator[tuple[str, Ru
         yield " / ".join(label for label in labels if label != "-") + f", seed {seed}", result.runs[seed]
 
 
-def _holders(results: Mapping[Combination, CombinationRuns], data: str, task: str) -> list[str]:
+def _holders(results: Mapping[Combination, Side], data: str, task: str) -> list[str]:
     """Clients that hold a task in all runs of a data set."""
     runs = [run for (name, *_), result in results.items() if name == data for run in result.runs.values()]
     held = [[client for client, info in run.info["clients"].items() if task in info["tasks"]] for run in runs]
@@ -219,7 +228,7 @@ def _holders(results: Mapping[Combination, CombinationRuns], data: str, task: st
 
 
 def _over_rounds(
-    result: CombinationRuns,
+    result: Side,
     column: Column,
     columns: Sequence[Column],
     histories: Mapping[int, Mapping[int, Mapping[str, float]]],
@@ -250,14 +259,14 @@ def radar(grid: Grid, folder: Path, split: str, *, reference: str = "", tasks: l
     for data, axes in zip(rows, panels, strict=True):
         columns = _chosen(columns_of(grid, data, results), tasks)
         angles = [2 * math.pi * i / len(columns) for i in range(len(columns))]
-        base = results[data, *against].values()
+        base = results[data, *against].values
         circle = [2 * math.pi * i / 180 for i in range(181)]
         axes.plot(circle, [100.0] * len(circle), color="black", linewidth=1, label=f"{together(*against)} = 100 %")
         cells = [(data, b, a) for b in grid.bases for a in grid.addons if (b, a) != against]
         for number, where in enumerate(cells):
             if where not in results:
                 continue
-            shares = [_share(results[where].values(), base, column) for column in columns]
+            shares = [_share(results[where].values, base, column) for column in columns]
             known = [share for share in shares if not math.isnan(share)]
             if not known:
                 continue
@@ -351,7 +360,7 @@ class _Means:
             )
         if reference and names[reference] not in self.results:
             raise StateError(f"grid {grid.name}: the reference {reference} of its figure has not finished")
-        self.base = self.results[names[reference]].values() if reference else None
+        self.base = self.results[names[reference]].values if reference else None
         self.against = together(*names[reference][1:]) if reference else ""
         drawn = {where[1:] for where in self.results if not reference or where != names[reference]}
         self.cells = [(b, a) for b in grid.bases for a in grid.addons if (b, a) in drawn]
@@ -362,7 +371,7 @@ class _Means:
         if result is None:
             return None
         columns = self.columns[where[0]]
-        values = result.values()
+        values = result.values
         if name == "share":
             assert self.base is not None
             shares = [[_share({s: v}, self.base, c) for c in columns] for s, v in values.items() if s in self.base]

@@ -11,9 +11,8 @@ from fedloom.core.errors import RecipeError, nearest
 from fedloom.core.extras import figure
 from fedloom.study.grid import Grid
 from fedloom.study.palette import COLORS, color
-from fedloom.study.tables.compare import Estimate
-from fedloom.study.tables.results import Combination, CombinationRuns, change
-from fedloom.study.tables.table import OVERALL, Column, columns_of, estimate
+from fedloom.study.tables.estimate import Estimate
+from fedloom.study.tables.results import OVERALL, Column, Combination, Side, change, columns_of, estimate
 
 Point = tuple[float, Estimate]
 ALSO = tuple(name for name in OVERALL if name != "delta_m")
@@ -69,14 +68,14 @@ class Panels:
     def __init__(
         self,
         grid: Grid,
-        results: Mapping[Combination, CombinationRuns],
+        results: Mapping[Combination, Side],
         tasks: Sequence[str] | None,
         overall: Sequence[str],
     ) -> None:
         asked = [*(["average"] if grid.show == "domains" else []), *(t for t in tasks or () if t in ALSO)]
         wider = grid.model_copy(update={"also": tuple(dict.fromkeys([*asked, *grid.also]))})
         self.grid, self.results = grid, results
-        self.values = {where: result.values() for where, result in results.items()}
+        self.values = {where: result.values for where, result in results.items()}
         self.columns = {data: columns_of(wider, data, results) for data in grid.data}
         names = [_name(c) for columns in self.columns.values() for c in columns if c.task or c.metric in overall]
         for task in tasks or ():

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedloom.core.context import Log
@@ -15,6 +16,7 @@ from fedloom.engines.peers.probe import Probe
 from fedloom.engines.peers.transport import Lost, Network
 from fedloom.federation.recipes.schema import PeersSection
 from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation
+from fedloom.federation.rounds.messages import Payload, blank
 from fedloom.federation.rounds.worker import Job, TrainDone, TrainJob
 from fedloom.federation.runs.ledger import Ledger
 from fedloom.methods.method import Method
@@ -163,3 +165,35 @@ class Community:
             )
             self._drawn = when, graph
         return self._drawn[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A peer's model between its local training and its mixing.
+
+    payload  what training left, packed as it would go to a server
+    start    where training started (d)
+    update   what training did to it (d); zeros where there is a vector for each task, which `payload` has
+    round    the peer's round in which it trained
+    made     simulated time at which training ended, of peers that do not wait for each other
+    """
+
+    payload: Payload
+    start: Tensor
+    update: Tensor
+    round: int
+    made: float | None = None
+
+    @staticmethod
+    def of(terms: Terms, payload: Payload, start: Tensor, round: int, made: float | None = None) -> Trained:
+        """With the update out of the payload."""
+        update = torch.zeros_like(start)
+        if not terms.by_task:  # a codec may keep the rows of several tasks packed
+            like = blank(terms.shared, terms.federation, (payload.row,), update[None])
+            update = terms.method.codec.unpack(payload.packed, like)[0]
+        return Trained(payload, start, update, round, made)
+
+    @cached_property
+    def model(self) -> Tensor:
+        """The trained model (d)."""
+        return self.start + self.update

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from fedloom.core.codecs import ByteCount, Raw
 from fedloom.core.layout import Layout
-from fedloom.engines.peers.community import Terms
-from fedloom.engines.peers.trained import Trained
+from fedloom.engines.peers.community import Terms, Trained
 from fedloom.engines.peers.transport import Letter
 from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, Part
 from fedloom.federation.rounds.messages import Payload, blank

@@ -12,10 +12,9 @@ from torch import Tensor
 
 from fedloom.core.codecs import Raw
 from fedloom.core.context import Ctx, State
-from fedloom.engines.peers.community import Environment, Terms
+from fedloom.engines.peers.community import Environment, Terms, Trained
 from fedloom.engines.peers.judging import close
 from fedloom.engines.peers.letters import NEW, Heard, aged, as_row
-from fedloom.engines.peers.trained import Trained
 from fedloom.federation.rounds.federation import BuiltFederation
 from fedloom.federation.rounds.messages import believed, rows_of
 from fedloom.federation.rounds.server import server_step

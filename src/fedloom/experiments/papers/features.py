@@ -27,8 +27,7 @@ from fedloom.experiments.papers.feature_figures import RANK, Array, Embedded, He
 from fedloom.methods.f2dc.rules import FeatureModule, decouple, gumbel_mask
 from fedloom.models.multitask import MultiTask
 from fedloom.study.tables.domains import DomainScores
-from fedloom.study.tables.markup import Records
-from fedloom.study.tables.sheet import Sheet
+from fedloom.study.tables.sheet import Records, Sheet
 
 PARTS = ("f+", "f-", "f*", "f~")
 """Domain-robust, domain-related, corrected and fused features, as in Table 7."""
@@ -122,7 +121,7 @@ def embedding(features: Tensor, seed: int = 0) -> Array:
     """
     if len(features) < 4:
         raise ValueError(f"embedding: expected at least four examples, found {len(features)}")
-    library = need("sklearn.manifold", "digits")
+    library = need("sklearn.manifold", "report")
     perplexity = min(30.0, (len(features) - 1) / 3)
     tsne = library.TSNE(2, perplexity=perplexity, init="pca", learning_rate="auto", random_state=seed)
     return np.asarray(tsne.fit_transform(features.numpy()))

@@ -28,8 +28,7 @@ from fedloom.study.relatedness.scores import EtranScore, etran, etran_totals
 from fedloom.study.relatedness.vectors import cosine, sign
 from fedloom.study.relatedness.wasserstein import wte
 from fedloom.study.report.related import FILE
-from fedloom.study.tables.markup import Recorded, Records, json_text
-from fedloom.study.tables.sheet import Sheet
+from fedloom.study.tables.sheet import Recorded, Records, Sheet, json_text
 from fedloom.training.flat import FlatModel
 
 METRICS = ("sign", "cosine", "logme", "etran", "fim", "wte")

@@ -11,7 +11,7 @@ from fedloom.federation.recipes.loader import HOME, load, packaged, summary
 
 _FILES = ("path", "root", "weights", "pretrained", "start")
 """Keys of data and model that name a file, a folder or weights, which a recipe does not bring."""
-_MINUTES = re.compile(r"^# Minutes of one core: ([\d.]+)$", re.MULTILINE)
+_MINUTES = re.compile(r"^Minutes of one core: ([\d.]+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class Entry:
 def catalogue() -> list[Entry]:
     """All packaged recipes in the order of their names."""
     found = []
-    for name, file in sorted(packaged(HOME).items()):
+    for name, its in sorted(packaged(HOME).items()):
         recipe = load(name).model_dump(mode="json")
-        measured = _MINUTES.search(file.read_text("utf-8"))
+        measured = _MINUTES.search(its.comment)
         needs = tuple(key for section in ("data", "model") for key in _files(section, recipe[section]))
         found.append(Entry(name, summary(name), needs, float(measured[1]) if measured else None))
     return found

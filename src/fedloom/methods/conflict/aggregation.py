@@ -1,6 +1,6 @@
 """Rules for updates that pull against each other: PCGrad, GradVac, CAGrad, ConFIG, the minimum-norm direction.
 
-Weightings of TorchJD (extra `torchjd`): one combination of the rows, found in their Gram matrix.
+Weightings of TorchJD (extra `methods`): one combination of the rows, found in their Gram matrix.
 
 TorchJD solves for the coefficients. What belongs to rounds is here: rows that are zero, blocks that only some rows
 have, the method's weights, and a scale at which its constants mean the same for updates of any length.
@@ -274,14 +274,14 @@ _EQUAL = Traits("mix", reduces=True, separable=True, presence="row")
 
 def _library(*packages: str) -> Any:
     for package in packages:
-        need(package, "torchjd")
-    return need("torchjd.aggregation", "torchjd")
+        need(package, "methods")
+    return need("torchjd.aggregation", "methods")
 
 
 def _projector() -> Any:
     # Its default adds 1e-4 of the trace to the diagonal; in float64 much less keeps the program solvable.
     _library("quadprog", "qpsolvers")
-    return need("torchjd.linalg", "torchjd").QuadprogProjector(norm_eps=0.0, reg_eps=1e-12)
+    return need("torchjd.linalg", "methods").QuadprogProjector(norm_eps=0.0, reg_eps=1e-12)
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,7 @@ from typing import Any
 from fedloom.core.errors import StateError
 from fedloom.core.extras import figure, save_figure
 from fedloom.federation.runs.reader import Run
-from fedloom.study.tables.markup import Cell, Recorded, Records
-from fedloom.study.tables.sheet import Sheet
+from fedloom.study.tables.sheet import Cell, Recorded, Records, Sheet
 
 KIND = "activated-dimensions"
 CSV = ("round", "scope", "quantity", "part", "a", "b", "percent")

@@ -15,8 +15,7 @@ from fedloom.core.errors import StateError
 from fedloom.core.extras import figure, save_figure
 from fedloom.federation.runs.reader import Run, number_of
 from fedloom.study.palette import color
-from fedloom.study.tables.markup import Recorded, Records
-from fedloom.study.tables.sheet import Sheet
+from fedloom.study.tables.sheet import Recorded, Records, Sheet
 
 KIND = "hyper-weights"
 CSV = ("round", "weight", "client", "task", "layer", "value", "used")

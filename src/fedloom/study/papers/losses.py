@@ -20,9 +20,8 @@ from fedloom.federation.runs.reader import Run, best_round
 from fedloom.study.grid import Cell, Grid, select, together
 from fedloom.study.palette import color
 from fedloom.study.panels import LEAST, STYLES, titled
-from fedloom.study.tables.markup import Records
 from fedloom.study.tables.results import Combination, read
-from fedloom.study.tables.sheet import Sheet, Sheeted
+from fedloom.study.tables.sheet import Records, Sheet, Sheeted
 
 WIDE = 30
 """Losses that differ by a larger factor are drawn on a logarithmic scale."""

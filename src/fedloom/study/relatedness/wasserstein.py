@@ -60,7 +60,7 @@ def plan(cost: Any) -> Array:
     """The optimal transport plan (n x m) between uniform weights for a cost matrix; its entries sum to 1."""
     C = array(cost).astype(np.float64)
     n, m = C.shape
-    optimize = need("scipy.optimize", "digits")
+    optimize = need("scipy.optimize", "data")
     if n == m:
         P = np.zeros((n, n))
         P[optimize.linear_sum_assignment(C)] = 1 / n
@@ -68,8 +68,8 @@ def plan(cost: Any) -> Array:
     if min(n, m) == 1:
         return np.full((n, m), 1 / (n * m))
     if importlib.util.find_spec("ot") is not None:
-        return np.asarray(need("ot", "digits").emd(np.full(n, 1 / n), np.full(m, 1 / m), C))
-    sparse = need("scipy.sparse", "digits")
+        return np.asarray(need("ot", "data").emd(np.full(n, 1 / n), np.full(m, 1 / m), C))
+    sparse = need("scipy.sparse", "data")
     sums = sparse.vstack([sparse.kron(sparse.eye(n), np.ones((1, m))), sparse.kron(np.ones((1, n)), sparse.eye(m))])
     weights = np.concatenate([np.full(n, 1 / n), np.full(m, 1 / m)])
     scale = float(C.max()) or 1.0

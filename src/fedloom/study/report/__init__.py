@@ -50,14 +50,11 @@ def collect(source: str | Path, base: str | Path | None = None) -> RunReport | G
     )
 
 
-def render(report: RunReport | GridReport | RelatedReport, live: bool = False) -> str:
-    """The HTML of a report. Raises UserError where Jinja2 or plotly is absent.
-
-    `live`: the page of a run asks the server that gave it for its first screen again.
-    """
+def render(report: RunReport | GridReport | RelatedReport) -> str:
+    """The HTML of a report. Raises UserError where Jinja2 or plotly is absent."""
     if isinstance(report, RelatedReport):
         return related.render(report)
-    return run_page.render(report, live) if isinstance(report, RunReport) else grid_page.render(report)
+    return run_page.render(report) if isinstance(report, RunReport) else grid_page.render(report)
 
 
 def write(

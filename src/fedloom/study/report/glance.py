@@ -17,7 +17,7 @@ from fedloom.study.report.drawn import Dots, Heat, Panel, dots, heat, panels, sp
 from fedloom.study.report.looks import thinned_names
 from fedloom.study.report.records import Series
 from fedloom.study.report.scores import Curves, Score
-from fedloom.study.tables.compare import Estimate
+from fedloom.study.tables.estimate import Estimate
 
 LATELY = 10
 """Rounds by which the trend of the training loss is told."""

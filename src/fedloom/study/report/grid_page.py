@@ -17,8 +17,7 @@ from fedloom.study.report.plots import figures_of
 from fedloom.study.report.records import Series
 from fedloom.study.report.worst import Worst
 from fedloom.study.significance.ranks import Ranks
-from fedloom.study.tables.compare import Estimate
-from fedloom.study.tables.formats import fragment
+from fedloom.study.tables.estimate import Estimate
 
 
 def render(report: GridReport) -> str:
@@ -37,7 +36,7 @@ def render(report: GridReport) -> str:
         figures_of(report),
         report=report,
         lead=" · ".join((f"runs: {facts['runs']}", _seeds(facts["seeds"]))),
-        table=fragment(report.table) if report.table else "",
+        table=report.table.sheet().fragment() if report.table else "",
         worst=_worst(report.worst),
         panels=multiples(
             [
@@ -69,17 +68,17 @@ def _data(report: GridReport) -> dict[str, Any]:
     table = report.table
     lines = [
         {
-            "base": line.base,
-            "addon": line.addon,
-            "owner": line.owner,
-            "data": column.data,
-            "task": column.task,
-            "metric": column.metric,
+            "base": entry.base,
+            "addon": entry.addon,
+            "owner": entry.owner,
+            "data": entry.column.data,
+            "task": entry.column.task,
+            "metric": entry.column.metric,
             "kind": entry.kind,
             **({} if entry.estimate is None else _estimate(entry.estimate)),
         }
         for line in (table.lines if table else ())
-        for column, entry in zip(table.columns if table else (), line.entries, strict=True)
+        for entry in line
     ]
     return {"about": dict(report.facts), "table": lines, "worst": [_worst_data(line) for line in report.worst]}
 

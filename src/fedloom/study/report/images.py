@@ -23,7 +23,7 @@ from unicodedata import east_asian_width
 from fedloom.core.errors import UserError, writing
 from fedloom.core.extras import need
 from fedloom.study.report.plots import Figure, Trace
-from fedloom.study.tables.markup import Records
+from fedloom.study.tables.sheet import Records
 
 WIDTH = 340
 """Pixels of 1/96 inch across an image: 90 mm, a column of a page with two."""
@@ -72,7 +72,7 @@ def save(figures: Mapping[str, Figure], folders: Mapping[str, Path], about: str 
     written = captions + ([] if tables is None else _save_numbers(images_of(figures), tables))
     if not folders:
         return written
-    kaleido, errors = need("kaleido", "images"), need("kaleido.errors", "images")
+    kaleido, errors = need("kaleido", "report"), need("kaleido.errors", "report")
     try:
         # names could hold TeX; without MathJax, which would come from the network, they stay as they are
         browser = kaleido.Kaleido(mathjax=False)

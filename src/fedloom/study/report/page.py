@@ -55,8 +55,6 @@ class Sheet:
 def render(kind: str, title: str, data: Mapping[str, Any], figures: Mapping[str, Figure], **shown: Any) -> str:
     """The page that the template of a kind makes of what it is shown, with `data` for programs and the figures in it.
 
-    Where `live` is shown as true, the page asks now and then for its first screen again, from where it came.
-
     Raises UserError where Jinja2 or plotly is absent.
     """
     plotly = need("plotly.offline", "report").get_plotlyjs()
@@ -68,7 +66,7 @@ def render(kind: str, title: str, data: Mapping[str, Any], figures: Mapping[str,
         plotly=base64.b64encode(gzip.compress(plotly.encode(), 6, mtime=0)).decode(),
         data=in_script({"kind": kind, "title": title, **data, "figures": figures}),
         figures=figures,
-        **{"live": False, **shown},
+        **shown,
     )
 
 

@@ -21,7 +21,7 @@ from fedloom.study.report.looks import plain, thinned
 from fedloom.study.report.page import Sheet
 from fedloom.study.report.plots import SIDE, Figure, Trace, heat
 from fedloom.study.report.words import number
-from fedloom.study.tables.markup import span
+from fedloom.study.tables.sheet import span
 
 FILE = "relatedness.json"
 ENDS = 5

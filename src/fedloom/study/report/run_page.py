@@ -40,7 +40,7 @@ class View:
     """The name of the figure of who was hurt; a page may have none of this name."""
 
 
-def render(report: RunReport, live: bool = False) -> str:
+def render(report: RunReport) -> str:
     """The HTML of a run's report. Raises UserError where Jinja2 or plotly is absent."""
     views = [_view(report, 0)]
     figures = figures_of(report)
@@ -53,7 +53,6 @@ def render(report: RunReport, live: bool = False) -> str:
         _data(report),
         figures,
         report=report,
-        live=live,
         lead=_lead(report),
         views=views,
         conflict=glance.conflict_of(report),

@@ -195,18 +195,6 @@
     document.querySelectorAll(".held").forEach((part) => (part.hidden = part.dataset.base !== base));
   };
   document.addEventListener("input", ({ target }) => target.matches("select.base") && hold(target.value));
-  // a page that a server gives away while the run goes on: its first screen is asked for again, the rest stays where it is
-  if ("live" in document.body.dataset) {
-    const renew = async () => {
-      const answer = await fetch(location.href, { cache: "no-cache" }).finally(() => setTimeout(renew, 10000));
-      if (!answer.ok) return;
-      const found = new DOMParser().parseFromString(await answer.text(), "text/html");
-      const base = document.querySelector("select.base")?.value;
-      for (const part of ["header", "#glance"]) document.querySelector(part)?.replaceWith(found.querySelector(part));
-      if (document.querySelector(`select.base option[value='${base}']`)) hold(base);
-    };
-    setTimeout(renew, 10000);
-  }
   window.addEventListener("hashchange", opened);
   opened();
   for (const query of ["(prefers-color-scheme: dark)", "print"]) {
