@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import fedloom.memory
+import fedloom.core.machine
 import pytest
 from typer.testing import CliRunner
 
