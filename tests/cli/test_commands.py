@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import fedloom.core.machine
 import pytest
 from typer.testing import CliRunner
 
+import fedloom.core.machine
 from fedloom.cli import deploy as cli_doctor
 from fedloom.cli.app import app, main, told
 from fedloom.errors import UserError
