@@ -30,7 +30,7 @@ from fedloom.relatedness import (
     wte,
     wte_embeddings,
 )
-from fedloom.study.relatedness.wasserstein import plan
+from fedloom.study.relatedness.measures import plan
 
 ROWS = torch.tensor([[3.0, -1, 0, 2], [-2, 2, 1, 0], [1, 1, -4, 0]])
 

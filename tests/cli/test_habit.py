@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import fedloom
 from fedloom.cli.app import app
 from fedloom.cli.shared import answer
-from fedloom.federation.recipes.catalogue import catalogue
+from fedloom.federation.recipes.loader import catalogue
 from fedloom.federation.runs.audit import Audit
 from folders_support import nyud
 from folders_support import save as save_image

@@ -49,7 +49,7 @@ SOURCES = (
     *("core/mean.py", "core/outline.py", "core/codecs.py", "core/server.py", "core/signal.py", "core/spread.py"),
     *("core/stage.py", "core/taskvectors.py", "core/updates.py"),
     *("methods", "models/tasks", "study/delta.py", "study/relatedness", "training", "federation/rounds"),
-    *("federation/recipes/privacy.py", "engines/peers/mixing.py"),
+    *("federation/recipes/runtime.py", "engines/peers/mixing.py"),
 )
 # Quick tests. Coverage sees one process, so those that start others would say nothing of the lines that run there.
 TESTS = (

@@ -50,7 +50,7 @@ def recipes(
     as_json: shared.Json = False,
 ) -> None:
     """List the packaged recipes: what they train, what they need, and how long a run takes, where that was measured."""
-    from fedloom.federation.recipes.catalogue import catalogue
+    from fedloom.federation.recipes.loader import catalogue
 
     rows: list[dict[str, Any]] = [
         {"recipe": entry.name, "what it trains": entry.summary, "needs": entry.needs, "minutes": entry.minutes}

@@ -21,8 +21,7 @@ from fedloom.core.errors import StateError, writing
 from fedloom.core.extras import need, save_figure
 from fedloom.data.preview import pictures
 from fedloom.experiments.export.finished import Steps, Tell
-from fedloom.experiments.papers.domain_runs import DomainModel, DomainRun, read
-from fedloom.experiments.papers.encoded import BATCH
+from fedloom.experiments.papers.domain_runs import BATCH, DomainModel, DomainRun, read
 from fedloom.experiments.papers.feature_figures import RANK, Array, Embedded, HeatMaps, Spectrum, draw
 from fedloom.methods.f2dc.rules import FeatureModule, decouple, gumbel_mask
 from fedloom.models.multitask import MultiTask

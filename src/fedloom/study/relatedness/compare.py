@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.extras import figure, save_figure
-from fedloom.study.relatedness._arrays import Array, array
+from fedloom.study.relatedness.measures import Array, array
 
 DISTANCES = ("wte",)
 _MANY = 12  # tasks beyond which cells carry no numbers
