@@ -21,8 +21,6 @@ from fedloom.core.lazy import lazy
 if TYPE_CHECKING:
     from fedloom.study.relatedness.compare import Agreement as Agreement
     from fedloom.study.relatedness.compare import agreement as agreement
-    from fedloom.study.relatedness.compare import draw as draw
-    from fedloom.study.relatedness.compare import picture as picture
     from fedloom.study.relatedness.compare import symmetrised as symmetrised
     from fedloom.study.relatedness.measures import EtranScore as EtranScore
     from fedloom.study.relatedness.measures import cosine as cosine

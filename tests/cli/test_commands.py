@@ -86,11 +86,11 @@ def test_the_demo_ends_with_a_table_tests_and_a_page(fedloom_: Fedloom, tmp_path
 def test_without_an_extra_the_demo_lacks_only_its_page(
     fedloom_: Fedloom, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    for package in ("plotly", "scipy", "sklearn", "matplotlib"):
+    for package in ("vl_convert", "scipy", "sklearn"):
         monkeypatch.setitem(sys.modules, package, None)
     code, out, err = fedloom_("demo", "training.rounds=1", "seeds=[0,1]", "--out", tmp_path / "demo", "-q")
     assert code == 0, err
-    assert err.startswith("This will end without a page, which needs plotly: pip install 'fedloom[report]'")
+    assert err.startswith("This will end without a page, which needs vl-convert: pip install 'fedloom[report]'")
     assert "paired tests" in out
     assert not (tmp_path / "demo" / "report.html").exists()
 

@@ -72,7 +72,7 @@ def test_relatedness(run: Path, fedloom_, tmp_path: Path) -> None:
 
 
 def test_the_page_of_a_study_needs_no_torch(run: Path, fedloom_, tmp_path: Path) -> None:
-    pytest.importorskip("plotly")
+    pytest.importorskip("vl_convert")
     code, _, _ = fedloom_("relatedness", run, "--metrics", "sign,cosine", "--out", tmp_path, "-q")
     assert code == 0
     assert not loaded(f"from fedloom.study.report import write; write({str(tmp_path)!r})", "torch")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedloom.errors import RecipeError, StateError, UserError
+from fedloom.study.charts import rows_of
 from fedloom.study.figures import draw
 from fedloom.study.grid import Cell, open_folder, recipes, save
 from fedloom.study.significance.contrasts import contrasts
@@ -22,6 +23,7 @@ from fedloom.study.tables.estimate import Estimate
 from fedloom.study.tables.results import of_grid
 from fedloom.study.tables.table import tabulate
 from grid_support import DEA, FEDAVG, paper_grid, write_grid, write_run
+from report_support import panels
 from tests_support import loaded
 
 
@@ -55,24 +57,20 @@ def test_figures(tmp_path):
             for base in ("FedAvg", "FedProx"):
                 write_run(tmp_path, Cell("NYUD", base, label, seed), values, rho=rho, history=history)
     made = grid.figure.entry.function(grid, tmp_path, "test", **grid.figure.params)
-    delta, semseg, depth = made.axes
-    assert [a.get_title() for a in made.axes] == ["Δ % ↑", "semseg mIoU ↑", "depth RMSE ↓"]
-    line = next(
-        one
-        for one in semseg.lines
-        if one.get_label() == "FedAvg" and len(one.get_xdata()) == 2 and one.get_marker() == "o"
-    )
-    assert list(line.get_xdata()) == [0.1, 1.0]
-    assert list(line.get_ydata()) == [11.5, 12.5]
+    found = panels(made)
+    assert list(found) == ["Δ % ↑", "semseg mIoU ↑", "depth RMSE ↓"]
+    means = {(row["name"], row["x"]): row["y"] for row in rows_of(found["semseg mIoU ↑"]) if "y" in row}
+    assert (means["FedAvg", 0.1], means["FedAvg", 1.0]) == (11.5, 12.5)
     over = paper_grid(figure={"name": "convergence", "tasks": ["depth"]}, addons=grid.addons, seeds=[0, 1])
-    made = over.figure.entry.function(over, tmp_path, "test", **over.figure.params)
-    (axes,) = made.axes
-    assert [list(one.get_ydata()) for one in axes.lines][:2] == [[2.0, 1.0], [2.0, 0.9]]
-    assert [one.get_label() for one in axes.lines][:2] == ["FedAvg", "FedAvg rho 0.1"]
+    (chart,) = over.figure.entry.function(over, tmp_path, "test", **over.figure.params)["concat"]
+    means = {(row["name"], row["x"]): row["y"] for row in rows_of(chart) if "y" in row}
+    assert list(means.items())[:4] == [
+        (("FedAvg", 0.0), 2.0), (("FedAvg", 1.0), 1.0), (("FedAvg rho 0.1", 0.0), 2.0), (("FedAvg rho 0.1", 1.0), 0.9)
+    ]  # fmt: skip
     for name in ("f.png", "f.svg", "f.pdf"):
         draw(over, tmp_path, tmp_path / "new" / name)
         assert (tmp_path / "new" / name).stat().st_size > 1000
-    with pytest.raises(UserError, match=r"f\.xyz: Format 'xyz' is not supported"):
+    with pytest.raises(UserError, match=r"f\.xyz: a chart is written as one of \.svg"):
         draw(over, tmp_path, tmp_path / "f.xyz")
     with pytest.raises(RecipeError, match=r"figure\.tasks: no task 'depht'\. Did you mean 'depth'\?"):
         draw(paper_grid(figure={"name": "convergence", "tasks": ["depht"]}), tmp_path, tmp_path / "f.png")
@@ -219,7 +217,7 @@ for kind in ("text", "markdown", "latex", "html", "csv", "json"):
     getattr(table, f"to_{{kind}}")()
 import fedloom.experiments.grid_run, fedloom.study.figures
 """
-    assert not loaded(code, "torch", "matplotlib", "numpy", "pandas")
+    assert not loaded(code, "torch", "vl_convert", "numpy", "pandas")
 
 
 def test_runs_with_other_tasks_are_no_table(tmp_path: Path) -> None:

@@ -246,7 +246,7 @@ def _answer(command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 def test_tables_go_to_files_and_ranks_are_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("vl_convert")
     monkeypatch.chdir(tmp_path)
     thesis(Path("g"))
     complete(Path("g"))

@@ -86,11 +86,6 @@ def test_the_command(tmp_path: Path) -> None:
         assert part in text
 
 
-@pytest.fixture(autouse=True)
-def quick_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pytest.importorskip("plotly.offline"), "get_plotlyjs", lambda: "/* plotly */")
-
-
 @pytest.fixture
 def serving(tmp_path: Path) -> Iterator[Server]:
     folder(tmp_path / "runs" / "deep" / "one & two", 2)

@@ -62,8 +62,13 @@ def domains(
 ) -> None:
     """A task's metric on each domain over the rounds, with average and spread: last round and best on validation."""
     from fedloom.federation.runs.reader import Run
-    from fedloom.study.papers.domains import draw
-    from fedloom.study.tables.domains import domain_history
+    from fedloom.study.charts import lines, save
+    from fedloom.study.tables.domains import DomainHistory, domain_history
+
+    def draw(history: DomainHistory, path: Path) -> None:
+        each = {name: {s.round: s.values[name] for s in history.rounds} for name in history.last.values}
+        mean = {"average": {scores.round: scores.average for scores in history.rounds}}
+        save(lines(each | mean, "round", f"{history.task} {history.metric}", title=history.label, strong=mean), path)
 
     _show(domain_history(Run.read(folder), task, split=split), out, draw, as_json)
 

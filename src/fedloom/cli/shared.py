@@ -113,9 +113,12 @@ def one_of(tests: bool, over: str, ranks: str | None, plot: Path | None, **more:
 def draw_ranks(ranks: Ranks, plot: Path | None) -> None:
     """Draw ranks to a file, if one is named. Raises UserError for a bad file."""
     if plot is not None:
-        from fedloom.study.significance.rank_plot import save
+        from fedloom.study.charts import save
+        from fedloom.study.figures import of_ranks
 
-        save(ranks, plot)
+        with writing(plot):
+            plot.parent.mkdir(parents=True, exist_ok=True)
+        save(of_ranks(ranks), plot)
 
 
 def answer(found: Any, as_json: bool, *shown: str | RenderableType) -> None:

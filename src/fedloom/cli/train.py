@@ -98,9 +98,9 @@ def demo(
     quiet: shared.Quiet = False,
 ) -> None:
     """Train 16 clients alone and together, on four tasks and three seeds: a table, tests and a page of each client."""
-    with_page = find_spec("plotly") is not None
+    with_page = find_spec("vl_convert") is not None
     if not with_page:  # before minutes of training, not after
-        typer.echo("This will end without a page, which needs plotly: pip install 'fedloom[report]'", err=True)
+        typer.echo("This will end without a page, which needs vl-convert: pip install 'fedloom[report]'", err=True)
     grid("demo", changes, out, quiet=quiet)
     table(str(out))
     table(str(out), tests=True)

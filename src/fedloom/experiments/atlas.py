@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 
 from fedloom.core.errors import RecipeError, StateError, UserError, writing
-from fedloom.core.extras import figure, save_figure
 from fedloom.experiments.grid_run import Watch, prepare, run_prepared
 from fedloom.federation.recipes.schema import Recipe
+from fedloom.study import charts
 from fedloom.study.delta import delta_terms
 from fedloom.study.grid import Grid, load_grid, write
-from fedloom.study.palette import COLORS
 from fedloom.study.relatedness.compare import pair_ranks
 from fedloom.study.report import agreement as updates
 from fedloom.study.significance.statistics import LEVEL, Paired, against_zero, holm, p_text
@@ -289,53 +288,36 @@ def _cosines(run: Any, clients: Mapping[str, Sequence[str]]) -> dict[str, dict[i
 
 
 def draw(atlas: Atlas, out: Path) -> None:
-    """Three panels: who helps whom; cosines of different tasks by layers and rounds; whether early cosines tell.
+    """Draw three panels: who helps whom; cosines of different tasks by layers and rounds; whether early cosines tell.
 
-    The ending of the file (.svg, .png, .pdf) says the format.
+    The ending of the file says the format.
     """
-    T, page = len(atlas.tasks), figure(11.5, 3.6)
-    who, where, tell = page.subplots(1, 3, width_ratios=[1.1, 1.2, 1])
-    G = atlas.changes.mean(0)
-    reach = float(np.nanmax(np.abs(G))) or 1.0
-    image = who.imshow(G, cmap="RdBu", vmin=-reach, vmax=reach)
-    page.colorbar(image, ax=who, shrink=0.8, label="change, %")
-    who.set_xticks(range(T), atlas.tasks, rotation=45, ha="right", fontsize=7)
-    who.set_yticks(range(T), atlas.tasks, fontsize=7)
-    for (i, j), (of, p) in atlas.effects.items():
-        ink = "white" if abs(of.mean) > 0.6 * reach else "black"
-        who.text(j, i, f"{of.mean:+.1f}" + "*" * (p <= LEVEL), ha="center", va="center", fontsize=7, color=ink)
-    who.set_title("what a task (row) gains from another\n* told", fontsize=8)
+    T, G = len(atlas.tasks), atlas.changes.mean(0)
+    gains = {t: {o: charts.plain(float(G[i, j])) for j, o in enumerate(atlas.tasks)} for i, t in enumerate(atlas.tasks)}
+    told = {
+        (atlas.tasks[i], atlas.tasks[j]): f"{of.mean:+.1f}" + "*" * (p <= LEVEL)
+        for (i, j), (of, p) in atlas.effects.items()
+    }
+    title = "what a task (row) gains from another; * told"
+    who = charts.heat(gains, atlas.tasks, title=title, value="change, %", middle=0.0, texts=told)
     off = ~np.eye(T, dtype=bool)
     rounds = sorted({number for by in atlas.cosines.values() for number in by})
-    level = [[float(np.nanmean(by[r][:, off])) for r in rounds] for by in atlas.cosines.values()]
-    reach = float(np.nanmax(np.abs(level))) or 1.0
-    image = where.imshow(
-        level, cmap="RdBu", vmin=-reach, vmax=reach, aspect="auto", extent=(rounds[0], rounds[-1], len(level), 0)
-    )
-    page.colorbar(image, ax=where, shrink=0.8, label="mean cosine")
-    where.set_yticks(np.arange(len(level)) + 0.5, list(atlas.cosines), fontsize=7)
-    where.set_xlabel("round", fontsize=8)
-    where.set_title("cosine of updates of different tasks", fontsize=8)
+    level = {name: {r: float(np.nanmean(by[r][:, off])) for r in rounds} for name, by in atlas.cosines.items()}
+    title = "cosine of updates of different tasks"
+    where = charts.heat(level, rounds, title=title, along="round", value="mean cosine", middle=0.0)
     C = atlas.early().mean(0)
-    for i, j in itertools.combinations(range(T), 2):
-        tell.plot(C[i, j], (G[i, j] + G[j, i]) / 2, "o", color=COLORS[0], markersize=4)
-        if T <= 5:
-            label = f"{atlas.tasks[i]}, {atlas.tasks[j]}"
-            tell.annotate(
-                label, (C[i, j], (G[i, j] + G[j, i]) / 2), fontsize=6, xytext=(3, 3), textcoords="offset points"
-            )
-    tell.axhline(0, color="#999999", linewidth=0.7)
-    tell.margins(0.25, 0.1)  # room for names
-    for axes in page.axes:
-        axes.tick_params(labelsize=7)
-        axes.yaxis.label.set_size(8)
+    points = [
+        {"name": f"{atlas.tasks[i]}, {atlas.tasks[j]}", "x": charts.plain(float(C[i, j]))}
+        | {"y": charts.plain(float(G[i, j] + G[j, i]) / 2)}
+        for i, j in itertools.combinations(range(T), 2)
+    ]
     value, p = atlas.overall
-    tell.set_xlabel(f"cosine in the first {EARLY:.0%} of the rounds", fontsize=8)
-    tell.set_ylabel("gain of a pair, %", fontsize=8)
-    tell.set_title(f"does it tell? Spearman {value:+.2f}, p {p_text(p)}", fontsize=8)
+    axes = f"cosine in the first {EARLY:.0%} of the rounds", "gain of a pair, %"
+    title = f"does it tell? Spearman {value:+.2f}, p {p_text(p)}"
+    tell = charts.scatter(points, *axes, title=title, labels=T <= 5, zero=True, spoken=".2~g")
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-    save_figure(page, out)
+    charts.save(charts.concat([who, where, tell], title=atlas.title), out)
 
 
 GRID = "runs"

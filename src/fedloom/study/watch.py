@@ -35,8 +35,8 @@ from fedloom.federation.runs.reader import (
     total,
 )
 from fedloom.study import report
+from fedloom.study.charts import thinned
 from fedloom.study.report import page, words
-from fedloom.study.report.looks import thinned
 
 HOST = "127.0.0.1"
 MOST = 500

@@ -21,7 +21,8 @@ from fedloom.experiments.papers.task_models import TaskModels, task_models
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import Part
 from fedloom.federation.rounds.worker import check_device
-from fedloom.study.relatedness.compare import DISTANCES, Agreement, agreement, draw, symmetrised
+from fedloom.study.charts import save
+from fedloom.study.relatedness.compare import DISTANCES, Agreement, agreement, symmetrised
 from fedloom.study.relatedness.measures import (
     EtranScore,
     cosine,
@@ -33,6 +34,7 @@ from fedloom.study.relatedness.measures import (
     sign,
     wte,
 )
+from fedloom.study.report import related
 from fedloom.study.report.related import FILE
 from fedloom.study.tables.sheet import Recorded, Records, Sheet, json_text
 from fedloom.training.flat import FlatModel
@@ -138,7 +140,7 @@ class Relatedness(Recorded):
             folder.mkdir(parents=True, exist_ok=True)
             for name, text in files.items():
                 (folder / name).write_text(text, encoding="utf-8")
-        draw(self.scores, folder / PICTURE, self.tasks)
+        save(related.picture(related.collect(folder)), folder / PICTURE)
         return [folder / name for name in (*files, PICTURE)]
 
 

@@ -15,7 +15,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
-from fedloom.study.palette import style
+from fedloom.study.charts import style
 
 Cell = str | int | float | tuple[int, ...] | None
 
