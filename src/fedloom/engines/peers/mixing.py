@@ -47,7 +47,7 @@ class Mix:
             alike = close(terms, state, {me: self.own.model, **models})
         server = self._server(state["server"], scope, shares, alike, env)
         new = {**state, "server": server}
-        if terms.method.start == "own":
+        if terms.method.turn.start == "own":
             new["known"] = {**{name: self._model(name) for name in self.heard}, me: server["model"]}
         if terms.config.penalty:
             new["told"] = self._pull(scope)

@@ -89,7 +89,7 @@ def needs_parts(method: Method, module: MultiTask) -> None:
     if not is_whole(module):
         return
     parts = [*(change for change in method.model if not getattr(change, "replaces_all", False))]
-    for part in (*parts, *(rule for rule in method.local if rule.features)):
+    for part in (*parts, *(rule for rule in method.rules if rule.features)):
         raise RecipeError(
             f"model: {method.name} looks at features, heads or layers ({part!r}), but the model is one module; give an "
             "encoder: fl.model(encoder, heads='linear') or fl.model(encoder, heads={task: module})"
@@ -106,7 +106,7 @@ def judges_without_validation(built: Built) -> None:
                 f"peers: {what} judges models on validation data, but client {without[0].id!r} has none; "
                 "set partition.val_fraction"
             )
-    for rule in built.method.local:
+    for rule in built.method.rules:
         if rule.validation and without:
             raise RecipeError(
                 f"method: {rule!r} measures models on validation data, but client {without[0].id!r} has none "
@@ -124,7 +124,7 @@ def judged_on_data(peers: PeersSection) -> list[str]:
 def pooled(built: Built) -> None:
     """The examples of all clients in one place, where there is no such place."""
     recipe, method = built.recipe, built.method
-    if not method.pooled:
+    if method.turn.pool is None:
         return
     elsewhere = f"runtime.engine: {recipe.runtime.engine}" if recipe.runtime.engine != "process" else None
     if found := "peers" if recipe.peers is not None else elsewhere:
@@ -137,7 +137,7 @@ def pooled(built: Built) -> None:
 def rows_by_task(built: Built) -> None:
     """Tasks that are trained alone, together with something that needs one model for all of a client's tasks."""
     method, buffers = built.method, built.layout.buffers
-    if method.rows != "client-task":
+    if not method.turn.by_task:
         return
     if buffers.blocks:
         raise RecipeError(
@@ -156,9 +156,7 @@ def unaware_of_presence(built: Built) -> None:
     method, federation, peers = built.method, built.federation, built.recipe.peers
     if not (peers is not None and peers.sends_parts):
         shared = method.shared_part(built.layout)
-        rows = {
-            client: tuple(c.tasks) if method.rows == "client-task" else () for client, c in federation.trainers.items()
-        }
+        rows = {client: tuple(c.tasks) if method.turn.by_task else () for client, c in federation.trainers.items()}
         have = (federation.present(federation.trainers[client], shared, tasks) for client, tasks in rows.items())
         if all(mask is None or bool(mask.all()) for mask in have):
             return
@@ -224,7 +222,7 @@ def attacked(built: Built) -> None:
     recipe = built.recipe
     if not built.attacks or recipe.attack is None:
         return
-    if built.method.pooled:
+    if built.method.turn.pool:
         raise RecipeError(f"attack: with {built.method.name} nothing is sent, so nobody can attack")
     if any(attack.knows_all for attack in built.attacks.values()):
         runtime, peers = recipe.runtime, recipe.peers
@@ -284,13 +282,13 @@ def stackable(built: Built) -> None:
     recipe, method = built.recipe, built.method
     if isinstance(recipe.training.epochs, dict):
         raise RecipeError("training.stacked: clients of a stack train equally long, but training.epochs is by domain")
-    if method.phases or method.stream or method.rows == "client-task" or method.pooled:
+    if method.phases or not method.turn.plain:
         raise RecipeError(f"training.stacked: a stack trains all of one model, but {method.name} does more")
     if built.dataset.train.prefetch:
         raise RecipeError(
             f"training.stacked: data set {built.dataset.name!r} may augment its batches, a stack does not"
         )
-    stacked.refuse(built.module, recipe.training, method.local)
+    stacked.refuse(built.module, recipe.training, method.rules)
 
 
 def unprotected(built: Built) -> None:

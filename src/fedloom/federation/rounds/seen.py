@@ -34,7 +34,7 @@ def needed(stage: Stage) -> str:
 def told(built: Built) -> list[str]:
     """Who sees what, in sentences, for the dry run."""
     method, peers = built.method, built.recipe.peers
-    if method.pooled or method.shares_nothing:
+    if method.turn.pool or method.shares_nothing:
         return []
     gets = "rows with noise" if built.terms is not None and built.terms.trust == "local" else "the rows themselves"
     counts = _label_counts(built)

@@ -56,7 +56,7 @@ def at_peers(method: Method, config: PeersBase) -> Method:
             "method.max_examples"
         )
     by_task = method.task_vectors
-    if method.rows == "client-task" and not by_task:
+    if method.turn.by_task and not by_task:
         raise RecipeError(f"peers: {method.name} sends an update for each task to one model, which needs a server")
     for what, there in (
         ("a scope other than full", config.scope != "full" or (config.warmup and config.warmup.scope != "full")),

@@ -23,9 +23,9 @@ def private(method: Method, *, clip: float, noise: float, share: float, local: b
     """
     known = KNOWN if local or not isinstance(_stages(method)[0], ChosenClusters) else KNOWN | {"cluster"}
     beside = [*sorted(method.extras - known), *method.auxiliary, *(("support",) if method.wants_support else ())]
-    if method.pooled or method.shares_nothing:
+    if method.turn.pool or method.shares_nothing:
         raise RecipeError(f"privacy: with {method.name} clients send nothing, so there is nothing to protect")
-    if method.rows == "client-task":
+    if method.turn.by_task:
         raise RecipeError(f"privacy: {method.name} sends a row for each task, so a client counts more than once")
     if beside:
         raise RecipeError(
