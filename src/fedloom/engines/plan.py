@@ -124,7 +124,7 @@ def plan_of(built: Built) -> Plan:
             notes.append(f"attack: {hostile} of the {count} clients with {group} act together{z}")
     if built.terms is not None and recipe.privacy is not None:
         share = share_of(recipe, built.terms)
-        least, rounds = built.method.stage.traits.least, recipe.training.rounds
+        least, rounds = built.method.stage.traits.hides, recipe.training.rounds
         notes += told(recipe.privacy, built.terms, shared.d, len(federation.trainers), share, rounds, least)
     notes += seen.told(built)
     clients, shape = built.partition.table(built.pool), tuple(built.dataset.input_shape)

@@ -13,7 +13,7 @@ from fedloom.core.layout import EMPTY, Layout, Selector, as_select
 from fedloom.core.mean import Mean
 from fedloom.core.outline import Box, Outline, listed
 from fedloom.core.server import Plain, ServerRule
-from fedloom.core.stage import Chain, Identity, Stage, check_closed
+from fedloom.core.stage import Chain, Identity, Stage, check_closed, combined_by, preceded_by
 from fedloom.methods.turn import Received
 from fedloom.training.rules import LocalRule, Phase, Tune
 
@@ -106,12 +106,12 @@ class Method:
             return replace(self, edge=edge)._called(stage)
         if self.shares_nothing:
             raise ValueError(f"{self.name}: {stage!r} would change nothing, for everything is private")
-        return replace(self, stage=self.stage.preceded_by(stage))._called(stage, " at the server")
+        return replace(self, stage=preceded_by(self.stage, stage))._called(stage, " at the server")
 
     def combined_by(self, stage: Stage) -> Method:
         """The method with another rule in place of its mean. Raises ValueError if it has none."""
         try:
-            combined = self.stage.combined_by(stage)
+            combined = combined_by(self.stage, stage)
         except ValueError as error:
             raise ValueError(f"{self.name}: {error}") from None
         return replace(self, stage=combined)._called(stage)
@@ -142,7 +142,7 @@ class Method:
     @property
     def task_vectors(self) -> bool:
         """Whether the server keeps a vector for each task, not one model."""
-        return self.stage.traits.by_task
+        return "tasks" in self.stage.traits.writes
 
     @property
     def own_model(self) -> bool:

@@ -5,11 +5,12 @@ Each raises RecipeError with the key to change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from fedloom.core.errors import RecipeError, nearest
+from fedloom.core.stage import Stage, every, inner
 from fedloom.core.updates import Updates
 from fedloom.federation.recipes.schema import MethodSection, PeersSection, Recipe
 from fedloom.federation.rounds.built import Built
@@ -41,7 +42,7 @@ def pace(recipe: Recipe, method: Method) -> None:
 def numbered_apart(recipe: Recipe, method: Method) -> None:
     """Groups that peers number each for itself, where not every peer hears all others from the first round on."""
     peers, share = recipe.peers, recipe.training.participation
-    if peers is None or not method.stage.traits.numbers:
+    if peers is None or "groups" not in method.stage.traits.writes:
         return
     choose, warmup = peers.choose, peers.warmup
     partly = {
@@ -160,7 +161,7 @@ def unaware_of_presence(built: Built) -> None:
         have = (federation.present(federation.trainers[client], shared, tasks) for client, tasks in rows.items())
         if all(mask is None or bool(mask.all()) for mask in have):
             return
-    for stage in (*method.edge.unaware(), *method.stage.unaware()):
+    for stage in (*_unaware(method.edge), *_unaware(method.stage)):
         raise RecipeError(
             f"method: {method.name}: {stage!r} does not say how it treats rows that lack blocks, but here some do: "
             "clients have only their own tasks' heads (model.heads: own), one row a task, or send parts of their "
@@ -169,16 +170,22 @@ def unaware_of_presence(built: Built) -> None:
         )
 
 
+def _unaware(stage: Stage) -> Iterator[Stage]:
+    """Yield the stages in one, or itself, that do not say how they treat rows that lack blocks."""
+    if stage.traits.presence is None:
+        yield from [found for one in inner(stage) for found in _unaware(one)] or [stage]
+
+
 def too_few_rows(built: Built) -> None:
     """Stages that never have enough rows in some group, whoever takes part."""
     method, federation = built.method, built.federation
     if not built.whole:
         return
     if built.recipe.peers is not None:
-        asks = any(method.stage.too_few(1))
-        each = _heard(built.recipe, built.recipe.peers, sorted(federation.clients)) if asks else {}
+        stages = [stage for stage in every(method.stage) if any(stage.unfit(None, 1))]
+        each = _heard(built.recipe, built.recipe.peers, sorted(federation.clients)) if stages else {}
         for peer, heard in each.items():
-            for why in method.stage.too_few(heard + 1):
+            for why in (why for stage in stages for why in stage.unfit(None, heard + 1)):
                 raise RecipeError(f"method: {method.name}: at peer {peer!r}, which hears at most {heard} others: {why}")
         return
     shared, rows = method.shared_part(built.layout), rows_of(method, federation, sorted(federation.trainers))
@@ -195,7 +202,7 @@ def too_few_rows(built: Built) -> None:
         present=torch.cat(present) if present else None,
         extra={"tasks": held},
     )
-    for why in (*method.stage.too_few(len(rows)), *method.stage.unfit(everyone)):
+    for why in (why for stage in every(method.stage) for why in stage.unfit(everyone, len(rows))):
         raise RecipeError(f"method: {method.name}: {why}")
 
 
@@ -211,7 +218,7 @@ def _heard(recipe: Recipe, peers: PeersSection, names: Sequence[str]) -> dict[st
 def strangers(built: Built) -> None:
     """Clients that a stage names and that are not there."""
     known, method = sorted(built.federation.clients), built.method
-    if built.whole and (unknown := sorted(method.stage.clients - {*known})):
+    if built.whole and (unknown := sorted(set().union(*(stage.clients for stage in every(method.stage))) - {*known})):
         raise RecipeError(
             f"method: {method.name}: no client {unknown[0]!r}.{nearest(unknown[0], known)} Clients: {', '.join(known)}"
         )
