@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import fedloom
+from fedloom.core.stage import every
 from fedloom.engines.api import Result
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.recipes.schema import Recipe
@@ -42,7 +43,7 @@ MERGING = ("ties", "dare", "consensus", "iso-c", "tsv-m")
 
 def installed(stage: Stage) -> bool:
     """Whether the packages that a stage needs are installed."""
-    return not any("which is not installed" in why for why in stage.unfit(None))
+    return not any("which is not installed" in why for one in every(stage) for why in one.unfit(None))
 
 
 def needed(addon: str) -> dict[str, Any]:

@@ -185,7 +185,7 @@ def resume(
     built = engine.build(recipe, partition)
     if recipe.model.is_held:
         _begin_again(built, path)
-    if ROUNDS in changed and built.method.stage.traits.paced:
+    if ROUNDS in changed and "rounds" in built.method.stage.traits.reads:
         raise StateError(f"{folder}: {ROUNDS} cannot be changed, for {built.method.name} paces itself by it")
     with RunFolder(path, recipe.runtime.mirror, progress.warn) as run_folder:
         accepted = accept_changes or changed

@@ -99,7 +99,7 @@ def membership(built: Built) -> type[Member]:
     if built.recipe.peers is not None:
         return Peering
     method = built.method
-    separable = method.stage.traits.separable and method.rows == "client" and not method.codec.stays_packed
+    separable = method.stage.traits.separable and not method.turn.by_task and not method.codec.stays_packed
     return Sharing if separable and not built.recipe.runtime.exact else Member
 
 

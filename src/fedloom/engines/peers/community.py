@@ -67,7 +67,7 @@ class Terms:
     @cached_property
     def by_task(self) -> bool:
         """Whether a peer has a vector for each task in place of one model."""
-        return self.method.rows == "client-task"
+        return self.method.turn.by_task
 
     @cached_property
     def fine(self) -> float | None:
@@ -81,7 +81,7 @@ class Terms:
 
         Methods that keep a model for each client look at updates, as at a server. Others mix models.
         """
-        apart = not self.method.stage.traits.reduces and self.method.start == "received"
+        apart = not self.method.stage.traits.reduces and self.method.turn.start == "received"
         return not self.by_task and (apart or self._reads_start)
 
     @cached_property

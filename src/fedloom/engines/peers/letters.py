@@ -105,7 +105,7 @@ def read(terms: Terms, letter: Letter, own: Trained, age: Age = NEW) -> Heard:
     inside = values if letter.values["update"] else values - terms.shared.take(own.start, part)
     displacement = terms.shared.put(torch.zeros_like(own.start), part, inside)
     model = None
-    if terms.method.start == "own" or terms.config.penalty or terms.fine is not None:
+    if terms.method.turn.start == "own" or terms.config.penalty or terms.fine is not None:
         model = theirs + displacement
         if not letter.values["update"]:  # exactly as it came: a difference and a sum may round
             model = terms.shared.put(model, part, values)

@@ -71,7 +71,7 @@ def merge(models: Sequence[Path], base: Path, out: Path, rule: str = "mean", sca
         vectors = [modulate(vector, mask, size) for mask, size in zip(masks, scales, strict=True)]
     else:
         updates = Updates.of(X, layout=layout, rows=[f"{i:06}" for i in range(len(X))])
-        for why in stage.unfit(updates):
+        for why in stage.unfit(updates, len(X)):
             raise UserError(f"merge: --rule {rule}: {why}")
         vectors = [stage(updates, stage.init(layout), Ctx(1))[0].X[0]] * len(X)
     parts = [_named(layout, theta + scale * vector) for vector in vectors]

@@ -140,7 +140,7 @@ def build(recipe: Recipe, partition: Partition | None = None, dataset: Dataset |
     else:
         partition.check(pool, shared=True)
     federation = BuiltFederation.build(dataset, partition, unified=recipe.model.heads == "all")
-    federation = federation.pooled(method.pooled) if method.pooled else federation
+    federation = federation.pooled(method.turn.pool) if method.turn.pool else federation
     built = assemble(recipe, method, dataset, pool, partition, federation)
     refusals.unmeasured(built)
     return built

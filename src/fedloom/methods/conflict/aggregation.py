@@ -9,6 +9,7 @@ Rows weighed by how well they agree with the updates of past rounds (FedBone).""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,7 +27,7 @@ from fedloom.core.layout import Layout
 from fedloom.core.mean import Mean, column_groups, problems, weighted_mean
 from fedloom.core.outline import Box
 from fedloom.core.spread import cut, join, total
-from fedloom.core.stage import Stage, Traits
+from fedloom.core.stage import Stage, Traits, inner
 from fedloom.core.updates import Updates
 from fedloom.methods.conflict.averse import Rescale, rescaling
 
@@ -247,7 +248,7 @@ class Weighting(Stage):
         """TorchJD's weighting for rows with shares p (K). Raises UserError that names the extra if a package lacks."""
         raise NotImplementedError
 
-    def unfit(self, rows: Updates | None) -> Iterator[str]:
+    def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
         """Packages that are not installed."""
         try:
             self.made(torch.ones(1, dtype=torch.float64))
@@ -381,7 +382,7 @@ class HistoryAttention(Aggregation):
 
     @cached_property
     def traits(self) -> Traits:
-        return replace(Traits.around(self.inner, reduces=True), presence="coupled")
+        return replace(Traits.around(inner(self), reduces=True), presence="coupled")
 
     def init(self, layout: Layout) -> State:
         """H = 0."""
