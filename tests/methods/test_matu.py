@@ -21,7 +21,7 @@ from fedloom.federation.rounds.messages import rows_of
 from fedloom.federation.rounds.rounds import initial_state
 from fedloom.federation.rounds.server import dispatch, server_step
 from fedloom.methods import METHODS
-from fedloom.methods.turn import EachTask
+from fedloom.methods.method import EachTask
 from fedloom.stages import Identity, TaskVectors
 from fedloom.training.flat import FlatModel
 from tests_support import load_recipe

@@ -19,7 +19,7 @@ from fedloom.errors import DataError, RecipeError
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.federation import TOGETHER, BuiltFederation, Part, together
 from fedloom.methods import joint, trivial
-from fedloom.methods.turn import InOnePlace
+from fedloom.methods.method import InOnePlace
 from fedloom.stages import Identity
 from fedloom.tasks import BinaryClassification, Classification, Depth, Edge, Normals, Regression, Saliency, Semseg
 from fedloom.training.rules import label_means

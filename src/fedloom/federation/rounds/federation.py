@@ -18,7 +18,7 @@ from fedloom.core.errors import DataError
 from fedloom.core.layout import Layout
 from fedloom.data.dataset import Dataset, Examples, Withheld, apart
 from fedloom.data.partition import Indices, Partition, class_counts, labelled
-from fedloom.methods.turn import Pooled
+from fedloom.methods.method import Pooled
 from fedloom.models.tasks.task import Task
 from fedloom.training.config import Training
 from fedloom.training.loop import Work

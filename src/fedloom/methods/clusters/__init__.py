@@ -214,7 +214,7 @@ def fedsoft(
     Couples tasks by design: clusters are made of all clients.
     """
     from fedloom.core.layout import ALL_BUT_ENCODER
-    from fedloom.methods.turn import Own
+    from fedloom.methods.method import Own
 
     return m.Method(
         name="fedsoft",

@@ -74,7 +74,7 @@ def matu(
     """
     from fedloom.core.codecs import Unified
     from fedloom.core.layout import Select
-    from fedloom.methods.turn import EachTask
+    from fedloom.methods.method import EachTask
     from fedloom.models.changes import FreeAdaptedWeights
     from fedloom.training.rules import Phase
 
@@ -115,7 +115,7 @@ def by_task(method: m.Method) -> m.Method:
     For methods with one model at the server. Refused with a model of the client's own beside it, vectors beside the
     update (scaffold), tuning, and among peers. Models with running statistics are refused.
     """
-    from fedloom.methods.turn import EachTask, Received
+    from fedloom.methods.method import EachTask, Received
 
     if method.turn.by_task:
         raise ValueError(f"{method.name}: rows (client, task) are there already")

@@ -39,8 +39,8 @@ def ditto(*, lam: Annotated[float, Field(ge=0)] = 0.1) -> m.Method:
     lam = 0 is local training beside FedAvg; a large lam gives the global model. Computation and client memory double.
     With FedDEA: the global stream only.
     """
+    from fedloom.methods.method import Beside
     from fedloom.methods.personal.rules import Anchor
-    from fedloom.methods.turn import Beside
 
     return m.Method(name="ditto", turn=Beside((Anchor(lam),)))
 
@@ -100,7 +100,7 @@ def fedamp(
     Couples tasks by design: clients are drawn to all similar models.
     """
     from fedloom.core.layout import ALL_BUT_ENCODER
-    from fedloom.methods.turn import Own
+    from fedloom.methods.method import Own
 
     return m.Method(
         name="fedamp",
@@ -137,7 +137,7 @@ def fedmtl(
     Couples tasks by design: relations are learned between all clients.
     """
     from fedloom.core.layout import ALL_BUT_ENCODER
-    from fedloom.methods.turn import Own
+    from fedloom.methods.method import Own
 
     return m.Method(
         name="fedmtl",
