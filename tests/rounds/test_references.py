@@ -239,7 +239,7 @@ def test_refusals_of_what_makes_no_sense() -> None:
     client = next(iter(built.federation.clients.values()))
     with pytest.raises(DataError, match="client 'together': that is the name of who has the examples of all"):
         BuiltFederation(built.federation.tasks, {TOGETHER: client}).pooled("all")
-    assert [joint().pooled, joint(by="task").pooled, trivial().pooled] == ["all", "task", "all"]
+    assert [joint().turn.pool, joint(by="task").turn.pool, trivial().turn.pool] == ["all", "task", "all"]
 
 
 def test_show_estimates_the_trivial_answer(quick: Quick) -> None:

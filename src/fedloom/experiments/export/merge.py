@@ -13,6 +13,7 @@ from torch import Tensor
 from fedloom.core.context import Ctx
 from fedloom.core.errors import RecipeError, UserError
 from fedloom.core.layout import Layout
+from fedloom.core.stage import Stage, every
 from fedloom.core.taskvectors import modulate, unify
 from fedloom.core.updates import Updates
 from fedloom.experiments.export.bundle import ABOUT, CARD, Bundle, about, check_empty, described, network, write
@@ -23,7 +24,6 @@ from fedloom.federation.rounds.build import build_method
 from fedloom.methods import Method
 from fedloom.models.multitask import MultiTask
 from fedloom.models.tasks.task import Task
-from fedloom.stages import Stage
 
 
 def merge(models: Sequence[Path], base: Path, out: Path, rule: str = "mean", scale: float = 1.0) -> list[Path]:
@@ -71,7 +71,7 @@ def merge(models: Sequence[Path], base: Path, out: Path, rule: str = "mean", sca
         vectors = [modulate(vector, mask, size) for mask, size in zip(masks, scales, strict=True)]
     else:
         updates = Updates.of(X, layout=layout, rows=[f"{i:06}" for i in range(len(X))])
-        for why in stage.unfit(updates, len(X)):
+        for why in (why for one in every(stage) for why in one.unfit(updates, len(X))):
             raise UserError(f"merge: --rule {rule}: {why}")
         vectors = [stage(updates, stage.init(layout), Ctx(1))[0].X[0]] * len(X)
     parts = [_named(layout, theta + scale * vector) for vector in vectors]

@@ -109,7 +109,9 @@ def ratio(terms: Terms, d: int, clients: int, share: float) -> float:
     return terms.noise * math.sqrt(d) / (expected if terms.trust == "central" else math.sqrt(expected))
 
 
-def told(section: Privacy, terms: Terms, d: int, clients: int, share: float, rounds: int, least: float) -> list[str]:
+def told(
+    section: Privacy, terms: Terms, d: int, clients: int, share: float, rounds: int, least: float = 0
+) -> list[str]:
     """What a run will cost and whether it can learn, in sentences; `least` are the clients of the smallest cluster."""
     size, last = ratio(terms, d, clients, share), terms.last(section.bound, rounds)
     stops = "" if last == rounds else f"; the budget of {section.bound:g} is spent after {last} rounds"
