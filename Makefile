@@ -18,7 +18,7 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml constraints/ci.txt | $(VENV)/bin/python
-	$(INSTALL) -e '.[digits,vision,report]'
+	$(INSTALL) -e '.[vision,report]'
 	@touch $@
 
 $(VENV)/.test: pyproject.toml constraints/ci.txt | $(VENV)/bin/python
@@ -45,8 +45,8 @@ demo-scenes: $(VENV)/.demo
 # The numbers of docs/results, again: `make results-claims/fedhca2-scenes` runs the grid of that name (fedloom grid
 # lists them), goes on where it was stopped, writes its table, its tests and its page to grids/NAME, and both tables to
 # docs/results/tables, from where a page includes them.
-GRIDS := $(patsubst src/fedloom/study/grids/%.yaml,%,$(wildcard src/fedloom/study/grids/*.yaml src/fedloom/study/grids/*/*.yaml))
-$(GRIDS:%=results-%): results-%: $(VENV)/.test
+RESULTS := $(filter results-%,$(MAKECMDGOALS))
+$(RESULTS): results-%: $(VENV)/.test
 	$(BIN)/fedloom grid $* --out grids/$* $(ARGS)
 	$(BIN)/fedloom table grids/$* --format markdown --out grids/$*/table.md
 	cp grids/$*/table.md docs/results/tables/$(subst /,-,$*).md
@@ -75,7 +75,7 @@ test: lint
 	$(BIN)/pytest -n 2
 
 # The test of the report in a browser runs where Chromium and its driver are (Debian: apt install chromium chromium-driver)
-# and selenium is: .venv/bin/pip install -e '.[browser]'
+# and selenium is: .venv/bin/pip install selenium
 # The oldest flwr that is supported, in an environment of its own: `make test` has the newest.
 test-flower-oldest:
 	$(PYTHON) -m venv $(VENV)-flower
@@ -86,8 +86,8 @@ test-flower-oldest:
 # Newer pyarrow, which datasets would take, needs numpy 2.
 test-oldest:
 	$(PYTHON) -m venv $(VENV)-oldest
-	$(VENV)-oldest/bin/python -m pip install -q -c constraints/oldest.txt $(PIP_ARGS) -e '.[vision,lora,data,report,notebook,peers,privacy]' \
-	  pytest pytest-timeout pytest-xdist hypothesis torchmetrics jsonschema hatchling setuptools 'pyarrow<18'
+	$(VENV)-oldest/bin/python -m pip install -q -c constraints/oldest.txt $(PIP_ARGS) -e '.[vision,data,report,notebook,privacy]' \
+	  peft networkx pytest pytest-timeout pytest-xdist hypothesis torchmetrics jsonschema hatchling setuptools 'pyarrow<18'
 	$(VENV)-oldest/bin/pytest -n 2 -W default $(ARGS)
 
 nightly: lint

@@ -112,37 +112,22 @@ def slope(rows: Sequence[dict[str, Any]], field: str) -> float:
 
 def draw(rows: Sequence[dict[str, Any]], file: Path) -> None:
     """One panel each for seconds, bytes of signals and memory."""
-    import matplotlib
-
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    from fedloom.study.palette import COLORS
+    from fedloom.study.charts import concat, lines, save
 
     panels = {"seconds": ("CPU seconds a round", 1.0), "signal bytes": ("MB of signals a round", 1e6)}
     panels["memory"] = ("MB of memory", 1e6)
-    figure, axes = pyplot.subplots(1, 3, figsize=(12, 4.2), layout="constrained")
-    for axis, (field, (label, unit)) in zip(axes, panels.items(), strict=True):
-        for candidates, style in zip(GRAPHS, ("--", "-"), strict=True):
-            for kind, colour in zip(KINDS, COLORS[:2], strict=True):
+    drawn = []
+    for field, (label, unit) in panels.items():
+        several, groups = {}, {}
+        for kind in KINDS:
+            for candidates in GRAPHS:
                 line = [row for row in rows if (row["candidates"], row["signals"]) == (candidates, kind)]
-                axis.loglog(
-                    [row["peers"] for row in line],
-                    [row[field] / unit for row in line],
-                    style,
-                    marker="o",
-                    markersize=4,
-                    color=colour,
-                    label=f"{kind}, {candidates} candidates: slope {slope(line, field):.2f}",
-                )
-        axis.set(xlabel="peers N", ylabel=label)
-        axis.set_xticks(SIZES, [str(n) for n in SIZES])
-        axis.minorticks_off()
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.legend(fontsize=8, handlelength=4, frameon=False)
+                name = f"{kind}, {candidates} candidates: slope {slope(line, field):.2f}"
+                several[name] = {row["peers"]: row[field] / unit for row in line}
+                groups[name] = kind
+        drawn.append(lines(several, "peers N", label, title=label, groups=groups, log="xy"))
     file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, metadata={"Date": None})
+    save(concat(drawn), file)
 
 
 def write(rows: Sequence[dict[str, Any]], folder: Path) -> None:

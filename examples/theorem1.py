@@ -117,17 +117,12 @@ for name, (tasks, loss, theta) in problems.items():
     assert abs(slope - 3) < 0.1, "the theorem does not hold here"
 
 if len(sys.argv) > 1:
-    from matplotlib.figure import Figure
+    from fedloom.study.charts import lines, save
 
-    figure = Figure(figsize=(6, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for name, values in errors.items():
-        axes.loglog(ETAS, values, marker="o", label=name)
+    several = {name: dict(zip(ETAS, values, strict=True)) for name, values in errors.items()}
     top = max(values[0] for values in errors.values())
-    axes.loglog(ETAS, [2 * top * (eta / ETAS[0]) ** 3 for eta in ETAS], "k--", linewidth=1, label="slope 3")
-    axes.set_xlabel("eta")
-    axes.set_ylabel("error of the theorem's term")
-    axes.set_title("MTL - N FL against Eq. 43, exact mean over orders")
-    axes.legend()
-    figure.savefig(sys.argv[1], dpi=120)
+    slope = {"slope 3": {eta: 2 * top * (eta / ETAS[0]) ** 3 for eta in ETAS}}
+    title = "MTL - N FL against Eq. 43, exact mean over orders"
+    chart = lines(several | slope, "eta", "error of the theorem's term", title=title, dashed=slope, log="xy")
+    save(chart, sys.argv[1])
     print(sys.argv[1])

@@ -1,4 +1,4 @@
-"""What tests of the report's pages share: a page taken apart, figures that plotly takes, a hostile name."""
+"""What tests of the report's pages share: a page taken apart, what its charts show, a hostile name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
+from fedloom.study.charts import rows_of
+
 NASTY = "</script><img src=x onerror=alert(1)>&\"'\u2028"
+SHOWN = NASTY.replace("\u2028", " ")
+"""The name in a chart."""
 
 
 class Page(HTMLParser):
@@ -40,11 +44,36 @@ class Page(HTMLParser):
         return json.loads(self.scripts["report-data"])
 
 
+def view_of(figure: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    """The chart of a figure's view."""
+    (found,) = [view["chart"] for view in figure if view["name"] == name]
+    return found
+
+
+def drawn(chart: dict[str, Any]) -> dict[str, dict[Any, float | None]]:
+    """Name -> x -> y of the lines, bands and points that a chart draws; of a band the two ends."""
+    found: dict[str, dict[Any, Any]] = {}
+    for row in rows_of(chart):
+        found.setdefault(row["name"], {})[row["x"]] = row["y"] if "y" in row else (row["low"], row["high"])
+    return found
+
+
+def cells(chart: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Row -> column -> number of a map."""
+    found: dict[str, dict[str, float]] = {name: {} for name in chart["encoding"]["y"]["scale"]["domain"]}
+    for row in rows_of(chart):
+        found[row["row"]][row["column"]] = row["value"]
+    return found
+
+
+def panels(chart: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Title -> chart of a sheet."""
+    return {" ".join(part.get("title", ())): part for part in chart["concat"]}
+
+
 def check_figures(figures: dict[str, Any]) -> None:
-    """Every view is a valid figure of plotly."""
-    graph_objects = pytest.importorskip("plotly.graph_objects")
+    """Every chart can be drawn."""
+    convert = pytest.importorskip("vl_convert")
     for figure in figures.values():
-        for view in figure["views"]:
-            shared = figure["shared"]
-            traces = [{**(shared[i] if i < len(shared) else {}), **own} for i, own in enumerate(view["data"])]
-            graph_objects.Figure(traces, figure["layout"])
+        for view in figure[:2]:
+            assert convert.vegalite_to_svg(view["chart"]).startswith("<svg")

@@ -42,8 +42,9 @@ def test_the_first_screen_has_the_two_commands_that_do_all_the_set_up() -> None:
 
 
 def test_the_recipe_is_valid() -> None:
-    (text,) = blocks("yaml")
-    assert load(parse(text, "README.md")).method.params == {"mu": 0.1}
+    whole, like = blocks("yaml")
+    assert load(parse(whole, "README.md")).method.params == {"mu": 0.1}
+    assert load(parse(like, "README.md"))
 
 
 def test_the_commands_name_keys_that_exist() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,23 +13,20 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 from torch import nn
 
-from fedloom.errors import UserError
 from fedloom.relatedness import (
     agreement,
     cosine,
-    draw,
     etran,
     etran_totals,
     fim,
     fisher_diagonal,
     logme,
-    picture,
     sign,
     symmetrised,
     wte,
     wte_embeddings,
 )
-from fedloom.study.relatedness.wasserstein import plan
+from fedloom.study.relatedness.measures import plan
 
 ROWS = torch.tensor([[3.0, -1, 0, 2], [-2, 2, 1, 0], [1, 1, -4, 0]])
 
@@ -371,20 +367,3 @@ def test_agreement_leaves_out_what_is_not_known() -> None:
         agreement({"a": A, "b": np.eye(3)})
     with pytest.raises(ValueError, match="square"):
         symmetrised(np.zeros((2, 3)))
-
-
-def test_heat_maps(tmp_path: Path) -> None:
-    chance = np.random.default_rng(0)
-    matrices = {"sign": sign(torch.randn(4, 50)), "logme": chance.normal(size=(4, 4)), "wte": chance.random((4, 4))}
-    draw(matrices, tmp_path / "maps.png", tasks=["a", "b", "c", "d"])
-    assert (tmp_path / "maps.png").stat().st_size > 10_000
-    matrices["logme"][:, 1] = np.nan
-    page = picture(matrices)
-    titles = [a.get_title() for a in page.axes if a.get_title()]
-    assert titles == ["sign", "logme", "wte (distance)", "Pearson's correlation", "Spearman's correlation"]
-    draw({"one": np.ones((1, 1))}, tmp_path / "one.svg")
-    draw({"many": chance.random((15, 15))}, tmp_path / "many.pdf")
-    with pytest.raises(UserError, match="nowhere"):
-        draw(matrices, tmp_path / "nowhere" / "maps.png")
-    with pytest.raises(ValueError, match="names"):
-        draw(matrices, tmp_path / "maps.png", tasks=["a"])

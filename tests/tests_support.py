@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import fedloom
+from fedloom.core.stage import every
 from fedloom.engines.api import Result
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.recipes.schema import Recipe
@@ -34,7 +35,7 @@ ROBUST = ("krum", "multi-krum", "nnm", "rfa", "centred-clip", "clip", "trimmed-m
 """Add-ons that need several clients with the same tasks, unless f is 0."""
 
 TORCHJD = ("upgrad", "dualproj", "aligned-mtl", "imtl-g", "fairgrad")
-"""Add-ons of the extra `torchjd`, which are refused without it."""
+"""Add-ons of the extra `methods`, which are refused without it."""
 
 MERGING = ("ties", "dare", "consensus", "iso-c", "tsv-m")
 """Add-ons that merge updates as task vectors are merged."""
@@ -42,7 +43,7 @@ MERGING = ("ties", "dare", "consensus", "iso-c", "tsv-m")
 
 def installed(stage: Stage) -> bool:
     """Whether the packages that a stage needs are installed."""
-    return not any("which is not installed" in why for why in stage.unfit(None))
+    return not any("which is not installed" in why for one in every(stage) for why in one.unfit(None))
 
 
 def needed(addon: str) -> dict[str, Any]:

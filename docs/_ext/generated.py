@@ -29,8 +29,7 @@ from fedloom.federation.recipes import load
 from fedloom.methods import ADDONS, METHODS
 from fedloom.methods.method import Method
 from fedloom.stages import Stage
-from fedloom.study.grid import load_grid, names
-from fedloom.study.references import CHANGES
+from fedloom.study.grid import CHANGES, load_grid, names
 from fedloom.study.report.page import part
 
 FACES = (

@@ -3,8 +3,8 @@
 python trials.py [OUT]: a stranger's key; payloads with nan, far too large, of another model; a failure that passes; a
 node killed with -9 in the middle of a round, another that takes its name, and the first one started again; a node that
 is slower than the deadline; a node that runs only signed apps; the server app killed with -9; the SuperLink and the
-server app killed with -9, and the SuperLink started again: `fedloom flower keep` then starts the run again. One node
-has terms for the recipe and its changes.
+server app killed with -9, and the SuperLink started again: a loop in the shell, as in a systemd unit, starts the run
+again. One node has terms for the recipe and its changes.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ from fedloom.federation.runs.audit import FILE as AUDIT
 from fedloom.federation.runs.audit import verified
 
 ROUNDS, DEADLINE = 14, 240
+LOOP = """\
+until flwr run '{app}' tls --stream --run-config '{settings}'; test -f '{run}/run.json' &&
+    ! grep -q 'status.: .running' '{run}/run.json'
+do sleep 10; done
+"""
 # What the app of the site "lab" does to its answers in rounds 1 to 3; in round 10 it fails once; where its home has a
 # file `slow`, it answers a minute after the deadline.
 ROGUE = f"""
@@ -86,8 +91,8 @@ def lines(out: Path) -> list[dict[str, Any]]:
 def wait(here: Deployment, out: Path, rounds: int, seconds: float = 1200) -> None:
     end = time.monotonic() + seconds
     while here.rounds(out) < rounds:
-        if here.rounds(out) < 0 and here.processes["keep"].poll() is not None:
-            raise RuntimeError(f"the run did not begin: see {here.logs / 'keep.log'}")
+        if here.rounds(out) < 0 and here.processes["loop"].poll() is not None:
+            raise RuntimeError(f"the run did not begin: see {here.logs / 'loop.log'}")
         if time.monotonic() > end:
             raise TimeoutError(f"round {rounds} has not come: see {here.logs}")
         time.sleep(0.5)
@@ -112,7 +117,8 @@ def main(out: Path) -> None:
         here.start_node("careful", "client: careful\n", options=("--trusted-entities", trusted(out)))
         here.start_node("stranger", "client: stranger\n", register=False)
         stranger = here.processes["stranger"]
-        here.start("keep", "fedloom", *("flower", "keep", out / "sites", "tls", "--out", run, "--changes", changes))
+        (out / "run.toml").write_text(f"folder = '{run}'\nchanges = '{changes}'\n")
+        here.start("loop", "/bin/sh", "-c", LOOP.format(app=out / "sites", settings=out / "run.toml", run=run))
         say(f"a node with a key that is not registered: exit code {stranger.wait(timeout=300)}")
         here.processes.pop("stranger")
         wait(here, run, 3)
@@ -136,10 +142,10 @@ def main(out: Path) -> None:
         say(f"server app and SuperLink killed in round {here.rounds(run) + 1}")
         here.stop("superlink", signal.SIGKILL)
         here.start_superlink()
-        code = here.processes["keep"].wait(timeout=1200)
-        here.processes.pop("keep")
+        code = here.processes["loop"].wait(timeout=1200)
+        here.processes.pop("loop")
         about = json.loads((run / "run.json").read_text())
-        say(f"`fedloom flower keep` ended with code {code}: {about['status']} after {about['rounds']} rounds")
+        say(f"the loop ended with code {code}: {about['status']} after {about['rounds']} rounds")
         noted = [line["what"] for line in verified(here.homes / "clinic" / AUDIT)]
         say(f"audit of 'clinic': {', '.join(f'{count} {what}' for what, count in sorted(Counter(noted).items()))}")
     for line in lines(run)[1:]:

@@ -21,18 +21,16 @@ from fedloom.core.lazy import lazy
 if TYPE_CHECKING:
     from fedloom.study.relatedness.compare import Agreement as Agreement
     from fedloom.study.relatedness.compare import agreement as agreement
-    from fedloom.study.relatedness.compare import draw as draw
-    from fedloom.study.relatedness.compare import picture as picture
     from fedloom.study.relatedness.compare import symmetrised as symmetrised
-    from fedloom.study.relatedness.evidence import logme as logme
-    from fedloom.study.relatedness.fisher import fim as fim
-    from fedloom.study.relatedness.fisher import fisher_diagonal as fisher_diagonal
-    from fedloom.study.relatedness.scores import EtranScore as EtranScore
-    from fedloom.study.relatedness.scores import etran as etran
-    from fedloom.study.relatedness.scores import etran_totals as etran_totals
-    from fedloom.study.relatedness.vectors import cosine as cosine
-    from fedloom.study.relatedness.vectors import sign as sign
-    from fedloom.study.relatedness.wasserstein import wte as wte
-    from fedloom.study.relatedness.wasserstein import wte_embeddings as wte_embeddings
+    from fedloom.study.relatedness.measures import EtranScore as EtranScore
+    from fedloom.study.relatedness.measures import cosine as cosine
+    from fedloom.study.relatedness.measures import etran as etran
+    from fedloom.study.relatedness.measures import etran_totals as etran_totals
+    from fedloom.study.relatedness.measures import fim as fim
+    from fedloom.study.relatedness.measures import fisher_diagonal as fisher_diagonal
+    from fedloom.study.relatedness.measures import logme as logme
+    from fedloom.study.relatedness.measures import sign as sign
+    from fedloom.study.relatedness.measures import wte as wte
+    from fedloom.study.relatedness.measures import wte_embeddings as wte_embeddings
 
 __getattr__, __dir__ = lazy(__name__)

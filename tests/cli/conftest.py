@@ -39,7 +39,7 @@ for line in {lines!r}:
         main()
     except SystemExit:
         pass
-    heavy = {{"torch", "scipy", "sklearn", "matplotlib"}} & set(sys.modules)
+    heavy = {{"torch", "scipy", "sklearn", "vl_convert"}} & set(sys.modules)
     if heavy:
         sys.exit(f"{{line}}: imported {{heavy}}")
 """

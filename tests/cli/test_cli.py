@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from typer.main import get_command
 
 import fedloom.engines
 from fedloom import __version__
@@ -254,9 +255,9 @@ def test_lines_that_need_no_torch(answers_without_torch):
 
 
 def test_every_command_is_in_a_group_of_the_help():
-    known = [*app.registered_commands, *app.registered_groups]
-    assert {info.name or info.callback.__name__ for info in known} == {n for names in PANELS.values() for n in names}
-    assert all(info.rich_help_panel in PANELS for info in known)
+    known = get_command(app).commands
+    assert {*known} == {name for names in PANELS.values() for name in names}
+    assert all(command.rich_help_panel in PANELS for command in known.values())
 
 
 def test_the_help_has_the_groups_in_their_order(fedloom_):

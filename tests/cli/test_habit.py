@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import fedloom
 from fedloom.cli.app import app
 from fedloom.cli.shared import answer
-from fedloom.federation.recipes.catalogue import catalogue
+from fedloom.federation.recipes.loader import catalogue
 from fedloom.federation.runs.audit import Audit
 from folders_support import nyud
 from folders_support import save as save_image
@@ -71,8 +71,8 @@ LISTS: dict[str, tuple[str, ...]] = {
 }
 """Commands that print a table or a list, with arguments for a tiny one."""
 OTHERS = {
-    *("data prepare", "data preview", "export", "figure", "flower keep", "flower new", "init", "merge", "picture"),
-    *("atlas", "demo", "recipe schema", "report", "tournament", "ui"),
+    *("data preview", "export", "figure", "flower new", "init", "merge", "picture"),
+    *("atlas", "demo", "recipe schema", "report", "tournament"),
 }
 
 

@@ -43,7 +43,7 @@ def test_a_run_starts_from_what_was_pretrained(command, tmp_path):
     file = tmp_path / "new" / "encoder.safetensors"
     code, out, err = command("--epochs", "2", "--out", str(file))
     assert code == 0
-    assert [line.split("  ")[0] for line in err.splitlines()] == ["epoch 1/2", "epoch 2/2"]
+    assert [line.split("  ")[0] for line in err.splitlines()] == ["1/2", "2/2"]
     assert "after epoch 2 of 2, on all test examples" in out
     assert f"model.weights={file}" in out
     shown = labels(file)

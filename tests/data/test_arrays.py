@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from fedloom.data import DATASETS, Pool
+from fedloom.data.store import Store
 from fedloom.errors import DataError, RecipeError, UserError
 
 arrays = DATASETS["arrays"].function
-REAL = Path(__file__).parents[3] / "shared" / "data"
 CPU = torch.device("cpu")
 
 
@@ -237,11 +237,6 @@ def test_bad_parameters(npz, params, message):
         arrays(0, path=npz(columns()), **params)
 
 
-def test_size_is_for_images(npz):
-    with pytest.raises(RecipeError, match="size and channels are for images"):
-        arrays(0, path=npz(columns(shape=(5,))), size=8)
-
-
 def test_bad_files(tmp_path):
     with pytest.raises(DataError, match=r"there is no file or folder .*nowhere.npz"):
         arrays(0, path=str(tmp_path / "nowhere.npz"))
@@ -275,8 +270,6 @@ def test_labels_that_would_make_billions_of_classes(npz):
         UserError, match=r"set\.npz: task 'label': the confusion matrix of 2000000001 classes would take"
     ):
         arrays(0, path=npz(columns(y_train=labels)))
-    with pytest.raises(DataError, match=r"'y_train' expected integers below 2\^63, found 18446744073709551615"):
-        arrays(0, path=npz(columns(y_train=np.full(40, 2**64 - 1, np.uint64))))
 
 
 @pytest.mark.parametrize("shape", [(20_000_000_000,), (40, 8, 9), (-40, 8, 8), (40, 8, 10**30)])
@@ -311,42 +304,75 @@ def test_pickles_are_never_opened(tmp_path):
     assert not (tmp_path / "sprung").exists()
 
 
-DOMAINS = {"domain": "domain_{split}", "domain_names": "domain_names"}
-OMNIGLOT = {"labels": {"alphabet": "alphabet_{split}", "char": "char_in_alphabet_{split}"}}
+TEXT = "\ufeffage,height,kind,site\n" + "".join(
+    f"{i / 8},{i % 5}, {'abc'[i % 3]} ,{('south', 'north', '')[i % 3]}\n" for i in range(60)
+)
+
+
+@pytest.fixture
+def csv_file(tmp_path: Path) -> Path:
+    (tmp_path / "t.csv").write_text(TEXT, encoding="utf-8")
+    return tmp_path / "t.csv"
+
+
+def test_columns_are_numbers_or_texts(csv_file: Path) -> None:
+    found = Store(csv_file).columns
+    assert [column.dtype.kind for column in found.values()] == ["f", "i", "U", "U"]
+    (csv_file.parent / "u.csv").write_text("a\n1_000\n2\n")
+    assert Store(csv_file.parent / "u.csv").columns["a"].tolist() == ["1_000", "2"]
+    assert found["age"][:3].tolist() == [0, 0.125, 0.25]
+    assert set(found["kind"]) == {"a", "b", "c"}
+
+
+def test_a_data_set_of_a_table(csv_file: Path) -> None:
+    options = {"images": "age,height", "labels": {"kind": "kind", "site": "site"}, "test_fraction": 0.2}
+    made = arrays(0, path=str(csv_file), **options)
+    assert [(task.name, task.channels) for task in made.tasks] == [("kind", 3), ("site", 2)]
+    assert made.input_shape == (2,)
+    labels = {
+        task: np.concatenate([part.labels[task].numpy() for part in (made.train, made.test)])
+        for task in options["labels"]
+    }
+    assert sorted(zip(labels["kind"].tolist(), labels["site"].tolist(), strict=True)) == sorted(
+        (i % 3, (1, 0, -1)[i % 3]) for i in range(60)
+    )
+
+
+def test_domains_have_the_names_in_the_table(tmp_path: Path) -> None:
+    csv_file = tmp_path / "t.csv"
+    csv_file.write_text(TEXT.replace(",\n", ",east\n"), encoding="utf-8")
+    options = {"images": "age,height", "labels": {"kind": "kind"}, "domain": "site", "domain_names": "site"}
+    made = arrays(0, path=str(csv_file), test_fraction=0.2, **options)
+    assert made.domains == ("east", "north", "south")
 
 
 @pytest.mark.parametrize(
-    ("name", "params", "shape", "classes", "sizes"),
+    ("text", "message"),
     [
-        ("digits_mnist", {}, (1, 28, 28), [10], (8000, 2000)),
-        ("digits_usps", {}, (1, 16, 16), [10], (7291, 2007)),
-        ("digits_mnistm", {}, (3, 32, 32), [10], (2000, 600)),
-        ("digits_chars74k", {"size": 28, "channels": 1}, (1, 28, 28), [10], (664, 221)),
-        ("digits_font", {"size": 32, "channels": 3}, (3, 32, 32), [10], (3326, 948)),
-        ("digits_sign", {}, (1, 32, 32), [10], (1662, 400)),
-        ("fashion_mnist", {}, (1, 28, 28), [10], (8000, 2000)),
-        ("notmnist", {}, (1, 28, 28), [10], (4500, 1100)),
-        ("quickdraw8", {}, (1, 28, 28), [8], (4800, 1440)),
-        ("omniglot", OMNIGLOT, (1, 28, 28), [8, 47], (3630, 1210)),
-        ("cifar10", {}, (3, 32, 32), [10], (2500, 800)),
-        ("gtsrb", {}, (3, 32, 32), [43], (2150, 860)),
-        ("pacs", DOMAINS, (3, 64, 64), [7], (840, 280)),
-        ("office_caltech10", {**DOMAINS, "limit": 200}, (3, 64, 64), [10], (200, 200)),
-        ("landmine", {"domain": "task_{split}"}, (9,), [2], (10374, 4446)),
+        ("a,b\n", "expected a line of names and a line for each example, found 1 lines"),
+        ("a,b\n1,2\n3\n", "line 3: expected 2 cells, found 1"),
+        ("a,a\n1,2\n", "expected a name of its own for each column, found 'a'"),
+        ("a,\n1,2\n", "expected a name of its own for each column, found ''"),
+        ('a,b\n1,"2\n', "is not a .csv file in UTF-8"),
+        ("a,b\n\udcff,2\n", "is not a .csv file in UTF-8"),
     ],
 )
-def test_real_sets(name, params, shape, classes, sizes):
-    path = REAL / f"{name}.npz"
-    if not path.exists():
-        pytest.skip("the real data sets are not beside the project")
-    data = arrays(0, path=str(path), **params)
-    assert data.input_shape == shape
-    assert [task.channels for task in data.tasks] == classes
-    assert (len(data.train), len(data.test)) == sizes
-    x, y = data.train.batch(torch.arange(100), CPU)
-    assert x.dtype == torch.float32
-    assert bool(x.isfinite().all())
-    assert x.abs().max() < 60
-    assert list(y) == [task.name for task in data.tasks]
-    if "domain_names" in params:
-        assert len(data.domains) == 4
+def test_what_is_no_table_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "t.csv").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(DataError, match=message):
+        Store(tmp_path / "t.csv")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"images": "age,heigth"}, "no column 'heigth'. Did you mean 'height'?"),
+        ({"images": "age,kind"}, "column 'kind' expected numbers, found 'a'"),
+        ({"labels": {"t": "age"}}, "'age' expected one integer per example, found float64"),
+    ],
+)
+def test_keys_that_do_not_fit_are_named(csv_file: Path, change: dict[str, object], message: str) -> None:
+    options = {"images": "age,height", "labels": {"kind": "kind"}, "test_fraction": 0.2, **change}
+    with pytest.raises(DataError) as caught:
+        arrays(0, path=str(csv_file), **options)
+    assert message in str(caught.value)

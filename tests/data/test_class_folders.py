@@ -1,169 +1,31 @@
-"""Image sets in folders of classes: made from torchvision's data sets or other folders, and read as tasks."""
+"""Image sets in folders of classes, read as tasks, and CIFAR-10 in its published form."""
 
 from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from typer.testing import CliRunner
 
 import fedloom
-from fedloom.cli.app import app
-from fedloom.core.machine import locked
-from fedloom.data import DATASETS, download
-from fedloom.errors import DataError, InUseError, RecipeError
+from fedloom.data import DATASETS
+from fedloom.errors import DataError, RecipeError
 from fedloom.federation.recipes import load as load_recipe
 
 CPU = torch.device("cpu")
+cifar10 = DATASETS["cifar10"].function
 
 
 def picture(colour: tuple[int, int, int], size: tuple[int, int] = (10, 8)) -> Image.Image:
     return Image.new("RGB", size, colour)
 
 
-class Fake(list):
-    """What torchvision's data sets are: pairs of an image and a class; `classes` is optional there, too."""
-
-
-@pytest.fixture
-def torchvision(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
-    """Made-up data sets instead of torchvision's; returns the arguments with which they were opened."""
-    calls: list[dict[str, object]] = []
-
-    def svhn(root: str, split: str, download: bool) -> Fake:
-        calls.append({"root": root, "split": split, "download": download})
-        return Fake((picture((40 * i, 0, 0)), np.int64(i % 3)) for i in range(6 if split == "train" else 3))
-
-    def sun397(root: str, download: bool) -> Fake:
-        found = Fake((Image.new("L", (200, 100), 20 * i), i % 2) for i in range(8))
-        found.classes = ["b/outdoor", "a b"]
-        return found
-
-    def cars(root: str, split: str, download: bool) -> Fake:
-        raise RuntimeError("the server is gone")
-
-    def dtd(root: str, split: str, download: bool) -> Fake:
-        return Fake([(picture((0, 0, {"train": 1, "val": 2, "test": 3}[split])), 0)])
-
-    fakes = SimpleNamespace(SVHN=svhn, SUN397=sun397, StanfordCars=cars, DTD=dtd)
-    monkeypatch.setattr(download, "need", lambda module, extra: fakes if "torchvision" in module else Image)
-    return calls
-
-
-def pixel(file: Path) -> tuple[int, int, int]:
-    with Image.open(file) as image:
-        return image.getpixel((0, 0))
-
-
-def tree(root: Path) -> list[str]:
-    return sorted(p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file() and p.suffix != ".lock")
-
-
-def test_what_another_process_prepares_is_left_alone(torchvision, tmp_path):
-    begun = tmp_path / "svhn.partial" / "train"
-    begun.mkdir(parents=True)
-    with (
-        locked(tmp_path / ".svhn.lock", tmp_path),
-        pytest.raises(InUseError, match="svhn is in use by another process"),
-    ):
-        download.prepare("svhn", tmp_path)
-    assert begun.is_dir()
-    assert download.prepare("svhn", tmp_path) == {"train": 6, "test": 3}  # what was broken off is begun anew
-
-
-def test_a_set_with_parts_is_written_class_by_class(torchvision, tmp_path):
-    assert download.prepare("svhn", tmp_path) == {"train": 6, "test": 3}
-    assert torchvision == [
-        {"root": str(tmp_path / "downloads" / "svhn"), "split": split, "download": True} for split in ("train", "test")
-    ]
-    assert tree(tmp_path) == [
-        *(f"svhn/test/{c:03d}/{c:06d}.png" for c in range(3)),
-        *(f"svhn/train/{c:03d}/{i:06d}.png" for c in range(3) for i in (c, c + 3)),
-    ]
-    assert pixel(tmp_path / "svhn/train/001/000004.png") == (160, 0, 0)
-    with pytest.raises(DataError, match="is there already"):
-        download.prepare("svhn", tmp_path)
-    with pytest.raises(DataError, match="has a test part"):
-        download.prepare("dtd", tmp_path, test_fraction=0.5)
-
-
-def test_a_set_without_parts_is_split_in_every_class(torchvision, tmp_path):
-    assert download.prepare("sun397", tmp_path, size=50) == {"train": 4, "test": 4}
-    files = tree(tmp_path / "sun397")
-    for split in ("train", "test"):
-        for kind in ("000-b-outdoor", "001-a-b"):
-            assert sum(f.startswith(f"{split}/{kind}/") for f in files) == 2
-    assert not (tmp_path / "sun397.partial").exists()
-    with Image.open(tmp_path / "sun397" / files[0]) as image:
-        assert (image.size, image.format) == ((100, 50), "JPEG")
-    again = tmp_path / "again"
-    download.prepare("sun397", again, size=50)
-    assert tree(again / "sun397") == files
-
-
-def test_several_parts_of_the_source_train_together(torchvision, tmp_path):
-    assert download.prepare("dtd", tmp_path) == {"train": 2, "test": 1}
-    assert [pixel(tmp_path / "dtd" / f)[2] for f in tree(tmp_path / "dtd")] == [3, 1, 2]
-
-
-def test_what_cannot_be_had_is_said(torchvision, tmp_path):
-    with pytest.raises(DataError, match=r"StanfordCars cannot be loaded \(the server is gone\)"):
-        download.prepare("cars", tmp_path)
-    with pytest.raises(DataError, match="'svnh' is not one that torchvision downloads. Did you mean 'svhn'"):
-        download.prepare("svnh", tmp_path)
-    assert not (tmp_path / "cars").exists()
-
-
-def test_sources_fit_the_signatures_of_torchvision():
-    import inspect
-
-    from fedloom.core.extras import need
-
-    library = need("torchvision.datasets", "vision")
-    for name, source in download.SOURCES.items():
-        signature = inspect.signature(getattr(library, source.library))
-        for arguments in (*source.train, *source.test):
-            signature.bind("root", download=True, **arguments)
-        assert bool(source.test) != (source.test_fraction is not None), name
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A folder of two classes, five images each, in the order ripe < unripe."""
-    for number, kind in enumerate(("ripe", "unripe")):
-        (tmp_path / "fruit" / kind).mkdir(parents=True)
-        for i in range(5):
-            picture((100 * number, 10 * i, 0), (80, 40)).save(tmp_path / "fruit" / kind / f"{i}.png")
-    return tmp_path
-
-
-def test_the_command_line_takes_a_folder_of_classes(folder):
-    root = str(folder / "root")
-    result = CliRunner().invoke(app, ["data", "prepare", "fruit", "--out", root, "--source", str(folder / "fruit")])
-    assert result.exit_code == 0
-    assert "fruit: 8 train, 2 test" in result.output
-    assert len(tree(folder / "root" / "fruit" / "train" / "001-unripe")) == 4
-    result = CliRunner().invoke(app, ["data", "prepare", "fruits", "--out", root])
-    assert isinstance(result.exception, DataError)
-    assert "--source" in str(result.exception)
-
-
-def test_folders_with_parts_keep_them(folder):
-    base = folder / "parts"
-    for split, kinds in (("train", ("a", "b")), ("test", ("b",))):
-        for kind in kinds:
-            (base / split / kind).mkdir(parents=True)
-            picture((1, 2, 3)).save(base / split / kind / "x.png")
-    assert download.prepare("p", folder / "root", base) == {"train": 2, "test": 1}
-    assert tree(folder / "root" / "p" / "test") == ["001-b/000000.png"]
-    (base / "test" / "c").mkdir()
-    with pytest.raises(DataError, match="class 'c' is in the test part only"):
-        download.prepare("q", folder / "root", base)
+def save(file: Path, image: Image.Image) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    image.save(file, quality=95)
 
 
 def load(root: Path, *sets: str, **params):
@@ -171,23 +33,23 @@ def load(root: Path, *sets: str, **params):
 
 
 @pytest.fixture
-def root(folder: Path) -> Path:
-    download.prepare("fruit", folder / "root", folder / "fruit")
-    (folder / "wide" / "only").mkdir(parents=True)
-    (folder / "wide" / "other").mkdir()
+def root(tmp_path: Path) -> Path:
+    """A set of ripe and unripe fruit, and one whose images are green in the middle."""
     wide = np.zeros((40, 120, 3), np.uint8)
-    wide[:, 40:80, 1] = 255  # green in the middle
-    for i in range(2):
+    wide[:, 40:80, 1] = 255
+    for split, n in (("train", 4), ("test", 1)):
+        for number, kind in enumerate(("ripe", "unripe")):
+            for i in range(n):
+                save(tmp_path / "fruit" / split / kind / f"{i}.jpg", picture((100 * number, 10 * i, 0), (80, 40)))
         for kind in ("only", "other"):
-            Image.fromarray(wide).save(folder / "wide" / kind / f"{i}.png")
-    download.prepare("wide", folder / "root", folder / "wide", test_fraction=0.5)
-    return folder / "root"
+            save(tmp_path / "wide" / split / kind / "0.jpg", Image.fromarray(wide))
+    return tmp_path
 
 
 def test_sets_are_tasks_whose_images_are_read_on_demand(root):
     data = load(root, "fruit", "wide")
     assert [(t.name, t.channels) for t in data.tasks] == [("fruit", 2), ("wide", 2)]
-    assert data.classes["fruit"] == ("000-ripe", "001-unripe"), "as the folders are called"
+    assert data.classes["fruit"] == ("ripe", "unripe"), "as the folders are called"
     assert data.domains == ("fruit", "wide")
     assert data.train.labels_of("fruit").tolist() == [0] * 4 + [1] * 4 + [-1] * 2
     assert data.train.labels_of("wide").tolist() == [-1] * 8 + [0, 1]
@@ -216,14 +78,14 @@ def test_statistics_may_be_given(root):
     assert torch.allclose(other, expected, atol=1e-6)
 
 
-def test_what_is_absent_is_named_with_the_command_that_makes_it(root):
-    with pytest.raises(
-        DataError, match=r"there is no folder .*mnist.train. To make it: fedloom data prepare mnist --out \S+$"
-    ):
+def test_what_is_absent_or_damaged_is_named(root):
+    with pytest.raises(DataError, match=r"set 'mnist': there is no folder .*mnist.train, expected ROOT/NAME"):
         load(root, "mnist")
-    with pytest.raises(DataError, match=r"fedloom data prepare resisc45 --out \S+ --source FOLDER"):
-        load(root, "fruit", "resisc45")
-    with pytest.raises(DataError, match="set 'fruit' is named twice"):
+    (root / "fruit" / "test" / "sour").mkdir()
+    with pytest.raises(DataError, match="class 'sour' is in the test part only"):
+        load(root, "fruit")
+    (root / "fruit" / "test" / "sour").rmdir()
+    with pytest.raises(RecipeError, match="set 'fruit' is named twice"):
         load(root, "fruit", "fruit")
     broken = next((root / "fruit" / "train").rglob("*.jpg"))
     broken.write_bytes(b"no image")
@@ -249,3 +111,69 @@ def test_it_trains(root, tmp_path):
         "evaluation": {"splits": ["test"]},
     }
     assert set(fedloom.run(recipe, tmp_path / "run").run.final().values) == {"fruit", "wide"}
+
+
+@pytest.fixture
+def batches(tmp_path):
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    for name in [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]:
+        records = rng.integers(0, 256, (20, 3073)).astype(np.uint8)
+        records[:, 0] = np.arange(20) % 10
+        records[0, 1:1025] = 200  # the red plane
+        (folder / f"{name}.bin").write_bytes(records.tobytes())
+    return tmp_path
+
+
+def test_the_binary_version_of_cifar(batches):
+    data = cifar10(0, root=str(batches))
+    assert (len(data.train), len(data.test)) == (100, 20)
+    assert data.input_shape == (3, 32, 32)
+    assert data.train.images.dtype == torch.uint8
+    assert bool((data.train.images[20, 0] == 200).all())
+    assert not (data.train.images[20, 1] == 200).all()
+    assert data.test.labels["label"].tolist() == [*range(10), *range(10)]
+    x = data.train.images.double() / 255
+    np.testing.assert_allclose(data.train.mean, x.mean((0, 2, 3)))
+    np.testing.assert_allclose(data.test.std, x.std((0, 2, 3), correction=0))
+
+
+def test_cifar_is_limited(batches):
+    data = cifar10(0, root=str(batches), limit=7)
+    assert (len(data.train), len(data.test)) == (7, 7)
+    assert not torch.equal(data.train.images, cifar10(1, root=str(batches), limit=7).train.images)
+
+
+def test_without_cifar_the_download_is_named(tmp_path):
+    with pytest.raises(
+        DataError, match=r"curl -fL https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz \| tar xz"
+    ) as e:
+        cifar10(0, root=str(tmp_path / "no"))
+    assert str(tmp_path / "no") in str(e.value)
+
+
+def test_damaged_files_of_cifar(batches):
+    folder = batches / "cifar-10-batches-bin"
+    batch = folder / "data_batch_3.bin"
+    whole = batch.read_bytes()
+    batch.write_bytes(whole[:-100])
+    with pytest.raises(DataError, match=r"data_batch_3.bin is cut off or damaged: .* 3073 bytes, found 61360 bytes"):
+        cifar10(0, root=str(batches))
+    batch.write_bytes(b"")
+    with pytest.raises(DataError, match=r"data_batch_3.bin is cut off"):
+        cifar10(0, root=str(batches))
+    batch.write_bytes(b"\x0b" + whole[1:])
+    with pytest.raises(DataError, match=r"data_batch_3.bin: expected labels in 0\.\.9, found 11"):
+        cifar10(0, root=str(batches))
+    batch.unlink()
+    with pytest.raises(DataError, match=r"there is no file .*data_batch_3.bin"):
+        cifar10(0, root=str(batches))
+
+
+def test_foreign_pickles_are_refused(tmp_path):
+    folder = tmp_path / "cifar-10-batches-py"
+    folder.mkdir()
+    (folder / "data_batch_1").write_bytes(b"not the published file")
+    with pytest.raises(DataError, match="do not have the published checksums"):
+        cifar10(0, root=str(tmp_path))

@@ -10,7 +10,7 @@ import torch
 
 from fedloom.cli.data import build
 from fedloom.data import Pool
-from fedloom.data.dense_arrays import boundaries
+from fedloom.data.dense import boundaries
 from fedloom.errors import DataError, RecipeError
 
 CPU = torch.device("cpu")
@@ -168,24 +168,6 @@ def test_options_of_other_labels_are_refused(load):
                 "normals: {kind: normals, key: 'normal_{split}'}",
                 "depth: {kind: depth, key: 'depth_{split}'}",
                 "edge: {kind: edge, key: 'seg40_{split}', boundaries: true}",
-            ],
-            (96, 128),
-        ),
-        ("camvid", [SEG, "edge: {kind: edge, key: 'seg_{split}', boundaries: true}"], (96, 128)),
-        (
-            "bsds500",
-            [
-                "edge: {kind: edge, key: 'edge_{split}', threshold: 0.4}",
-                "regions: {kind: edge, key: 'region_{split}', boundaries: true}",
-            ],
-            (96, 128),
-        ),
-        (
-            "pipe_rgbdn",
-            [
-                SEG,
-                "depth: {kind: depth, key: 'depth8_{split}', factor: 0.01}",
-                "normals: {kind: normals, key: 'normal_rgb_{split}'}",
             ],
             (96, 128),
         ),

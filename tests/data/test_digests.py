@@ -13,10 +13,10 @@ import pytest
 from PIL import Image
 
 import fedloom
-from fedloom.data import digests
+from fedloom.data import prepare
 from fedloom.data.dataset import contents
-from fedloom.data.digests import digest
 from fedloom.data.nyud import nyud
+from fedloom.data.prepare import digest
 from fedloom.errors import DataError, StateError
 from fedloom.federation.recipes.loader import load
 from folders_support import nyud as nyud_files
@@ -24,7 +24,7 @@ from tests_support import stopped_after
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("FEDLOOM_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -38,7 +38,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         names.append(Path(name).name)
         return builtins.open(name, *rest)
 
-    monkeypatch.setattr(digests, "open", opened, raising=False)
+    monkeypatch.setattr(prepare, "open", opened, raising=False)
     return names
 
 
@@ -68,10 +68,10 @@ def test_a_file_is_read_again_only_where_it_may_have_changed(tmp_path: Path, rea
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"a": 3}', '{"a": [1, 2, 3]}', "[" * 5000])
-def test_a_damaged_cache_costs_only_time(text: str, tmp_path: Path, cache: Path) -> None:
+def test_a_damaged_cache_costs_only_time(text: str, tmp_path: Path, folder: Path) -> None:
     three = files(tmp_path / "data")
     first = digest(three)
-    (place,) = (cache / "digests").iterdir()
+    (place,) = (folder / "digests").iterdir()
     place.write_text(text)
     assert digest(three) == first
     assert len(json.loads(place.read_text())) == 3

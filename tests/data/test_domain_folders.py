@@ -13,12 +13,10 @@ from PIL import Image
 from scipy.io import savemat
 
 from fedloom.data import DATASETS, PARTITIONERS, Pool
-from fedloom.data.pictures import crop
-from fedloom.data.transforms import MEAN, STD
+from fedloom.data.transforms import MEAN, STD, crop
 from fedloom.errors import DataError, RecipeError
 
 CPU = torch.device("cpu")
-SHARED = Path(__file__).parents[3] / "shared" / "data"
 folders = DATASETS["domain-folders"].function
 digit_files = DATASETS["digit-files"].function
 joined = DATASETS["joined-domains"].function
@@ -250,7 +248,7 @@ def test_the_embedded_digits_can_be_joined() -> None:
     ("changes", "message"),
     [
         ({"b": {"classes": 5}}, "different numbers of classes: {'a': 4, 'b': 5}"),
-        ({"b": {"size": 8}}, "set 'b': expected images 1 or 3 x 16 x 16, found 3 x 8 x 8"),
+        ({"b": {"size": 8}}, "set 'b': expected images 1 or 3 x 16 x 16 in memory, found torch.uint8 3 x 8 x 8"),
         ({"b": {"domains": 2}, "x": {}}, "there is another domain called 'x'"),
         ({"b": {"tasks": ["digit", "parity"]}}, "expected one task, found digit, parity"),
     ],
@@ -266,12 +264,7 @@ def test_sets_that_do_not_fit(tmp_path: Path, changes: dict, message: str) -> No
         joined(0, sets=sets, root=str(tmp_path), size=16)
 
 
-@pytest.mark.parametrize(("file", "classes"), [("pacs", 7), ("office_caltech10", 10)])
-def test_the_small_real_sets(file: str, classes: int) -> None:
-    if not (SHARED / f"{file}.npz").exists():
-        pytest.skip("the small real sets are not here")
-    section = {"name": "arrays", "path": f"{file}.npz", "domain": "domain_{split}", "domain_names": "domain_names"}
-    data = joined(0, sets={file: section}, root=str(SHARED), size=32)
-    assert len(data.domains) == 4
-    assert data.tasks[0].channels == classes
-    assert all(np.bincount(data.train.domain) > 90)
+def test_dense_tasks_have_no_classes_to_join() -> None:
+    scenes = {"name": "scenes", "tasks": ["depth"], "count": 2, "test_count": 2, "height": 16, "width": 16}
+    with pytest.raises(DataError, match="one class per image, found the dense task 'depth'"):
+        joined(0, sets={"s": scenes}, size=16)

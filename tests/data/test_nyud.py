@@ -12,8 +12,8 @@ from PIL import Image
 from scipy.io import savemat
 
 from fedloom.data import DATASETS
-from fedloom.data.hdf5 import FILE, from_camera, from_pixels
-from fedloom.data.nyud import THIRTEEN
+from fedloom.data.nyud import LABELLED as FILE
+from fedloom.data.nyud import THIRTEEN, from_camera, from_pixels
 from fedloom.errors import DataError, RecipeError
 from folders_support import SIZE, nyud, save
 
@@ -96,7 +96,7 @@ def test_lists_are_honoured_and_limits_draw_from_them(root):
 
 
 def test_a_reader_can_be_pickled(root):
-    reader = load(root, size=SIZE, limit=1).train.source.reader
+    reader = load(root, size=SIZE, limit=1).train.read.reader
     again = pickle.loads(pickle.dumps(reader))
     assert all(np.array_equal(again(0, ["semseg"])[key], value) for key, value in reader(0, ["semseg"]).items())
 
@@ -106,7 +106,7 @@ def test_training_batches_are_augmented(root):
     x, y = train.batch(torch.arange(3), CPU, torch.Generator().manual_seed(0))
     assert x.shape == (3, 3, 32, 32)
     assert y["normals"].shape == (3, 3, 32, 32)
-    assert load(root, augment=False).train.augment is None
+    assert load(root, augment=False).train.read.change.augment is None
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,9 @@ from PIL import Image
 
 from fedloom.cli.app import main
 from fedloom.data.canvas import GAP, grid
-from fedloom.data.dataset import TensorExamples
+from fedloom.data.dataset import JoinedExamples, TensorExamples, normal
 from fedloom.data.drawing import label, legend, palette, wrong
-from fedloom.data.joined import JoinedExamples
-from fedloom.data.mixed import MixedExamples, TensorInputs
-from fedloom.data.preview import normal, pictures
+from fedloom.data.preview import pictures
 from fedloom.tasks import Depth, Edge, HumanParts, Normals, Semseg
 
 
@@ -74,7 +72,7 @@ def test_digits_and_features(tmp_path, monkeypatch):
     [
         (["nothing"], "unknown data set 'nothing'"),
         (["scenes", "cuont=3"], "Did you mean 'count'?"),
-        (["scenes", "count"], "'count': expected key=value"),
+        (["scenes", "count"], "'count': expected key.path=value"),
         (["scenes", "augment.scale=[2, 1]"], "augment.scale: expected the smaller factor first, found [2.0, 1.0]"),
         (["scenes", "augment.sclae=[2, 1]"], "augment.sclae: unknown key. Did you mean 'scale'?"),
         (["scenes", "count=1", "test_count=1", "height=16", "width=16"], "sheet.what cannot be written"),
@@ -143,8 +141,8 @@ def test_pictures_undo_the_normalisation_of_each_example():
     labels = {"a": torch.where(domain == 0, 1, -1), "b": torch.where(domain == 1, 0, -1)}
     mean, std = torch.tensor([[0.1, 0.2, 0.3], [0.6, 0.5, 0.4]]), torch.tensor([[0.5, 0.6, 0.7], [1.5, 0.2, 0.3]])
     index = torch.tensor([1, 2, 5])
-    mixed = MixedExamples(TensorInputs(pixels), labels, domain, mean, std)
-    plain = MixedExamples(TensorInputs(pixels), labels, domain)
+    mixed = TensorExamples(pixels, labels, domain, mean, std)
+    plain = TensorExamples(pixels, labels, domain)
     own = TensorExamples(pixels, labels, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7))
     joined = JoinedExamples({"one": own, "two": mixed}, {"one": ("a",), "two": ("a", "b")})
     for part, where in ((mixed, index), (plain, index), (own, index), (joined, index), (joined, index + 6)):

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedloom.data import DATASETS, Pool, kept
-from fedloom.data.scenes import render, store, world
+from fedloom.data import DATASETS, Pool, prepare
+from fedloom.data import scenes as store
+from fedloom.data.scenes import render, world
 from fedloom.data.scenes.world import BALL, BOX, CYLINDER, FLOOR, PERSON, SKY, Material, Scene
 from fedloom.errors import RecipeError
 
@@ -205,8 +206,8 @@ def test_settings_and_domains():
         data = scenes(0, **small, outdoor=outdoor)
         assert data.domains == (name,)
         assert data.train.domain.tolist() == [0, 0, 0]
-    assert scenes(0, **small, augment=False).train.augment is None
-    assert scenes(0, **small).train.augment.scale == (0.75, 1.5)
+    assert scenes(0, **small, augment=False).train.change.augment is None
+    assert scenes(0, **small).train.change.augment.scale == (0.75, 1.5)
 
 
 def folders(tmp_path) -> list:
@@ -243,10 +244,10 @@ def test_a_damaged_cache_is_built_again(tmp_path, damage):
     elif damage == "absent":
         file.unlink()
     else:
-        (place / kept.MANIFEST).write_text("{" if damage == "manifest" else "[1]")
+        (place / prepare.MANIFEST).write_text("{" if damage == "manifest" else "[1]")
     again = store.split(settings)
     assert all(np.array_equal(first[key], again[key]) for key in first)
-    assert kept._load(place) is not None
+    assert prepare._load(place) is not None
     assert folders(tmp_path) == [place]
 
 

@@ -1,9 +1,8 @@
-"""Texts as tokens: a file of a user's, and the definitions that timm brings."""
+"""Texts as tokens: a file of a user's."""
 
 from __future__ import annotations
 
 import csv
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 
 import fedloom as fl
 from fedloom.data import DATASETS
-from fedloom.data.texts import OFFSETS, frequent, words_of
+from fedloom.data.arrays import frequent, words_of
 from fedloom.engines.flower.nodes import NodeConfig, about, agreed, build_at, own_data
 from fedloom.errors import DataError, RecipeError
 from fedloom.experiments.papers.join import _data
@@ -43,7 +42,9 @@ def test_words_are_lower_case_letters_and_digits():
 
 
 def test_a_table_becomes_tokens_of_the_train_parts_vocabulary(tmp_path):
-    data = texts(0, path=write(tmp_path / "t.csv"), split="part", domain="who", vocabulary=6, length=4)
+    rows = [(*row, i, i) for i, row in enumerate(ROWS)]  # beside columns without a name, as tables of others have them
+    path = write(tmp_path / "t.csv", rows, ("text", "topic", "who", "part", "", ""))
+    data = texts(0, path=path, split="part", domain="who", vocabulary=6, length=4)
     assert data.domains == ("ann", "bob")
     assert [(t.name, t.channels) for t in data.tasks] == [("topic", 2)]
     assert data.train.labels["topic"].tolist() == [0, 0, 1, -1]
@@ -65,7 +66,7 @@ def test_a_share_becomes_the_test_part(tmp_path):
     ("rows", "params", "message"),
     [
         (ROWS, {"text": "txt"}, r"t\.csv: no column 'txt'. Did you mean 'text'\? Found: text, topic, who, part"),
-        ([*ROWS, ("a", "b")], {}, "row 7 has 2 cells, expected 4"),
+        ([*ROWS, ("a", "b")], {}, "line 8: expected 4 cells, found 2"),
         ([*ROWS, ("--", "food", "ann", "test")], {}, "row 7, column 'text': expected a word, found '--'"),
         ([*ROWS, ("x", "food", "ann", "dev")], {"split": "part"}, "column 'part': expected train or test, found 'dev'"),
         (ROWS[:2], {"split": "part"}, "no text is in the test part"),
@@ -74,7 +75,7 @@ def test_a_share_becomes_the_test_part(tmp_path):
             {"split": "part"},
             "task 'topic': expected texts of two classes or more in the train part",
         ),
-        ([], {}, "it has no row below its head"),
+        ([], {}, "expected a line of names and a line for each example"),
     ],
 )
 def test_tables_that_are_wrong(tmp_path, rows, params, message):
@@ -86,7 +87,7 @@ def test_files_that_are_none(tmp_path):
     with pytest.raises(DataError, match="there is no such file"):
         texts(0, path=str(tmp_path / "none.csv"))
     (tmp_path / "b.csv").write_bytes(b"text,topic\n\xff,a\n")
-    with pytest.raises(DataError, match="cannot be read as a table of UTF-8"):
+    with pytest.raises(DataError, match="is not a .csv file in UTF-8"):
         texts(0, path=str(tmp_path / "b.csv"))
     with pytest.raises(RecipeError, match="test_fraction has no use beside split"):
         texts(0, path=write(tmp_path / "t.csv"), split="part", test_fraction=0.5)
@@ -157,39 +158,3 @@ def test_a_run_on_a_users_texts(tmp_path):
     torch.testing.assert_close(
         read.module(x)["topic"], result.model(next(iter(result.run.info["clients"]))).eval()(x)["topic"]
     )
-
-
-@pytest.mark.skipif(find_spec("timm") is None, reason="timm is not installed")
-def test_definitions_by_topic():
-    data = load("text-topics", ["data.per_topic=50"]).data.make(0)
-    assert [(t.name, t.channels) for t in data.tasks] == [("living", 3), ("use", 3)]
-    both = np.concatenate([part.labels_of("living") for part in (data.train, data.test)])
-    assert np.bincount(both + 1).tolist() == [100, 50, 50, 50]  # -1: artifact and food
-    use = np.concatenate([part.labels_of("use") for part in (data.train, data.test)])
-    assert set(use[both == 2]) == {2}  # a plant is one for both tasks
-    assert len(data.test) == 50
-    import timm.data
-
-    known = timm.data.ImageNetInfo("imagenet-21k-goog")
-    topic = {
-        lemma: next((name for name, (first, end) in OFFSETS.items() if first <= int(label[1:]) < end), None)
-        for label in known.label_names()
-        for lemma in known.label_name_to_description(label).split(", ")
-    }
-    some = [
-        "tiger",
-        "sole",
-        "hogchoker",
-        "aba",
-        "abacus",
-        "zoot suit",
-        "comfort food",
-        "soul food",
-        "zoo keeper",
-        "zygospore",
-    ]
-    assert [topic[lemma] for lemma in some] == [
-        "animal", "animal", "animal", "artifact", "artifact", "artifact", "food", "food", "person", "plant",
-    ]  # fmt: skip
-    with pytest.raises(RecipeError, match="topic 'food' is named twice"):
-        DATASETS["glosses"].make(0, tasks={"t": ["food", "food"]})

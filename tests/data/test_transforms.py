@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from fedloom.data.augment import Augment, resolve
+from fedloom.data.dense_label import Augment, resolve
 from fedloom.data.transforms import MEAN, STD, augmented, draw_colours, draw_warp, padded, plain, ready
 
 CPU = torch.device("cpu")

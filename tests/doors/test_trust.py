@@ -26,12 +26,12 @@ from fedloom.core.settings import trust
 from fedloom.core.settings.registry import Registry
 from fedloom.core.settings.trust import ALLOW, Origin, admit, located, names_in
 from fedloom.data.folders import picture
-from fedloom.data.images import opened
+from fedloom.data.inputs import opened
 from fedloom.errors import DataError, RecipeError, UserError
 from fedloom.experiments.export.bundle import Bundle
 from fedloom.experiments.tournament import planned
 from fedloom.federation.recipes import load
-from fedloom.federation.recipes.loader import HOME, packaged
+from fedloom.federation.recipes.loader import names, read
 from fedloom.study.grid import load_grid, recipes
 
 MINE = """
@@ -99,7 +99,7 @@ PLACES: dict[str, Callable[[dict[str, Any]], tuple[str, Any]]] = {
 
 
 def plain(name: str = "digits-tasks") -> dict[str, Any]:
-    value: dict[str, Any] = yaml.safe_load(packaged(HOME)[name].read_text("utf-8"))
+    value: dict[str, Any] = read(name).value
     value["method"] = {"name": "fedavg"}
     return value
 
@@ -405,9 +405,9 @@ def test_an_image_is_not_handed_to_another_program(here: Path, monkeypatch: pyte
     monkeypatch.setattr(plugin, "Ghostscript", lambda *given: (here / "owned").touch())
     page = "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 16 16\n%%EndComments\nshowpage\n%%EOF\n"
     (here / "0.png").write_text(page)
-    for read in (opened, lambda file: picture(file, "image", True)):
+    for opens in (opened, lambda file: picture(file, "image", True)):
         with pytest.raises(DataError, match="cannot be read"):
-            read(here / "0.png")
+            opens(here / "0.png")
     assert not (here / "owned").exists()
 
 
@@ -418,5 +418,5 @@ def test_names_that_are_no_code_are_not_asked_about() -> None:
 
 
 def test_packaged_recipes_name_no_code() -> None:
-    for name, file in packaged(HOME).items():
-        assert not list(names_in(yaml.safe_load(file.read_text("utf-8")))), name
+    for name in names():
+        assert not list(names_in(read(name).value)), name

@@ -324,7 +324,6 @@ def test_trees_arrive_as_they_were_sent(size: int) -> None:
     tree = {
         "tensors": [shared, shared, torch.tensor(3), torch.zeros(0), torch.ones(2, 3).t(), torch.ones(2).bool()],
         "plain": [None, True, 1, 0.1, float("inf"), "text"],
-        "bytes": [b"", b"abc"],
         "half": torch.ones(2, dtype=torch.bfloat16),
         "empty": {},
     }
@@ -334,7 +333,7 @@ def test_trees_arrive_as_they_were_sent(size: int) -> None:
         first = comm.from_first([{"for": q} for q in range(comm.size)])
         assert first == {"for": comm.rank}
         assert comm.to_first(comm.rank) == ([] if comm.rank else list(range(comm.size)))
-        with pytest.raises(TypeError, match="a set cannot be sent"):
+        with pytest.raises(TypeError, match="a set cannot be saved"):
             comm.swap({(comm.rank + 1) % comm.size if comm.size > 1 else 1: {"x": {1}}})
         return found
 
@@ -342,7 +341,6 @@ def test_trees_arrive_as_they_were_sent(size: int) -> None:
         assert [one["from"] for one in found] == list(range(size))
         for one in found:
             assert one["plain"] == tree["plain"]
-            assert one["bytes"] == tree["bytes"]
             for a, b in zip([*one["tensors"], one["half"]], [*tree["tensors"], tree["half"]], strict=True):  # type: ignore[misc]
                 assert a.dtype == b.dtype
                 assert torch.equal(a, b)

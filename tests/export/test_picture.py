@@ -95,7 +95,7 @@ def test_one_run_on_two_data_sets_shows_both(runs, monkeypatch):
     seen = headings(monkeypatch)
     made = predictions(runs["fedavg"], count=1)
     assert made.height > (OUTSIDE + ROOMS) * CELL
-    assert seen[0] == ["input", "truth", "fedavg"]
+    assert seen[0] == ["input", "truth", "fedavg", "where it is wrong"]
 
 
 def test_equal_methods_are_told_apart(runs, monkeypatch):

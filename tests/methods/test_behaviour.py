@@ -13,6 +13,7 @@ import torch
 
 from fedloom import Ctx, Method, methods, training
 from fedloom.core.layout import Select
+from fedloom.core.stage import preceded_by
 from fedloom.core.updates import Updates
 from fedloom.methods.conflict.gap import adjusted
 from fedloom.methods.personal.aggregation import attention, covariance
@@ -217,7 +218,7 @@ def test_feddyn_history_is_the_mean_of_the_clients() -> None:
 def test_feddyn_history_with_feddea_at_the_server_is_raw() -> None:
     X = torch.tensor([[4.0, 1], [2, -1]], dtype=torch.float64)
     dea = TopMagnitude(0.5)
-    _, state = DualShift(Mean()).preceded_by(dea).on(X)
+    _, state = preceded_by(DualShift(Mean()), dea).on(X)
     assert state["dual"].tolist() == [3.0, 0.0]
     method = methods.feddea(methods.feddyn(), rho=0.5, at="server")
     assert method.stage == DualShift(dea >> Mean())

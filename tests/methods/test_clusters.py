@@ -598,7 +598,7 @@ def test_examples_are_told_apart_and_each_model_is_the_mean_of_those_that_it_fit
 
 def test_a_client_that_has_received_no_model_sends_no_number_and_equal_shares() -> None:
     run = mixtures(methods.fedspd(clusters=3))
-    [rule] = run.method.local
+    [rule] = run.method.rules
     state = rule.begin(SimpleNamespace(broadcast={}), {})  # type: ignore[arg-type]
     assert rule.finish(None, state)[1] == {"cluster": -1, **{f"share{j}": pytest.approx(1 / 3) for j in range(3)}}  # type: ignore[arg-type]
 

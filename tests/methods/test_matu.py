@@ -21,6 +21,7 @@ from fedloom.federation.rounds.messages import rows_of
 from fedloom.federation.rounds.rounds import initial_state
 from fedloom.federation.rounds.server import dispatch, server_step
 from fedloom.methods import METHODS
+from fedloom.methods.method import EachTask
 from fedloom.stages import Identity, TaskVectors
 from fedloom.training.flat import FlatModel
 from tests_support import load_recipe
@@ -174,7 +175,7 @@ def test_unrelated_parts_are_refused() -> None:
     with pytest.raises(ValueError, match="rows are client, but TaskVectors"):
         fedloom.Method(name="mine", stage=TaskVectors())
     with pytest.raises(ValueError, match=r"Identity\(\), which leaves a row for each, and rows"):
-        fedloom.Method(name="mine", stage=Identity(), rows="client-task")
+        fedloom.Method(name="mine", stage=Identity(), turn=EachTask())
     with pytest.raises(fedloom.errors.RecipeError, match="running statistics"):
         build(load_recipe("method=matu", "model={name: resnet10, width: 4}"))
     with pytest.raises(fedloom.errors.RecipeError, match="no one model 'trained'"):
@@ -287,8 +288,8 @@ def test_by_task_keeps_private_parts_for_each_task(quick: Quick) -> None:
     ("method", "why"),
     [
         ("{name: scaffold, add: {by-task: }}", "auxiliary vectors and rows"),
-        ("{name: ditto, add: {by-task: }}", "a stream and rows"),
-        ("{name: fedamp, add: {by-task: }}", "leaves a row for each, and rows"),
+        ("{name: ditto, add: {by-task: }}", "Beside.* and rows"),
+        ("{name: fedamp, add: {by-task: }}", r"Own\(\) and rows \(client, task\) do not go together"),
         ("{name: matu, add: {by-task: }}", r"rows \(client, task\) are there already"),
     ],
 )

@@ -86,7 +86,7 @@ def test_a_frozen_encoder_keeps_its_statistics() -> None:
     changes = ("model={name: resnet10, width: 4}", "method={name: fedrep, head: 0.5}", DECAY)
     recipe = load_recipe(*changes)
     built = build(recipe)
-    only = replace(built.method, phases=built.method.phases[:1])
+    only = replace(built.method, local=built.method.phases[:1])
     model = FlatModel(copy.deepcopy(built.module), built.layout)
     message = dispatch(only, built.layout, built.federation, initial_state(built)["server"], ["all-0"])["all-0"]
     before = model.vector.clone()

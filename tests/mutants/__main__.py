@@ -49,11 +49,11 @@ SOURCES = (
     *("core/mean.py", "core/outline.py", "core/codecs.py", "core/server.py", "core/signal.py", "core/spread.py"),
     *("core/stage.py", "core/taskvectors.py", "core/updates.py"),
     *("methods", "models/tasks", "study/delta.py", "study/relatedness", "training", "federation/rounds"),
-    *("federation/recipes/privacy.py", "engines/peers/mixing.py"),
+    *("federation/recipes/runtime.py", "engines/peers/mixing.py"),
 )
 # Quick tests. Coverage sees one process, so those that start others would say nothing of the lines that run there.
 TESTS = (
-    *("attacks", "core", "methods", "peers", "rounds", "stages", "tasks", "training"),
+    *("attacks", "core", "methods", "peers", "recorded", "rounds", "stages", "tasks", "training"),
     *("test_codecs.py", "test_defaults.py", "test_relatedness.py", "test_server.py", "test_taskvectors.py"),
     *("cli/test_cli.py", "doors/test_going_on.py", "doors/test_objects.py", "doors/test_wrong_calls.py"),
     *("models/test_lora.py", "models/test_timm.py", "recipes/test_loader.py", "runs/test_nothing_silent.py"),
@@ -65,7 +65,11 @@ TESTS = (
 )
 AT_IMPORT = "tests/test_defaults.py"
 """Tests of values that are made at import, which no single test runs."""
-SHARED = ("conftest.py", "tests_support.py", "quadratics.py", "peers_support.py", "stages_support.py")
+SHARED = (
+    *("conftest.py", "tests_support.py", "quadratics.py", "peers_support.py", "stages_support.py"),
+    *("recorded/runs.py", "recorded/summary.py", "recorded/runs.yaml", "recorded/variants.yaml"),
+    "recorded/numbers.json",
+)
 FEW = 0.05  # the share of survivors without a reason that is allowed
 
 

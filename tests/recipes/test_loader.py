@@ -417,13 +417,6 @@ def test_no_registered_parameter_hides_a_common_key(section: type[Named]):
         assert not set(entry.params.model_fields) & {*section.common(), "params"}, entry.name
 
 
-@pytest.mark.parametrize("name", names())
-def test_packaged_recipes_are_valid(name):
-    recipe = load(name)
-    assert recipe.name == name.replace("/", "-")
-    assert load(yaml.safe_load(dump(recipe))) == recipe
-
-
 def test_checking_a_recipe_does_not_import_torch():
     code = f"""
 from fedloom.federation.recipes import load

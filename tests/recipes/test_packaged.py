@@ -16,7 +16,6 @@ TWINS = {
     "feddea/scenes-pascal": ("data.count=24", "data.test_count=4"),
     "dfmtl-digits": (),
     "gossip-digits": (),
-    "text-topics": ("data.per_topic=40",),
     "dfmtl-scenes": ("data.count=24", "data.test_count=4"),
     "thesis/scenes-b2": ("data.count=24", "data.test_count=4"),
     "thesis/scenes-c1": ("data.count=24", "data.test_count=4"),

@@ -271,11 +271,11 @@ def test_what_nobody_can_account_for_is_refused(change: str) -> None:
 
 def test_feddea_before_the_clip_and_local_noise_before_any_mix_are_accepted() -> None:
     method = build(load_recipe("method={name: fedavg, weights: uniform, add: {feddea: }}", GIVEN)).method
-    assert [type(stage).__name__ for stage in method.edge.inner] == ["TopMagnitude", "Bounded"]
+    assert [type(stage).__name__ for stage in method.edge.stages] == ["TopMagnitude", "Bounded"]
     capped = build(load_recipe("method={name: fedavg, max_examples: 50}", GIVEN)).method.stage
     assert capped == PrivateMean(1.0, 2.0, 1.0, 50.0)
     local = build(load_recipe("method={name: fedavg, add: {pcgrad: }}", GIVEN, "privacy.trust=local")).method
-    assert [type(stage).__name__ for stage in local.edge.inner] == ["Bounded", "RowNoise"]
+    assert [type(stage).__name__ for stage in local.edge.stages] == ["Bounded", "RowNoise"]
 
 
 def test_a_fixed_number_of_clients_is_what_a_sum_is_divided_by(dp: object) -> None:
@@ -314,7 +314,7 @@ def test_private_clusters_run_and_resume(quick: Quick, tmp_path: Path, dp: objec
 def test_robust_rules_see_protected_rows_and_the_tasks_that_the_server_knows(rule: str) -> None:
     add = f"method={{name: fedavg, weights: uniform, add: {{{rule}: {{f: 0}}}}}}"
     local = build(load_recipe(add, GIVEN, "privacy.trust=local")).method
-    assert [type(stage).__name__ for stage in local.edge.inner] == ["Bounded", "RowNoise"]
+    assert [type(stage).__name__ for stage in local.edge.stages] == ["Bounded", "RowNoise"]
     with pytest.raises(RecipeError, match="expected a server that takes a mean of rows"):
         build(load_recipe(add, GIVEN))
 

@@ -19,6 +19,7 @@ from fedloom.errors import DataError, RecipeError
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.federation import TOGETHER, BuiltFederation, Part, together
 from fedloom.methods import joint, trivial
+from fedloom.methods.method import InOnePlace
 from fedloom.stages import Identity
 from fedloom.tasks import BinaryClassification, Classification, Depth, Edge, Normals, Regression, Saliency, Semseg
 from fedloom.training.rules import label_means
@@ -231,14 +232,14 @@ def test_where_examples_cannot_lie_in_one_place(change: str) -> None:
 
 def test_refusals_of_what_makes_no_sense() -> None:
     with pytest.raises(ValueError, match="train one model, so it is for all"):
-        fedloom.Method(stage=Identity(), private="*", pooled="all")
+        fedloom.Method(stage=Identity(), private="*", turn=InOnePlace())
     with pytest.raises(ValueError, match="train a model a task, so there is nothing to share"):
-        fedloom.Method(pooled="task")
+        fedloom.Method(turn=InOnePlace("task"))
     built = build(load_recipe())
     client = next(iter(built.federation.clients.values()))
     with pytest.raises(DataError, match="client 'together': that is the name of who has the examples of all"):
         BuiltFederation(built.federation.tasks, {TOGETHER: client}).pooled("all")
-    assert [joint().pooled, joint(by="task").pooled, trivial().pooled] == ["all", "task", "all"]
+    assert [joint().turn.pool, joint(by="task").turn.pool, trivial().turn.pool] == ["all", "task", "all"]
 
 
 def test_show_estimates_the_trivial_answer(quick: Quick) -> None:

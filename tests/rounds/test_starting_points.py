@@ -12,7 +12,7 @@ import torch
 
 import fedloom
 from fedloom.core.extras import need
-from fedloom.data.preview import normal
+from fedloom.data.dataset import normal
 from fedloom.engines.api import Result, trained_models
 from fedloom.errors import RecipeError
 from fedloom.experiments.export.bundle import Bundle, export

@@ -35,9 +35,12 @@ def stopped(home: Path, *changes: str) -> tuple[Path, Path]:
     return stopped_after(2, home / "run", recipe), home / "other disk" / "run"
 
 
-@pytest.mark.parametrize("damage", ["gone", "cut off", "lines"])
+@pytest.mark.parametrize("damage", ["gone", "cut off", "lines", "lost"])
 def test_a_damaged_run_goes_on_from_its_mirror(damage: str, whole: Path, tmp_path: Path) -> None:
-    path, _ = stopped(tmp_path)
+    path, other = stopped(tmp_path)
+    if damage == "lost":  # a lost run is resumed in its mirror
+        shutil.rmtree(path)
+        path = other
     for file in path.glob("state*"):
         if damage == "gone":
             file.unlink()
@@ -46,12 +49,6 @@ def test_a_damaged_run_goes_on_from_its_mirror(damage: str, whole: Path, tmp_pat
     if damage == "lines":
         (path / "bytes.jsonl").write_text("")
     assert_same(whole, fedloom.resume(path))
-
-
-def test_a_lost_run_is_resumed_in_its_mirror(whole: Path, tmp_path: Path) -> None:
-    path, other = stopped(tmp_path)
-    shutil.rmtree(path)
-    assert_same(whole, fedloom.resume(other))
 
 
 def test_the_mirror_of_a_run_of_peers(tmp_path: Path) -> None:
@@ -121,20 +118,8 @@ def test_a_full_mirror_is_said_once_however_quiet_the_run_is(
         return real(source, target, **options)
 
     monkeypatch.setattr(shutil, "copyfile", copyfile)
-    monkeypatch.setattr(
-        "sys.argv",
-        [
-            "fedloom",
-            "run",
-            "digits-tasks",
-            *QUICK,
-            "data.size=8",
-            "--out",
-            str(tmp_path / "run"),
-            "-q",
-            f"runtime.mirror={tmp_path / 'copies'}",
-        ],
-    )
+    command = ["run", "digits-tasks", *QUICK, "data.size=8", "-q", "--out", str(tmp_path / "run")]
+    monkeypatch.setattr("sys.argv", ["fedloom", *command, f"runtime.mirror={tmp_path / 'copies'}"])
     with pytest.raises(SystemExit) as ended:
         main()
     assert not ended.value.code

@@ -281,8 +281,6 @@ def test_attention_across_tasks_counts_absent_clients_too() -> None:
 def test_traits_are_sets_of_names_in_one_value() -> None:
     with pytest.raises(TypeError, match="Traits: reads is a set of names, found the text 'weight'"):
         Traits(reads="weight")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"Old: kind, reads must be in one value, traits = Traits\(...\)"):
-        type("Old", (Stage,), {"kind": "mix", "reads": frozenset({"X"})})
     assert Chain(()).traits == Traits(reads=frozenset(), writes=frozenset(), separable=True, presence="block")
 
 
@@ -341,7 +339,7 @@ def test_what_stages_around_others_read_and_want() -> None:
     assert SplittingClusters(stage=PCGrad() >> Mean()).traits.reads == mean
     assert SoftClusters().traits.reads == {"X", "base", "weight", "extra:share0", "extra:share1"}
     peer = AtPeer(GroupBy("domain", Mean()), also=frozenset({"broadcast:pull"})).traits
-    assert (peer.reads, peer.writes) == ({*mean, "extra:domain"}, {"X"})
+    assert (peer.reads, peer.writes) == ({*mean, "extra:domain"}, {"X", "broadcast:pull"})
     assert peer.broadcasts == {"broadcast:pull"}
     assert AtPeer(Attention()).traits.broadcasts == {"broadcast:anchor"}
-    assert AtPeer(Attention()).traits.writes == set()
+    assert AtPeer(Attention()).traits.writes == {"broadcast:anchor"}

@@ -9,6 +9,7 @@ import torch
 
 from fedloom.core.context import Ctx
 from fedloom.core.layout import Block, Layout
+from fedloom.core.stage import combined_by
 from fedloom.core.updates import Updates
 from fedloom.methods.clusters.aggregation import cosine_mixing
 from fedloom.stages import CosineMix, Identity, Mean, MinNorm, PerBlock
@@ -90,4 +91,4 @@ def test_tensors_that_only_some_have() -> None:
 
 def test_a_mean_inside_cannot_be_replaced_by_name() -> None:
     with pytest.raises(ValueError, match="takes the place of a mean"):
-        PerBlock(MinNorm()).combined_by(MinNorm())
+        combined_by(PerBlock(MinNorm()), MinNorm())

@@ -17,7 +17,7 @@ from fedloom.federation.rounds.build import build
 from fedloom.stages import IMTLG, AlignedMTL, DualProj, FairGrad, Mean, Stage, UPGrad
 from tests_support import TORCHJD, installed, load_recipe
 
-with_torchjd = pytest.mark.skipif(not installed(UPGrad()), reason="the extra torchjd is not installed")
+with_torchjd = pytest.mark.skipif(not installed(UPGrad()), reason="the extra methods is not installed")
 ALL: list[Stage] = [UPGrad(), DualProj(), AlignedMTL(), AlignedMTL("rmse"), IMTLG(), FairGrad(), FairGrad(2.0)]
 N = [1.0, 2, 3, 4]
 P = np.array(N) / 10
@@ -139,7 +139,7 @@ def test_a_block_that_some_rows_have_is_mixed_among_these(stage: Stage) -> None:
 def test_without_the_extra_a_recipe_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in ("torchjd", "torchjd.aggregation", "torchjd.linalg", "quadprog", "scipy"):
         monkeypatch.setitem(sys.modules, module, None)
-    why = r"needs the package '(torchjd|quadprog|scipy)', which is not installed: pip install 'fedloom\[torchjd\]'"
+    why = r"needs the package '(torchjd|quadprog|scipy)', which is not installed: pip install 'fedloom\[methods\]'"
     if name == "upgrad":
         with pytest.raises(RecipeError, match=rf"fedavg \+ upgrad: UPGrad\(\) cannot work: This {why}"):
             build(load_recipe("method.add.upgrad={}"))

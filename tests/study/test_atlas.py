@@ -13,9 +13,8 @@ from typer.testing import CliRunner
 
 from fedloom.cli.app import app
 from fedloom.errors import RecipeError
-from fedloom.experiments.atlas import clients_of
+from fedloom.experiments.atlas import Atlas, atlas_grid, clients_of, draw, matchings
 from fedloom.federation.recipes import load
-from fedloom.study.atlas import Atlas, atlas_grid, draw, matchings
 from fedloom.study.grid import recipes
 
 TASKS = ("a", "b", "c", "d", "e")
@@ -35,17 +34,14 @@ def test_every_pair_is_in_one_matching_and_every_task_in_each(count: int) -> Non
 def atlas(cosine_of: Any, noise: float = 0.1) -> Atlas:
     """Three seeds of five tasks whose gains are AFFINITY; the cosine of a pair is what `cosine_of` makes of that."""
     rng = np.random.default_rng(1)
-    changes = {
-        (a, b): {seed: AFFINITY[frozenset((a, b))] + noise * rng.normal() for seed in range(3)}
-        for a, b in itertools.permutations(TASKS, 2)
-    }
-    M = np.eye(5)
+    changes, M = np.full((3, 5, 5), np.nan), np.eye(5)
     for i, j in itertools.permutations(range(5), 2):
-        M[i, j] = cosine_of(AFFINITY[frozenset((TASKS[i], TASKS[j]))])
-    late = np.ones((5, 5))
-    cosines = {seed: {"conv1": {1: M, 2: M, 10: late}, "conv2": {1: late, 2: late, 10: late}} for seed in range(3)}
-    everyone = {task: dict.fromkeys(range(3), 1.0) for task in TASKS}
-    return Atlas("who", TASKS, changes, everyone, cosines, 10)
+        affinity = AFFINITY[frozenset((TASKS[i], TASKS[j]))]
+        changes[:, i, j] = affinity + noise * rng.normal(size=3)
+        M[i, j] = cosine_of(affinity)
+    late, known = np.ones((3, 5, 5)), np.stack([M] * 3)
+    cosines = {"conv1": {1: known, 2: known.copy(), 10: late}, "conv2": {1: late, 2: late, 10: late}}
+    return Atlas("who", TASKS, (0, 1, 2), changes, np.ones((3, 5)), cosines, 10)
 
 
 def test_cosines_that_order_pairs_as_gains_do_foretell_them() -> None:
@@ -63,10 +59,10 @@ def test_a_pair_without_a_number_is_left_out_and_named(what: str) -> None:
     made = atlas(lambda gain: gain / 20)
     whole = made.overall
     if what == "a cosine":
-        for M in made.cosines[1]["conv1"].values():
-            M[0, 3] = M[3, 0] = np.nan
+        for M in made.cosines["conv1"].values():
+            M[1, 0, 3] = M[1, 3, 0] = np.nan
     else:
-        made.changes["a", "d"][1] = np.nan  # type: ignore[index]
+        made.changes[1, 0, 3] = np.nan
     short = replace(made)
     assert short.left_out == ("a and d",)
     assert short.foretold("conv1")[0] == pytest.approx(1.0)
@@ -79,9 +75,7 @@ def test_a_pair_without_a_number_is_left_out_and_named(what: str) -> None:
 def test_cosines_of_a_seed_are_held_against_the_other_seeds() -> None:
     made = atlas(lambda gain: gain / 20)
     # a seed whose own gains are all turned round still foretells the others
-    for pair in made.changes:
-        made.changes[pair][0] = -made.changes[pair][0]  # type: ignore[index]
-    assert np.allclose(made.gains([1, 2])[0, 1], AFFINITY[frozenset("ab")], atol=0.3)
+    made.changes[0] *= -1
     assert made.foretold("conv1")[0] < 1
 
 

@@ -6,18 +6,15 @@ import math
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import fedloom
-from fedloom.cli.app import app
 from fedloom.errors import StateError
 from fedloom.federation.runs.reader import Run
 from fedloom.study.bed import falling, judge
-from fedloom.study.grid import Cell, load_grid, recipes, save
-from fedloom.study.references import at_trivial
+from fedloom.study.grid import Cell, load_grid, recipes
 from fedloom.study.tables.compare import compare
-from fedloom.study.tables.table import tabulate
-from grid_support import TRIVIAL, WORSE, bed, paper_grid, write_run
+from fedloom.study.tables.results import at_trivial
+from grid_support import TRIVIAL, WORSE, bed, paper_grid
 from tests_support import load_recipe
 
 
@@ -44,27 +41,6 @@ def test_each_rule_may_fail_alone(tmp_path: Path) -> None:
         judge(bed(tmp_path / "d", joint=None), tmp_path / "d")
 
 
-def test_a_task_without_validation_data_is_named(tmp_path: Path) -> None:
-    nothing = {"semseg": math.nan, "depth": 1.8}
-    ((verdict,), _) = judge(bed(tmp_path, Local=nothing), tmp_path)
-    assert len(verdict.reasons) == 1
-    assert verdict.reasons[0].startswith("no change in percent on validation data of semseg, in all seeds")
-    assert CliRunner().invoke(app, ["bed", str(tmp_path)]).exit_code == 1
-
-
-def test_data_sets_that_have_not_been_run_do_not_hide_the_others(tmp_path: Path) -> None:
-    grid = bed(tmp_path)
-    grid = grid.model_copy(update={"data": {**grid.data, "Later": grid.data["NYUD"]}})
-    save(grid, tmp_path, {})
-    verdicts, unjudged = judge(grid, tmp_path)
-    assert [verdict.data for verdict in verdicts] == ["NYUD"]
-    assert unjudged == ["Later: Local has not been run; a bed is judged by Local, joint training and trivial"]
-    result = CliRunner().invoke(app, ["bed", str(tmp_path)])
-    assert result.exit_code == 1
-    assert "NYUD: this bed can judge" in result.output
-    assert "Later: Local has not been run" in result.output
-
-
 def test_the_fall_is_that_of_one_round(tmp_path: Path) -> None:
     """A loss that shrinks by 2 % in every round, over the last fifth of 40."""
     bed(tmp_path, losses=[0.98**n for n in range(40)])
@@ -79,25 +55,6 @@ def test_tasks_on_which_nobody_beats_the_trivial_answer() -> None:
     assert at_trivial([trivial, one, ("local", {"a": 0.6, "b": math.nan})], directions) == []
     assert at_trivial([trivial, joint], directions) == []
     assert at_trivial([one, joint], directions) == []
-
-
-def test_a_table_marks_them_and_leaves_them_out(tmp_path: Path) -> None:
-    grid = paper_grid(data={"NYUD": {"recipe": "digits-tasks"}}, references=["trivial"], delta="FedAvg/-")
-    save(grid, tmp_path, {})
-    numbers = {
-        ("FedAvg", "-"): {"semseg": 0.10, "depth": 2.0},
-        ("FedAvg", "+DEA"): {"semseg": 0.12, "depth": 1.0},
-        ("FedProx", "-"): {"semseg": 0.11, "depth": 1.0},
-        ("trivial", "-"): {"semseg": 0.13, "depth": 1.9},
-    }
-    for (base, addon), values in numbers.items():
-        write_run(tmp_path, Cell("NYUD", base, addon, 0), values)
-    table = tabulate(grid, tmp_path)
-    assert [str(column) for column in table.columns] == ["semseg † mIoU ↑", "depth RMSE ↓", "Δ % ↑"]
-    deltas = {(line.base, line.addon): line.entries[-1].text for line in table.lines}
-    assert deltas["FedAvg", "+DEA"] == deltas["FedProx", "-"] == "+50.00"
-    assert deltas["trivial", "-"] == "+5.00"
-    assert any("no method is better than the trivial answer on semseg" in note for note in table.notes)
 
 
 def test_a_comparison_marks_them_too(tmp_path: Path) -> None:
@@ -128,15 +85,3 @@ def test_references_have_no_add_on_where_every_method_has_one() -> None:
     assert grid.combinations[-2:] == (("FedProx", "rho 0.2"), ("joint", "-"))
     assert [grid.reference(base) for base in ("FedProx", "joint")] == [("FedProx", "rho 0.5"), ("joint", "-")]
     assert recipes(grid)[Cell("NYUD", "joint", "-", 0)].method.name == "joint"
-
-
-def test_the_command_says_it(tmp_path: Path) -> None:
-    run = CliRunner().invoke
-    bed(tmp_path / "good")
-    result = run(app, ["bed", str(tmp_path / "good")])
-    assert result.exit_code == 0
-    assert "NYUD: this bed can judge (validation data, seeds (0,))" in result.output
-    bed(tmp_path / "poor", joint=WORSE, **{"joint-by-task": WORSE})
-    result = run(app, ["bed", str(tmp_path / "poor")])
-    assert result.exit_code == 1
-    assert "NYUD: all data in one place is -10.0 % better" in result.output

@@ -7,30 +7,23 @@ import math
 import re
 from cProfile import Profile
 from importlib.resources import files
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedloom.study.palette import COLORS
+from fedloom.study.charts import COLORS, rows_of
 from fedloom.study.report import collect, glance, words, write
-from fedloom.study.report.drawn import DOTS, POINTS, dots, heat, multiples, path, scatter, ticks
-from fedloom.study.report.looks import LINES
+from fedloom.study.report.figures import DOTS, figures_of
 from fedloom.study.report.page import Sheet, part
 from fedloom.study.report.predictions import ConfusionViews
 from fedloom.study.report.scores import Curves
-from fedloom.study.tables.compare import Estimate
+from fedloom.study.tables.estimate import Estimate
 from fedloom.study.watch import now
 from report_support import NASTY, Page
 
 NAMES = ("a", "b", "c", "d")
 TASK = {"seg": {"kind": "dense", "primary": "miou", "metrics": {"miou": "max"}}}
-
-
-@pytest.fixture(autouse=True)
-def quick_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pytest.importorskip("plotly.offline"), "get_plotlyjs", lambda: "/* plotly */")
 
 
 def run(folder: Path, values: dict[str, float], method: str = "fedavg", **info: Any) -> Path:
@@ -73,9 +66,9 @@ def test_the_first_screen_says_what_the_numbers_say(tmp_path: Path) -> None:
     of = Estimate.of([20, 22, 24, -6])
     assert (tile.value, tile.change, tile.told) == ("0.5750", "+15\u00a0%", False)
     assert tile.interval == f"{of.mean - of.half:.0f} to {of.mean + of.half:.0f}".replace("-", "\u2212")
-    assert found.gains is not None
-    assert [(d.name, d.is_worse) for d in found.gains.rows] == [("c", False), ("b", False), ("a", False), ("d", True)]
-    assert [d.at for d in found.gains.rows] == sorted((d.at for d in found.gains.rows), reverse=True)
+    rows = rows_of(figures_of(collect(folder))["gains"].views[0].chart)  # type: ignore[arg-type]
+    assert [row["name"] for row in rows if "text" in row] == ["c", "b", "a", "d"]
+    assert [row["text"][:-2] for row in rows if "text" in row] == ["+24", "+22", "+20", "\u22126"]
     assert "found beside" not in Page(write(folder, base=alone).read_text("utf-8")).text
 
 
@@ -213,54 +206,24 @@ def test_sentences() -> None:
     )
 
 
-def test_small_multiples_share_their_axes_and_stay_small() -> None:
-    many = {f"c{i}": {r: i + r / 300 for r in range(300)} for i in range(20)}
-    few = {"a": {0: 5.0, 299: 6.0}}
-    first, second, other = multiples(
-        [("x", "miou", "max", many, {}), ("y", "miou", "max", few, {}), ("z", "rmse", "min", few, {})]
-    )
-    assert first.y == second.y != other.y
-    assert first.x == second.x == other.x
-    assert [s.name for s in first.lines] == ["c19", "c0"]  # the best and the worst; the others are a band
-    assert first.band
-    assert first.note == "band: 10 % to 90 % of 18 more"
-    assert all(len(re.findall("[ML]", s.path)) <= POINTS for s in first.lines)
-    labels = sorted(
-        s.label[1] for s in multiples([("x", "m", "max", {str(i): {0: 1.0} for i in range(LINES)}, {})])[0].lines
-    )
-    assert min(b - a for a, b in pairwise(labels)) >= 11
-    assert other.about == "RMSE in metres, lower is better"
-
-
-def test_geometry() -> None:
-    assert ticks(0.1, 0.95) == pytest.approx([0.2, 0.4, 0.6, 0.8])
-    assert path([(0, 1), (1, math.nan), (2, 3), (3, 4)]) == "M0.0 1.0M2.0 3.0L3.0 4.0"
-    large = dots({f"c{i}": (float(i), math.nan, math.nan) for i in range(1000)})
-    assert len(large.rows) == DOTS
-    assert sum(d.is_named for d in large.rows) == 2
-    assert dots({"a": (math.nan, 0, 0)}).rows == ()
+def test_many_clients_have_a_dot_each_but_no_name(tmp_path: Path) -> None:
+    many = {f"c{i}": 0.4 + i / 1e4 for i in range(2 * DOTS)}
+    run(tmp_path / "alone", dict.fromkeys(many, 0.5), "local")
+    chart = figures_of(collect(run(tmp_path / "run", many)))["gains"].views[0].chart  # type: ignore[arg-type]
+    names = [row["name"] for row in rows_of(chart)]
+    assert (len(names), names[0], names[-1]) == (DOTS, f"c{2 * DOTS - 1}", "c0")
+    assert not any(layer["mark"]["type"] == "text" for layer in chart["layer"])
 
 
 def test_templates_escape_what_they_are_given() -> None:
     drawn = part("parts.html", "sheet", Sheet("t", ("a", NASTY), [(NASTY, NASTY)], (1,)))
     assert "<img" not in drawn
     assert "&lt;img" in drawn
-    (panel,) = multiples([(NASTY, NASTY, "max", {NASTY: {0: 1.0, 1: 2.0}}, {})])
-    drawn_as = {
-        "panel": (panel,),
-        "dots": (dots({NASTY: (1.0, 0.0, 2.0)}), NASTY),
-        "scatter": (scatter(NASTY, NASTY, {NASTY: (1.0, 2.0)}, str),),
-        "heat": (heat({NASTY: {NASTY: 1.0}}, [NASTY], NASTY, 1.0, (NASTY, NASTY), numbers=True), NASTY),
-    }
-    for macro, given in drawn_as.items():
-        made = part("drawn.html", macro, *given)
-        assert "<img" not in made
-        assert "&lt;" in made
 
 
 def test_templates_load_nothing_and_escape_everything() -> None:
     home = files("fedloom.study.report") / "templates"
-    safe = {"policy", "style", "script", "pictures", "data", "table", 'tabindex="0"\''}
+    safe = {"policy", "style", "script", "vega", "pictures", "data", "table", 'tabindex="0"\''}
     for file in home.iterdir():
         text = file.read_text("utf-8")
         assert "://" not in text
@@ -297,26 +260,6 @@ def test_letters_stand_out_by_day_by_night_and_on_paper_and_have_few_sizes() -> 
     assert sizes == {f"var(--{name})" for name in ("tiny", "small", "plain", "lead", "large")}
 
 
-def test_a_map_has_its_numbers_and_its_ends_in_words() -> None:
-    drawn = heat({"a": {"x": -2.0, "y": 0.004}}, ["x", "y"], "change", 2.0, ("worse", "better"), numbers=True)
-    assert [cell.number for cell in drawn.cells] == ["\u22122\u00a0%", "±0\u00a0%"]
-    assert max(abs(cell.strength) for cell in drawn.cells) < 0.7, "letters on it can be read"
-    assert "worse" in part("drawn.html", "heat", drawn, "map")
-
-
-def test_gain_against_cost_and_ranks_are_drawn() -> None:
-    found = scatter("Bytes", "", {"a": (0.0, 0.0), "b": (10.0, 5.0), "c": (10.0, -1.0), "d": (math.nan, 1.0)}, str)
-    assert found is not None
-    a, b, c = found.points
-    assert a.x < b.x == c.x
-    assert b.y < a.y == found.zero < c.y
-    assert (b.is_worse, c.is_worse) == (False, True)
-    assert scatter("Bytes", "", {}, str) is None
-    ranks = dots({"x": (2.5, 2.0, 3.0), "y": (1.25, 0.75, 1.75)}, ranks=True)
-    assert [(row.name, row.text, row.is_worse) for row in ranks.rows] == [("y", "1.25", False), ("x", "2.5", False)]
-    assert ranks.zero is None
-
-
 def test_a_curve_of_the_loss_that_falls() -> None:
     losses = {r: 1.0 - 0.01 * r for r in range(30)}
     (only,) = [Curves("t", "training loss", "min", "train", "trained", {"a": losses})]
@@ -326,13 +269,8 @@ def test_a_curve_of_the_loss_that_falls() -> None:
 
 
 def test_one_palette_for_pages_and_papers(tmp_path: Path) -> None:
-    from fedloom.study.palette import color
-    from fedloom.study.panels import Panels
-
     text = write(run(tmp_path / "run", dict.fromkeys(NAMES, 0.5))).read_text("utf-8")
     assert all(f"--c{i}: {of};" in text for i, of in enumerate(COLORS))
-    assert [of for of, _ in Panels.colors("ab")] == list(COLORS[:2])
-    assert color(len(COLORS)) == COLORS[0]
 
 
 def test_classes_that_are_mixed_up_are_named() -> None:

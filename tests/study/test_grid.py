@@ -23,7 +23,7 @@ import yaml
 
 import fedloom.federation.recipes
 from fedloom.core.machine import available_memory, locked
-from fedloom.data.scenes import store
+from fedloom.data import scenes
 from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.experiments import grid_run
 from fedloom.experiments.grid_progress import Bar, CellLines, progress
@@ -142,7 +142,7 @@ ABSENT = r"(no file or folder|there is no folder) |is( not)? in /|expected a fol
 @pytest.fixture(scope="module")
 def quickly_rendered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Scenes are four, again and again: to render all of them would take minutes."""
-    real = store.examples
+    real = scenes.examples
 
     def examples(settings: Any, numbers: range) -> dict[str, np.ndarray[Any, Any]]:
         few = real(settings, numbers[:4]).items()
@@ -150,7 +150,7 @@ def quickly_rendered(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDLOOM_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(store, "examples", examples)
+        patch.setattr(scenes, "examples", examples)
         yield
 
 
@@ -191,24 +191,6 @@ def test_packaged_grids_start_dry(name: str, tmp_path: Path, monkeypatch: pytest
 def test_packaged_grids_start_dry_in_every_cell(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     start_dry(name, load_grid(name), tmp_path)
-
-
-def test_packaged_grids_and_their_twins_belong_together() -> None:
-    assert set(names()) >= {f"feddea/table{n}{twin}" for n in range(1, 7) for twin in ("", "-scenes")}
-    fedhca2 = ("table1", "benchmark2", "table2", "tables4-5", "table6", "tables7-8", "figure1", "hyper-weights")
-    assert set(names()) >= {f"fedhca2/{name}{twin}" for name in fedhca2 for twin in ("", "-scenes")}
-    for name in names():
-        if f"{name}-scenes" in names():
-            paper, twin = load_grid(name), load_grid(f"{name}-scenes")
-            assert (paper.bases, paper.addons, paper.seeds, paper.delta) == (
-                twin.bases,
-                twin.addons,
-                twin.seeds,
-                twin.delta,
-            )
-            for recipe in recipes(twin).values():
-                sets = recipe.data.params.get("sets", {}).values()
-                assert {recipe.data.name, *(part["name"] for part in sets)} <= {"scenes", "several"}
 
 
 def test_cells_apply_changes_in_order() -> None:
@@ -257,7 +239,8 @@ def test_a_grid_like_another_has_its_keys_where_it_has_none() -> None:
     assert grid.set["training.rounds"] == 10  # of the twin, which is like thesis/k-sweep itself
     assert grid.data == load_grid("thesis/k-sweep-scenes").data != parent.data
     with pytest.raises(
-        RecipeError, match=r"like: 'thesis/k-swep' is no packaged grid\. Did you mean 'thesis/k-sweep'\?"
+        RecipeError,
+        match=r"like: 'thesis/k-swep' is neither a file nor a packaged grid\. Did you mean 'thesis/k-sweep'\?",
     ):
         load_grid({"like": "thesis/k-swep", "name": "mine"})
 

@@ -18,6 +18,7 @@ from fedloom.study.figures import draw as draw_grid
 from fedloom.study.grid import load_grid, recipes
 from fedloom.study.papers.hyper_weights import CSV, HyperWeights, draw, picture, table, used
 from grid_support import TINY
+from report_support import cells, drawn
 
 Quick = Callable[..., Result]
 MADE = HyperWeights(
@@ -60,7 +61,10 @@ def test_what_is_written() -> None:
 def test_the_picture(tmp_path: Path) -> None:
     draw(MADE, tmp_path / "p.png")
     assert (tmp_path / "p.png").stat().st_size > 10_000
-    assert len(picture([MADE]).subfigs[0].axes) == 4  # three panels and a colour bar
+    alpha, beta, last = picture([MADE])["concat"]
+    assert drawn(alpha) == {"b": {1: 0.1, 3: 0.0}, "a": {1: 0.1, 2: 0.25, 3: 1.0}}  # as used
+    assert drawn(beta)["a seg"] == {1: 0.1, 2: 0.2}
+    assert cells(last) == {"a seg": {"fuse": 0.2, "norm": 0.1}, "b edge": {"fuse": 0.4}}
     with pytest.raises(UserError, match=r"p\.nothing"):
         draw(MADE, tmp_path / "p.nothing")
 

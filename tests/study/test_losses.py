@@ -15,9 +15,12 @@ from typer.testing import CliRunner
 
 from fedloom.cli import app
 from fedloom.errors import RecipeError, StateError
+from fedloom.study.charts import rows_of
 from fedloom.study.figures import draw
 from fedloom.study.grid import Cell, load_grid, save
 from fedloom.study.papers.losses import losses_of, over_rounds
+from report_support import drawn as lines
+from report_support import panels
 
 WEIGHTS = {"a": {"x": 0.7, "y": 0.3}, "b": {"y": 1.0}}
 LOSSES = {
@@ -144,20 +147,23 @@ def test_figures_show_the_numbers(folder: Path) -> None:
         section = grid.figures[name]
         return section.entry.function(grid, folder, "test", **section.params)
 
-    (axes,) = drawn("6.1").axes
-    assert [text.get_text() for text in axes.get_yticklabels()] == ["B1", "A1", "C1"]
-    assert [bar.get_width() for bar in axes.patches] == pytest.approx([1.0, 1.1])
-    assert " no finite loss" in [text.get_text() for text in axes.texts]
-    panels = drawn("6.3").axes
-    assert [axes.get_title() for axes in panels] == ["NYU: all tasks", "NYU: x", "NYU: y"]
-    assert len(panels[0].lines) == 2
-    assert panels[0].get_yscale() == "log"
-    y = panels[0].lines[0].get_ydata()
-    assert (y[0], math.isnan(y[1]), y[2]) == (pytest.approx(0.9), True, pytest.approx(5e7))
-    assert panels[1].lines[0].get_ydata()[0] == pytest.approx(2 * 0.9 / 1.7)
-    rounds, saved = drawn("A.2").axes
-    assert sorted(bar.get_width() for bar in rounds.patches[:3]) == [1.0, 3.0, 5.0]
-    assert [bar.get_width() for bar in saved.patches] == pytest.approx([40, 40, 60])
+    rows = rows_of(drawn("6.1"))
+    assert {row["group"]: row["value"] for row in rows if "part" in row} == {
+        "B1": pytest.approx(1.0),
+        "A1": pytest.approx(1.1),
+        "C1": None,
+    }
+    assert [row["group"] for row in rows if row.get("text") == "no finite loss"] == ["C1"]
+    found = panels(drawn("6.3"))
+    assert list(found) == ["NYU: all tasks", "NYU: x", "NYU: y"]
+    assert found["NYU: all tasks"]["layer"][0]["encoding"]["y"]["scale"]["type"] == "log"
+    y = lines(found["NYU: all tasks"])["B1, seed 0"]
+    assert len(lines(found["NYU: all tasks"])) == 2
+    assert y == {1: pytest.approx(0.9), 2: None, 3: pytest.approx(5e7)}
+    assert lines(found["NYU: x"])["B1, seed 0"][1] == pytest.approx(2 * 0.9 / 1.7)
+    rounds, saved = map(rows_of, drawn("A.2")["concat"])
+    assert sorted(row["value"] for row in rounds if row["group"] == "B1") == [1.0, 3.0, 5.0]
+    assert [row["value"] for row in saved] == pytest.approx([40, 40, 60])
 
 
 def test_what_is_refused(folder: Path) -> None:

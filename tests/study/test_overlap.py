@@ -125,4 +125,4 @@ def test_sheets() -> None:
 
 
 def test_reading_needs_no_torch() -> None:
-    assert not loaded("import fedloom.study.papers.activated_dimensions", "torch", "matplotlib")
+    assert not loaded("import fedloom.study.papers.activated_dimensions", "torch", "vl_convert")

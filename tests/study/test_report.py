@@ -20,17 +20,18 @@ from fedloom.core.settings.registry import Registered
 from fedloom.errors import RecipeError, StateError, UserError
 from fedloom.federation.runs.reader import Run
 from fedloom.methods import METHODS
+from fedloom.study import charts
+from fedloom.study.charts import thinned
 from fedloom.study.grid import Cell
 from fedloom.study.report import collect, write
 from fedloom.study.report.collect import RunReport
-from fedloom.study.report.looks import LINES, thinned, thinned_names
+from fedloom.study.report.figures import BUDGET, LINES, curve, figures_of, matrices
 from fedloom.study.report.page import in_script, part
-from fedloom.study.report.plots import BUDGET, curves, figures_of, matrices
 from fedloom.study.report.scores import Curves, worst_tasks
 from fedloom.study.report.worst import worst
 from fedloom.study.tables.compare import compare
 from grid_support import DEA, FEDAVG, paper_grid, write_grid, write_run
-from report_support import NASTY, Page, check_figures
+from report_support import NASTY, SHOWN, Page, cells, check_figures, drawn, view_of
 
 TASKS = {
     "seg": {"kind": "dense", "primary": "miou", "metrics": {"miou": "max"}},
@@ -46,13 +47,6 @@ def metric(client: str | None, task: str, value: float | None, split: str = "tes
     name = TASKS[task]["primary"] if task in TASKS else "accuracy"
     where = {"model": model, "split": split, "data": f"shared {split}"}
     return {"client": client, "task": task, "metric": name, "value": value, **where}
-
-
-@pytest.fixture(autouse=True)
-def quick_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plotly's script is large: the test of the command has it."""
-    offline = pytest.importorskip("plotly.offline")
-    monkeypatch.setattr(offline, "get_plotlyjs", lambda: "/* plotly */")
 
 
 def run_folder(folder: Path, lines: list[dict[str, Any]], traffic: list[dict[str, Any]] = [], **info: Any) -> Path:  # noqa: B006
@@ -99,26 +93,20 @@ def rows_of(text: str, table: str) -> list[list[str]]:
     return [[unescape(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line)] for line in lines]
 
 
-def trace(figure: dict[str, Any], view: str, kind: str, name: str = "") -> dict[str, Any]:
-    (data,) = [v["data"] for v in figure["views"] if v["name"] == view]
-    (found,) = [t for t in data if t["meta"]["kind"] == kind and name in ("", t["meta"].get("name"))]
-    return found
-
-
 def test_numbers_are_those_of_the_files(tmp_path: Path) -> None:
     page = page_of(run_folder(tmp_path, two_rounds()))
     figures = page.data["figures"]
     check_figures(figures)
     seg = figures["curves-0"]
-    assert [view["name"] for view in seg["views"]] == ["miou, test, global", "miou, val, global"]
-    assert trace(seg, "miou, test, global", "client", "b") | {"x": [1, 2], "y": [0.3, 0.6]} == trace(
-        seg, "miou, test, global", "client", "b"
-    )
-    assert trace(seg, "miou, test, global", "mean")["y"] == [0.2, 0.4]
+    assert [view["name"] for view in seg] == ["miou, test, global", "miou, val, global"]
     # validation is best in round 1, and says so on the curve of test data
-    best = trace(seg, "miou, test, global", "best")
-    assert (best["x"], best["y"], best["name"]) == ([1], [0.2], "best round by validation: 1")
-    assert trace(figures["curves-1"], "rmse, test, global", "client")["y"] == [0.7000000000000001, None]
+    assert drawn(view_of(seg, "miou, test, global")) == {
+        "a": {1: 0.1, 2: 0.2},
+        "b": {1: 0.3, 2: 0.6},
+        "mean over clients": {1: 0.2, 2: 0.4},
+        "best round by validation: 1": {1: 0.2},
+    }
+    assert drawn(view_of(figures["curves-1"], "rmse, test, global"))["b"] == {1: 0.7000000000000001, 2: None}
     scores = {(s["task"], s["split"]): s for s in page.data["scores"]}
     assert scores["seg", "test"]["mean"] == 0.4
     assert scores["seg", "test"]["worst"] == {"client": "a", "value": 0.2}
@@ -185,17 +173,12 @@ def test_names_cannot_become_markup(tmp_path: Path) -> None:
     assert not [tag for tag, _ in page.elements if tag == "img"]
     assert not [a for _, attributes in page.elements for a in attributes if a.startswith("on")]
     assert [attributes.get("id") for tag, attributes in page.elements if tag == "script"] == [
-        *("report-data", "plotly", "page")
+        *("report-data", "vega", "page")
     ]
     assert page.data["title"] == f"{NASTY}: {NASTY}"
     assert f"{NASTY}0" in page.text
     raw = text.partition('id="report-data">')[2].partition("</script>")[0]
     assert not set("<>&\u2028") & set(raw)
-    # plotly reads some HTML in the names that it draws
-    drawn = [t["name"] for f in page.data["figures"].values() for v in f["views"] for t in v["data"] if "name" in t]
-    axes = [name for f in page.data["figures"].values() for t in f["shared"] for name in t["x"] + t["y"]]
-    titles = [f["layout"]["yaxis"]["title"]["text"] for f in page.data["figures"].values()]
-    assert not [name for name in drawn + axes + titles if "<" in name]
     check_figures(page.data["figures"])
     sections = ("bytes", "seconds", "hyper-weights", "task-similarity", "mixing", "events")
     assert set(sections) < set(page.ids)
@@ -241,8 +224,8 @@ def test_one_client_one_round_and_no_more(tmp_path: Path) -> None:
     folder = run_folder(tmp_path, [{"round": 1, "metrics": [metric(None, "seg", 0.5)]}], clients=clients)
     (folder / "bytes.jsonl").unlink()
     page = page_of(folder)
-    (view,) = page.data["figures"]["curves-0"]["views"]
-    assert [(t["meta"], t["y"]) for t in view["data"]] == [({"kind": "client", "name": "all clients"}, [0.5])]
+    (view,) = page.data["figures"]["curves-0"]
+    assert drawn(view["chart"]) == {"all clients": {1: 0.5}}
     check_figures(page.data["figures"])
 
 
@@ -265,14 +248,9 @@ def test_training_losses_and_seconds(tmp_path: Path) -> None:
         "seconds_of": {"a": 0.5, "b": 0.125},
     }
     figures = page_of(run_folder(tmp_path, [line])).data["figures"]
-    assert trace(figures["curves-0"], "training loss, train, trained", "client", "a")["y"] == [2.5]
-    assert [(t["name"], t["y"]) for t in figures["seconds"]["views"][0]["data"]] == [
-        ("dispatch", [0.25]),
-        ("evaluate", [1.0]),
-    ]
-    by_client = figures["seconds"]["views"][1]
-    assert by_client["name"] == "local training by client"
-    assert [(t["name"], t["y"]) for t in by_client["data"]] == [("a", [0.5]), ("b", [0.125])]
+    assert drawn(view_of(figures["curves-0"], "training loss, train, trained")) == {"a": {1: 2.5}}
+    assert drawn(view_of(figures["seconds"], "seconds by phase")) == {"dispatch": {1: 0.25}, "evaluate": {1: 1.0}}
+    assert drawn(view_of(figures["seconds"], "local training by client")) == {"a": {1: 0.5}, "b": {1: 0.125}}
 
 
 def test_simulated_time(tmp_path: Path) -> None:
@@ -284,11 +262,11 @@ def test_simulated_time(tmp_path: Path) -> None:
         return {"round": round, "metrics": [], "train": [], "records": records}
 
     figures = page_of(run_folder(tmp_path, [line(1, 2.0), line(2, 5.0)])).data["figures"]
-    (view,) = figures["seconds"]["views"]
-    assert {t["name"]: t["y"] for t in view["data"]} == {
-        "a round": [2.0, 3.0],
-        "since the start": [2.0, 5.0],
-        "age of mixed models, mean": [0.5, 0.5],
+    (view,) = figures["seconds"]
+    assert drawn(view["chart"]) == {
+        "a round": {1: 2.0, 2: 3.0},
+        "since the start": {1: 2.0, 2: 5.0},
+        "age of mixed models, mean": {1: 0.5, 2: 0.5},
     }
 
 
@@ -300,11 +278,11 @@ def test_bytes_by_role_task_and_client(tmp_path: Path) -> None:
     traffic = [{"round": r, "up": up, "down": [entry("a", "encoder", None, 7)]} for r in (1, 2)]
     page = page_of(run_folder(tmp_path, two_rounds(), traffic))
     figure = page.data["figures"]["bytes"]
-    assert trace(figure, "sent by clients, by role", "line", "encoder")["y"] == [200, 200]
-    assert trace(figure, "sent by clients, by task", "line", "no task")["y"] == [200, 200]
-    assert trace(figure, "sent by clients, by task", "line", "seg")["y"] == [10, 10]
-    assert trace(figure, "sent by clients, by client", "line", "a")["y"] == [110, 110]
-    assert trace(figure, "sent to clients, by client", "line", "a")["y"] == [7, 7]
+    assert drawn(view_of(figure, "sent by clients, by role"))["encoder"] == {1: 200, 2: 200}
+    by_task = {"no task": {1: 200, 2: 200}, "seg": {1: 10, 2: 10}}
+    assert drawn(view_of(figure, "sent by clients, by task")) == by_task
+    assert drawn(view_of(figure, "sent by clients, by client"))["a"] == {1: 110, 2: 110}
+    assert drawn(view_of(figure, "sent to clients, by client"))["a"] == {1: 7, 2: 7}
     assert page.data["bytes"] == [
         {"role": "encoder", "task": "", "up": 400, "down": 14},
         {"role": "head", "task": "seg", "up": 20, "down": 0},
@@ -318,11 +296,10 @@ def test_the_federation(tmp_path: Path) -> None:
     (folder / "partition.json").write_text(json.dumps({"hash": "x", "clients": [], "labels": labels}))
     page = page_of(folder)
     figures = page.data["figures"]
-    assert figures["examples"]["views"][0]["data"] == [{"z": [[30, None], [20, 20]], "zmin": 0, "zmax": 30}]
+    assert cells(figures["examples"][0]["chart"]) == {"a": {"seg": 30}, "b": {"seg": 20, "depth": 20}}
     # seg has label images, not classes: its counts are those of the examples
-    assert figures["labels"]["views"] == [
-        {"name": "depth", "data": [{"z": [[5, 0, 17]], "x": ["0", "1", "2"], "zmin": 0, "zmax": 17}]}
-    ]
+    assert [view["name"] for view in figures["labels"]] == ["depth"]
+    assert cells(figures["labels"][0]["chart"]) == {"b": {"0": 5, "1": 0, "2": 17}}
     check_figures(figures)
     assert "seg, depth (weight 2)" in page.text
     assert "city" in page.text
@@ -370,18 +347,19 @@ def test_matrices_over_the_rounds(tmp_path: Path) -> None:
         ("update dropped: nan", "b", 1, 2, 2),
     ]
     figures = figures_of(found)
-    check_figures(figures)
-    z = {name: [view["data"][0]["z"] for view in figures[name]["views"]] for name in of}
+    z = {name: [cells(view.chart) for view in figures[name].views] for name in of}
     # in the order of the run's tasks, seg first
-    assert z["task-similarity"] == [[[None, None], [None, 1.0]], [[1.0, 0.25], [0.25, 1.0]]]
-    assert z["mixing"] == [[[0.5, 0.5], [None, 1.0]]]
-    assert z["neighbours"] == [[[0.75, 0.25], [None, 1.0]]]
-    assert z["peer-similarity"] == [[[None, -0.5], [None, None]]]
-    assert z["conflict-weights"] == [[[None] * 2] * 2, [[None, 0.1], [None, None]]]
-    figure = figures["task-similarity"]
-    assert [view["name"] for view in figure["views"]] == ["1", "2"]
-    assert figure["views"][1]["data"][0]["text"] == [["", ""], ["●", ""]]
-    assert figures["peer-similarity"]["shared"][0]["zmin"] == -0.5
+    assert z["task-similarity"] == [
+        {"seg": {}, "depth": {"depth": 1.0}},
+        {"seg": {"seg": 1.0, "depth": 0.25}, "depth": {"seg": 0.25, "depth": 1.0}},
+    ]
+    assert z["mixing"] == [{"a": {"a": 0.5, "b": 0.5}, "b": {"b": 1.0}}]
+    assert z["neighbours"] == [{"a": {"a": 0.75, "b": 0.25}, "b": {"b": 1.0}}]
+    assert z["peer-similarity"] == [{"a": {"b": -0.5}, "b": {}}]
+    assert z["conflict-weights"] == [{"a": {}, "b": {}}, {"a": {"b": 0.1}, "b": {}}]
+    views = figures["task-similarity"].views
+    assert [view.name for view in views] == ["1", "2"]
+    assert {(r["row"], r["column"]) for r in charts.rows_of(views[1].chart) if r["text"]} == {("depth", "seg")}
 
 
 def test_hyper_weights_as_used(tmp_path: Path) -> None:
@@ -392,8 +370,8 @@ def test_hyper_weights_as_used(tmp_path: Path) -> None:
             {"kind": "hyper-weights", "part": "decoder", "weights": {"b": {"seg": {"fuse": -value}}}},
         ]
     figures = page_of(run_folder(tmp_path, lines)).data["figures"]
-    assert trace(figures["alpha"], "alpha of the encoders", "line", "a")["y"] == [0.1, 1.0]
-    assert trace(figures["beta"], "beta of the decoders", "line", "b seg fuse")["y"] == [0.0, 0.0]
+    assert drawn(view_of(figures["alpha"], "alpha of the encoders")) == {"a": {1: 0.1, 2: 1.0}}
+    assert drawn(view_of(figures["beta"], "beta of the decoders")) == {"b seg fuse": {1: 0.0, 2: 0.0}}
 
 
 def test_thinning_keeps_the_ends_and_the_best() -> None:
@@ -406,27 +384,19 @@ def test_thinning_keeps_the_ends_and_the_best() -> None:
     assert len(kept) <= 401
     assert kept == sorted(set(kept))
     assert thinned([3, 1], 400) == [3, 1]
-    assert thinned_names(["a", "b", "c", "d", "e"], 3) == ["a", "c", "e"]
+    assert thinned(["a", "b", "c", "d", "e"], 3) == ["a", "c", "e"]
 
 
 def test_many_clients_become_a_band() -> None:
     clients = {f"c{i:03d}": {1: 0.0, 2: i / 100} for i in range(101)}
-    (view,) = curves([Curves("seg", "miou", "max", "test", "global", clients, 2, "test")])["views"]
-    kinds = [t["meta"]["kind"] for t in view["data"]]
-    assert {kind: kinds.count(kind) for kind in kinds} == {"band": 2, "client": 2, "mean": 1, "best": 1}
-    # the best and the worst
-    assert [t["meta"]["name"] for t in view["data"] if t["meta"]["kind"] == "client"] == ["c100", "c000"]
-    # the band is that of the 99 others alone
-    rest = sorted(clients[f"c{i:03d}"][2] for i in range(1, 100))
-    upper, lower = view["data"][:2]
-    assert upper["name"] == ""
-    assert lower["name"] == "10 % to 90 % of 99 more clients"
-    assert (lower["y"][1], upper["y"][1]) == (pytest.approx(0.108), pytest.approx(0.892))
-    assert rest[9] < lower["y"][1] < rest[10]
-    assert view["data"][-2]["y"] == [0.0, pytest.approx(0.5)]
+    found = drawn(curve(Curves("seg", "miou", "max", "test", "global", clients, 2, True)))
+    # the best and the worst, and the band of the 99 others alone
+    band = "10 % to 90 % of 99 more clients"
+    assert set(found) == {"c100", "c000", band, "mean over clients", "best round by validation: 2"}
+    assert found[band][2] == (pytest.approx(0.108), pytest.approx(0.892))
+    assert found["mean over clients"] == {1: 0.0, 2: pytest.approx(0.5)}
     few = {name: clients[name] for name in list(clients)[:LINES]}
-    (view,) = curves([Curves("seg", "miou", "max", "test", "global", few)])["views"]
-    assert [t["meta"]["kind"] for t in view["data"]] == ["client"] * LINES + ["mean"]
+    assert set(drawn(curve(Curves("seg", "miou", "max", "test", "global", few)))) == {*few, "mean over clients"}
 
 
 def test_a_large_run_gives_a_small_page() -> None:
@@ -437,12 +407,15 @@ def test_a_large_run_gives_a_small_page() -> None:
         *((), {}, (), {}, None, (), ()),
     )
     figures = figures_of(report)
-    assert len(json.dumps(figures)) < 100_000
-    points = sum(len(t["x"]) for f in figures.values() for v in f["views"] for t in v["data"] if "x" in t)
-    assert points < BUDGET
+    assert size(figures) < 300_000
+    assert sum(len(charts.rows_of(view.chart)) for figure in figures.values() for view in figure.views) < BUDGET
     # as many metrics again as there are, and more, do not make it larger without bound
     many = replace(report, curves=tuple(several) * 20)
-    assert len(json.dumps(figures_of(many))) < 1_000_000
+    assert size(figures_of(many)) < 2_000_000
+
+
+def size(figures: dict[str, Any]) -> int:
+    return sum(len(json.dumps(view.chart)) for figure in figures.values() for view in figure.views)
 
 
 def test_matrices_of_many_clients_are_thinned() -> None:
@@ -451,10 +424,10 @@ def test_matrices_of_many_clients_are_thinned() -> None:
     names = tuple(f"c{i}" for i in range(150))
     whole = {name: dict.fromkeys(names, i / 150) for i, name in enumerate(names)}
     figure = matrices(Matrices("mixing", "", "receiver", "sender", names, dict.fromkeys(range(40), whole)))
-    assert len(figure["views"]) == 2
-    assert len(figure["views"][0]["data"][0]["z"]) == 100
-    assert [view["name"] for view in (figure["views"][0], figure["views"][-1])] == ["0", "39"]
-    assert figure["views"][0]["data"][0]["z"][-1] == [149 / 150] * 100
+    assert [view.name for view in figure.views] == ["0", "39"]
+    found = cells(figure.views[0].chart)
+    assert len(found) == 100
+    assert list(found["c149"].values()) == [149 / 150] * 100
 
 
 def test_the_worst() -> None:
@@ -501,10 +474,9 @@ def test_no_client_is_the_worst_where_all_have_one_number(tmp_path: Path) -> Non
     assert (test["mean"], test["clients"], test["worst"]) == (0.5, 2, None)
     assert val["worst"] == {"client": "a", "value": 0.1}
     assert "all the same" in page.text
-    figure = page.data["figures"]["curves-0"]
-    one = trace(figure, "miou, test, global", "mean")
-    assert (one["name"], one["y"]) == ("the same for all 2 clients", [0.25, 0.5])
-    assert [t["meta"]["kind"] for t in figure["views"][0]["data"]] == ["mean"]
+    found = drawn(view_of(page.data["figures"]["curves-0"], "miou, test, global"))
+    assert found["the same for all 2 clients"] == {1: 0.25, 2: 0.5}
+    assert not {"a", "b"} & set(found)
 
 
 def test_only_a_long_table_scrolls(tmp_path: Path) -> None:
@@ -554,11 +526,9 @@ def test_a_grid(tmp_path: Path) -> None:
     # FedDEA's table 3, as its tasks' own changes: 33.54, 2.23, 7.16 and -0.56 %
     assert entries["+DEA", ""]["mean"] == pytest.approx(10.59, abs=0.01)
     check_figures(page.data["figures"])
-    lines = page.data["figures"]["curves-0"]["views"][0]
-    assert lines["name"] == "NYUD: semseg (miou) ↑"
     # seed 1 has two rounds, seed 0 only the first
-    dea = next(t for t in lines["data"] if t["meta"]["name"] == "FedAvg +DEA")
-    assert (dea["x"], dea["y"]) == ([1], [pytest.approx((30.78 + 23.05) / 2)])
+    found = drawn(view_of(page.data["figures"]["curves-0"], "NYUD: semseg (miou) ↑"))
+    assert found["FedAvg +DEA"] == {1: pytest.approx((30.78 + 23.05) / 2)}
 
 
 def test_a_grid_at_a_glance(tmp_path: Path) -> None:
@@ -635,21 +605,20 @@ def test_diagnostics_of_a_server(tmp_path: Path) -> None:
     figures = page.data["figures"]
     check_figures({name: figures[name] for name in ("cosine", "sign", "agreement", "weights", "kept")})
     assert "diagnostics" in page.ids
-    names = figures["cosine"]["shared"][0]["meta"]["rows"]
-    assert sorted(names) == sorted(["a", "b", NASTY])
-    (last,) = [v for v in figures["cosine"]["views"] if v["name"] == "2"]
-    z = last["data"][0]["z"]
-    a, b, nasty = (names.index(n) for n in ("a", "b", NASTY))
-    assert (z[a][nasty], z[nasty][a], z[a][b], z[nasty][b], z[a][a]) == (0.5, 0.5, None, -0.125, None)
-    assert {v["set"] for v in figures["cosine"]["views"]} == {"encoder: stem"}
-    assert [v["name"] for v in figures["cosine"]["views"]] == ["1", "2"]
-    mean = trace(figures["agreement"], "mean cosine of two updates", "line")
-    assert (mean["x"], mean["y"]) == ([1, 2], [-0.25, (0.5 - 0.125) / 2])
-    conflict = trace(figures["agreement"], "share of pairs in conflict (cosine below 0)", "line")
-    assert conflict["y"] == [1.0, 0.5]
-    weights = trace(figures["weights"], "encoder: stem", "line", "b")
-    assert (weights["x"], weights["y"]) == ([1, 2], [0.4, 0.5])
-    assert trace(figures["kept"], "encoder: stem", "line", "b")["y"] == [0.3, 0.5]
+    assert cells(view_of(figures["cosine"], "2")) == {
+        "a": {SHOWN: 0.5},
+        "b": {SHOWN: -0.125},
+        SHOWN: {"a": 0.5, "b": -0.125},
+    }
+    assert [(v["name"], v["group"]) for v in figures["cosine"]] == [("1", "encoder: stem"), ("2", "encoder: stem")]
+    agreement = {view["name"]: drawn(view["chart"])["encoder: stem"] for view in figures["agreement"]}
+    assert agreement["mean cosine of two updates"] == {1: -0.25, 2: (0.5 - 0.125) / 2}
+    assert agreement["share of pairs in conflict (cosine below 0)"] == {1: 1.0, 2: 0.5}
+    assert drawn(view_of(figures["weights"], "encoder: stem"))["b"] == {1: 0.4, 2: 0.5}
+    assert drawn(view_of(figures["kept"], "encoder: stem"))["b"] == {1: 0.3, 2: 0.5}
+    # the first screen has the mean over layers and rounds, and a share per layers and round
+    assert cells(figures["clients"][0]["chart"])["a"] == {"b": -0.25, SHOWN: 0.5}
+    assert cells(figures["layers"][0]["chart"]) == {"encoder: stem": {"1": 1.0, "2": 0.5}}
     assert "given" not in figures
     assert not [tag for tag, _ in page.elements if tag == "img"]
 
@@ -662,13 +631,14 @@ def test_diagnostics_of_peers_and_personal_models(tmp_path: Path) -> None:
     ]
     (folder / "diagnostics.jsonl").write_text(json.dumps({"round": 1, "diagnostics": about}) + "\n")
     figures = page_of(folder).data["figures"]
-    assert figures["given"]["views"][0]["data"][0]["z"] == [[0.75, 0.25], [0.1, 0.9]]
-    assert figures["cosine"]["views"][0]["data"][0]["z"] == [[None, 0.5], [0.5, None]]
+    assert cells(figures["given"][0]["chart"]) == {"a": {"a": 0.75, "b": 0.25}, "b": {"a": 0.1, "b": 0.9}}
+    assert cells(figures["cosine"][0]["chart"]) == {"a": {"b": 0.5}, "b": {"a": 0.5}}
     assert "weights" not in figures
     folder = run_folder(tmp_path / "personal", two_rounds())
     about = [look(["a", "b"], [0.5], [[1.0, 0.0], [0.5, 0.5]], out=[["a", None], ["b", None]])]
     (folder / "diagnostics.jsonl").write_text(json.dumps({"round": 1, "diagnostics": about}) + "\n")
-    assert page_of(folder).data["figures"]["given"]["views"][0]["data"][0]["z"] == [[1.0, 0.0], [0.5, 0.5]]
+    given = cells(page_of(folder).data["figures"]["given"][0]["chart"])
+    assert given == {"a": {"a": 1.0, "b": 0.0}, "b": {"a": 0.5, "b": 0.5}}
 
 
 def test_diagnostics_of_one_client(tmp_path: Path) -> None:
@@ -677,7 +647,7 @@ def test_diagnostics_of_one_client(tmp_path: Path) -> None:
     (folder / "diagnostics.jsonl").write_text(json.dumps({"round": 1, "diagnostics": about}) + "\n")
     figures = page_of(folder).data["figures"]
     assert "cosine" not in figures
-    assert trace(figures["weights"], "encoder: stem", "line", "a")["y"] == [1.0]
+    assert drawn(view_of(figures["weights"], "encoder: stem")) == {"a": {1: 1.0}}
 
 
 METHOD = Outline(
@@ -759,12 +729,12 @@ def test_the_outline_of_a_run_is_drawn(tmp_path: Path) -> None:
 def test_every_stage_of_a_method_is_in_its_diagram(entry: Registered) -> None:
     method = entry.function()
     text = str(method)
-    drawn = tree(diagram(method.outline))
+    boxes = tree(diagram(method.outline))
     stages = text.partition("on the wire:")[0] + text.partition("server:")[2]
-    said = "".join(part for _, part in drawn)
+    said = "".join(part for _, part in boxes)
     assert [name for name in re.findall(r"^ *(\w+)\(", stages, re.MULTILINE) if name not in said] == []
     assert [line for line in re.findall(r"^ +(.*):$", stages, re.MULTILINE) if line not in said] == []
-    assert (1, "On the wire") in drawn
+    assert (1, "On the wire") in boxes
 
 
 def peers_lines(*rounds: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
@@ -782,73 +752,42 @@ def peers_lines(*rounds: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
     ]
 
 
-def arrows(figure: dict[str, Any], view: int) -> dict[tuple[str, str], float]:
-    """(sender, receiver) -> width of the arrow between them, from the places where it begins and ends."""
-    drawn = [{**s, **own} for s, own in zip(figure["shared"], figure["views"][view]["data"], strict=True)]
-    places = {
-        name: (x, y)
-        for t in drawn
-        if t["meta"]["kind"] == "peers"
-        for name, x, y in zip(t["meta"]["names"], t["x"], t["y"], strict=True)
-    }
-
-    def nearest(x: float, y: float) -> str:
-        return min(places, key=lambda name: math.hypot(places[name][0] - x, places[name][1] - y))
-
-    found = {}
-    for t in drawn:
-        if t["meta"]["kind"] == "arrows":
-            ends = list(zip(t["x"], t["y"], t["marker"]["size"], strict=True))
-            for (x0, y0, tail), (x1, y1, head), gap in zip(ends[::3], ends[1::3], ends[2::3], strict=True):
-                assert (gap, tail) == ((None, None, 0), 0)
-                assert head > 0
-                found[nearest(x0, y0), nearest(x1, y1)] = t["line"]["width"]
-    return found
+def takes(view: dict[str, Any]) -> dict[str, float]:
+    """'a takes from b' -> the weight of the line between them."""
+    return {row["name"]: row["weight"] for row in charts.rows_of(view["chart"]) if "weight" in row}
 
 
 def test_the_graph_of_neighbours(tmp_path: Path) -> None:
     clients = {n: {"tasks": dict.fromkeys(tasks, 1.0)} for n, tasks in
                {"p": ["seg"], "q": ["seg", "depth"], "r": ["seg"], NASTY: [NASTY]}.items()}  # fmt: skip
-    lines = peers_lines(
+    rounds = peers_lines(
         {"p": {"p": 0.6, "r": 0.4}, "q": {"q": 0.9, "p": 0.1, "r": 0.0}, NASTY: {NASTY: 1.0}},
         {"r": {"r": 0.8, NASTY: 0.2}},
     )
-    page = page_of(run_folder(tmp_path, lines, clients=clients, tasks=TASKS | {NASTY: TASKS["seg"]}))
+    page = page_of(run_folder(tmp_path, rounds, clients=clients, tasks=TASKS | {NASTY: TASKS["seg"]}))
     figure = page.data["figures"]["neighbours-graph"]
     check_figures({"graph": figure})
-    assert [view["name"] for view in figure["views"]] == ["1", "2"]
-    first, second = arrows(figure, 0), arrows(figure, 1)
-    assert set(first) == {("r", "p"), ("p", "q")}
-    assert first["r", "p"] > first["p", "q"]
-    assert set(second) == {(NASTY, "r")}
-    groups = {t["meta"]["name"]: t for t in figure["shared"] if t["meta"]["kind"] == "peers"}
-    assert {group: t["meta"]["names"] for group, t in groups.items()} == {
-        "seg": ["p", "r"],
-        "depth, seg": ["q"],
-        NASTY: [NASTY],
-    }
-    assert len({t["marker"]["color"] for t in groups.values()}) == 3
-    said = {t["meta"]["name"]: own for t, own in zip(figure["shared"], figure["views"][0]["data"], strict=True)}
-    assert said["seg"]["hovertext"][0] == "p: seg<br>own weight 0.6<br>takes 0.4 from r (seg)"
-    assert said["seg"]["hovertext"][1] == "r: seg<br>mixed nothing in this round"
-    assert "<img" not in json.dumps(figure["views"] + [t.get("text") for t in groups.values()])
-    assert "<img" not in "".join(t["name"] for t in figure["shared"])
+    assert [view["name"] for view in figure] == ["1", "2"]
+    first, second = map(takes, figure)
+    assert first == {"p takes from r": 0.4, "q takes from p": 0.1}
+    assert second == {f"r takes from {SHOWN}": 0.2}
+    peers = {row["name"]: row["tasks"] for row in charts.rows_of(figure[0]["chart"]) if "tasks" in row}
+    assert peers == {"p": "seg", "q": "depth, seg", "r": "seg", SHOWN: SHOWN}
 
 
 def test_no_graph_of_one_peer_or_of_very_many(tmp_path: Path) -> None:
     alone = {"a": {"a": 1.0, "b": math.nan}}
     assert "neighbours-graph" not in page_of(run_folder(tmp_path / "a", peers_lines(alone))).data["figures"]
-    for count, drawn in ((60, True), (61, False)):
+    for count, there in ((60, True), (61, False)):
         names = [f"c{i:02d}" for i in range(count)]
         clients = {name: {"tasks": {"seg": 1.0}} for name in names}
         everybody = {name: dict.fromkeys(names, 1 / count) for name in names}
-        lines = peers_lines(*[everybody] * 30)
-        figures = page_of(run_folder(tmp_path / str(count), lines, clients=clients)).data["figures"]
-        assert ("neighbours-graph" in figures) == drawn
-        if drawn:
-            assert len(json.dumps(figures["neighbours-graph"])) < 2_500_000
-            assert [figures["neighbours-graph"]["views"][i]["name"] for i in (0, -1)] == ["1", "30"]
-            assert len(arrows(figures["neighbours-graph"], 0)) == 60 * 59
+        folder = run_folder(tmp_path / str(count), peers_lines(*[everybody] * 30), clients=clients)
+        figures = page_of(folder).data["figures"]
+        assert ("neighbours-graph" in figures) == there
+        if there:
+            assert [view["name"] for view in figures["neighbours-graph"]] == ["1", "30"]
+            assert len(takes(figures["neighbours-graph"][0])) == 60 * 59
 
 
 def of_clients(values: dict[tuple[str, str], float | None], split: str = "test", model: str = "global") -> Any:
@@ -891,10 +830,10 @@ def test_a_run_against_a_base(tmp_path: Path) -> None:
     assert "2 of 2 clients have a worse model than the base's" in page.text
     # a loses half of its only task; b gains on one and loses as much on the other
     assert "Over all tasks of a client, 1 of 2 lost" in page.text
-    figure = page.data["figures"]["hurt"]
-    (view,) = figure["views"]
-    assert view["data"] == [{"z": [[-50.0, None], [pytest.approx(20), pytest.approx(-20)]]}]
-    assert (figure["shared"][0]["zmin"], figure["shared"][0]["zmax"]) == (-50, 50)
+    (view,) = page.data["figures"]["hurt"]
+    hurt = {"a": {"seg": -50.0}, "b": {"seg": pytest.approx(20), "depth": pytest.approx(-20)}}
+    assert cells(view["chart"]) == hurt
+    assert view["chart"]["layer"][0]["encoding"]["color"]["scale"]["domain"] == [-50, 0, 50]
     about = held["about"]
     assert (about["method"], about["seed"], about["data"]) == ("local", "3", "the same (hash d)")
     assert about["numbers of"] == "the personal model of round 1"
@@ -924,9 +863,8 @@ def test_many_who_were_hurt(tmp_path: Path) -> None:
     assert line[5].startswith("c000 -20.00\u00a0%, c001 -18.00")
     assert line[5].count(",") == 4
     assert "11 of 150 clients" in page.text
-    figure = page.data["figures"]["hurt"]
-    assert len(figure["shared"][0]["y"]) == 100
-    assert figure["shared"][0]["y"][0] == "c000"
+    shown = cells(page.data["figures"]["hurt"][0]["chart"])
+    assert (len(shown), next(iter(shown))) == (100, "c000")
     check_figures(page.data["figures"])
     # a mean with an undefined number is undefined, and so is the change
     assert page.data["base"]["delta_m"] == {"test": None}

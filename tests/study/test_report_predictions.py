@@ -21,21 +21,16 @@ from fedloom.data.canvas import CELL, GAP
 from fedloom.errors import StateError, UserError
 from fedloom.experiments.over_rounds import over_rounds
 from fedloom.federation.runs.reader import index_of
+from fedloom.study.charts import rows_of
 from fedloom.study.grid import Cell
 from fedloom.study.report import collect, predictions, write
 from fedloom.study.report.collect import GridReport, RunReport
-from fedloom.study.report.plots import figures_of
+from fedloom.study.report.figures import figures_of
 from grid_support import DEA, FEDAVG, paper_grid, write_grid, write_run
+from report_support import cells
 
 NASTY = "</script><img src=x onerror=alert(1)>&\"'"
 CLIENTS = {name: {"semseg": 1.0, "depth": 2.0} for name in ("a", "b")}
-
-
-@pytest.fixture(autouse=True)
-def quick_script(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plotly's script is large."""
-    offline = pytest.importorskip("plotly.offline")
-    monkeypatch.setattr(offline, "get_plotlyjs", lambda: "/* plotly */")
 
 
 def png(red: int) -> bytes:
@@ -210,7 +205,7 @@ def test_names_from_files_are_texts_and_nothing_else(tmp_path: Path) -> None:
     assert "<img src=x" not in text
     data = re.search(r'id="report-data">(.*?)</script>', text, re.S)
     assert data is not None
-    views = json.loads(data[1])["figures"]["confusion-0"]["views"]
+    views = json.loads(data[1])["figures"]["confusion-0"]
     assert [view["name"] for view in views] == [f"{NASTY} model, {NASTY} data, {NASTY}"]
 
 
@@ -289,14 +284,13 @@ def test_confusion_is_in_shares_of_the_truth_with_counts_beside(tmp_path: Path) 
     counted(run, {"counts": [[3, 1], [0, 0]]}, {"clients": ["b"], "counts": [[1, 1], [0, 5]]}, in_all=4)
     report = run_report(run)
     figure = figures_of(report)["confusion-0"]
-    shares = {view["name"]: view["data"][0]["z"] for view in figure["views"]}
-    assert shares == {
-        "2 models together": [[1, 0], [2 / 6, 4 / 6]],  # the best told class first
-        "personal model of a, shared test data": [[None, None], [0.25, 0.75]],
-        "personal model of b, shared test data": [[1, 0], [0.5, 0.5]],
+    assert {view.name: cells(view.chart) for view in figure.views} == {
+        "2 models together": {"1": {"1": 1, "0": 0}, "0": {"1": 2 / 6, "0": 4 / 6}},
+        "personal model of a, shared test data": {"1": {}, "0": {"1": 0.25, "0": 0.75}},
+        "personal model of b, shared test data": {"1": {"1": 1, "0": 0}, "0": {"1": 0.5, "0": 0.5}},
     }
-    assert figure["shared"][0]["y"] == ["1", "0"]
-    assert [list(row) for row in figure["views"][0]["data"][0]["customdata"]] == [[5, 0], [2, 4]]
+    assert list(cells(figure.views[0].chart)) == ["1", "0"]  # the best told class first
+    assert [row["note"].split()[0] for row in rows_of(figure.views[0].chart)] == ["5", "0", "2", "4"]
     assert report.predictions.confusions[0].note == "The first 2 of 4 models."
 
 
@@ -400,11 +394,11 @@ def test_confusions_name_their_classes(tmp_path: Path) -> None:
     stored["tasks"]["semseg"]["classes"] = ["floor", "wall", "sky"]
     put(run, predictions.CONFUSION, stored)
     figure = figures_of(run_report(run))["confusion-0"]
-    assert figure["shared"][0]["y"] == ["floor", "sky", "wall"]
+    assert list(cells(figure.views[0].chart)) == ["floor", "sky", "wall"]
     assert "wall for sky (50\u00a0% of all wall)" in page_of(run).text
     stored["tasks"]["semseg"]["classes"] = ["floor", "floor", "sky"]  # which do not tell classes apart
     put(run, predictions.CONFUSION, stored)
-    assert figures_of(run_report(run))["confusion-0"]["shared"][0]["y"] == ["0", "2", "1"]
+    assert list(cells(figures_of(run_report(run))["confusion-0"].views[0].chart)) == ["0", "2", "1"]
 
 
 def test_methods_with_other_data_are_not_put_side_by_side(tmp_path: Path) -> None:

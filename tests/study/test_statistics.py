@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from fedloom.errors import StateError
+from fedloom.study.grid import Cell, Grid, open_folder
+from fedloom.study.significance.contrasts import Contrasts, Over, contrasts
 from fedloom.study.significance.statistics import against_zero, hedges, holm, paired, ranking, signed_rank
-from fedloom.study.student import bound, two_sided
+from fedloom.study.tables.estimate import bound, two_sided
+from fedloom.study.tables.results import of_grid
+from grid_support import paper_grid, write_grid
 
 # A thesis on tasks without a server, PASCAL, three runs each: total loss at the best round.
 A1 = [1.0931, 1.1259, 1.1206]
@@ -174,3 +182,69 @@ def test_incomplete_blocks_are_refused():
     for blocks in ([], [{"a": 1.0}], [{"a": 1.0, "b": 2.0}, {"a": 1.0}], [{"a": 1.0, "b": math.nan}]):
         with pytest.raises(ValueError, match="a ranking needs|every block needs"):
             ranking(blocks)
+
+
+def thesis(names: list[str], *seeds: int) -> Grid:
+    """A grid of one data set, whose first method the others are compared with."""
+    bases = {name: {"method": "fedavg", "training.rounds": at} for at, name in enumerate(names, 1)}
+    data = {"P": {"recipe": "digits-tasks"}}
+    return paper_grid(data=data, bases=bases, addons={"-": {}}, seeds=seeds, delta=f"{names[0]}/-")
+
+
+def against_base(folder: Path, over: Over = "seeds") -> Contrasts:
+    return contrasts(of_grid(*open_folder(folder)), over)
+
+
+def told(path: Path, **about: Any) -> None:
+    """Change what a run says about itself."""
+    info = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps({**info, **about}))
+
+
+def test_pairs_must_have_the_same_examples(tmp_path: Path) -> None:
+    losses = {"A1": A1, "A2": A2, "B4": B4}
+    runs = {
+        ("P", n, "-", s): {"normals": v} for n, of in losses.items() for s, v in zip((42, 123, 456), of, strict=True)
+    }
+    grid = write_grid(tmp_path, thesis(list(losses), 42, 123, 456), runs)
+    cell = Cell("P", "A2", "-", 123)
+    told(cell.folder(grid), partition_hash="other")
+    made = against_base(grid)
+    assert {t.method: t.state for t in made.tests} == {"A2": "refused", "B4": "tested"}
+    assert any("not the same clients with the same examples at seed 123" in note for note in made.notes)
+    # other tasks on the same examples are a comparison that papers make
+    for name, train in (("A1", [0, 1]), ("A2", [0, 1])):
+        shares = [{"client": "a", "tasks": {name: 1.0}, "train": train, "val": []}]
+        path = Cell("P", name, "-", 123).folder(grid)
+        (path / "partition.json").write_text(json.dumps({"clients": shares}))
+    assert {t.state for t in against_base(grid).tests} == {"tested"}
+    (grid / "cells" / "P" / "A2" / "plain" / "s123" / "partition.json").write_text('{"clients": [{"client": "a"}]}')
+    with pytest.raises(StateError, match=r"partition\.json: not a partition: 'train'"):
+        against_base(grid)
+    told(cell.folder(grid), data_hash="other")
+    assert any("not the same data set at seed 123" in note for note in against_base(grid).notes)
+
+
+def test_clients_are_paired_by_their_means_over_seeds(tmp_path: Path) -> None:
+    numbers = {("A1", 1): (1.0, 2.0, 3.0, 4.0), ("A1", 2): (1.2, 2.4, 2.0, 4.0)}
+    numbers |= {("A2", 1): (0.5, 1.7, 2.9, 4.1), ("A2", 2): (0.9, 2.0, 1.0, 4.3)}
+    cells = {("P", n, "-", s): {f"c{i}": {"normals": v} for i, v in enumerate(of)} for (n, s), of in numbers.items()}
+    folder = write_grid(tmp_path, thesis(["A1", "A2"], 1, 2), cells)
+    made = against_base(folder, "clients")
+    base, mine = ([1.1, 2.2, 2.5, 4.0], [0.7, 1.85, 1.95, 4.2])
+    found, overall = (row for row in made.records().rows())
+    assert (found["over"], found["n"], found["seeds"], found["df"]) == ("clients", 4, (1, 2), 3)
+    t = stats.ttest_rel(base, mine)  # less is better
+    assert (found["t"], found["p"]) == pytest.approx((t.statistic, t.pvalue))
+    assert found["wilcoxon_p"] == pytest.approx(stats.wilcoxon(base, mine, method="exact").pvalue)
+    assert found["gain"] == pytest.approx(sum(base) / 4 - sum(mine) / 4)
+    percent = [100 * (b - m) / b for b, m in zip(base, mine, strict=True)]
+    assert overall["p"] == pytest.approx(stats.ttest_1samp(percent, 0).pvalue)
+    text = made.to_text()
+    assert text.startswith("A table: paired tests over clients, against A1")
+    assert "their gains are not independent and p is smaller" in text
+    assert "no test here counts them" not in text
+    # the mean is that of tests over seeds, where all clients are there at both seeds
+    seeds = against_base(folder).tests[0]
+    assert made.tests[0].mean == pytest.approx(seeds.mean)
+    assert (seeds.found.n, made.tests[0].found.n) == (2, 4)

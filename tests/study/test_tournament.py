@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 from fedloom.cli.app import app
 from fedloom.errors import RecipeError
 from fedloom.experiments import tournament as experiment
+from fedloom.experiments.tournament import Standings, Tournament, opened, save, settings
 from fedloom.federation.recipes import load
 from fedloom.study.grid import cells
-from fedloom.study.tournament import Standings, Tournament, opened, save, settings
+from fedloom.study.tables.sheet import Records, Sheet
 from grid_support import write_run
 
 GOOD, BASE = {"semseg": 0.30, "depth": 1.6}, {"semseg": 0.20, "depth": 2.0}
@@ -90,17 +91,13 @@ def test_the_best_settings_by_validation_play_and_seeds_end_when_all_is_told(
     told: list[str] = []
     tournament = plan("fedprox", "fedper")
     made = experiment.play(tournament, tmp_path, lambda: experiment.Watch(), told.append)
-    assert [row.method for row in made.rows] == ["fedprox", "local"]
-    assert made.rows[0].settings == settings(experiment.tries(tournament)[0]["fedprox"][2]) != ""
-    assert made.rows[0].change.mean == pytest.approx(35, abs=1)
-    assert made.rows[1].behind.mean == pytest.approx(-made.rows[0].change.mean)
-    assert made.is_settled
-    assert made.seeds == 2
-    assert made.refused == {"fedper": "no"}
-    assert {row.method for row in made.references} == {"joint", "joint-by-task", "trivial"}
     rows = list(csv.DictReader(io.StringIO((tmp_path / "standings.csv").read_text())))
-    assert rows[0]["method"] == "fedprox"
-    assert float(rows[0]["delta"]) == made.rows[0].change.mean
+    assert [row["method"] for row in rows] == ["fedprox", "local", "joint", "joint-by-task", "trivial"]
+    assert rows[0]["settings"] == settings(experiment.tries(tournament)[0]["fedprox"][2]) != ""
+    assert float(rows[0]["delta"]) == pytest.approx(35, abs=1)
+    assert float(rows[1]["behind"]) == pytest.approx(-float(rows[0]["delta"]))
+    assert (made.is_settled, made.seeds) == (True, 2)
+    assert made.to_csv() == (tmp_path / "standings.csv").read_text()
     assert "not on this bed: fedper: no" in (tmp_path / "standings.md").read_text()
     # one more method: nothing that is there is run again
     before = set(ran)
@@ -178,7 +175,7 @@ def test_the_same_command_goes_on_and_more_seeds_tries_and_methods_are_added(
     def play(tournament: Tournament, folder: Path, *more: Any) -> Standings:
         save(tournament, folder)
         played.append(tournament)
-        return Standings(tournament, (), (), 2, {})
+        return Standings(Sheet("t", ("method",), ()), Records(("method",), ()), 2, True)
 
     monkeypatch.setattr(experiment, "play", play)
     first = ["tournament", "beds/digits", "--methods", "fedavg", "--most", "4", "--out", str(tmp_path)]

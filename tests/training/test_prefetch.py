@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from fedloom.training.prefetch import Clocked, ahead
+from fedloom.training.loop import Clocked, ahead
 
 
 def alive() -> int:

@@ -20,7 +20,7 @@ NUMBERS = (*STRANGE, *AMOUNTS, "fedavg", "all", "cpu", {"name": "fedprox"})
 
 def test_texts(tmp_path: Path, record_property: Callable[[str, object], None]) -> None:
     """Packaged recipes with other bytes, or with other values in them."""
-    tally, texts = Tally(record_property), {name: file.read_bytes() for name, file in packaged(HOME).items()}
+    tally, texts = Tally(record_property), {name: its.text.encode() for name, its in packaged(HOME).items()}
     resolved = {name: load(name).model_dump(mode="json") for name in sorted(texts)[:: cases(8, 1)]}
     file = tmp_path / "recipe.yaml"
     for number in range(cases(50, 3000)):

@@ -1,10 +1,11 @@
-"""`fedloom grid`: the runs of a whole table of a paper as one command."""
+"""`fedloom grid`, `tournament` and `atlas`: many runs as one command, which goes on where it was stopped."""
 
 from __future__ import annotations
 
 import re
 import shlex
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +16,7 @@ from fedloom.core.errors import UserError, at
 
 if TYPE_CHECKING:
     from fedloom.experiments.grid_run import Outcome, Prepared
+    from fedloom.study.tables.sheet import Sheeted
 
 GridArgument = Annotated[
     str | None,
@@ -53,6 +55,13 @@ def grid(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check every cell and say what would run.")] = False,
     quiet: shared.Quiet = False,
     as_json: shared.Json = False,
+    bed: Annotated[
+        str | None,
+        typer.Option(
+            help="Run it on this bed: one of the grid's own, or a recipe (packaged, or a YAML file) with your data.",
+            autocompletion=complete.recipe,
+        ),
+    ] = None,
 ) -> None:
     """Run every cell and seed of a grid that has not been run yet; interrupted cells are resumed."""
     from fedloom.study.grid import FILE, default_folder, load_grid
@@ -62,12 +71,14 @@ def grid(
         return
     budget = None if memory is None else size(memory)
     continues = (Path(name) / FILE).is_file()
-    asked = load_grid(Path(name) / FILE if continues else name, changes or ())
+    if continues and bed is not None:
+        raise UserError(f"--bed: {name} is a grid's folder, whose bed stays; give the grid's name or file")
+    asked = load_grid(Path(name) / FILE if continues else name, changes or (), bed=bed)
     folder = out or (Path(name) if continues else default_folder(asked))
     from fedloom.experiments.grid_progress import progress
     from fedloom.experiments.grid_run import prepare, run_prepared
 
-    try:
+    with _interruptible(folder / FILE, f"continue with: fedloom grid {folder}"):
         with at(str(Path(name) / FILE)) if continues else nullcontext():
             prepared = prepare(asked, folder, only or ())
         _before(prepared)
@@ -75,12 +86,109 @@ def grid(
             _plan(prepared, as_json)
             return
         outcome = run_prepared(prepared, progress(quiet), jobs, budget)
-    except KeyboardInterrupt:
-        known = (folder / FILE).is_file()
-        more = f"continue with: fedloom grid {folder}" if known else "nothing was written yet"
-        typer.echo(f"interrupted; {more}", err=True)
-        raise typer.Exit(130) from None
     _after(prepared, outcome, as_json)
+
+
+def tournament(
+    bed: Annotated[
+        str,
+        typer.Argument(
+            metavar="BED",
+            help="A packaged recipe or a YAML file with validation data, or a tournament's folder, to go on.",
+            autocompletion=complete.recipe,
+        ),
+    ],
+    changes: shared.Changes = None,
+    methods: Annotated[
+        str | None,
+        typer.Option(
+            metavar="A,B+ADDON,...",
+            help="Who takes part; of a folder, who joins.",
+            show_default="all methods that the bed allows",
+        ),
+    ] = None,
+    tries: Annotated[
+        int | None,
+        typer.Option(min=1, help="Settings that each method is tried with on validation data.", show_default="4"),
+    ] = None,
+    seeds: Annotated[int | None, typer.Option(min=2, help="Seeds that every method has.", show_default="3")] = None,
+    most: Annotated[
+        int | None, typer.Option(min=2, help="Seeds that end it where intervals do not tell.", show_default="10")
+    ] = None,
+    out: Annotated[
+        Path | None, shared.out_option("The tournament's folder.", show_default="tournaments/NAME", file_okay=False)
+    ] = None,
+    jobs: shared.Jobs = None,
+    quiet: shared.Quiet = False,
+    as_json: shared.Json = False,
+) -> None:
+    """Tune all methods that a bed allows with the same budget, then add seeds until the intervals tell them apart.
+
+    A folder keeps everything: the same command goes on where it was stopped, more tries and seeds are added to those
+    that are there, and with --methods a new method joins.
+    """
+    from fedloom.experiments.grid_progress import progress
+    from fedloom.experiments.tournament import planned, play
+
+    entered = dict.fromkeys(name.strip() for name in methods.split(",")) if methods is not None else ()
+    given = {key: value for key, value in (("tries", tries), ("least", seeds), ("most", most)) if value is not None}
+    plan, folder = planned(bed, changes or (), out, tuple(entered), given)
+    if plan.most < plan.least:
+        raise UserError(f"--most {plan.most} found, expected at least --seeds, {plan.least}")
+
+    def tell(text: str) -> None:
+        if not quiet:
+            typer.echo(text, err=True)
+
+    with _interruptible(folder, f"continue with: fedloom tournament {folder}"):
+        made = play(plan, folder, lambda: progress(quiet), tell, jobs)
+    _show(
+        made,
+        as_json,
+        f"its table: {folder / 'standings.csv'}; its page: fedloom report {folder / 'final'}; "
+        f"one more method: fedloom tournament {folder} --methods NAME",
+    )
+
+
+def atlas(
+    bed: shared.RecipeArgument,
+    changes: shared.Changes = None,
+    seeds: Annotated[int, typer.Option(min=2, help="How many seeds, from 0.")] = 3,
+    out: Annotated[
+        Path | None, shared.out_option("The atlas' folder.", show_default="atlases/NAME", file_okay=False)
+    ] = None,
+    jobs: shared.Jobs = None,
+    quiet: shared.Quiet = False,
+    as_json: shared.Json = False,
+) -> None:
+    """Train every pair of a bed's tasks together: who helps whom, in which layers, and do early cosines tell?
+
+    The same command goes on where it was stopped.
+    """
+    from fedloom.experiments.atlas import make
+    from fedloom.experiments.grid_progress import progress
+    from fedloom.federation.recipes import load
+
+    recipe = load(bed, changes or ())
+    folder = out or Path("atlases") / recipe.name
+    with _interruptible(folder, "the same command goes on"):
+        made = make(recipe, seeds, folder, lambda: progress(quiet), jobs)
+    _show(made, as_json, f"its figure: {folder / 'atlas.svg'}; its numbers: {folder / 'atlas.csv'}")
+
+
+@contextmanager
+def _interruptible(written: Path, goes_on: str) -> Iterator[None]:
+    """Say on Ctrl+C how to go on, if there is something to go on with, and leave with its exit code."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"interrupted; {goes_on if written.exists() else 'nothing was written yet'}", err=True)
+        raise typer.Exit(130) from None
+
+
+def _show(made: Sheeted, as_json: bool, more: str) -> None:
+    """Print a table and where it is, or its numbers as JSON."""
+    shared.put(made.to_json() if as_json else f"{made.to_text()}{more}\n", None)
 
 
 def size(text: str) -> int:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from fedloom.core.settings.registry import Registered, Registry
 
-recipe_app = typer.Typer(help="Help for writing recipes.", no_args_is_help=True)
+recipe = typer.Typer(name="recipe", help="Help for writing recipes.", no_args_is_help=True)
 
 
 def methods(
@@ -50,7 +50,7 @@ def recipes(
     as_json: shared.Json = False,
 ) -> None:
     """List the packaged recipes: what they train, what they need, and how long a run takes, where that was measured."""
-    from fedloom.federation.recipes.catalogue import catalogue
+    from fedloom.federation.recipes.loader import catalogue
 
     rows: list[dict[str, Any]] = [
         {"recipe": entry.name, "what it trains": entry.summary, "needs": entry.needs, "minutes": entry.minutes}
@@ -65,7 +65,7 @@ def recipes(
     shared.answer(rows, as_json, shared.table_of(shown), about)
 
 
-@recipe_app.command()
+@recipe.command()
 def schema(
     out: Annotated[Path | None, shared.out_option("Write to this file instead.", dir_okay=False)] = None,
 ) -> None:
@@ -77,7 +77,7 @@ def schema(
     shared.put(json.dumps(made(), indent=1) + "\n", out)
 
 
-@recipe_app.callback()
+@recipe.callback()
 def _recipe() -> None:
     pass
 

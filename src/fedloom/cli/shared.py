@@ -113,9 +113,12 @@ def one_of(tests: bool, over: str, ranks: str | None, plot: Path | None, **more:
 def draw_ranks(ranks: Ranks, plot: Path | None) -> None:
     """Draw ranks to a file, if one is named. Raises UserError for a bad file."""
     if plot is not None:
-        from fedloom.study.significance.rank_plot import save
+        from fedloom.study.charts import save
+        from fedloom.study.figures import of_ranks
 
-        save(ranks, plot)
+        with writing(plot):
+            plot.parent.mkdir(parents=True, exist_ok=True)
+        save(of_ranks(ranks), plot)
 
 
 def answer(found: Any, as_json: bool, *shown: str | RenderableType) -> None:
@@ -124,7 +127,7 @@ def answer(found: Any, as_json: bool, *shown: str | RenderableType) -> None:
     `found` is made of mappings, sequences, dataclasses, texts and numbers.
     """
     if as_json:
-        from fedloom.study.tables.markup import json_text
+        from fedloom.study.tables.sheet import json_text
 
         typer.echo(json_text(found), nl=False)
         return

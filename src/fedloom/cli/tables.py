@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,7 +14,6 @@ from fedloom.core.errors import UserError
 
 if TYPE_CHECKING:
     from fedloom.study.grid import Grid
-    from fedloom.study.tables.markup import Recorded
     from fedloom.study.tables.sheet import Sheeted
 
 Out = Annotated[Path | None, shared.out_option("Write to this file instead.", dir_okay=False)]
@@ -32,6 +32,9 @@ AtOption = Annotated[
         show_default="as the grid says",
     ),
 ]
+
+WIDE = 200
+"""Letters across where the output is no terminal."""
 
 
 def compare(
@@ -59,16 +62,13 @@ def compare(
 
     shared.one_of(tests, over, ranks, plot)
     comparison = put_side_by_side(runs, base, split, metric)
+    made: Sheeted = comparison
     if ranks:
-        found = ranked(comparison, ranks)
-        shared.draw_ranks(found, plot)
-        _print(found, kind, as_json, out)
+        made = ranked(comparison.results, ranks)
+        shared.draw_ranks(made, plot)
     elif tests:
-        _print(contrasts(comparison, over), kind, as_json, out)
-    elif out is None and kind == "text" and not as_json:
-        shared.print_wide(comparison)
-    else:
-        _print(comparison, kind, as_json, out)
+        made = contrasts(comparison.results, over)
+    _print(made, kind, as_json, out)
 
 
 def table(
@@ -108,11 +108,10 @@ def table(
     """Print the table of a grid: tasks as columns, mean and interval over seeds, and the change in percent."""
     from fedloom.study.grid import against
     from fedloom.study.papers.losses import losses_of, over_rounds
-    from fedloom.study.significance.contrasts import grid_contrasts
-    from fedloom.study.significance.ranks import grid_ranked
-    from fedloom.study.tables.formats import FORMATS, to_text
-    from fedloom.study.tables.metrics import all_metrics
-    from fedloom.study.tables.table import tabulate
+    from fedloom.study.significance.contrasts import contrasts
+    from fedloom.study.significance.ranks import ranked
+    from fedloom.study.tables.results import of_grid
+    from fedloom.study.tables.table import all_metrics, tabulate
 
     shared.one_of(tests, over, ranks, plot, losses=losses, metrics=metrics)
     opened, folder = _opened(source, at)
@@ -128,17 +127,12 @@ def table(
     elif metrics:
         made = all_metrics(opened, folder, split)
     elif ranks:
-        made = grid_ranked(opened, folder, split, ranks)
+        made = ranked(of_grid(opened, folder, split), ranks)
         shared.draw_ranks(made, plot)
     elif tests:
-        made = grid_contrasts(opened, folder, split, over)
+        made = contrasts(of_grid(opened, folder, split), over)
     else:
-        tabulated = tabulate(opened, folder, split)
-        if kind == "text" and out is None and not as_json and sys.stdout.isatty():
-            typer.echo(to_text(tabulated, color=True), nl=False)
-        else:
-            shared.put(FORMATS["json" if as_json else kind](tabulated), out)
-        return
+        made = tabulate(opened, folder, split)
     _print(made, kind, as_json, out)
 
 
@@ -184,5 +178,14 @@ def _opened(source: str, at: str | None) -> tuple[Grid, Path]:
     return (opened if at is None else opened.model_copy(update={"at": at})), folder
 
 
-def _print(made: Recorded, kind: str, as_json: bool, out: Path | None) -> None:
-    shared.put(getattr(made, f"to_{'json' if as_json else kind}")(), out)
+def _print(made: Sheeted, kind: str, as_json: bool, out: Path | None) -> None:
+    """Write as asked for; on a terminal with the best in bold, and a comparison as wide as that."""
+    from fedloom.study.tables.compare import Comparison
+
+    if kind != "text" or out is not None or as_json:
+        shared.put(getattr(made, f"to_{'json' if as_json else kind}")(), out)
+        return
+    on_terminal = sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if on_terminal else WIDE
+    sheet = made.sheet(width) if isinstance(made, Comparison) else made.sheet()
+    shared.put(sheet.to_text(color=on_terminal), None)

@@ -6,7 +6,7 @@ Some columns are one model for everybody, others are each client's own; stages t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -17,7 +17,7 @@ from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Layout, Selector, as_select
 from fedloom.core.outline import Box
 from fedloom.core.spread import whole
-from fedloom.core.stage import Stage, Traits, check_closed
+from fedloom.core.stage import Stage, Traits, check_closed, inner
 from fedloom.core.updates import EVERYONE, Beside, Updates
 
 
@@ -26,10 +26,10 @@ class Inner(Stage):
 
     @cached_property
     def traits(self) -> Traits:
-        return Traits.around(self.inner)
+        return Traits.around(inner(self))
 
     def _close(self, where: str) -> None:
-        for s in self.inner:
+        for s in inner(self):
             check_closed([s], where)
 
 
@@ -38,21 +38,13 @@ class Around(Inner):
 
     stage: Stage
 
-    @property
-    def inner(self) -> Sequence[Stage]:
-        return (self.stage,)
-
 
 class Aggregation(Around):
     """A stage around the one that combines the rows: stages that are added to the method go inside."""
 
-    def preceded_by(self, stage: Stage) -> Stage:
-        """With the other stage inside."""
-        return replace(self, stage=self.stage.preceded_by(stage))  # type: ignore[type-var]
-
-    def combined_by(self, stage: Stage) -> Stage:
-        """With the other rule inside."""
-        return replace(self, stage=self.stage.combined_by(stage))  # type: ignore[type-var]
+    def at_combiner(self, change: Callable[[Stage], Stage]) -> Stage:
+        """With the change inside."""
+        return replace(self, stage=self.stage.at_combiner(change))  # type: ignore[type-var]
 
 
 @dataclass(frozen=True)
@@ -100,13 +92,9 @@ class Split(Inner):
     def __hash__(self) -> int:
         return hash(tuple(self.parts.items()))
 
-    @property
-    def inner(self) -> Sequence[Stage]:
-        return tuple(self.parts.values())
-
     @cached_property
     def traits(self) -> Traits:
-        return Traits.around(self.inner, reduces=all(s.traits.reduces for s in self.inner))
+        return Traits.around(inner(self), reduces=all(s.traits.reduces for s in inner(self)))
 
     def layouts(self, layout: Layout) -> dict[Selector, Layout]:
         """The columns of each part. Raises ValueError for a block that is taken twice or not at all."""
@@ -180,7 +168,7 @@ class PerTask(Around):
 
     @cached_property
     def traits(self) -> Traits:
-        traits = Traits.around(self.inner, self.stage.traits.reduces)
+        traits = Traits.around(inner(self), self.stage.traits.reduces)
         return replace(traits, wants=traits.wants | {"support"}, presence="block")
 
     def init(self, layout: Layout) -> State:
@@ -236,7 +224,7 @@ class GroupBy(Around):
     @cached_property
     def traits(self) -> Traits:
         own = set() if self.key in ("task", "client") else {f"extra:{self.key}"}
-        return replace(traits := Traits.around(self.inner), reads=traits.reads | own)
+        return replace(traits := Traits.around(inner(self)), reads=traits.reads | own)
 
     def _group_of(self, updates: Updates) -> list[str]:
         if self.key == "client":
@@ -280,16 +268,12 @@ class Switch(Stage):
         check_closed([self.before], "Switch, before")
         check_closed([self.after], "Switch, after")
 
-    @property
-    def inner(self) -> Sequence[Stage]:
-        return self.before, self.after
-
     @cached_property
     def traits(self) -> Traits:
         """It reads extras that either stage reads, other fields only if both do: none may be lost in some rounds."""
         a, b = self.before.traits, self.after.traits
-        reads = (a.reads & b.reads) | {f for f in a.reads | b.reads if f.startswith("extra:")}
-        return replace(Traits.around(self.inner, a.reduces and b.reduces), reads=reads)
+        reads = (a.reads & b.reads) | {f for f in a.reads | b.reads if f == "rounds" or f.startswith("extra:")}
+        return replace(Traits.around(inner(self), a.reduces and b.reduces), reads=reads)
 
     def init(self, layout: Layout) -> State:
         """The states of both stages; each is only touched while its stage is at work."""
@@ -330,7 +314,7 @@ class PerBlock(Around):
 
     @cached_property
     def traits(self) -> Traits:
-        return replace(Traits.around(self.inner, self.stage.traits.reduces), presence="block")
+        return replace(Traits.around(inner(self), self.stage.traits.reduces), presence="block")
 
     def init(self, layout: Layout) -> State:
         """One state per block."""
@@ -375,17 +359,9 @@ class PartlyShared(Inner):
             )
         self._close(f"PartlyShared({self.selector!r})")
 
-    @property
-    def inner(self) -> Sequence[Stage]:
-        return self.shared, self.own
-
-    def preceded_by(self, stage: Stage) -> Stage:
-        """With the other stage in the shared columns."""
-        return replace(self, shared=self.shared.preceded_by(stage))
-
-    def combined_by(self, stage: Stage) -> Stage:
-        """With the other rule in the shared columns."""
-        return replace(self, shared=self.shared.combined_by(stage))
+    def at_combiner(self, change: Callable[[Stage], Stage]) -> Stage:
+        """With the change in the shared columns."""
+        return replace(self, shared=self.shared.at_combiner(change))
 
     def _parts(self, layout: Layout) -> tuple[Layout, Layout]:
         part = layout.select(as_select(self.selector))
@@ -435,9 +411,9 @@ class Every(Around):
     @cached_property
     def traits(self) -> Traits:
         """It reads no weights and the like, because no field may be lost in some rounds."""
-        inner = Traits.around(self.inner)
-        reads = {f for f in inner.reads if f in ("X", "base") or f.startswith(("extra:", "auxiliary:"))}
-        return replace(inner, reads=reads)
+        traits = Traits.around(inner(self))
+        reads = {f for f in traits.reads if f in ("X", "base", "rounds") or f.startswith(("extra:", "auxiliary:"))}
+        return replace(traits, reads=reads)
 
     def init(self, layout: Layout) -> State:
         """The stage's."""

@@ -6,11 +6,10 @@ import importlib
 import importlib.util
 import os
 import sys
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedloom.core.errors import UserError, writing
+from fedloom.core.errors import UserError
 
 _kept: list[Any] = []  # operator schemas must outlive their declaration
 
@@ -36,20 +35,6 @@ def _installed(module: str) -> ModuleType:
         if any(os.path.dirname(place) == os.getcwd() for place in places):
             raise ImportError(f"{package} is in the current folder, not installed")
     return importlib.import_module(module)
-
-
-def figure(width: float, height: float, **options: Any) -> Any:
-    """A new matplotlib Figure of so many inches, whose panels do not overlap unless `options` say otherwise."""
-    return need("matplotlib.figure", "report").Figure((width, height), **{"layout": "constrained", **options})
-
-
-def save_figure(figure: Any, file: str | Path, **options: Any) -> None:
-    """Write a matplotlib Figure in the format that the file's ending (.png, .svg, .pdf) says. Raises UserError."""
-    try:
-        with writing(file):
-            figure.savefig(file, **options)
-    except ValueError as error:  # an ending that matplotlib does not know
-        raise UserError(f"{file}: {error}") from None
 
 
 def _mend_torchvision() -> None:

@@ -124,13 +124,10 @@ class Mean(Stage):
     """The weighted mean of the rows (McMahan et al., AISTATS 2017), with `weight`, `coef` and presence, zero-safe."""
 
     traits = Traits("mix", reads={"X", "coef", "weight"}, reduces=True, separable=True, presence="block")
+    replaceable = True
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         return updates.reduced(weighted_mean(updates)), state
-
-    def combined_by(self, stage: Stage) -> Stage:
-        """The other rule itself."""
-        return stage
 
 
 @dataclass(frozen=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -25,7 +26,11 @@ _PRESENCES: tuple[Presence, ...] = ("block", "row", "coupled")
 class Traits:
     """What a stage is like, for code that places it and provides what it needs.
 
-    `reads` and `writes` name fields of Updates: X, n, weight, coef, base, support, extra:NAME or auxiliary:NAME.
+    `reads`, `wants` and `writes` name fields of Updates: X, n, weight, coef, base, support, extra:NAME or
+    auxiliary:NAME. Beside these, `reads` may name "rounds", how many the run will have, and `writes` what else comes
+    out: "broadcast:NAME", sent to clients beside the model (see `Stage.broadcast`); "tasks", new vectors of tasks, one
+    for each, with the key ("*", task), from rows that are (client, task); "groups", numbers of groups of the rows that
+    travel, so that all peers must find the same.
     """
 
     kind: Kind = "row"
@@ -35,20 +40,11 @@ class Traits:
     writes: Set[str] = frozenset({"X"})
     wants: Set[str] = frozenset()
     """Fields that it uses if they exist."""
-    broadcasts: Set[str] = frozenset()
-    """What it broadcasts to clients beside the model, as "broadcast:NAME" (see `Stage.broadcast`)."""
     reduces: bool = False
-    """K rows become one; with `by_task`, rows are (client, task) and become new task vectors, one per task, with the
-    key ("*", task)."""
-    by_task: bool = False
-    paced: bool = False
-    """Whether what it does depends on how many rounds the run will have."""
-    hides: bool = False
-    """Whether what comes out must not tell which rows came: it acts without any, and on blocks that no row has."""
-    least: int = 0
-    """With `hides`: the fewest rows that a result may be a mean of; 0: all that are expected."""
-    numbers: bool = False
-    """Whether it groups the rows of a round and the groups' numbers travel, so that all peers must find the same."""
+    """K rows become one, or one per task."""
+    hides: float = 0
+    """Where what comes out must not tell which rows came: the fewest rows that a result may be a mean of, inf for all
+    that are expected. It then acts without any row, and on blocks that no row has. 0: it may tell."""
     separable: bool = False
     """Treats every column alike, with Gram matrices and sums by `fedloom.core.spread`; so columns may lie apart."""
     presence: Presence | None = None
@@ -61,25 +57,29 @@ class Traits:
     the like of `fedloom.core.foreign`. One that is not named here may be a number or a short text."""
 
     def __post_init__(self) -> None:
-        for name in ("reads", "writes", "wants", "broadcasts"):
+        for name in ("reads", "writes", "wants"):
             if isinstance(value := getattr(self, name), str):
                 raise TypeError(f"Traits: {name} is a set of names, found the text {value!r}")
             object.__setattr__(self, name, frozenset(value))
         if self.presence not in (None, *_PRESENCES):
             raise ValueError(f"Traits: presence is {', '.join(_PRESENCES)} or None, found {self.presence!r}")
 
+    @property
+    def broadcasts(self) -> frozenset[str]:
+        """What it broadcasts to clients, as "broadcast:NAME"."""
+        return frozenset(name for name in self.writes if name.startswith("broadcast:"))
+
     @staticmethod
     def around(stages: Iterable[Stage], reduces: bool = False) -> Traits:
-        """Traits of a stage that calls others on all its input. Fields other than X that they write stay inside."""
+        """Traits of a stage that calls others on all its input. What they write stays inside, but for X and groups."""
         each = [stage.traits for stage in stages]
         return Traits(
             kind=max((t.kind for t in each), key=_KINDS.index, default="row"),
             reads={"X"}.union(*(t.reads for t in each)),
+            writes={"X"}.union(*(t.writes & {"groups"} for t in each)),
             wants=set().union(*(t.wants for t in each)),
             reduces=reduces,
             separable=all(t.separable for t in each),
-            paced=any(t.paced for t in each),
-            numbers=any(t.numbers for t in each),
             extras={name: value for t in each for name, value in t.extras.items()},
             presence=min((t.presence for t in each), key=(None, *reversed(_PRESENCES)).index, default="block"),
         )
@@ -88,45 +88,24 @@ class Traits:
 class Stage:
     """One step of aggregation: (updates, state, ctx) -> (updates, state). Never changes its inputs."""
 
-    def __init_subclass__(cls) -> None:
-        if old := {"kind", "reads", "writes", "wants", "tells", "reduces", "by_task", "separable"} & vars(cls).keys():
-            raise TypeError(f"{cls.__name__}: {', '.join(sorted(old))} must be in one value, traits = Traits(...)")
+    robust: ClassVar[bool] = False
+    """Whether no single row, however long, moves what comes out without bound."""
+    replaceable: ClassVar[bool] = False
+    """Whether it is a plain rule for combining rows, in whose place another may stand."""
+    clients: ClassVar[Set[str]] = frozenset()
+    """Names of the clients that it treats in a way of their own."""
 
     @cached_property
     def traits(self) -> Traits:
         """The stage's traits. A class with the same traits for all its stages says `traits = Traits(...)`."""
         return Traits()
 
-    @property
-    def inner(self) -> Sequence[Stage]:
-        """The stages that it is made of."""
-        return ()
+    def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
+        """Yield why it could not work, in sentences: with the rows of all clients, without values; None at a peer.
 
-    @property
-    def robust(self) -> bool:
-        """Whether no single row, however long, moves what comes out without bound: a robust rule, or one inside."""
-        return any(stage.robust for stage in self.inner)
-
-    @property
-    def clients(self) -> Set[str]:
-        """Names of the clients that it treats in a way of their own."""
-        return frozenset().union(*(stage.clients for stage in self.inner))
-
-    def unaware(self) -> Iterator[Stage]:
-        """The stages in it, or itself, that do not say how they treat rows that lack blocks."""
-        if self.traits.presence is None:
-            deeper = [found for stage in self.inner for found in stage.unaware()]
-            yield from deeper or [self]
-
-    def unfit(self, rows: Updates | None) -> Iterator[str]:
-        """Why it could not work, in sentences: of the rows of all clients, without values; None at a peer."""
-        for stage in self.inner:
-            yield from stage.unfit(rows)
-
-    def too_few(self, rows: int) -> Iterator[str]:
-        """Why it could not work with so many rows at most, wherever it runs, in sentences."""
-        for stage in self.inner:
-            yield from stage.too_few(rows)
+        There are `most` rows at most. Stages inside answer for themselves (see `every`).
+        """
+        return iter(())
 
     def init(self, layout: Layout) -> State:
         """State before the first round."""
@@ -139,17 +118,9 @@ class Stage:
         """
         return {client: {} for client in clients}
 
-    def preceded_by(self, stage: Stage) -> Stage:
-        """This aggregation with one more stage just before the rows are combined."""
-        return stage >> self
-
-    def combined_by(self, stage: Stage) -> Stage:
-        """This aggregation with another rule in place of its plain mean. Raises ValueError if it has none."""
-        raise ValueError(f"{stage!r} takes the place of a mean, but {self!r} has none")
-
-    def seen_from(self, own: str, **view: Any) -> Stage:
-        """This aggregation at peer `own`; `view` are fields of `AtPeer`, which alone can be placed there."""
-        raise ValueError(f"{self!r} is an aggregation at a server; AtPeer(stage) is one at peers")
+    def at_combiner(self, change: Callable[[Stage], Stage]) -> Stage:
+        """Return this aggregation with `change` applied to the stage in it that combines the rows."""
+        return change(self)
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         raise NotImplementedError
@@ -193,10 +164,6 @@ class Chain(Stage):
 
     stages: tuple[Stage, ...]
 
-    @property
-    def inner(self) -> Sequence[Stage]:
-        return self.stages
-
     @cached_property
     def traits(self) -> Traits:
         """It reads every field that a member reads and no earlier member wrote."""
@@ -210,9 +177,7 @@ class Chain(Stage):
             Traits.around(self.stages, reduces=any(one.reduces for one in each)),
             reads=reads,
             writes=written,
-            broadcasts=set().union(*(one.broadcasts for one in each)),
-            by_task=any(one.by_task for one in each),
-            hides=any(one.hides for one in each),
+            hides=max((one.hides for one in each), default=0),
         )
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
@@ -220,21 +185,11 @@ class Chain(Stage):
         each = [s.broadcast(state[str(i)], clients, models) for i, s in enumerate(self.stages)]
         return {client: {k: v for one in each for k, v in one[client].items()} for client in clients}
 
-    @property
-    def _combiner(self) -> int:
-        """Position of the member that combines the rows: the first that leaves one row, else the last member."""
-        return next((i for i, s in enumerate(self.stages) if s.traits.reduces), len(self.stages) - 1)
-
-    def _with(self, i: int, stage: Stage) -> Chain:
-        return Chain((*self.stages[:i], *_flat(stage), *self.stages[i + 1 :]))
-
-    def preceded_by(self, stage: Stage) -> Stage:
-        """With `stage` before the member that combines the rows."""
-        return self._with(self._combiner, self.stages[self._combiner].preceded_by(stage))
-
-    def combined_by(self, stage: Stage) -> Stage:
-        """With `stage` in place of the member that is a plain mean."""
-        return self._with(self._combiner, self.stages[self._combiner].combined_by(stage))
+    def at_combiner(self, change: Callable[[Stage], Stage]) -> Stage:
+        """With the change to the first member that leaves one row, else to the last member."""
+        i = next((i for i, s in enumerate(self.stages) if s.traits.reduces), len(self.stages) - 1)
+        changed = self.stages[i].at_combiner(change)
+        return Chain((*self.stages[:i], *_flat(changed), *self.stages[i + 1 :]))
 
     def init(self, layout: Layout) -> State:
         """One state per member, by position."""
@@ -258,13 +213,34 @@ def _flat(stage: Stage) -> Iterator[Stage]:
     yield from stage.stages if isinstance(stage, Chain) else (stage,)
 
 
-def adds_up(stage: Stage) -> bool:
-    """Whether a stage is a plain mean, in whose place another rule may stand: it needs only the sum of the rows."""
-    other = Identity()
-    try:
-        return stage.combined_by(other) is other
-    except ValueError:
-        return False
+def inner(stage: Stage) -> Iterator[Stage]:
+    """Yield the stages that a stage is made of: those among its fields."""
+    for value in vars(stage).values():
+        several = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple) else (value,)
+        yield from (one for one in several if isinstance(one, Stage))
+
+
+def every(stage: Stage) -> Iterator[Stage]:
+    """Yield a stage and all those inside it, at any depth."""
+    yield stage
+    for one in inner(stage):
+        yield from every(one)
+
+
+def preceded_by(stage: Stage, added: Stage) -> Stage:
+    """Return an aggregation with one more stage just before the rows are combined."""
+    return stage.at_combiner(lambda rule: added >> rule)
+
+
+def combined_by(stage: Stage, other: Stage) -> Stage:
+    """Return an aggregation with another rule in place of its plain mean. Raises ValueError if it has none."""
+
+    def replaced(rule: Stage) -> Stage:
+        if not rule.replaceable:
+            raise ValueError(f"{other!r} takes the place of a mean, but {rule!r} has none")
+        return other
+
+    return stage.at_combiner(replaced)
 
 
 def check_closed(stages: Sequence[Stage], where: str) -> None:
@@ -284,7 +260,7 @@ def check_closed(stages: Sequence[Stage], where: str) -> None:
             raise ValueError(f"{where}: {stage!r} compares rows, but {reduced!r} before it leaves only one")
         for name in traits.reads:
             pending.pop(name, None)
-        for name in sorted(traits.writes - {"X"}):
+        for name in sorted(traits.writes - {"X", "groups", "tasks"} - traits.broadcasts):
             if name in pending:
                 raise ValueError(
                     f"{where}: {pending[name]!r} writes {name!r}, but {stage!r} overwrites it without reading it"

@@ -7,27 +7,18 @@ from typing import TYPE_CHECKING
 from fedloom.core.lazy import lazy
 from fedloom.data import (  # noqa: F401  (registers the data sets)
     arrays,
-    at_nodes,
-    cifar,
     class_folders,
+    combine,
     digits,
-    domain_folders,
-    domains,
-    embedded,
-    hdf5,
-    many,
     nyud,
     pascal_context,
     scenes,
-    several,
-    tables,
-    texts,
 )
 from fedloom.data.partition import PARTITIONERS as PARTITIONERS
 from fedloom.data.partition import Partition as Partition
 from fedloom.data.partition import Pool as Pool
 from fedloom.data.partition import Share as Share
-from fedloom.data.registry import DATASETS as DATASETS
+from fedloom.data.prepare import DATASETS as DATASETS
 
 if TYPE_CHECKING:
     from fedloom.core.signal import Signal as Signal

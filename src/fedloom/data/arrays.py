@@ -1,26 +1,35 @@
-"""Any labelled arrays, from an .npz archive, a folder of .npy files or a .csv file."""
+"""Data sets from an archive, a folder or a .csv file: labelled arrays, tables with a task per person, and texts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field
 
-from fedloom.core.errors import DataError, RecipeError, at, nearest
+from fedloom.core.errors import DataError, RecipeError, at, nearest, parsing
 from fedloom.core.settings.section import Count
 from fedloom.core.signal import Kind, Signal
-from fedloom.data.augment import Augment, resolve
-from fedloom.data.dense_label import DenseLabel
-from fedloom.data.prepare import SPLITS, TestFraction, channel_statistics, stratified, subset
-from fedloom.data.registry import DATASETS
-from fedloom.data.signals import as_inputs, signal_of, stated, with_vocabulary
-from fedloom.data.store import ArrayPart, Store, splits
+from fedloom.data.dense_label import Augment, DenseLabel, resolve
+from fedloom.data.inputs import as_inputs, signal_of, stated, with_vocabulary
+from fedloom.data.prepare import DATASETS, SPLITS, Array, Name, TestFraction, channel_statistics
+from fedloom.data.store import Part, Store, limited, read_table, splits
 
 if TYPE_CHECKING:
     from fedloom.data.dataset import Dataset, TensorExamples
+    from fedloom.models.tasks.task import Task
+
+PADDING, OTHER = 0, 1
+"""Tokens that are no word: what fills up short texts, and what stands for words outside the vocabulary."""
+WORD = re.compile(r"[^\W_]+(?:['\u2019][^\W_]+)*")
+"""A word: letters and digits, with apostrophes inside."""
+
+Vocabulary = Annotated[int, Field(ge=3)]
 
 
 @DATASETS.register("arrays")
@@ -100,20 +109,16 @@ def arrays(
         parts = [_read(store, split, images, labels, dense, domain) for split in names_of_parts]
         names = store.names(domain_names) if domain_names is not None else None
     if test_fraction is not None:
-        test = stratified(parts[0].strata(), test_fraction, seed)
-        if not test.any():
+        parts = parts[0].cut(test_fraction, seed)
+        if not len(parts[1].inputs):
             raise DataError(f"{where}: no class has two examples, so no test part can be split off")
-        parts = [parts[0].take(~test), parts[0].take(test)]
     counts = {task: _classes(where, task, parts, classes) for task in labels}
     with at(where):
         tasks = tuple(Classification(task, count) for task, count in counts.items())
     names = _number_domains(where, parts, names)
-    for number, split in enumerate(SPLITS):
-        kept = subset(len(parts[number].inputs), limit, seed, split)
-        if kept is not None:
-            parts[number] = parts[number].take(kept)
+    parts = limited(parts, limit, seed)
     if dense:
-        from fedloom.data.dense_arrays import build
+        from fedloom.data.dense import build
 
         return Dataset(store.path.stem, *build(where, dense, parts, resolve(augment), crop, multiple), names)
     train, test_part, said = _examples(where, parts, stated(signal), size, channels)
@@ -127,7 +132,7 @@ def _read(
     labels: Mapping[str, str],
     dense: Mapping[str, DenseLabel],
     domain: str | None,
-) -> ArrayPart:
+) -> Part:
     """One part, or the pool: its keys looked up and checked."""
     where, key = f"arrays, {store.path}", images.replace("{split}", split)
     inputs = store.read(key)
@@ -142,21 +147,20 @@ def _read(
             )
     places = None if domain is None else store.integers(domain.replace("{split}", split), len(inputs), key)
     for task, label in dense.items():
-        from fedloom.data.dense_arrays import decode
+        from fedloom.data.dense import decode
 
         name = label.key.replace("{split}", split)
         array = store.read(name)
         if len(array) != len(inputs):
             raise DataError(f"{where}: expected as many {name!r} as {key!r}, {len(inputs)}, found {len(array)}")
         columns[task] = decode(array, label, f"{where}, {name!r}")
-    return ArrayPart(key, inputs, columns, places)
+    return Part(inputs, columns, places, key)
 
 
 def _examples(
-    where: str, parts: Sequence[ArrayPart], signal: Signal | None, size: int | None, channels: int | None
+    where: str, parts: Sequence[Part], signal: Signal | None, size: int | None, channels: int | None
 ) -> tuple[TensorExamples, TensorExamples, Signal]:
     """The train and the test part, both normalised by the train part's statistics unless they are tokens."""
-    import torch
 
     from fedloom.data.dataset import TensorExamples
 
@@ -176,19 +180,11 @@ def _examples(
             if not np.isfinite([*mean, *std]).all():
                 raise DataError(f"{where}, {part.key!r}: expected finite inputs, found NaN or infinity")
         normal = statistics[0]
-    train, test = (
-        TensorExamples(
-            x,
-            {task: torch.from_numpy(values) for task, values in part.labels.items()},
-            None if part.domain is None else torch.from_numpy(part.domain),
-            *normal,
-        )
-        for x, part in zip(inputs, parts, strict=True)
-    )
+    train, test = (TensorExamples(x, *part.tensors(), *normal) for x, part in zip(inputs, parts, strict=True))
     return train, test, signal
 
 
-def _classes(where: str, task: str, parts: Sequence[ArrayPart], stated: Mapping[str, int]) -> int:
+def _classes(where: str, task: str, parts: Sequence[Part], stated: Mapping[str, int]) -> int:
     """The number of classes of a task: as stated, or the largest label plus one."""
     largest = max(int(part.labels[task].max()) for part in parts)
     if largest < 0:
@@ -198,7 +194,7 @@ def _classes(where: str, task: str, parts: Sequence[ArrayPart], stated: Mapping[
     return stated.get(task, largest + 1)
 
 
-def _number_domains(where: str, parts: Sequence[ArrayPart], names: tuple[str, ...] | None) -> tuple[str, ...]:
+def _number_domains(where: str, parts: Sequence[Part], names: tuple[str, ...] | None) -> tuple[str, ...]:
     """Check the domains against their names; without names, number the values that occur and name them so."""
     columns = [part.domain for part in parts if part.domain is not None]
     if not columns:
@@ -212,3 +208,252 @@ def _number_domains(where: str, parts: Sequence[ArrayPart], names: tuple[str, ..
     if len(wrong):
         raise DataError(f"{where}: expected domains in 0..{len(names) - 1}, found {wrong[0]}")
     return names
+
+
+@DATASETS.register("tables", source="School, Landmine, HAR and Parkinsons as in MOCHA (Smith et al., 2017) and MALSAR")
+def tables(
+    seed: int,
+    *,
+    path: str,
+    kind: Literal["classification", "regression"],
+    features: str = "x_{split}",
+    targets: str = "y_{split}",
+    task_by: str = "task_{split}",
+    prefix: Name = "task",
+    target_names: str | None = None,
+    test_fraction: TestFraction | None = None,
+    metric: Literal["accuracy", "auc"] = "accuracy",
+) -> Dataset:
+    """Feature vectors with one task for each value of a column, from an .npz archive, a folder of .npy files or a .csv
+    file, whose `features` are "a,b,c".
+
+    `features` (N x F, or N x ... which is flattened), `targets` and `task_by` (N integers) are keys, in which `{split}`
+    stands for `train` and `test`; without it they name one pool, and the share `test_fraction` of it, stratified by
+    task, becomes the test part. A value v becomes the task and the domain PREFIX-v, with leading zeros, so that
+    `partition: {name: domains, clients: 1}` makes a client of each and tests it on its own examples.
+
+    Classification: N integers from 0, -1 = unlabelled; all tasks have as many classes as the largest label says. Their
+    own metric is the accuracy, or with `metric: auc`, for two classes, the area under the ROC curve.
+    Regression: N or N x K real numbers, NaN = none. K > 1 targets become K tasks PREFIX-v-NAME, named by the key
+    `target_names` or numbered. Features and regression targets are standardised by mean and standard deviation of the
+    whole train part; RMSE is in the targets' own units.
+
+    Raises DataError for anything absent or inconsistent, and for a task without train or test examples.
+    """
+    import torch
+
+    from fedloom.data.dataset import Dataset, TensorExamples
+    from fedloom.models.tasks.classification import BinaryClassification, Classification
+    from fedloom.models.tasks.regression import Regression
+
+    keys = (features, targets, task_by)
+    named = splits("tables", keys, test_fraction)
+    with Store(Path(path).expanduser()) as store:
+        parts = [_table(store, split, keys, kind) for split in named]
+        names = list(store.names(target_names)) if target_names is not None else None
+        where = f"tables, {store.path}"
+        title = store.path.stem
+    if test_fraction is not None:
+        parts = parts[0].cut(test_fraction, seed)
+    (x, x_test), (y, y_test) = ([part.inputs for part in parts], [part.labels["target"] for part in parts])
+    if x.shape[1] != x_test.shape[1] or y.shape[1] != y_test.shape[1]:
+        raise DataError(f"{where}: train and test differ in the number of features or targets")
+    names = [str(i) for i in range(y.shape[1])] if names is None else names
+    if len(names) != y.shape[1]:
+        raise DataError(f"{where}: expected a name for each of {y.shape[1]} targets, found {', '.join(names)}")
+
+    real = kind == "regression"
+    classes = 0 if real else int(max(y.max(), y_test.max())) + 1
+    stored = np.float32 if real else np.int16 if classes < 1 << 15 else np.int64
+    if metric == "auc" and classes != 2:
+        there = "regression" if real else f"{classes} classes"
+        raise DataError(f"{where}: metric auc expects classification with labels 0 and 1, found {there}")
+    mean, std = _moments(x)
+    mean_y, std_y = _moments(y)
+    groups = [np.asarray(part.domain) for part in parts]
+    values = np.unique(np.concatenate(groups))
+    digits = len(str(values.max()))
+    domains = tuple(f"{prefix}-{value:0{digits}d}" for value in values.tolist())
+    known: list[Task] = []
+    labels: list[dict[str, torch.Tensor]] = [{}, {}]
+    for value, domain in zip(values, domains, strict=True):
+        for k, target in enumerate(names):
+            task = domain if len(names) == 1 else f"{domain}-{target}"
+            for split, column, group, found in zip(SPLITS, (y, y_test), groups, labels, strict=True):
+                mine = np.where(group == value, column[:, k], np.nan if real else -1)
+                if not (~np.isnan(mine) if real else mine >= 0).any():
+                    raise DataError(f"{where}: task {task!r} has no {split} example")
+                found[task] = torch.from_numpy(mine.astype(stored))
+            if metric == "auc":
+                known.append(BinaryClassification(task))
+            elif not real:
+                with at(where):
+                    known.append(Classification(task, classes))
+            else:
+                known.append(Regression(task, mean=float(mean_y[k]), std=float(std_y[k])))
+    train, test = (
+        TensorExamples(
+            torch.from_numpy(((inputs - mean) / std).astype(np.float32)),
+            found,
+            torch.from_numpy(np.searchsorted(values, group)),
+            annotated={task: ~column.isnan().numpy() for task, column in found.items()} if real else {},
+        )
+        for inputs, found, group in zip((x, x_test), labels, groups, strict=True)
+    )
+    return Dataset(title, tuple(known), train, test, domains)
+
+
+_CLASSES = np.iinfo(np.int16).max + 1  # labels are kept as int16
+
+
+def _table(store: Store, split: str, keys: Sequence[str], kind: str) -> Part:
+    """One part, or the pool: its keys looked up and checked."""
+    where = f"tables, {store.path}"
+    features, targets, task_by = (key.replace("{split}", split) for key in keys)
+    x = store.read(features)
+    if x.ndim < 2 or x.dtype.kind not in "fiu" or not x.size:
+        raise DataError(f"{where}: {features!r} expected numbers N x F, found {x.dtype} of shape {x.shape}")
+    if not np.isfinite(x).all():
+        raise DataError(f"{where}: {features!r} expected finite features, found NaN or infinity")
+    if kind == "classification":
+        y = store.integers(targets, len(x), features)[:, None]
+        if y.min() < -1 or y.max() >= _CLASSES:
+            found = y.min() if y.min() < -1 else y.max()
+            raise DataError(f"{where}: {targets!r} expected labels from 0 to {_CLASSES - 1}, or -1, found {found}")
+    else:
+        y = store.read(targets)
+        if y.dtype.kind not in "fiu":
+            raise DataError(f"{where}: {targets!r} expected numbers, found {y.dtype}")
+        y = y.astype(np.float64)
+        y = y[:, None] if y.ndim == 1 else y
+        if y.ndim != 2 or len(y) != len(x) or np.isinf(y).any():
+            raise DataError(f"{where}: {targets!r} expected {len(x)} finite numbers (x K), found shape {y.shape}")
+        if (np.abs(y) > np.finfo(np.float32).max).any():
+            raise DataError(
+                f"{where}: {targets!r} expected numbers that float32 can hold, found {np.nanmax(np.abs(y))}"
+            )
+    return Part(
+        x.reshape(len(x), -1).astype(np.float64), {"target": y}, store.integers(task_by, len(x), features), features
+    )
+
+
+def _moments(columns: Array) -> tuple[Array, Array]:
+    """Mean and standard deviation of each column over its numbers; 1 where a column is constant."""
+    mean, std = np.nanmean(columns, 0), np.nanstd(columns, 0)
+    return mean, np.where(std <= 1e-6 * np.abs(mean), 1.0, std)
+
+
+@DATASETS.register("texts")
+def texts(
+    seed: int,
+    *,
+    path: str,
+    text: str = "text",
+    labels: Annotated[dict[str, str], Field(min_length=1)] | None = None,
+    domain: str | None = None,
+    split: str | None = None,
+    test_fraction: TestFraction | None = None,
+    vocabulary: Vocabulary = 5000,
+    words: str | None = None,
+    length: Count = 64,
+    limit: Count | None = None,
+) -> Dataset:
+    """Texts with classes, from a .csv file (UTF-8) whose first line names its columns.
+
+    `text` and `labels` (task -> column; default: task `topic`, column `topic`) are columns. Classes are the different
+    values of a column, in alphabetical order; an empty cell is no label. The column `domain` says where a text is from,
+    such as a person or a site. The column `split` holds `train` or `test`; without it, the share `test_fraction`
+    (stratified by the first task and the domain; default 0.2) becomes the test part.
+
+    Words are letters and digits, in lower case; a text is its first `length` words. The vocabulary is the most frequent
+    words of the train part, of all clients, ties in alphabetical order: `vocabulary` tokens, of which 0 fills up and 1
+    stands for all other words. `words` is a file with a word a line to take instead: nodes that have their own texts
+    need one list, and what clients count together is not private. `limit` keeps that many random texts of each part.
+
+    Raises DataError for a file that cannot be read, an absent column, a line of another number of cells, an empty text,
+    another value of `split`, or a task without two classes in the train part.
+    """
+    import torch
+
+    from fedloom.data.dataset import Dataset, TensorExamples
+    from fedloom.models.tasks.classification import Classification
+
+    if split is not None and test_fraction is not None:
+        raise RecipeError("texts: test_fraction has no use beside split, which says what the test part is")
+    file = Path(path).expanduser()
+    where = f"texts, {file}"
+    columns = labels or {"topic": "topic"}
+    wanted = [text, *columns.values(), *(c for c in (domain, split) if c is not None)]
+    table = read_table(file, where, wanted)
+    names = {task: sorted({cell for cell in table[column] if cell}) for task, column in columns.items()}
+    known = {task: _numbers(table[column], names[task]) for task, column in columns.items()}
+    domains = sorted(set(table[domain])) if domain is not None else []
+    pool = Part(np.array(table[text], object), known, _numbers(table[domain], domains) if domain is not None else None)
+    for row, said in enumerate(pool.inputs, 1):
+        if not WORD.search(said):
+            raise DataError(f"{where}: row {row}, column {text!r}: expected a word, found {said[:40]!r}")
+    if split is None:
+        halves = pool.cut(test_fraction or 0.2, seed)
+    else:
+        for value in table[split]:
+            if value not in SPLITS:
+                raise DataError(f"{where}: column {split!r}: expected train or test, found {value!r}")
+        halves = [pool.take(np.array([value == part for value in table[split]])) for part in SPLITS]
+    halves = limited(halves, limit, seed)
+    for half, part in zip(halves, SPLITS, strict=True):
+        if not len(half.inputs):
+            raise DataError(f"{where}: no text is in the {part} part")
+    for task, numbers in halves[0].labels.items():
+        if len(np.unique(numbers[numbers >= 0])) < 2:
+            raise DataError(f"{where}, task {task!r}: expected texts of two classes or more in the train part")
+    listed = (frequent(halves[0].inputs) if words is None else _listed(Path(words).expanduser()))[: vocabulary - 2]
+    tokens = {word: token for token, word in enumerate(listed, OTHER + 1)}
+    digest = hashlib.sha256("\n".join(listed).encode()).hexdigest()[:16]
+    train, test = (
+        TensorExamples(torch.from_numpy(tokens_of(half.inputs.tolist(), tokens, length)), *half.tensors())
+        for half in halves
+    )
+    with at(where):
+        tasks = tuple(Classification(task, len(found)) for task, found in names.items())
+    signal = Signal(kind="tokens", vocabulary=len(tokens) + 2, padding=PADDING, digest=digest)
+    called = {task: tuple(found) for task, found in names.items()}
+    return Dataset(file.stem, tasks, train, test, tuple(domains), signal=signal, classes=called)
+
+
+def _numbers(cells: Sequence[str], names: Sequence[str]) -> Array:
+    """The position of each cell among the names (N), -1 where it is not among them."""
+    place = {name: number for number, name in enumerate(names)}
+    return np.array([place.get(cell, -1) for cell in cells])
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a text, in lower case."""
+    return WORD.findall(text.lower())
+
+
+def frequent(texts: Iterable[str]) -> list[str]:
+    """The words of some texts, the most frequent first, ties in alphabetical order."""
+    counts = Counter(word for text in texts for word in words_of(text))
+    return sorted(counts, key=lambda word: (-counts[word], word))
+
+
+def _listed(file: Path) -> list[str]:
+    """A file's words, one a line."""
+    with parsing(f"texts, words: {file} cannot be read as text of UTF-8"):
+        lines = file.read_text("utf-8-sig").split()
+    for word in lines:
+        if words_of(word) != [word]:
+            raise DataError(f"texts, words: {file}: expected a word in lower case on each line, found {word[:40]!r}")
+    if len(set(lines)) < len(lines):
+        twice = next(word for word, count in Counter(lines).items() if count > 1)
+        raise DataError(f"texts, words: {file} has {twice!r} twice")
+    return lines
+
+
+def tokens_of(texts: Sequence[str], known: Mapping[str, int], length: int) -> Array:
+    """The first `length` words of each text as tokens (N x length, int64)."""
+    tokens = np.full((len(texts), length), PADDING, np.int64)
+    for row, text in zip(tokens, texts, strict=True):
+        found = [known.get(word, OTHER) for word in words_of(text)[:length]]
+        row[: len(found)] = found
+    return tokens

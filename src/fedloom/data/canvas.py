@@ -17,6 +17,8 @@ GAP, LINE, LETTERS, TITLE = 8, 17, 13, 16
 ACROSS = 1000  # pixels that pictures of examples without further pictures fill before a new line begins
 PAPER, INK, SOFT = (255, 255, 255), (34, 34, 34), (95, 95, 95)
 _SWATCH, _BAR = 12, 96
+Text = tuple[int, str, Colour]
+"""Where a text begins, the text, and its colour."""
 
 
 def grid(
@@ -44,24 +46,24 @@ def grid(
         across = math.ceil(len(rows) / lines)  # no line is much shorter than the others
         singles = [block for (block,) in drawn]
         drawn, heads = [singles[at : at + across] for at in range(0, len(singles), across)], []
-    pen = _Pen(library, max(GAP + max(map(len, drawn)) * (wide + GAP), 3 * CELL))
-    if title:
-        pen.write(title, TITLE, INK, lines=TITLE + 10)
+    width = max(GAP + max(map(len, drawn)) * (wide + GAP), 3 * CELL)
+    strips = [_strip(width, TITLE + 10, [(GAP, title, INK)], width, TITLE)] if title else []
     if heads:
-        pen.beside([(GAP + at * (wide + GAP), name) for at, name in enumerate(heads)], wide)
+        strips.append(_strip(width, LINE + 2, [(GAP + at * (wide + GAP), h, INK) for at, h in enumerate(heads)], wide))
     for blocks in drawn:
-        tall = high + max(len(texts) for _, texts in blocks) * LINE + GAP
-        pen.room(tall)
-        for at, (picture, texts) in enumerate(blocks):
+        pictures = _strip(width, high + 1, [])
+        texts: list[list[Text]] = [[] for _ in range(max(len(said) for _, said in blocks))]
+        for at, (picture, said) in enumerate(blocks):
             left = GAP + at * (wide + GAP)
             if picture is not None:
-                pen.paste(library.fromarray(picture).resize((wide, high), library.Resampling.NEAREST), left)
-            for number, text in enumerate(texts):
-                pen.text(left, high + 1 + number * LINE, text, wide)
-        pen.done(tall)
+                pictures.paste(library.fromarray(picture).resize((wide, high), library.Resampling.NEAREST), (left, 0))
+            for line, text in zip(texts, said, strict=False):
+                line.append((left, text, SOFT))
+        strips += [pictures, *(_strip(width, LINE, line, wide) for line in texts), _strip(width, GAP - 1, [])]
     for name, of in legends.items():
-        pen.legend(name, of)
-    return pen.picture()
+        strips += _legend(name, of, width)
+    margin = _strip(width, GAP, [])
+    return below_each_other([margin, *strips, margin])
 
 
 def _blocks(columns: Sequence[str], row: Sequence[Cell], shown: Sequence[int]) -> list[tuple[Array | None, list[str]]]:
@@ -90,76 +92,44 @@ def save(picture: Any, path: Path) -> None:
         raise UserError(f"{path} cannot be written: {error}") from None
 
 
-class _Pen:
-    """Draws from the top down on paper that grows as it is needed."""
+def _strip(width: int, height: int, texts: Sequence[Text], most: float = 0, size: int = LETTERS) -> Any:
+    """Return a strip of paper with these texts on a line; what is wider than `most` pixels is cut."""
+    paper = need("PIL.Image", "vision").new("RGB", (width, height), PAPER)
+    draw, font = need("PIL.ImageDraw", "vision").Draw(paper), _font(size)
+    for left, text, colour in texts:
+        cut = text
+        while cut and font.getlength(text if cut == text else f"{cut}…") > most:
+            cut = cut[:-1]
+        draw.text((left, 0), text if cut == text else f"{cut}…", fill=colour, font=font)
+    return paper
 
-    def __init__(self, library: Any, width: int) -> None:
-        self.library, self.width, self.top = library, width, GAP
-        self.paper = library.new("RGB", (width, GAP), PAPER)
-        fonts = need("PIL.ImageFont", "vision")
-        self.fonts = {size: fonts.load_default(size) for size in (LETTERS, TITLE)}
-        self.draw: Any = None
 
-    def room(self, more: int) -> None:
-        """Have so many pixels below what is drawn."""
-        grown = self.library.new("RGB", (self.width, self.top + more + GAP), PAPER)
-        grown.paste(self.paper, (0, 0))
-        self.paper, self.draw = grown, need("PIL.ImageDraw", "vision").Draw(grown)
+def _font(size: int) -> Any:
+    return need("PIL.ImageFont", "vision").load_default(size)
 
-    def done(self, more: int) -> None:
-        self.top += more
 
-    def paste(self, drawn: Any, left: int) -> None:
-        self.paper.paste(drawn, (left, self.top))
-
-    def text(self, left: int, down: int, text: str, most: float, colour: Colour = SOFT, size: int = LETTERS) -> None:
-        """One line; what is wider than `most` pixels is cut."""
-        font = self.fonts[size]
-        if font.getlength(text) > most:
-            while text and font.getlength(text + "…") > most:
-                text = text[:-1]
-            text += "…"
-        self.draw.text((left, self.top + down), text, fill=colour, font=font)
-
-    def write(self, text: str, size: int, colour: Colour, lines: int) -> None:
-        self.room(lines)
-        self.text(GAP, 0, text, self.width - 2 * GAP, colour, size)
-        self.done(lines)
-
-    def beside(self, texts: Sequence[tuple[int, str]], most: int) -> None:
-        """Headings."""
-        self.room(LINE + 2)
-        for left, text in texts:
-            self.text(left, 0, text, most, INK)
-        self.done(LINE + 2)
-
-    def legend(self, name: str, of: Legend) -> None:
-        """A task's name, and its colours, in as many lines as they need."""
-        font = self.fonts[LETTERS]
-        self.room(LINE)
-        self.text(GAP, 0, name, 2 * CELL, INK)
-        left = GAP + max(90, int(font.getlength(name)) + 12)
-        for colour, text in of.colours:
-            taken = _SWATCH + 5 + int(font.getlength(text)) + 14
-            if left + taken > self.width - GAP:
-                self.done(LINE)
-                self.room(LINE)
-                left = GAP + 90
-            box = (left, self.top + 2, left + _SWATCH, self.top + 2 + _SWATCH)
-            self.draw.rectangle(box, fill=colour, outline=SOFT)
-            self.text(left + _SWATCH + 5, 0, text, self.width)
-            left += taken
-        if of.ramp:
-            low, high = of.ends
-            self.text(left, 0, low, self.width)
-            left += int(font.getlength(low)) + 6
-            bar = self.library.new("RGB", (len(of.ramp), 1))
-            bar.putdata(list(of.ramp))
-            self.paper.paste(bar.resize((_BAR, _SWATCH), self.library.Resampling.BILINEAR), (left, self.top + 2))
-            self.draw.rectangle((left, self.top + 2, left + _BAR, self.top + 2 + _SWATCH), outline=SOFT)
-            self.text(left + _BAR + 6, 0, high, self.width)
-        self.done(LINE + 3)
-
-    def picture(self) -> Any:
-        self.room(0)
-        return self.paper
+def _legend(name: str, of: Legend, width: int) -> list[Any]:
+    """Return a task's name and its colours, in as many strips as they need; a ramp stands between its ends."""
+    wide = _font(LETTERS).getlength
+    strips = [_strip(width, LINE, [(GAP, name, INK)], 2 * CELL)]
+    first = left = GAP + max(90, int(wide(name)) + 12)
+    swatches: list[tuple[Sequence[Colour], str]] = [((colour,), text) for colour, text in of.colours]
+    if of.ramp:
+        swatches = [((), of.ends[0]), (of.ramp, of.ends[1])]
+    for colours, text in swatches:
+        bar = 0 if not colours else _BAR if of.ramp else _SWATCH
+        taken = bar + 5 + int(wide(text)) + 14
+        if left + taken > width - GAP and left > first:
+            strips.append(_strip(width, LINE, []))
+            left = first
+        if colours:
+            library = need("PIL.Image", "vision")
+            drawn = library.new("RGB", (len(colours), 1))
+            drawn.putdata(list(colours))
+            box = library.new("RGB", (bar + 2, _SWATCH + 2), SOFT)
+            box.paste(drawn.resize((bar, _SWATCH), library.Resampling.BILINEAR), (1, 1))
+            strips[-1].paste(box, (left, 1))
+        label = _strip(width - left - bar - 5, LINE, [(0, text, SOFT)], width)
+        strips[-1].paste(label, (left + bar + 5, 0))
+        left += taken
+    return strips

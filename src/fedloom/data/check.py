@@ -9,7 +9,7 @@ from typing import get_args
 import numpy as np
 
 from fedloom.core.errors import DataError, RecipeError, choices
-from fedloom.data import hdf5, nyud, pascal_context
+from fedloom.data import nyud, pascal_context
 from fedloom.data.folders import FileSplit
 from fedloom.data.prepare import Array
 from fedloom.models.tasks.task import IGNORE
@@ -29,7 +29,7 @@ class Checkable:
 
 CHECKABLE = {
     "nyud": Checkable(nyud.open_split, get_args(nyud.NyudTask), nyud.EXPECTED, (448, 576)),
-    "nyud-labeled": Checkable(hdf5.open_split, get_args(hdf5.LabelledTask), hdf5.EXPECTED, None),
+    "nyud-labeled": Checkable(nyud.open_labelled, get_args(nyud.LabelledTask), nyud.EXPECTED, None),
     "pascal-context": Checkable(
         pascal_context.open_split, get_args(pascal_context.PascalTask), pascal_context.EXPECTED, (512, 512)
     ),

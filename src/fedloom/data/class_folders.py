@@ -1,31 +1,50 @@
-"""Image sets in folders of classes, each a task: the benchmarks of model merging."""
+"""Images with classes in the files and folders in which the field keeps them."""
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import os
 import zlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from pydantic import Field
 
-from fedloom.core.errors import DataError
+from fedloom.core.errors import DataError, RecipeError, nearest, parsing
+from fedloom.core.extras import need
 from fedloom.core.settings.section import Count, Positive
-from fedloom.data.digests import digest
-from fedloom.data.download import SOURCES
-from fedloom.data.images import SUFFIXES, Fit, read
-from fedloom.data.many import Columns, joined
-from fedloom.data.prepare import SPLITS, Name, subset
-from fedloom.data.registry import DATASETS
+from fedloom.data.combine import TASK, Columns, Pad, Side, combine, pictures
+from fedloom.data.folders import matlab, split_list
+from fedloom.data.inputs import SUFFIXES, Fit, as_images, read
+from fedloom.data.prepare import (
+    DATASETS,
+    SPLITS,
+    Array,
+    Name,
+    TestFraction,
+    channel_statistics,
+    no_repeats,
+    stratified,
+    subset,
+)
+from fedloom.data.store import Part, limited
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
-    from fedloom.data.dataset import Dataset
+    from fedloom.data.dataset import Batch, Dataset, Examples
 
 Colour = tuple[float, float, float]
+DigitSet = Literal["mnist", "usps", "svhn", "syn"]
+BINARY, PICKLED = "cifar-10-batches-bin", "cifar-10-batches-py"
+RECORD = 1 + 3 * 32 * 32
+NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+URL = "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz"
 
 
 @DATASETS.register("class-folders", source="MaTU, section 4; Ilharco et al. (2023); EMR-Merging (Huang et al., 2024)")
@@ -42,97 +61,338 @@ def class_folders(
 ) -> Dataset:
     """Image sets in ROOT/NAME/{train,test}/CLASS/IMAGE, one classification task per set, in the form of `many`.
 
-    `fedloom data prepare NAME --out ROOT` makes such folders. Tasks and domains are called like the sets; an example
-    has a label of its own set's task and -1 for all others. Classes are numbered in the order of the names of the
-    train part's folders.
+    Nothing is downloaded. Tasks and domains are called like the sets; an example has a label of its own set's task and
+    -1 for all others. Classes are numbered in the order of the names of the train part's folders.
 
     Images are read when they are wanted (needs pillow), converted to colour and resized bilinearly to `size` x `size`:
     `stretch` changes the proportions, as EMR-Merging does; `crop` resizes the shorter side and keeps the centre. They
     are not augmented. `mean` and `std`, of 0..1, normalise; the defaults are those of timm's ViT on ImageNet-21k.
     `limit` keeps that many random examples of each part of each set.
 
-    DataError for what is absent, with the command that makes it, or cannot be read.
+    DataError for what is absent or cannot be read.
     """
-    import torch
+    from fedloom.data.dataset import ItemExamples, label_bytes
 
     base = Path(root).expanduser()
-    twice = sorted({name for name in sets if sets.count(name) > 1})
-    if twice:
-        raise DataError(f"class-folders: set {twice[0]!r} is named twice")
-    columns: dict[str, list[Columns]] = {"train": [], "test": []}
-    files: dict[str, list[str]] = {"train": [], "test": []}
-    classes = {}
-    called = {}
+    no_repeats("class-folders", "set", sets)
+    columns: dict[str, list[Columns]] = {split: [] for split in SPLITS}
+    files: dict[str, list[str]] = {split: [] for split in SPLITS}
+    called: dict[str, tuple[str, ...]] = {}
     for name in sets:
-        kinds = _classes(base, name, "train")
-        classes[name] = len(kinds)
-        called[name] = tuple(kinds)
         for split in SPLITS:
+            kinds = _classes(base / name / split, f"class-folders, set {name!r}")
+            for kind in kinds:
+                if kind not in called.setdefault(name, kinds):
+                    raise DataError(f"class-folders, set {name!r}: class {kind!r} is in the test part only")
             found = [
-                (file, kinds[kind])
-                for kind in _classes(base, name, split, kinds)
-                for file in _files(base, name, split, kind)
+                (f"{name}/{split}/{kind}/{file.name}", called[name].index(kind))
+                for kind in kinds
+                for file in _pictures(base / name / split / kind)
             ]
             kept = subset(len(found), limit, seed, split)
             found = found if kept is None else [found[i] for i in kept.tolist()]
             files[split] += [file for file, _ in found]
             columns[split].append({name: np.array([label for _, label in found], np.int64)})
-    sources = {split: Decoded(str(base), tuple(names), size, fit) for split, names in files.items()}
-    table = [torch.tensor([values]).expand(len(sets), -1) for values in (mean, std)]
-    return replace(joined("class-folders", columns, sources, tuple(sets), table[0], table[1], classes), classes=called)
+
+    def made(split: str, labels: dict[str, Tensor], domain: Tensor) -> Examples:
+        paths = tuple(os.path.join(base, file) for file in files[split])  # texts take less memory than paths
+        mark = f"{zlib.crc32(chr(10).join(files[split]).encode()):08x}".encode() + label_bytes(labels)
+        read_some = ReadFiles(paths, size, fit, mean, std)
+        shape = (3, size, size)
+        return ItemExamples(read_some, len(paths), shape, labels, domain, mean, std, mark=mark, files=paths)
+
+    counts = {name: len(kinds) for name, kinds in called.items()}
+    return replace(combine("class-folders", columns, tuple(sets), counts, made), classes=called)
 
 
 @dataclass(frozen=True, eq=False)
-class Decoded:
-    """Images read from files, relative to `root`, when they are asked for; can be pickled."""
+class ReadFiles:
+    """Reads normalised images when they are asked for; can be pickled."""
 
-    root: str
     files: tuple[str, ...]
     size: int
     fit: Fit
-    prefetch: bool = True
-    nbytes: int = 0
+    mean: Colour
+    std: Colour
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """3 x size x size."""
-        return (3, self.size, self.size)
+    def __call__(self, index: Tensor, device: torch.device, rng: object, tasks: object) -> Batch:
+        """Images at `index`, on `device`."""
+        import torch
 
-    @property
-    def version(self) -> str:
-        """Changes with the names of the files."""
-        return f"{zlib.crc32(chr(10).join(self.files).encode()):08x}"
-
-    def contents(self) -> bytes:
-        """Checksum of all files."""
-        return digest([Path(self.root, file) for file in self.files])
-
-    def __call__(self, index: Tensor) -> Tensor:
-        return read([Path(self.root, self.files[position]) for position in index.tolist()], self.size, self.fit)
+        x = read([self.files[position] for position in index.tolist()], self.size, self.fit).to(device)
+        mean, std = (torch.tensor(values, device=device).view(1, 3, 1, 1) for values in (self.mean, self.std))
+        return (x.float().div_(255) - mean).div_(std), {}
 
 
-def _classes(base: Path, name: str, split: str, known: dict[str, int] | None = None) -> dict[str, int]:
-    """The folders of a part with their class numbers: in their own order, or as `known`."""
-    folder = base / name / split
+def _classes(folder: Path, where: str) -> tuple[str, ...]:
+    """The names of the folders in a part of a set, in their own order."""
     if not folder.is_dir():
-        more = "" if name in SOURCES else " --source FOLDER, a folder of classes"
         raise DataError(
-            f"class-folders, set {name!r}: there is no folder {folder.absolute()}. To make it: fedloom data prepare "
-            f"{name} --out {base}{more}"
+            f"{where}: there is no folder {folder.absolute()}, expected ROOT/NAME/{{train,test}}/CLASS/IMAGE "
+            "(docs/bring-your-data.md)"
         )
-    found = sorted(entry.name for entry in folder.iterdir() if entry.is_dir())
+    return tuple(_folders(folder, "class", where))
+
+
+@DATASETS.register("domain-folders", source="PACS (Li et al., 2017), Office-Caltech (Gong et al., 2012); F2DC release")
+def domain_folders(
+    seed: int,
+    *,
+    root: str,
+    domains: Annotated[list[str], Field(min_length=1)] | None = None,
+    size: Side = 128,
+    test_fraction: TestFraction | None = None,
+    lists: dict[Literal["train", "test"], str] | None = None,
+    pad: Pad = 4,
+    flip: bool = True,
+) -> Dataset:
+    """Images of several domains in folders ROOT/DOMAIN/CLASS/IMAGE, as one task `label`. Needs pillow.
+
+    `domains` names the folders in the order wanted (by default all, sorted). All have the same classes, numbered in
+    the order of their names. Images are read once, resized to `size` x `size` and kept in memory as uint8.
+
+    By default the last two of every ten images of a domain, sorted by class and name, are the test part, as in F2DC's
+    release. `test_fraction` draws that share of each class and domain instead, from the recipe's seed. `lists` names
+    files instead, for example {train: "splits/{domain}_train_kfold.txt", test: "splits/{domain}_crossval_kfold.txt"},
+    one image a line: its path relative to `root`, up to the first blank.
+
+    In training, images are padded by `pad` black pixels, cropped at a random place and, with `flip`, mirrored with
+    probability 1/2; they are always normalised by ImageNet's mean and standard deviation. Raises DataError for what is
+    absent or unreadable.
+    """
+    if lists is not None and (test_fraction is not None or set(lists) != set(SPLITS)):
+        raise RecipeError("domain-folders: expected lists of both train and test, without test_fraction")
+    base = Path(root).expanduser()
+    known = _folders(base, "domain")
+    names = known if domains is None else domains
+    for name in names:
+        if name not in known:
+            raise DataError(f"domain-folders: no folder {name!r} in {base}.{nearest(name, known)} Found: {_few(known)}")
+    no_repeats("domain-folders", "domain", names)
+    classes = _folders(base / names[0], "class")
+    parts: dict[str, list[tuple[Tensor, Array, Array]]] = {split: [] for split in SPLITS}
+    for number, name in enumerate(names):
+        if (found := _folders(base / name, "class")) != classes:
+            other = sorted(set(found) ^ set(classes))
+            raise DataError(f"domain-folders: {base / name}: expected the classes of {names[0]!r}, but {_few(other)}")
+        files = [(file, label) for label, kind in enumerate(classes) for file in _pictures(base / name / kind)]
+        labels = np.array([label for _, label in files])
+        if lists is None:
+            last_two = np.arange(len(files)) % 10 > 7
+            test = last_two if test_fraction is None else stratified(labels, test_fraction, seed)
+            chosen = {"train": ~test, "test": test}
+        else:
+            chosen = _listed(base, name, [file for file, _ in files], lists)
+        images = read([file for file, _ in files], size).contiguous()
+        for split, mask in chosen.items():
+            parts[split].append((images[np.flatnonzero(mask)], labels[mask], np.full(int(mask.sum()), number)))
+    made = pictures("domain-folders", parts, tuple(names), len(classes), pad, flip)
+    return replace(made, classes={TASK: tuple(classes)})
+
+
+@DATASETS.register("digit-files", source="MNIST, USPS, SVHN, SYN: the domains Digits of FedHEAL and F2DC")
+def digit_files(
+    seed: int,
+    *,
+    root: str,
+    domains: Annotated[list[DigitSet], Field(min_length=1)] = ["mnist", "usps", "svhn", "syn"],  # noqa: B006
+    size: Side = 32,
+    pad: Pad = 4,
+    flip: bool = True,
+) -> Dataset:
+    """Digits of several origins as domains of one task `label` (10 classes), each with its own train and test part.
+
+    ROOT holds, as torchvision leaves them, MNIST/raw/{train,t10k}-{images-idx3,labels-idx1}-ubyte (or .gz), usps.bz2
+    and usps.t.bz2, {train,test}_32x32.mat (SVHN; needs scipy) and syn/{train,val}/CLASS/IMAGE (needs pillow). Each may
+    also lie in a folder called like its domain. Grey images are repeated; all are resized to `size` x `size`, uint8.
+
+    In training, images are padded by `pad` black pixels, cropped at a random place and, with `flip`, mirrored with
+    probability 1/2, as in F2DC's release; they are always normalised by ImageNet's mean and standard deviation. Raises
+    DataError for what is absent or damaged.
+    """
+    no_repeats("digit-files", "domain", domains)
+    base = Path(root).expanduser()
+    parts: dict[str, list[tuple[Tensor, Array, Array]]] = {split: [] for split in SPLITS}
+    for number, name in enumerate(domains):
+        for split in SPLITS:
+            where = f"digit-files, {name}, {split}, below {base.absolute()}"
+            images, labels = READERS[name](base, split == "train", size)
+            if len(images) != len(labels) or not len(labels):
+                raise DataError(f"{where}: {len(images)} images and {len(labels)} labels found")
+            if labels.min() < 0 or labels.max() > 9:
+                raise DataError(f"{where}: expected labels in 0..9, found others")
+            colour = as_images(np.array(images, order="C"), size, 3, where)
+            parts[split].append((colour, labels, np.full(len(labels), number)))
+    return pictures("digit-files", parts, tuple(domains), 10, pad, flip)
+
+
+def _folders(base: Path, what: str, where: str = "domain-folders") -> list[str]:
+    """Names of the folders in `base`, sorted; DataError where there are none."""
+    found = sorted(entry.name for entry in base.iterdir() if entry.is_dir()) if base.is_dir() else []
     if not found:
-        raise DataError(f"class-folders, set {name!r}: expected a folder for each class in {folder}, found none")
-    if known is None:
-        return {kind: number for number, kind in enumerate(found)}
-    for kind in found:
-        if kind not in known:
-            raise DataError(f"class-folders, set {name!r}: class {kind!r} is in the test part only")
-    return {kind: known[kind] for kind in found}
+        raise DataError(f"{where}: expected a folder for each {what} in {base.absolute()}, found none")
+    return found
 
 
-def _files(base: Path, name: str, split: str, kind: str) -> list[str]:
-    """The image files of a class, relative to `base`, sorted."""
-    with os.scandir(base / name / split / kind) as entries:
-        names = sorted(entry.name for entry in entries if entry.name.lower().endswith(SUFFIXES))
-    return [f"{name}/{split}/{kind}/{file}" for file in names]
+def _pictures(base: Path) -> list[Path]:
+    """The image files in a folder, sorted by name."""
+    return [base / name for name in sorted(os.listdir(base)) if name.lower().endswith(SUFFIXES)]
+
+
+def _few(names: Sequence[str]) -> str:
+    return ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+
+
+def _listed(
+    base: Path, domain: str, files: Sequence[Path], lists: dict[Literal["train", "test"], str]
+) -> dict[str, Array]:
+    """Which files (N, bool) the lists of a domain name, per split."""
+    position = {file.relative_to(base).as_posix(): i for i, file in enumerate(files)}
+    chosen: dict[str, Array] = {}
+    for split, pattern in lists.items():
+        listed = base / pattern.replace("{domain}", domain)
+        mask = np.zeros(len(files), bool)
+        for line in split_list(listed):
+            name = line.split()[0]
+            if name not in position:
+                raise DataError(f"{listed}: image {name!r} is not in {base / domain}")
+            mask[position[name]] = True
+        chosen[split] = mask
+    both = np.flatnonzero(chosen["train"] & chosen["test"])
+    if len(both):
+        raise DataError(f"domain-folders: {files[both[0]]} is in both lists of domain {domain!r}")
+    return chosen
+
+
+def _file(base: Path, domain: str, *names: str) -> Path:
+    """The first of the files that exists, in `base` or in a folder called like the domain."""
+    for folder in (base, base / domain, base / domain.upper()):
+        for name in names:
+            if (folder / name).is_file():
+                return folder / name
+    raise DataError(f"digit-files, {domain}: {names[0]} is not in {base.absolute()}")
+
+
+def _idx(file: Path, ndim: int) -> Array:
+    """An array of bytes in MNIST's idx format, perhaps compressed."""
+    with parsing(f"{file}: cannot be read"):
+        raw = file.read_bytes()
+        raw = gzip.decompress(raw) if file.suffix == ".gz" else raw
+    head = 4 + 4 * ndim
+    begins = len(raw) >= head and raw[:4] == bytes([0, 0, 8, ndim])
+    shape = tuple(np.frombuffer(raw[4:head], ">u4").tolist()) if begins else ()
+    if len(shape) != ndim or len(raw) - head != int(np.prod(shape)):
+        raise DataError(f"{file}: is cut off or no idx file of {ndim} dimensions and bytes")
+    return np.frombuffer(raw, np.uint8, offset=head).reshape(shape)
+
+
+def _mnist(base: Path, train: bool, size: int) -> tuple[Array, Array]:
+    stem = "train" if train else "t10k"
+    found = []
+    for kind, ndim in (("images-idx3", 3), ("labels-idx1", 1)):
+        name = f"{stem}-{kind}-ubyte"
+        places = [f"{folder}{name}{suffix}" for folder in ("MNIST/raw/", "raw/", "") for suffix in ("", ".gz")]
+        found.append(_idx(_file(base, "mnist", *places), ndim))
+    return found[0], found[1].astype(np.int64)
+
+
+def _usps(base: Path, train: bool, size: int) -> tuple[Array, Array]:
+    """Lines 'LABEL 1:VALUE ... 256:VALUE', labels 1..10 and values -1..1."""
+    file = _file(base, "usps", "usps.bz2" if train else "usps.t.bz2")
+    with parsing(f"{file}: cannot be read as lines of a label and 256 values"):
+        words = bz2.decompress(file.read_bytes()).decode("ascii").replace(":", " ").split()
+        table = np.array(words, np.float64).reshape(-1, 1 + 2 * 256)
+    if not np.isfinite(table).all():
+        raise DataError(f"{file}: expected finite values, found NaN or infinity")
+    images = np.rint((table[:, 2::2] + 1) * 127.5).astype(np.uint8).reshape(-1, 16, 16)
+    return images, table[:, 0].astype(np.int64) - 1
+
+
+def _svhn(base: Path, train: bool, size: int) -> tuple[Array, Array]:
+    """X is 32 x 32 x 3 x N; the digit 0 is labelled 10."""
+    file = _file(base, "svhn", f"{'train' if train else 'test'}_32x32.mat")
+    images: Array = np.asarray(matlab(file, "X"))
+    if images.ndim != 4 or images.dtype != np.uint8:
+        raise DataError(f"{file}: expected X of bytes, 32 x 32 x 3 x N, found {images.dtype} of shape {images.shape}")
+    return images.transpose(3, 0, 1, 2), np.asarray(matlab(file, "y")).reshape(-1).astype(np.int64) % 10
+
+
+def _syn(base: Path, train: bool, size: int) -> tuple[Array, Array]:
+    """Folders of images by class; they are resized as they are read."""
+    folder = base / "syn" / ("train" if train else "val")
+    classes = _folders(folder, "class")
+    files = [(file, label) for label, name in enumerate(classes) for file in _pictures(folder / name)]
+    images = read([file for file, _ in files], size).permute(0, 2, 3, 1)
+    return images.numpy(), np.array([label for _, label in files], np.int64)
+
+
+READERS: dict[DigitSet, Callable[[Path, bool, int], tuple[Array, Array]]] = {
+    "mnist": _mnist,
+    "usps": _usps,
+    "svhn": _svhn,
+    "syn": _syn,
+}
+"""Domain -> function of (root, whether train, size) that returns images and labels 0..9."""
+
+
+@DATASETS.register("cifar10", source="Krizhevsky (2009)")
+def cifar10(seed: int, *, root: str, limit: Count | None = None) -> Dataset:
+    """CIFAR-10 (50,000 + 10,000 colour images of 32 x 32, task `label`) from a folder; nothing is downloaded.
+
+    `root` holds `cifar-10-batches-bin` (the binary version) or `cifar-10-batches-py` (the Python version, which needs
+    torchvision). `limit` keeps that many random examples of each part. Images are uint8, N x 3 x 32 x 32, normalised
+    per channel by the mean and standard deviation of the train part. DataError where files are absent or damaged.
+    """
+    import torch
+
+    from fedloom.data.dataset import Dataset, TensorExamples
+    from fedloom.models.tasks.classification import Classification
+
+    folder = Path(root).expanduser()
+    if (folder / BINARY).is_dir():
+        batches = [folder / BINARY / f"data_batch_{number}.bin" for number in range(1, 6)]
+        parts = [_binary(batches), _binary([folder / BINARY / "test_batch.bin"])]
+    elif (folder / PICKLED).is_dir():
+        parts = [_pickled(folder, train) for train in (True, False)]
+    else:
+        raise DataError(
+            f"cifar10: neither {BINARY} nor {PICKLED} is in {folder.absolute()}. To download: "
+            f"mkdir -p '{folder}' && curl -fL {URL} | tar xz -C '{folder}'"
+        )
+    halves = limited([Part(images, {TASK: labels.astype(np.int64)}) for images, labels in parts], limit, seed)
+    inputs = [torch.from_numpy(np.ascontiguousarray(half.inputs)) for half in halves]
+    normal = channel_statistics(inputs[0])
+    train, test = (TensorExamples(x, *half.tensors(), *normal) for x, half in zip(inputs, halves, strict=True))
+    return Dataset("cifar10", (Classification("label", 10),), train, test, classes={"label": NAMES})
+
+
+def _binary(files: list[Path]) -> tuple[Array, Array]:
+    """Images (N x 3 x 32 x 32) and labels of files of records: one byte of label, then the planes red, green, blue."""
+    images, labels = [], []
+    for file in files:
+        if not file.is_file():
+            raise DataError(f"cifar10: there is no file {file}")
+        raw = np.fromfile(file, np.uint8)
+        if not len(raw) or len(raw) % RECORD:
+            raise DataError(
+                f"cifar10: {file} is cut off or damaged: expected records of {RECORD} bytes, found {len(raw)} bytes"
+            )
+        records = raw.reshape(-1, RECORD)
+        if records[:, 0].max() > 9:
+            raise DataError(f"cifar10: {file}: expected labels in 0..9, found {records[:, 0].max()}")
+        images.append(records[:, 1:].reshape(-1, 3, 32, 32))
+        labels.append(records[:, 0])
+    return np.concatenate(images), np.concatenate(labels)
+
+
+def _pickled(root: Path, train: bool) -> tuple[Array, Array]:
+    """The same from the Python version, which is a set of pickles."""
+    # torchvision compares every file with its published checksum before it unpickles any.
+    library = need("torchvision.datasets", "vision")
+    try:
+        data = library.CIFAR10(root, train=train, download=False)
+    except RuntimeError as error:
+        raise DataError(
+            f"cifar10: {root / PICKLED} is incomplete or damaged: its files do not have the published checksums"
+        ) from error
+    return data.data.transpose(0, 3, 1, 2), np.asarray(data.targets)

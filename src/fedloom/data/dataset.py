@@ -1,12 +1,16 @@
-"""Labelled examples in memory, and a data set as a train and a test part. Knows nothing of federation."""
+"""Labelled examples, in memory or read when wanted, and a data set as a train and a test part.
+
+Knows nothing of federation.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,10 +19,16 @@ from torch import Generator, Tensor
 
 from fedloom.core.errors import DataError
 from fedloom.core.signal import Signal, told
+from fedloom.data.prepare import Array, digest
+from fedloom.data.transforms import MEAN, STD
 from fedloom.models.tasks.task import IGNORE, Task
 
 Batch = tuple[Tensor, dict[str, Tensor]]
 """Inputs (B x ...) and {task: labels (B x ...)}."""
+Scale = Sequence[float] | Tensor | None
+"""Numbers that inputs are normalised with: one per channel, or one row of them per domain; None: they are not."""
+Read = Callable[[Tensor, torch.device, Generator | None, Collection[str]], Batch]
+"""(positions, device, rng, tasks) -> inputs as models take them, and those labels that are read with them."""
 
 
 class Examples(Protocol):
@@ -29,26 +39,21 @@ class Examples(Protocol):
     @property
     def prefetch(self) -> bool:
         """Whether making a batch takes long enough that training should load ahead."""
-        ...
 
     @property
     def domain(self) -> Tensor | None:
         """Where each example comes from (N integers), if that is known."""
-        ...
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input in evaluation, without the batch dimension (C x H x W for images)."""
-        ...
 
     @property
     def nbytes(self) -> int:
         """Bytes that inputs and labels occupy in memory (or in a mapped file)."""
-        ...
 
     def fingerprint(self) -> bytes:
         """Bytes by which a resumed run tells whether it sees the same labels."""
-        ...
 
     def batch(
         self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
@@ -57,23 +62,87 @@ class Examples(Protocol):
 
         `rng` is given in training: what augments draws from it and from nothing else. Without it nothing is random.
         """
-        ...
 
-    def labels_of(self, task: str) -> np.ndarray[Any, Any]:
+    def labels_of(self, task: str) -> Array:
         """One integer per example for partitioners and tables: the class, or 0 where the label is an image; -1 where
         the example has no label of this task."""
-        ...
+
+
+class Change(Protocol):
+    """A step from raw inputs and labels on the CPU to a batch: as training sees it with `rng`, else as evaluation."""
+
+    @property
+    def slow(self) -> bool:
+        """Whether it takes long enough that training should load ahead."""
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Height and width of inputs in evaluation, where they are not those of the raw inputs."""
+
+    def __call__(self, x: Tensor, y: Mapping[str, Tensor], device: torch.device, rng: Generator | None) -> Batch: ...
+
+
+class Labelled:
+    """Labels and domains of examples. The base of the two kinds of examples, which differ in where their inputs are.
+
+    labels      task -> N classes (whole numbers, -1 = no label), N real numbers (NaN = none), or N label images
+    annotated   task -> N, bool: which examples have a label, for tasks whose labels are not classes
+    mark        the fingerprint, where it is not all labels
+    """
+
+    labels: Mapping[str, Tensor]
+    domain: Tensor | None
+    annotated: Mapping[str, Array]
+    mark: bytes | None
+
+    def columns(self, index: Tensor, device: torch.device, tasks: Collection[str]) -> dict[str, Tensor]:
+        """Labels at `index` of the given tasks, on `device`. Classes that are stored as int16 become int64."""
+        y = {}
+        for task in tasks:
+            found = self.labels[task].index_select(0, index)
+            y[task] = (found.long() if found.dtype == torch.int16 else found).to(device, non_blocking=True)
+        return y
+
+    def labels_of(self, task: str) -> Array:
+        """The labels as they are stored, or 0 and -1 where `annotated` says which examples have one."""
+        if task in self.annotated:
+            return np.where(self.annotated[task], 0, -1)
+        column: Array = self.labels[task].numpy()
+        return column
+
+    def fingerprint(self) -> bytes:
+        """The mark, or all labels, task by task."""
+        return label_bytes(self.labels) if self.mark is None else self.mark
+
+
+def label_bytes(labels: Mapping[str, Tensor]) -> bytes:
+    """All labels, task by task."""
+    return b"".join(labels[task].numpy().tobytes() for task in sorted(labels))
+
+
+def tensor_digest(tensor: Tensor) -> bytes:
+    """Checksum of a tensor's values."""
+    return hashlib.sha256(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data).digest()
 
 
 @dataclass(frozen=True, eq=False)
-class InMemoryExamples:
-    """Examples that are tensors: inputs (N x ...) and labels per task (N x ..., -1 = none).
+class TensorExamples(Labelled):
+    """Examples in memory, or mapped from disk: inputs (N x ...) and labels per task.
 
-    DataError where the number of a task's labels is not that of the inputs.
+    In a batch, uint8 is scaled to 0..1, and inputs are normalised by `mean` and `std`; a `change` does all of that
+    itself. `checked` says whether a resumed run must find the same inputs. DataError where the number of a task's
+    labels is not that of the inputs.
     """
 
     images: Tensor
     labels: Mapping[str, Tensor]
+    domain: Tensor | None = None
+    mean: Scale = None
+    std: Scale = None
+    change: Change | None = None
+    annotated: Mapping[str, Array] = field(default_factory=dict)
+    mark: bytes | None = None
+    checked: bool = True
 
     def __post_init__(self) -> None:
         for task, labels in self.labels.items():
@@ -83,81 +152,167 @@ class InMemoryExamples:
     def __len__(self) -> int:
         return len(self.images)
 
-    def rows(self, index: Tensor, device: torch.device, tasks: Collection[str] | None) -> Batch:
-        """Inputs and labels at `index` as they are stored, on `device`, of the given tasks (all if None)."""
-        wanted = self.labels if tasks is None else tasks
-        y = {task: self.labels[task].index_select(0, index).to(device, non_blocking=True) for task in wanted}
-        return self.images.index_select(0, index).to(device, non_blocking=True), y
-
-    def labels_of(self, task: str) -> np.ndarray[Any, Any]:
-        """Labels of one task as a numpy array."""
-        return self.labels[task].numpy()
+    @property
+    def prefetch(self) -> bool:
+        """Whether the change takes long."""
+        return self.change is not None and self.change.slow
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one input."""
-        return tuple(self.images.shape[1:])
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Type of an input as it is stored."""
-        return self.images.dtype
+        size = None if self.change is None else self.change.size
+        return tuple(self.images.shape[1:]) if size is None else (self.images.shape[1], *size)
 
     @property
     def nbytes(self) -> int:
         """Bytes of inputs and labels."""
         return self.images.nbytes + sum(labels.nbytes for labels in self.labels.values())
 
-    def fingerprint(self) -> bytes:
-        """All labels, task by task."""
-        return label_bytes(self.labels)
-
     def contents(self) -> bytes:
-        """Checksum of all inputs."""
-        return tensor_digest(self.images)
-
-
-def tensor_digest(tensor: Tensor) -> bytes:
-    """Checksum of a tensor's values."""
-    return hashlib.sha256(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data).digest()
-
-
-def label_bytes(labels: Mapping[str, Tensor]) -> bytes:
-    """All labels, task by task."""
-    return b"".join(labels[task].numpy().tobytes() for task in sorted(labels))
-
-
-@dataclass(frozen=True, eq=False)
-class TensorExamples(InMemoryExamples):
-    """Images (N x C x H x W, float32, or uint8 which is scaled to 0..1 per batch) and labels per task (N x ...).
-
-    `mean` and `std` (per channel) normalise each batch. `domain` (N, integers) says where an example comes from.
-    """
-
-    domain: Tensor | None = None
-    mean: tuple[float, ...] | None = None
-    std: tuple[float, ...] | None = None
-    prefetch: bool = False
+        """Checksum of all inputs, if they are checked."""
+        return tensor_digest(self.images) if self.checked else b""
 
     def batch(
         self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
     ) -> Batch:
-        """Inputs and labels at `index`, on `device`, normalised; nothing is augmented."""
-        x, y = self.rows(index, device, tasks)
+        """Inputs and labels at `index`, on `device`."""
+        x, wanted = self.images.index_select(0, index), self.labels if tasks is None else tasks
+        if self.change is not None:
+            return self.change(x, self.columns(index, x.device, wanted), device, rng)
+        x = x.to(device, non_blocking=True)
         if x.dtype == torch.uint8:
             x = x.float().div_(255)
-        if self._normal is not None:
-            mean, std = (v.to(x.device) for v in self._normal)
-            x = (x - mean) / std
-        return x, y
+        if self.mean is not None and self.std is not None:
+            x = (x - self._scale(self.mean, index, x)).div_(self._scale(self.std, index, x))
+        return x, self.columns(index, device, wanted)
+
+    def _scale(self, scale: Sequence[float] | Tensor, index: Tensor, x: Tensor) -> Tensor:
+        """A mean or a standard deviation in a shape that fits the batch `x`."""
+        values = torch.as_tensor(scale)
+        if values.ndim == 2:
+            assert self.domain is not None
+            values = values.index_select(0, self.domain.index_select(0, index))
+        return values.view(-1, values.shape[-1], *(1,) * (x.ndim - 2)).to(x.device)
+
+
+@dataclass(frozen=True, eq=False)
+class ItemExamples(Labelled):
+    """`count` examples whose inputs are read when they are wanted; `labels` are those that are not read with them.
+
+    mean, std   what inputs are normalised with as they are read, so that pictures can be shown
+    held        bytes of inputs that are in memory all the same
+    files       what is read, whose contents a resumed run must find unchanged
+    """
+
+    read: Read
+    count: int
+    input_shape: tuple[int, ...]
+    labels: Mapping[str, Tensor] = field(default_factory=dict)
+    domain: Tensor | None = None
+    mean: Scale = MEAN
+    std: Scale = STD
+    annotated: Mapping[str, Array] = field(default_factory=dict)
+    mark: bytes | None = None
+    prefetch: bool = True
+    held: int = 0
+    files: tuple[Path | str, ...] = ()
+
+    def __len__(self) -> int:
+        return self.count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in memory."""
+        return self.held + sum(labels.nbytes for labels in self.labels.values())
+
+    def contents(self) -> bytes:
+        """Checksum of the files."""
+        return digest(self.files) if self.files else b""
+
+    def batch(
+        self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
+    ) -> Batch:
+        """Inputs and labels at `index`, on `device`."""
+        wanted = (*self.labels, *(t for t in self.annotated if t not in self.labels)) if tasks is None else tasks
+        x, y = self.read(index, device, rng, [task for task in wanted if task not in self.labels])
+        return x, {**y, **self.columns(index, device, [task for task in wanted if task in self.labels])}
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedExamples:
+    """The examples of `pieces` one after another, of any shapes.
+
+    `tasks` has each piece's own task names, which are called PIECE-TASK here. A batch must come from one piece, since
+    sizes and tasks differ.
+    """
+
+    pieces: Mapping[str, Examples]
+    tasks: Mapping[str, tuple[str, ...]]
 
     @cached_property
-    def _normal(self) -> tuple[Tensor, Tensor] | None:
-        """Mean and standard deviation in a shape that fits a batch."""
-        if self.mean is None or self.std is None:
-            return None
-        shape = (1, -1) + (1,) * (self.images.ndim - 2)
-        return torch.tensor(self.mean).view(shape), torch.tensor(self.std).view(shape)
+    def domain(self) -> Tensor:
+        """The piece, by position, from which each example comes (N)."""
+        return torch.repeat_interleave(torch.tensor([len(piece) for piece in self.pieces.values()]))
+
+    def __len__(self) -> int:
+        return len(self.domain)
+
+    @property
+    def prefetch(self) -> bool:
+        """Whether any piece is slow enough to load ahead."""
+        return any(piece.prefetch for piece in self.pieces.values())
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """Shape of one input of the first piece; others may differ in height and width."""
+        return next(iter(self.pieces.values())).input_shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all pieces."""
+        return sum(piece.nbytes for piece in self.pieces.values())
+
+    def fingerprint(self) -> bytes:
+        """The pieces' fingerprints with their names."""
+        return b"".join(name.encode() + piece.fingerprint() for name, piece in self.pieces.items())
+
+    def contents(self) -> bytes:
+        """The pieces' checksums."""
+        return b"".join(contents(piece) for piece in self.pieces.values())
+
+    def batch(
+        self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
+    ) -> Batch:
+        """Inputs and labels of examples of one piece, of those of the tasks that it has."""
+        name, piece, index = self.piece(index)
+        own = [task for task in self.tasks[name] if tasks is None or f"{name}-{task}" in tasks]
+        x, y = piece.batch(index, device, rng, None if tasks is None else own)
+        return x, {f"{name}-{task}": labels for task, labels in y.items()}
+
+    def piece(self, index: Tensor) -> tuple[str, Examples, Tensor]:
+        """(name of the piece that examples come from, the piece, their positions in it).
+
+        Raises DataError for examples of several.
+        """
+        numbers = self.domain[index].unique().tolist()
+        names = [list(self.pieces)[number] for number in numbers]
+        if len(names) != 1:
+            raise DataError(f"expected a batch of one data set, found {', '.join(names)}")
+        return names[0], self.pieces[names[0]], index - int((self.domain < numbers[0]).sum())
+
+    def apart(self, index: Tensor) -> list[Tensor]:
+        """Positions by piece."""
+        domain = self.domain[index]
+        return [index[domain == i] for i in domain.unique()]
+
+    def labels_of(self, task: str) -> Array:
+        """The labels where the example's piece has the task, -1 elsewhere."""
+        columns = []
+        for name, piece in self.pieces.items():
+            own = task.removeprefix(f"{name}-") if task.startswith(f"{name}-") else ""
+            known = own in self.tasks[name]
+            columns.append(piece.labels_of(own) if known else np.full(len(piece), -1, dtype=np.int64))
+        return np.concatenate(columns).astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,33 +324,10 @@ class Behind:
     def __len__(self) -> int:
         return len(self.examples)
 
-    @property
-    def prefetch(self) -> bool:
-        """As the examples do."""
-        return self.examples.prefetch
-
-    @property
-    def domain(self) -> Tensor | None:
-        """As the examples'."""
-        return self.examples.domain
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """As the examples'."""
-        return self.examples.input_shape
-
-    @property
-    def nbytes(self) -> int:
-        """As the examples', which they are."""
-        return self.examples.nbytes
-
-    def fingerprint(self) -> bytes:
-        """As the examples'."""
-        return self.examples.fingerprint()
-
-    def apart(self, index: Tensor) -> list[Tensor]:
-        """As the examples'."""
-        return apart(self.examples, index)
+    def __getattr__(self, name: str) -> Any:
+        if name == "examples" or name.startswith("__"):  # there is nothing behind it yet while it is unpickled
+            raise AttributeError(name)
+        return getattr(self.examples, name)
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,7 +343,7 @@ class Withheld(Behind):
         x, y = self.examples.batch(index, device, rng, tasks)
         return x, {task: without_label(labels, ~self.kept[task][index]) for task, labels in y.items()}
 
-    def labels_of(self, task: str) -> np.ndarray[Any, Any]:
+    def labels_of(self, task: str) -> Array:
         """-1 where the label is withheld, and otherwise as the examples' (0 where that is no whole number)."""
         labels = self.examples.labels_of(task)
         whole = labels if labels.ndim == 1 and np.issubdtype(labels.dtype, np.integer) else np.zeros(len(labels), int)
@@ -228,6 +360,23 @@ def apart(examples: Examples, index: Tensor) -> list[Tensor]:
     """Positions in groups, so that a batch may hold examples of one group only: several for joined data sets alone."""
     groups: list[Tensor] = examples.apart(index) if hasattr(examples, "apart") else [index]
     return groups
+
+
+def normal(examples: Examples, index: Tensor) -> tuple[Tensor, Tensor] | None:
+    """(mean, standard deviation) that the examples at `index` are normalised with, None where they are not.
+
+    Each is 1 x channels where all examples have the same, else one row an example. They must be of one data set.
+    """
+    if isinstance(examples, JoinedExamples):
+        _, examples, index = examples.piece(index)
+    both: tuple[Scale, Scale] = getattr(examples, "mean", MEAN), getattr(examples, "std", STD)
+    if both[0] is None or both[1] is None:
+        return None
+    mean, std = (torch.as_tensor(scale, dtype=torch.float64) for scale in both)
+    if mean.ndim == 2:
+        assert examples.domain is not None
+        return mean[examples.domain[index]], std[examples.domain[index]]
+    return mean[None], std[None]
 
 
 def without_label(labels: Tensor, where: Tensor) -> Tensor:
@@ -259,7 +408,7 @@ class Dataset:
 
     def __post_init__(self) -> None:
         if self.signal is None:
-            whole = getattr(self.train, "dtype", None) == torch.int64
+            whole = isinstance(self.train, TensorExamples) and self.train.images.dtype == torch.int64
             object.__setattr__(self, "signal", told(self.input_shape, whole))
 
     @property

@@ -1,190 +1,92 @@
-"""Examples whose labels are images: in memory, mapped from disk, or read one by one."""
+"""Examples whose labels are images: arrays of any archive, or files that are read one by one."""
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Generator, Tensor
 
 from fedloom.core.errors import DataError
-from fedloom.data.augment import Augment
-from fedloom.data.dataset import Batch
-from fedloom.data.dense_label import Kind, Reader
-from fedloom.data.digests import digest
+from fedloom.data.dataset import Batch, TensorExamples
+from fedloom.data.dense_label import Augment, DenseLabel, Kind, Reader
 from fedloom.data.prepare import Array
-from fedloom.data.transforms import augmented, plain, raw_ignore
+from fedloom.data.store import Part
+from fedloom.data.transforms import MEAN, STD, Dense, padded, raw_ignore
+from fedloom.models.tasks.dense import KINDS
+from fedloom.models.tasks.task import IGNORE, Task
+
+SHORT = 0.1  # a stored normal shorter than this means that there is no normal
 
 
-@dataclass(frozen=True, eq=False)
-class Stored:
-    """Arrays with a row per example: images (N x 3 x H x W, uint8) and raw labels per task (N x ...), any strides.
+def stored(
+    images: Tensor,
+    labels: Mapping[str, Tensor],
+    change: Dense,
+    annotated: Mapping[str, Array],
+    domain: Tensor | None,
+    version: str,
+) -> TensorExamples:
+    """Examples in memory, or mapped: images (N x 3 x H x W, uint8) and raw labels per task (N x ...), any strides.
 
-    Tensors may be mapped from disk; rows are then read when they are asked for. DataError where shapes do not fit.
+    `annotated` (task -> N, bool) says which have a label; by default all. `version` changes with the contents.
     """
+    known = {task: annotated.get(task, np.ones(len(images), bool)) for task in labels}
+    mark = mark_of(version, change.kinds, known)
+    return TensorExamples(images, labels, domain, MEAN, STD, change, known, mark, checked=False)
 
-    images: Tensor
-    labels: Mapping[str, Tensor]
 
-    def __post_init__(self) -> None:
-        n, channels, *size = self.images.shape
-        if self.images.dtype != torch.uint8 or channels != 3 or len(size) != 2:
-            raise DataError(
-                f"expected images as N x 3 x H x W, uint8, found {tuple(self.images.shape)} {self.images.dtype}"
-            )
-        for task, raw in self.labels.items():
-            if tuple(raw.shape) not in ((n, *size), (n, 3, *size)):
-                raise DataError(
-                    f"task {task!r}: expected labels of {n} images of {size[0]} x {size[1]}, found {tuple(raw.shape)}"
-                )
-
-    def __len__(self) -> int:
-        return len(self.images)
+def mark_of(version: str, kinds: Mapping[str, Kind], annotated: Mapping[str, Array]) -> bytes:
+    """Bytes that change with the version, the tasks and what is annotated."""
+    parts = [version, *(f"{task} {kind}" for task, kind in sorted(kinds.items()))]
+    return "\n".join(parts).encode() + b"".join(np.where(annotated[task], 0, -1).tobytes() for task in sorted(kinds))
 
 
 @dataclass(frozen=True, eq=False)
-class Files:
-    """`count` examples that `reader` reads one by one, at any sizes."""
+class DenseFiles:
+    """Dense examples that `reader` reads one by one, at any sizes: those at `positions`."""
 
     reader: Reader
-    count: int
+    change: Dense
+    positions: tuple[int, ...]
 
-    def __len__(self) -> int:
-        return self.count
+    def __call__(self, index: Tensor, device: torch.device, rng: Generator | None, tasks: Collection[str]) -> Batch:
+        """Images and ready labels. DataError where the reader breaks its contract or an image is too large."""
+        single = [self._one(i, device, rng, tasks) for i in index.tolist()]
+        return torch.cat([x for x, _ in single]), {task: torch.cat([y[task] for _, y in single]) for task in tasks}
 
-
-@dataclass(frozen=True, eq=False)
-class DenseExamples:
-    """Dense examples as batches; fulfils `Examples`.
-
-    `kinds` maps every task to its kind; several tasks may have one kind. In training (`batch` with a generator) images
-    are augmented and cropped or padded to `crop` (default: `size`); without `augment` they are treated as in
-    evaluation, which only normalises and pads to `size` (height, width). `size` must hold the largest image.
-
-    `annotated` (task -> N, bool) says which examples have a label of a task; by default all have. `domain` (N, int64)
-    says where an example comes from. `version` stands for the contents, whatever a resumed run must find unchanged, but
-    for those of `files`. `batch` only reads, so several threads may call it.
-    """
-
-    source: Stored | Files
-    kinds: Mapping[str, Kind]
-    size: tuple[int, int]
-    augment: Augment | None = None
-    crop: tuple[int, int] | None = None
-    annotated: Mapping[str, Array] = field(default_factory=dict)
-    domain: Tensor | None = None
-    version: str = ""
-    files: tuple[Path, ...] = ()
-
-    def __post_init__(self) -> None:
-        if isinstance(self.source, Stored):
-            height, width = self.source.images.shape[2:]
-            if height > self.size[0] or width > self.size[1]:
-                raise DataError(f"size {self.size[0]} x {self.size[1]} is too small for images of {height} x {width}")
-            if missing := sorted(set(self.kinds) - set(self.source.labels)):
-                raise DataError(f"task {missing[0]!r} has no labels; found: {', '.join(self.source.labels)}")
-        lengths = {f"annotated, task {task!r}": len(column) for task, column in self.annotated.items()}
-        if self.domain is not None:
-            lengths["domain"] = len(self.domain)
-        for what, length in lengths.items():
-            if length != len(self):
-                raise DataError(f"{what}: expected {len(self)} values, one per example, found {length}")
-
-    def __len__(self) -> int:
-        return len(self.source)
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one input in evaluation."""
-        return (3, *self.size)
-
-    @property
-    def prefetch(self) -> bool:
-        """True: to read or augment a batch takes long enough to be done ahead."""
-        return True
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of images and labels in memory or mapped; 0 where files are read one by one."""
-        if isinstance(self.source, Files):
-            return 0
-        return self.source.images.nbytes + sum(self.source.labels[task].nbytes for task in self.kinds)
-
-    def labels_of(self, task: str) -> Array:
-        """0 where an example is annotated for `task`, else -1 (N, int64)."""
-        if task not in self.annotated:
-            return np.zeros(len(self), np.int64)
-        return np.where(self.annotated[task], 0, -1)
-
-    def fingerprint(self) -> bytes:
-        """Bytes that change with the version, the tasks and what is annotated."""
-        parts = [self.version, *(f"{task} {kind}" for task, kind in sorted(self.kinds.items()))]
-        return "\n".join(parts).encode() + b"".join(self.labels_of(task).tobytes() for task in sorted(self.kinds))
-
-    def contents(self) -> bytes:
-        """Checksum of the files, if it is read from some."""
-        return digest(self.files) if self.files else b""
-
-    def batch(
-        self, index: Tensor, device: torch.device, rng: Generator | None = None, tasks: Collection[str] | None = None
-    ) -> Batch:
-        """Inputs (B x 3 x h x w, float32, normalised) and labels per task as `fedloom.data.transforms` states them.
-
-        With `rng`, and where there is an `augment`, a training batch: it depends on `index` and `rng` only. DataError
-        where a file does not keep the reader's contract or an image is larger than `size`.
-        """
-        wanted = tuple(self.kinds if tasks is None else tasks)
-        if isinstance(self.source, Stored):
-            images = self.source.images.index_select(0, index)
-            labels = {task: self.source.labels[task].index_select(0, index) for task in wanted}
-            return self._transformed(images, labels, device, rng)
-        single = [self._read(i, device, rng, wanted) for i in index.tolist()]
-        return torch.cat([x for x, _ in single]), {task: torch.cat([y[task] for _, y in single]) for task in wanted}
-
-    def _transformed(
-        self, images: Tensor, labels: Mapping[str, Tensor], device: torch.device, rng: Generator | None
-    ) -> Batch:
-        kinds = {task: self.kinds[task] for task in labels}
-        if rng is not None and self.augment is not None:
-            return augmented(images, labels, kinds, self.crop or self.size, self.augment, rng, device)
-        return plain(images, labels, kinds, self.size, device)
-
-    def _read(self, position: int, device: torch.device, rng: Generator | None, tasks: Collection[str]) -> Batch:
+    def _one(self, number: int, device: torch.device, rng: Generator | None, tasks: Collection[str]) -> Batch:
         """One example as a batch of one."""
-        assert isinstance(self.source, Files)
-        found = self.source.reader(position, tasks)
+        found = self.reader(self.positions[number], tasks)
         image = found["image"]
         if image is None or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
             shape = "none" if image is None else f"{image.dtype} of shape {image.shape}"
-            raise DataError(f"example {position}: expected an image H x W x 3, uint8, found {shape}")
-        size = image.shape[:2]
-        labels = {task: raw_label(found.get(task), self.kinds[task], size, position, task) for task in tasks}
-        images = torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))[None]
+            raise DataError(f"example {number}: expected an image H x W x 3, uint8, found {shape}")
+        size, kinds = image.shape[:2], self.change.kinds
+        labels = {t: raw_label(found.get(t), kinds[t], size, f"example {number}, task {t!r}") for t in tasks}
         try:
-            return self._transformed(images, labels, device, rng)
+            return self.change(
+                torch.from_numpy(np.ascontiguousarray(image.transpose(2, 0, 1)))[None], labels, device, rng
+            )
         except ValueError as error:
-            raise DataError(f"example {position}: {error}") from None
+            raise DataError(f"example {number}: {error}") from None
 
 
-def raw_label(label: Array | None, kind: Kind, size: tuple[int, ...], position: int, task: str) -> Tensor:
+def raw_label(label: Array | None, kind: Kind, size: tuple[int, ...], where: str) -> Tensor:
     """What a reader gave for one task, checked, as raw labels of a batch of one (1 x H x W or 1 x 3 x H x W)."""
     shape = (*size, 3) if kind == "normals" else size
     if label is None:
         label = np.full(shape, raw_ignore(kind), np.float32 if kind == "depth" else np.uint8)
     if label.shape != shape:
-        raise DataError(f"example {position}, task {task!r}: expected shape {shape}, found {label.shape}")
+        raise DataError(f"{where}: expected shape {shape}, found {label.shape}")
     if kind == "normals":
         label = label.transpose(2, 0, 1)
     elif kind != "depth" and label.dtype != np.uint8:
         if label.dtype.kind not in "biu" or (label.size and (label.min() < 0 or label.max() > 255)):
-            raise DataError(
-                f"example {position}, task {task!r}: expected integers in 0..255, found {label.dtype} "
-                f"{label.min()}..{label.max()}"
-            )
+            raise DataError(f"{where}: expected integers in 0..255, found {label.dtype} {label.min()}..{label.max()}")
         label = label.astype(np.uint8)
     return torch.from_numpy(np.ascontiguousarray(label))[None]
 
@@ -203,6 +105,160 @@ def annotated_in(kind: Kind, raw: Array, rows: int = 256) -> Array:
 
 
 def checksum(arrays: Mapping[str, Array]) -> str:
-    """A short text that changes with the contents of any array; for `DenseExamples.version`."""
+    """A short text that changes with the contents of any array."""
     sums = {name: zlib.crc32(np.ascontiguousarray(array).data) for name, array in arrays.items()}
     return " ".join(f"{name}:{value:08x}" for name, value in sorted(sums.items()))
+
+
+def pictures(images: Array, where: str) -> Tensor:
+    """Images as N x 3 x H x W, uint8; grey ones are repeated. DataError for anything else."""
+    if images.dtype != np.uint8 or images.ndim not in (3, 4):
+        raise DataError(f"{where}: dense labels need uint8 images, found {images.dtype} of shape {images.shape}")
+    x = torch.from_numpy(images)
+    if x.ndim == 3:
+        x = x[:, None]
+    elif x.shape[3] in (1, 3):
+        x = x.permute(0, 3, 1, 2)
+    if x.shape[1] not in (1, 3):
+        raise DataError(f"{where}: expected 1 or 3 channels in the last or second place, found {images.shape}")
+    return x.expand(-1, 3, -1, -1)
+
+
+def decode(array: Array, label: DenseLabel, where: str) -> Array:
+    """One task's labels in the raw form of `fedloom.data.transforms` (N x H x W, or N x 3 x H x W for normals)."""
+    if label.kind == "normals":
+        return _normals(array, label, where)
+    if array.ndim == 4 and 1 in (array.shape[1], array.shape[3]):
+        array = array.reshape(len(array), *(array.shape[2:] if array.shape[1] == 1 else array.shape[1:3]))
+    if array.ndim != 3:
+        raise DataError(f"{where}: expected label images N x H x W, found {array.shape}")
+    if label.kind == "depth":
+        if array.dtype.kind not in "fiu":
+            raise DataError(f"{where}: expected depth in numbers, found {array.dtype}")
+        if label.factor == 1 and array.dtype in (np.float16, np.float32):
+            return array
+        with np.errstate(over="ignore", invalid="ignore"):  # an infinite depth is none
+            metres = (array * label.factor).astype(np.float32)
+            lost = np.isfinite(array) & ~np.isfinite(metres)
+        if lost.any():
+            raise DataError(
+                f"{where}: expected depths that float32 can hold, found {array[lost][0]:g} x {label.factor:g}"
+            )
+        return metres
+    if label.threshold is not None:
+        if array.dtype.kind not in "fu":
+            raise DataError(f"{where}: expected shares as uint8 or floating point, found {array.dtype}")
+        whole = 1 if array.dtype.kind == "f" else np.iinfo(array.dtype).max
+        return (array >= label.threshold * whole).astype(np.uint8)
+    return _classes(array, label, where)
+
+
+def _classes(array: Array, label: DenseLabel, where: str) -> Array:
+    if array.dtype.kind not in "biu":
+        raise DataError(f"{where}: expected integers, found {array.dtype}")
+    low, high = int(array.min()), int(array.max())
+    if low < -1 or high > IGNORE:
+        raise DataError(f"{where}: expected labels in 0..254, or 255 or -1 to ignore, found {low}..{high}")
+    array = array.astype(np.uint8)  # -1 becomes 255
+    if label.boundaries:
+        return boundaries(array)
+    if label.kind in ("saliency", "edge"):
+        other = array[(array > 1) & (array != IGNORE)]
+        if len(other):
+            raise DataError(
+                f"{where}: expected 0, 1 and 255 (ignore), found {other[0]}; state a threshold where these are shares"
+            )
+    return array
+
+
+def boundaries(classes: Array, gap: int = 2) -> Array:
+    """Edges (N x H x W: 0, 1; 255 = ignore) of class images (255 = ignore): one pixel wide, where the right or the
+    lower neighbour has another class.
+
+    Hand-drawn segments often leave a thin gap between them. Classes therefore first grow by `gap` pixels into what is
+    ignored; what remains is ignored, and there is no edge towards it.
+    """
+    grown = classes.copy()
+    for _ in range(gap):
+        before = grown.copy()
+        for axis in (1, 2):
+            for step in (1, -1):
+                neighbour = np.full_like(before, IGNORE)
+                to, source = [slice(None)] * 3, [slice(None)] * 3
+                to[axis], source[axis] = (slice(1, None), slice(None, -1))[::step]
+                neighbour[tuple(to)] = before[tuple(source)]
+                np.copyto(grown, neighbour, where=(grown == IGNORE) & (neighbour != IGNORE))
+    edge = np.zeros(classes.shape, np.uint8)
+    known = grown != IGNORE
+    edge[:, :, :-1] |= (grown[:, :, :-1] != grown[:, :, 1:]) & known[:, :, 1:]
+    edge[:, :-1] |= (grown[:, :-1] != grown[:, 1:]) & known[:, 1:]
+    edge[~known] = IGNORE
+    return edge
+
+
+def _normals(array: Array, label: DenseLabel, where: str) -> Array:
+    if array.ndim == 4 and array.shape[3] == 3:
+        array = array.transpose(0, 3, 1, 2)
+    if array.ndim != 4 or array.shape[1] != 3 or not (array.dtype in (np.uint8, np.int8) or array.dtype.kind == "f"):
+        raise DataError(
+            f"{where}: expected normals N x H x W x 3 or N x 3 x H x W as uint8, int8 or floating point, found "
+            f"{array.dtype} of shape {array.shape}"
+        )
+    if array.dtype != np.uint8:
+        return array
+    values = array / np.float32(255)
+    if label.encoding == "centred":
+        values = 2 * values - 1
+        values[(array == 0).all(1, keepdims=True).repeat(3, 1)] = 0
+    values *= np.sqrt((values * values).sum(1, keepdims=True)) >= SHORT
+    return values.astype(np.float16)
+
+
+def build(
+    where: str,
+    labels: Mapping[str, DenseLabel],
+    parts: Sequence[Part],
+    augment: Augment | None,
+    crop: tuple[int, int] | None,
+    multiple: int,
+) -> tuple[tuple[Task, ...], TensorExamples, TensorExamples]:
+    """Tasks and examples of a train and a test part with raw labels."""
+    heads = []
+    for task, label in labels.items():
+        options = {}
+        if label.kind in ("semseg", "human_parts"):
+            arrays = [part.labels[task] for part in parts]
+            largest = max(int(np.where(array == IGNORE, -1, array.astype(np.int16)).max()) for array in arrays)
+            if largest < 0:
+                raise DataError(f"{where}, task {task!r}: no pixel is labelled")
+            count = label.classes or (max(7, largest + 1) if label.kind == "human_parts" else largest + 1)
+            if largest >= count:
+                raise DataError(f"{where}, task {task!r}: expected labels below {count}, found {largest}")
+            options = {"channels": count}
+        heads.append(KINDS[label.kind](task, **options))
+    train, test = (_part(where, labels, part, augment, crop, multiple) for part in parts)
+    return tuple(heads), train, test
+
+
+def _part(
+    where: str,
+    labels: Mapping[str, DenseLabel],
+    part: Part,
+    augment: Augment | None,
+    crop: tuple[int, int] | None,
+    multiple: int,
+) -> TensorExamples:
+    key, raw = part.key, part.labels
+    pixels = pictures(part.inputs, f"{where}, {key!r}")
+    height, width = pixels.shape[2:]
+    for task, array in raw.items():
+        if (len(array), *array.shape[-2:]) != (len(pixels), height, width):
+            raise DataError(
+                f"{where}, task {task!r}: expected {len(pixels)} labels of {height} x {width}, as {key!r} has, found "
+                f"{len(array)} of {array.shape[-2]} x {array.shape[-1]}"
+            )
+    kinds = {task: label.kind for task, label in labels.items()}
+    change = Dense(kinds, padded((height, width), multiple), augment, crop or (height, width))
+    annotated = {task: annotated_in(kind, raw[task]) for task, kind in kinds.items()}
+    tensors, domain = part.tensors()
+    return stored(pixels, tensors, change, annotated, domain, checksum(raw))

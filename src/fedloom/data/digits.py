@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import numpy as np
 from pydantic import Field
 
 from fedloom.core.context import derive_seed
-from fedloom.data.prepare import Array, TestFraction, channel_statistics, no_repeats, stratified
-from fedloom.data.registry import DATASETS
+from fedloom.core.settings.section import Count
+from fedloom.data.combine import Columns, combine, in_memory
+from fedloom.data.prepare import (
+    DATASETS,
+    SPLITS,
+    Array,
+    TestFraction,
+    channel_statistics,
+    no_repeats,
+    stratified,
+    subset,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,12 +34,15 @@ that scikit-learn bundles: images (1797 x 8 x 8, uint8, 0..16) and digit (1797, 
 DigitTask = Literal["digit", "parity", "large", "holes"]
 DigitDomain = Literal["plain", "inverted", "noisy", "thickened", "textured"]
 
-# What each task calls the digits 0..9. Holes are those of the usual handwritten form: a 4 is open.
-LABELS: dict[str, tuple[int, ...]] = {
+RENDERINGS: tuple[DigitDomain, ...] = get_args(DigitDomain)
+# What each question calls the digits 0..9. Holes are those of the usual handwritten form: a 4 is open.
+QUESTIONS: dict[str, tuple[int, ...]] = {
     "digit": tuple(range(10)),
     "parity": (0, 1) * 5,
     "large": (0,) * 5 + (1,) * 5,
     "holes": (1, 0, 0, 0, 0, 0, 1, 0, 2, 1),
+    "remainder": (0, 1, 2) * 3 + (0,),
+    "prime": (0, 0, 1, 1, 0, 1, 0, 1, 0, 0),
 }
 NAMES: dict[str, tuple[str, ...]] = {
     "parity": ("even", "odd"),
@@ -78,13 +91,60 @@ def digits(
 
     def part(mask: Array) -> TensorExamples:
         labels: dict[str, Tensor] = {
-            task: torch.from_numpy(np.asarray(LABELS[task], np.int64)[digit[mask]]) for task in tasks
+            task: torch.from_numpy(np.asarray(QUESTIONS[task], np.int64)[digit[mask]]) for task in tasks
         }
         return TensorExamples(images[torch.from_numpy(mask)], labels, torch.from_numpy(domain[mask]), mean, std)
 
-    heads = tuple(Classification(task, max(LABELS[task]) + 1) for task in tasks)
+    heads = tuple(Classification(task, max(QUESTIONS[task]) + 1) for task in tasks)
     classes = {str(task): NAMES[task] for task in tasks if task in NAMES}
     return Dataset("digits", heads, part(~test), part(test), tuple(domains), classes=classes)
+
+
+@DATASETS.register("digits-many", source="Alpaydin and Kaynak (1998), UCI; the test part that scikit-learn bundles")
+def digits_many(
+    seed: int,
+    *,
+    count: Annotated[int, Field(ge=1, le=len(RENDERINGS) * len(QUESTIONS))] = 8,
+    size: Annotated[int, Field(ge=8, le=64)] = 16,
+    limit: Count | None = None,
+    test_fraction: TestFraction = 0.2,
+) -> Dataset:
+    """Up to 30 tasks on scikit-learn's handwritten digits, in the form of `many`: one label per example.
+
+    A task RENDERING-QUESTION asks one question about digits in one rendering. Renderings are the domains of `digits`:
+    plain, inverted, noisy, thickened, textured. Questions are its tasks, digit (10 classes), parity, large and holes
+    (3), and remainder (of a division by three, 3) and prime. The first `count` tasks are taken in an order that goes
+    round the renderings while the questions shift, so that tasks are related by the one or the other.
+
+    Every task has its own `limit` random images (by default all 1,438) for training and all 359 for testing; an image
+    that trains one task tests none. Images are uint8, 1 x size x size, normalised by the statistics of their rendering.
+    """
+    import torch
+
+    pictures, digit = originals(size)
+    test = stratified(digit, test_fraction, seed)
+    kinds = list(QUESTIONS)
+    rounds = [divmod(k, len(RENDERINGS)) for k in range(count)]
+    chosen = [(RENDERINGS[number], kinds[(number + turn) % len(kinds)]) for turn, number in rounds]
+    columns: dict[str, list[Columns]] = {split: [] for split in SPLITS}
+    images: dict[str, list[Tensor]] = {split: [] for split in SPLITS}
+    for rendering in (names := RENDERINGS[:count]):
+        rendered = render(pictures, rendering, seed).mul(255).round().to(torch.uint8)
+        questions = [question for name, question in chosen if name == rendering]
+        for split, mask in zip(SPLITS, (~test, test), strict=True):
+            pool = np.flatnonzero(mask)
+            drawn = []
+            for question in questions:
+                kept = subset(len(pool), limit, seed, f"{rendering}-{question}") if split == "train" else None
+                drawn.append(pool if kept is None else pool[kept])
+            index, asked = np.concatenate(drawn), np.repeat(np.arange(len(questions)), [len(d) for d in drawn])
+            answers = {q: np.asarray(QUESTIONS[q])[digit[index]] for q in questions}
+            columns[split].append(
+                {f"{rendering}-{q}": np.where(asked == i, answers[q], -1) for i, q in enumerate(questions)}
+            )
+            images[split].append(rendered[torch.from_numpy(index)])
+    counts = {f"{rendering}-{question}": max(QUESTIONS[question]) + 1 for rendering, question in chosen}
+    return combine("digits-many", columns, names, counts, in_memory(images))
 
 
 def originals(size: int) -> tuple[Tensor, Array]:

@@ -56,8 +56,8 @@ def label(task: Task, target: Tensor, like: Tensor | None = None) -> Cell:
         return np.zeros((*plane.shape, 3), np.uint8), "no label"
     if kind == "depth":
         low, high = extent(target if like is None else like)
-        return _ramp((plane - low) / max(high - low, 1e-9), valid, NEAR_TO_FAR), f"{low:.1f}-{high:.1f} m"
-    return _ramp(plane, valid, NO_TO_YES), ""
+        return ramp((plane - low) / max(high - low, 1e-9), valid, NEAR_TO_FAR), f"{low:.1f}-{high:.1f} m"
+    return ramp(plane, valid, NO_TO_YES), ""
 
 
 def extent(depth: Tensor) -> tuple[float, float]:
@@ -87,7 +87,7 @@ def wrong(task: Task, target: Tensor, answer: Tensor) -> Cell:
     least = (len(RIGHT_TO_WRONG) - 1) / WRONG if task.kind in CLASSES else 1.0
     most = {"normals": ANGLE, "depth": SHARE}.get(task.kind, least)
     text = unit.format(off[valid].mean() * (100 if "%" in unit else 1)) if valid.any() else "no label"
-    return _ramp(np.nan_to_num(off / most, nan=1.0), valid, RIGHT_TO_WRONG), text
+    return ramp(np.nan_to_num(off / most, nan=1.0), valid, RIGHT_TO_WRONG), text
 
 
 def legend(task: Task, names: Sequence[str] = (), occur: Iterable[int] = ()) -> Legend:
@@ -134,8 +134,8 @@ def _rgb(colour: Array) -> Colour:
     return red, green, blue
 
 
-def _ramp(share: Array, valid: Array, anchors: Sequence[Colour]) -> Array:
-    """Colours for values in 0..1 (H x W x 3), black where nothing is valid."""
+def ramp(share: Array, valid: Array, anchors: Sequence[Colour]) -> Array:
+    """Return colours for values in 0..1 (H x W x 3), black where nothing is valid."""
     stops = np.linspace(0, 1, len(anchors))
     channels = [np.interp(share, stops, [colour[i] for colour in anchors]) for i in range(3)]
     return np.where(valid[..., None], np.rint(np.stack(channels, -1)), 0).astype(np.uint8)

@@ -6,15 +6,15 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedloom.core.errors import DataError, parsing
 from fedloom.core.extras import need
-from fedloom.data.augment import Augment, resolve
-from fedloom.data.dense_label import Kind, Reader
-from fedloom.data.images import FORMATS
+from fedloom.data.dense_label import Augment, Kind, Reader, resolve
+from fedloom.data.inputs import FORMATS
 from fedloom.data.prepare import Array, no_repeats, subset
 from fedloom.models.tasks.task import IGNORE
 
@@ -41,15 +41,51 @@ class FileSplit:
 
 
 @dataclass(frozen=True)
-class SubsetReader:
-    """A reader of some examples of another reader; can be pickled."""
+class Folder:
+    """Reads image `names[i]` and its labels from files in `root`, of some tasks; can be pickled.
 
-    reader: Reader
-    positions: tuple[int, ...]
+    A data set says where images and labels are and how labels are decoded.
+    """
 
-    def __call__(self, i: int, tasks: Collection[str]) -> Mapping[str, Array | None]:
-        """Example `positions[i]`."""
-        return self.reader(self.positions[i], tasks)
+    root: Path
+    names: tuple[str, ...]
+    tasks: tuple[str, ...]
+
+    def image(self, name: str) -> Path:
+        """The file of an image."""
+        raise NotImplementedError
+
+    def files(self, task: str, name: str) -> tuple[Path, ...]:
+        """The files that a label is made of; all must exist."""
+        raise NotImplementedError
+
+    def label(self, task: str, files: tuple[Path, ...], size: tuple[int, ...]) -> Array:
+        """The raw label in these files, of an image of this size."""
+        raise NotImplementedError
+
+    def __call__(self, i: int, tasks: Collection[str]) -> dict[str, Array | None]:
+        """Image (H x W x 3, uint8) and raw labels of `tasks`, None where a file is absent."""
+        name = self.names[i]
+        image = picture(self.image(name), "image", colour=True)
+        found: dict[str, Array | None] = {"image": image}
+        for task in (t for t in self.tasks if t in tasks):
+            files, size = self.files(task, name), image.shape[:2]
+            there = all(file.is_file() for file in files)
+            found[task] = fits(files[0], task, self.label(task, files, size), size) if there else None
+        return found
+
+    def split(self, listed: Path, annotated: Mapping[str, Array] = MappingProxyType({})) -> FileSplit:
+        """All images as a part; `annotated` says of a task which images may have a label at most."""
+        images = [self.image(name) for name in self.names]
+        version = sizes(images, listed)
+        known: dict[str, Array] = {}
+        labels: dict[Path, None] = {}
+        for task in self.tasks:
+            files = [self.files(task, name) for name in self.names]
+            there = np.array([all(file.is_file() for file in each) for each in files], bool)
+            known[task] = there & annotated.get(task, True)
+            labels |= {file: None for each, has in zip(files, known[task], strict=True) if has for file in each}
+        return FileSplit(self.names, self, known, version, (*images, *labels))
 
 
 def dataset(
@@ -66,13 +102,14 @@ def dataset(
 
     RecipeError where a task is named twice, DataError where no image of a part is annotated for a task.
     """
-    from fedloom.data.dataset import Dataset
-    from fedloom.data.dense import DenseExamples, Files
+    from fedloom.data.dataset import Dataset, ItemExamples
+    from fedloom.data.dense import DenseFiles, mark_of
+    from fedloom.data.transforms import Dense
     from fedloom.models.tasks.dense import KINDS
 
     no_repeats(name, "task", tasks)
     kinds: dict[str, Kind] = {task: task for task in tasks}
-    ready = {}
+    ready = []
     for which, training in (("train", resolve(augment)), ("test", None)):
         part = open_split("train" if which == "train" else "val")
         total = len(part.names)
@@ -80,15 +117,13 @@ def dataset(
             if not has.any():
                 raise DataError(f"{name}, {which}: none of {total} images has a label of task {task!r}")
         kept = subset(total, limit, seed, which)
-        source, annotated = Files(part.reader, total), part.annotated
-        if kept is not None:
-            source = Files(SubsetReader(part.reader, tuple(kept.tolist())), len(kept))
-            annotated = {task: has[kept] for task, has in annotated.items()}
-        ready[which] = DenseExamples(
-            source, kinds, size, training, annotated=annotated, version=part.version, files=part.files
-        )
+        kept = np.arange(total) if kept is None else kept
+        annotated: dict[str, Array] = {task: part.annotated[task][kept] for task in tasks}
+        reader = DenseFiles(part.reader, Dense(kinds, size, training), tuple(kept.tolist()))
+        mark = mark_of(part.version, kinds, annotated)
+        ready.append(ItemExamples(reader, len(kept), (3, *size), annotated=annotated, mark=mark, files=part.files))
     heads = tuple(KINDS[task](task, **options.get(task, {})) for task in tasks)
-    return Dataset(name, heads, ready["train"], ready["test"])
+    return Dataset(name, heads, ready[0], ready[1])
 
 
 def find(name: str, root: str, wanted: str, advice: str) -> Path:
@@ -116,11 +151,6 @@ def split_list(file: Path) -> tuple[str, ...]:
             raise DataError(f"{file}: expected image names, found {name!r}")
         seen.add(name)
     return tuple(names)
-
-
-def present(files: Iterable[Path]) -> Array:
-    """Which files exist (N, bool)."""
-    return np.array([file.is_file() for file in files], bool)
 
 
 def sizes(files: Iterable[Path], listed_in: Path) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,10 +15,9 @@ from fedloom.core.errors import DataError, parsing
 from fedloom.core.extras import need
 from fedloom.core.settings.section import Count
 from fedloom.data import folders
-from fedloom.data.augment import Augment
-from fedloom.data.folders import FileSplit
-from fedloom.data.prepare import Array
-from fedloom.data.registry import DATASETS
+from fedloom.data.dense_label import Augment
+from fedloom.data.folders import FileSplit, Folder
+from fedloom.data.prepare import DATASETS, Array
 from fedloom.models.tasks.task import IGNORE
 
 if TYPE_CHECKING:
@@ -49,6 +48,13 @@ CLASS_OF_PART = {
     for groups in (tuple(PARTS.values()), FIFTEEN)
 }
 """Number of classes beside background -> part -> class."""
+FILES = {
+    "semseg": "semseg/VOC12/{}.png",
+    "human_parts": "human_parts/{}.mat",
+    "saliency": "sal_distill/{}.png",
+    "normals": "normals_distill/{}.png",
+    "edge": "pascal-context/trainval/{}.mat",
+}
 ADVICE = (
     "Expected JPEGImages/ID.jpg, pascal-context/trainval/ID.mat, semseg/{VOC12,pascal-context}/ID.png, "
     "human_parts/ID.mat, sal_distill/ID.png, normals_distill/ID.png, json/*.json and "
@@ -109,78 +115,44 @@ def open_split(root: str, split: str, tasks: list[PascalTask], classes: int = 21
     path = folders.find("pascal-context", root, "ImageSets/Context", ADVICE)
     listed = path / "ImageSets" / "Context" / f"{split}.txt"
     names = folders.split_list(listed)
-    images = [path / "JPEGImages" / f"{name}.jpg" for name in names]
-    version = folders.sizes(images, listed)
     valid = _normal_classes(path) if "normals" in tasks else None
-    reader = PascalReader(path, names, tuple(tasks), classes, valid, parts)
-    annotated = {task: reader.annotated(task) for task in tasks}
-    if "human_parts" in tasks:
-        annotated["human_parts"] &= _with_people(path / "ImageSets" / "Parts" / f"{split}.txt", names)
-    labels = {
-        file: None
-        for task, has in annotated.items()
-        for name, there in zip(names, has, strict=True)
-        for file in (reader.files(task, name) if there else ())
-    }
-    return FileSplit(names, reader, {str(task): has for task, has in annotated.items()}, version, (*images, *labels))
+    parts_list = path / "ImageSets" / "Parts" / f"{split}.txt"
+    people = {"human_parts": _with_people(parts_list, names)} if "human_parts" in tasks else {}
+    return Pascal(path, names, tuple(tasks), classes, valid, parts).split(listed, people)
 
 
 @dataclass(frozen=True)
-class PascalReader:
-    """Reads image `names[i]` and its labels. `valid` are the context classes whose normals count; None: all."""
+class Pascal(Folder):
+    """Reads an image of PASCAL-Context. `valid` are the context classes whose normals count; None: all."""
 
-    root: Path
-    names: tuple[str, ...]
-    tasks: tuple[PascalTask, ...]
     classes: int
     valid: tuple[int, ...] | None
-    parts: int = 6
+    parts: int
 
-    def files(self, task: PascalTask, name: str) -> tuple[Path, ...]:
-        """The files that a label is made of; all must exist."""
-        context = self.root / "pascal-context" / "trainval" / f"{name}.mat"
-        if task == "semseg":
-            file = self.root / "semseg" / "VOC12" / f"{name}.png"
-            use = self.classes == 21 and file.is_file()
-            return (file if use else self.root / "semseg" / "pascal-context" / f"{name}.png",)
-        if task == "human_parts":
-            return (self.root / "human_parts" / f"{name}.mat",)
-        if task == "saliency":
-            return (self.root / "sal_distill" / f"{name}.png",)
-        if task == "edge":
-            return (context,)
-        normals = self.root / "normals_distill" / f"{name}.png"
-        return (normals,) if self.valid is None else (normals, context)
+    def image(self, name: str) -> Path:
+        return self.root / "JPEGImages" / f"{name}.jpg"
 
-    def annotated(self, task: PascalTask) -> Array:
-        """Which images (N, bool) have the files of a task."""
-        return np.array([folders.present(self.files(task, name)).all() for name in self.names], bool)
+    def files(self, task: str, name: str) -> tuple[Path, ...]:
+        file = self.root / FILES[task].format(name)
+        if task == "normals" and self.valid is not None:
+            return file, self.root / FILES["edge"].format(name)
+        if task == "semseg" and not (self.classes == 21 and file.is_file()):
+            return (self.root / "semseg" / "pascal-context" / f"{name}.png",)
+        return (file,)
 
-    def __call__(self, i: int, tasks: Collection[str]) -> dict[str, Array | None]:
-        """Image (H x W x 3, uint8) and raw labels of `tasks`, None where a file is absent."""
-        name = self.names[i]
-        image = folders.picture(self.root / "JPEGImages" / f"{name}.jpg", "image", colour=True)
-        found: dict[str, Array | None] = {"image": image}
-        for task in (t for t in self.tasks if t in tasks):
-            files = self.files(task, name)
-            found[task] = self._label(task, files, image.shape[:2]) if folders.present(files).all() else None
-        return found
-
-    def _label(self, task: PascalTask, files: tuple[Path, ...], size: tuple[int, ...]) -> Array:
+    def label(self, task: str, files: tuple[Path, ...], size: tuple[int, ...]) -> Array:
         file = files[0]
-        if task == "semseg":
-            stored = folders.fits(file, task, folders.picture(file, task, colour=False), size)
-            if self.classes == 21:
-                return folders.class_map(file, task, stored, 20)
-            label = folders.class_map(file, task, stored, IGNORE)
-            return np.where(label < self.classes, label, np.uint8(IGNORE))
         if task == "human_parts":
             return parts_of(file, size, self.parts)
-        if task == "saliency":
-            return folders.above_half(folders.fits(file, task, folders.picture(file, task, colour=False), size))
         if task == "edge":
             return edges_of(_label_map(file, size))
-        normals = folders.normals_of(folders.fits(file, task, folders.picture(file, task, colour=True), size))
+        stored = folders.fits(file, task, folders.picture(file, task, colour=task == "normals"), size)
+        if task == "saliency":
+            return folders.above_half(stored)
+        if task == "semseg":
+            label = folders.class_map(file, task, stored, 20 if self.classes == 21 else IGNORE)
+            return label if self.classes == 21 else np.where(label < self.classes, label, np.uint8(IGNORE))
+        normals = folders.normals_of(stored)
         if self.valid is not None:
             normals[~np.isin(_label_map(files[1], size), self.valid)] = 0
         return normals

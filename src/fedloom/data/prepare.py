@@ -1,17 +1,28 @@
-"""What several data sets need: types of keys, a folder for caches, a stratified split, a subset, statistics."""
+"""Parts that data sets share: their registry, types of keys, splits, statistics, and what is kept in a cache.
+
+Free of torch.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
-from collections.abc import Sequence
+import shutil
+import uuid
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import numpy as np
 from pydantic import Field
 
 from fedloom.core.context import derive_seed
-from fedloom.core.errors import RecipeError
+from fedloom.core.errors import DataError, RecipeError
+from fedloom.core.settings.registry import Registry
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,14 +31,16 @@ Array = np.ndarray[Any, Any]
 SPLITS = ("train", "test")
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+$")]
 TestFraction = Annotated[float, Field(gt=0, lt=1)]
+DATASETS = Registry("data set", "fedloom.data", ("fedloom.data.dataset:Dataset", "fedloom.data.own:Federation"))
+"""Functions `f(seed, *, ...) -> Dataset`, or Federation; their keyword-only arguments are the recipe's keys."""
+MANIFEST = "manifest.json"
+Known = dict[str, list[int | str]]
+"""File -> [size, times of change (ns) of its contents and of its entry, checksum]."""
 
 
-def cache_folder() -> Path:
-    """Where scenes and checksums are kept: FEDLOOM_CACHE, or `fedloom` in XDG_CACHE_HOME, or ~/.cache/fedloom."""
-    named = os.environ.get("FEDLOOM_CACHE")
-    if named:
-        return Path(named).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedloom"
+def at_nodes() -> NoReturn:
+    """Raise the DataError of data and of a partition that stay with the nodes."""
+    raise DataError("data: nodes stays where it is, so nothing can be read here: start the run with `flwr run`")
 
 
 def no_repeats(where: str, what: str, names: Sequence[str]) -> None:
@@ -80,3 +93,108 @@ def channel_statistics(images: Tensor, rows: int = 256) -> tuple[tuple[float, ..
     std = (squares / count - mean.square()).clamp(min=0).sqrt()
     std = torch.where(std <= 1e-6 * mean.abs(), torch.ones_like(std) * scale, std)
     return tuple((mean / scale).tolist()), tuple((std / scale).tolist())
+
+
+def cache_folder() -> Path:
+    """Where scenes and checksums are kept: FEDLOOM_CACHE, or `fedloom` in XDG_CACHE_HOME, or ~/.cache/fedloom."""
+    named = os.environ.get("FEDLOOM_CACHE")
+    if named:
+        return Path(named).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fedloom"
+
+
+def kept(place: Path, make: Callable[[], dict[str, Array]]) -> dict[str, Array]:
+    """The arrays of a folder where they are there and undamaged, else made (and kept, where that is possible)."""
+    found = _load(place)
+    if found is not None:
+        return found
+    made = make()
+    try:
+        _save(place, made)
+    except OSError:
+        return made  # a cache that cannot be written only costs time
+    return _load(place) or made
+
+
+def _save(place: Path, arrays: Mapping[str, Array]) -> None:
+    """Write a folder under another name, then rename it, so that no reader finds half a folder."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    draft = place.with_name(f"{place.name}.{uuid.uuid4().hex}.tmp")
+    draft.mkdir()
+    try:
+        manifest = {}
+        for name, array in arrays.items():
+            with (draft / f"{name}.npy").open("wb") as file:
+                np.save(file, array, allow_pickle=False)
+                file.flush()
+                os.fsync(file.fileno())
+            manifest[name] = zlib.crc32(array.data)
+        (draft / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
+        shutil.rmtree(place, ignore_errors=True)  # a damaged one
+        draft.rename(place)
+    finally:
+        # After the renaming there is nothing to remove. Where another process was faster, its folder stays.
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _load(place: Path) -> dict[str, Array] | None:
+    """The arrays of a folder, mapped, or None where it is absent or anything in it is not as it was written."""
+    try:
+        manifest = json.loads((place / MANIFEST).read_text(encoding="utf-8"))
+        arrays = {}
+        for name, checksum in manifest.items():
+            # Mapped copy-on-write: torch warns about read-only memory, and nothing is ever written.
+            arrays[name] = np.load(place / f"{name}.npy", mmap_mode="c", allow_pickle=False)
+            if zlib.crc32(arrays[name].data) != checksum:
+                return None
+    except (OSError, ValueError, EOFError, AttributeError):
+        return None
+    return arrays
+
+
+def digest(files: Sequence[Path | str]) -> bytes:
+    """Checksum of the files' contents, in their order. What is found is kept in FEDLOOM_CACHE for the next time.
+
+    DataError where a file cannot be read.
+    """
+    names = [os.path.abspath(file) for file in files]
+    place = cache_folder() / "digests" / f"{hashlib.sha256(chr(0).join(names).encode()).hexdigest()[:20]}.json"
+    known = _known(place)
+
+    def one(name: str) -> list[int | str]:
+        try:
+            about = os.stat(name)
+            state: list[int | str] = [about.st_size, about.st_mtime_ns, about.st_ctime_ns]
+            before = known.get(name)
+            if before is not None and before[:3] == state:
+                return before
+            with open(name, "rb") as opened:
+                return [*state, hashlib.file_digest(opened, "sha256").hexdigest()]
+        except OSError as error:
+            raise DataError(f"{name}: cannot be read ({error.strerror})") from None
+
+    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:  # hashing leaves the interpreter lock
+        found = dict(zip(names, pool.map(one, names), strict=True))
+    if found != known:
+        _keep(place, found)
+    return hashlib.sha256("".join(str(entry[3]) for entry in found.values()).encode()).digest()
+
+
+def _known(place: Path) -> Known:
+    """What was found before; nothing where that is absent or damaged."""
+    try:
+        value = json.loads(place.read_text("utf-8"))
+        return {
+            str(name): [int(size), int(made), int(moved), str(sum_)]
+            for name, (size, made, moved, sum_) in value.items()
+        }
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return {}
+
+
+def _keep(place: Path, found: Known) -> None:
+    part = place.with_suffix(f".{os.getpid()}.part")
+    with suppress(OSError):  # a cache that cannot be written only costs time
+        place.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(json.dumps(found), "utf-8")
+        os.replace(part, place)

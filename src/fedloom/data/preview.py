@@ -10,12 +10,9 @@ from torch import Tensor
 
 from fedloom.core.extras import need
 from fedloom.data.canvas import grid
-from fedloom.data.dataset import Dataset, Examples, TensorExamples
+from fedloom.data.dataset import Dataset, Examples, normal
 from fedloom.data.drawing import CLASSES, Cell, Legend, label, legend
-from fedloom.data.joined import JoinedExamples
-from fedloom.data.mixed import MixedExamples
 from fedloom.data.prepare import Array
-from fedloom.data.transforms import MEAN, STD
 from fedloom.models.tasks.task import Task
 
 
@@ -61,24 +58,6 @@ def legends(dataset: Dataset, tasks: Iterable[Task], *shown: Mapping[str, Tensor
         for task in tasks
         if task.dense
     }
-
-
-def normal(part: Examples, index: Tensor) -> tuple[Tensor, Tensor] | None:
-    """(mean, standard deviation) that the examples at `index` are normalised with, None where they are not.
-
-    Each is 1 x channels where all examples have the same, else one row an example. They must be of one data set.
-    """
-    if isinstance(part, JoinedExamples):
-        _, part, index = part.piece(index)
-    if isinstance(part, MixedExamples):
-        if part.mean is None or part.std is None:
-            return None
-        origin = part.domain[index]
-        return part.mean[origin].double(), part.std[origin].double()
-    mean, std = (part.mean, part.std) if isinstance(part, TensorExamples) else (MEAN, STD)
-    if mean is None or std is None:
-        return None
-    return torch.tensor([mean], dtype=torch.float64), torch.tensor([std], dtype=torch.float64)
 
 
 def pictures(part: Examples, x: Tensor, index: Tensor) -> Array:

@@ -2,42 +2,63 @@
 
 from __future__ import annotations
 
+import csv
 import math
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fedloom.core.errors import DataError, RecipeError, choices, parsing
+from fedloom.core.errors import DataError, RecipeError, choices, nearest, parsing
 from fedloom.core.machine import need_memory
-from fedloom.data.columns import numbered, read_columns, side_by_side
-from fedloom.data.prepare import SPLITS, Array
+from fedloom.data.prepare import SPLITS, Array, stratified, subset
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_BYTES = 60
+"""About how many bytes Python takes for a cell of one character and its separator, per byte of the file."""
 
 
 @dataclass
-class ArrayPart:
-    """One part as it was read: inputs in their own layout, and labels and domains of each (int64 or label images)."""
+class Part:
+    """Examples as they were read: inputs in their own layout, labels per task (N or N x ...), and domains (N)."""
 
-    key: str
     inputs: Array
     labels: dict[str, Array]
-    domain: Array | None
+    domain: Array | None = None
+    key: str = ""
 
-    def take(self, index: Array) -> ArrayPart:
+    def take(self, index: Array) -> Part:
         """The part at `index` (positions or a mask)."""
         domain = None if self.domain is None else self.domain[index]
-        return ArrayPart(self.key, self.inputs[index], {k: v[index] for k, v in self.labels.items()}, domain)
+        return Part(self.inputs[index], {k: v[index] for k, v in self.labels.items()}, domain, self.key)
 
-    def strata(self) -> Array:
-        """Numbers (N) of the combinations of the first task's class, if it has one per example, and the domain."""
+    def cut(self, fraction: float, seed: int) -> list[Part]:
+        """A train part and a test part of this share, stratified by the domain and the first task with classes."""
         columns = [column for column in self.labels.values() if column.ndim == 1][:1]
         columns = columns or [np.zeros(len(self.inputs), np.int64)]
         if self.domain is not None:
             columns.append(self.domain)
-        return np.unique(np.stack(columns, 1), axis=0, return_inverse=True)[1].reshape(-1)
+        strata = np.unique(np.stack(columns, 1), axis=0, return_inverse=True)[1].reshape(-1)
+        test = stratified(strata, fraction, seed)
+        return [self.take(~test), self.take(test)]
+
+    def tensors(self) -> tuple[dict[str, Tensor], Tensor | None]:
+        """Labels and domains as `TensorExamples` has them."""
+        import torch
+
+        domain = None if self.domain is None else torch.from_numpy(self.domain)
+        return {task: torch.from_numpy(column) for task, column in self.labels.items()}, domain
+
+
+def limited(parts: Sequence[Part], limit: int | None, seed: int) -> list[Part]:
+    """The train part and the test part with at most `limit` random examples each."""
+    kept = [subset(len(part.inputs), limit, seed, split) for part, split in zip(parts, SPLITS, strict=True)]
+    return [part if index is None else part.take(index) for part, index in zip(parts, kept, strict=True)]
 
 
 def splits(name: str, keys: Sequence[str], test_fraction: float | None) -> tuple[str, ...]:
@@ -67,7 +88,8 @@ class Store:
         self.archive: zipfile.ZipFile | None = None
         self.columns: dict[str, Array] | None = None
         if path.suffix == ".csv" and path.is_file():
-            self.columns = read_columns(path)
+            need_memory(_BYTES * path.stat().st_size, f"arrays: {path}")
+            self.columns = {name: _column(cells) for name, cells in read_table(path, f"arrays: {path}").items()}
             self.keys = list(self.columns)
         elif path.is_dir():
             self.keys = sorted(file.stem for file in path.glob("*.npy"))
@@ -165,3 +187,58 @@ def _header(opened: IO[bytes], size: int) -> tuple[tuple[int, ...], Literal["C",
     if any(n < 0 for n in shape) or math.prod(shape) * kind.itemsize != size - opened.tell():
         raise ValueError(f"its header says {kind} of shape {shape}, but {size - opened.tell()} bytes follow")
     return shape, "F" if by_column else "C", kind
+
+
+def read_table(path: Path, where: str, wanted: Collection[str] | None = None) -> dict[str, list[str]]:
+    """Name -> cells of a .csv file, without the space around them; of the wanted columns (all if None).
+
+    The first line has the names; cells are separated by commas. DataError for lines of another length, a name that is
+    empty or there twice, one that is absent, and a file without examples.
+    """
+    if not path.is_file():
+        raise DataError(f"{where}: there is no such file")
+    with parsing(f"{where} is not a .csv file in UTF-8"), path.open(encoding="utf-8-sig", newline="") as opened:
+        reader = csv.reader(opened, strict=True)
+        lines = [(reader.line_num, line) for line in reader if line]
+    if len(lines) < 2:
+        raise DataError(f"{where}: expected a line of names and a line for each example, found {len(lines)} lines")
+    head = lines[0][1]
+    names = head if wanted is None else wanted
+    for name in names:
+        if name not in head:
+            raise DataError(f"{where}: no column {name!r}.{nearest(name, head)} Found: {', '.join(head)}")
+        if not name.strip() or head.count(name) > 1:
+            raise DataError(f"{where}: expected a name of its own for each column, found {name!r}")
+    for number, line in lines:
+        if len(line) != len(head):
+            raise DataError(f"{where}, line {number}: expected {len(head)} cells, found {len(line)}")
+    places = {name: head.index(name) for name in names}
+    return {name: [line[place].strip() for _, line in lines[1:]] for name, place in places.items()}
+
+
+def _column(cells: Sequence[str]) -> Array:
+    """Whole numbers (int64), numbers (float64, NaN where a cell is empty) or texts, as all cells allow."""
+    if any("_" in cell for cell in cells):  # Python takes 1_000 for a number
+        return np.array(cells)
+    try:
+        return np.array([int(cell) for cell in cells], np.int64)
+    except (ValueError, OverflowError):
+        pass
+    try:
+        return np.array([float(cell or "nan") for cell in cells], np.float64)
+    except ValueError:
+        return np.array(cells)
+
+
+def side_by_side(where: str, columns: dict[str, Array]) -> Array:
+    """Columns of numbers as features (N x F, float64). DataError for one of texts."""
+    for name, column in columns.items():
+        if column.dtype.kind == "U":
+            raise DataError(f"{where}: column {name!r} expected numbers, found {str(column[0])!r}")
+    return np.stack(list(columns.values()), 1).astype(np.float64)
+
+
+def numbered(texts: Array) -> tuple[Array, Array]:
+    """(the number of each text among the names, -1 for an empty one; the names: all texts there are, sorted)."""
+    names = np.unique(texts[texts != ""])
+    return np.where(texts == "", -1, np.searchsorted(names, texts)), names

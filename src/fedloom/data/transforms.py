@@ -1,5 +1,7 @@
 """Images and dense labels as batches: augmented together for training, only normalised and padded for evaluation.
 
+`Dense` does so for images with label images, `Crop` for images with classes. The rest of this page is about the former.
+
 Scale, crop and flip are one map from output pixels to source pixels, separable in rows and columns, so a batch of
 equal size is warped at once: bilinear for images (`grid_sample`), and for labels one gather from their compact types,
 which takes nearest values exactly. The four changes of colour are linear maps, hence one 3 x 3 matrix per image:
@@ -29,11 +31,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.nn.functional import grid_sample, pad
 
-from fedloom.data.augment import Augment
-from fedloom.data.dense_label import Kind
+from fedloom.data.dense_label import Augment, Kind
 from fedloom.models.tasks.task import IGNORE
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -251,3 +252,71 @@ def plain(
         raw = raw.to(device)
         y[task] = ready(kind, pad(raw, margin, value=raw_ignore(kind)) if any(margin) else raw)
     return pad(x, margin) if any(margin) else x, y
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """Batches of images with dense labels; `kinds` maps every task to its kind, and several tasks may have one kind.
+
+    In training images are augmented and cropped or padded to `crop` (default: `size`); without `augment` they are
+    treated as in evaluation, which only normalises and pads to `size` (height, width).
+    """
+
+    kinds: Mapping[str, Kind]
+    size: tuple[int, int]
+    augment: Augment | None = None
+    crop: tuple[int, int] | None = None
+    slow: bool = True
+
+    def __call__(
+        self, x: Tensor, y: Mapping[str, Tensor], device: torch.device, rng: Generator | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """A training batch with `rng`, where there is an `augment`, else one for evaluation."""
+        if rng is not None and self.augment is not None:
+            return augmented(x, y, self.kinds, self.crop or self.size, self.augment, rng, device)
+        return plain(x, y, self.kinds, self.size, device)
+
+
+@dataclass(frozen=True, eq=False)
+class Crop:
+    """Batches of images (B x 3 x H x W, uint8), always normalised by ImageNet's mean and standard deviation.
+
+    In training, an image gets `pad` black pixels on every side, is cropped to its size at a random place, and is
+    mirrored with probability 1/2 where `flip` is set.
+    """
+
+    pad: int
+    flip: bool
+    size: None = None
+
+    @property
+    def slow(self) -> bool:
+        """Whether batches are augmented."""
+        return self.pad > 0 or self.flip
+
+    def __call__(
+        self, x: Tensor, y: Mapping[str, Tensor], device: torch.device, rng: Generator | None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """A training batch with `rng`, else one for evaluation."""
+        count, x = len(x), x.to(device, non_blocking=True)
+        if rng is not None and self.slow:
+            places = torch.randint(2 * self.pad + 1, (2, count), generator=rng)
+            mirrored = torch.rand(count, generator=rng) < 0.5 if self.flip else torch.zeros(count).bool()
+            x = crop(x, self.pad, places[0].to(device), places[1].to(device), mirrored.to(device))
+        labels = {task: label.to(device, non_blocking=True) for task, label in y.items()}
+        return normalise(x.float().div_(255)), labels
+
+
+def crop(x: Tensor, edge: int, top: Tensor, left: Tensor, mirrored: Tensor) -> Tensor:
+    """Windows of the size of `x` (B x C x H x W) out of `x` with `edge` zeros on every side.
+
+    `top` and `left` (B, 0..2 edge) are the corners, `mirrored` (B, bool) says which windows are exchanged left and
+    right. In memory the channels of the result are innermost, as convolutions like them.
+    """
+    batch, _, height, width = x.shape
+    rows = top[:, None] + torch.arange(height, device=x.device)
+    cols = left[:, None] + torch.arange(width, device=x.device)
+    cols = torch.where(mirrored[:, None], cols.flip(1), cols)
+    which = torch.arange(batch, device=x.device)[:, None, None]
+    padded = pad(x, (edge, edge, edge, edge))
+    return padded[which, :, rows[:, :, None], cols[:, None, :]].permute(0, 3, 1, 2)

@@ -23,19 +23,18 @@ from fedloom.engines.engine import Engine, engine_of
 from fedloom.engines.plan import Plan
 from fedloom.engines.plan import plan as plan_recipe
 from fedloom.engines.result import Result, model_file, trained_models
-from fedloom.federation.recipes.loader import HOME, load, origin_of, read
+from fedloom.federation.recipes.loader import load, read
 from fedloom.federation.recipes.objects import described, separated, with_keywords
 from fedloom.federation.recipes.schema import GIVEN, Recipe
 from fedloom.federation.rounds import refusals
 from fedloom.federation.rounds.built import Built
-from fedloom.federation.rounds.measure import complete
 from fedloom.federation.rounds.progress import Progress, shown
-from fedloom.federation.rounds.rounds import run_rounds, status
+from fedloom.federation.rounds.rounds import run_rounds
 from fedloom.federation.rounds.worker import check_device
 from fedloom.federation.runs.folder import RunFolder
 from fedloom.federation.runs.reader import Run
 from fedloom.federation.runs.recorded import TEMPORARY
-from fedloom.federation.runs.track import tracker_of
+from fedloom.federation.runs.track import Tracking
 from fedloom.training.optim import learning_rate
 
 __all__ = ["Plan", "Result", "model_file", "plan", "resume", "run", "trained_models"]
@@ -68,8 +67,8 @@ def _content(what: Source, model: Any, method: Any) -> dict[str, Any]:
         if model is None:
             raise RecipeError("run: model= is missing, expected a torch.nn.Module, fl.model(...) or an encoder's name")
     elif isinstance(what, Recipe | Mapping | str | Path):
-        where, value = read(plain := what.model_dump(mode="json") if isinstance(what, Recipe) else what)
-        admit(names_in(value), origin_of(plain, HOME), where)  # before what was typed joins what a file says
+        where, value, origin, _ = read(what.model_dump(mode="json") if isinstance(what, Recipe) else what)
+        admit(names_in(value), origin, where)  # before what was typed joins what a file says
         if not isinstance(value, Mapping):
             return load(what).model_dump(mode="json")  # says what is wrong with it
     else:
@@ -186,7 +185,7 @@ def resume(
     built = engine.build(recipe, partition)
     if recipe.model.is_held:
         _begin_again(built, path)
-    if ROUNDS in changed and built.method.stage.traits.paced:
+    if ROUNDS in changed and "rounds" in built.method.stage.traits.reads:
         raise StateError(f"{folder}: {ROUNDS} cannot be changed, for {built.method.name} paces itself by it")
     with RunFolder(path, recipe.runtime.mirror, progress.warn) as run_folder:
         accepted = accept_changes or changed
@@ -250,18 +249,13 @@ def plan(recipe: Source, method: Any = None, *, model: Any = None, **options: An
 
 def _go(engine: Engine, built: Built, folder: RunFolder, state: State, progress: Progress) -> str:
     recipe = built.recipe
-    folder.tracker = tracker_of(recipe, folder.path, state["round"], progress.event)
+    folder.tracker = Tracking(recipe, folder.path, progress.event)
     progress.start(recipe.training.rounds, state["round"])
     try:
         with _threads(recipe.runtime.threads), engine.start(built, folder) as (executor, advance):
-            show = partial(engine.show, built, executor, folder.path)
-            state = run_rounds(built, executor, folder, state, progress, advance, partial(show, final=False))
-            final = folder.kept(state, recipe.early_stopping)
-            complete(built, executor, folder, final)
-            folder.save_model(*engine.export(built, final))
-            show(final)
-        folder.describe(built.about, status(state), state["round"], final["round"])
-        return status(state)
+            show = partial(engine.show, built, executor, folder.path, final=False)
+            state = run_rounds(built, executor, folder, state, progress, advance, show)
+            return engine.conclude(built, executor, folder, state)
     finally:
         progress.stop()
 

@@ -17,9 +17,9 @@ from fedloom.federation.recipes.runtime import Runtime
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
-from fedloom.federation.rounds.measure import export
+from fedloom.federation.rounds.measure import complete, export
 from fedloom.federation.rounds.progress import Progress
-from fedloom.federation.rounds.rounds import Advance, initial_state
+from fedloom.federation.rounds.rounds import Advance, initial_state, status
 from fedloom.federation.rounds.showing import keep
 from fedloom.federation.rounds.worker import Executor
 from fedloom.federation.runs.folder import RunFolder
@@ -67,6 +67,15 @@ class Engine:
     def export(self, built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
         """The final models as named tensors, and labels; called before `start` ends."""
         return export(built, state)
+
+    def conclude(self, built: Built, executor: Executor, folder: RunFolder, state: State) -> str:
+        """Write what is written once the last round is over, and return how the run ended."""
+        final = folder.kept(state, built.recipe.early_stopping)
+        complete(built, executor, folder, final)
+        folder.save_model(*self.export(built, final))
+        self.show(built, executor, folder.path, final)
+        folder.describe(built.about, status(state), state["round"], final["round"])
+        return status(state)
 
 
 def engine_of(runtime: Runtime) -> Engine:

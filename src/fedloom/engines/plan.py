@@ -72,7 +72,7 @@ def plan_of(built: Built) -> Plan:
     messages = dispatch(built.method, layout, federation, _second_round(built), federation.clients)
     noise = torch.randn(1, shared.d, generator=torch.Generator().manual_seed(0))
     up = down = 0
-    for name, client in () if built.method.pooled else federation.clients.items():
+    for name, client in () if built.method.turn.pool else federation.clients.items():
         down += sum(count_down(built.method, layout, federation, client, messages[name]).values())
         rows = rows_of(built.method, federation, [name])
         updates = blank(shared, federation, rows, noise.expand(len(rows), -1))
@@ -109,7 +109,7 @@ def plan_of(built: Built) -> Plan:
         notes.append(f"the model has nothing that matches {built.method.private}, so all of it is shared")
     if recipe.peers is not None:
         notes.append("bytes are those of one model of each peer; it goes to every peer that asks for it")
-    if built.method.pooled:
+    if built.method.turn.pool:
         notes.append("one model is trained on the examples of all clients in one place; nothing is sent")
     elif taking_part < len(federation.clients):
         notes.append(f"{taking_part} of {len(federation.clients)} clients train in a round; bytes are for all of them")
@@ -124,7 +124,7 @@ def plan_of(built: Built) -> Plan:
             notes.append(f"attack: {hostile} of the {count} clients with {group} act together{z}")
     if built.terms is not None and recipe.privacy is not None:
         share = share_of(recipe, built.terms)
-        least, rounds = built.method.stage.traits.least, recipe.training.rounds
+        least, rounds = built.method.stage.traits.hides, recipe.training.rounds
         notes += told(recipe.privacy, built.terms, shared.d, len(federation.trainers), share, rounds, least)
     notes += seen.told(built)
     clients, shape = built.partition.table(built.pool), tuple(built.dataset.input_shape)

@@ -1,15 +1,324 @@
-"""`fedloom atlas`: run every pair of a bed's tasks, and see who helps whom."""
+"""`fedloom atlas`: run every pair of a bed's tasks, and see who helps whom, and whether early cosines tell."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
-from fedloom.core.errors import RecipeError, UserError
+import numpy as np
+
+from fedloom.core.errors import RecipeError, StateError, UserError, writing
 from fedloom.experiments.grid_run import Watch, prepare, run_prepared
 from fedloom.federation.recipes.schema import Recipe
-from fedloom.study.atlas import Atlas, atlas_grid, draw, read_atlas
-from fedloom.study.grid import write
+from fedloom.study import charts
+from fedloom.study.delta import delta_terms
+from fedloom.study.grid import Grid, load_grid, write
+from fedloom.study.relatedness.compare import pair_ranks
+from fedloom.study.report import agreement as updates
+from fedloom.study.significance.statistics import LEVEL, Paired, against_zero, holm, p_text
+from fedloom.study.tables.results import of_grid
+from fedloom.study.tables.sheet import Records, Sheet, Sheeted
+
+OWN, TOGETHER, EVERYONE = "own task", "together", "everyone"
+"""Encoders averaged among clients with the same task; FedAvg of all, where cosines are read; averaged among all."""
+BED = "bed"
+EARLY = 0.2
+"""The share of the rounds, at the beginning, whose cosines predict."""
+SHUFFLES = 5000
+"""Orders of the tasks that the permutation test tries, where there are more."""
+
+Matrix = np.ndarray[Any, np.dtype[Any]]
+
+
+def matchings(tasks: Sequence[str]) -> list[list[tuple[str, ...]]]:
+    """Every pair of tasks in exactly one list of disjoint pairs (the circle method); of an odd number one is alone."""
+    circle: list[str | None] = [*tasks, *([None] if len(tasks) % 2 else [])]
+    found = []
+    for _ in range(len(circle) - 1):
+        half = len(circle) // 2
+        pairs = zip(circle[:half], reversed(circle[half:]), strict=True)
+        found.append([tuple(sorted(task for task in pair if task is not None)) for pair in pairs])
+        circle = [circle[0], circle[-1], *circle[1:-1]]
+    return found
+
+
+def atlas_grid(name: str, recipe: Mapping[str, Any], clients: Mapping[str, Sequence[str]], seeds: int) -> Grid:
+    """The runs of an atlas: each task's clients among themselves, each pair of tasks, everyone; and FedAvg.
+
+    `clients` are those of each task. Only encoders are averaged, and every client is alike to those it hears, so that
+    the runs of pairs differ from those of single tasks in nothing but the other task. All pairs of a matching train in
+    the same run, without hearing of each other.
+    """
+    if len(clients) < 3:
+        raise RecipeError(f"an atlas needs three tasks or more, found {', '.join(clients)}")
+    local = {"name": "fedavg", "buffers": "local"}
+    alike = {"weights": {"kind": "uniform"}, "scope": "encoder"}
+
+    def among(groups: Sequence[Sequence[str]]) -> dict[str, Any]:
+        names = [[client for task in group for client in clients[task]] for group in groups]
+        return {"method": local, "peers": {"graph": {"name": "groups", "groups": names}, **alike}}
+
+    bases = {
+        TOGETHER: {"method": local, "peers": None},
+        OWN: among([[task] for task in clients]),
+        EVERYONE: {"method": local, "peers": alike},
+        **{f"pairs {n}": among(groups) for n, groups in enumerate(matchings(list(clients)), 1)},
+    }
+    last = {"evaluation.splits": ["test"], "evaluation.every": recipe["training"]["rounds"]}
+    return load_grid(
+        {
+            "name": f"{name}-atlas",
+            "title": f"Who helps whom on {name}",
+            "data": {BED: {"recipe": dict(recipe), "set": last}},
+            "bases": bases,
+            "references": [],
+            "seeds": list(range(seeds)),
+            "delta": f"{OWN}/-",
+        }
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Atlas(Sheeted):
+    """What `read_atlas` found."""
+
+    title: str
+    tasks: tuple[str, ...]
+    seeds: tuple[int, ...]
+    changes: Matrix
+    """Seed x task x other: the task's change in percent against clients of its own alone; nan in the diagonal."""
+    everyone: Matrix
+    """Seed x task: the same with all tasks."""
+    cosines: Mapping[str, Mapping[int, Matrix]]
+    """Layers of the encoder -> round -> seed x task x task: mean cosine of updates, while all train together."""
+    rounds: int
+
+    def early(self, layers: str | None = None, span: tuple[float, float] = (0.0, EARLY)) -> Matrix:
+        """Seed x T x T: mean cosine over these layers (all, each group alike) and this part of the rounds."""
+        low, high = (share * self.rounds for share in span)
+        groups = self.cosines if layers is None else {layers: self.cosines[layers]}
+        parts = [[M for r, M in by.items() if low < r <= max(high, 1)] for by in groups.values()]
+        if not all(parts):
+            return np.full(self.changes.shape, math.nan)
+        with np.errstate(invalid="ignore"):  # of a pair without any cosine
+            return np.asarray(np.mean([np.nansum(each, 0) / (~np.isnan(each)).sum(0) for each in parts], 0))
+
+    def _unknown(self, layers: str | None = None, span: tuple[float, float] = (0.0, EARLY)) -> Any:
+        """T x T, bool: pairs without a change, or such a cosine, that is a number at every seed."""
+        apart = (self.early(layers, span) + self.changes).sum(0)
+        return np.isnan(apart + apart.T)
+
+    @cached_property
+    def left_out(self) -> tuple[str, ...]:
+        """Pairs of tasks of which nobody knows what early cosines foretell."""
+        unknown = self._unknown()
+        named = itertools.combinations(enumerate(self.tasks), 2)
+        return tuple(f"{a} and {b}" for (i, a), (j, b) in named if unknown[i, j])
+
+    @cached_property
+    def effects(self) -> dict[tuple[int, int], tuple[Paired, float]]:
+        """(task, with which other) -> its change over seeds, and p after Holm's correction over all pairs.
+
+        A pair with a change that is no number is not among them.
+        """
+        known = {pair: self.changes[:, *pair].tolist() for pair in self._pairs}
+        found = {pair: against_zero(each) for pair, each in known.items() if all(map(math.isfinite, each))}
+        ps = holm([1.0 if of.is_constant else of.p for of in found.values()])
+        return {pair: (of, p) for (pair, of), p in zip(found.items(), ps, strict=True)}
+
+    @property
+    def _pairs(self) -> list[tuple[int, int]]:
+        """(task, with which other), in the order of the runs."""
+        groups = (group for matching in matchings(self.tasks) for group in matching)
+        return [(self.tasks.index(a), self.tasks.index(b)) for of in groups for a, b in itertools.permutations(of, 2)]
+
+    def foretold(self, layers: str | None = None, span: tuple[float, float] = (0.0, EARLY)) -> tuple[float, float]:
+        """(Spearman's correlation of cosines with gains, p): cosines of one seed, gains of all others, mean over seeds.
+
+        Over pairs of tasks, whose two gains are averaged; those of which something is unknown are left out. p is
+        one-sided (a larger cosine, a larger gain), from orders of the tasks of the cosines, under which nothing is
+        foretold (Mantel, 1967).
+        """
+        T = len(self.tasks)
+        first, second = np.triu_indices(T, 1)
+        out = np.where(self._unknown(layers, span), math.nan, 0.0)
+        cosines = np.stack([pair_ranks(M + out) for M in self.early(layers, span)])
+        others = (np.delete(self.changes, at, 0).mean(0) for at in range(len(self.seeds)))
+        gains = np.stack([pair_ranks(M + out) for M in others])
+
+        def correlation(order: Sequence[int]) -> float:
+            at = np.asarray(order)
+            both = np.stack([cosines[:, at[first], at[second]], gains[:, first, second]])
+            known = ~np.isnan(both).any(0)
+            means = np.where(known, both, 0.0).sum(-1, keepdims=True) / np.maximum(known.sum(-1, keepdims=True), 1)
+            both = np.where(known, both - means, 0.0)
+            size = np.sqrt(np.square(both).sum(-1).prod(0))
+            return float(np.mean(both.prod(0).sum(-1) / np.where(size > 0, size, math.nan)))
+
+        every = math.factorial(T) <= SHUFFLES
+        rng = np.random.default_rng(0)
+        orders: Iterator[Any] = (
+            itertools.permutations(range(T)) if every else (rng.permutation(T) for _ in range(SHUFFLES))
+        )
+        found = correlation(range(T))
+        if math.isnan(found):
+            return math.nan, math.nan
+        drawn = [value for order in orders if not math.isnan(value := correlation(order))]
+        above = sum(value >= found - 1e-12 for value in drawn)
+        return found, above / len(drawn) if every else (above + 1) / (len(drawn) + 1)
+
+    @cached_property
+    def overall(self) -> tuple[float, float]:
+        """What early cosines of all layers foretell; see `foretold`."""
+        return self.foretold()
+
+    def sheet(self) -> Sheet:
+        """A line for each task and other task."""
+        early = self.early().mean(0)
+        lines = tuple(
+            (
+                self.tasks[i],
+                self.tasks[j],
+                f"{of.mean:+.2f} ({of.low:+.2f} to {of.high:+.2f})",
+                p_text(p),
+                ("helps" if of.mean > 0 else "hurts") if p <= LEVEL else "not told",
+                f"{early[i, j]:+.3f}",
+            )
+            for (i, j), (of, p) in sorted(self.effects.items(), key=lambda item: -item[1][0].mean)
+        )
+        return Sheet(self.title, ("task", "with", "change %", "p, Holm", "", "early cosine"), lines, self.notes)
+
+    @cached_property
+    def notes(self) -> tuple[str, ...]:
+        """What was measured, and whether early cosines tell."""
+        together = "; ".join(f"{t} {v:+.2f} %" for t, v in zip(self.tasks, self.everyone.mean(0), strict=True))
+        value, p = self.overall
+        found = "nothing to correlate"
+        if not math.isnan(value):
+            found = f"Spearman {value:+.2f}, p {p_text(p)} ({'told' if p <= LEVEL else 'not told'})"
+        spans = {"first fifth": (0.0, 0.2), "middle": (0.2, 0.8), "last fifth": (0.8, 1.0)}
+        looks = [(layers, name, *self.foretold(layers, at)) for layers in self.cosines for name, at in spans.items()]
+        known = [look for look in looks if not math.isnan(look[3])]
+        parts = [
+            f"{layers}, {name} {value:+.2f} (p {p_text(p)})"
+            for (layers, name, value, _), p in zip(known, holm([look[3] for look in known]), strict=True)
+        ]
+        left_out = f"Left out of this, for want of a number at every seed: {'; '.join(self.left_out)}."
+        return (
+            f"Change of a task's own metric on test data, in percent, where its clients average encoders with those of "
+            f"the other task too, against among themselves alone; {len(self.seeds)} seeds, mean (95 % t-interval); p "
+            f"after Holm's correction over {len(self.effects)} lines. With all tasks: {together}.",
+            f"Do early cosines tell? Cosines of updates in the first {EARLY:.0%} of the rounds of one seed, while all "
+            f"tasks train one encoder, against gains of the other seeds: {found}, by permutation of tasks.",
+            f"By layers and rounds, after Holm's correction over {len(known)}: {'; '.join(parts)}.",
+            *([left_out] if self.left_out else []),
+        )
+
+    def records(self) -> Records:
+        """A line for each task, other task and seed."""
+        rows = [
+            (self.tasks[i], self.tasks[j], seed, float(value))
+            for i, j in self._pairs
+            for seed, value in zip(self.seeds, self.changes[:, i, j], strict=True)
+        ]
+        return Records(("task", "with", "seed", "change"), rows)
+
+    def cosine_records(self) -> Records:
+        """A line for each seed, group of layers, round and pair of tasks."""
+        rows = [
+            (seed, layers, number, a, b, float(M[at, i, j]))
+            for at, seed in enumerate(self.seeds)
+            for layers, by_round in self.cosines.items()
+            for number, M in by_round.items()
+            for (i, a), (j, b) in itertools.combinations_with_replacement(list(enumerate(self.tasks)), 2)
+        ]
+        return Records(("seed", "layers", "round", "task", "with", "cosine"), rows)
+
+
+def read_atlas(grid: Grid, folder: Path, clients: Mapping[str, Sequence[str]]) -> Atlas:
+    """The atlas of a grid's runs. Raises StateError where one has not finished."""
+    results = of_grid(grid, folder)
+    if results.missing:
+        first, count = results.missing[0], len(results.missing)
+        raise StateError(f"{count} of the atlas' runs in {folder} have not finished, the first: {first}")
+    sides = {base: side for (_, base, _), side in results.sides.items()}
+    directions = {row.task: row.direction for row in results.rows[BED]}
+    tasks, seeds = tuple(clients), tuple(sides[TOGETHER].runs)
+
+    def changed(base: str) -> Matrix:
+        """Seed x task: change in percent against clients of the task alone."""
+        terms = [delta_terms(sides[base].values[s], sides[OWN].values[s], directions) for s in seeds]
+        return np.array([[of.get(task, math.nan) for task in tasks] for of in terms])
+
+    changes = np.full((len(seeds), len(tasks), len(tasks)), math.nan)
+    for number, groups in enumerate(matchings(tasks), 1):
+        found = changed(f"pairs {number}")
+        for group in groups:
+            for i, j in itertools.permutations(map(tasks.index, group), 2):
+                changes[:, i, j] = found[:, i]
+    each = [_cosines(run, clients) for run in sides[TOGETHER].runs.values()]
+    cosines = {name: {r: np.stack([of[name][r] for of in each]) for r in by} for name, by in each[0].items()}
+    last = max(run.last_round for run in sides[TOGETHER].runs.values())
+    return Atlas(grid.title, tasks, seeds, changes, changed(EVERYONE), cosines, last)
+
+
+def _cosines(run: Any, clients: Mapping[str, Sequence[str]]) -> dict[str, dict[int, Matrix]]:
+    """Layers of the encoder -> round -> T x T."""
+    found = updates.collect(run)
+    groups = {} if found is None else {n: by for n, by in found.cosine.items() if n.startswith("encoder")}
+    if not groups:
+        raise StateError(f"{run.folder}: there are no cosines of updates; runtime.diagnostics must not be off")
+    tasks = list(clients)
+    made: dict[str, dict[int, Matrix]] = {}
+    for name, by_round in groups.items():
+        for number, cells in by_round.items():
+            M = np.full((len(tasks),) * 2, math.nan)
+            for (i, a), (j, b) in itertools.product(enumerate(tasks), repeat=2):
+                pairs = [cells.get(x, {}).get(y) for x in clients[a] for y in clients[b] if x != y]
+                known = [value for value in pairs if value is not None]
+                M[i, j] = fmean(known) if known else math.nan
+            made.setdefault(name.removeprefix("encoder: "), {})[number] = M
+    return made
+
+
+def draw(atlas: Atlas, out: Path) -> None:
+    """Draw three panels: who helps whom; cosines of different tasks by layers and rounds; whether early cosines tell.
+
+    The ending of the file says the format.
+    """
+    T, G = len(atlas.tasks), atlas.changes.mean(0)
+    gains = {t: {o: charts.plain(float(G[i, j])) for j, o in enumerate(atlas.tasks)} for i, t in enumerate(atlas.tasks)}
+    told = {
+        (atlas.tasks[i], atlas.tasks[j]): f"{of.mean:+.1f}" + "*" * (p <= LEVEL)
+        for (i, j), (of, p) in atlas.effects.items()
+    }
+    title = "what a task (row) gains from another; * told"
+    who = charts.heat(gains, atlas.tasks, title=title, value="change, %", middle=0.0, texts=told)
+    off = ~np.eye(T, dtype=bool)
+    rounds = sorted({number for by in atlas.cosines.values() for number in by})
+    level = {name: {r: float(np.nanmean(by[r][:, off])) for r in rounds} for name, by in atlas.cosines.items()}
+    title = "cosine of updates of different tasks"
+    where = charts.heat(level, rounds, title=title, along="round", value="mean cosine", middle=0.0)
+    C = atlas.early().mean(0)
+    points = [
+        {"name": f"{atlas.tasks[i]}, {atlas.tasks[j]}", "x": charts.plain(float(C[i, j]))}
+        | {"y": charts.plain(float(G[i, j] + G[j, i]) / 2)}
+        for i, j in itertools.combinations(range(T), 2)
+    ]
+    value, p = atlas.overall
+    axes = f"cosine in the first {EARLY:.0%} of the rounds", "gain of a pair, %"
+    title = f"does it tell? Spearman {value:+.2f}, p {p_text(p)}"
+    tell = charts.scatter(points, *axes, title=title, labels=T <= 5, zero=True, spoken=".2~g")
+    with writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+    charts.save(charts.concat([who, where, tell], title=atlas.title), out)
+
 
 GRID = "runs"
 """The folder of the grid in the atlas' own."""

@@ -6,7 +6,6 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +15,6 @@ from fedloom.federation.recipes.objects import described
 from fedloom.federation.runs.recorded import TEMPORARY
 from fedloom.study.tables.compare import Comparison
 from fedloom.study.tables.compare import compare as put_side_by_side
-
-
-@dataclass(frozen=True)
-class Compared(Comparison):
-    """What `fl.compare` found: a Comparison of the runs that it made."""
-
-    def __str__(self) -> str:
-        return self.to_markdown()
-
-    def _repr_markdown_(self) -> str:
-        return self.to_markdown()
 
 
 def compare(
@@ -40,7 +28,7 @@ def compare(
     split: str = "test",
     metric: str | None = None,
     **options: Any,
-) -> Compared:
+) -> Comparison:
     """Run each method at each seed, and put the runs side by side: a column a method, with an interval over seeds.
 
     `methods` are names, mappings as in a recipe, Methods or functions that make one; `seeds` a number of seeds from 0
@@ -63,12 +51,11 @@ def compare(
             for seed in every:
                 place = home / f"{number}-{_called(method)}-s{seed}"
                 runs.append(run(what, place, model=model, method=method, seed=seed, **options).folder)
-        found = put_side_by_side(runs, base, split, metric)
+        made = put_side_by_side(runs, base, split, metric)
     except BaseException:
         if folder is None:
             shutil.rmtree(home, ignore_errors=True)
         raise
-    made = Compared(**{f.name: getattr(found, f.name) for f in fields(found)})
     if folder is None:
         weakref.finalize(made, shutil.rmtree, home, ignore_errors=True)
     return made

@@ -12,7 +12,7 @@ import torch
 
 from fedloom.core.context import Ctx, State
 from fedloom.core.errors import DataError, RecipeError, StateError, UserError, writing
-from fedloom.data.joined import JoinedExamples
+from fedloom.data.dataset import JoinedExamples
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.build import load_data, starting_model, with_options
 from fedloom.federation.rounds.evaluation import Scores, evaluate

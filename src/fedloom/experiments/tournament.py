@@ -2,38 +2,240 @@
 
 from __future__ import annotations
 
+import json
+import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
-from fedloom.core.errors import RecipeError, UserError
+from fedloom.core.errors import RecipeError, StateError, UserError, parsing
 from fedloom.core.settings.names import is_import
+from fedloom.core.settings.problems import explain
 from fedloom.core.settings.registry import Registered
+from fedloom.core.settings.section import Count, Section, strict
 from fedloom.core.settings.trust import Origin, admit, names_in
+from fedloom.core.settings.yaml import parse, to_yaml
 from fedloom.experiments.grid_run import Watch, prepare, run_prepared
-from fedloom.federation.recipes import load
+from fedloom.federation.recipes.loader import load, texts
+from fedloom.federation.runs.reader import TaskMetric, human_bytes
 from fedloom.methods import ADDONS, METHODS
-from fedloom.study.grid import FILE, Changes, Grid, cells, load_grid, same, texts, write
-from fedloom.study.references import CHANGES
-from fedloom.study.tournament import (
-    ALONE,
-    BED,
-    Standings,
-    Tournament,
-    Tries,
-    best,
-    final_grid,
-    label,
-    opened,
-    save,
-    scores,
-    standings,
-    tuning_grid,
+from fedloom.study.delta import delta_m
+from fedloom.study.grid import CHANGES, FILE, Changes, Grid, cells, load_grid, same, write
+from fedloom.study.significance.pairs import of_clients
+from fedloom.study.significance.ranks import ranked
+from fedloom.study.significance.statistics import LEVEL, against_zero, holm, p_text
+from fedloom.study.tables.estimate import Estimate
+from fedloom.study.tables.results import Results, Side, change, of_grid
+from fedloom.study.tables.sheet import Made, Records, Sheet
+
+TOURNAMENT = "tournament.yaml"
+ALONE = "local"
+"""The method of clients that train alone, which takes part in every tournament: changes are against it."""
+BED = "bed"
+
+HEAD = (
+    *("method", "Δ % against local", "behind the leader", "p, Holm", "rank", "clients ahead", "worst client"),
+    *("bytes", "seconds"),
 )
-from fedloom.study.tournament import FILE as TOURNAMENT
+CSV = (
+    *("method", "delta", "half", "behind", "p", "rank", "ahead"),
+    *("worst_client", "worst", "bytes", "seconds", "settings"),
+)
+
+Tries = Mapping[str, Sequence[Changes]]
+"""Method -> the settings that it is tried with, the default ones first."""
+
+
+class Tournament(Section):
+    """What a tournament is of: with this file in its folder it goes on, and takes more methods."""
+
+    name: str = Field(pattern=r"^\w[\w.-]*$", description="a name of letters, digits, '_', '-' and '.'")
+    recipe: dict[str, Any]
+    """The bed: a recipe, whose method does not count."""
+    methods: tuple[str, ...] = Field(min_length=1)
+    """METHOD or METHOD+ADDON."""
+    tries: Count
+    """Settings that each method is tried with on validation data: the default ones, and others drawn."""
+    tuning: tuple[Count, ...] = Field(min_length=1)
+    """Seeds of these runs, which are used for nothing else."""
+    least: Count
+    """Seeds, from 0, that every method has."""
+    most: Count
+    """Seeds that end the tournament where intervals do not tell."""
+
+
+def save(tournament: Tournament, folder: Path) -> None:
+    """Write it to its folder."""
+    write(folder, {TOURNAMENT: to_yaml(tournament.model_dump(mode="json"))})
+
+
+def opened(folder: Path) -> Tournament:
+    """The tournament of a folder. Raises StateError where it has none, or a damaged one."""
+    file = folder / TOURNAMENT
+    if not file.is_file():
+        raise StateError(f"{folder} is not a tournament's folder: {TOURNAMENT} is absent")
+    with parsing(f"{file} cannot be read"):
+        value = parse(file.read_text("utf-8"), str(file))
+    try:
+        return strict(Tournament, value)
+    except ValidationError as error:
+        path, message = explain(error, Tournament)[0]
+        raise StateError(f"{file}, {path}: {message}") from None
+
+
+def tuning_grid(tournament: Tournament, tries: Tries) -> Grid:
+    """Every method with all of its settings, measured on validation data alone."""
+    bases = {label(method, number): one for method, each in tries.items() for number, one in enumerate(each)}
+    return _grid(tournament, "tuning", bases, tournament.tuning, "val", references=[])
+
+
+def final_grid(tournament: Tournament, chosen: Mapping[str, Changes], seeds: int) -> Grid:
+    """Every method with its best settings beside the references, measured on test data."""
+    return _grid(tournament, "final", chosen, range(seeds), "test", delta=f"{ALONE}/-")
+
+
+def label(method: str, number: int) -> str:
+    """A method with one of its settings; 0 are the default ones."""
+    return f"{method} try {number}"
+
+
+def _grid(
+    tournament: Tournament, what: str, bases: Mapping[str, Changes], seeds: Sequence[int], split: str, **more: Any
+) -> Grid:
+    last = {"evaluation.splits": [split], "evaluation.every": tournament.recipe["training"]["rounds"]}
+    return load_grid(
+        {
+            "name": f"{tournament.name}-{what}",
+            "title": f"Tournament {tournament.name}",
+            "data": {BED: {"recipe": tournament.recipe, "set": last}},
+            "bases": dict(bases),
+            "seeds": list(seeds),
+            **more,
+        }
+    )
+
+
+def scores(grid: Grid, folder: Path, base: str) -> dict[str, float]:
+    """Base of the grid -> mean over seeds of its change against `base` on validation data, in percent.
+
+    -inf where a number is not finite, as after divergence.
+    """
+    sides, directions = _sides(of_grid(grid, folder, "val"), folder, base)
+    changes = {name: change(side.values, sides[base].values, directions) for name, side in sides.items()}
+    return {name: of.mean if of and math.isfinite(of.mean) else -math.inf for name, of in changes.items()}
+
+
+def _sides(results: Results, folder: Path, base: str) -> tuple[dict[str, Side], dict[str, str]]:
+    """(methods by name, directions of all tasks). Raises StateError without the base."""
+    sides = {side.label: side for side in results.sides.values()}
+    if base not in sides:
+        raise StateError(f"{folder}: {base} has not finished, and all others are held against it")
+    return sides, {row.task: row.direction for row in results.rows[BED]}
+
+
+def best(found: Mapping[str, float], tries: Tries) -> dict[str, int]:
+    """Method -> the number of its settings with the best score, the first of equal ones; only methods that ran."""
+    return {
+        method: max(scored, key=lambda number: (scored[number], -number))
+        for method, each in tries.items()
+        if (scored := {n: found[name] for n in range(len(each)) if (name := label(method, n)) in found})
+    }
+
+
+@dataclass(frozen=True)
+class Standings(Made):
+    """All methods, the best first; joint training and the trivial answer stand below them."""
+
+    seeds: int
+    is_settled: bool
+    """Whether every method but the leader is told from it."""
+
+
+def standings(tournament: Tournament, grid: Grid, folder: Path, refused: Mapping[str, str]) -> Standings:
+    """What the final's runs say; methods without a number at every seed are left out. `refused` says why others are.
+
+    Raises StateError where training alone has not finished.
+    """
+    results = of_grid(grid, folder)
+    found, directions = _sides(results, folder, ALONE)
+    alone = found[ALONE]
+    seeds = sorted(alone.values)
+    changes = {
+        name: [delta_m(side.values[seed], alone.values[seed], directions) for seed in seeds]
+        for name, side in found.items()
+        if set(seeds) <= set(side.values)
+    }
+    changes = {name: each for name, each in changes.items() if all(map(math.isfinite, each))}
+    methods = sorted((name for name in changes if name in grid.bases), key=lambda name: -fmean(changes[name]))
+    leader = changes[methods[0]]
+    behind = {
+        name: against_zero([a - b for a, b in zip(changes[name], leader, strict=True)])
+        for name in methods[1:]
+        if len(seeds) > 1
+    }
+    # Equal at every seed: nothing tells how a difference varies, and nothing tells the two apart.
+    ps = dict(zip(behind, holm([1.0 if of.is_constant else of.p for of in behind.values()]), strict=True))
+    ranks = ranked(results).ranking.ranks
+    lines, records, t = [], [], tournament
+    for name in (*methods, *(name for name in changes if name not in grid.bases)):
+        side, delta, of = found[name], Estimate.of(changes[name]), behind.get(name)
+        p, rank = ps.get(name, math.nan), ranks.get(name, math.nan)
+        gains = _gains(side, alone, results.rows[BED], seeds) if name != ALONE else {}
+        ahead = fmean(gain > 0 for gain in gains.values()) if gains else math.nan
+        client, worst = min(gains.items(), key=lambda item: item[1]) if gains else ("", math.nan)
+        sent = fmean(sum(run.bytes_total().values()) for run in side.runs.values())
+        seconds = fmean(sum(sum(line.get("seconds", {}).values()) for line in r.rounds) for r in side.runs.values())
+        lines.append(
+            (
+                name,
+                delta.signed if name != ALONE else "base",
+                "" if of is None else f"{of.mean:+.2f} ({of.low:+.2f} to {of.high:+.2f})",
+                "" if math.isnan(p) else p_text(p),
+                "" if math.isnan(rank) else f"{rank:.2f}",
+                f"{100 * ahead:.0f} %" if gains else "",
+                f"{client} {worst:+.1f} %" if gains else "",
+                human_bytes(sent),
+                f"{seconds:.1f}",
+            )
+        )
+        numbers = (delta.mean, delta.half, of.mean if of else math.nan, p, rank, ahead)
+        records.append((name, *numbers, client, worst, sent, seconds, settings(grid.bases.get(name, {}))))
+    about = (
+        f"{len(seeds)} seeds from 0; test split, model of the last round; mean ± 95 % t-interval over seeds. Each "
+        f"method had {t.tries} settings, the default ones and {t.tries - 1} drawn, with a run each on validation "
+        f"data of other seeds ({', '.join(map(str, t.tuning))}), and plays with the best. Seeds were added until "
+        f"every method was told from the leader, at most {t.most}: a p found so is a little too small."
+    )
+    chosen = [f"settings of {name}: {text}." for name in methods if (text := settings(grid.bases[name]))]
+    out = [f"not on this bed: {name}: {reason}." for name, reason in refused.items()]
+    made = Sheet(f"Tournament {t.name}", HEAD, tuple(lines), (about, *chosen, *out))
+    told = all(ps.get(name, math.nan) <= LEVEL for name in methods[1:])
+    return Standings(made, Records(CSV, records), len(seeds), told)
+
+
+def _gains(side: Side, alone: Side, rows: Sequence[TaskMetric], seeds: Sequence[int]) -> dict[str, float]:
+    """Client -> its change against training alone in percent, of the mean over seeds, where that is a number."""
+    mine, theirs = of_clients(side, alone, rows, seeds)
+    directions = {row.task: row.direction for row in rows}
+    gains = {client: delta_m(mine[client], theirs[client], directions) for client in mine}
+    return {client: gain for client, gain in gains.items() if math.isfinite(gain)}
+
+
+def settings(changes: Changes) -> str:
+    """What differs from a method's defaults: 'mu=0.02, feddea.rho=0.25, training.optimizer.lr=0.05'."""
+    method = changes.get("method")
+    own = dict(method) if isinstance(method, Mapping) else {}
+    addons = own.pop("add", {})
+    found = {key: value for key, value in own.items() if key != "name"}
+    found |= {f"{addon}.{key}": value for addon, params in addons.items() for key, value in params.items()}
+    found |= {key: value for key, value in changes.items() if key != "method"}
+    return ", ".join(f"{key}={json.dumps(value)}" for key, value in found.items())
+
 
 FACTORS = (0.5, 1.0, 2.0)
 """What a number of a method is multiplied with in a drawn setting."""

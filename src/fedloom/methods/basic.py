@@ -53,9 +53,10 @@ def trivial() -> m.Method:
 
     The labels are those that the clients hold, all in one place. There is no network; `training` says nothing.
     """
-    from fedloom.models.constant import ConstantAnswers  # imports torch
+    from fedloom.methods.method import InOnePlace  # imports torch
+    from fedloom.models.constant import ConstantAnswers
 
-    return m.Method(name="trivial", model=(ConstantAnswers(),), local=(training.LabelMeans(),), pooled="all")
+    return m.Method(name="trivial", model=(ConstantAnswers(),), local=(training.LabelMeans(),), turn=InOnePlace())
 
 
 @m.METHODS.register("joint")
@@ -67,6 +68,8 @@ def joint(*, by: Literal["all", "task"] = "all") -> m.Method:
     examples than the largest client has. Nothing is sent. With `by: task` each task has a model of its own, trained on
     the examples of all who hold it.
     """
+    from fedloom.methods.method import InOnePlace
+
     if by == "task":
-        return m.Method(name="joint", stage=stages.Identity(), private="*", buffers="local", pooled="task")
-    return m.Method(name="joint", pooled="all")
+        return m.Method(name="joint", stage=stages.Identity(), private="*", buffers="local", turn=InOnePlace("task"))
+    return m.Method(name="joint", turn=InOnePlace())

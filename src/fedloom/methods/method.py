@@ -1,24 +1,29 @@
-"""A method as data: what happens at the client, on the wire and at the server."""
+"""A method as data: what happens at the client (its turn: which model it trains, what it keeps), on the wire and at the
+server."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import Field, dataclass, fields, is_dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from torch import Tensor
 
 from fedloom.core.codecs import Codec, Raw
-from fedloom.core.context import Fields
+from fedloom.core.context import Fields, Row, State
 from fedloom.core.foreign import Foreign, Scalar
 from fedloom.core.layout import EMPTY, Layout, Selector, as_select
 from fedloom.core.mean import Mean
 from fedloom.core.outline import Box, Outline, listed
 from fedloom.core.server import Plain, ServerRule
-from fedloom.core.stage import Chain, Identity, Stage, check_closed
-from fedloom.training.rules import LocalRule, Phase, Stream, Tune
+from fedloom.core.stage import Chain, Identity, Stage, check_closed, combined_by, preceded_by
+from fedloom.training.rules import LocalRule, Phase, Tune
 
 if TYPE_CHECKING:
     from fedloom.models.changes import ModelChange
 
+Pooled = Literal["all", "task"]
 AGES: Fields = frozenset({"extra:staleness", "extra:age"})
 """A row's age among peers that do not wait: the peer's own local rounds, and simulated seconds, since it was made."""
 PROVIDED: Fields = frozenset({"extra:steps", "extra:domain", "extra:tasks", "extra:classes"}) | AGES
@@ -26,49 +31,142 @@ PROVIDED: Fields = frozenset({"extra:steps", "extra:domain", "extra:tasks", "ext
 
 
 @dataclass(frozen=True)
+class Received:
+    """A client trains the model that it received, and sends one row. The base of all other turns."""
+
+    start: ClassVar[Literal["received", "own"]] = "received"
+    by_task: ClassVar[bool] = False
+    """Whether a client sends a row for each of its tasks."""
+    beside: ClassVar[tuple[LocalRule, ...] | None] = None
+    """Rules of a model of the client's own that is trained beside the shared one, if there is one."""
+    pool: ClassVar[Pooled | None] = None
+    """Whether one who has the examples of all trains in the clients' place: one model for all, or one a task."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether a client trains one model, with its own examples."""
+        return not self.by_task and self.beside is None and self.pool is None
+
+    def refused(self, method: Method) -> Iterator[str]:
+        """Yield why a method cannot have such turns, in sentences."""
+        if method.task_vectors:
+            yield f"rows are client, but {method.stage!r} leaves one row a task"
+
+    def rows(self, client: str, tasks: Sequence[str]) -> tuple[Row, ...]:
+        """Return the keys of the rows that a client with these tasks sends."""
+        return ((client, None),)
+
+    def kept(self, start: Tensor, update: Tensor) -> State:
+        """Return what a client keeps for its next turn of the shared parameters, which the update has moved."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Own(Received):
+    """A client trains its own model of its last round, which the server then has no need to send."""
+
+    start = "own"
+
+    def refused(self, method: Method) -> Iterator[str]:
+        if method.stage.traits.reduces:
+            yield f"clients start from their own models, but {method.stage!r} leaves one for all"
+        elif "X" in method.stage.traits.writes or method.server != Plain():
+            blame = method.stage if "X" in method.stage.traits.writes else method.server
+            yield f"clients start from their own models, so what {blame!r} makes of updates would be lost"
+
+    def kept(self, start: Tensor, update: Tensor) -> State:
+        # with the values that the server receives, so that both have the same model
+        return {"own": (start + update).to("cpu")}
+
+
+@dataclass(frozen=True)
+class Beside(Received):
+    """A client trains the received model, and then a model of its own with these rules, which is never sent.
+
+    Its own model starts as the first received one. Its rules get the broadcast "anchor", the model received in the
+    round.
+    """
+
+    beside: tuple[LocalRule, ...] = ()  # type: ignore[misc]
+
+
+@dataclass(frozen=True)
+class EachTask(Received):
+    """A client trains each of its tasks alone, and sends a row (client, task) for each.
+
+    It starts from the one model for all, or, where the stage makes a vector for each task, from the task's own. Then
+    updates are task vectors: differences to the initial model, not to the start.
+    """
+
+    by_task = True
+
+    def refused(self, method: Method) -> Iterator[str]:
+        reasons = {
+            "a server rule": method.task_vectors and method.server != Plain(),
+            f"{method.stage!r}, which leaves a row for each,": not method.stage.traits.reduces,
+            "tuning": method.tune is not None,
+            "the client's own model": method.own_model,
+            "auxiliary vectors": bool(method.auxiliary),
+            "what rows started from": "base" in method.stage.traits.reads,
+            "what the server broadcasts": any(rule.needs for rule in method.rules),
+        }
+        yield from (f"{what} and rows (client, task) do not go together" for what, there in reasons.items() if there)
+
+    def rows(self, client: str, tasks: Sequence[str]) -> tuple[Row, ...]:
+        return tuple((client, task) for task in sorted(tasks))
+
+
+@dataclass(frozen=True)
+class InOnePlace(Received):
+    """No client trains: the examples of all lie in one place and train one model ("all"), or one a task ("task").
+
+    That is no federation at all, but what one is compared with.
+    """
+
+    pool: Pooled = "all"  # type: ignore[misc]
+
+    def refused(self, method: Method) -> Iterator[str]:
+        apart = not method.stage.traits.reduces or method.private is not None or method.own_model
+        if self.pool == "all" and apart:
+            yield "the examples of all clients train one model, so it is for all"
+        if self.pool == "task" and not method.shares_nothing:
+            yield "the examples of all clients train a model a task, so there is nothing to share"
+
+
+@dataclass(frozen=True)
 class Method:
     """A federated method. Data only: runners own the loops.
 
     model    changes of the model before the first round
-    local    rules of local training
+    local    what local training is made of: rules that add up; phases, parts of the model that are trained one after
+             another; a tuning of personal models before these are measured or saved
     edge     stage at the client, before the codec; sees one row at a time
     codec    how an update travels; with rows (client, task), also how a client's task vectors come back to it
     stage    aggregation, at the server or at the peer
     server   what the server does with the result
     private  selector of blocks that never leave a client, or None
-    phases   parts of the model that local training trains one after another; without phases all of it at once
-    stream   a model of the client's own that is trained beside the shared one
-    tune     training of a personal model before it is measured or saved
-    start    a client begins a round from the received model, or from its own model of its last round
-    rows     one update a client, of a model trained on all its tasks; or one a client and task, of a model trained on
-             that task alone: from the one model for all, or, where the stage makes a vector for each task, from the
-             task's own. Then updates are task vectors: differences to the initial model, not to the start
+    turn     what a client does in its turn of a round: it trains the received model (`Received`), its own of its last
+             round (`Own`), one of its own beside (`Beside`), or each of its tasks alone (`EachTask`); or no client
+             does, for all examples lie in one place (`InOnePlace`)
     weights  a row's weight before any stage: its number of examples, as the client says with each answer (size) or as
              was known before the run (declared), or 1 (uniform)
     max_examples  most examples that a row counts for, whatever a client says, or None
     buffers  float buffers such as batch norm statistics: weighted mean over the clients that trained them, kept
              local, or pooled (variance = mean of variances + variance of means)
-    pooled   no federation at all, but what one is compared with: the examples of all clients lie in one place, and
-             train one model ("all"), or one a task ("task")
     """
 
     name: str = "fedavg"
     model: tuple[ModelChange, ...] = ()
-    local: tuple[LocalRule, ...] = ()
+    local: tuple[LocalRule | Phase | Tune, ...] = ()
     edge: Stage = Identity()
     codec: Codec = Raw()
     stage: Stage = Mean()
     server: ServerRule = Plain()
     private: Selector | None = None
-    phases: tuple[Phase, ...] = ()
-    stream: Stream | None = None
-    tune: Tune | None = None
-    start: Literal["received", "own"] = "received"
-    rows: Literal["client", "client-task"] = "client"
+    turn: Received = Received()
     weights: Literal["size", "declared", "uniform"] = "size"
     max_examples: int | None = None
     buffers: Literal["mean", "local", "pooled"] = "mean"
-    pooled: Literal["all", "task"] | None = None
 
     def __post_init__(self) -> None:
         """Raise ValueError for a method that could not work or would silently do nothing."""
@@ -78,34 +176,18 @@ class Method:
             raise ValueError(f"{self.name}: {self.edge!r} would change nothing, for everything is private")
         if self.shares_nothing and not isinstance(self.stage, Identity):
             raise ValueError(f"{self.name}: {self.stage!r} would change nothing, for everything is private")
-        if self.start == "own" and self.stage.traits.reduces:
-            raise ValueError(f"{self.name}: clients start from their own models, but {self.stage!r} leaves one for all")
-        if self.start == "own" and ("X" in self.stage.traits.writes or self.server != Plain()):
-            blame = self.stage if "X" in self.stage.traits.writes else self.server
-            raise ValueError(
-                f"{self.name}: clients start from their own models, so what {blame!r} makes of updates would be lost"
-            )
         lost = sorted(f for f in self.edge.traits.writes - {"X"} if not f.startswith("extra:"))
         if lost:
             raise ValueError(
                 f"{self.name}: {self.edge!r} writes {lost[0]!r} at the client (edge), which does not travel"
             )
-        if self.task_vectors and self.rows == "client":
-            raise ValueError(f"{self.name}: rows are client, but {self.stage!r} leaves one row a task")
-        if self.rows == "client-task":
-            self._check_by_task()
-        apart = not self.stage.traits.reduces or self.private is not None or self.own_model
-        if self.pooled == "all" and apart:
-            raise ValueError(f"{self.name}: the examples of all clients train one model, so it is for all")
-        if self.pooled == "task" and not self.shares_nothing:
-            raise ValueError(
-                f"{self.name}: the examples of all clients train a model a task, so there is nothing to share"
-            )
+        for why in self.turn.refused(self):
+            raise ValueError(f"{self.name}: {why}")
         check_closed([self.edge, self.stage], self.name)
         alone = sorted(f for f in self.edge.traits.reads if f == "base" or f.startswith("auxiliary:"))
         if alone:
             raise ValueError(f"{self.name}: {self.edge!r} reads {alone[0]!r}, which is only there at the server")
-        provided = PROVIDED.union(*(rule.provides for rule in self.local))
+        provided = PROVIDED.union(*(rule.provides for rule in self.rules))
         missing = {
             f for f in self.edge.traits.reads | self.stage.traits.reads if f.startswith(("extra:", "auxiliary:"))
         } - provided
@@ -114,27 +196,11 @@ class Method:
             raise ValueError(
                 f"{self.name}: {self.stage!r} reads {', '.join(sorted(missing))}, which no local rule provides"
             )
-        for rule in self.local:
+        for rule in self.rules:
             if unheard := sorted(rule.needs - self.stage.traits.broadcasts):
                 raise ValueError(
                     f"{self.name}: {rule!r} needs {', '.join(unheard)}, which no stage at the server broadcasts"
                 )
-
-    def _check_by_task(self) -> None:
-        """Refuse parts that assume one model a client."""
-        reasons = {
-            "a server rule": self.task_vectors and self.server != Plain(),
-            f"{self.stage!r}, which leaves a row for each,": not self.stage.traits.reduces,
-            "a stream": self.stream is not None,
-            "tuning": self.tune is not None,
-            "the client's own model": self.start == "own" or self.own_model,
-            "auxiliary vectors": bool(self.auxiliary),
-            "what rows started from": "base" in self.stage.traits.reads,
-            "what the server broadcasts": any(rule.needs for rule in self.local),
-        }
-        for what, there in reasons.items():
-            if there:
-                raise ValueError(f"{self.name}: {what} and rows (client, task) do not go together")
 
     def plus(self, stage: Stage, at: Literal["edge", "server"] = "edge") -> Method:
         """The method with one more stage, which its name says too: 'fedavg + TopMagnitude(rho=0.3)'.
@@ -147,12 +213,12 @@ class Method:
             return replace(self, edge=edge)._called(stage)
         if self.shares_nothing:
             raise ValueError(f"{self.name}: {stage!r} would change nothing, for everything is private")
-        return replace(self, stage=self.stage.preceded_by(stage))._called(stage, " at the server")
+        return replace(self, stage=preceded_by(self.stage, stage))._called(stage, " at the server")
 
     def combined_by(self, stage: Stage) -> Method:
         """The method with another rule in place of its mean. Raises ValueError if it has none."""
         try:
-            combined = self.stage.combined_by(stage)
+            combined = combined_by(self.stage, stage)
         except ValueError as error:
             raise ValueError(f"{self.name}: {error}") from None
         return replace(self, stage=combined)._called(stage)
@@ -165,15 +231,30 @@ class Method:
         """The method with the name of a part that was added."""
         return replace(self, name=f"{self.name} + {_short(part)}{where}")
 
+    @cached_property
+    def rules(self) -> tuple[LocalRule, ...]:
+        """The rules of local training."""
+        return tuple(part for part in self.local if isinstance(part, LocalRule))
+
+    @cached_property
+    def phases(self) -> tuple[Phase, ...]:
+        """The phases of local training; without any, all of the model is trained at once."""
+        return tuple(part for part in self.local if isinstance(part, Phase))
+
+    @cached_property
+    def tune(self) -> Tune | None:
+        """The training of a personal model before it is measured or saved, if there is one."""
+        return next((part for part in self.local if isinstance(part, Tune)), None)
+
     @property
     def task_vectors(self) -> bool:
         """Whether the server keeps a vector for each task, not one model."""
-        return self.stage.traits.by_task
+        return "tasks" in self.stage.traits.writes
 
     @property
     def own_model(self) -> bool:
         """Whether clients keep a whole model of their own beside what they share."""
-        return self.stream is not None or any(rule.keeps_model for rule in self.local)
+        return self.turn.beside is not None or any(rule.keeps_model for rule in self.rules)
 
     @property
     def shares_nothing(self) -> bool:
@@ -231,22 +312,23 @@ class Method:
     @property
     def outline(self) -> Outline:
         """The method in words, place by place."""
-        rules = [Box.of(rule) for rule in self.local] or [Box("the tasks' losses only")]
-        more = [Box.of(part) for part in (*self.phases, self.stream, self.tune) if part is not None]
-        by_task = ("one row a client and task",) if self.rows == "client-task" else ()
+        rules = [Box.of(rule) for rule in self.rules] or [Box("the tasks' losses only")]
+        beside = [] if self.turn.beside is None else [Box("Stream", f"rules={self.turn.beside!r}")]
+        more = [*map(Box.of, self.phases), *beside, *([] if self.tune is None else [Box.of(self.tune)])]
+        by_task = ("one row a client and task",) if self.turn.by_task else ()
         weights = self.weights if self.max_examples is None else f"{self.weights}, at most {self.max_examples} examples"
         return Outline(
             local=(*(Box.of(change, after=" of the model") for change in self.model), *rules, *more),
             edge=self.edge.boxes,
             wire=Box.of(self.codec, f"private: {self.private or 'nothing'}", *by_task),
             server=(*self.stage.boxes, Box.of(self.server, f"weights: {weights}", f"buffers: {self.buffers}")),
-            start=self.start,
+            start=self.turn.start,
         )
 
     def __str__(self) -> str:
         outline = self.outline
         private, *by_task = outline.wire.facts
-        wire = "; ".join([repr(self.codec), private, f"starts from: {self.start} model", *by_task])
+        wire = "; ".join([repr(self.codec), private, f"starts from: {outline.start} model", *by_task])
         places = {"local training": outline.local, "client, before sending": outline.edge, "server": outline.server}
         local, edge, server = (f"{place}:\n{listed(boxes)}" for place, boxes in places.items())
         return "\n".join([f"method {self.name}", local, edge, f"on the wire: {wire}", server])

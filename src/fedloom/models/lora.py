@@ -55,7 +55,7 @@ def add_lora(encoder: Encoder, lora: Lora) -> None:
             known = ", ".join(dict.fromkeys(re.sub(r"\.\d+\.", ".*.", name) for name in linear)) or "none"
             raise RecipeError(f"model.lora.targets: {target!r} names no linear layer of the encoder; it has: {known}")
         chosen |= found
-    peft = need("peft", "lora")
+    peft = need("peft", "methods")
     alpha = lora.rank if lora.alpha is None else lora.alpha
     config = peft.LoraConfig(r=lora.rank, lora_alpha=alpha, lora_dropout=0.0, target_modules=sorted(chosen))
     peft.inject_adapter_in_model(config, encoder)

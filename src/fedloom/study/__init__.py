@@ -5,9 +5,10 @@ from __future__ import annotations
 from fedloom.federation.runs.reader import Final, Run
 from fedloom.study.delta import delta_m
 from fedloom.study.grid import Grid, load_grid, open_folder
-from fedloom.study.significance.contrasts import contrasts, grid_contrasts
-from fedloom.study.significance.ranks import grid_ranked, ranked
+from fedloom.study.significance.contrasts import contrasts
+from fedloom.study.significance.ranks import ranked
 from fedloom.study.tables.compare import Comparison, compare
+from fedloom.study.tables.results import of_grid
 from fedloom.study.tables.table import tabulate
 
 __all__ = [
@@ -18,9 +19,8 @@ __all__ = [
     "compare",
     "contrasts",
     "delta_m",
-    "grid_contrasts",
-    "grid_ranked",
     "load_grid",
+    "of_grid",
     "open_folder",
     "ranked",
     "tabulate",

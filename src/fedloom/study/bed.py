@@ -12,8 +12,7 @@ from fedloom.core.errors import StateError
 from fedloom.federation.runs.reader import Run
 from fedloom.study.delta import delta_terms
 from fedloom.study.grid import Grid
-from fedloom.study.tables.results import CombinationRuns, read
-from fedloom.study.tables.table import columns_of, means
+from fedloom.study.tables.results import Combination, Side, columns_of, means, read
 
 ALONE = "Local"
 """The base of a bed's grid in which every client trains alone."""
@@ -25,10 +24,6 @@ STILL = 1.0
 """Percent by which the training loss may still fall in a round."""
 LAST = 0.2
 """The share of the rounds, at the end, over which that is measured."""
-
-
-Results = Mapping[tuple[str, str, str], CombinationRuns]
-"""(data set, base, add-on) -> its runs."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +94,7 @@ def judge(grid: Grid, folder: Path) -> tuple[list[Verdict], list[str]]:
     return verdicts, unjudged
 
 
-def _verdict(grid: Grid, data: str, results: Results) -> Verdict:
+def _verdict(grid: Grid, data: str, results: Mapping[Combination, Side]) -> Verdict:
     columns = [column for column in columns_of(grid, data, results) if column.task]
     directions = {column.task: column.direction for column in columns}
     alone = _runs(results, data, ALONE)
@@ -118,7 +113,7 @@ def _verdict(grid: Grid, data: str, results: Results) -> Verdict:
     )
 
 
-def _runs(results: Results, data: str, base: str) -> CombinationRuns:
+def _runs(results: Mapping[Combination, Side], data: str, base: str) -> Side:
     for (name, label, _), found in results.items():
         if (name, label) == (data, base):
             return found

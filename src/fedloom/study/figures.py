@@ -1,7 +1,7 @@
 """The figures of grids: numbers over a parameter, and over rounds.
 
-A figure is a registered function (grid, folder, split, *, parameters) -> matplotlib Figure; its keyword-only
-parameters are the keys of a grid's `figure` section. Free of torch; matplotlib is imported when something is drawn.
+A figure is a registered function (grid, folder, split, *, parameters) -> a chart (see `study.charts`); its keyword-only
+parameters are the keys of a grid's `figure` section. Free of torch.
 """
 
 from __future__ import annotations
@@ -15,23 +15,34 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedloom.core.errors import RecipeError, StateError, nearest, writing
-from fedloom.core.extras import figure, save_figure
 from fedloom.core.settings.names import value_at
 from fedloom.core.settings.registry import Registry
 from fedloom.federation.runs.reader import Run
-from fedloom.study import palette
+from fedloom.study import charts
+from fedloom.study.charts import Chart
 from fedloom.study.grid import Grid, cells, select, together
-from fedloom.study.panels import STYLES, Panels, Point, dashes, legend_below, line, titled
-from fedloom.study.tables.compare import Estimate
-from fedloom.study.tables.results import Combination, CombinationRuns, Values, about_model, over_rounds, read
-from fedloom.study.tables.table import Column, columns_of, estimate
+from fedloom.study.panels import Panels, Point, lines
+from fedloom.study.significance.ranks import Ranks
+from fedloom.study.significance.statistics import LEVEL, p_text
+from fedloom.study.tables.estimate import Estimate
+from fedloom.study.tables.results import (
+    Column,
+    Combination,
+    Side,
+    Values,
+    about_model,
+    columns_of,
+    estimate,
+    over_rounds,
+    read,
+)
 
 FIGURES = Registry("figure")
-"""Functions (grid, folder, split, *, parameters) -> matplotlib Figure."""
+"""Functions (grid, folder, split, *, parameters) -> chart."""
 
 
 def draw(grid: Grid, folder: Path, out: Path, split: str = "test", named: str | None = None) -> None:
-    """Draw a grid's figure, or one of its `figures`, to a file; its ending (.png, .svg, .pdf) says the format.
+    """Draw a grid's figure, or one of its `figures`, to a file; its ending (see `charts.KINDS`) says the format.
 
     Raises RecipeError for a grid without that figure, StateError where nothing has been run, UserError for a bad file.
     """
@@ -45,7 +56,26 @@ def draw(grid: Grid, folder: Path, out: Path, split: str = "test", named: str | 
     made = section.entry.function(grid, folder, split, **section.params)
     with writing(out):
         out.parent.mkdir(parents=True, exist_ok=True)
-    save_figure(made, out, dpi=150)
+    charts.save(made, out)
+
+
+def of_ranks(ranks: Ranks) -> Chart:
+    """Draw mean ranks, the best on top, each with a line as long as the critical difference (Demsar, Statistical
+    comparisons of classifiers over multiple data sets, 2006): methods whose lines overlap are not told apart.
+    """
+    r = ranks.ranking
+    half = r.critical / 2
+    several = {name: (rank, rank - half, rank + half) for name, rank in r.ranks.items()}
+    texts = {name: f"{rank:.2f}" for name, rank in r.ranks.items()}
+    made = charts.intervals(several, "mean rank, 1 is best", texts=texts, signed=False)
+    p = p_text(r.p)
+    friedman = "" if math.isnan(r.p) else f" Friedman's test p {p if p.startswith('<') else f'= {p}'}."
+    about = (
+        f"{ranks.split} split; mean ranks over N = {r.blocks} blocks ({ranks.block}). Methods whose lines overlap are "
+        f"not told apart: their ranks differ by less than the critical difference of Nemenyi at {LEVEL:.0%}, "
+        f"{r.critical:.2f}.{friedman}{' So none is told apart.' if r.p > LEVEL else ''}"
+    )
+    return charts.concat([made], title=ranks.title, about=about)
 
 
 @FIGURES.register("sweep", source="FedDEA, Figure 4; F2DC, Figures 6 to 8")
@@ -58,7 +88,7 @@ def sweep(
     label: str = "",
     tasks: list[str] | None = None,
     log: bool = False,
-) -> Any:
+) -> Chart:
     """Delta and each task's metric over a key of the cells' recipes, one line per base.
 
     `parameter` is the key's path, such as method.add.feddea.rho, and `label` what the axis says; `log` makes the axis
@@ -66,9 +96,12 @@ def sweep(
     """
     results, _ = read(grid, folder, split)
     panels = Panels(grid, results, tasks, ("delta_m", "average", "spread", "bits"))
-    for data, column, axes in panels:
-        for number, (color, base) in enumerate(panels.colors(grid.bases)):
-            points: list[Point] = []
+    drawn = []
+    for data, column, title in panels:
+        several: dict[str, list[Point]] = {}
+        alone: dict[str, float] = {}
+        for base in grid.bases:
+            points = several.setdefault(base, [])
             for addon in grid.addons:
                 result = results.get((data, base, addon))
                 found = panels.estimate((data, base, addon), column) if result else None
@@ -79,15 +112,15 @@ def sweep(
                     points.append((float(x), found))
                 else:
                     text = f"{base} alone" if addon == "-" else together(base, addon)
-                    axes.axhline(found.mean, color=color, linestyle="--", linewidth=1, label=text)
+                    alone[text] = found.mean
             least = min((x for x, _ in points), default=1.0)
             if log and least <= 0:
                 raise RecipeError(f"figure.log: {parameter} is {least:g} in a cell of {base}, expected above 0")
-            line(axes, points, column.metric, base, color, as_bars=True, style=dashes(number))
-        axes.set_xlabel(label or parameter)
-        if log:
-            axes.set_xscale("log")
-    return panels.finished(f"{split} split; {about_model(grid, results)}; ± 95 % t-interval over seeds")
+        xs = [x for points in several.values() for x, _ in points] or [1.0]
+        level = {text: [(x, Estimate(v, math.nan, 1)) for x in {min(xs), max(xs)}] for text, v in alone.items()}
+        look: dict[str, Any] = {"title": title, "bars": True, "dashed": list(alone), "log": "x" if log else ""}
+        drawn.append(lines(several | level, column.metric, label or parameter, "", **look))
+    return panels.finished(drawn, f"{split} split; {about_model(grid, results)}; ± 95 % t-interval over seeds")
 
 
 @FIGURES.register(
@@ -101,7 +134,7 @@ def convergence(
     only: list[str] | None = None,
     tasks: list[str] | None = None,
     clients: bool = False,
-) -> Any:
+) -> Chart:
     """Each task's metric over rounds, one line per cell: mean over seeds with its 95 % t-interval as a band.
 
     A grid that shows domains has them in the place of tasks, and their average. `tasks` chooses among all these, and
@@ -120,29 +153,30 @@ def convergence(
 
     pairs = itertools.product(grid.bases, grid.addons)
     names = [pair for pair in pairs if any((data, *pair) in drawn for data in grid.data)]
-    for data, column, axes in panels:
+    made = []
+    for data, column, title in panels:
         holders = _holders(results, data, column.task) if clients else []
-        if holders:
-            axes.set_title(f"{axes.get_title()}\n{', '.join(holders)}", fontsize=8)
-        for at, (color, (base, addon)) in enumerate(panels.colors(names)):
+        title = f"{title}, {', '.join(holders)}" if holders else title
+        several: dict[str, list[Point]] = {}
+        groups: dict[str, str] = {}
+        for base, addon in names:
             result = results.get((data, base, addon))
             if result is None or (data, base, addon) not in drawn:
                 continue
             label = together(base, addon)
             for number, client in enumerate(holders or [None]):
                 text = f"{label}, client {number + 1} of {len(holders)}" if len(holders) > 1 else label
-                points = _over_rounds(result, column, panels.columns[data], histories((data, base, addon), client))
-                style = STYLES[number % len(STYLES)] if len(holders) > 1 else dashes(at)
-                line(axes, points, column.metric, text, color, as_bars=False, style=style)
-        axes.set_xlabel("round")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-    return panels.finished(f"{split} split; bands: 95 % t-interval over seeds")
+                found = histories((data, base, addon), client)
+                several[text] = _over_rounds(result, column, panels.columns[data], found)
+                groups[text] = label
+        made.append(lines(several, column.metric, "round", "", title=title, groups=groups))
+    return panels.finished(made, f"{split} split; bands: 95 % t-interval over seeds")
 
 
 @FIGURES.register("activated-dimensions", source="FedDEA, Figure 2")
 def activated_dimensions(
     grid: Grid, folder: Path, split: str, *, scope: Literal["encoder", "all"] | None = None
-) -> Any:
+) -> Chart:
     """Which dimensions each update activates in the first and the last round, and the clients' overlap, cell by cell.
 
     The cells need the add-on activated-dimensions. Only the first seed of each cell is drawn; `split` plays no part.
@@ -154,7 +188,7 @@ def activated_dimensions(
 
 
 @FIGURES.register("hyper-weights", source="FedHCA2, Figures 6 and 7; 2 and 3 of its supplement")
-def hyper_weights(grid: Grid, folder: Path, split: str) -> Any:
+def hyper_weights(grid: Grid, folder: Path, split: str) -> Chart:
     """How much each client takes of what the others learned, over the rounds, for each cell that has hyper weights.
 
     The cells need the method fedhca2. Only the first seed of each cell is drawn; `split` plays no part.
@@ -170,7 +204,7 @@ def hyper_weights(grid: Grid, folder: Path, split: str) -> Any:
 
 
 @FIGURES.register("best-loss", source="DFMTL thesis, Figures 6.1, 6.2, 6.4, A.3 and A.4")
-def best_loss(grid: Grid, folder: Path, split: str, *, only: list[str] | None = None) -> Any:
+def best_loss(grid: Grid, folder: Path, split: str, *, only: list[str] | None = None) -> Chart:
     """The best validation loss of each cell, the least on top, with a dot for each seed; `split` plays no part.
 
     `only` are labels of data sets, bases and add-ons, as of `fedloom grid --only`.
@@ -181,7 +215,7 @@ def best_loss(grid: Grid, folder: Path, split: str, *, only: list[str] | None = 
 
 
 @FIGURES.register("losses", source="DFMTL thesis, Figures 6.2, 6.3, A.1 and A.5")
-def losses(grid: Grid, folder: Path, split: str, *, only: list[str] | None = None, tasks: bool = False) -> Any:
+def losses(grid: Grid, folder: Path, split: str, *, only: list[str] | None = None, tasks: bool = False) -> Chart:
     """The validation loss over rounds, a line for each seed, and with `tasks` that of each task; `split` plays no part.
 
     `only` is as in `best-loss`.
@@ -194,7 +228,7 @@ def losses(grid: Grid, folder: Path, split: str, *, only: list[str] | None = Non
 
 
 @FIGURES.register("early-stopping", source="DFMTL thesis, Table 6.9 and Figure A.2")
-def early_stopping(grid: Grid, folder: Path, split: str, *, only: list[str] | None = None) -> Any:
+def early_stopping(grid: Grid, folder: Path, split: str, *, only: list[str] | None = None) -> Chart:
     """Rounds configured, run and until the best loss, and what early stopping saved; `split` plays no part.
 
     `only` is as in `best-loss`.
@@ -211,7 +245,7 @@ def _first_seeds(grid: Grid, folder: Path, split: str) -> Iterator[tuple[str, Ru
         yield " / ".join(label for label in labels if label != "-") + f", seed {seed}", result.runs[seed]
 
 
-def _holders(results: Mapping[Combination, CombinationRuns], data: str, task: str) -> list[str]:
+def _holders(results: Mapping[Combination, Side], data: str, task: str) -> list[str]:
     """Clients that hold a task in all runs of a data set."""
     runs = [run for (name, *_), result in results.items() if name == data for run in result.runs.values()]
     held = [[client for client, info in run.info["clients"].items() if task in info["tasks"]] for run in runs]
@@ -219,7 +253,7 @@ def _holders(results: Mapping[Combination, CombinationRuns], data: str, task: st
 
 
 def _over_rounds(
-    result: CombinationRuns,
+    result: Side,
     column: Column,
     columns: Sequence[Column],
     histories: Mapping[int, Mapping[int, Mapping[str, float]]],
@@ -234,10 +268,10 @@ def _over_rounds(
 
 
 @FIGURES.register("radar", source="MaTU, Figure 4")
-def radar(grid: Grid, folder: Path, split: str, *, reference: str = "", tasks: list[str] | None = None) -> Any:
-    """Each task's metric in percent of a reference cell's: one line per cell around a circle, for each data set.
+def radar(grid: Grid, folder: Path, split: str, *, reference: str = "", tasks: list[str] | None = None) -> Chart:
+    """Each task's metric in percent of a reference cell's: a bar per task and cell, for each data set.
 
-    `reference` is a cell as BASE/ADDON, by default the one that the grid's Delta is against; its circle is at 100 %. A
+    `reference` is a cell as BASE/ADDON, by default the one that the grid's Delta is against; its bars are at 100 %. A
     number is the mean over the seeds that both cells have; for metrics of which less is better it is the inverse.
     """
     results, _ = read(grid, folder, split)
@@ -245,89 +279,71 @@ def radar(grid: Grid, folder: Path, split: str, *, reference: str = "", tasks: l
     rows = [data for data in grid.data if (data, *against) in results]
     if not rows:
         raise StateError(f"grid {grid.name}: the reference {'/'.join(against)} of its figure has not finished")
-    page = figure(6.4 * len(rows), 6.4)
-    panels = page.subplots(1, len(rows), squeeze=False, subplot_kw={"projection": "polar"})[0]
-    for data, axes in zip(rows, panels, strict=True):
+    drawn = []
+    for data in rows:
         columns = _chosen(columns_of(grid, data, results), tasks)
-        angles = [2 * math.pi * i / len(columns) for i in range(len(columns))]
-        base = results[data, *against].values()
-        circle = [2 * math.pi * i / 180 for i in range(181)]
-        axes.plot(circle, [100.0] * len(circle), color="black", linewidth=1, label=f"{together(*against)} = 100 %")
-        cells = [(data, b, a) for b in grid.bases for a in grid.addons if (b, a) != against]
-        for number, where in enumerate(cells):
-            if where not in results:
-                continue
-            shares = [_share(results[where].values(), base, column) for column in columns]
-            known = [share for share in shares if not math.isnan(share)]
-            if not known:
-                continue
-            label = f"{together(*where[1:])}, mean {math.fsum(known) / len(known):.1f} %"
-            color = palette.color(number)
-            axes.plot([*angles, angles[0]], [*shares, shares[0]], color=color, marker="o", markersize=3, label=label)
-        axes.set_xticks(angles, [column.task for column in columns], fontsize=8)
-        for name, angle in zip(axes.get_xticklabels(), angles, strict=True):  # names lie outside of the circle
-            side = round(math.cos(angle), 1)
-            name.set_horizontalalignment("left" if side > 0 else "right" if side < 0 else "center")
-        axes.set_ylim(bottom=0)
-        axes.set_title(data, fontsize=10)
-        axes.legend(fontsize=8, loc="upper center", bbox_to_anchor=(0.5, -0.08), ncols=2)
-    return titled(page, grid.title or grid.name, f"{split} split; percent of {together(*against)}")
+        base = results[data, *against].values
+        shown = {}
+        for where in ((data, b, a) for b in grid.bases for a in grid.addons if (b, a) != against):
+            if where in results:
+                shares = {column.task: _share(results[where].values, base, column) for column in columns}
+                if known := [share for share in shares.values() if not math.isnan(share)]:
+                    shown[f"{together(*where[1:])}, mean {math.fsum(known) / len(known):.1f} %"] = shares
+        named = f"{together(*against)} = 100 %"
+        by_task = {c.task: {named: 100.0} | {name: of[c.task] for name, of in shown.items()} for c in columns}
+        drawn.append(charts.bars(by_task, f"% of {together(*against)}", title=data))
+    return charts.concat(drawn, 3, grid.title or grid.name, f"{split} split; percent of {together(*against)}")
 
 
 @FIGURES.register("tasks-per-client", source="MaTU, Figure 5")
 def tasks_per_client(
     grid: Grid, folder: Path, split: str, *, tasks: list[str] | None = None, reference: str = ""
-) -> Any:
+) -> Chart:
     """Megabits that a client sends a round for each of its tasks, and the mean over tasks, by tasks per client.
 
     There is one line per cell; its points are the data sets of the grid whose recipes set partition.tasks_per_client.
     The tasks must have one metric. With `reference`, a cell as DATA/BASE/ADDON, tasks are in percent of that cell's.
     """
     means = _Means(grid, folder, split, tasks, reference)
-    page, panels = means.page(("bits", "share" if reference else "mean"))
-    found = False
-    for name, axes in panels.items():
-        for number, (color, (base, addon)) in enumerate(Panels.colors(means.cells)):
-            points: list[Point] = []
+    drawn = []
+    for name in ("bits", "share" if reference else "mean"):
+        several: dict[str, list[Point]] = {}
+        for base, addon in means.cells:
+            points = several.setdefault(together(base, addon), [])
             for data in grid.data:
                 result = means.results.get((data, base, addon))
                 x = value_at(next(iter(result.runs.values())).recipe, "partition.tasks_per_client") if result else None
                 known = means.of((data, base, addon), name)
                 if isinstance(x, int | float) and known is not None:
                     points.append((float(x), known))
-            found = found or bool(points)
-            line(axes, points, "", together(base, addon), color, as_bars=True, style=dashes(number))
-        axes.set_xlabel("tasks per client")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-    if not found:
-        raise RecipeError(f"grid {grid.name}: no finished cell sets partition.tasks_per_client")
-    legend_below(page)
-    return page
+        if not any(several.values()):
+            raise RecipeError(f"grid {grid.name}: no finished cell sets partition.tasks_per_client")
+        drawn.append(lines(several, "", "tasks per client", "", title=means.titles[name], bars=True))
+    return means.finished(drawn)
 
 
 @FIGURES.register("data-sets", source="MaTU, Figure 6")
-def data_sets(grid: Grid, folder: Path, split: str, *, tasks: list[str] | None = None, reference: str = "") -> Any:
+def data_sets(grid: Grid, folder: Path, split: str, *, tasks: list[str] | None = None, reference: str = "") -> Chart:
     """The mean over tasks in each data set of the grid, as bars: one colour per cell.
 
     The tasks must have one metric. With `reference`, a cell as DATA/BASE/ADDON, a first panel has the tasks in percent
     of that cell's, and its data set has no bars.
     """
     means = _Means(grid, folder, split, tasks, reference)
-    page, panels = means.page(("share", "mean") if reference else ("mean",))
     rows = [data for data in grid.data if data != reference.partition("/")[0]]
-    width = 0.8 / len(means.cells)
-    for name, axes in panels.items():
-        for number, (color, (base, addon)) in enumerate(Panels.colors(means.cells)):
-            bars = [(at, e) for at, data in enumerate(rows) if (e := means.of((data, base, addon), name)) is not None]
-            if not bars:
-                continue
-            places = [at + (number - (len(means.cells) - 1) / 2) * width for at, _ in bars]
-            halves = [0.0 if math.isnan(e.half) else e.half for _, e in bars]
+    drawn = []
+    for name in ("share", "mean") if reference else ("mean",):
+        bars: dict[str, dict[str, float]] = {data: {} for data in rows}
+        ends: dict[tuple[str, str], charts.Ends] = {}
+        for base, addon in means.cells:
             label = together(base, addon)
-            axes.bar(places, [e.mean for _, e in bars], width, yerr=halves, color=color, label=label, capsize=2)
-        axes.set_xticks(range(len(rows)), rows, fontsize=8)
-    legend_below(page)
-    return page
+            for data in rows:
+                if (e := means.of((data, base, addon), name)) is not None:
+                    bars[data][label] = e.mean
+                    if not math.isnan(e.half):
+                        ends[data, label] = (e.mean - e.half, e.mean + e.half)
+        drawn.append(charts.bars(bars, means.titles[name], title=means.titles[name], ends=ends))
+    return means.finished(drawn)
 
 
 class _Means:
@@ -351,7 +367,7 @@ class _Means:
             )
         if reference and names[reference] not in self.results:
             raise StateError(f"grid {grid.name}: the reference {reference} of its figure has not finished")
-        self.base = self.results[names[reference]].values() if reference else None
+        self.base = self.results[names[reference]].values if reference else None
         self.against = together(*names[reference][1:]) if reference else ""
         drawn = {where[1:] for where in self.results if not reference or where != names[reference]}
         self.cells = [(b, a) for b in grid.bases for a in grid.addons if (b, a) in drawn]
@@ -362,7 +378,7 @@ class _Means:
         if result is None:
             return None
         columns = self.columns[where[0]]
-        values = result.values()
+        values = result.values
         if name == "share":
             assert self.base is not None
             shares = [[_share({s: v}, self.base, c) for c in columns] for s, v in values.items() if s in self.base]
@@ -371,20 +387,19 @@ class _Means:
         column = Column(where[0], "", "average" if name == "mean" else name, self.metric.direction)
         return estimate(column, columns, result.runs, values)
 
-    def page(self, names: Sequence[str]) -> tuple[Any, dict[str, Any]]:
-        """(the figure, its panels by name)."""
-        titles = {
+    @property
+    def titles(self) -> dict[str, str]:
+        """What the panels show, by the names of `of`."""
+        return {
             "bits": str(Column("", "", "bits", "min")),
             "mean": str(self.metric),
             "share": f"{self.metric}, % of {self.against}",
         }
-        page = figure(4.5 * len(names), 4.2)
-        panels = dict(zip(names, page.subplots(1, len(names), squeeze=False)[0], strict=True))
-        for name, axes in panels.items():
-            axes.set_title(titles[name], fontsize=10)
-            axes.grid(alpha=0.3)
-        about = f"{self.split} split; ± 95 % t-interval over seeds"
-        return titled(page, self.grid.title or self.grid.name, about), panels
+
+    def finished(self, drawn: Sequence[Chart]) -> Chart:
+        """The sheet of the panels."""
+        title = self.grid.title or self.grid.name
+        return charts.concat(drawn, title=title, about=f"{self.split} split; ± 95 % t-interval over seeds")
 
 
 def _reference(grid: Grid, named: str) -> tuple[str, str]:

@@ -25,10 +25,9 @@ from fedloom.core.settings.section import Section, strict
 from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.core.settings.yaml import parse, to_yaml
 from fedloom.federation.recipes import loader
-from fedloom.federation.recipes.loader import load
+from fedloom.federation.recipes.loader import load, texts
 from fedloom.federation.recipes.schema import Named, Recipe, recipe_hash
 from fedloom.federation.runs.recorded import RUNNING, json_of, read_info, recipe_in
-from fedloom.study.references import CHANGES, Reference
 
 HOME = files("fedloom.study") / "grids"
 """Where the packaged grids are."""
@@ -36,10 +35,30 @@ FILE = "grid.yaml"
 REFUSED = "refused.json"
 OWN = ("references", "seeds", "delta", "show", "at", "metric", "columns", "also", "title")
 """Keys that KEY=VALUE sets in the grid itself; all others are set in every cell's recipe."""
+BED = ("data", "tasks", "partition", "model")
+"""Sections of a recipe that are its bed: a grid on another bed does not change them in every cell."""
 NO_VALIDATION = "at is best-validation, and there is no validation score to choose a round by"
 
 Changes = dict[str, Any]
 """Dotted recipe key -> value, as KEY=VALUE sets it: a whole section is replaced, a key in it is changed."""
+
+
+Reference = Literal["joint", "joint-by-task", "trivial"]
+"""The methods `joint`, for all tasks at once and for each alone, and `trivial`."""
+
+_POOLED: dict[str, Any] = {"evaluation.models": ["global"], "peers": None}
+CHANGES: dict[Reference, Changes] = {
+    "joint": {"method": "joint", **_POOLED},
+    "joint-by-task": {"method": {"name": "joint", "by": "task"}, **_POOLED},
+    "trivial": {
+        "method": "trivial",
+        **_POOLED,
+        "training.rounds": 1,  # there is nothing to train
+        "training.schedule": {"name": "constant"},
+        "early_stopping": None,
+    },
+}
+"""What makes a cell of them from a grid's recipe: one model, measured on the data of every client."""
 
 
 class DataRow(Section):
@@ -70,7 +89,7 @@ class Grid(Section):
     cells: dict[str, Changes] = Field(default_factory=dict)
     """BASE/ADDON -> changes of this combination alone, after the add-on's."""
     references: tuple[Reference, ...] | None = None
-    """What stands below the bases, without add-ons (see `fedloom.study.references`): the method `trivial`, and `joint`
+    """What stands below the bases, without add-ons (see `CHANGES`): the method `trivial`, and `joint`
     for all tasks at once and for each alone. By default all, and in a grid that is drawn, none."""
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0, 1, 2), min_length=1)
     delta: str = "base"
@@ -222,30 +241,29 @@ def summary(name: str) -> str:
 
 
 def load_grid(
-    source: str | Path | Mapping[str, Any], changes: Sequence[str] = (), origin: Origin | None = None
+    source: str | Path | Mapping[str, Any],
+    changes: Sequence[str] = (),
+    origin: Origin | None = None,
+    bed: str | None = None,
 ) -> Grid:
     """A checked grid from a packaged name, a file or a mapping; its recipes are read and stand in the result.
 
-    A key `like` names a packaged grid, of which it takes all keys that it does not have itself.
+    A key `like` names another grid, of which it takes all keys that it does not have itself. `bed` is one of its beds,
+    or a recipe (a packaged name, a file) that takes the place of its data sets.
     `changes` are KEY=VALUE texts: those that `OWN` names, such as seeds, change the grid, others every cell's recipe.
     `origin` says where names of code in it come from, by default as for recipes; a grid's folder counts as a run's.
     Raises RecipeError with all that is wrong with the grid; `recipes` checks the cells.
     """
-    where, value = loader.read(source, "grid", HOME)
+    where, value, its_origin, beds = loader.read(source, "grid", HOME, bed)
     if origin is None:
-        origin = loader.origin_of(source, HOME)
+        origin = its_origin
         admit(loader.names_typed(changes), Origin.TYPED, where)
         if origin is Origin.FILE and Path(where).name == FILE and Path(where).with_name("cells").is_dir():
             origin = Origin.FOLDER
     if not isinstance(value, dict):
         raise RecipeError(f"{where}: {found(value)} found, expected a mapping with {', '.join(Grid.model_fields)}")
-    while "like" in value:
-        like = value.pop("like")
-        if like not in names():
-            raise RecipeError(
-                f"{where} is not a valid grid:\nlike: {like!r} is no packaged grid.{nearest(str(like), names())}"
-            )
-        value = {**loader.read(like, "grid", HOME)[1], **value}
+    if bed is not None and bed not in beds:
+        value = _on_recipe(value, bed, where, beds)
     try:
         grid = strict(Grid, value)
         own, all_cells = _split(changes)
@@ -257,18 +275,33 @@ def load_grid(
     rows = {}
     for label, row in grid.data.items():
         recipe = row.recipe
-        if isinstance(recipe, str) and recipe not in loader.names() and (beside / recipe).is_file():
+        if isinstance(recipe, str) and recipe not in (*loader.names(), bed) and (beside / recipe).is_file():
             recipe = str(beside / recipe)
         try:
-            rows[label] = row.model_copy(update={"recipe": loader.read(recipe)[1]})
+            content = loader.read(recipe, follow=not isinstance(recipe, dict))
         except RecipeError as error:
             raise RecipeError(f"{where} is not a valid grid:\ndata.{label}.recipe: {error}") from None
-        if origin is Origin.TYPED and loader.origin_of(recipe, loader.HOME) is Origin.FILE:
+        rows[label] = row.model_copy(update={"recipe": content.value})
+        if origin is Origin.TYPED and content.origin is Origin.FILE:
             admit(_code(grid), Origin.TYPED, where)
             origin = Origin.FILE
     grid = grid.model_copy(update={"data": rows})
     grid._origin = origin
     return grid
+
+
+def _on_recipe(value: Mapping[str, Any], bed: str, where: str, beds: Collection[str]) -> dict[str, Any]:
+    """Return a grid's plain content with a recipe in the place of its data sets and of what belongs to these."""
+    if bed not in loader.names() and not Path(bed).is_file():
+        raise RecipeError(
+            f"{where}: no bed {bed!r}, expected one of its beds or a recipe (a file, a packaged name)."
+            f"{choices('Its beds', bed, beds)}"
+        )
+    label = re.sub(r"[^\w.-]+", "-", bed if bed in loader.names() else Path(bed).stem)
+    rest = {key: kept for key, kept in value.items() if key != "columns"}
+    if isinstance(changes := value.get("set"), dict):
+        rest["set"] = {key: kept for key, kept in changes.items() if str(key).partition(".")[0] not in BED}
+    return {**rest, "name": f"{value.get('name')}-{label}", "data": {label: {"recipe": bed}}}
 
 
 def _code(grid: Grid) -> Iterator[str]:
@@ -298,11 +331,6 @@ def _split(changes: Sequence[str]) -> tuple[Changes, Changes]:
             raise RecipeError(f"{change!r}: a grid has several seeds: seeds=[0,1,2]")
         (own if key in OWN else all_cells)[key] = parse(text, f"{change!r}")
     return own, all_cells
-
-
-def texts(changes: Changes) -> list[str]:
-    """Changes as KEY=VALUE, which one code path applies: JSON is YAML."""
-    return [f"{key}={json.dumps(value)}" for key, value in changes.items()]
 
 
 def recipes(grid: Grid) -> dict[Cell, Recipe]:

@@ -1,6 +1,6 @@
 """The one extension point of local training: LocalRule.
 
-Local training in parts: phases, models beside the shared one, and tuning before a measurement.
+Local training in parts: phases, and tuning before a measurement.
 
 A local rule without training: the means of the labels."""
 
@@ -157,16 +157,6 @@ class Phase:
 
     select: Selector
     share: float = 1.0
-
-
-@dataclass(frozen=True)
-class Stream:
-    """A model of the client's own, trained beside the shared one in every round and never sent.
-
-    It starts as the first received model. Its rules get the broadcast "anchor", the model received in the round.
-    """
-
-    rules: tuple[LocalRule, ...] = ()
 
 
 @dataclass(frozen=True)

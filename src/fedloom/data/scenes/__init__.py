@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
 from pydantic import Field
 
+from fedloom.core.context import derive_seed
 from fedloom.core.errors import RecipeError
 from fedloom.core.settings.section import Count, UnitInterval
-from fedloom.data.augment import Augment, resolve
-from fedloom.data.dense_label import Kind
-from fedloom.data.registry import DATASETS
+from fedloom.data.dense_label import Augment, Kind, resolve
+from fedloom.data.prepare import DATASETS, Array, cache_folder, kept
 
 if TYPE_CHECKING:
-    from fedloom.data.dataset import Dataset
-    from fedloom.data.dense import DenseExamples
+    from fedloom.data.dataset import Dataset, Examples
 
 Side = Annotated[int, Field(ge=16, le=512)]
 
@@ -24,6 +28,7 @@ SETTINGS: dict[str, tuple[Kind, ...]] = {
     "weak": ("semseg", "human_parts", "edge"),
 }
 """Which tasks belong together: all of them, or the DFMTL thesis' groups of strong and weak correlation."""
+PIXELS = 65536  # rendered together; more would not fit into a processor's own cache
 SMALL = 96  # below this, images lose their objects where they are scaled by less than 0.75
 
 
@@ -92,20 +97,66 @@ def scenes(
     )
 
 
-def _examples(settings: dict[str, object], names: tuple[Kind, ...], augment: Augment | None) -> DenseExamples:
+def _examples(settings: dict[str, object], names: tuple[Kind, ...], augment: Augment | None) -> Examples:
     import torch
 
-    from fedloom.data.dense import DenseExamples, Stored
-    from fedloom.data.scenes import store
+    from fedloom.data.dense import stored
+    from fedloom.data.transforms import Dense
 
-    arrays = store.split(settings)
-    source = Stored(torch.from_numpy(arrays["image"]), {name: torch.from_numpy(arrays[name]) for name in names})
-    return DenseExamples(
-        source,
-        {name: name for name in names},
-        (source.images.shape[2], source.images.shape[3]),
-        augment,
-        annotated={"human_parts": arrays["person"] > 0} if "human_parts" in names else {},
-        domain=torch.from_numpy((arrays["indoor"] == 0).astype("int64")) * (settings["outdoor"] != 1),
-        version=store.key(settings),
+    arrays = split(settings)
+    size = arrays["image"].shape[2:]
+    return stored(
+        torch.from_numpy(arrays["image"]),
+        {name: torch.from_numpy(arrays[name]) for name in names},
+        Dense({name: name for name in names}, (size[0], size[1]), augment),
+        {"human_parts": arrays["person"] > 0},
+        torch.from_numpy((arrays["indoor"] == 0).astype("int64")) * (settings["outdoor"] != 1),
+        key(settings),
     )
+
+
+def key(settings: Mapping[str, Any]) -> str:
+    """20 hexadecimal digits that change with any setting and with the code that renders."""
+    from fedloom.data.scenes import render, world
+
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for module in (world, render):
+        digest.update(Path(str(module.__file__)).read_bytes())
+    return digest.hexdigest()[:20]
+
+
+def split(settings: Mapping[str, Any]) -> dict[str, Array]:
+    """One split, from the cache where it is there and undamaged, else rendered (and kept, where that is possible).
+
+    `settings`: seed, split, count, height, width, outdoor, people, shadows, noise. The arrays are those of
+    `render.render`, and per example `indoor` (uint8) and `person` (uint8, whether any part of a person is visible).
+    """
+    place = cache_folder() / "scenes" / key(settings)
+    return kept(place, lambda: _render(settings))
+
+
+def examples(settings: Mapping[str, Any], numbers: range) -> dict[str, Array]:
+    """The examples with the given numbers; each depends on the settings (without count) and its number alone."""
+    from fedloom.data.scenes import render, world
+
+    seeds = [derive_seed(settings["seed"], "scenes", settings["split"], i) for i in numbers]
+    scenes = [world.scene(seed, settings["outdoor"], settings["people"]) for seed in seeds]
+    height, width = settings["height"], settings["width"]
+    made = render.render(scenes, seeds, height, width, settings["shadows"], settings["noise"])
+    made["indoor"] = np.array([s.indoor for s in scenes], np.uint8)
+    made["person"] = np.asarray(made["human_parts"].reshape(len(scenes), -1).max(1) > 0, np.uint8)
+    return made
+
+
+def _render(settings: Mapping[str, Any]) -> dict[str, Array]:
+    # One thread: numpy holds the interpreter's lock for too much of this for a second one to help.
+    count = settings["count"]
+    rows = max(1, PIXELS // (settings["height"] * settings["width"]))
+    arrays: dict[str, Array] = {}
+    for start in range(0, count, rows):
+        numbers = range(start, min(start + rows, count))
+        for name, array in examples(settings, numbers).items():
+            if name not in arrays:
+                arrays[name] = np.empty((count, *array.shape[1:]), array.dtype)
+            arrays[name][start : numbers.stop] = array
+    return arrays

@@ -1,1 +1,15 @@
-"""Many processes on one or many machines, started by torchrun: the engine `cluster`."""
+"""Many processes on one or many machines, started by torchrun: the engine `cluster`. This module is free of torch."""
+
+from __future__ import annotations
+
+import os
+
+
+def rank() -> int | None:
+    """This process's rank in the run, from 0; None if torchrun did not start it."""
+    return int(os.environ["RANK"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
+
+
+def restarted() -> bool:
+    """Whether it was started again after a failure."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0

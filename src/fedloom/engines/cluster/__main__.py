@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from fedloom.core.errors import UserError
-from fedloom.engines.cluster import torchrun
+from fedloom.engines import cluster
 from fedloom.engines.cluster.launch import ERROR_FILE
 from fedloom.engines.cluster.session import join
 from fedloom.federation.rounds.progress import Progress
@@ -27,7 +27,7 @@ def main() -> None:
     except UserError as error:
         if ERROR_FILE not in os.environ:
             sys.exit(f"error: {error}")
-        if torchrun.rank() == 0:
+        if cluster.rank() == 0:
             Path(os.environ[ERROR_FILE]).write_text(str(error), encoding="utf-8")
 
 

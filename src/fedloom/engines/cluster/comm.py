@@ -10,13 +10,18 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
+
+from fedloom.core.errors import UserError
+from fedloom.engines.peers.transport import as_tensor
+from fedloom.federation.runs.checkpoint import join_tree, split_tree
 
 dist: Any = distributed  # its type stubs leave out part of what is used here
 
@@ -145,7 +150,7 @@ class Comm:
         about = {q: json.loads(head.numpy().tobytes()) for q, head in heads.items() if len(head)}
         tensors = {q: _blank(value) for q, value in about.items()}
         self.exchange({q: parts for q, (_, parts) in letters.items()}, tensors)
-        found = {q: _join(value["tree"], tensors[q]) for q, value in about.items()}
+        found = {q: _joined(value, tensors[q]) for q, value in about.items()}
         return {**found, **({self.rank: out[self.rank]} if self.rank in out else {})}
 
     def all(self, tree: Any) -> list[Any]:
@@ -168,7 +173,19 @@ class Comm:
         about = json.loads(head.numpy().tobytes())
         tensors = _blank(about)
         self.exchange({}, {rank: tensors})
-        return _join(about["tree"], tensors)
+        return _joined(about, tensors)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Inside, a UserError in one process becomes one in all of them."""
+        error: UserError | None = None
+        try:
+            yield
+        except UserError as problem:
+            error = problem
+        texts = [text for text in self.all(None if error is None else str(error)) if text is not None]
+        if texts:
+            raise error or UserError(texts[0])
 
     def to_first(self, tree: Any) -> list[Any]:
         """The trees of all processes, by rank, at rank 0; an empty list elsewhere."""
@@ -228,47 +245,14 @@ def _raw(tensor: Tensor) -> Tensor:
 
 def _letter(tree: Any) -> tuple[Tensor, list[Tensor]]:
     """(head as bytes, tensors); a tensor that is several times in the tree is sent once."""
-    places: dict[int, int] = {}
-    tensors: list[Tensor] = []
-
-    def walk(value: Any) -> Any:
-        if isinstance(value, Tensor):
-            if id(value) not in places:
-                places[id(value)] = len(tensors)
-                tensors.append(value)
-            return {"$tensor": places[id(value)]}
-        if isinstance(value, bytes):
-            return {"$bytes": walk(_bytes(value))}
-        if isinstance(value, Mapping):
-            return {"$dict": [[k, walk(v)] for k, v in value.items()]}
-        if isinstance(value, list | tuple):
-            return [walk(v) for v in value]
-        if value is None or isinstance(value, bool | int | float | str):
-            return value
-        raise TypeError(f"a {type(value).__name__} cannot be sent between processes")
-
-    skeleton = walk(tree)
-    about = [[list(t.shape), str(t.dtype).removeprefix("torch.")] for t in tensors]
-    head = json.dumps({"tree": skeleton, "tensors": about}).encode()
-    return _bytes(head), tensors
+    skeleton, tensors = split_tree(tree, once=True)
+    about = [[list(t.shape), str(t.dtype).removeprefix("torch.")] for t in tensors.values()]
+    return as_tensor(json.dumps({"tree": skeleton, "tensors": about}).encode()), [*tensors.values()]
 
 
 def _blank(about: Mapping[str, Any]) -> list[Tensor]:
     return [torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in about["tensors"]]
 
 
-def _bytes(value: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(value), dtype=torch.uint8) if value else torch.empty(0, dtype=torch.uint8)
-
-
-def _join(skeleton: Any, tensors: Sequence[Tensor]) -> Any:
-    if isinstance(skeleton, list):
-        return [_join(v, tensors) for v in skeleton]
-    if isinstance(skeleton, dict):
-        ((kind, value),) = skeleton.items()
-        if kind == "$tensor":
-            return tensors[value]
-        if kind == "$bytes":
-            return _join(value, tensors).numpy().tobytes()
-        return {k: _join(v, tensors) for k, v in value}
-    return skeleton
+def _joined(about: Mapping[str, Any], tensors: Sequence[Tensor]) -> Any:
+    return join_tree(about["tree"], dict(zip(map(str, range(len(tensors))), tensors, strict=True)))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedloom.core.errors import RecipeError, UserError
 from fedloom.core.settings.trust import ALLOW, allowed
-from fedloom.engines.cluster import torchrun
+from fedloom.engines import cluster
 from fedloom.engines.engine import Engine
 from fedloom.engines.processes import SAFE_PATH
 from fedloom.federation.recipes.schema import Recipe
@@ -42,7 +42,7 @@ class Cluster(Engine):
                 )
         if recipe.peers is not None and recipe.peers.mode == "asynchronous":
             raise RecipeError("peers.mode: peers at their own pace run with runtime.engine=process only")
-        if torchrun.rank() is not None:
+        if cluster.rank() is not None:
             from fedloom.engines.cluster.session import join
 
             return join(folder, recipe if fresh else None, progress)

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedloom.core.context import State
-from fedloom.core.errors import UserError
 from fedloom.engines.cluster.comm import Comm
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.messages import ALL, Message, Payload
@@ -37,15 +36,10 @@ class Member:
         measured = [job for job in jobs if isinstance(job, EvalJob)]
         places = self._places(measured)
         mine = [job for job, rank in zip(measured, places, strict=True) if rank == self.comm.rank]
-        error, found = None, []
-        try:
+        with self.comm.together():
             found = [[key, scores] for key, scores in self.executor.run(mine, **options)]
-        except UserError as problem:
-            error = str(problem)
-        heads = self.comm.all({"error": error, "found": found})
-        raise_first(heads)
-        for head in heads:
-            yield from map(tuple, head["found"])
+        for each in self.comm.all(found):
+            yield from map(tuple, each)
 
     def _places(self, jobs: Sequence[EvalJob]) -> list[int]:
         clients = self.built.federation.clients
@@ -79,12 +73,8 @@ class Member:
 
     def _trained(self, now: Round, jobs: list[TrainJob], messages: Mapping[str, Message]) -> Iterator[Payload]:
         """Payloads of this process's clients; after the last one all processes know all results of training."""
-        error = None
-        try:
+        with self.comm.together():
             yield from now.payloads(self.executor, jobs, messages)
-        except UserError as problem:
-            error = str(problem)
-        raise_first([{"error": text} for text in self.comm.all(error)])
         meet(self.comm, now)
         self.costs.see(now.done)
 
@@ -262,12 +252,6 @@ def _add(ledger: Ledger, head: Mapping[str, Any]) -> None:
     for name, seconds in head["seconds"].items():
         if name.endswith("sum over clients"):
             ledger.add(name, seconds)
-
-
-def raise_first(heads: Sequence[Mapping[str, Any]]) -> None:
-    """Raise, in all processes, the first error that one of them met."""
-    if errors := [head["error"] for head in heads if head["error"]]:
-        raise UserError(errors[0])
 
 
 def _bytes_tree(client: str, counts: Mapping[tuple[str, str | None], int]) -> list[Any]:

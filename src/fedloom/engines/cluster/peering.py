@@ -6,11 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fedloom.core.context import State
-from fedloom.core.errors import UserError
 from fedloom.engines.cluster.comm import Comm
-from fedloom.engines.cluster.member import Member, meet, raise_first
+from fedloom.engines.cluster.member import Member, meet
 from fedloom.engines.peers.rounds import initial_peers, without_server
-from fedloom.engines.peers.transport import Lost, Network
+from fedloom.engines.peers.transport import Lost, Network, as_tensor
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.rounds import Round
 from fedloom.federation.rounds.worker import Executor, Job
@@ -48,12 +47,13 @@ class Spanning(Network):
         """Bring letters to other processes, and tell all processes which letters were sent."""
         out: dict[int, Any] = {q: {"sent": sent, "letters": []} for q in range(self.comm.size)}
         for rank, letters in self._out.items():
-            about = [[sender, receivers, data] for (sender, _), (data, receivers) in letters.items()]
+            about = [[sender, receivers, as_tensor(data)] for (sender, _), (data, receivers) in letters.items()]
             out[rank] = {"sent": sent, "letters": about}
         self._out = {}
         heads = self.comm.swap(out)
         for rank in range(self.comm.size):
-            for sender, receivers, data in heads[rank]["letters"]:
+            for sender, receivers, letter in heads[rank]["letters"]:
+                data = letter.numpy().tobytes()
                 for receiver in receivers:
                     super().put(sender, receiver, data)
         every = [(sender, to, n) for rank in range(self.comm.size) for sender, to, n in heads[rank]["sent"]]
@@ -100,12 +100,8 @@ class _Agreed:
         if "evaluate_trained" not in options:
             yield from self.executor.run(jobs, **options)
             return
-        error = None
-        try:
+        with self.comm.together():
             yield from self.executor.run(jobs, **options)
-        except UserError as problem:
-            error = str(problem)
-        raise_first([{"error": text} for text in self.comm.all(error)])
 
     def close(self) -> None:
         """Nothing of its own."""

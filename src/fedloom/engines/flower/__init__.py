@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from fedloom.core.lazy import lazy
 
 if TYPE_CHECKING:
-    from fedloom.engines.flower.apps import server_app as server_app
     from fedloom.engines.flower.client import client_app as client_app
     from fedloom.engines.flower.engine import Flower as Flower
+    from fedloom.engines.flower.engine import server_app as server_app
     from fedloom.engines.flower.node import Node as Node
     from fedloom.engines.flower.strategy import as_strategy as as_strategy
 

@@ -60,7 +60,7 @@ def read_message(built: Built, client: str, tree: Mapping[str, Any]) -> Message:
             raise ValueError(f"tasks: expected some of {', '.join(mine)}, sorted, found {shown(tasks)}")
         rows: tuple[Row, ...] = tuple((client, task) for task in tasks)
         like = blank(shared, built.federation, rows or ((client, None),), nothing(max(len(rows), 1), shared.d))
-        own = method.task_vectors or (method.start == "own" and value["vector"] is None)
+        own = method.task_vectors or (method.turn.start == "own" and value["vector"] is None)
         fields: dict[str, Foreign] = {
             "vector": Nothing() if own else Array((shared.d,)),
             "buffers": Nothing() if method.buffers == "local" else Array((buffers.d,)),
@@ -137,7 +137,7 @@ def _of_model(built: Built, client: str, fields: Mapping[str, Foreign], value: M
     method, mine = built.method, (*built.federation.clients[client].tasks,)
     # test data of the recipe's own is the same at several clients, and measured at one of them for all
     known = tuple(task.name for task in built.federation.tasks) if built.whole else mine
-    one_each = method.task_vectors or (method.rows == "client-task" and "global" not in built.models)
+    one_each = method.task_vectors or (method.turn.by_task and "global" not in built.models)
     parts: dict[str, Foreign] = {
         **fields,
         "tasks": Each(tuple([OneOf(known)] * len(value["tasks"]))),

@@ -1,4 +1,6 @@
-"""The engine `flower`: jobs go to nodes as messages, over any Grid of Flower, or over one in this process."""
+"""The engine `flower`: jobs go to nodes as messages, over any Grid of Flower, or over one in this process; and the
+ServerApp that runs it.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,10 @@ from fedloom.core.settings.section import Section, strict
 from fedloom.data.partition import Partition
 from fedloom.engines.engine import Engine
 from fedloom.engines.flower.client import client_app
-from fedloom.engines.flower.late import Prompt
 from fedloom.engines.flower.local import LocalGrid
 from fedloom.engines.flower.node import identity, marker, message_tree
 from fedloom.engines.flower.nodes import NodeReport, agreed, as_plain, build_from
+from fedloom.engines.flower.offered import Offer
 from fedloom.engines.flower.received import (
     ANSWER,
     Told,
@@ -49,6 +51,7 @@ from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import cohort
 from fedloom.federation.rounds.measure import labels, named, wanted
 from fedloom.federation.rounds.messages import Payload
+from fedloom.federation.rounds.progress import progress
 from fedloom.federation.rounds.rounds import Advance, Round, with_server
 from fedloom.federation.rounds.worker import EvalJob, Executor, Job, TrainDone, TrainJob
 from fedloom.federation.runs import checkpoint
@@ -57,6 +60,7 @@ from fedloom.federation.runs.audit import Audit
 from fedloom.federation.runs.folder import RunFolder
 from fedloom.federation.runs.reader import WITHHELD
 from fedloom.federation.runs.recorded import json_of
+from fedloom.methods.method import Method
 from fedloom.training.flat import FlatModel
 
 _KEYS = "keys.json"
@@ -70,7 +74,6 @@ class AtNodes:
 
     def __init__(self, built: Built, nodes: Roster, run: str, deadline: float) -> None:
         self.built, self.nodes, self.run_id, self.deadline = built, nodes, run, deadline
-        nodes.grid = Prompt(nodes.grid)
         self.config: FlowerSettings = built.recipe.runtime.flower
         own_data = built.recipe.data.name == "nodes"
         self.head = {
@@ -92,7 +95,7 @@ class AtNodes:
     def run(self, jobs: Sequence[Job], **options: Any) -> Iterator[Any]:
         """Results as they arrive. Raises StateError if too few clients of a round of training answer."""
         clients = {node: client for client, node in self.nodes.ids.items()}
-        for node in self.nodes.grid.late():
+        for node in self.nodes.late():
             self.nodes.log("late answer dropped", {"client": clients.get(node, f"at node {node}")})
         self.nodes.meet(self.built.federation.clients)
         yield from self._train([job for job in jobs if isinstance(job, TrainJob)], **options)
@@ -403,6 +406,30 @@ class OverGrid(Flower):
     def export(self, built: Built, state: State) -> tuple[dict[str, Tensor], dict[str, str]]:
         """The global models; each node has its client's own models."""
         return self.at.export(state), labels(built, state)
+
+
+def server_app(recipe: Recipe | Path | str, method: Method | None = None) -> Any:
+    """A ServerApp that runs a recipe over the nodes, or resumes its run if the run folder exists already.
+
+    `folder` in the run config is the run folder.
+    """
+    app = need("flwr.serverapp", "flower").ServerApp()
+
+    @app.main()
+    def main(grid: Any, context: Any) -> None:
+        from fedloom.engines import api
+
+        whole = Offer.of(recipe, str(context.run_config.get("changes", ""))).resolved()
+        folder = Path(str(context.run_config.get("folder", f"runs/{whole.name}"))).expanduser()
+        engine = OverGrid(grid, folder)
+        watch = progress(quiet=False)
+        if (folder / "recipe.yaml").is_file():
+            result = api.resume(folder, method=method, progress=watch, engine=engine)
+        else:
+            result = api.run(whole, folder, method=method, progress=watch, engine=engine)
+        print(f"{result.table()}\n{result.status}: {result.folder}", flush=True)
+
+    return app
 
 
 class _Run(Section):

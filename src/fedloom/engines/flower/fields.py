@@ -60,7 +60,7 @@ def payload_fields(
     """
     method, shared = built.method, built.method.shared_part(built.layout)
     n = len(client.train) if method.counts_examples else 1
-    tasks = _tasks(client, tree) if method.rows == "client-task" else ()
+    tasks = _tasks(client, tree) if method.turn.by_task else ()
     rows: tuple[Row, ...] = tuple((client.id, task) for task in tasks) or ((client.id, None),)
     values = torch.zeros(1, 1).expand(len(rows), part.d)
     support = Array((len(rows), len(shared.blocks)) if tasks else (len(shared.blocks),), torch.bool)

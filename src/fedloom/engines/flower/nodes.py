@@ -24,9 +24,9 @@ from fedloom.core.settings.problems import explain
 from fedloom.core.settings.section import Section, strict
 from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.core.signal import Signal
+from fedloom.data.combine import loaded
 from fedloom.data.dataset import Batch, Dataset
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share, ValFraction
-from fedloom.data.registry import loaded
 from fedloom.engines.flower.terms import SiteTerms
 from fedloom.federation.recipes.loader import read
 from fedloom.federation.recipes.schema import DataSection, Recipe
@@ -104,7 +104,7 @@ class NodeConfig(Section):
     @staticmethod
     def read(path: Path) -> NodeConfig:
         """Read a file. Raises RecipeError that names what is wrong in it."""
-        _, value = read(path, kind="node")
+        value = read(path, kind="node", follow=False).value
         admit(names_in(value), Origin.TYPED, str(path))  # the site's own file
         try:
             return strict(NodeConfig, value)

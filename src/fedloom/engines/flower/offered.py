@@ -10,8 +10,8 @@ from typing import Any
 
 from fedloom.core.errors import RecipeError
 from fedloom.core.settings.trust import Origin, admit, names_in
-from fedloom.core.settings.yaml import parse
-from fedloom.federation.recipes.loader import HOME, changed, dump, packaged, resolved
+from fedloom.core.settings.yaml import parse, to_yaml
+from fedloom.federation.recipes.loader import changed, dump, names, read, resolved
 from fedloom.federation.recipes.schema import Recipe
 
 
@@ -34,10 +34,10 @@ class Offer:
         each = tuple(text.strip() for text in changes.split(";") if text.strip())
         if isinstance(recipe, Recipe):
             return Offer("the recipe", dump(recipe), each, recipe)
-        known = packaged(HOME)
-        file = known[recipe] if isinstance(recipe, str) and recipe in known else Path(recipe)
+        if isinstance(recipe, str) and recipe in names():
+            return Offer(recipe, to_yaml(read(recipe).value), each)
         try:
-            return Offer(str(recipe), file.read_bytes().decode("utf-8"), each)
+            return Offer(str(recipe), Path(recipe).read_bytes().decode("utf-8"), each)
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"{recipe}: {error}") from None
 

@@ -84,8 +84,8 @@ The recipe `{package}/recipe.yaml` as a Flower app, written by `fedloom flower n
    nodes to wait for.
 3. Start a SuperLink, and on every node `flower-supernode ... --node-config 'home="/var/fedloom/site-a"'`.
 4. `fedloom flower check . --superlink HOST:PORT --root-certificates ca.crt`
-5. `flwr run . CONNECTION --stream`; run it again after a crash, and it goes on from the last round. On the server's
-   machine `fedloom flower keep . CONNECTION --out FOLDER` does both.
+5. `flwr run . CONNECTION --stream`; run it again after a crash, and it goes on from the last round. docs/flower.md of
+   fedloom has a systemd unit that does both.
 
 The run folder on the server is `{folder}` (`folder` in pyproject.toml or in `--run-config`), below the folder where
 the SuperLink was started. Set FLWR_TELEMETRY_ENABLED=0 for every Flower command: it reports to its makers otherwise.

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedloom.core.codecs import ByteCount
@@ -20,7 +19,7 @@ from fedloom.core.foreign import Each, Number, Sender, Text
 from fedloom.engines.peers.community import Environment
 from fedloom.engines.peers.peer import Peer
 from fedloom.engines.peers.rounds import community_of
-from fedloom.engines.peers.transport import Mailbox
+from fedloom.engines.peers.transport import Mailbox, as_tensor
 from fedloom.federation.recipes.schema import PeersSection
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.measure import train_records
@@ -119,7 +118,7 @@ def take_turn(built: Built, worker: Worker, folder: RunFolder, before: State, jo
     same: dict[int, Tensor] = {}
     for receiver, data in end.said:
         if id(data) not in same:
-            same[id(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            same[id(data)] = as_tensor(data)
         left.letters.append((receiver, same[id(data)]))
     left.state = peer.state if job.turn == TURNS[-1] else None
     return left

@@ -65,6 +65,8 @@ class Roster:
         """Node -> when to ask it again."""
         self._why: dict[int, str] = {}
         """Node -> why it was refused last."""
+        self._open: dict[str, int] = {}
+        """Number of a message that nobody waits for any more -> the node that it went to."""
 
     def _say(self, event: str, fields: dict[str, Any]) -> None:
         """Log what happens before the first round."""
@@ -98,7 +100,7 @@ class Roster:
         new = sorted(here - set(self.ids.values()) - self._refused.keys())
         nonces = {node: secrets.token_hex(16) for node in new}
         contents = {node: encode(None, {"recipe": self.hash, "nonce": nonce}) for node, nonce in nonces.items()}
-        for node, answer in self._exchange("query.hello", contents, seconds) if new else ():
+        for node, answer in self._exchange("query.hello", contents, seconds, {}) if new else ():
             try:
                 with reading():
                     self._greet(node, answer, nonces[node], here, known)
@@ -162,14 +164,30 @@ class Roster:
             yield client, RefusedError("its node is not connected")
         clients = {there[client]: client for client in contents if client in there}
         messages = {node: contents[client] for node, client in clients.items()}
-        for node, answer in self._exchange(kind, messages, seconds, self.retries):
-            yield clients[node], answer
+        waiting: dict[str, int] = {}
+        try:
+            for node, answer in self._exchange(kind, messages, seconds, waiting, self.retries):
+                yield clients[node], answer
+        finally:
+            self._open |= waiting
+
+    def late(self) -> list[int]:
+        """Return the nodes whose answers have come by now, after anybody waited for them; the answers are dropped."""
+        here = set(self.grid.get_node_ids())
+        nodes: list[int] = []
+        for number, node in [*self._open.items()]:
+            if node in here and (came := self._fetch({number: node}, {})):
+                del self._open[number]
+                nodes += [node for _, answer in came if not isinstance(answer, FailedError)]
+        return nodes
 
     def _exchange(
-        self, kind: str, contents: Mapping[int, Any], seconds: float, retries: int = 0
+        self, kind: str, contents: Mapping[int, Any], seconds: float, waiting: dict[str, int], retries: int = 0
     ) -> Iterator[tuple[int, Any]]:
-        """(node, answer) as answers come. A node that fails for a reason that may pass is asked again."""
-        waiting: dict[str, int] = {}  # number of a message -> node
+        """(node, answer) as answers come. A node that fails for a reason that may pass is asked again.
+
+        `waiting` has the node of each message that was not answered, by the message's number.
+        """
         left, to_send = dict.fromkeys(contents, retries), list(contents)
         end, pause, stuck = time.monotonic() + seconds, _POLL[0], dict[str, float]()
         look = time.monotonic() + _LOOK
@@ -180,6 +198,7 @@ class Roster:
             if time.monotonic() >= look:
                 here, look = set(self.grid.get_node_ids()), time.monotonic() + _LOOK
                 gone = [each for each, node in waiting.items() if node not in here]
+                self._open |= {each: waiting[each] for each in gone}
                 came += [(waiting.pop(each), RefusedError("its node is gone")) for each in gone]
             for node, answer in came:
                 if isinstance(answer, FailedError) and left[node] > 0 and time.monotonic() + _POLL[1] < end:

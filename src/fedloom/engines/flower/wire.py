@@ -22,7 +22,7 @@ from fedloom.core.extras import need
 from fedloom.core.foreign import plain, shown
 from fedloom.federation.runs.checkpoint import join_tree, split_tree
 
-FORMAT = 2
+FORMAT = 3
 _STYPE = "numpy.ndarray"
 _KINDS = "fiub"  # no objects, no texts
 
@@ -53,21 +53,10 @@ def encode(tree: Any, head: Mapping[str, Any], numbers: Mapping[str, float] | No
     bfloat16, which numpy lacks, is sent as its bits.
     """
     flwr = need("flwr.app", "flower")
-    skeleton, tensors = split_tree(tree)
-    arrays: dict[str, Any] = {}
-    first: dict[tuple[Any, ...], str] = {}
-    same: dict[str, str] = {}
-    bits: list[str] = []
-    for name, tensor in tensors.items():
-        key = (tensor.data_ptr(), tensor.dtype, tuple(tensor.shape))
-        if tensor.numel() and first.setdefault(key, name) != name:
-            same[name] = first[key]
-            continue
-        if tensor.dtype == torch.bfloat16:
-            bits.append(name)
-            tensor = tensor.view(torch.uint16)
-        arrays[name] = flwr.Array(tensor.numpy())
-    meta = {"format": FORMAT, **head, "tree": json.dumps([skeleton, same]), "bfloat16": bits}
+    skeleton, tensors = split_tree(tree, once=True)
+    bits = [name for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16]
+    arrays = {name: flwr.Array(_numpy(tensor)) for name, tensor in tensors.items()}
+    meta = {"format": FORMAT, **head, "tree": json.dumps(skeleton), "bfloat16": bits}
     records = {"payload": flwr.ArrayRecord(arrays), "meta": flwr.ConfigRecord(meta)}
     return flwr.RecordDict({**records, "metrics": flwr.MetricRecord(dict(numbers or {}))})
 
@@ -126,8 +115,7 @@ def decode(content: Any) -> Any:
         tensors = {name: _tensor(name, array) for name, array in content["payload"].items()}
         for name in head["bfloat16"]:
             tensors[name] = tensors[name].view(torch.bfloat16)
-        skeleton, same = json.loads(head["tree"])
-        return join_tree(skeleton, {**tensors, **{name: tensors[other] for name, other in same.items()}})
+        return join_tree(json.loads(head["tree"]), tensors)
 
 
 def checksum_of(tree: Any) -> str:
@@ -136,8 +124,14 @@ def checksum_of(tree: Any) -> str:
     digest = hashlib.sha256(json.dumps(skeleton, sort_keys=True).encode())
     for name, tensor in tensors.items():
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update((tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy().tobytes())
+        digest.update(_numpy(tensor).tobytes())
     return digest.hexdigest()[:32]
+
+
+def _numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """A tensor's values; bfloat16, which numpy lacks, as its bits."""
+    values: np.ndarray[Any, Any] = (tensor.view(torch.uint16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
+    return values
 
 
 def _tensor(name: str, array: Any) -> Tensor:

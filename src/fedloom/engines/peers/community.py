@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedloom.core.context import Log
@@ -15,6 +16,7 @@ from fedloom.engines.peers.probe import Probe
 from fedloom.engines.peers.transport import Lost, Network
 from fedloom.federation.recipes.schema import PeersSection
 from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation
+from fedloom.federation.rounds.messages import Payload, blank
 from fedloom.federation.rounds.worker import Job, TrainDone, TrainJob
 from fedloom.federation.runs.ledger import Ledger
 from fedloom.methods.method import Method
@@ -65,7 +67,7 @@ class Terms:
     @cached_property
     def by_task(self) -> bool:
         """Whether a peer has a vector for each task in place of one model."""
-        return self.method.rows == "client-task"
+        return self.method.turn.by_task
 
     @cached_property
     def fine(self) -> float | None:
@@ -79,7 +81,7 @@ class Terms:
 
         Methods that keep a model for each client look at updates, as at a server. Others mix models.
         """
-        apart = not self.method.stage.traits.reduces and self.method.start == "received"
+        apart = not self.method.stage.traits.reduces and self.method.turn.start == "received"
         return not self.by_task and (apart or self._reads_start)
 
     @cached_property
@@ -163,3 +165,35 @@ class Community:
             )
             self._drawn = when, graph
         return self._drawn[1]
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """A peer's model between its local training and its mixing.
+
+    payload  what training left, packed as it would go to a server
+    start    where training started (d)
+    update   what training did to it (d); zeros where there is a vector for each task, which `payload` has
+    round    the peer's round in which it trained
+    made     simulated time at which training ended, of peers that do not wait for each other
+    """
+
+    payload: Payload
+    start: Tensor
+    update: Tensor
+    round: int
+    made: float | None = None
+
+    @staticmethod
+    def of(terms: Terms, payload: Payload, start: Tensor, round: int, made: float | None = None) -> Trained:
+        """With the update out of the payload."""
+        update = torch.zeros_like(start)
+        if not terms.by_task:  # a codec may keep the rows of several tasks packed
+            like = blank(terms.shared, terms.federation, (payload.row,), update[None])
+            update = terms.method.codec.unpack(payload.packed, like)[0]
+        return Trained(payload, start, update, round, made)
+
+    @cached_property
+    def model(self) -> Tensor:
+        """The trained model (d)."""
+        return self.start + self.update

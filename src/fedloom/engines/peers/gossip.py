@@ -17,15 +17,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedloom.core.context import State
-from fedloom.engines.peers.community import Community, Environment
+from fedloom.engines.peers.community import Community, Environment, Trained
 from fedloom.engines.peers.letters import Age, Heard, write
 from fedloom.engines.peers.peer import Peer
-from fedloom.engines.peers.trained import Trained
-from fedloom.engines.peers.transport import Letter, Newest
+from fedloom.engines.peers.transport import Letter, Newest, as_tensor
 from fedloom.federation.rounds.messages import Payload
 from fedloom.federation.rounds.worker import TrainDone, TrainJob
 from fedloom.methods.peers.graph import Graph
@@ -61,11 +59,6 @@ class EventsEnd:
     def receive(self) -> list[bytes]:
         came, self.came = self.came, []
         return [tensor.numpy().tobytes() for tensor in came]
-
-
-def as_tensor(data: bytes) -> Tensor:
-    """Bytes as a checkpoint can hold them (uint8)."""
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.zeros(0, dtype=torch.uint8)
 
 
 class FreePeer(Peer):

@@ -12,9 +12,8 @@ from torch import Tensor
 from fedloom.core.codecs import Raw
 from fedloom.core.context import State, derive_seed
 from fedloom.core.foreign import Array
-from fedloom.engines.peers.community import Terms
+from fedloom.engines.peers.community import Terms, Trained
 from fedloom.engines.peers.letters import filled
-from fedloom.engines.peers.trained import Trained
 from fedloom.engines.peers.transport import Letter
 from fedloom.federation.rounds.evaluation import Scores
 from fedloom.federation.rounds.messages import Message, blank

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from fedloom.core.codecs import ByteCount, Raw
 from fedloom.core.layout import Layout
-from fedloom.engines.peers.community import Terms
-from fedloom.engines.peers.trained import Trained
+from fedloom.engines.peers.community import Terms, Trained
 from fedloom.engines.peers.transport import Letter
 from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, Part
 from fedloom.federation.rounds.messages import Payload, blank
@@ -106,7 +105,7 @@ def read(terms: Terms, letter: Letter, own: Trained, age: Age = NEW) -> Heard:
     inside = values if letter.values["update"] else values - terms.shared.take(own.start, part)
     displacement = terms.shared.put(torch.zeros_like(own.start), part, inside)
     model = None
-    if terms.method.start == "own" or terms.config.penalty or terms.fine is not None:
+    if terms.method.turn.start == "own" or terms.config.penalty or terms.fine is not None:
         model = theirs + displacement
         if not letter.values["update"]:  # exactly as it came: a difference and a sum may round
             model = terms.shared.put(model, part, values)

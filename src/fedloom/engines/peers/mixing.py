@@ -12,13 +12,13 @@ from torch import Tensor
 
 from fedloom.core.codecs import Raw
 from fedloom.core.context import Ctx, State
-from fedloom.engines.peers.community import Environment, Terms
+from fedloom.engines.peers.community import Environment, Terms, Trained
 from fedloom.engines.peers.judging import close
 from fedloom.engines.peers.letters import NEW, Heard, aged, as_row
-from fedloom.engines.peers.trained import Trained
 from fedloom.federation.rounds.federation import BuiltFederation
 from fedloom.federation.rounds.messages import believed, rows_of
 from fedloom.federation.rounds.server import server_step
+from fedloom.methods.peers.aggregation import AtPeer
 from fedloom.methods.peers.graph import Graph
 from fedloom.methods.peers.neighbours import soft_weights
 
@@ -47,7 +47,7 @@ class Mix:
             alike = close(terms, state, {me: self.own.model, **models})
         server = self._server(state["server"], scope, shares, alike, env)
         new = {**state, "server": server}
-        if terms.method.start == "own":
+        if terms.method.turn.start == "own":
             new["known"] = {**{name: self._model(name) for name in self.heard}, me: server["model"]}
         if terms.config.penalty:
             new["told"] = self._pull(scope)
@@ -86,7 +86,8 @@ class Mix:
         terms, method, own = self.terms, self.terms.method, aged(self.terms, self.own.payload, NEW)
         me, by_task = terms.client.id, terms.by_task
         inside = None if scope == "full" and terms.fine is None else frozenset(terms.part("encoder").names)
-        stage = method.stage.seen_from(me, shares=None if by_task else shares, scope=inside, whole=alike)
+        assert isinstance(method.stage, AtPeer)
+        stage = replace(method.stage, own=me, shares=None if by_task else shares, scope=inside, whole=alike)
         row = own if by_task else as_row(terms, terms.federation, own, self.own.update)
         starts = {me: self.own.start, **{name: one.start for name, one in self.heard.items()}}
         ctx = Ctx(

@@ -11,11 +11,10 @@ from torch import Tensor
 
 from fedloom.core.context import State
 from fedloom.core.layout import Layout
-from fedloom.engines.peers.community import Environment, Terms
+from fedloom.engines.peers.community import Environment, Terms, Trained
 from fedloom.engines.peers.judging import chosen, due, judge, signals
 from fedloom.engines.peers.letters import NEW, Age, Heard, acquainted, count, digest, model_letter, read, write
 from fedloom.engines.peers.mixing import Mix
-from fedloom.engines.peers.trained import Trained
 from fedloom.engines.peers.transport import Letter, Mailbox
 from fedloom.federation.rounds.messages import ALL, Payload
 from fedloom.federation.rounds.recovery import was_lost

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, Protocol
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -72,6 +73,11 @@ class Letter:
             return Letter(head["kind"], head["sender"], head["round"], head["layout"], tensors, head["values"])
         except (SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise ValueError(f"it cannot be read ({plain(str(error), 200)})") from None
+
+
+def as_tensor(data: bytes) -> Tensor:
+    """Bytes as a tree can hold them (uint8)."""
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.zeros(0, dtype=torch.uint8)
 
 
 def _digest(body: bytes) -> bytes:

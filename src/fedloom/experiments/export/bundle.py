@@ -25,15 +25,12 @@ from fedloom.core.extras import need
 from fedloom.core.settings.trust import Origin
 from fedloom.core.signal import Signal
 from fedloom.data.canvas import grid
-from fedloom.data.dataset import Examples
+from fedloom.data.dataset import Examples, JoinedExamples, normal
 from fedloom.data.drawing import Cell, label
-from fedloom.data.images import FORMATS
-from fedloom.data.joined import JoinedExamples
-from fedloom.data.preview import normal
+from fedloom.data.inputs import FORMATS
 from fedloom.engines.api import trained_models
-from fedloom.experiments.export.card import RECIPE, card, is_image
+from fedloom.experiments.export.card import LOADER, RECIPE, WEIGHTS, card, is_image, loader, loader_fits
 from fedloom.experiments.export.finished import model_keys, reopen
-from fedloom.experiments.export.loader import LOADER, WEIGHTS, loader, loader_fits
 from fedloom.federation.recipes.loader import dump, load
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.build import method_of
@@ -85,11 +82,12 @@ def export(
     key = _key(run, models, client, task)
     wanted = [t for t in held if task in (None, t.name)]
     mine = _of_tasks(models[key], {t.name for t in wanted})
-    about = _about(built, key, client, wanted, licence)
-    files = {RECIPE: dump(built.recipe), CARD: card(built, Run.read(run), about, wanted, client, hub)}
-    if hub:
-        files[CONFIG] = json.dumps(_config(built, about), indent=1)
-    return write(out, built.module, mine, wanted, about, files)
+    said = _about(built, key, client, wanted, licence)
+    files = {RECIPE: dump(built.recipe), CARD: card(built, Run.read(run), said, wanted, client, hub)}
+    if hub:  # with the keys by which the hub finds models
+        kind = {"model_type": "fedloom", "architectures": [type(built.module.encoder).__name__]}
+        files[CONFIG] = json.dumps({**kind, **said}, indent=1)
+    return write(out, built.module, mine, wanted, said, files)
 
 
 def check_empty(out: Path) -> None:
@@ -140,31 +138,41 @@ def _of_tasks(state: Mapping[str, Tensor], tasks: set[str]) -> dict[str, Tensor]
 def _about(built: Built, key: str, client: str | None, wanted: Sequence[Task], licence: str) -> dict[str, Any]:
     """What export.json says; `key` is the model's name in `trained_models`."""
     part, mean, std = _inputs(built, client, wanted)
-    signal = built.dataset.signal
+    owner = client if client is not None and key in (client, f"{client}/task/{wanted[0].name}") else None
+    said = about(built.recipe, built.method.name, licence, wanted, part.input_shape, built.dataset.signal, mean, std)
+    return {**said, "client": owner, "task": wanted[0].name if re.search(r"(^|/)task/", key) else None}
+
+
+def about(
+    recipe: Recipe,
+    method: str,
+    licence: str,
+    tasks: Sequence[Task],
+    shape: Sequence[int],
+    signal: Signal | None,
+    mean: Sequence[float] | None,
+    std: Sequence[float] | None,
+) -> dict[str, Any]:
+    """Return what export.json says of a model for all clients: made by what, of which inputs and tasks."""
     return {
         "fedloom": __version__,
-        "recipe": built.recipe.name,
-        "method": built.method.name,
-        "seed": built.recipe.seed,
+        "recipe": recipe.name,
+        "method": method,
+        "seed": recipe.seed,
         "licence": licence,
-        "client": client if client is not None and key in (client, f"{client}/task/{wanted[0].name}") else None,
-        "task": wanted[0].name if re.search(r"(^|/)task/", key) else None,
-        "input_shape": list(part.input_shape),
+        "client": None,
+        "task": None,
+        "input_shape": list(shape),
         "signal": None if signal is None else signal.model_dump(),
-        "mean": mean,
-        "std": std,
-        "tasks": described(wanted),
+        "mean": None if mean is None else list(mean),
+        "std": None if std is None else list(std),
+        "tasks": described(tasks),
     }
 
 
 def described(tasks: Sequence[Task]) -> list[dict[str, Any]]:
     """Tasks as export.json has them."""
     return [{"class": type(t.known).__name__, **asdict(t.known)} for t in tasks]
-
-
-def _config(built: Built, about: Mapping[str, Any]) -> dict[str, Any]:
-    """What config.json says: the keys by which the hub finds models, and those of export.json."""
-    return {"model_type": "fedloom", "architectures": [type(built.module.encoder).__name__], **about}
 
 
 def _inputs(

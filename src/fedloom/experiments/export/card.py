@@ -1,4 +1,6 @@
-"""The model card of an exported model: which model, of what, with which data, measured how, at what cost."""
+"""What lies beside exported weights: a card (of what the model is, measured how, at what cost), and a script that loads
+it with timm and torch alone.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +9,22 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
+from string import Template
 from typing import Any
 
+from torch import nn
+
 from fedloom.core.errors import StateError
-from fedloom.experiments.export.loader import LOADER, loader_fits
+from fedloom.core.extras import need
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import BuiltClient
 from fedloom.federation.runs.reader import Final, Run, TaskMetric, human_bytes
 from fedloom.models.multitask import MultiTask
+from fedloom.models.nets import PyramidEncoder
 from fedloom.models.tasks.task import Task
 
-RECIPE = "recipe.yaml"
+RECIPE, WEIGHTS, LOADER = "recipe.yaml", "model.safetensors", "load.py"
 
 
 def card(
@@ -153,6 +160,31 @@ def _used(module: MultiTask, about: Mapping[str, Any], wanted: Sequence[Task]) -
     loads = f"`{LOADER}` loads it without fedloom, with torch and timm."
     fits = loader_fits(module, wanted)
     return ["```console", "fedloom predict . image.png", "```", *(["", loads] if fits else [])]
+
+
+def loader_fits(module: MultiTask, wanted: Sequence[Task]) -> bool:
+    """Whether the model is a network as timm makes it, pruned to its maps or not, with linear heads."""
+    encoder = module.encoder
+    made = getattr(encoder, "made", None)
+    if made is None or not all(type(module.heads[task.name]) is nn.Linear for task in wanted):
+        return False
+    plain = need("timm", "vision").create_model(**made, pretrained=False, num_classes=0)
+    if isinstance(encoder, PyramidEncoder):
+        plain.prune_intermediate_layers(encoder.levels, prune_norm=True, prune_head=True)
+    # with adapters, modules of a method, or norms of its own it is more than that
+    mine = {key for key in module.state_dict() if not key.startswith("heads.")}
+    return mine == {f"encoder.net.{key}" for key in plain.state_dict()}
+
+
+def loader(module: MultiTask, about: Mapping[str, Any], wanted: Sequence[Task]) -> str:
+    """A script that loads a model that `loader_fits` without fedloom; `about` is what export.json says."""
+    made: Mapping[str, Any] = module.encoder.made  # type: ignore[assignment]
+    levels = module.encoder.levels if isinstance(module.encoder, PyramidEncoder) else None
+    heads = {t.name: (module.heads[t.name].in_features, module.heads[t.name].out_features) for t in wanted}
+    values = {"shape": tuple(about["input_shape"]), "mean": about["mean"], "std": about["std"], "heads": heads}
+    values |= {"levels": levels, "made": dict(made)}
+    template = Template(Path(__file__).with_name("load.py.txt").read_text(encoding="utf-8"))
+    return template.substitute({name: repr(value) for name, value in values.items()})
 
 
 def is_image(shape: Sequence[int]) -> bool:

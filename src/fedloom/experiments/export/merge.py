@@ -6,18 +6,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from fedloom._version import __version__
 from fedloom.core.context import Ctx
 from fedloom.core.errors import RecipeError, UserError
 from fedloom.core.layout import Layout
+from fedloom.core.stage import Stage, every
 from fedloom.core.taskvectors import modulate, unify
 from fedloom.core.updates import Updates
-from fedloom.experiments.export.bundle import ABOUT, CARD, Bundle, check_empty, described, network, write
+from fedloom.experiments.export.bundle import ABOUT, CARD, Bundle, about, check_empty, described, network, write
 from fedloom.experiments.export.card import RECIPE
 from fedloom.experiments.export.finished import reopen
 from fedloom.federation.recipes.loader import dump, load
@@ -25,7 +24,6 @@ from fedloom.federation.rounds.build import build_method
 from fedloom.methods import Method
 from fedloom.models.multitask import MultiTask
 from fedloom.models.tasks.task import Task
-from fedloom.stages import Stage
 
 
 def merge(models: Sequence[Path], base: Path, out: Path, rule: str = "mean", scale: float = 1.0) -> list[Path]:
@@ -57,10 +55,11 @@ def merge(models: Sequence[Path], base: Path, out: Path, rule: str = "mean", sca
     for folder, module in [*zip(models, [b.module for b in bundles], strict=True), (base, start)]:
         _same_network(folder, module, models[0], first.module)
     for folder, other in zip(models, bundles, strict=True):
-        for what in ("input_shape", "signal"):
-            if getattr(other, what) != getattr(first, what):
-                where = f"in {folder} and {getattr(first, what)} in {models[0]}"
-                raise UserError(f"merge: {what} is {getattr(other, what)} {where}, expected the same inputs")
+        if (other.input_shape, other.signal) != (first.input_shape, first.signal):
+            found = (
+                f"{other.input_shape}, {other.signal} in {folder}, {first.input_shape}, {first.signal} in {models[0]}"
+            )
+            raise UserError(f"merge: input_shape and signal: {found}, expected the same inputs")
     tasks = _tasks(models, bundles)
     theta = layout.flatten(start).clone()
     X = torch.stack([layout.flatten(bundle.module) - theta for bundle in bundles])
@@ -72,7 +71,7 @@ def merge(models: Sequence[Path], base: Path, out: Path, rule: str = "mean", sca
         vectors = [modulate(vector, mask, size) for mask, size in zip(masks, scales, strict=True)]
     else:
         updates = Updates.of(X, layout=layout, rows=[f"{i:06}" for i in range(len(X))])
-        for why in stage.unfit(updates):
+        for why in (why for one in every(stage) for why in one.unfit(updates, len(X))):
             raise UserError(f"merge: --rule {rule}: {why}")
         vectors = [stage(updates, stage.init(layout), Ctx(1))[0].X[0]] * len(X)
     parts = [_named(layout, theta + scale * vector) for vector in vectors]
@@ -157,23 +156,11 @@ def _written(
         module.load_state_dict(state)
     except RuntimeError as error:
         raise UserError(f"merge: the models have other parts than those of {models[0]}: {error}") from None
-    about: dict[str, Any] = {
-        "fedloom": __version__,
-        "recipe": like.recipe.name,
-        "method": f"{rule} of {len(models)} models",
-        "seed": like.recipe.seed,
-        "licence": like.licence,
-        "client": None,
-        "task": None,
-        "input_shape": list(like.input_shape),
-        "signal": None if like.signal is None else like.signal.model_dump(),
-        "mean": None if like.mean is None else list(like.mean),
-        "std": None if like.std is None else list(like.std),
-        "tasks": described(tasks),
-    }
+    method, inputs = f"{rule} of {len(models)} models", (like.input_shape, like.signal, like.mean, like.std)
+    said = about(like.recipe, method, like.licence, tasks, *inputs)
     names = ", ".join(folder.name for folder in models)
     card = (
         f"---\nlicense: {like.licence}\nlibrary_name: fedloom\n---\n\n# {like.recipe.name}: merged by {rule}\n\n"
         f"`fedloom merge` made this of {names}. It was not measured. {RECIPE} is the recipe of one of them.\n"
     )
-    return write(out, module, state, tasks, about, {RECIPE: dump(like.recipe), CARD: card})
+    return write(out, module, state, tasks, said, {RECIPE: dump(like.recipe), CARD: card})

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedloom.core.errors import StateError
 from fedloom.data.canvas import below_each_other, grid
-from fedloom.data.drawing import Cell, Legend, label, legend_of_wrong, wrong
+from fedloom.data.drawing import Cell, label, legend_of_wrong, wrong
 from fedloom.data.preview import legends
 from fedloom.experiments.export.finished import Finished, open_runs
 from fedloom.federation.rounds.showing import some_examples
@@ -21,10 +21,9 @@ from fedloom.models.tasks.dense import DenseTask, as_label
 def predictions(folders: Path | Sequence[Path], count: int = 4) -> Any:
     """A Pillow image of `count` test examples with the predictions of the final models of one or several runs.
 
-    One run: one row per example, and three columns per task: truth, prediction, and where it is wrong. Several runs,
-    or several data sets in a run: one row per example and task; the columns are input, truth and each run's prediction,
-    which says whose model it is from. That is the model of the first client that holds the task, where it has its own,
-    else the global one.
+    One row per example and task; the columns are input, truth and each run's prediction, which says whose model it is
+    from, and of a single run where it is wrong. The model is that of the first client that holds the task, where it has
+    its own, else the global one.
 
     Raises StateError where a run has no dense task or no model yet, or where runs have different data.
     """
@@ -38,9 +37,7 @@ def predictions(folders: Path | Sequence[Path], count: int = 4) -> Any:
     by_part: dict[int, list[DenseTask]] = {}
     for task in dense:
         by_part.setdefault(id(first.holder(task.name).test), []).append(task)
-    if len(runs) == 1 and len(by_part) == 1:
-        return _one(runs[0], dense, count)
-    return below_each_other([_several(runs, some, count) for some in by_part.values()])
+    return below_each_other([_sheet(runs, some, count) for some in by_part.values()])
 
 
 def _answers(run: Finished, task: DenseTask, x: Tensor) -> tuple[list[Tensor], str]:
@@ -59,37 +56,21 @@ def _examples(run: Finished, tasks: Sequence[DenseTask], count: int) -> tuple[Te
     return some_examples(run.built.federation.holder(tasks[0].name), tasks, count)
 
 
-def _one(run: Finished, tasks: Sequence[DenseTask], count: int) -> Any:
-    x, truth, shown = _examples(run, tasks, count)
-    columns = ["input"]
-    cells: list[list[Cell]] = [[(picture, "")] for picture in shown]
-    said, means = {}, {}
-    for task in tasks:
-        columns += [task.name, "predicted", "where it is wrong"]
-        answers = _answers(run, task, x)[0]
-        said[task.name] = torch.stack(answers)
-        means[f"{task.name}, wrong"] = legend_of_wrong(task)
-        for row, target, answer in zip(cells, truth[task.name], answers, strict=True):
-            row += [label(task, target), (label(task, answer, target)[0], ""), wrong(task, target, answer)]
-    means = _in_turn(legends(run.built.dataset, tasks, truth, said), means)
-    return grid(columns, cells, f"{run.name}, test examples: {len(shown)}", means)
-
-
-def _several(runs: Sequence[Finished], tasks: Sequence[DenseTask], count: int) -> Any:
+def _sheet(runs: Sequence[Finished], tasks: Sequence[DenseTask], count: int) -> Any:
+    """A row per example and task; of a single run also where it is wrong."""
     x, truth, shown = _examples(runs[0], tasks, count)
     answers = {task.name: [_answers(run, task, x) for run in runs] for task in tasks}
+    alone = len(runs) == 1
     rows: list[list[Cell]] = []
     for number, picture in enumerate(shown):
         for task in tasks:
             target = truth[task.name][number]
             row: list[Cell] = [(picture, task.name), label(task, target)]
             row += [(label(task, each[number], target)[0], whose) for each, whose in answers[task.name]]
-            rows.append(row)
+            rows.append([*row, *([wrong(task, target, answers[task.name][0][0][number])] if alone else [])])
     said = [{task.name: torch.stack(answers[task.name][at][0]) for task in tasks} for at in range(len(runs))]
     means = legends(runs[0].built.dataset, tasks, truth, *said)
-    return grid(["input", "truth", *(run.name for run in runs)], rows, f"test examples: {len(shown)}", means)
-
-
-def _in_turn(*several: Mapping[str, Legend]) -> dict[str, Legend]:
-    """Each task's legends one after the other."""
-    return {name: of for pair in zip(*(each.items() for each in several), strict=True) for name, of in pair}
+    if alone:
+        means |= {f"{task.name}, wrong": legend_of_wrong(task) for task in tasks}
+    columns = ["input", "truth", *(run.name for run in runs), *(["where it is wrong"] if alone else [])]
+    return grid(columns, rows, f"test examples: {len(shown)}", means)

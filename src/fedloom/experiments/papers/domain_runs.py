@@ -1,4 +1,6 @@
-"""Finished runs whose clients have domains, opened to look at the features of their encoders."""
+"""Features of a task's examples.
+
+Finished runs whose clients have domains, opened to look at the features of their encoders."""
 
 from __future__ import annotations
 
@@ -12,7 +14,6 @@ from torch import Tensor, nn
 
 from fedloom.core.errors import StateError, choices
 from fedloom.experiments.export.finished import Finished, Tell, open_runs
-from fedloom.experiments.papers.encoded import encoded
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import BuiltClient, Part
 from fedloom.federation.rounds.worker import check_device
@@ -20,6 +21,21 @@ from fedloom.methods.f2dc.rules import FeatureModule, map_channels
 from fedloom.models.linearised import Linearised
 from fedloom.models.multitask import MultiTask
 from fedloom.models.tasks.task import Task
+from fedloom.training.features import pooled
+
+BATCH = 64
+"""Examples that go through a network together."""
+
+
+@torch.inference_mode()
+def encoded(encoder: nn.Module, part: Part, task: str, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(pooled features n x D of a part's examples, their labels of the task n), both on the CPU."""
+    features, labels = [], []
+    for index in part.index.split(BATCH):
+        x, y = part.examples.batch(index, device, tasks=(task,))
+        features.append(pooled(encoder(x)).float().cpu())
+        labels.append(y[task].cpu())
+    return torch.cat(features), torch.cat(labels)
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from fedloom.core.extras import figure, need
+from fedloom.data.canvas import grid
+from fedloom.data.drawing import NEAR_TO_FAR, Cell, Legend, ramp
 from fedloom.experiments.papers.domain_runs import DomainModel
-from fedloom.study.palette import color
+from fedloom.study.charts import COLORS, INK, Chart, concat, lines, scatter
 
 SPECTRUM, EMBEDDING, MAPS = "singular-values.png", "tsne.png", "grad-cam.png"
 RANK = "effective rank: exp of the entropy of the singular values, divided by their sum"
 _DECADES = 8  # singular values further below the largest are rounding
-_MARKERS = "os^Dvp<>hX"
+TWENTY = (*COLORS, "#aec7e8", "#ffbb78", "#98df8a", "#ff9896", "#c5b0d5", "#c49c94", "#f7b6d2", "#c7c7c7", "#dbdb8d",
+          "#9edae5", "#393b79", "#637939")  # fmt: skip
+"""Colours of classes."""
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -58,86 +60,61 @@ class HeatMaps:
     """Run -> (heat maps n x H x W for the true class, predicted classes n)."""
 
 
-def _panels(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple[Any, Any]:
-    """(figure, its axes rows x columns) with panels of a size in inches."""
-    page = figure(width * columns, height * rows + 0.5)
-    return page, page.subplots(rows, columns, squeeze=False, **options)
+def draw(spectra: Sequence[Spectrum], embedded: Sequence[Embedded]) -> dict[str, Chart]:
+    """Draw spectra and embeddings; returns file name -> chart."""
+    return {SPECTRUM: _spectra(spectra), EMBEDDING: _embedded(embedded)}
 
 
-def draw(spectra: Sequence[Spectrum], embedded: Sequence[Embedded], heat: Sequence[HeatMaps]) -> dict[str, Any]:
-    """File name -> matplotlib Figure."""
-    figures = {SPECTRUM: _spectra(spectra), EMBEDDING: _embedded(embedded)}
-    return figures | ({MAPS: _heat(heat)} if heat else {})
-
-
-def _spectra(spectra: Sequence[Spectrum]) -> Any:
-    """One panel per run, one line per model, one colour per domain."""
-    runs = list(dict.fromkeys(s.run for s in spectra))
-    colors = {domain: color(i) for i, domain in enumerate(dict.fromkeys(s.view.domain for s in spectra))}
-    page, axes = _panels(1, len(runs), 4.2, 3.6, sharey=True)
+def _spectra(spectra: Sequence[Spectrum]) -> Chart:
+    """Draw one panel per run, one line per model, one colour per domain; the axis upwards is logarithmic."""
     largest = max((float(s.values[0]) for s in spectra), default=0.0)
-    for run, panel in zip(runs, axes[0], strict=True):
+    drawn = []
+    for run in dict.fromkeys(s.run for s in spectra):
+        several, groups = {}, {}
         for s in (s for s in spectra if s.run == run):
-            label = f"{s.view.label}: {s.rank:.1f}"
-            known = s.values[s.values > 0]
-            panel.plot(range(1, len(known) + 1), known, color=colors[s.view.domain], linewidth=1, label=label)
-        panel.set_title(run, fontsize=10)
-        panel.set_xlabel("number")
-        panel.grid(alpha=0.3)
-        panel.legend(fontsize=6, title="effective rank", title_fontsize=6)
-    axes[0][0].set_ylabel("singular value")
-    if largest > 0:
-        axes[0][0].set_yscale("log")
-        axes[0][0].set_ylim(largest * 10.0**-_DECADES, largest * 2)
-    page.suptitle(f"Singular values of the covariance of pooled features\n{RANK}", fontsize=9)
-    return page
+            name = f"{s.view.label}: {s.rank:.1f}"
+            known = s.values[s.values > largest * 10.0**-_DECADES]
+            several[name] = {number: float(v) for number, v in enumerate(known, 1)}
+            groups[name] = s.view.domain
+        log = "y" if any(several.values()) else ""
+        drawn.append(lines(several, "number", "singular value", title=run, groups=groups, log=log))
+    return concat(drawn, 3, "Singular values of the covariance of pooled features, with the effective rank", RANK)
 
 
-def _embedded(embedded: Sequence[Embedded]) -> Any:
-    """One panel per run: colours are classes, markers are domains, and a star is at the mean of each class."""
-    page, axes = _panels(1, len(embedded), 4.2, 4.2)
-    palette = need("matplotlib", "report").colormaps["tab20"]
-    for found, panel in zip(embedded, axes[0], strict=True):
-        domains = list(dict.fromkeys(found.domains))
-        of = np.asarray(found.domains)
-        for number, domain in enumerate(domains):
-            here = of == domain
-            colors = [palette(int(c) % 20) for c in found.classes[here]]
-            marker = _MARKERS[number % len(_MARKERS)]
-            panel.scatter(*found.points[here].T, c=colors, marker=marker, s=9, linewidths=0)
-            panel.scatter([], [], c="grey", marker=marker, s=16, label=domain)
-        for c in np.unique(found.classes):
-            centre = found.points[found.classes == c].mean(0)
-            color = palette(int(c) % 20)
-            panel.scatter(*centre, color=color, marker="*", s=130, edgecolors="black", linewidths=0.6)
-            panel.scatter([], [], color=color, marker="*", s=30, label=f"class {c}")
-        panel.set_title(f"{found.run}\n{found.note}" if found.note else found.run, fontsize=9)
-        panel.set_xticks([])
-        panel.set_yticks([])
-    page.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=6, fontsize=7)
-    page.suptitle("t-SNE of pooled features; stars are the classes' means", fontsize=9)
-    return page
+def _embedded(embedded: Sequence[Embedded]) -> Chart:
+    """Draw one panel per run: colours are classes, shapes are domains, and the large points are means of classes."""
+    drawn = []
+    for found in embedded:
+        points = [
+            {"name": f"class {c}, {domain}", "x": float(x), "y": float(y), "class": str(c), "domain": domain}
+            for (x, y), c, domain in zip(found.points, found.classes, found.domains, strict=True)
+        ]
+        centres = [(c, found.points[found.classes == c].mean(0)) for c in np.unique(found.classes)]
+        means = [{"x": float(x), "y": float(y), "class": str(c)} for c, (x, y) in centres]
+        title = f"{found.run}: {found.note}" if found.note else found.run
+        made = scatter(
+            points, "", "", title=title, color_by="class", shape_by="domain", size=12, axes=False, colors=TWENTY
+        )
+        mark = {"type": "point", "filled": True, "size": 130, "stroke": INK, "opacity": 1}
+        color = {"color": made["layer"][0]["encoding"]["color"]}
+        made["layer"].append({"data": {"values": means}, "mark": mark, "encoding": color})
+        drawn.append(made)
+    return concat(drawn, 3, "t-SNE of pooled features; the large points are the classes' means")
 
 
-def _heat(heat: Sequence[HeatMaps]) -> Any:
-    """One column per test image: the image, and below it each run's map over it with the class that the run answers."""
+def maps(heat: Sequence[HeatMaps]) -> Any:
+    """Draw one row per test image: the image, and each run's map over it with the class that the run answers."""
     runs = list(heat[0].maps)
-    page, axes = _panels(1 + len(runs), sum(len(h.images) for h in heat), 1.2, 1.5)
-    columns = iter(axes.T)
+    rows: list[list[Cell]] = []
     for h in heat:
         for i, (image, true) in enumerate(zip(h.images, h.classes, strict=True)):
-            top, *below = next(columns)
-            top.set_title(f"{h.domain}, class {true}", fontsize=7)
-            for panel, run in zip(below, runs, strict=True):
-                maps, answers = h.maps[run]
-                panel.imshow(image)
-                panel.imshow(maps[i], cmap="jet", alpha=0.45, vmin=0, vmax=max(float(maps[i].max()), 1e-12))
-                panel.set_title(f"answers {answers[i]}", fontsize=7, color="black" if answers[i] == true else "red")
-            top.imshow(image)
-            for panel in (top, *below):
-                panel.set_xticks([])
-                panel.set_yticks([])
-    for row, name in zip(axes, ("image", *runs), strict=True):
-        row[0].set_ylabel(textwrap.fill(name, 20), fontsize=7)
-    page.suptitle("Grad-CAM of the true class at the last map; red: a wrong answer", fontsize=9)
-    return page
+            row: list[Cell] = [(image, f"{h.domain}, class {true}")]
+            for run in runs:
+                found, answers = h.maps[run]
+                share = found[i] / max(float(found[i].max()), 1e-12)
+                over = 0.5 * image + 0.5 * ramp(share, np.ones_like(share, dtype=bool), NEAR_TO_FAR[::-1])
+                wrong = "" if answers[i] == true else ", wrong"
+                row.append((over.astype(np.uint8), f"answers {answers[i]}{wrong}"))
+            rows.append(row)
+    legend = Legend(ramp=NEAR_TO_FAR[::-1], ends=("nothing", "most"))
+    return grid(["image", *runs], rows, "Grad-CAM of the true class at the last map", {"what it looks at": legend})

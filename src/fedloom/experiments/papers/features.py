@@ -18,17 +18,17 @@ from torch import Tensor, nn
 from torch.nn.functional import interpolate, relu
 
 from fedloom.core.errors import StateError, writing
-from fedloom.core.extras import need, save_figure
+from fedloom.core.extras import need
+from fedloom.data.canvas import save as save_sheet
 from fedloom.data.preview import pictures
 from fedloom.experiments.export.finished import Steps, Tell
-from fedloom.experiments.papers.domain_runs import DomainModel, DomainRun, read
-from fedloom.experiments.papers.encoded import BATCH
-from fedloom.experiments.papers.feature_figures import RANK, Array, Embedded, HeatMaps, Spectrum, draw
+from fedloom.experiments.papers.domain_runs import BATCH, DomainModel, DomainRun, read
+from fedloom.experiments.papers.feature_figures import MAPS, RANK, Array, Embedded, HeatMaps, Spectrum, draw, maps
 from fedloom.methods.f2dc.rules import FeatureModule, decouple, gumbel_mask
 from fedloom.models.multitask import MultiTask
+from fedloom.study.charts import save
 from fedloom.study.tables.domains import DomainScores
-from fedloom.study.tables.markup import Records
-from fedloom.study.tables.sheet import Sheet
+from fedloom.study.tables.sheet import Records, Sheet
 
 PARTS = ("f+", "f-", "f*", "f~")
 """Domain-robust, domain-related, corrected and fused features, as in Table 7."""
@@ -122,7 +122,7 @@ def embedding(features: Tensor, seed: int = 0) -> Array:
     """
     if len(features) < 4:
         raise ValueError(f"embedding: expected at least four examples, found {len(features)}")
-    library = need("sklearn.manifold", "digits")
+    library = need("sklearn.manifold", "report")
     perplexity = min(30.0, (len(features) - 1) / 3)
     tsne = library.TSNE(2, perplexity=perplexity, init="pca", learning_rate="auto", random_state=seed)
     return np.asarray(tsne.fit_transform(features.numpy()))
@@ -146,15 +146,17 @@ class FeatureStudy:
     def write(self, folder: Path) -> list[Path]:
         """singular-values.csv, parts.csv (with feature modules), and the figures singular-values.png, tsne.png and
         grad-cam.png. Raises UserError where the folder cannot be written."""
-        figures = draw(self.spectra, self.embedded, self.heat)
+        figures = draw(self.spectra, self.embedded)
         tables = {f"{name}.csv": records.to_csv() for name, records in self.records().items()}
         with writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
             for name, text in tables.items():
                 (folder / name).write_text(text, encoding="utf-8")
         for name, figure in figures.items():
-            save_figure(figure, folder / name, dpi=150)
-        return [folder / name for name in (*tables, *figures)]
+            save(figure, folder / name)
+        if self.heat:
+            save_sheet(maps(self.heat), folder / MAPS)
+        return [folder / name for name in (*tables, *figures, *([MAPS] if self.heat else []))]
 
     def records(self) -> dict[str, Records]:
         """The singular values, and with feature modules Table 7, in full precision."""

@@ -16,20 +16,27 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from fedloom.core.context import derive_seed
 from fedloom.core.errors import UserError, unknown, writing
 from fedloom.experiments.export.finished import Steps, Tell
-from fedloom.experiments.papers.encoded import BATCH, encoded
+from fedloom.experiments.papers.domain_runs import BATCH, encoded
 from fedloom.experiments.papers.task_models import TaskModels, task_models
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import Part
 from fedloom.federation.rounds.worker import check_device
-from fedloom.study.relatedness.compare import DISTANCES, Agreement, agreement, draw, symmetrised
-from fedloom.study.relatedness.evidence import logme
-from fedloom.study.relatedness.fisher import fim, fisher_diagonal
-from fedloom.study.relatedness.scores import EtranScore, etran, etran_totals
-from fedloom.study.relatedness.vectors import cosine, sign
-from fedloom.study.relatedness.wasserstein import wte
+from fedloom.study.charts import save
+from fedloom.study.relatedness.compare import DISTANCES, Agreement, agreement, symmetrised
+from fedloom.study.relatedness.measures import (
+    EtranScore,
+    cosine,
+    etran,
+    etran_totals,
+    fim,
+    fisher_diagonal,
+    logme,
+    sign,
+    wte,
+)
+from fedloom.study.report import related
 from fedloom.study.report.related import FILE
-from fedloom.study.tables.markup import Recorded, Records, json_text
-from fedloom.study.tables.sheet import Sheet
+from fedloom.study.tables.sheet import Recorded, Records, Sheet, json_text
 from fedloom.training.flat import FlatModel
 
 METRICS = ("sign", "cosine", "logme", "etran", "fim", "wte")
@@ -133,7 +140,7 @@ class Relatedness(Recorded):
             folder.mkdir(parents=True, exist_ok=True)
             for name, text in files.items():
                 (folder / name).write_text(text, encoding="utf-8")
-        draw(self.scores, folder / PICTURE, self.tasks)
+        save(related.picture(related.collect(folder)), folder / PICTURE)
         return [folder / name for name in (*files, PICTURE)]
 
 

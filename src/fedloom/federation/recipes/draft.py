@@ -11,8 +11,7 @@ import numpy as np
 
 from fedloom.core.errors import DataError, RecipeError, choices
 from fedloom.core.signal import Kind
-from fedloom.data.images import SUFFIXES
-from fedloom.data.signals import kinds_of
+from fedloom.data.inputs import SUFFIXES, kinds_of
 from fedloom.data.store import Store
 
 _SIZE = 64

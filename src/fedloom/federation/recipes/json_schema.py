@@ -6,6 +6,7 @@ from importlib.resources import files
 from typing import Any
 
 from fedloom.core.settings.registry import Registered
+from fedloom.federation.recipes.loader import SEVERAL
 from fedloom.federation.recipes.schema import (
     AttackSection,
     DataSection,
@@ -34,6 +35,12 @@ def schema() -> dict[str, Any]:
     defs["MethodSection"]["properties"]["add"] |= add
     for section in (DataSection, PartitionSection, ModelSection, MethodSection, GraphSection, AttackSection):
         defs[section.__name__] = _named(section, defs)
+    own = "Of a packaged file with several recipes: the changes of each of its {}."
+    found["properties"] |= {key: {"type": "object", "description": own.format(key)} for key in SEVERAL}
+    like = "A packaged recipe, or a file in this folder or below it, of which all is taken that stands not here."
+    found["properties"]["like"] = {"type": "string", "description": like}
+    found["patternProperties"] = {r"\.": {"description": "A key in a section, of what it is like."}}
+    found["anyOf"] = [{"required": keys} for keys in (found.pop("required"), ["like"], ["beds"])]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A recipe of fedloom", **found}
 
 

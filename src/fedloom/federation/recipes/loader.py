@@ -1,13 +1,21 @@
-"""Read recipes (packaged, from a file, from a mapping), change them by `key.path=value`, and write them down."""
+"""Read recipes (packaged, from a file, from a mapping), change them by `key.path=value`, and write them down.
+
+What the packaged recipes train, what they need, and how long a run takes. Free of torch."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import deepcopy
+from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
+from itertools import product
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 from pydantic import ValidationError
 
@@ -22,6 +30,34 @@ HOME = files("fedloom.federation.recipes") / "packaged"
 """Where the packaged recipes are."""
 EDITORS = "# yaml-language-server: $schema="
 """How a recipe begins that tells editors its schema."""
+SEVERAL = ("beds", "experiments")
+"""Sections of a packaged file that has several: label -> changes of what stands outside of these sections."""
+LONGEST = 20
+"""How many sources may be like each other, one after the other."""
+_SECTION = re.compile(rf"^({'|'.join(SEVERAL)}):.*\n((?:(?:[ #].*)?\n)*)", re.MULTILINE)
+_LABEL = re.compile(r"((?:^  #.*\n)*)^  ([\w-]+):", re.MULTILINE)
+
+
+class Packaged(NamedTuple):
+    """A packaged recipe or grid: all of a file, or one of several in it."""
+
+    text: str
+    labels: tuple[str, ...]
+    """Its bed, or its bed and its experiment, in a file that has several."""
+    comment: str
+    """What the file says of it: in its first lines, or above its labels."""
+
+
+class Content(NamedTuple):
+    """The plain content of a recipe or a grid, not checked."""
+
+    where: str
+    """What to call the source in messages."""
+    value: Any
+    origin: Origin
+    """Where names of code in it come from."""
+    beds: tuple[str, ...] = ()
+    """The beds among which its reader may choose."""
 
 
 def load(
@@ -36,10 +72,10 @@ def load(
     origin a file's names are the file's, and all others, the overrides' too, were typed. Nothing is imported that
     `core/settings/trust.py` does not allow. All problems are reported in one RecipeError, one line each.
     """
-    where, value = read(source)
+    where, value, its_origin, _ = read(source, follow=origin is None)
     if origin is None:
         admit(names_typed(overrides), Origin.TYPED, where)
-        origin = origin_of(source, HOME)
+        origin = its_origin
     value = changed(where, value, overrides)
     admit(names_in(value), origin, where, recorded)
     return resolved(where, value, overrides)
@@ -55,6 +91,11 @@ def changed(where: str, value: Any, overrides: Sequence[str]) -> dict[str, Any]:
     for override in overrides:
         _apply(value, override)
     return value
+
+
+def texts(changes: Mapping[str, Any]) -> list[str]:
+    """Changes as KEY=VALUE, which one code path applies: JSON is YAML."""
+    return [f"{key}={json.dumps(value)}" for key, value in changes.items()]
 
 
 def resolved(where: str, value: Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
@@ -82,77 +123,172 @@ def names() -> list[str]:
 
 def summary(name: str, home: Traversable | None = None) -> str:
     """The first comment line for people of a packaged recipe, or of another packaged YAML file below `home`."""
-    lines = packaged(home or HOME)[name].read_text("utf-8").splitlines()
-    first = next(line for line in lines if not line.startswith(EDITORS))
-    return first.removeprefix("#").strip() if first.startswith("#") else ""
+    return packaged(home or HOME)[name].comment.partition("\n")[0]
 
 
 def read(
-    source: str | Path | Mapping[str, Any], kind: str = "recipe", home: Traversable | None = None
-) -> tuple[str, Any]:
-    """(what to call the source in messages, its plain content, not checked).
+    source: str | Path | Mapping[str, Any],
+    kind: str = "recipe",
+    home: Traversable | None = None,
+    bed: str | None = None,
+    follow: bool = True,
+    above: tuple[str, ...] = (),
+) -> Content:
+    """Return the plain content of a source, with all that it takes of what it is `like`.
 
     `source` is the name of a YAML file packaged below `home` (the recipes' by default), a file or a mapping; `kind` is
-    the word for it in messages. Raises RecipeError where the source is not found or is not YAML.
+    the word for it in messages; `bed` chooses one of its beds, if it has this one. What came from elsewhere is like
+    nothing (`follow`). `above` are the sources that are like this one. Raises RecipeError where a source is not found,
+    is not YAML, or is like itself.
     """
+    home = home or HOME
+    known, origin, labels = packaged(home), Origin.TYPED, tuple[str, ...]()
+    is_packaged = isinstance(source, str) and source in known
     if isinstance(source, Mapping):
-        return "the mapping", deepcopy(dict(source))
-    known = packaged(home or HOME)
-    if isinstance(source, str) and source in known:
-        return source, parse(known[source].read_text("utf-8"), source)
-    path = Path(source)
+        where, value = "the mapping", deepcopy(dict(source))
+    elif is_packaged:
+        where, labels = str(source), known[str(source)].labels
+        value = deepcopy(_parsed(known[where].text))
+    else:
+        where, value, origin = str(source), _in_file(Path(source), kind, known), Origin.FILE
+    if not isinstance(value, dict) or not follow:
+        return Content(where, value, origin)
+    sections = [_labelled(where, key, value) for key in SEVERAL if is_packaged or (kind, key) == ("grid", "beds")]
+    beds = tuple(sections[0]) if sections else ()
+    labels = labels or ((bed,) if bed in beds else ())
+    layers = [value, *(section[label] for section, label in zip(sections, labels, strict=False))]
+    if len(labels) == 2:  # what the bed has otherwise in this experiment
+        layers.append(layers[1].pop("experiments", {}).get(labels[1], {}))
+    if labels:
+        layers.append({"name": "-".join((value["name"], *labels)) if "name" in value else where.replace("/", "-")})
+    result: dict[str, Any] = {}
+    for layer in layers:
+        if "like" in layer:
+            below = _liked(layer.pop("like"), where, origin, kind, home, (*above, where))
+            if origin is Origin.TYPED and below.origin is Origin.FILE:
+                admit(names_in(_changed({}, layer, where)), Origin.TYPED, where)
+                origin = Origin.FILE
+            result = below.value
+        elif layer is value:
+            result = value
+            continue
+        _changed(result, layer, where)
+    return Content(where, result, origin, beds)
+
+
+def _labelled(where: str, key: str, value: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Take a section with several out of the content that has it."""
+    section = value.pop(key, None) or {}
+    if not isinstance(section, dict) or not all(isinstance(changes, dict) for changes in section.values()):
+        raise RecipeError(f"{where}, {key}: {found(section)} found, expected a mapping of labels to what they change")
+    return section
+
+
+def _liked(like: Any, where: str, origin: Origin, kind: str, home: Traversable, above: tuple[str, ...]) -> Content:
+    """Read what `where` is like: a packaged one, or a file; what a file names must be in its folder or below it."""
+    known = packaged(home)
+    source: str | Path = str(like)
+    if source not in known and where not in known:
+        folder = Path(where).parent if origin is Origin.FILE else Path()
+        with suppress(OSError, ValueError):  # of names that no file can have
+            path = (folder / source).resolve()
+            if origin is Origin.FILE and not path.is_relative_to(folder.resolve()):
+                raise RecipeError(f"{where}, like: {like!r} found, expected a file in {folder} or below it")
+            source = path if path.is_file() else source
+    if str(source) in above or len(above) > LONGEST:
+        raise RecipeError(f"{where}, like: {' -> '.join((*above, str(source)))} is a circle, or too long")
+    if isinstance(source, str) and source not in known:
+        raise RecipeError(f"{where}, like: {like!r} is neither a file nor a packaged {kind}.{nearest(source, known)}")
+    return read(source, kind, home, above=above)
+
+
+def _changed(value: dict[str, Any], changes: Mapping[Any, Any], where: str) -> dict[str, Any]:
+    """Set dotted keys in place, as on the command line."""
+    for key, thing in changes.items():
+        _set(value, str(key), thing, f"{where}, {key}")
+    return value
+
+
+@cache
+def _parsed(text: str) -> Any:
+    return parse(text, "a packaged file")
+
+
+def _in_file(path: Path, kind: str, known: Mapping[str, Any]) -> Any:
+    """Return the plain content of a file. Raises RecipeError where it is not there or is not YAML."""
     if path.is_file():
         try:
-            return str(path), parse(path.read_text("utf-8"), str(path))
+            return parse(path.read_text("utf-8"), str(path))
         except (OSError, UnicodeDecodeError) as error:
             raise RecipeError(f"{path}: {error}") from None
-    hint = nearest(str(source), known)
+    hint = nearest(str(path), known)
     if path.is_dir():
         hint = f" It is a folder; a {'run' if kind == 'recipe' else kind} folder's {kind} is {path / kind}.yaml."
     raise RecipeError(
-        f"no {kind} {str(source)!r}: neither a file nor a packaged {kind}.{hint} "
-        f"{listed('Packaged', str(source), sorted(known))}"
+        f"no {kind} {str(path)!r}: neither a file nor a packaged {kind}.{hint} "
+        f"{listed('Packaged', str(path), sorted(known))}"
     )
-
-
-def origin_of(source: str | Path | Mapping[str, Any], home: Traversable) -> Origin:
-    """Return where names of code in what `read` reads come from: a file, or who typed or packaged it."""
-    is_file = isinstance(source, Path) or (isinstance(source, str) and source not in packaged(home))
-    return Origin.FILE if is_file else Origin.TYPED
 
 
 def names_typed(overrides: Sequence[str]) -> list[str]:
     """Return the names of code in `key.path=value` texts."""
-    value: dict[str, Any] = {}
-    for override in overrides:
-        _apply(value, override)
-    return list(names_in(value))
+    return list(names_in(changed("the changes", {}, overrides)))
 
 
-def packaged(home: Traversable) -> dict[str, Traversable]:
-    """The YAML files below `home`; those in folders are called FOLDER/NAME."""
+def packaged(home: Traversable) -> Mapping[str, Packaged]:
+    """What the YAML files below `home` have, by name; that of files in folders begins with FOLDER/.
 
-    def below(folder: Traversable, prefix: str) -> dict[str, Traversable]:
-        result: dict[str, Traversable] = {}
+    A file FILE.yaml with beds has FILE-BED too, or, without a name of its own, FILE/BED and no FILE. With experiments
+    each bed has each of these, BED-EXPERIMENT.
+    """
+
+    def below(folder: Traversable, prefix: str) -> Iterator[tuple[str, Packaged]]:
         for item in folder.iterdir():
             if item.is_dir():
-                result |= below(item, f"{prefix}{item.name}/")
+                yield from below(item, f"{prefix}{item.name}/")
             elif item.name.endswith(".yaml"):
-                result[prefix + item.name.removesuffix(".yaml")] = item
-        return result
+                yield from _packaged(prefix + item.name.removesuffix(".yaml"), item.read_text("utf-8"))
 
-    return below(home, "")
+    if str(home) not in _FOUND:
+        _FOUND[str(home)] = dict(below(home, ""))
+    return _FOUND[str(home)]
+
+
+_FOUND: dict[str, dict[str, Packaged]] = {}
+"""Folder -> what `packaged` found."""
+
+
+def _packaged(file: str, text: str) -> Iterator[tuple[str, Packaged]]:
+    """Yield what a file has. Its text is looked through, for parsing all files takes half a second."""
+    named = re.search(r"^name:", text, re.MULTILINE)
+    if named:
+        lines = [line for line in text[: text.index("\n", named.start())].splitlines() if not line.startswith(EDITORS)]
+        yield file, Packaged(text, (), _comment(lines))
+    sections = [[label.groups() for label in _LABEL.finditer(found[2])] for found in _SECTION.finditer(text)]
+    for chosen in product(*sections) if sections else ():
+        labels = tuple(label for _, label in chosen)
+        about = ": ".join(_comment(lines.splitlines()) for lines, _ in chosen)
+        yield f"{file}{'-' if named else '/'}{'-'.join(labels)}", Packaged(text, labels, about)
+
+
+def _comment(lines: Sequence[str]) -> str:
+    return "\n".join(line.strip().removeprefix("# ") for line in lines if line.strip().startswith("#"))
 
 
 def _apply(value: dict[str, Any], override: str) -> None:
     """Set one key path in place, creating the mappings on the way."""
     path, equals, text = override.partition("=")
-    keys = path.strip().split(".")
+    if not equals or not all(path.strip().split(".")):
+        raise RecipeError(f"{override!r}: expected key.path=value, for example training.rounds=20")
+    _set(value, path.strip(), parse(text, f"override {override!r}"), repr(override))
+
+
+def _set(value: dict[str, Any], path: str, thing: Any, what: str) -> None:
+    """Set a value at a dotted path in place; `what` is the change in messages."""
+    keys = path.split(".")
     imported = [i for i, key in enumerate(keys) if ":" in key]
     if keys[:2] == ["method", "add"] and imported:  # the dots of package.module:name are no steps
         keys[2 : imported[0] + 1] = [".".join(keys[2 : imported[0] + 1])]
-    if not equals or not all(keys):
-        raise RecipeError(f"{override!r}: expected key.path=value, for example training.rounds=20")
     level = value
     for depth, key in enumerate(keys[:-1]):
         inner = level.get(key)
@@ -161,10 +297,10 @@ def _apply(value: dict[str, Any], override: str) -> None:
         elif inner is None:
             inner = {}
         elif not isinstance(inner, dict):
-            raise RecipeError(f"{override!r}: {'.'.join(keys[: depth + 1])} is {found(inner)}, not a section")
+            raise RecipeError(f"{what}: {'.'.join(keys[: depth + 1])} is {found(inner)}, not a section")
         level[key] = inner
         level = inner
-    level[keys[-1]] = parse(text, f"override {override!r}")
+    level[keys[-1]] = thing
 
 
 def _is_named(key: str) -> bool:
@@ -209,3 +345,42 @@ def _keys(section: str, value: Any) -> set[str]:
         if issubclass(kind, Named) and isinstance(name, str) and name in kind.registry().entries:
             keys |= kind.registry()[name].params.model_fields.keys()
     return keys
+
+
+_FILES = ("path", "root", "weights", "pretrained", "start")
+"""Keys of data and model that name a file, a folder or weights, which a recipe does not bring."""
+_MINUTES = re.compile(r"^Minutes of one core: ([\d.]+)$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A packaged recipe."""
+
+    name: str
+    summary: str
+    needs: tuple[str, ...]
+    """Its keys that name files to have, in dots."""
+    minutes: float | None
+    """Of processor time, as measured; None where a whole run was not."""
+
+
+def catalogue() -> list[Entry]:
+    """All packaged recipes in the order of their names."""
+    found = []
+    for name, its in sorted(packaged(HOME).items()):
+        recipe = load(name).model_dump(mode="json")
+        measured = _MINUTES.search(its.comment)
+        needs = tuple(key for section in ("data", "model") for key in _files(section, recipe[section]))
+        found.append(Entry(name, summary(name), needs, float(measured[1]) if measured else None))
+    return found
+
+
+def _files(path: str, section: Mapping[str, Any]) -> Iterator[str]:
+    if section.get("root"):  # what else is named is below it
+        yield f"{path}.root"
+        return
+    for key, value in section.items():
+        if isinstance(value, Mapping):
+            yield from _files(f"{path}.{key}", value)
+        elif key in _FILES and value:
+            yield f"{path}.{key}"

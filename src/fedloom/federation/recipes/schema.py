@@ -29,8 +29,7 @@ from fedloom.core.settings.problems import Problem, carry, explain, found, join
 from fedloom.core.settings.registry import Registered, Registry
 from fedloom.core.settings.section import Section, strict
 from fedloom.core.settings.trust import Code, Origin, admit, imported, located, names_in
-from fedloom.federation.recipes.privacy import Privacy
-from fedloom.federation.recipes.runtime import EarlyStopping, Evaluation, Runtime
+from fedloom.federation.recipes.runtime import EarlyStopping, Evaluation, Privacy, Runtime
 from fedloom.methods.peers.config import PeersBase
 from fedloom.models.lora import Lora
 from fedloom.training.config import Training

@@ -18,11 +18,10 @@ from fedloom.core.errors import RecipeError, UserError, choices
 from fedloom.core.layout import Layout
 from fedloom.core.settings.names import is_import
 from fedloom.core.settings.trust import imported
-from fedloom.data.dataset import Dataset, Examples
+from fedloom.data.combine import loaded
+from fedloom.data.dataset import Dataset, Examples, normal
 from fedloom.data.partition import Partition, Pool
-from fedloom.data.partition.listed import as_partition
-from fedloom.data.preview import normal
-from fedloom.data.registry import loaded
+from fedloom.data.partition.rules import as_partition
 from fedloom.federation.recipes.schema import DataSection, MethodSection, Recipe
 from fedloom.federation.rounds import refusals
 from fedloom.federation.rounds.built import Built
@@ -141,7 +140,7 @@ def build(recipe: Recipe, partition: Partition | None = None, dataset: Dataset |
     else:
         partition.check(pool, shared=True)
     federation = BuiltFederation.build(dataset, partition, unified=recipe.model.heads == "all")
-    federation = federation.pooled(method.pooled) if method.pooled else federation
+    federation = federation.pooled(method.turn.pool) if method.turn.pool else federation
     built = assemble(recipe, method, dataset, pool, partition, federation)
     refusals.unmeasured(built)
     return built

@@ -105,7 +105,7 @@ class Built:
     def models(self) -> tuple[str, ...]:
         """Which models clients may use: "global", the server's for all of them, and "personal", their own."""
         method = self.method
-        if method.pooled:
+        if method.turn.pool:
             return ("global",)
         by_task = method.task_vectors
         own_parts = bool(method.private_part(self.layout).blocks)

@@ -42,7 +42,8 @@ def client_step(
     `model` is scratch space: everything in it is overwritten. `state` is what the client kept from its last
     participation ({} at first); it is not changed. If the update is not finite, the state stays as it was.
     """
-    return ClientRound(method, model, federation, client, ctx, client.settings(training)).step(received, state)
+    part = part_of(method)(method, model, federation, client, ctx, client.settings(training))
+    return part.step(received, state)
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,26 +76,8 @@ class ClientRound:
 
     def step(self, received: Message, state: State) -> tuple[Payload, LocalResult, State]:
         """(what is sent, what training left, the client's new state)."""
-        if self.method.rows == "client-task":
-            return self._step_by_task(received, state)
-        model, stream = self.model, self.method.stream
         result, base = self._trained(received, state, self.client.id)
-        payload, result, new = self.finish(base, state, result)
-        if stream is None or not payload.finite:
-            return payload, result, new
-        trained = model.vector.clone()
-        memory = state.get("personal", {})
-        load_personal(model, memory)
-        if not memory:
-            model.params.copy_(base)
-        added = Additions(rules=stream.rules, broadcast={"anchor": base})
-        beside = self._local(f"{self.client.id}/personal", added, memory)
-        new["personal"] = memory
-        if bool(torch.isfinite(model.vector).all()):
-            more = {"rules": beside.rules, "optimizer": beside.optimizer}
-            new["personal"] = personal_state(model, model.params, more)
-        model.vector.copy_(trained)
-        return payload, result, new
+        return self.finish(base, state, result)
 
     def _trained(self, received: Message, state: State, who: str) -> tuple[LocalResult, Tensor]:
         """Load the received message and train; (result, parameters at the start). The model is left as trained."""
@@ -106,7 +89,7 @@ class ClientRound:
             return self.params.put(torch.zeros_like(base), self.shared, value) if value.ndim == 1 else value
 
         broadcast = {name: everywhere(value) for name, value in received.broadcast.items()}
-        added = Additions(rules=self.method.local, phases=self.method.phases, broadcast=broadcast, received=start)
+        added = Additions(rules=self.method.rules, phases=self.method.phases, broadcast=broadcast, received=start)
         return self._local(who, added, state), base
 
     def _local(self, who: str, added: Additions, memory: State) -> LocalResult:
@@ -135,51 +118,6 @@ class ClientRound:
         added = replace(added, shared=model.spans(self.shared), validate=validate, losses=losses, labels=labels)
         return train(model, client.work(who), self.training, self.ctx, added, kept)
 
-    def _step_by_task(self, received: Message, state: State) -> tuple[Payload, LocalResult, State]:
-        """A client's part of a round if each of its tasks is trained alone."""
-        model, client = self.model, self.client
-        initial = model.initial[: self.params.d]
-        starts = task_messages(self.method, model, self.federation, client.id, received)
-        memories = state.get("tasks", {})
-        new: State = {"tasks": dict(memories)}
-        results: dict[str, LocalResult] = {}
-        rows: dict[str, Tensor] = {}
-        extra: dict[str, list[Any]] = {}
-        support: list[Tensor] = []
-        for task in sorted(client.tasks):
-            one, memory = replace(self, client=client.only(task)), memories.get(task, {})
-            result, base = one._trained(starts[task], memory, f"{client.id}/{task}")
-            results[task] = result
-            delta = model.params - base
-            if not _finite(model, delta[None])[0]:
-                continue
-            new["tasks"][task] = self._kept(base, delta, result)
-            # task vectors are from the initial model, which every client and the server know
-            if self.method.task_vectors:
-                torch.sub(model.params, initial, out=delta)
-            rows[task] = self.params.take(delta, self.shared)
-            for name, value in one._extras(result).items():
-                extra.setdefault(name, []).append(value)
-            support.append(self._support((task,)))
-        merged = LocalResult(
-            sum(r.steps for r in results.values()),
-            sum(r.examples for r in results.values()),
-            {task: results[task].losses[task] for task in client.tasks},
-            waiting=sum(r.waiting for r in results.values()),
-            by_task=results,
-        )
-        row: Row = (client.id, None)
-        if not rows:
-            return Payload(row, self.size(), finite=False), merged, state
-        sizes = {task: self.size(task) for task in rows}
-        keys = tuple((client.id, task) for task in rows)
-        payload, kept, _ = self._packed(keys, RowList(tuple(rows.values())), list(sizes.values()), extra, state)
-        if not payload.finite:
-            return replace(payload, row=row), merged, state
-        new |= kept
-        rows_support = torch.stack(support) if self.method.wants_support else None
-        return replace(payload, row=row, n=self.size(), support=rows_support), merged, new
-
     def finish(self, base: Tensor, state: State, result: LocalResult) -> tuple[Payload, LocalResult, State]:
         """From the trained model (`base` is where it started) to a payload and the client's new state."""
         return finish([self], base[None], self.model.params[None], [state], [result])[0]
@@ -201,9 +139,7 @@ class ClientRound:
                 return payload, result, state
             new |= kept
             n, packed, extras = payload.n, payload.packed, {name: values[0] for name, values in payload.extra.items()}
-        if method.start == "own":
-            # with the values that the server receives, so that both have the same model
-            new["own"] = (self.params.take(base, self.shared) + X[0]).to(torch.device("cpu"))
+        new |= method.turn.kept(self.params.take(base, self.shared), X[0])
         # buffers that stay with the client were copied by `_kept`
         buffers, integers = self._buffers() if method.buffers != "local" else (None, {})
         sent = Payload(
@@ -239,9 +175,9 @@ class ClientRound:
             new["private"] = (params.take(base, private) + params.take(delta, private)).to(cpu, copy=True)
         if result.optimizer:
             new["optimizer"] = result.optimizer
-        if method.local:
+        if method.rules:
             new["rules"] = map_tensors(result.rules, lambda t: t.to(cpu))
-        for i, rule in enumerate(method.local):
+        for i, rule in enumerate(method.rules):
             if rule.keeps_model and (personal := rule.personal(result.rules[str(i)])) is not None:
                 new["personal"] = personal_state(model, personal)
         if method.buffers == "local":
@@ -293,6 +229,85 @@ class ClientRound:
         packed = {k: v.to("cpu") for k, v in method.codec.pack(sent).items()}
         tasks = {task: size for (_, task), size in zip(rows, sent.n.tolist(), strict=True) if task is not None}
         return Payload(rows[0], float(sent.n.sum()), packed, dict(sent.extra), tasks=tasks), kept, sent
+
+
+class BesideRound(ClientRound):
+    """A client's part of a round if it trains a model of its own beside the shared one."""
+
+    def step(self, received: Message, state: State) -> tuple[Payload, LocalResult, State]:
+        model = self.model
+        result, base = self._trained(received, state, self.client.id)
+        payload, result, new = self.finish(base, state, result)
+        if not payload.finite:
+            return payload, result, new
+        trained = model.vector.clone()
+        memory = state.get("personal", {})
+        load_personal(model, memory)
+        if not memory:
+            model.params.copy_(base)
+        added = Additions(rules=self.method.turn.beside or (), broadcast={"anchor": base})
+        beside = self._local(f"{self.client.id}/personal", added, memory)
+        new["personal"] = memory
+        if bool(torch.isfinite(model.vector).all()):
+            more = {"rules": beside.rules, "optimizer": beside.optimizer}
+            new["personal"] = personal_state(model, model.params, more)
+        model.vector.copy_(trained)
+        return payload, result, new
+
+
+class EachTaskRound(ClientRound):
+    """A client's part of a round if it trains each of its tasks alone."""
+
+    def step(self, received: Message, state: State) -> tuple[Payload, LocalResult, State]:
+        model, client = self.model, self.client
+        initial = model.initial[: self.params.d]
+        starts = task_messages(self.method, model, self.federation, client.id, received)
+        memories = state.get("tasks", {})
+        new: State = {"tasks": dict(memories)}
+        results: dict[str, LocalResult] = {}
+        rows: dict[str, Tensor] = {}
+        extra: dict[str, list[Any]] = {}
+        support: list[Tensor] = []
+        for task in sorted(client.tasks):
+            one, memory = replace(self, client=client.only(task)), memories.get(task, {})
+            result, base = one._trained(starts[task], memory, f"{client.id}/{task}")
+            results[task] = result
+            delta = model.params - base
+            if not _finite(model, delta[None])[0]:
+                continue
+            new["tasks"][task] = self._kept(base, delta, result)
+            # task vectors are from the initial model, which every client and the server know
+            if self.method.task_vectors:
+                torch.sub(model.params, initial, out=delta)
+            rows[task] = self.params.take(delta, self.shared)
+            for name, value in one._extras(result).items():
+                extra.setdefault(name, []).append(value)
+            support.append(self._support((task,)))
+        merged = LocalResult(
+            sum(r.steps for r in results.values()),
+            sum(r.examples for r in results.values()),
+            {task: results[task].losses[task] for task in client.tasks},
+            waiting=sum(r.waiting for r in results.values()),
+            by_task=results,
+        )
+        row: Row = (client.id, None)
+        if not rows:
+            return Payload(row, self.size(), finite=False), merged, state
+        sizes = {task: self.size(task) for task in rows}
+        keys = tuple((client.id, task) for task in rows)
+        payload, kept, _ = self._packed(keys, RowList(tuple(rows.values())), list(sizes.values()), extra, state)
+        if not payload.finite:
+            return replace(payload, row=row), merged, state
+        new |= kept
+        rows_support = torch.stack(support) if self.method.wants_support else None
+        return replace(payload, row=row, n=self.size(), support=rows_support), merged, new
+
+
+def part_of(method: Method) -> type[ClientRound]:
+    """Return the class of a client's part of a round, by the method's turns."""
+    if method.turn.by_task:
+        return EachTaskRound
+    return ClientRound if method.turn.beside is None else BesideRound
 
 
 def finish(

@@ -7,7 +7,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
 
 import numpy as np
 import torch
@@ -19,6 +18,7 @@ from fedloom.core.errors import DataError
 from fedloom.core.layout import Layout
 from fedloom.data.dataset import Dataset, Examples, Withheld, apart
 from fedloom.data.partition import Indices, Partition, class_counts, labelled
+from fedloom.methods.method import Pooled
 from fedloom.models.tasks.task import Task
 from fedloom.training.config import Training
 from fedloom.training.loop import Work
@@ -70,8 +70,6 @@ class Part:
         return torch.from_numpy(self.positions)
 
 
-Pooled = Literal["all", "task"]
-"""Whether the examples of all clients in one place train one model, or one a task."""
 TOGETHER = "together"
 """The name of who has the examples of all clients."""
 

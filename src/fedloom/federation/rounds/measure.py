@@ -75,12 +75,12 @@ def models_for(built: Built, state: State, client: str, shared: dict[str | None,
     else:
         server, mine = state["server"], state["clients"].get(client, {})
     tasks = tuple(built.federation.clients[client].tasks)
-    if method.pooled == "task":
+    if method.turn.pool == "task":
         of = {task: who.id for who in built.federation.trainers.values() for task in who.tasks}
         message = Message(server["model"], server["buffers"], server["integers"])
         return [Model("global", (task,), message, state["clients"].get(of[task], {}), task) for task in tasks]
     models: list[Model] = []
-    if method.task_vectors or (method.rows == "client-task" and "global" not in built.models):
+    if method.task_vectors or (method.turn.by_task and "global" not in built.models):
         received = Message(model_of(server, client), server["buffers"], server["integers"])
         if method.task_vectors:
             received = pack_tasks(method, built.layout, built.federation, server, client, tasks)
@@ -251,7 +251,7 @@ def wanted(built: Built, state: State) -> dict[str, tuple[str, Model]]:
     found: dict[str, tuple[str, Model]] = {}
     for client in built.federation.clients:
         models = models_for(built, state, client)
-        shared = {m.task for m in models if m.name == "global"} if built.method.rows == "client-task" else set()
+        shared = {m.task for m in models if m.name == "global"} if built.method.turn.by_task else set()
         for one in models:
             if one.name == "personal" and one.task in shared:
                 continue  # this is the task's model after the codec

@@ -96,9 +96,8 @@ def believed(method: Method, federation: BuiltFederation, payload: Payload) -> P
 
 def rows_of(method: Method, federation: BuiltFederation, clients: Iterable[str]) -> tuple[Row, ...]:
     """The rows that these clients will send."""
-    if method.rows == "client":
-        return tuple((client, None) for client in clients)
-    return tuple((client, task) for client in clients for task in sorted(federation.client(client).tasks))
+    turn = method.turn
+    return tuple(row for client in clients for row in turn.rows(client, tuple(federation.client(client).tasks)))
 
 
 def blank(shared: Layout, federation: BuiltFederation, rows: tuple[Row, ...], X: Tensor | Rows) -> Updates:

@@ -16,7 +16,7 @@ from typing import Any
 from fedloom.core.context import State
 from fedloom.core.errors import RecipeError, StateError
 from fedloom.core.extras import need
-from fedloom.federation.recipes.privacy import Privacy
+from fedloom.federation.recipes.runtime import Privacy
 from fedloom.federation.recipes.schema import Recipe
 from fedloom.federation.rounds.federation import drawn_of
 
@@ -109,13 +109,16 @@ def ratio(terms: Terms, d: int, clients: int, share: float) -> float:
     return terms.noise * math.sqrt(d) / (expected if terms.trust == "central" else math.sqrt(expected))
 
 
-def told(section: Privacy, terms: Terms, d: int, clients: int, share: float, rounds: int, least: int = 0) -> list[str]:
+def told(
+    section: Privacy, terms: Terms, d: int, clients: int, share: float, rounds: int, least: float = 0
+) -> list[str]:
     """What a run will cost and whether it can learn, in sentences; `least` are the clients of the smallest cluster."""
     size, last = ratio(terms, d, clients, share), terms.last(section.bound, rounds)
     stops = "" if last == rounds else f"; the budget of {section.bound:g} is spent after {last} rounds"
-    fewer = share * clients / least if least else 1.0
+    clustered = 0 < least < math.inf
+    fewer = share * clients / least if clustered else 1.0
     hopes = "this will not learn" if size * fewer > LEARNS else "this can learn"
-    small = [f"privacy: in a cluster of {least} clients {fewer:.3g} times more than that: {hopes}"] if least else []
+    small = [f"privacy: in a cluster of {least} clients {fewer:.3g} times more than that: {hopes}"] if clustered else []
     return [
         f"privacy: noise multiplier {terms.noise:.4g}: epsilon {terms.epsilon(last):.4g} at delta {terms.delta:g} "
         f"after {last} rounds ({terms.accountant}){stops}",

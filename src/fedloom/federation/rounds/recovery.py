@@ -30,7 +30,7 @@ from torch import Tensor
 
 from fedloom.core.context import Ctx, Row, State
 from fedloom.core.spread import total
-from fedloom.core.stage import Stage
+from fedloom.core.stage import Stage, every
 from fedloom.core.updates import Updates, row_norms
 from fedloom.federation.rounds.messages import Payload
 
@@ -142,7 +142,7 @@ def careful(
         if why is not None:
             return lost(state, ctx, why)
         now = usual(sizes[row] for row in left)
-    exposed = not stage.robust and (stage.traits.reduces or stage.traits.kind != "row")
+    exposed = not any(one.robust for one in every(stage)) and (stage.traits.reduces or stage.traits.kind != "row")
     for row, size in sizes.items() if exposed and len(sizes) >= FEW else ():
         if row in left and size > LONG * known and row[0] != ctx.peer:
             because = f"its norm {size:.3g} is {size / known:.0f} times the usual {known:.3g}"

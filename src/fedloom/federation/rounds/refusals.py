@@ -5,11 +5,12 @@ Each raises RecipeError with the key to change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
 from fedloom.core.errors import RecipeError, nearest
+from fedloom.core.stage import Stage, every, inner
 from fedloom.core.updates import Updates
 from fedloom.federation.recipes.schema import MethodSection, PeersSection, Recipe
 from fedloom.federation.rounds.built import Built
@@ -41,7 +42,7 @@ def pace(recipe: Recipe, method: Method) -> None:
 def numbered_apart(recipe: Recipe, method: Method) -> None:
     """Groups that peers number each for itself, where not every peer hears all others from the first round on."""
     peers, share = recipe.peers, recipe.training.participation
-    if peers is None or not method.stage.traits.numbers:
+    if peers is None or "groups" not in method.stage.traits.writes:
         return
     choose, warmup = peers.choose, peers.warmup
     partly = {
@@ -89,7 +90,7 @@ def needs_parts(method: Method, module: MultiTask) -> None:
     if not is_whole(module):
         return
     parts = [*(change for change in method.model if not getattr(change, "replaces_all", False))]
-    for part in (*parts, *(rule for rule in method.local if rule.features)):
+    for part in (*parts, *(rule for rule in method.rules if rule.features)):
         raise RecipeError(
             f"model: {method.name} looks at features, heads or layers ({part!r}), but the model is one module; give an "
             "encoder: fl.model(encoder, heads='linear') or fl.model(encoder, heads={task: module})"
@@ -106,7 +107,7 @@ def judges_without_validation(built: Built) -> None:
                 f"peers: {what} judges models on validation data, but client {without[0].id!r} has none; "
                 "set partition.val_fraction"
             )
-    for rule in built.method.local:
+    for rule in built.method.rules:
         if rule.validation and without:
             raise RecipeError(
                 f"method: {rule!r} measures models on validation data, but client {without[0].id!r} has none "
@@ -124,7 +125,7 @@ def judged_on_data(peers: PeersSection) -> list[str]:
 def pooled(built: Built) -> None:
     """The examples of all clients in one place, where there is no such place."""
     recipe, method = built.recipe, built.method
-    if not method.pooled:
+    if method.turn.pool is None:
         return
     elsewhere = f"runtime.engine: {recipe.runtime.engine}" if recipe.runtime.engine != "process" else None
     if found := "peers" if recipe.peers is not None else elsewhere:
@@ -137,7 +138,7 @@ def pooled(built: Built) -> None:
 def rows_by_task(built: Built) -> None:
     """Tasks that are trained alone, together with something that needs one model for all of a client's tasks."""
     method, buffers = built.method, built.layout.buffers
-    if method.rows != "client-task":
+    if not method.turn.by_task:
         return
     if buffers.blocks:
         raise RecipeError(
@@ -156,13 +157,11 @@ def unaware_of_presence(built: Built) -> None:
     method, federation, peers = built.method, built.federation, built.recipe.peers
     if not (peers is not None and peers.sends_parts):
         shared = method.shared_part(built.layout)
-        rows = {
-            client: tuple(c.tasks) if method.rows == "client-task" else () for client, c in federation.trainers.items()
-        }
+        rows = {client: tuple(c.tasks) if method.turn.by_task else () for client, c in federation.trainers.items()}
         have = (federation.present(federation.trainers[client], shared, tasks) for client, tasks in rows.items())
         if all(mask is None or bool(mask.all()) for mask in have):
             return
-    for stage in (*method.edge.unaware(), *method.stage.unaware()):
+    for stage in (*_unaware(method.edge), *_unaware(method.stage)):
         raise RecipeError(
             f"method: {method.name}: {stage!r} does not say how it treats rows that lack blocks, but here some do: "
             "clients have only their own tasks' heads (model.heads: own), one row a task, or send parts of their "
@@ -171,16 +170,22 @@ def unaware_of_presence(built: Built) -> None:
         )
 
 
+def _unaware(stage: Stage) -> Iterator[Stage]:
+    """Yield the stages in one, or itself, that do not say how they treat rows that lack blocks."""
+    if stage.traits.presence is None:
+        yield from [found for one in inner(stage) for found in _unaware(one)] or [stage]
+
+
 def too_few_rows(built: Built) -> None:
     """Stages that never have enough rows in some group, whoever takes part."""
     method, federation = built.method, built.federation
     if not built.whole:
         return
     if built.recipe.peers is not None:
-        asks = any(method.stage.too_few(1))
-        each = _heard(built.recipe, built.recipe.peers, sorted(federation.clients)) if asks else {}
+        stages = [stage for stage in every(method.stage) if any(stage.unfit(None, 1))]
+        each = _heard(built.recipe, built.recipe.peers, sorted(federation.clients)) if stages else {}
         for peer, heard in each.items():
-            for why in method.stage.too_few(heard + 1):
+            for why in (why for stage in stages for why in stage.unfit(None, heard + 1)):
                 raise RecipeError(f"method: {method.name}: at peer {peer!r}, which hears at most {heard} others: {why}")
         return
     shared, rows = method.shared_part(built.layout), rows_of(method, federation, sorted(federation.trainers))
@@ -197,7 +202,7 @@ def too_few_rows(built: Built) -> None:
         present=torch.cat(present) if present else None,
         extra={"tasks": held},
     )
-    for why in (*method.stage.too_few(len(rows)), *method.stage.unfit(everyone)):
+    for why in (why for stage in every(method.stage) for why in stage.unfit(everyone, len(rows))):
         raise RecipeError(f"method: {method.name}: {why}")
 
 
@@ -213,7 +218,7 @@ def _heard(recipe: Recipe, peers: PeersSection, names: Sequence[str]) -> dict[st
 def strangers(built: Built) -> None:
     """Clients that a stage names and that are not there."""
     known, method = sorted(built.federation.clients), built.method
-    if built.whole and (unknown := sorted(method.stage.clients - {*known})):
+    if built.whole and (unknown := sorted(set().union(*(stage.clients for stage in every(method.stage))) - {*known})):
         raise RecipeError(
             f"method: {method.name}: no client {unknown[0]!r}.{nearest(unknown[0], known)} Clients: {', '.join(known)}"
         )
@@ -224,7 +229,7 @@ def attacked(built: Built) -> None:
     recipe = built.recipe
     if not built.attacks or recipe.attack is None:
         return
-    if built.method.pooled:
+    if built.method.turn.pool:
         raise RecipeError(f"attack: with {built.method.name} nothing is sent, so nobody can attack")
     if any(attack.knows_all for attack in built.attacks.values()):
         runtime, peers = recipe.runtime, recipe.peers
@@ -284,13 +289,13 @@ def stackable(built: Built) -> None:
     recipe, method = built.recipe, built.method
     if isinstance(recipe.training.epochs, dict):
         raise RecipeError("training.stacked: clients of a stack train equally long, but training.epochs is by domain")
-    if method.phases or method.stream or method.rows == "client-task" or method.pooled:
+    if method.phases or not method.turn.plain:
         raise RecipeError(f"training.stacked: a stack trains all of one model, but {method.name} does more")
     if built.dataset.train.prefetch:
         raise RecipeError(
             f"training.stacked: data set {built.dataset.name!r} may augment its batches, a stack does not"
         )
-    stacked.refuse(built.module, recipe.training, method.local)
+    stacked.refuse(built.module, recipe.training, method.rules)
 
 
 def unprotected(built: Built) -> None:

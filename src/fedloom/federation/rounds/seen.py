@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedloom.core.context import Row, generator, row_key
-from fedloom.core.stage import Chain, Stage, adds_up
+from fedloom.core.stage import Chain, Stage
 from fedloom.core.updates import Updates
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.messages import rows_of
@@ -26,7 +26,7 @@ _NAMED = 5
 
 def needed(stage: Stage) -> str:
     """What a stage needs of the rows to do its work, by its traits."""
-    if stage.traits.hides or adds_up(stage):
+    if stage.traits.hides or stage.replaceable:
         return "sums"
     return "the Gram matrix or extras" if stage.traits.kind == "mix" else "rows"
 
@@ -34,7 +34,7 @@ def needed(stage: Stage) -> str:
 def told(built: Built) -> list[str]:
     """Who sees what, in sentences, for the dry run."""
     method, peers = built.method, built.recipe.peers
-    if method.pooled or method.shares_nothing:
+    if method.turn.pool or method.shares_nothing:
         return []
     gets = "rows with noise" if built.terms is not None and built.terms.trust == "local" else "the rows themselves"
     counts = _label_counts(built)

@@ -62,14 +62,14 @@ def dispatch(
             if (*tasks,) not in packed:
                 packed[*tasks,] = pack_tasks(method, layout, federation, state, client, tasks)
         return {client: packed[*tasks,] for client, tasks in held.items()}
-    needed = frozenset[str]().union(*(rule.needs for rule in method.local))
+    needed = frozenset[str]().union(*(rule.needs for rule in method.rules))
     broadcast = method.stage.broadcast(state["stage"], clients, state["personal"]) if needed else {}
     vectors: dict[str, Tensor | None] = {}
     messages = {}
     for client in clients:
         key = client if client in state["personal"] else ALL
         if key not in vectors:
-            has_it = method.start == "own" and key != ALL
+            has_it = method.turn.start == "own" and key != ALL
             vectors[key] = None if has_it else method.server.dispatch(model_of(state, key), state["rule"][key])
         mine = {name: value for name, value in broadcast.get(client, {}).items() if f"broadcast:{name}" in needed}
         messages[client] = Message(vectors[key], state["buffers"], state["integers"], mine)
@@ -155,7 +155,7 @@ def _presence(
     method: Method, federation: BuiltFederation, shared: Layout, payloads: Sequence[Payload]
 ) -> Tensor | None:
     """Which blocks the rows have (K x blocks), or None for all."""
-    if federation.unified and method.rows == "client":
+    if federation.unified and not method.turn.by_task:
         return None
     masks = [federation.present(federation.client(p.row[0]), shared, tuple(p.tasks)) for p in payloads]
     return torch.cat([m for m in masks if m is not None]) if masks else torch.zeros(0, len(shared.blocks)).bool()

@@ -15,7 +15,7 @@ from fedloom.core.context import Ctx, State, derive_seed, new_secret
 from fedloom.core.errors import UserError
 from fedloom.core.machine import keep_memory
 from fedloom.federation.recipes.runtime import Evaluation
-from fedloom.federation.rounds.client import ClientRound, finish, tune
+from fedloom.federation.rounds.client import ClientRound, finish, part_of, tune
 from fedloom.federation.rounds.evaluation import Scores, answers, confusions, evaluate
 from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, Part
 from fedloom.federation.rounds.loading import for_task, load, load_personal
@@ -55,7 +55,7 @@ class Setup:
         if examples is not client.train.examples:
             client = replace(client, train=replace(client.train, examples=examples))
         settings = client.settings(self.training)
-        return ClientRound(self.method, model, self.federation, client, ctx, settings, attack)
+        return part_of(self.method)(self.method, model, self.federation, client, ctx, settings, attack)
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +170,7 @@ class Worker:
         shared = model.spans(s.method.shared_part(model.layout))
         for members in group(stack, s.training):
             start = time.perf_counter()
-            params, results = train_stacked(model, members, s.training, ctx, shared, s.method.local)
+            params, results = train_stacked(model, members, s.training, ctx, shared, s.method.rules)
             mine, states = zip(*(turns[member.work.who] for member in members), strict=True)
             done = finish(mine, torch.stack([member.base for member in members]), params, states, results)
             seconds = (time.perf_counter() - start) / len(members)

@@ -25,17 +25,22 @@ _FORMAT = 2
 _NAMES = ("{}.next", "{}", "{}.prev")
 
 
-def split_tree(tree: Any) -> tuple[Any, dict[str, Tensor]]:
+def split_tree(tree: Any, once: bool = False) -> tuple[Any, dict[str, Tensor]]:
     """A JSON value and the tensors of a tree. Dictionaries need string keys; tuples come back as lists.
 
+    With `once` a tensor that is several times in the tree is there once.
     Raises TypeError, with the path, for a value that a checkpoint cannot hold.
     """
     tensors: dict[str, Tensor] = {}
+    names: dict[Any, str] = {}
 
     def walk(value: Any, path: str) -> Any:
         if isinstance(value, Tensor):
+            tensor = value.detach().to("cpu").contiguous()
             name = str(len(tensors))
-            tensors[name] = value.detach().to("cpu").contiguous()
+            if once and tensor.numel():
+                name = names.setdefault((tensor.data_ptr(), tensor.dtype, tensor.shape), name)
+            tensors[name] = tensor
             return {"$tensor": name}
         if isinstance(value, Mapping):
             for key in value:

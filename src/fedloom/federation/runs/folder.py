@@ -45,7 +45,7 @@ from fedloom.federation.runs.recorded import (
     sums,
 )
 from fedloom.federation.runs.recorded import check as fits
-from fedloom.federation.runs.track import Tracker
+from fedloom.federation.runs.track import Tracking
 
 _CHANGED = "recipe changed"
 MIRROR_FAILED = "mirror failed"
@@ -83,8 +83,8 @@ class RunFolder:
         """Why the mirror is not up to date; None where it is."""
         self.path = path
         self.mirror = mirror.place(path, copies)
-        self.tracker: Tracker | None = None
-        """The tracker that is sent each round, if any."""
+        self.tracker: Tracking | None = None
+        """What is sent each round, once the run goes on."""
         self.audit: Audit | None = None
         """Where what happens is written down for others to check, if anywhere."""
         self._events: list[dict[str, Any]] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
 import shutil
 from collections.abc import Iterator
@@ -42,7 +43,7 @@ def copy(source: Path, target: Path) -> None:
     here = list(_files(source))
     for file in here:
         to = target / file.relative_to(source)
-        if not _same(file, to):
+        if not (to.is_file() and filecmp.cmp(file, to)):  # by size and time of change, which are copied too
             to.parent.mkdir(parents=True, exist_ok=True)
             part = to.with_name(to.name + ".part")
             with naming(part):
@@ -58,11 +59,3 @@ def copy(source: Path, target: Path) -> None:
 def _files(folder: Path) -> Iterator[Path]:
     for pattern in _NEEDED:
         yield from sorted(folder.glob(pattern))
-
-
-def _same(file: Path, other: Path) -> bool:
-    """Whether a copy is up to date, by size and time of change, which are copied too."""
-    if not other.is_file():
-        return False
-    mine, theirs = file.stat(), other.stat()
-    return (mine.st_size, mine.st_mtime_ns) == (theirs.st_size, theirs.st_mtime_ns)

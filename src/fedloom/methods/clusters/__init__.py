@@ -214,13 +214,14 @@ def fedsoft(
     Couples tasks by design: clusters are made of all clients.
     """
     from fedloom.core.layout import ALL_BUT_ENCODER
+    from fedloom.methods.method import Own
 
     return m.Method(
         name="fedsoft",
         local=(training.SoftAnchors(clusters, lam, every, floor),),
         stage=stages.SoftClusters(clusters, first, noise, floor),
         private=ALL_BUT_ENCODER if share == "encoder" else None,
-        start="own",
+        turn=Own(),
         buffers="local",
     )
 
@@ -260,10 +261,9 @@ def fedspd(
 
     return m.Method(
         name="fedspd",
-        local=(training.DrawnCluster(clusters, least),),
+        local=(training.DrawnCluster(clusters, least), *([Tune(tune)] if tune else [])),
         stage=stages.ChosenClusters(clusters, "noise", noise, mixed=True),
         private=ALL_BUT_ENCODER if share == "encoder" else None,
-        tune=Tune(tune) if tune else None,
         weights="uniform",
         buffers="local",
     )

@@ -22,7 +22,7 @@ from fedloom.core.gram import gram, nonzero
 from fedloom.core.layout import Layout
 from fedloom.core.mean import Mean, column_groups, mixed_models
 from fedloom.core.outline import Box
-from fedloom.core.stage import Stage, Traits
+from fedloom.core.stage import Stage, Traits, inner
 from fedloom.core.updates import Updates
 from fedloom.methods.peers.neighbours import task_groups
 from fedloom.methods.peers.safeguards import Safeguards, conflict_averse_mix
@@ -155,8 +155,8 @@ class SplittingClusters(Aggregation):
 
     @cached_property
     def traits(self) -> Traits:
-        inner = Traits.around(self.inner)
-        return replace(inner, kind="matrix", reads=inner.reads | {"weight"}, presence="coupled")
+        traits = Traits.around(inner(self))
+        return replace(traits, kind="matrix", reads=traits.reads | {"weight"}, presence="coupled")
 
     def init(self, layout: Layout) -> State:
         """One cluster, whose members are not known yet; children of cluster "0" will be "00" and "01"."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
@@ -17,7 +18,7 @@ from fedloom.core.gram import gram
 from fedloom.core.layout import Layout
 from fedloom.core.mean import Mean, weighted_mean
 from fedloom.core.outline import Box
-from fedloom.core.stage import Identity, Stage, Traits
+from fedloom.core.stage import Identity, Stage, Traits, inner
 from fedloom.core.updates import Updates
 from fedloom.methods.clusters.aggregation import agglomerate, cosines, for_members
 
@@ -58,8 +59,9 @@ def _check(count: int, first: str, noise: float) -> None:
         raise ValueError(f"noise: expected a number of at least 0, found {noise}")
 
 
-def _names(count: int) -> set[str]:
-    return {f"broadcast:cluster{j}" for j in range(count)}
+def _names(count: int, first: First) -> set[str]:
+    """What stages with so many models write beside rows."""
+    return {f"broadcast:cluster{j}" for j in range(count)} | ({"groups"} if first == "groups" else set())
 
 
 def _shares(count: int) -> dict[str, Foreign]:
@@ -125,22 +127,24 @@ class ChosenClusters(Aggregation):
 
     @cached_property
     def traits(self) -> Traits:
-        inner = Traits.around(self.inner)
+        traits = Traits.around(inner(self))
         own: dict[str, Foreign] = {"cluster": Number(-1, self.count - 1, whole=True)}
         if self.mixed:
             own |= _shares(self.count)
-        reads = inner.reads | {"base"} | {f"extra:{name}" for name in own}
-        extras = {**inner.extras, **own}
-        made = Traits("matrix", reads, wants=inner.wants, presence="coupled", extras=extras)
-        return replace(
-            made, broadcasts=_names(self.count), numbers=self.first == "groups", hides=self.stage.traits.hides
+        return Traits(
+            "matrix",
+            reads=traits.reads | {"base"} | {f"extra:{name}" for name in own},
+            writes={"X", *_names(self.count, self.first)},
+            wants=traits.wants,
+            hides=self.stage.traits.hides,
+            presence="coupled",
+            extras={**traits.extras, **own},
         )
 
-    def too_few(self, rows: int) -> Iterator[str]:
+    def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
         """Fewer clients than the clusters' least sizes ask for."""
-        if rows < self.count * self.least:
-            yield f"{self.count} clusters of at least {self.least} clients need as many, but there are {rows}"
-        yield from super().too_few(rows)
+        if most < self.count * self.least:
+            yield f"{self.count} clusters of at least {self.least} clients need as many, but there are {most}"
 
     def init(self, layout: Layout) -> State:
         """No models yet."""
@@ -217,8 +221,7 @@ class SoftClusters(Identity):
     def traits(self) -> Traits:
         extras = _shares(self.count)
         reads = {"X", "base", "weight"}.union(f"extra:{name}" for name in extras)
-        made = Traits("matrix", reads, writes=set(), presence="coupled", extras=extras)
-        return replace(made, broadcasts=_names(self.count), numbers=self.first == "groups")
+        return Traits("matrix", reads, writes=_names(self.count, self.first), presence="coupled", extras=extras)
 
     def init(self, layout: Layout) -> State:
         """No models yet."""

@@ -1,6 +1,6 @@
 """PCGrad, GradVac, CAGrad, ConFIG and the minimum-norm direction as add-ons.
 
-Weightings of TorchJD as add-ons: UPGrad, DualProj, Aligned-MTL, IMTL-G, FairGrad (extra `torchjd`).
+Weightings of TorchJD as add-ons: UPGrad, DualProj, Aligned-MTL, IMTL-G, FairGrad (extra `methods`).
 
 FAMO: weights under which all clients' losses fall at the same rate, from losses alone.
 
@@ -168,7 +168,7 @@ def upgrad(method: m.Method) -> m.Method:
     In Gram space proj_C(Delta_k) = sum_j w_j Delta_j with w = argmin w' G w over w >= e_k (componentwise).
 
     u has a non-negative inner product with every update. Acts at the server, over everything that the method shares;
-    nothing more is sent. No state. Needs the extra `torchjd`, which brings TorchJD and its solver.
+    nothing more is sent. No state. Needs the extra `methods`, which brings TorchJD and its solver.
 
     paper    on the gradients of each step, p_k = 1/K
     release  TorchJD, which is what computes here; it adds 1e-4 of the trace to the diagonal of G
@@ -194,7 +194,7 @@ def dualproj(method: m.Method) -> m.Method:
     In Gram space u = sum_k w_k Delta_k with w = argmin w' G w over w >= p (componentwise).
 
     Where `upgrad` projects each update and then averages, this averages and then projects. Acts at the server, over
-    everything that the method shares; nothing more is sent. No state. Needs the extra `torchjd`.
+    everything that the method shares; nothing more is sent. No state. Needs the extra `methods`.
 
     paper    on the gradients of a new task and of remembered ones
     release  TorchJD, which is what computes here; it adds 1e-4 of the trace to the diagonal of G
@@ -219,7 +219,7 @@ def aligned_mtl(method: m.Method, *, scale: Literal["min", "median", "rmse"] = "
     median of s^2 (`median`) or of its mean (`rmse`).
 
     So the step is as long along what only one client wants as along what all want. Acts at the server, over everything
-    that the method shares; nothing more is sent. No state. Needs the extra `torchjd`.
+    that the method shares; nothing more is sent. No state. Needs the extra `methods`.
 
     paper    sigma is the smallest singular value, p_k = 1/K, on the gradients of each step
     release  TorchJD, which is what computes here

@@ -1,6 +1,6 @@
 """Rules for updates that pull against each other: PCGrad, GradVac, CAGrad, ConFIG, the minimum-norm direction.
 
-Weightings of TorchJD (extra `torchjd`): one combination of the rows, found in their Gram matrix.
+Weightings of TorchJD (extra `methods`): one combination of the rows, found in their Gram matrix.
 
 TorchJD solves for the coefficients. What belongs to rounds is here: rows that are zero, blocks that only some rows
 have, the method's weights, and a scale at which its constants mean the same for updates of any length.
@@ -9,6 +9,7 @@ Rows weighed by how well they agree with the updates of past rounds (FedBone).""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,7 +27,7 @@ from fedloom.core.layout import Layout
 from fedloom.core.mean import Mean, column_groups, problems, weighted_mean
 from fedloom.core.outline import Box
 from fedloom.core.spread import cut, join, total
-from fedloom.core.stage import Stage, Traits
+from fedloom.core.stage import Stage, Traits, inner
 from fedloom.core.updates import Updates
 from fedloom.methods.conflict.averse import Rescale, rescaling
 
@@ -247,7 +248,7 @@ class Weighting(Stage):
         """TorchJD's weighting for rows with shares p (K). Raises UserError that names the extra if a package lacks."""
         raise NotImplementedError
 
-    def unfit(self, rows: Updates | None) -> Iterator[str]:
+    def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
         """Packages that are not installed."""
         try:
             self.made(torch.ones(1, dtype=torch.float64))
@@ -274,14 +275,14 @@ _EQUAL = Traits("mix", reduces=True, separable=True, presence="row")
 
 def _library(*packages: str) -> Any:
     for package in packages:
-        need(package, "torchjd")
-    return need("torchjd.aggregation", "torchjd")
+        need(package, "methods")
+    return need("torchjd.aggregation", "methods")
 
 
 def _projector() -> Any:
     # Its default adds 1e-4 of the trace to the diagonal; in float64 much less keeps the program solvable.
     _library("quadprog", "qpsolvers")
-    return need("torchjd.linalg", "torchjd").QuadprogProjector(norm_eps=0.0, reg_eps=1e-12)
+    return need("torchjd.linalg", "methods").QuadprogProjector(norm_eps=0.0, reg_eps=1e-12)
 
 
 @dataclass(frozen=True)
@@ -381,7 +382,7 @@ class HistoryAttention(Aggregation):
 
     @cached_property
     def traits(self) -> Traits:
-        return replace(Traits.around(self.inner, reduces=True), presence="coupled")
+        return replace(Traits.around(inner(self), reduces=True), presence="coupled")
 
     def init(self, layout: Layout) -> State:
         """H = 0."""

@@ -75,9 +75,8 @@ class GapWeights(Stage):
     floor: float = 0.0
     traits = Traits(
         "mix",
-        reads={"extra:loss_received", "extra:loss_trained"},
+        reads={"extra:loss_received", "extra:loss_trained", "rounds"},
         writes={"weight"},
-        paced=True,
         separable=True,
         presence="coupled",
         extras={"loss_received": Number(), "loss_trained": Number()},

@@ -17,7 +17,7 @@ from fedloom.core.layout import Layout
 from fedloom.core.mean import column_groups
 from fedloom.core.outline import Box
 from fedloom.core.spread import cut, join
-from fedloom.core.stage import Stage, Traits
+from fedloom.core.stage import Stage, Traits, inner
 from fedloom.core.updates import Updates
 
 
@@ -31,8 +31,7 @@ class ControlVariates(Stage):
 
     traits = Traits(
         reads={"X", "auxiliary:control"},
-        writes=frozenset(),
-        broadcasts={"broadcast:control"},
+        writes={"broadcast:control"},
         presence="block",
         separable=True,
     )
@@ -72,7 +71,7 @@ class DualShift(Aggregation):
 
     @cached_property
     def traits(self) -> Traits:
-        return Traits.around(self.inner, reduces=True)
+        return Traits.around(inner(self), reduces=True)
 
     def init(self, layout: Layout) -> State:
         """h = 0."""

@@ -369,7 +369,7 @@ class AttentionAcrossTasks(Attention):
     task's. Each client's latest model counts, absent clients' too.
     """
 
-    traits = Traits(writes=frozenset(), wants={"support"}, broadcasts={"broadcast:anchor"}, presence="coupled")
+    traits = Traits(writes={"broadcast:anchor"}, wants={"support"}, presence="coupled")
 
     def init(self, layout: Layout) -> State:
         """Groups of tasks with comparable decoders: task -> its columns. The task "" is the encoder, alone."""

@@ -101,7 +101,7 @@ def flora(
         raise ValueError(
             f"{method.name}: a model of the client's own, which trains all weights, and flora do not go together"
         )
-    if any(isinstance(rule, training.Dual) for rule in method.local):
+    if any(isinstance(rule, training.Dual) for rule in method.rules):
         raise ValueError(
             f"{method.name}: clients that remember their factors, where the server remembers their products, and flora "
             "do not go together"
@@ -120,4 +120,4 @@ def _beside_weights(method: m.Method, name: str, scale: float) -> m.Method:
     if method.phases:
         raise ValueError(f"{method.name}: training in phases and {name} do not go together")
     frozen = Phase(Select(exclude=Select(name="*.base_layer.weight")))
-    return replace(method, model=(*method.model, FreeAdaptedWeights(scale)), phases=(frozen,))
+    return replace(method, model=(*method.model, FreeAdaptedWeights(scale)), local=(*method.local, frozen))

@@ -58,10 +58,10 @@ class FactorProducts(Stage):
 
     scale: float = 1.0
     ranks: Mapping[str, int] = field(default_factory=dict, hash=False)
-    traits = Traits(reads={"X", "base"}, broadcasts={"broadcast:rank"}, presence="block")
+    traits = Traits(reads={"X", "base"}, writes={"X", "broadcast:rank"}, presence="block")
 
     @property
-    def clients(self) -> Set[str]:
+    def clients(self) -> Set[str]:  # type: ignore[override]
         """Those that have a rank of their own."""
         return self.ranks.keys()
 

@@ -74,6 +74,7 @@ def matu(
     """
     from fedloom.core.codecs import Unified
     from fedloom.core.layout import Select
+    from fedloom.methods.method import EachTask
     from fedloom.models.changes import FreeAdaptedWeights
     from fedloom.training.rules import Phase
 
@@ -86,10 +87,14 @@ def matu(
         codec=Unified(),
         stage=stages.TaskVectors(rho, kappa, epsilon, combine, cross, source),
         private=Select(exclude=tau) if heads == "local" else trained if delta_w else None,
-        phases=(Phase(trained),) if heads == "frozen" else (Phase(Select(exclude=tau)),) if delta_w else (),
-        rows="client-task",
+        local=(Phase(trained),) if heads == "frozen" else (Phase(Select(exclude=tau)),) if delta_w else (),
+        turn=EachTask(),
     )
-    return replace(method, model=(FreeAdaptedWeights(),), local=(training.MergeFactors(),)) if delta_w else method
+    return (
+        replace(method, model=(FreeAdaptedWeights(),), local=(*method.local, training.MergeFactors()))
+        if delta_w
+        else method
+    )
 
 
 @m.ADDONS.register("by-task", source="MaTU, Table 2")
@@ -110,6 +115,10 @@ def by_task(method: m.Method) -> m.Method:
     For methods with one model at the server. Refused with a model of the client's own beside it, vectors beside the
     update (scaffold), tuning, and among peers. Models with running statistics are refused.
     """
-    if method.rows == "client-task":
+    from fedloom.methods.method import EachTask, Received
+
+    if method.turn.by_task:
         raise ValueError(f"{method.name}: rows (client, task) are there already")
-    return replace(method, rows="client-task")
+    if method.turn != Received():
+        raise ValueError(f"{method.name}: {method.turn!r} and rows (client, task) do not go together")
+    return replace(method, turn=EachTask())

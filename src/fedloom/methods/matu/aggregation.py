@@ -33,7 +33,7 @@ class TaskVectors(Stage):
     cross: Cross = "similar"
     source: Source = "masked"
 
-    traits = Traits("matrix", reads={"X", "weight"}, reduces=True, by_task=True, presence="coupled")
+    traits = Traits("matrix", reads={"X", "weight"}, writes={"X", "tasks"}, reduces=True, presence="coupled")
 
     def __post_init__(self) -> None:
         for name, low, high in (("rho", 0, 1), ("epsilon", 0, 1), ("kappa", 0, float("inf"))):

@@ -48,20 +48,12 @@ class AtPeer(Stage):
     also: Fields = frozenset()
     """What the peer itself adds to the broadcast for its local rules."""
 
-    @property
-    def inner(self) -> Sequence[Stage]:
-        return (self.stage,)
-
     @cached_property
     def traits(self) -> Traits:
-        """Fields other than X that the stage writes end here."""
-        inner = self.stage.traits
-        also = inner.broadcasts | self.also
-        return replace(inner, writes=inner.writes & {"X"}, broadcasts=also, separable=False)
-
-    def seen_from(self, own: str, **view: Any) -> Stage:
-        """The same at another peer, or with other shares, scope and whole rows."""
-        return replace(self, own=own, **view)
+        """Fields of updates other than X that the stage writes end here."""
+        traits = self.stage.traits
+        kept = traits.writes & {"X", "groups", "tasks"}
+        return replace(traits, writes=kept | traits.broadcasts | self.also, separable=False)
 
     def init(self, layout: Layout) -> State:
         """The stage's."""
@@ -74,7 +66,7 @@ class AtPeer(Stage):
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         mine = [i for i, (client, _) in enumerate(updates.rows) if client == self.own]
         seen = updates.replace(weight=self._weight(updates))
-        if self.stage.traits.by_task:
+        if "tasks" in self.stage.traits.writes:
             return self.stage(seen, state, replace(ctx, targets=tuple(updates.rows[i] for i in mine)))
         if self.scope is not None:
             seen = seen.replace(present=self._within(updates))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from fedloom.core.combine import Switch
 from fedloom.core.context import State
 from fedloom.core.errors import RecipeError
+from fedloom.core.stage import every
 from fedloom.methods.method import Method
 from fedloom.methods.peers.aggregation import AtPeer, ConflictAverseMix
 from fedloom.methods.peers.config import PeersBase
@@ -48,7 +49,7 @@ def at_peers(method: Method, config: PeersBase) -> Method:
             f"peers: {method.stage!r} does not read weights, so those of kind {config.weights.kind!r} would change "
             "nothing; set weights: {kind: uniform}"
         )
-    if why := next(method.stage.unfit(None), None):
+    if why := next((why for stage in every(method.stage) for why in stage.unfit(None)), None):
         raise RecipeError(f"peers: {why}")
     if method.weights == "declared":
         raise RecipeError(
@@ -56,7 +57,7 @@ def at_peers(method: Method, config: PeersBase) -> Method:
             "method.max_examples"
         )
     by_task = method.task_vectors
-    if method.rows == "client-task" and not by_task:
+    if method.turn.by_task and not by_task:
         raise RecipeError(f"peers: {method.name} sends an update for each task to one model, which needs a server")
     for what, there in (
         ("a scope other than full", config.scope != "full" or (config.warmup and config.warmup.scope != "full")),

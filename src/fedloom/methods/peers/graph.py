@@ -150,7 +150,7 @@ def metropolis(graph: Graph) -> Matrix:
 
 
 def _nx() -> Any:
-    return need("networkx", "peers")
+    return need("networkx", "methods")
 
 
 def _must(fits: bool, text: str) -> None:

@@ -39,10 +39,10 @@ def ditto(*, lam: Annotated[float, Field(ge=0)] = 0.1) -> m.Method:
     lam = 0 is local training beside FedAvg; a large lam gives the global model. Computation and client memory double.
     With FedDEA: the global stream only.
     """
+    from fedloom.methods.method import Beside
     from fedloom.methods.personal.rules import Anchor
-    from fedloom.training.rules import Stream
 
-    return m.Method(name="ditto", stream=Stream((Anchor(lam),)))
+    return m.Method(name="ditto", turn=Beside((Anchor(lam),)))
 
 
 @m.METHODS.register("pfedme", source="Dinh, Tran, Nguyen, NeurIPS 2020")
@@ -100,13 +100,14 @@ def fedamp(
     Couples tasks by design: clients are drawn to all similar models.
     """
     from fedloom.core.layout import ALL_BUT_ENCODER
+    from fedloom.methods.method import Own
 
     return m.Method(
         name="fedamp",
         local=(training.Anchor(lam / alpha, start),),
         stage=stages.Attention(alpha, sigma, scale),
         private=ALL_BUT_ENCODER if share == "encoder" else None,
-        start="own",
+        turn=Own(),
         buffers="local",
     )
 
@@ -136,13 +137,14 @@ def fedmtl(
     Couples tasks by design: relations are learned between all clients.
     """
     from fedloom.core.layout import ALL_BUT_ENCODER
+    from fedloom.methods.method import Own
 
     return m.Method(
         name="fedmtl",
         local=(training.TaskCoupling(lam),),
         stage=stages.TaskCovariance(centre, floor),
         private=ALL_BUT_ENCODER if share == "encoder" else None,
-        start="own",
+        turn=Own(),
         buffers="local",
     )
 
@@ -195,7 +197,7 @@ def fedrep(*, head: Annotated[float, Field(gt=0, lt=1)] = 0.8) -> m.Method:
     from fedloom.training.rules import Phase
 
     phases = (Phase(ALL_BUT_ENCODER, head), Phase("encoder", 1 - head))
-    return m.Method(name="fedrep", phases=phases, private=ALL_BUT_ENCODER)
+    return m.Method(name="fedrep", local=phases, private=ALL_BUT_ENCODER)
 
 
 @m.METHODS.register("fedbabu", source="Oh, Kim, Yun, ICLR 2022")
@@ -219,9 +221,8 @@ def fedbabu(*, tune: Annotated[int, Field(ge=0)] = 5) -> m.Method:
 
     return m.Method(
         name="fedbabu",
-        phases=(Phase("encoder"),),
         private=ALL_BUT_ENCODER,
-        tune=Tune(tune) if tune else None,
+        local=(Phase("encoder"), *([Tune(tune)] if tune else [])),
         weights="uniform",
     )
 

@@ -78,7 +78,7 @@ class Attention(Identity):
     alpha: float = 1.0
     sigma: float = 1.0
     scale: Literal["absolute", "median"] = "absolute"
-    traits = Traits(writes=frozenset(), broadcasts={"broadcast:anchor"}, separable=True)
+    traits = Traits(writes={"broadcast:anchor"}, separable=True)
 
     def __post_init__(self) -> None:
         for name in ("alpha", "sigma"):
@@ -107,7 +107,7 @@ class TaskCovariance(Identity):
 
     centre: bool = True
     floor: float = 1e-7
-    traits = Traits(writes=frozenset(), broadcasts={"broadcast:peers", "broadcast:relation"}, separable=True)
+    traits = Traits(writes={"broadcast:peers", "broadcast:relation"}, separable=True)
 
     def broadcast(self, state: State, clients: Sequence[str], models: Mapping[str, Tensor]) -> dict[str, Broadcast]:
         """Omega_kk and v_k for clients that have a model; nothing before the first round."""

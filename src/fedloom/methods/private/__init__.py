@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fedloom.core.errors import RecipeError
-from fedloom.core.stage import Chain, Stage, adds_up
+from fedloom.core.stage import Chain, Stage
 from fedloom.methods.clusters.centres import ChosenClusters
 from fedloom.methods.method import Method
 from fedloom.methods.private.aggregation import Bounded, PrivateClusters, PrivateMean, RowNoise
@@ -23,9 +23,9 @@ def private(method: Method, *, clip: float, noise: float, share: float, local: b
     """
     known = KNOWN if local or not isinstance(_stages(method)[0], ChosenClusters) else KNOWN | {"cluster"}
     beside = [*sorted(method.extras - known), *method.auxiliary, *(("support",) if method.wants_support else ())]
-    if method.pooled or method.shares_nothing:
+    if method.turn.pool or method.shares_nothing:
         raise RecipeError(f"privacy: with {method.name} clients send nothing, so there is nothing to protect")
-    if method.rows == "client-task":
+    if method.turn.by_task:
         raise RecipeError(f"privacy: {method.name} sends a row for each task, so a client counts more than once")
     if beside:
         raise RecipeError(
@@ -52,14 +52,14 @@ def _stages(method: Method) -> tuple[Stage, ...]:
 def _noisy(method: Method, mean: PrivateMean) -> Stage:
     """The method's aggregation with a private mean in place of its plain one, which must be the first to see rows."""
     first, *after = _stages(method)
-    if isinstance(first, ChosenClusters) and adds_up(first.stage) and not after:
+    if isinstance(first, ChosenClusters) and first.stage.replaceable and not after:
         if first.first == "groups":
             raise RecipeError(
                 f"privacy: {method.name} begins with groups, which are made of what is in rows, so nobody knows how "
                 "much one client can move them; set method.first: noise"
             )
         return PrivateClusters(first.count, first.first, first.noise, mean, first.least)
-    if not adds_up(first):
+    if not first.replaceable:
         does = {"row": "changes rows behind the clip", "mix": "weighs or mixes rows by what is in them"}
         why = does.get(first.traits.kind, "looks at the columns of all rows")
         raise RecipeError(

@@ -72,12 +72,8 @@ class PrivateMean(Stage):
     share: float = 1.0
     cap: float = 1.0
     number: int | None = None
-    traits = Traits("mix", reads={"X", "weight"}, reduces=True, hides=True, presence="row")
-
-    @property
-    def robust(self) -> bool:
-        """Yes: it clips rows."""
-        return True
+    traits = Traits("mix", reads={"X", "weight"}, reduces=True, hides=math.inf, presence="row")
+    robust = True
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         layout = updates.layout
@@ -114,11 +110,11 @@ class PrivateClusters(ChosenClusters):
 
     @cached_property
     def traits(self) -> Traits:
-        return replace(super().traits, least=max(self.least, 1))
+        return replace(super().traits, hides=max(self.least, 1))
 
     def movers(self, clients: Sequence[str], chosen: Sequence[int], ctx: Ctx) -> Sequence[tuple[list[int], Stage]]:
         """For each model the rows that move it, and a private mean of its own."""
-        least, z = self.traits.least, self.stage.noise
+        least, z = max(self.least, 1), self.stage.noise
         drawn = ctx.hidden("sizes").normal(self.count, torch.float64)
         found = torch.bincount(torch.tensor([j for j in chosen if j < self.count]).long(), minlength=self.count)
         sizes = (found + z / math.sqrt(SIZES) * drawn).clamp(min=0)

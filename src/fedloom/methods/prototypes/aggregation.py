@@ -64,8 +64,7 @@ class KeepsPrototypes(Identity):
     traits = Traits(
         "mix",
         reads={"X", "extra:prototype_labels", "extra:prototypes"},
-        writes=frozenset(),
-        broadcasts={"broadcast:prototype_labels", "broadcast:prototypes"},
+        writes={"broadcast:prototype_labels", "broadcast:prototypes"},
         separable=True,
         presence="block",
         extras={"prototypes": Array(("points", "features")), "prototype_labels": ClassLabels()},

@@ -9,6 +9,7 @@ for the attack: of 6 rows of one task and 2 of another, all honest, Multi-Krum (
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -145,7 +146,7 @@ class Robust(Stage):
             raise ValueError(f"{self!r}: expected within 'tasks' or 'all'")
 
     @property
-    def robust(self) -> bool:
+    def robust(self) -> bool:  # type: ignore[override]
         """Whether one row may be hostile."""
         return self.f != 0
 
@@ -154,7 +155,7 @@ class Robust(Stage):
         """The fewest rows of a group."""
         return 3 if self.f is None else 2 * self.f + 1
 
-    def unfit(self, rows: Updates | None) -> Iterator[str]:
+    def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
         """Groups that would never have enough rows, and peers, which hear too few."""
         if rows is None:
             yield (
@@ -234,9 +235,9 @@ class ByGram(Robust):
 class AroundOwn(ByGram):
     """Rules that at a peer need no majority, because they keep to the peer's own row; there all rows are one group."""
 
-    def unfit(self, rows: Updates | None) -> Iterator[str]:
+    def unfit(self, rows: Updates | None, most: float = math.inf) -> Iterator[str]:
         """As others at a server; at a peer it works among any number of rows."""
-        return iter(()) if rows is None else super().unfit(rows)
+        return iter(()) if rows is None else super().unfit(rows, most)
 
 
 @dataclass(frozen=True)
@@ -263,10 +264,7 @@ class MultiKrum(ByGram):
 class NearestMix(ByGram):
     """Every row becomes the mean of its K - f nearest rows, itself among them (NNM: Allouah et al., AISTATS 2023)."""
 
-    @property
-    def robust(self) -> bool:
-        """No: a hostile row stays a part of its own mean."""
-        return False
+    robust = False  # a hostile row stays a part of its own mean
 
     def mixing(self, G: Tensor, f: int, own: int | None) -> Tensor:
         return torch.zeros_like(G).scatter_(1, nearest(G, len(G) - f), 1 / (len(G) - f))

@@ -13,10 +13,10 @@ from statistics import fmean
 from typing import Any
 
 from fedloom.core.errors import StateError
-from fedloom.core.extras import figure, save_figure
 from fedloom.federation.runs.reader import Run
-from fedloom.study.tables.markup import Cell, Recorded, Records
-from fedloom.study.tables.sheet import Sheet
+from fedloom.study import charts
+from fedloom.study.charts import Chart, tenths
+from fedloom.study.tables.sheet import Cell, Recorded, Records, Sheet
 
 KIND = "activated-dimensions"
 CSV = ("round", "scope", "quantity", "part", "a", "b", "percent")
@@ -168,87 +168,49 @@ def table(run: str | Path | Run, scope: str | None = None) -> Overlaps:
 
 
 def draw(run: str | Path | Run | Overlaps, path: str | Path, scope: str | None = None) -> None:
-    """Draw a run's picture (see `picture`) to a file; its ending (.png, .svg, .pdf) says the format."""
-    save_figure(picture([run if isinstance(run, Overlaps) else table(run, scope)]), path)
+    """Draw a run's picture (see `picture`) to a file; its ending says the format."""
+    charts.save(picture([run if isinstance(run, Overlaps) else table(run, scope)]), path)
 
 
-def picture(several: Sequence[Overlaps]) -> Any:
-    """A matplotlib Figure, one run below the other.
+def picture(several: Sequence[Overlaps]) -> Chart:
+    """Draw one run below the other.
 
-    Left, as FedDEA's Figure 2: the dimensions along the flat vector, in the first and in the last round; middle: the
-    overlap of all pairs; right: overlap over the rounds, against sets drawn independently.
+    Left, as FedDEA's Figure 2: the dimensions along the flat vector, in the first and in the last round; then the
+    overlap of all pairs; then overlap over the rounds, against sets drawn independently.
     """
-    heights = []
+    drawn = []
     for found in several:
         shown = _ends(found)
-        heights.append(len(shown) * (1.3 + 0.32 * max(4, *(len(r.rows) for r in shown))) + 0.7)
-    whole = figure(15, sum(heights), dpi=110)
-    pages = whole.subfigures(len(several), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for page, found in zip(pages, several, strict=True):
-        _page(page, found)
-    return whole
-
-
-def _page(page: Any, found: Overlaps) -> None:
-    page.suptitle(found.title)
-    shown = _ends(found)
-    grid = page.add_gridspec(len(shown), 3, width_ratios=(5, 2.2, 3.4))
-    top = max(value for r in shown for row in r.density() for value in row) or 1.0
-    for i, r in enumerate(shown):
-        strip = page.add_subplot(grid[i, 0])
-        image = strip.imshow(
-            [[100 * v for v in row] for row in r.density()],
-            aspect="auto",
-            interpolation="nearest",
-            cmap="magma_r",
-            vmin=0,
-            vmax=100 * top,
-            extent=(0, r.columns, len(r.rows) - 0.5, -0.5),
-        )
-        strip.set_yticks(range(len(r.rows)), r.rows)
-        strip.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        strip.set_xlabel("dimension" if i == len(shown) - 1 else "")
-        strip.set_title(f"round {r.round}: activated dimensions", fontsize=10)
-        page.colorbar(image, ax=strip, pad=0.01, label="% activated")
-        _square(page.add_subplot(grid[i, 1]), r)
-    _lines(page.add_subplot(grid[:, 2]), found)
-
-
-def _lines(axes: Any, found: Overlaps) -> None:
-    pairs = found.pairs
-    for pair in pairs:
-        x, y = zip(*((a, 100 * b) for a, b in found.series(pair)), strict=True)
-        many = {"color": "0.8", "linewidth": 0.8} if len(pairs) > _MANY else {"label": " & ".join(pair)}
-        axes.plot(x, y, marker="." if len(x) < 20 else None, **many)
-    means = [(r.round, 100 * fmean(r.overlap)) for r in found.rounds if r.overlap]
-    if len(pairs) > _MANY:
-        axes.plot(*zip(*means, strict=True), color="black", label="mean of all pairs")
-    independent = [(r.round, 100 * r.expected) for r in found.rounds]
-    axes.plot(*zip(*independent, strict=True), color="black", linestyle="--", label="if independent")
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel("round")
-    axes.set_title("overlap, %", fontsize=10)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(fontsize=8, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.15))
+        top = 100 * max(value for r in shown for row in r.density() for value in row) or 1.0
+        for r in shown:
+            places = [round(i * r.columns / len(r.bins[0])) for i in range(len(r.bins[0]))]
+            density = {
+                n: dict(zip(places, (100 * v for v in of), strict=True))
+                for n, of in zip(r.rows, r.density(), strict=True)
+            }
+            look: dict[str, Any] = {"along": "dimension", "value": "% activated", "low": 0, "high": top}
+            drawn.append(charts.heat(density, places, title=f"{found.title}, round {r.round}", **look))
+        for r in shown:
+            matrix = {
+                a: {b: 100 * v for b, v in zip(r.rows, of, strict=True)}
+                for a, of in zip(r.rows, r.matrix(), strict=True)
+            }
+            look = {"value": "overlap, %", "low": 0, "high": 100}
+            drawn.append(charts.heat(matrix, r.rows, title=f"round {r.round}: overlap, %", numbers=".0f", **look))
+        pairs = {" & ".join(pair): {a: 100 * b for a, b in found.series(pair)} for pair in found.pairs}
+        mean = {"mean of all pairs": {r.round: 100 * fmean(r.overlap) for r in found.rounds if r.overlap}}
+        independent = {"if independent": {r.round: 100 * r.expected for r in found.rounds}}
+        lines = (pairs if len(pairs) <= _MANY else mean) | independent
+        rest = tenths([*pairs.values()], [r.round for r in found.rounds]) if len(pairs) > _MANY else {}
+        bands = {f"10 % to 90 % of {len(pairs)} pairs": rest} if rest else {}
+        look = {"dashed": independent, "strong": mean, "zero": True, "bands": bands}
+        drawn.append(charts.lines(lines, "round", "overlap, %", title="overlap, %", **look))
+    return charts.concat(drawn, 5)
 
 
 def _ends(found: Overlaps) -> tuple[Activated, ...]:
     """The first and the last round, or the only one."""
     return (found.rounds[0], *found.rounds[1:][-1:])
-
-
-def _square(axes: Any, r: Activated) -> None:
-    matrix = r.matrix()
-    axes.imshow([[100 * v for v in row] for row in matrix], cmap="Blues", vmin=0, vmax=100)
-    short = r.rows if len(r.rows) <= _MANY else [""] * len(r.rows)
-    axes.set_xticks(range(len(r.rows)), short, rotation=45, ha="right")
-    axes.set_yticks(range(len(r.rows)), short)
-    axes.set_title(f"round {r.round}: overlap, %", fontsize=10)
-    if len(r.rows) <= _MANY:
-        for i, row in enumerate(matrix):
-            for j, value in enumerate(row):
-                color = "white" if value > 0.6 else "black"
-                axes.text(j, i, f"{100 * value:.0f}", ha="center", va="center", fontsize=8, color=color)
 
 
 def _activated(round: int, record: Mapping[str, Any]) -> Activated:

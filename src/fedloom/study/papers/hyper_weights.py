@@ -9,14 +9,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedloom.core.errors import StateError
-from fedloom.core.extras import figure, save_figure
 from fedloom.federation.runs.reader import Run, number_of
-from fedloom.study.palette import color
-from fedloom.study.tables.markup import Recorded, Records
-from fedloom.study.tables.sheet import Sheet
+from fedloom.study import charts
+from fedloom.study.charts import Chart
+from fedloom.study.tables.sheet import Recorded, Records, Sheet
 
 KIND = "hyper-weights"
 CSV = ("round", "weight", "client", "task", "layer", "value", "used")
@@ -117,61 +115,39 @@ def table(run: str | Path | Run) -> HyperWeights:
 
 
 def draw(run: str | Path | Run | HyperWeights, path: str | Path) -> None:
-    """Draw a run's picture (see `picture`) to a file; its ending (.png, .svg, .pdf) says the format."""
-    save_figure(picture([run if isinstance(run, HyperWeights) else table(run)]), path)
+    """Draw a run's picture (see `picture`) to a file; its ending says the format."""
+    charts.save(picture([run if isinstance(run, HyperWeights) else table(run)]), path)
 
 
-def picture(several: Sequence[HyperWeights]) -> Any:
-    """A matplotlib Figure, one run below the other, of the weights as they were used (clamped to [0, 1]).
+def picture(several: Sequence[HyperWeights]) -> Chart:
+    """Draw one run below the other: the weights as they were used (clamped to [0, 1]).
 
     alpha of each client over the rounds; beta of each decoder over the rounds, the mean of its layers; and the last
     beta of every decoder and layer (FedHCA2's Figures 6 and 7; 2 and 3 of its supplement).
     """
-    heights = [4.2 + 0.15 * max(0, len(found.beta) - 12) for found in several]
-    widths = [3 if found.alpha and found.beta else 2 if found.beta else 1 for found in several]
-    whole = figure(max(8, 5.6 * max(widths)), sum(heights), dpi=110)
-    pages = whole.subfigures(len(several), 1, squeeze=False, height_ratios=heights)[:, 0]
-    for page, width, found in zip(pages, widths, several, strict=True):
-        page.suptitle(found.label)
-        columns = list(page.subplots(1, width, squeeze=False)[0])
+    drawn = []
+    for found in several:
         if found.alpha:
             alphas = {client: [points] for client, points in found.alpha.items()}
-            _over_rounds(columns.pop(0), "encoder of each client", r"$\alpha$", alphas)
+            drawn.append(_over_rounds(f"{found.label}: encoder of each client", "α", alphas))  # noqa: RUF001
         if found.beta:
             betas = {_name(decoder): list(layers.values()) for decoder, layers in found.beta.items()}
-            _over_rounds(columns.pop(0), "decoders: mean of their layers", r"$\beta$", betas)
-            _last(page, columns.pop(0), found)
-    return whole
+            drawn.append(_over_rounds(f"{found.label}: decoders, mean of their layers", "β", betas))
+            last = {_name(d): {n: used(of[n][-1][1]) for n in of} for d, of in found.beta.items()}
+            title = f"{found.label}: β of the decoders in round {found.rounds[-1]} or last used"
+            drawn.append(charts.heat(last, found.layers, title=title, value="β", spoken=".3f", numbers=".3f"))
+    return charts.concat(drawn, 3)
 
 
-def _over_rounds(axes: Any, title: str, weight: str, lines: Mapping[str, Sequence[Series]]) -> None:
-    """Lines with their names beside their ends; of many, those with the least and the largest end, and a band."""
-    means = {name: _means(several) for name, several in lines.items()}
-    ranked = sorted(means, key=lambda name: means[name][-1][1])
+def _over_rounds(title: str, weight: str, lines: Mapping[str, Sequence[Series]]) -> Chart:
+    """Draw a line each; of many, those with the least and the largest end, and a band of the others."""
+    means = {name: dict(_means(several)) for name, several in lines.items()}
+    ranked = sorted(means, key=lambda name: [*means[name].values()][-1])
     named = ranked if len(ranked) <= _NAMED else [ranked[0], ranked[-1]]
-    if len(named) < len(ranked):
-        rounds, values = zip(*_by_round([means[name] for name in ranked[1:-1]]), strict=True)
-        axes.fill_between(rounds, *([side(of) for of in values] for side in (min, max)), color="0.5", alpha=0.2)
-    for number, name in enumerate(named):
-        x, y = zip(*means[name], strict=True)
-        axes.plot(x, y, linewidth=1.5, marker="." if len(x) < 20 else None, color=color(number))
-    first, last = (side(r for points in means.values() for r, _ in points) for side in (min, max))
-    low, high = axes.get_ylim()
-    step = 0.055 * (high - low)
-    place = low - step
-    for number, name in enumerate(named):
-        round, end = means[name][-1]
-        place = max(place + step, end)
-        lead = {"arrowstyle": "-", "color": color(number), "linewidth": 0.7, "shrinkA": 1, "shrinkB": 1}
-        look = {"fontsize": 8, "va": "center", "annotation_clip": False}
-        beside = last + 0.08 * (last - first)
-        axes.annotate(name, (round, end), (beside, place), arrowprops={**lead, "relpos": (0, 0.5)}, **look)
-    axes.set_xlabel("round")
-    axes.set_ylabel(weight)
-    axes.set_title(title, fontsize=10)
-    axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.grid(alpha=0.3)
-    axes.spines[["top", "right"]].set_visible(False)
+    bands = {}
+    if rest := [tuple(means[name].items()) for name in ranked if name not in named]:
+        bands = {f"{len(rest)} more": {r: (min(values), max(values)) for r, values in _by_round(rest)}}
+    return charts.lines({name: means[name] for name in named}, "round", weight, title=title, bands=bands)
 
 
 def _means(several: Sequence[Series]) -> Series:
@@ -186,24 +162,6 @@ def _by_round(several: Sequence[Series]) -> list[tuple[int, list[float]]]:
         for round, value in points:
             each.setdefault(round, []).append(used(value))
     return sorted(each.items())
-
-
-def _last(page: Any, axes: Any, found: HyperWeights) -> None:
-    layers = found.layers
-    last = [[used(of[n][-1][1]) if n in of else float("nan") for n in layers] for of in found.beta.values()]
-    shown = [value for row in last for value in row if value == value]
-    low, high = min(shown), max(shown)
-    image = axes.imshow(last, aspect="auto", cmap="Blues", vmin=low, vmax=high if high > low else low + 1e-6)
-    axes.set_xticks(range(len(layers)), layers, rotation=45, ha="right", fontsize=8)
-    axes.set_yticks(range(len(last)), [_name(decoder) for decoder in found.beta], fontsize=8)
-    axes.set_title(rf"decoders: $\beta$ in round {found.rounds[-1]} or last used", fontsize=10)
-    page.colorbar(image, ax=axes, pad=0.01).set_label(r"$\beta$")
-    if len(last) * len(layers) <= 120:
-        for i, row in enumerate(last):
-            for j, value in enumerate(row):
-                if value == value:
-                    ink = "white" if value > low + 0.6 * (high - low) else "black"
-                    axes.text(j, i, f"{value:.3f}", ha="center", va="center", fontsize=7, color=ink)
 
 
 def _ends(points: Series) -> Series:

@@ -12,17 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
 from fedloom.core.errors import StateError
-from fedloom.core.extras import figure
 from fedloom.federation.runs.reader import Run, best_round
+from fedloom.study import charts
+from fedloom.study.charts import Chart
 from fedloom.study.grid import Cell, Grid, select, together
-from fedloom.study.palette import color
-from fedloom.study.panels import LEAST, STYLES, titled
-from fedloom.study.tables.markup import Records
 from fedloom.study.tables.results import Combination, read
-from fedloom.study.tables.sheet import Sheet, Sheeted
+from fedloom.study.tables.sheet import Records, Sheet, Sheeted
 
 WIDE = 30
 """Losses that differ by a larger factor are drawn on a logarithmic scale."""
@@ -207,84 +204,53 @@ def task_losses(run: Run) -> dict[str, dict[int, float]]:
     return found
 
 
-def bars(found: GridLosses) -> Any:
-    """The best loss of each cell, the least on top: the mean over seeds as a bar, each seed as a dot."""
-    by_data = _by_data(found)
-    most = max(len(cells) for cells in by_data.values())
-    page = figure(5.6 * len(by_data), 0.4 * most + 1.6)
-    for axes, (data, cells) in zip(page.subplots(1, len(by_data), squeeze=False)[0], by_data.items(), strict=True):
-        for at, runs in enumerate(cells.values()):
-            bests = [run.best for run in runs.values()]
-            mean = fmean(bests)
-            if math.isnan(mean):
-                axes.text(0, at, " no finite loss", va="center", fontsize=8)
-                continue
-            axes.barh(at, mean, color=color(0), alpha=0.5)
-            axes.plot(bests, [at] * len(bests), "o", color=color(0), markersize=3)
-            axes.text(max(bests), at, f"  {_number(mean)}", va="center", fontsize=8)
-        axes.set_yticks(range(len(cells)), list(cells), fontsize=8)
-        axes.invert_yaxis()
-        axes.margins(x=0.2)
-        axes.set_title(data, fontsize=10)
-        axes.set_xlabel("best validation loss")
-    return titled(page, found.title, "bars: mean over seeds; dots: seeds")
+def bars(found: GridLosses) -> Chart:
+    """Draw the best loss of each cell, the least on top: the mean over seeds as a bar, each seed as a dot."""
+    drawn = []
+    for data, cells in _by_data(found).items():
+        bests = {name: [run.best for run in runs.values()] for name, runs in cells.items()}
+        means = {name: fmean(of) for name, of in bests.items()}
+        texts = {name: "no finite loss" if math.isnan(mean) else _number(mean) for name, mean in means.items()}
+        several = {name: {"mean": mean} for name, mean in means.items()}
+        drawn.append(charts.bars(several, "best validation loss", title=data, dots=bests, texts=texts))
+    return charts.concat(drawn, title=found.title, about="bars: mean over seeds; dots: seeds")
 
 
-def curves(found: GridLosses, tasks: Mapping[Combination, Mapping[int, Mapping[str, Mapping[int, float]]]]) -> Any:
-    """Losses over rounds, logarithmic where they span much: a colour a cell, a style a seed; not finite is a gap.
+def curves(found: GridLosses, tasks: Mapping[Combination, Mapping[int, Mapping[str, Mapping[int, float]]]]) -> Chart:
+    """Draw losses over rounds, logarithmic where they span much: a colour a cell, dashes a seed; not finite is a gap.
 
     A row a data set. The first column is all tasks together; `tasks` (cell -> seed -> task -> round -> loss) adds one
     each.
     """
-    by_data = _by_data(found)
-    names = list(dict.fromkeys(task for runs in tasks.values() for one in runs.values() for task in one))
-    page = figure(max(4.2 * (1 + len(names)), LEAST), 3 * len(by_data) + 0.6)
-    rows = page.subplots(len(by_data), 1 + len(names), squeeze=False)
-    for row, data in zip(rows, by_data, strict=True):
-        cells = [where for where in found.cells if where[0] == data]
-        for axes, task in zip(row, ("all tasks", *names), strict=True):
-            for number, where in enumerate(cells):
-                for style, (seed, run) in enumerate(found.cells[where].items()):
-                    by_round = tasks[where][seed].get(task, {}) if axes is not row[0] else run.by_round
-                    y = [loss if math.isfinite(loss) else math.nan for loss in by_round.values()]
-                    label = together(*where[1:]) if style == 0 else None
-                    look = {"color": color(number), "linestyle": STYLES[style % len(STYLES)]}
-                    axes.plot(list(by_round), y, label=label, linewidth=1, marker=".", markersize=3, **look)
-            drawn = [y for one in axes.lines for y in one.get_ydata() if math.isfinite(y)]
-            if drawn and 0 < WIDE * min(drawn) < max(drawn):
-                axes.set_yscale("log")
-            axes.set_title(f"{data}: {task}", fontsize=10)
-            axes.set_xlabel("round")
-            axes.xaxis.get_major_locator().set_params(integer=True)
-            axes.grid(alpha=0.3)
-        row[0].legend(fontsize=8)
-    return titled(page, found.title, "validation loss; a line a seed")
+    names = ["all tasks", *dict.fromkeys(task for runs in tasks.values() for one in runs.values() for task in one)]
+    drawn = []
+    for data in _by_data(found):
+        for task in names:
+            several: dict[str, Mapping[int, float]] = {}
+            groups: dict[str, str] = {}
+            for where in (where for where in found.cells if where[0] == data):
+                for seed, run in found.cells[where].items():
+                    name = together(*where[1:]) + (f", seed {seed}" if len(found.cells[where]) > 1 else "")
+                    several[name] = run.by_round if task == "all tasks" else tasks[where][seed].get(task, {})
+                    groups[name] = together(*where[1:])
+            known = [y for by_round in several.values() for y in by_round.values() if math.isfinite(y)]
+            log = "y" if known and 0 < WIDE * min(known) < max(known) else ""
+            drawn.append(charts.lines(several, "round", "", title=f"{data}: {task}", groups=groups, log=log))
+    return charts.concat(drawn, len(names), found.title, "validation loss; a line a seed")
 
 
-def stopping(found: GridLosses) -> Any:
-    """Rounds configured, run, and until the best one, of each cell, and the share of rounds that stopping saved."""
-    by_data = _by_data(found)
-    most = max(len(cells) for cells in by_data.values())
-    page = figure(11, (0.5 * most + 1.4) * len(by_data))
-    for (left, right), (data, cells) in zip(
-        page.subplots(len(by_data), 2, squeeze=False), by_data.items(), strict=True
-    ):
-        for at, runs in enumerate(cells.values()):
-            configured = fmean(run.configured for run in runs.values())
-            ran = fmean(run.rounds for run in runs.values())
+def stopping(found: GridLosses) -> Chart:
+    """Draw rounds configured, run, and until the best one, of each cell, and the share that stopping saved."""
+    drawn = []
+    for data, cells in _by_data(found).items():
+        rounds, saved = {}, {}
+        for name, runs in cells.items():
+            configured, ran = (fmean(getattr(run, of) for run in runs.values()) for of in ("configured", "rounds"))
             best = fmean(run.best_round or math.nan for run in runs.values())
-            for shift, (value, what) in enumerate(((configured, "configured"), (ran, "run"), (best, "until the best"))):
-                left.barh(at + 0.25 * (shift - 1), value, 0.25, color=color(shift), label=what if at == 0 else None)
-            right.barh(at, 100 * (1 - ran / configured), 0.5, color=color(2))
-        for axes, text in ((left, "rounds"), (right, "rounds saved in %")):
-            axes.set_yticks(range(len(cells)), list(cells), fontsize=8)
-            axes.invert_yaxis()
-            axes.set_title(data, fontsize=10)
-            axes.set_xlabel(text)
-        left.xaxis.get_major_locator().set_params(integer=True)
-        right.set_xlim(0, 100)
-    page.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
-    return titled(page, found.title, "means over seeds")
+            rounds[name] = {"configured": configured, "run": ran, "until the best": best}
+            saved[name] = {"saved": 100 * (1 - ran / configured)}
+        drawn += [charts.bars(rounds, "rounds", title=data), charts.bars(saved, "rounds saved in %", title=data)]
+    return charts.concat(drawn, 2, found.title, "means over seeds")
 
 
 def _by_data(found: GridLosses) -> dict[str, dict[str, Mapping[int, RunLosses]]]:

@@ -61,7 +61,7 @@ def _clusters(
     groups: int,
 ) -> None:
     """Add what clusters of similarities say."""
-    metrics = need("sklearn.metrics", "digits")
+    metrics = need("sklearn.metrics", "report")
     last: dict[str, int] = {}
     for round in sorted(by_round):
         here = sorted(by_round[round])
@@ -102,7 +102,7 @@ def _linked(names: list[str], records: Mapping[str, Mapping[str, Any]], groups: 
     similar = np.divide(total, count, out=np.zeros_like(total), where=count > 0)
     distance = similar.max() - similar
     np.fill_diagonal(distance, 0.0)
-    cluster = need("sklearn.cluster", "digits").AgglomerativeClustering(
+    cluster = need("sklearn.cluster", "report").AgglomerativeClustering(
         n_clusters=groups, metric="precomputed", linkage="average"
     )
     return dict(zip(names, cluster.fit_predict(distance).tolist(), strict=True))

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedloom.core.extras import figure, save_figure
-from fedloom.study.relatedness._arrays import Array, array
+from fedloom.study.relatedness.measures import Array, array
 
 DISTANCES = ("wte",)
-_MANY = 12  # tasks beyond which cells carry no numbers
 
 
 def symmetrised(R: Any) -> Array:
@@ -96,63 +93,3 @@ def _ranks(x: Array) -> Array:
     _, index, counts = np.unique(x, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     return np.asarray(((ends - counts + ends - 1) / 2)[index])
-
-
-def draw(
-    matrices: Mapping[str, Any],
-    path: str | Path,
-    tasks: Sequence[str] | None = None,
-    distances: Collection[str] = DISTANCES,
-) -> None:
-    """Draw `picture` to a file; its ending (.png, .svg, .pdf) says the format."""
-    save_figure(picture(matrices, tasks, distances), path)
-
-
-def picture(
-    matrices: Mapping[str, Any], tasks: Sequence[str] | None = None, distances: Collection[str] = DISTANCES
-) -> Any:
-    """A matplotlib Figure: one heat map per metric, darker for more related, and the metrics' correlations."""
-    shown = {name: symmetrised(R) for name, R in matrices.items()}
-    if not shown:
-        raise ValueError("picture: expected at least one matrix")
-    T = len(next(iter(shown.values())))
-    names = [str(i) for i in range(T)] if tasks is None else list(tasks)
-    if any(len(M) != len(names) for M in shown.values()):
-        raise ValueError(f"picture: matrices of {[len(M) for M in shown.values()]} tasks, {len(names)} names")
-    panels = len(shown) + (2 if len(shown) > 1 else 0)
-    width = min(4, panels)
-    height = -(-panels // width)
-    side = 2.6 + 0.16 * min(T, 40)
-    page = figure(side * width * 1.15, side * height, dpi=110)
-    axes = list(page.subplots(height, width, squeeze=False).ravel())
-    for name, M in shown.items():
-        far = name in distances
-        # The diagonal says nothing and may be far from the rest, so it does not set the colours.
-        rest = M[~np.eye(len(M), dtype=bool) & np.isfinite(M)]
-        low, high = (float(rest.min()), float(rest.max())) if rest.size else (0.0, 1.0)
-        _map(
-            page, axes.pop(0), M, names, f"{name} (distance)" if far else name, "Blues_r" if far else "Blues", low, high
-        )
-    if len(shown) > 1:
-        found = agreement(shown, distances)
-        for title, M in (("Pearson", found.pearson), ("Spearman", found.spearman)):
-            _map(page, axes.pop(0), M, list(found.names), f"{title}'s correlation", "RdBu", -1.0, 1.0)
-    for left in axes:
-        left.set_axis_off()
-    return page
-
-
-def _map(page: Any, axes: Any, M: Array, names: Sequence[str], title: str, cmap: str, low: float, high: float) -> None:
-    image = axes.imshow(M, cmap=cmap, vmin=low, vmax=high)
-    axes.set_xticks(range(len(names)), names, rotation=45, ha="right", fontsize=8)
-    axes.set_yticks(range(len(names)), names, fontsize=8)
-    axes.set_title(title, fontsize=10)
-    page.colorbar(image, ax=axes, pad=0.02, shrink=0.8)
-    if len(names) > _MANY:
-        return
-    for i, row in enumerate(M):
-        for j, value in enumerate(row):
-            if np.isfinite(value):
-                red, green, blue, _ = image.to_rgba(value)
-                color = "black" if 0.3 * red + 0.6 * green + 0.1 * blue > 0.5 else "white"
-                axes.text(j, i, f"{value:.2f}", ha="center", va="center", fontsize=7, color=color)

@@ -1,7 +1,7 @@
 """One page that shows a run, a grid or a relatedness study: an HTML file that needs no network. Free of torch.
 
-The module collect gathers what the files of a run or a grid hold, plots makes figures of it, run_page and grid_page
-write the HTML; related does all three for relatedness studies. The module images makes files of the figures.
+The module collect gathers what the files of a run or a grid hold, figures draws it, for pages and for files, run_page
+and grid_page write the HTML; related does all three for relatedness studies.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from fedloom.core.errors import StateError, UserError, writing
 from fedloom.federation.runs.reader import Run
 from fedloom.study import grid
-from fedloom.study.report import grid_page, images, plots, related, run_page, words
+from fedloom.study.report import figures, grid_page, related, run_page, words
 from fedloom.study.report.collect import GridReport, RunReport, of_grid, of_run
 from fedloom.study.report.related import RelatedReport
 
@@ -50,14 +50,11 @@ def collect(source: str | Path, base: str | Path | None = None) -> RunReport | G
     )
 
 
-def render(report: RunReport | GridReport | RelatedReport, live: bool = False) -> str:
-    """The HTML of a report. Raises UserError where Jinja2 or plotly is absent.
-
-    `live`: the page of a run asks the server that gave it for its first screen again.
-    """
+def render(report: RunReport | GridReport | RelatedReport) -> str:
+    """The HTML of a report. Raises UserError where Jinja2 or vl-convert is absent."""
     if isinstance(report, RelatedReport):
         return related.render(report)
-    return run_page.render(report, live) if isinstance(report, RunReport) else grid_page.render(report)
+    return run_page.render(report) if isinstance(report, RunReport) else grid_page.render(report)
 
 
 def write(
@@ -69,8 +66,8 @@ def write(
     """Write the page of what `collect` finds; returns the file.
 
     `base` is that of `collect`. Without `out` the file is report.html in that folder. `also` is "png", "svg", "pdf" or
-    "csv" -> a folder, and every figure is written there too, see `images.save`. Raises StateError where there is
-    nothing to show, UserError where Jinja2 or plotly is absent or a file cannot be written.
+    "csv" -> a folder, and every figure is written there too, see `figures.save`. Raises StateError where there is
+    nothing to show, UserError where Jinja2 or vl-convert is absent or a file cannot be written.
     """
     found = collect(source, base)
     file = found.folder / NAME if out is None else Path(out)
@@ -79,8 +76,8 @@ def write(
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
     if also:
-        figures = related.figures_of(found) if isinstance(found, RelatedReport) else plots.figures_of(found)
-        images.save(figures, also, _about(found))
+        drawn = related.figures_of(found) if isinstance(found, RelatedReport) else figures.figures_of(found)
+        figures.save(drawn, also, _about(found))
     return file
 
 

@@ -13,7 +13,7 @@ from fedloom.core.errors import StateError
 from fedloom.core.settings.names import differs, value_at
 from fedloom.federation.runs.reader import Final, Run, TaskMetric, mean_of
 from fedloom.study.delta import delta_m, delta_terms, without_base
-from fedloom.study.keys import QUIET
+from fedloom.study.tables.compare import QUIET
 
 SPLITS = ("test", "val")
 _KEYS = 12  # keys in which the recipes differ that are named, at most

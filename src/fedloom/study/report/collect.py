@@ -27,8 +27,8 @@ from fedloom.study.report.predictions import Predictions
 from fedloom.study.report.records import Happening, Matrices, Series
 from fedloom.study.report.scores import Curves, Score, curves, scores
 from fedloom.study.report.worst import Worst, worst_of
-from fedloom.study.significance.ranks import Ranks, grid_ranked
-from fedloom.study.tables.sides import of_grid as sides_of
+from fedloom.study.significance.ranks import Ranks, ranked
+from fedloom.study.tables.results import of_grid as results_of
 from fedloom.study.tables.table import GridTable, tabulate
 
 Facts = tuple[tuple[str, str], ...]
@@ -164,10 +164,10 @@ def of_grid(grid: Grid, folder: Path) -> GridReport:
     ranks: Ranks | None = None
     try:
         table = tabulate(grid, folder)
-        sides, rows, _ = sides_of(grid, folder, "test")
-        lowest, methods = worst_of(grid, sides, rows), methods_of(grid, table, sides)
+        results = results_of(grid, folder)
+        lowest, methods = worst_of(grid, results.sides, results.rows), methods_of(grid, table, results.sides)
         with suppress(UserError):  # one method, or without scipy
-            ranks = grid_ranked(grid, folder)
+            ranks = ranked(results)
     except StateError as error:
         problem = str(error)
     about = tuple(

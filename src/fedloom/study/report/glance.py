@@ -6,23 +6,20 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from statistics import fmean
 
 from fedloom.federation.runs.reader import mean_of, total
+from fedloom.study.charts import thinned
 from fedloom.study.report import words
 from fedloom.study.report.agreement import IN_CONFLICT, UpdateAgreement
 from fedloom.study.report.collect import RunReport
-from fedloom.study.report.drawn import Dots, Heat, Panel, dots, heat, panels, spark
-from fedloom.study.report.looks import thinned_names
 from fedloom.study.report.records import Series
 from fedloom.study.report.scores import Curves, Score
-from fedloom.study.tables.compare import Estimate
+from fedloom.study.tables.estimate import Estimate
 
 LATELY = 10
 """Rounds by which the trend of the training loss is told."""
-MOST = 24
-"""Clients in the small map of conflict, at most."""
+_POINTS = 30  # of a small line
 
 
 @dataclass(frozen=True)
@@ -50,18 +47,7 @@ class Glance:
     hint: str
     tiles: tuple[Tile, ...]
     about_tiles: str
-    gains: Dots | None
     about_gains: str
-    panels: tuple[Panel, ...]
-
-
-@dataclass(frozen=True)
-class Conflict:
-    """Whose updates pull against whose, in two small maps."""
-
-    layers: Heat | None
-    clients: Heat | None
-    about: str
 
 
 def of_run(report: RunReport) -> Glance:
@@ -87,19 +73,16 @@ def of_run(report: RunReport) -> Glance:
         words.held_against("" if held is None else held.label, report.base_found, bool(report.others)),
         tuple(_tile(score, judged.get(score.task), base, by_task) for score in _first(report.scores)),
         "" if held is None or not by_task else words.about_changes(held.label),
-        dots({name: (changes[name], *ends[name]) for name in changes}) if changes else None,
         "" if held is None else _about_gains(held.label, changes, any(low < high for low, high in ends.values())),
-        panels(judged.values(), base, "" if held is None else held.label),
     )
 
 
-def conflict_of(report: RunReport) -> Conflict | None:
-    """The maps of a run; None where its files say nothing of it."""
+def conflict_of(report: RunReport) -> str:
+    """Say whose updates pull against whose; '' where the files say nothing of it."""
     agreement = report.agreement or UpdateAgreement()
-    cosines = _cosines(agreement)
-    furthest = min(((*pair, value) for pair, value in cosines.items()), key=lambda found: found[2], default=None)
-    made = Conflict(_layers(agreement), _pairs(cosines), words.conflict(_conflicts(agreement), furthest))
-    return made if made.layers or made.clients else None
+    found = cosines(agreement)
+    furthest = min(((*pair, value) for pair, value in found.items()), key=lambda each: each[2], default=None)
+    return words.conflict(_conflicts(agreement), furthest)
 
 
 def primary(curves: Sequence[Curves]) -> dict[str, Curves]:
@@ -174,13 +157,7 @@ def _conflicts(agreement: UpdateAgreement) -> dict[str, float]:
     }
 
 
-def _layers(agreement: UpdateAgreement) -> Heat | None:
-    lines = agreement.over_rounds.get(IN_CONFLICT, {})
-    rounds = sorted({r for series in lines.values() for r in series})
-    return heat(lines, rounds, "share of pairs in conflict", -1.0, ("none", "all")) if rounds else None
-
-
-def _cosines(agreement: UpdateAgreement) -> dict[tuple[str, str], float]:
+def cosines(agreement: UpdateAgreement) -> dict[tuple[str, str], float]:
     """Pair of updates -> mean cosine over layer groups and rounds."""
     each: dict[tuple[str, str], list[float]] = defaultdict(list)
     for cells in agreement.cosine.values():
@@ -192,13 +169,16 @@ def _cosines(agreement: UpdateAgreement) -> dict[tuple[str, str], float]:
     return {pair: mean_of(values) for pair, values in each.items()}
 
 
-def _pairs(cosines: Mapping[tuple[str, str], float]) -> Heat | None:
-    names = thinned_names(sorted({name for pair in cosines for name in pair}), MOST)
-    if len(names) < 2:
-        return None
-    rows: dict[str, dict[str, float]] = {name: {} for name in names}
-    for a, b in combinations(names, 2):
-        rows[a][b] = rows[b][a] = cosines.get((a, b), cosines.get((b, a), math.nan))
-    most = max((abs(v) for row in rows.values() for v in row.values() if v == v), default=1.0)
-    ends = (f"against (\u2212{most:.2g})", f"with (+{most:.2g})")
-    return heat(rows, names, "mean cosine of updates", most or 1.0, ends)
+def spark(series: Series, base: Series) -> tuple[str, str]:
+    """Return the SVG paths of a run's line and of its base's in a box of 100 x 30."""
+    known = [{r: v for r, v in of.items() if not math.isnan(v)} for of in (series, base)]
+    rounds, values = ([each for of in known for each in side(of)] for side in (dict.keys, dict.values))
+    if not values:
+        return "", ""
+    (left, wide), (low, high) = ((min(of), (max(of) - min(of)) or 1) for of in (rounds, values))
+    paths = [
+        [f"{2 + 96 * (r - left) / wide:.1f} {27 - 24 * (of[r] - low) / high:.1f}" for r in thinned(sorted(of), _POINTS)]
+        for of in known
+    ]
+    first, second = (f"M{'L'.join(path)}" if path else "" for path in paths)
+    return first, second

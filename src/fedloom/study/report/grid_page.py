@@ -2,49 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fedloom.federation.runs.reader import human_bytes
+from fedloom.study.charts import plain
 from fedloom.study.report import page, words
 from fedloom.study.report.collect import GridReport
-from fedloom.study.report.drawn import Dots, Heat, Scatter, dots, heat, multiples, scatter
-from fedloom.study.report.looks import plain
+from fedloom.study.report.figures import compared, figures_of
 from fedloom.study.report.methods import Method
 from fedloom.study.report.page import Sheet
-from fedloom.study.report.plots import figures_of
-from fedloom.study.report.records import Series
 from fedloom.study.report.worst import Worst
 from fedloom.study.significance.ranks import Ranks
-from fedloom.study.tables.compare import Estimate
-from fedloom.study.tables.formats import fragment
+from fedloom.study.tables.estimate import Estimate
 
 
 def render(report: GridReport) -> str:
-    """The HTML of a grid's report. Raises UserError where Jinja2 or plotly is absent."""
+    """The HTML of a grid's report. Raises UserError where Jinja2 or vl-convert is absent."""
     facts = dict(report.facts)
     cells = [
         (c.name, c.status, str(c.rounds), human_bytes(c.up), human_bytes(c.down), f"{c.seconds:.1f}")
         for c in report.cells
     ]
     head = ("run", "status", "rounds", "sent by clients", "sent to clients", "seconds")
-    several = len({data for data, _ in report.curves}) > 1
+    figures = figures_of(report)
+    for at, methods in enumerate(report.methods.values()):
+        figures |= dict(compared(methods, at))
     return page.render(
         "grid",
         report.title,
         _data(report),
-        figures_of(report),
+        figures,
         report=report,
         lead=" · ".join((f"runs: {facts['runs']}", _seeds(facts["seeds"]))),
-        table=fragment(report.table) if report.table else "",
+        table=report.table.sheet().fragment() if report.table else "",
         worst=_worst(report.worst),
-        panels=multiples(
-            [
-                (f"{data}: {row.task}" if several else row.task, row.metric, row.direction, _trained(lines), {})
-                for (data, row), lines in report.curves.items()
-            ]
-        ),
         cells=Sheet("cells-table", head, cells) if cells else None,
         bases=[name or "nothing" for name in report.methods],
         views=[
@@ -55,12 +48,6 @@ def render(report: GridReport) -> str:
     )
 
 
-def _trained(lines: Mapping[str, Series]) -> dict[str, Series]:
-    """The lines without those of methods that train for no round, as `trivial`, where there are others."""
-    last = max((max(of, default=0) for of in lines.values()), default=0)
-    return {name: of for name, of in lines.items() if last <= 1 or max(of, default=0) > 1}
-
-
 def _seeds(listed: str) -> str:
     return f"seeds {listed}" if "," in listed else f"seed {listed}"
 
@@ -69,17 +56,17 @@ def _data(report: GridReport) -> dict[str, Any]:
     table = report.table
     lines = [
         {
-            "base": line.base,
-            "addon": line.addon,
-            "owner": line.owner,
-            "data": column.data,
-            "task": column.task,
-            "metric": column.metric,
+            "base": entry.base,
+            "addon": entry.addon,
+            "owner": entry.owner,
+            "data": entry.column.data,
+            "task": entry.column.task,
+            "metric": entry.column.metric,
             "kind": entry.kind,
             **({} if entry.estimate is None else _estimate(entry.estimate)),
         }
         for line in (table.lines if table else ())
-        for column, entry in zip(table.columns if table else (), line.entries, strict=True)
+        for entry in line
     ]
     return {"about": dict(report.facts), "table": lines, "worst": [_worst_data(line) for line in report.worst]}
 
@@ -106,24 +93,15 @@ def _by_data(methods: Sequence[Method]) -> dict[str, list[Method]]:
 class Compared:
     """The methods of a data set at a glance."""
 
+    name: str
+    """What the names of its figures begin with."""
     data: str
     said: str
-    dots: Dots
-    matrix: Heat | None
-    scatters: tuple[Scatter, ...]
-    """Gain against bytes, and against seconds."""
     costs: Sheet
 
 
 def _compared(name: str, data: str, methods: Sequence[Method]) -> Compared:
     ranked = sorted((m for m in methods if m.delta is not None), key=lambda m: -m.delta.mean if m.delta else 0.0)
-    # the trivial answer is so far from all methods that nothing else could be seen
-    deltas = {m.label: m.delta for m in ranked if m.delta is not None and m.label != "trivial"}
-    tasks = list(dict.fromkeys(column for m in ranked for column in m.changes))
-    names = {column: column.task for column in tasks}
-    rows = {m.label: {names[c]: of.mean for c, of in m.changes.items()} for m in ranked if m.label in deltas}
-    said = {(m.label, names[c]): f"{of.signed} %" for m in ranked for c, of in m.changes.items()}
-    most = max((abs(v) for m in ranked if m.is_method for v in rows.get(m.label, {}).values()), default=1.0) or 1.0
     head = ("method", "Δ %", "told apart", "bytes", "seconds")
     costs = [
         (m.label, "base" if m.delta is None and m.label == m.reference else m.delta.signed if m.delta else "",
@@ -131,43 +109,16 @@ def _compared(name: str, data: str, methods: Sequence[Method]) -> Compared:
         for m in [*ranked, *(m for m in methods if m.delta is None)]
     ]  # fmt: skip
     return Compared(
+        name,
         data,
         words.grid_told({m.label: m.delta for m in ranked if m.is_method and m.delta}, {m.reference for m in ranked}),
-        dots(
-            {n: (of.mean, of.mean - of.half, of.mean + of.half) for n, of in deltas.items()},
-            {m.label: m.seeds for m in ranked if len(m.seeds) > 1},
-        ),
-        heat(rows, list(names.values()), "change in percent", most, ("worse", "better"), said, numbers=True)
-        if rows
-        else None,
-        tuple(found for found in _scatters(methods, deltas) if found is not None),
         Sheet(f"costs-{name}", head, costs, (2,)),
     )
 
 
-def _scatters(methods: Sequence[Method], deltas: Mapping[str, Estimate]) -> Iterator[Scatter | None]:
-    """What a method gains for what it costs; the base is at 0."""
-    gains = {m.label: deltas[m.label].mean if m.label in deltas else 0.0 for m in methods if _has_place(m, deltas)}
-    sent = {m.label: m.sent for m in methods}
-    seconds = {m.label: m.seconds for m in methods}
-    for title, cost, spoken in (
-        ("Bytes", sent, human_bytes),
-        ("Seconds", seconds, lambda s: f"{words.rounded(s)} s"),
-    ):
-        if any(cost[name] for name in gains):
-            about = "Δ % upwards, from and to clients across" if title == "Bytes" else "Δ % upwards, of a run across"
-            yield scatter(title, about, {name: (cost[name], gain) for name, gain in gains.items()}, spoken)
-
-
-def _has_place(method: Method, deltas: Mapping[str, Estimate]) -> bool:
-    return method.label in deltas or (method.delta is None and method.label == method.reference)
-
-
-def _ranks(ranks: Ranks) -> tuple[Dots, Sheet, tuple[str, ...]]:
-    made, found = ranks.sheet(), ranks.ranking
-    half = found.critical / 2
-    drawn = dots({name: (rank, rank - half, rank + half) for name, rank in found.ranks.items()}, ranks=True)
-    return drawn, Sheet("ranks-table", made.head, made.lines, (2,)), made.notes
+def _ranks(ranks: Ranks) -> tuple[Sheet, tuple[str, ...]]:
+    made = ranks.sheet()
+    return Sheet("ranks-table", made.head, made.lines, (2,)), made.notes
 
 
 def _worst(lines: Sequence[Worst]) -> list[tuple[str, Sheet]]:

@@ -12,10 +12,9 @@ from fedloom.federation.runs.reader import Run, mean_of, total
 from fedloom.study.delta import delta_m
 from fedloom.study.grid import Grid, together
 from fedloom.study.report import records
-from fedloom.study.tables.compare import Estimate
-from fedloom.study.tables.results import Combination, change
-from fedloom.study.tables.sides import Side
-from fedloom.study.tables.table import Column, GridTable
+from fedloom.study.tables.estimate import Estimate
+from fedloom.study.tables.results import Column, Combination, Side, change
+from fedloom.study.tables.table import GridTable
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,10 @@
 """What all pages are made of: one HTML file from the templates beside this, with its script, style and data in it.
 
-Nothing is loaded from elsewhere, and every text is escaped where it enters a template. Plotly's script travels packed;
-the page unpacks it once a figure is looked at.
+Nothing is loaded from elsewhere, and every text is escaped where it enters a template.
 """
 
 from __future__ import annotations
 
-import base64
-import gzip
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,8 +14,8 @@ from typing import Any
 
 from fedloom.core.extras import need
 from fedloom.core.outline import Box
-from fedloom.study.palette import style
-from fedloom.study.report.plots import Figure
+from fedloom.study.charts import CONFIG, finished, script, style
+from fedloom.study.report.figures import Figure
 
 MOST_ROWS = 1000
 """Lines of a table, at most."""
@@ -55,20 +52,21 @@ class Sheet:
 def render(kind: str, title: str, data: Mapping[str, Any], figures: Mapping[str, Figure], **shown: Any) -> str:
     """The page that the template of a kind makes of what it is shown, with `data` for programs and the figures in it.
 
-    Where `live` is shown as true, the page asks now and then for its first screen again, from where it came.
-
-    Raises UserError where Jinja2 or plotly is absent.
+    Raises UserError where Jinja2 or vl-convert is absent.
     """
-    plotly = need("plotly.offline", "report").get_plotlyjs()
+    views = {
+        name: [{"name": view.name, "group": view.group, "chart": finished(view.chart)} for view in figure.views]
+        for name, figure in figures.items()
+    }
     return filled(
         kind,
         script=_beside("page.js"),
         pictures=_beside("pictures.js"),
         title=title,
-        plotly=base64.b64encode(gzip.compress(plotly.encode(), 6, mtime=0)).decode(),
-        data=in_script({"kind": kind, "title": title, **data, "figures": figures}),
+        vega=script(),
+        data=in_script({"kind": kind, "title": title, **data, "config": CONFIG, "figures": views}),
         figures=figures,
-        **{"live": False, **shown},
+        **shown,
     )
 
 

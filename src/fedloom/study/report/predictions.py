@@ -15,9 +15,9 @@ from typing import Annotated, Literal, TypeVar
 from pydantic import BaseModel, Field, NonNegativeInt, ValidationError, model_validator
 
 from fedloom.federation.runs.reader import CONFUSION, INDEX, PREDICTIONS, Run, index_of
+from fedloom.study.charts import thinned
 from fedloom.study.grid import Cell, together
 from fedloom.study.report import words
-from fedloom.study.report.looks import thinned
 
 LARGEST = 200_000
 """Bytes of a picture, at most."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,21 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedloom.core.errors import StateError
-from fedloom.study.palette import TWO_SIDED, color
+from fedloom.study import charts
+from fedloom.study.charts import ONE_SIDED, Chart, plain, thinned
 from fedloom.study.report import page, words
 from fedloom.study.report.collect import Facts
-from fedloom.study.report.looks import plain, thinned
+from fedloom.study.report.figures import SIDE, Figure, View
 from fedloom.study.report.page import Sheet
-from fedloom.study.report.plots import SIDE, Figure, Trace, heat
 from fedloom.study.report.words import number
-from fedloom.study.tables.markup import span
+from fedloom.study.tables.sheet import span
 
 FILE = "relatedness.json"
 ENDS = 5
 """Pairs of tasks at each end of a metric's order that its table shows."""
-_WRITTEN = 12  # tasks up to which the numbers stand in a heat map's cells
+POINTS = 600
+"""Pairs of tasks in the figures of one metric against another, at most."""
+_WRITTEN = 12  # tasks up to which two maps stand side by side
 _MEANS = {
     "sign": "Share of equal signs of two task vectors.",
     "cosine": "Cosine of two task vectors.",
@@ -175,7 +176,7 @@ def collect(folder: Path) -> RelatedReport:
 
 
 def render(report: RelatedReport) -> str:
-    """The HTML of a relatedness study. Raises UserError where Jinja2 or plotly is absent."""
+    """The HTML of a relatedness study. Raises UserError where Jinja2 or vl-convert is absent."""
     figures = figures_of(report)
     study, more = report.study, len(report.pairs) > 2 * ENDS
     return page.render(
@@ -217,33 +218,31 @@ def figures_of(report: RelatedReport) -> dict[str, Figure]:
     return made
 
 
-def _shown(tasks: Sequence[str]) -> list[int]:
-    """The tasks in figures, as places: all, or of very many some that are evenly spaced."""
-    return thinned(range(len(tasks)), SIDE)
+def picture(report: RelatedReport) -> Chart:
+    """Draw the maps of all metrics and of their agreement on one sheet."""
+    figures = figures_of(report)
+    shown = [view for name, figure in figures.items() if name != "pairs" for view in figure.views]
+    return charts.concat([view.chart for view in shown if not view.name.startswith("as scored")])
 
 
 def _heat_map(report: RelatedReport, metric: str) -> Figure:
-    """The symmetrised matrix, and as scored where that is another; a stronger colour is more related."""
+    """Draw the symmetrised matrix, and as scored where that is another; a stronger colour is more related."""
     study = report.study
-    places = _shown(study.tasks)
-    names = [study.tasks[i] for i in places]
-    ways = [("symmetrised", study.symmetrised[metric], "%{y}, %{x}")]
+    ways = {"symmetrised": study.symmetrised[metric]}
     if _is_directed(study, metric):
-        ways.append(("as scored: encoder of the row, examples of the column", study.scores[metric],
-                     "encoder of %{y}, examples of %{x}"))  # fmt: skip
-    views: list[tuple[str, Trace]] = []
-    for name, M, hover in ways:
+        ways["as scored: encoder of the row, examples of the column"] = study.scores[metric]
+    places = thinned(range(len(study.tasks)), SIDE)
+    names = [study.tasks[i] for i in places]
+    title = f"{metric} (distance)" if metric in study.distances else metric
+    colors = ONE_SIDED[::-1] if metric in study.distances else ONE_SIDED
+    views = []
+    for name, M in ways.items():
+        cells = {study.tasks[i]: {study.tasks[j]: M[i][j] for j in places} for i in places}
         # the diagonal says nothing and may be far from the rest, so it does not set the colours
         rest = [v for i in places for j in places if i != j and (v := M[i][j]) is not None] or [0.5]
-        low, high = min(rest), max(rest)
-        wider = 0.5 if low == high else 0.0  # colours need a range
-        data: Trace = {"z": [[M[i][j] for j in places] for i in places], "zmin": low - wider, "zmax": high + wider}
-        views.append((name, data | {"hovertemplate": f"{hover}: %{{z}}<extra></extra>"}))
-    figure = heat(views, names, names, "", "", "select")
-    figure["shared"][0]["reversescale"] = metric in study.distances
-    if len(names) <= _WRITTEN:
-        figure["shared"][0] |= {"texttemplate": "%{z:.2g}", "textfont": {"size": 10}}
-    return figure | {"title": metric}
+        look: dict[str, Any] = {"value": title, "low": min(rest), "high": max(rest), "numbers": ".2g", "colors": colors}
+        views.append(View(name, charts.heat(cells, names, **look)))
+    return Figure(metric, views)
 
 
 def _is_directed(study: Study, metric: str) -> bool:
@@ -253,43 +252,37 @@ def _is_directed(study: Study, metric: str) -> bool:
 
 
 def _correlations(found: Correlations) -> Figure:
-    over = [[f"{n} pairs" for n in row] for row in found.pairs]
-    ways = (("Pearson's correlation", found.pearson), ("Spearman's correlation, of ranks", found.spearman))
-    hover = "%{y}, %{x}: %{z}, %{customdata}<extra></extra>"
-    views: list[tuple[str, Trace]] = [(name, {"z": M, "customdata": over, "hovertemplate": hover}) for name, M in ways]
-    figure = heat(views, found.metrics, found.metrics, "", "", "select")
-    # as in the other heat maps of agreement: orange is against, blue is with
-    look = {"colorscale": TWO_SIDED, "zmin": -1, "zmax": 1, "texttemplate": "%{z:.2f}"}
-    figure["shared"][0] |= look
-    return figure | {"title": "Agreement of metrics"}
+    """Draw how far the metrics agree: blue is with, orange is against, as in all maps of agreement."""
+    over = span([n for i, row in enumerate(found.pairs) for n in row[:i]])
+    views = []
+    for name, M in (("Pearson's correlation", found.pearson), ("Spearman's correlation, of ranks", found.spearman)):
+        cells = {a: dict(zip(found.metrics, row, strict=True)) for a, row in zip(found.metrics, M, strict=True)}
+        look: dict[str, Any] = {
+            "value": f"{name}, over {over} pairs",
+            "low": -1,
+            "high": 1,
+            "middle": 0.0,
+            "numbers": ".2f",
+        }
+        views.append(View(name, charts.heat(cells, found.metrics, **look)))
+    return Figure("Agreement of metrics", views)
 
 
 def _against(report: RelatedReport) -> Figure:
-    """One metric against another, one point per pair of tasks. A view says which `columns` of the figure it draws."""
+    """Draw one metric against another, one point per pair of tasks; of many pairs some, evenly spaced."""
     study, found = report.study, report.study.agreement
-    places = set(_shown(study.tasks))
-    kept = [at for at, (i, j) in enumerate(report.pairs) if i in places and j in places]
-    names = [escape(name, quote=False) for name in study.tasks]
-    trace: Trace = {
-        "type": "scatter",
-        "mode": "markers",
-        "showlegend": False,
-        "text": ["{}, {}".format(*(names[i] for i in report.pairs[at])) for at in kept],
-        "hovertemplate": "%{text}<br>%{x}, %{y}<extra></extra>",
-        "marker": {"color": color(0), "size": 7 if len(kept) <= 500 else 4, "opacity": 0.7},
-        "meta": {"kind": "pairs"},
-    }
-    metrics, views = list(study.scores), []
-    axes = [escape(m, quote=False) + (" (a distance)" if m in study.distances else "") for m in metrics]
-    for i, j in combinations(range(len(metrics)), 2):
+    kept = thinned(range(len(report.pairs)), POINTS)
+    names = [", ".join(study.tasks[i] for i in report.pairs[at]) for at in kept]
+    axes = [metric + (" (a distance)" if metric in study.distances else "") for metric in study.scores]
+    values = [[plain(float(report.values[metric][at])) for at in kept] for metric in study.scores]
+    views = []
+    for i, j in combinations(range(len(axes)), 2):
         r, rho = (M[i][j] for M in (found.pearson, found.spearman))
         known = "" if r is None or rho is None else f"; r {r:.2f}, ρ {rho:.2f}"  # noqa: RUF001
-        name, across = f"{metrics[j]} against {metrics[i]}", axes[i] + known
-        views.append({"name": name, "data": [{}], "columns": {"x": i, "y": j}, "across": across, "axis": axes[j]})
-    layout = {"xaxis": {"title": {"text": axes[0]}}, "yaxis": {"title": {"text": axes[1]}}, "height": 440}
-    columns = [[plain(float(report.values[m][at])) for at in kept] for m in metrics]
-    how = {"control": "select", "smooth": False, "title": "One metric against another"}
-    return {"views": views, "shared": [trace], "columns": columns, "layout": layout, **how}
+        points = [{"name": n, "x": x, "y": y} for n, x, y in zip(names, values[i], values[j], strict=True)]
+        made = charts.scatter(points, axes[i] + known, axes[j], spoken=".3~g")
+        views.append(View(f"{axes[j]} against {axes[i]}", made))
+    return Figure("One metric against another", views)
 
 
 def _metrics(report: RelatedReport) -> Sheet:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fedloom.federation.runs.reader import human_bytes
+from fedloom.study.charts import plain
 from fedloom.study.report import glance, page, words
 from fedloom.study.report.against import Against, Change
 from fedloom.study.report.collect import RunReport
+from fedloom.study.report.figures import against_of, figures_of
 from fedloom.study.report.glance import Glance
-from fedloom.study.report.looks import plain
 from fedloom.study.report.page import Sheet
-from fedloom.study.report.plots import figures_of, hurt_of
 from fedloom.study.report.scores import Score, row, worst_tasks
 from fedloom.study.report.words import number, percent
 
@@ -36,24 +36,24 @@ class View:
     about: Sheet | None
     hurt: Sheet | None
     lost: Sequence[str]
-    figure: str
-    """The name of the figure of who was hurt; a page may have none of this name."""
+    end: str
+    """The end of the names of its figures and tables; a page may have none of a name."""
 
 
-def render(report: RunReport, live: bool = False) -> str:
-    """The HTML of a run's report. Raises UserError where Jinja2 or plotly is absent."""
+def render(report: RunReport) -> str:
+    """The HTML of a run's report. Raises UserError where Jinja2 or vl-convert is absent."""
     views = [_view(report, 0)]
     figures = figures_of(report)
     for at, other in enumerate(report.others, 1):
-        views.append(_view(replace(report, against=other, base_found=False), at))
-        figures |= hurt_of(other, views[at].figure)
+        against = replace(report, against=other, base_found=False)
+        views.append(_view(against, at))
+        figures |= dict(against_of(against, views[at].end))
     return page.render(
         "run",
         report.title,
         _data(report),
         figures,
         report=report,
-        live=live,
         lead=_lead(report),
         views=views,
         conflict=glance.conflict_of(report),
@@ -80,7 +80,7 @@ def _view(report: RunReport, at: int) -> View:
         None if held is None else Sheet(f"base-table{end}", ("the base", ""), held.facts, (1,)),
         None if held is None or not held.each else _hurt(f"hurt-table{end}", held),
         () if held is None else _lost(held),
-        f"hurt{end}",
+        end,
     )
 
 

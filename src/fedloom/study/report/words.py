@@ -6,8 +6,8 @@ import math
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
-from fedloom.study.tables.compare import Estimate
-from fedloom.study.tables.table import SPOKEN
+from fedloom.study.tables.estimate import Estimate
+from fedloom.study.tables.results import SPOKEN
 
 STILL = 0.05
 """Percent a round below which a loss counts as standing still."""

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 
 from fedloom.federation.runs.reader import TaskMetric
 from fedloom.study.grid import Grid, together
-from fedloom.study.tables.compare import Estimate
-from fedloom.study.tables.results import Combination, change
-from fedloom.study.tables.sides import Side
+from fedloom.study.tables.estimate import Estimate
+from fedloom.study.tables.results import Combination, Side, change
 
 
 @dataclass(frozen=True)

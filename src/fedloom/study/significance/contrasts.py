@@ -8,23 +8,18 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
 
 from fedloom.core.errors import StateError
 from fedloom.federation.runs.reader import TaskMetric
 from fedloom.study.delta import delta_m, delta_terms
-from fedloom.study.grid import Grid
-from fedloom.study.references import at_trivial, note
 from fedloom.study.significance.pairs import Numbers, client_gains, holders, of_clients, refusal
 from fedloom.study.significance.statistics import EXACT, LEVEL, NOISE, Paired, against_zero, holm, p_text, paired
-from fedloom.study.tables.compare import Comparison
-from fedloom.study.tables.markup import Cell, Records
-from fedloom.study.tables.sheet import Sheet, Sheeted
-from fedloom.study.tables.sides import Side, of_comparison, of_grid
+from fedloom.study.tables.results import Combination, Results, Side
+from fedloom.study.tables.sheet import Cell, Records, Sheet, Sheeted
 
 CSV = (
     *("data", "method", "base", "task", "metric", "direction", "over", "n", "seeds", "gain", "ci95_low", "ci95_high"),
@@ -172,86 +167,42 @@ class Contrasts(Sheeted):
         return Records(CSV, lines)
 
 
-def contrasts(comparison: Comparison, over: Over = "seeds") -> Contrasts:
-    """Every column of a comparison against its base. Raises StateError where there is only one column."""
-    base, *others = of_comparison(comparison)
-    if not others:
-        raise StateError("a test needs two methods, one found")
-    lines: list[Contrast] = []
-    alone = []
-    for side in others:
-        found = _against("", side, base, comparison.rows, over, untold=comparison.untold)
-        lines += found
-        alone += [] if found else [side.label]
-    if not lines:
-        raise StateError(f"no method has {WORDS[over]['none']} with {base.label}: tests compare runs of the same seed")
-    sides = {("", side.label): side for side in (base, *others)}
-    # the comparison pairs seeds for its own Δm in another way than tests do
-    pairings = {f": {column.pairing}." for column in comparison.columns if column.pairing}
-    notes = [note for note in comparison.notes if not note.endswith(tuple(pairings))]
-    if alone:
-        notes.append(f"Not compared, without {WORDS[over]['none']} with {base.label}: {', '.join(alone)}.")
-    return _tests(WORDS[over]["title"].capitalize(), lines, sides, comparison.split, notes, over)
+def contrasts(results: Results, over: Over = "seeds") -> Contrasts:
+    """Test every method against the one that it is compared with, as a comparison or a grid's `delta` says.
 
-
-def grid_contrasts(grid: Grid, folder: Path, split: str = "test", over: Over = "seeds") -> Contrasts:
-    """Every cell of a grid against the cell that its `delta` names.
-
-    Numbers are those of the grid's table, means over the clients with the task (or of a domain). Raises StateError
-    where nothing has been run, where `delta` names no reference, and for tests over clients where the grid shows
-    domains.
+    Numbers are those of the table, means over the clients with the task (or of a domain). Raises StateError where
+    nothing is compared, and for tests over clients where the grid shows domains.
     """
-    if over == "clients" and grid.show == "domains":
-        raise StateError(f"grid {grid.name} shows domains: tests over clients need 'show' to be tasks")
-    if grid.delta == "none":
-        raise StateError(f"grid {grid.name}: delta is none, so nothing is compared: set it, as in delta: base")
-    sides, rows, notes = of_grid(grid, folder, split)
-    untold = {
-        data: at_trivial(
-            [
-                (base if base in grid.reference_rows else "", side.means)
-                for (name, base, _), side in sides.items()
-                if name == data
-            ],
-            {row.task: row.direction for row in rows[data]},
-        )
-        for data in rows
-    }
-    notes += tuple(f"{data}: {note(tasks)}" for data, tasks in untold.items() if tasks)
+    if over == "clients" and results.by_domain:
+        raise StateError("the grid shows domains: tests over clients need 'show' to be tasks")
+    if not results.against:
+        raise StateError("a test needs two methods, and a grid needs 'delta', as in delta: base")
     lines, alone = [], []
-    for (data, base, _), side in sides.items():
-        if base in grid.reference_rows:
-            continue
-        reference = grid.reference(base)
-        assert reference is not None
-        other = sides.get((data, *reference))
-        if other is not side:
-            found = (
-                []
-                if other is None
-                else _against(data, side, other, rows[data], over, grid.show != "domains", untold[data])
-            )
-            lines += found
-            alone += [] if found else [f"{data} / {side.label}"]
+    for key, named in results.against.items():
+        side, base = results.sides[key], results.sides.get(named)
+        found = [] if base is None else _against(key[0], side, base, results, over)
+        lines += found
+        alone += [] if found else [" / ".join(part for part in (key[0], side.label) if part)]
+    none = WORDS[over]["none"]
     if not lines:
-        none = WORDS[over]["none"]
-        raise StateError(f"grid {grid.name}: no cell in {folder} has {none} with the one it is compared with")
-    if alone:
-        notes += (f"Not compared, without {WORDS[over]['none']} with their reference: {', '.join(alone)}.",)
-    by_label = {(data, side.label): side for (data, *_), side in sides.items()}
-    return _tests(f"{grid.title or grid.name}: {WORDS[over]['title']}", lines, by_label, split, notes, over)
+        raise StateError(f"no method has {none} with the one it is compared with: tests compare runs of the same seed")
+    notes = [*results.notes, *results.about_delta]
+    notes += [f"Not compared, without {none} with their reference: {', '.join(alone)}."] if alone else []
+    corrected = list(lines)
+    for of_tasks in (True, False):
+        at = [i for i, test in enumerate(lines) if (test.row is not None) is of_tasks]
+        ps = [math.nan if (tested := lines[i].found) is None else tested.p for i in at]
+        for i, p in zip(at, holm(ps), strict=True):
+            corrected[i] = replace(lines[i], holm=p)
+    title = WORDS[over]["title"]
+    title = f"{results.title}: {title}" if results.title else title.capitalize()
+    notes += _notes(corrected, results, over)
+    return Contrasts(title, tuple(corrected), results.split, tuple(notes), over)
 
 
-def _against(
-    data: str,
-    one: Side,
-    base: Side,
-    rows: Sequence[TaskMetric],
-    over: Over,
-    by_client: bool = True,
-    untold: Sequence[str] = (),
-) -> list[Contrast]:
-    """The lines of one method against its base: its tasks, and all but the `untold` ones together."""
+def _against(data: str, one: Side, base: Side, results: Results, over: Over) -> list[Contrast]:
+    """The lines of one method against its base: its tasks, and all that Delta counts together."""
+    rows, by_client = results.rows[data], not results.by_domain
     seeds = [seed for seed in one.values if seed in base.values]
     if not seeds:
         return []
@@ -279,6 +230,7 @@ def _against(
                 better = fmean(sum(gain > 0 for gain in gains) / len(gains) for gains in each)
                 test = replace(test, better=better, worst=fmean(min(gains) for gains in each))
             tests.append(test)
+    untold = results.untold.get(data, ())
     told = {pair: {task: v for task, v in of.items() if task not in untold} for pair, of in both.items()}
     if not any(told.values()):
         return tests
@@ -316,25 +268,7 @@ def _state(test: Contrast, over: Over, reason: str) -> Contrast | None:
     return None
 
 
-def _tests(
-    title: str,
-    lines: Sequence[Contrast],
-    sides: Mapping[tuple[str, str], Side],
-    split: str,
-    notes: Iterable[str],
-    over: Over,
-) -> Contrasts:
-    """The lines with corrected p, and what has to be said about them."""
-    corrected = list(lines)
-    for of_tasks in (True, False):
-        at = [i for i, test in enumerate(lines) if (test.row is not None) is of_tasks]
-        ps = [math.nan if (found := lines[i].found) is None else found.p for i in at]
-        for i, p in zip(at, holm(ps), strict=True):
-            corrected[i] = replace(lines[i], holm=p)
-    return Contrasts(title, tuple(corrected), split, (*notes, *_notes(corrected, sides, over)), over)
-
-
-def _notes(tests: Sequence[Contrast], sides: Mapping[tuple[str, str], Side], over: Over) -> list[str]:
+def _notes(tests: Sequence[Contrast], results: Results, over: Over) -> list[str]:
     """What there is to know before the tests are believed."""
     reasons: dict[str, list[str]] = defaultdict(list)
     for test in tests:
@@ -351,18 +285,18 @@ def _notes(tests: Sequence[Contrast], sides: Mapping[tuple[str, str], Side], ove
     if any(test.found is not None and test.found.is_constant for test in tests):
         notes.append(f"p nan: {WORDS[over]['same']}, so nothing tells how much it varies; d_z is inf, or nan for 0.")
     counts = {len(test.seeds) for test in tests}
-    if len(counts) > 1 or min(counts) < max(len(side.runs) for side in sides.values()):
+    if len(counts) > 1 or min(counts) < max(len(side.runs) for side in results.sides.values()):
         notes.append("Seeds that only one of two methods has are left out.")
     if (few := max((t.found.least for t in tests if t.found is not None), default=0)) > LEVEL:
         notes.append(f"The signed-rank test cannot reach p < {LEVEL} where n < 6: its least p is up to {few:g} here.")
-    return notes + (_about_training(sides) if over == "seeds" else [])
+    return notes + (_about_training(results.sides) if over == "seeds" else [])
 
 
-def _about_training(sides: Mapping[tuple[str, str], Side]) -> list[str]:
+def _about_training(sides: Mapping[Combination, Side]) -> list[str]:
     """Notes on data sets whose seeds all have the same clients and examples."""
     notes = []
-    for data in dict.fromkeys(data for data, _ in sides):
-        mine = [side for (name, _), side in sides.items() if name == data]
+    for data in dict.fromkeys(data for data, *_ in sides):
+        mine = [side for (name, *_), side in sides.items() if name == data]
         runs = [run for side in mine for run in side.runs.values()]
         hashes = {(run.info.get("partition_hash"), run.info.get("data_hash")) for run in runs}
         if max(len(side.runs) for side in mine) > 1 and len(hashes) == 1 and (None, None) not in hashes:

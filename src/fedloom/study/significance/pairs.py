@@ -12,7 +12,7 @@ from typing import Any
 
 from fedloom.core.errors import StateError
 from fedloom.federation.runs.reader import Run, TaskMetric
-from fedloom.study.tables.sides import Side
+from fedloom.study.tables.results import Side
 
 Numbers = Mapping[Any, Mapping[str, float]]
 """Seed, or client -> task -> number."""

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
 from fedloom.core.errors import StateError
-from fedloom.federation.runs.reader import TaskMetric
-from fedloom.study.grid import Grid
 from fedloom.study.significance.statistics import LEVEL, Ranking, p_text, ranking
-from fedloom.study.tables.compare import Comparison
-from fedloom.study.tables.markup import Records
-from fedloom.study.tables.sheet import Sheet, Sheeted
-from fedloom.study.tables.sides import Side, of_comparison, of_grid
+from fedloom.study.tables.results import Results
+from fedloom.study.tables.sheet import Records, Sheet, Sheeted
 
 Blocks = Literal["seeds", "tasks"]
 """What methods are ranked on: each task at each seed, or each task's mean over seeds."""
@@ -69,47 +63,19 @@ class Ranks(Sheeted):
         return tuple(number for number, group in enumerate(self.ranking.groups, 1) if name in group)
 
 
-def ranked(comparison: Comparison, blocks: Blocks = "seeds") -> Ranks:
-    """The ranks of a comparison's columns."""
-    sides = {("", side.label): side for side in of_comparison(comparison)}
-    return _ranks("Mean ranks", sides, {"": comparison.rows}, comparison.split, blocks, comparison.notes)
-
-
-def grid_ranked(grid: Grid, folder: Path, split: str = "test", blocks: Blocks = "seeds") -> Ranks:
-    """The ranks of a grid's cells, over all its data sets."""
-    sides, rows, notes = of_grid(grid, folder, split)
-    by_label = {(data, side.label): side for (data, *_), side in sides.items()}
-    return _ranks(f"{grid.title or grid.name}: mean ranks", by_label, rows, split, blocks, notes)
-
-
-def _blocks(
-    sides: Mapping[tuple[str, str], Side], rows: Mapping[str, Sequence[TaskMetric]], blocks: Blocks
-) -> dict[tuple[str, str, int | None], dict[str, float]]:
-    """(data set, task, seed or None) -> method -> its number there, of which larger is better."""
+def ranked(results: Results, blocks: Blocks = "seeds") -> Ranks:
+    """Rank the methods over the blocks that every one has, of all data sets. Raises StateError for one method."""
+    # (data set, task, seed or None) -> method -> its number there, of which larger is better
     found: dict[tuple[str, str, int | None], dict[str, float]] = defaultdict(dict)
-    for (data, label), side in sides.items():
-        for row in rows[data]:
+    for (data, *_), side in results.sides.items():
+        for row in results.rows[data]:
             sign = -1 if row.direction == "min" else 1
-            numbers = {seed: sign * by_task.get(row.task, math.nan) for seed, by_task in side.values.items()}
+            each: dict[int | None, float] = {s: sign * by.get(row.task, math.nan) for s, by in side.values.items()}
             if blocks == "tasks":
-                found[data, row.task, None][label] = fmean(numbers.values())
-            else:
-                for seed, number in numbers.items():
-                    found[data, row.task, seed][label] = number
-    return found
-
-
-def _ranks(
-    title: str,
-    sides: Mapping[tuple[str, str], Side],
-    rows: Mapping[str, Sequence[TaskMetric]],
-    split: str,
-    blocks: Blocks,
-    notes: Iterable[str],
-) -> Ranks:
-    """Ranks over the blocks that every method has."""
-    found = _blocks(sides, rows, blocks)
-    names = list(dict.fromkeys(label for _, label in sides))
+                each = {None: fmean(each.values())}
+            for seed, number in each.items():
+                found[data, row.task, seed][side.label] = number
+    names = list(dict.fromkeys(side.label for side in results.sides.values()))
     complete = [b for b in found.values() if len(b) == len(names) and all(map(math.isfinite, b.values()))]
     if len(names) < 2:
         raise StateError(f"ranks need two methods, found {', '.join(names)}")
@@ -122,8 +88,9 @@ def _ranks(
     if len(complete) < len(found):
         more.append(f"Blocks left out, for not every method has a number there: {len(found) - len(complete)}.")
     if blocks == "tasks":
-        counts = {data: {frozenset(s.values) for (d, _), s in sides.items() if d == data} for data in rows}
-        if any(len(seeds) > 1 for seeds in counts.values()):
+        if len({(data, frozenset(s.values)) for (data, *_), s in results.sides.items()}) > len(
+            {data for data, *_ in results.sides}
+        ):
             more.append("The means are not over the same seeds for all methods.")
         more.append(
             "Tasks of one data set share its examples, and a run's tasks its model: blocks are not independent."
@@ -142,4 +109,5 @@ def _ranks(
         more.append("Friedman's test finds no difference at 5 %, so no methods are told apart.")
     block = "a task's mean over seeds" if blocks == "tasks" else "a task at a seed"
     block += " of a data set" if len({data for data, *_ in found}) > 1 else ""
-    return Ranks(title, made, split, block, (*notes, *more))
+    title = f"{results.title}: mean ranks" if results.title else "Mean ranks"
+    return Ranks(title, made, results.split, block, (*results.notes, *more))

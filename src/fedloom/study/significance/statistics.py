@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean, stdev, variance
 
 from fedloom.core.extras import need
-from fedloom.study.student import bound, two_sided
+from fedloom.study.tables.estimate import bound, two_sided
 
 LEVEL = 0.05
 """The level of intervals (95 %) and of the critical difference."""
@@ -185,7 +185,7 @@ def ranking(blocks: Sequence[Mapping[str, float]]) -> Ranking:
     rows = [[block.get(name, math.nan) for name in names] for block in blocks]
     if any(set(block) != set(names) for block in blocks) or any(math.isnan(v) for row in rows for v in row):
         raise ValueError("every block needs a number of every method")
-    stats = need("scipy.stats", "digits")
+    stats = need("scipy.stats", "report")
     k, n = len(names), len(blocks)
     each = [[float(r) for r in stats.rankdata([-v for v in row])] for row in rows]
     means = {name: fmean(row[at] for row in each) for at, name in enumerate(names)}

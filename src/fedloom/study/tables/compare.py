@@ -2,195 +2,90 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from html import escape
-from itertools import pairwise
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, pairwise
 from pathlib import Path
-from statistics import mean, stdev
-from typing import TYPE_CHECKING, Any, TypeVar
+from statistics import mean
+from typing import Any
 
 from fedloom.core.errors import StateError, choices
 from fedloom.core.extras import need
-from fedloom.core.settings.names import differs
-from fedloom.federation.runs.reader import IN_VAIN, Final, Run, TaskMetric, human_bytes
+from fedloom.core.settings.names import differs, value_at
+from fedloom.federation.recipes import schema
+from fedloom.federation.recipes.runtime import FlowerSettings
+from fedloom.federation.runs.reader import IN_VAIN, Run, TaskMetric, human_bytes
 from fedloom.study.delta import delta_m, without_base
-from fedloom.study.keys import QUIET
-from fedloom.study.references import at_trivial, note
-from fedloom.study.student import bound
-from fedloom.study.tables.labels import labels_of
-from fedloom.study.tables.markup import Cell, Recorded, Records, fragment, html, latex, span, tex
+from fedloom.study.tables.estimate import CUT, Estimate, clear_best
+from fedloom.study.tables.results import Column, Results, Side, at_trivial, note
+from fedloom.study.tables.sheet import Best, Cell, Records, Sheet, Sheeted, span
 
-if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions, RenderResult
-    from rich.table import Table
-
+QUIET = {"name", "seed", *(f"runtime.{key}" for key in schema.QUIET)}
+QUIET |= {f"runtime.flower.{key}" for key in FlowerSettings.model_fields}
+"""Keys of recipes that no comparison mentions, for they do not change results."""
 CSV = (
     *("run", "task", "metric", "direction", "mean", "ci95_half", "seeds"),
     *("split", "model", "bytes_up", "bytes_down"),
 )
-
-
-Name = TypeVar("Name", bound=Hashable)
 ACROSS, LETTERS = 7, 120
 """Runs that stand side by side at most, and letters across; more stand below each other."""
-_RULE = 3  # letters between two columns of a terminal
-CUT = "of fractions cut off at 0 and 1"
-FRACTIONS = frozenset(
-    {"accuracy", "macro_f1", "auc", "miou", "pixel_accuracy", "maxf", "max_iou", "odsf", "edge_f_plain"}
-    | {"within_11_25", "within_22_5", "within_30", "delta1", "delta2", "delta3"}
-)
-"""Metrics that are fractions: their intervals end at 0 and 1."""
+_RULE = 2  # letters between two columns
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A mean over `n` seeds; `half` is half the 95 % t-interval, nan for one seed, or if one is not finite."""
-
-    mean: float
-    half: float
-    n: int
-
-    @staticmethod
-    def of(values: Sequence[float]) -> Estimate:
-        n = len(values)
-        if n < 2 or not all(map(math.isfinite, values)):
-            return Estimate(sum(values) / n, math.nan, n)
-        return Estimate(mean(values), bound(0.05, n - 1) * stdev(values) / math.sqrt(n), n)
-
-    def __str__(self) -> str:
-        digits = 2 if abs(self.mean) >= 10 else 4
-        return f"{self.mean:.{digits}f}" + ("" if math.isnan(self.half) else f" ± {self.half:.{digits}f}")
-
-    def ends(self, metric: str) -> tuple[float, float]:
-        """The interval's ends, of a fraction cut off at 0 and 1; nan where there is no interval."""
-        low, high = self.mean - self.half, self.mean + self.half
-        if metric not in FRACTIONS or not 0 <= self.mean <= 1 or math.isnan(self.half):
-            return low, high
-        return max(0.0, low), min(1.0, high)
-
-    def of_metric(self, metric: str) -> str:
-        """As text; of a fraction whose interval would leave 0 to 1, with the ends of what is left of the interval."""
-        low, high = self.ends(metric)
-        if math.isnan(self.half) or (low, high) == (self.mean - self.half, self.mean + self.half):
-            return str(self)
-        return f"{self.mean:.4f} ({low:.4f} to {high:.4f})"
-
-    @property
-    def signed(self) -> str:
-        """As a change in percent: '+10.59 ± 1.20'; 'nan' where there is none."""
-        if math.isnan(self.mean):
-            return "nan"
-        return f"{self.mean:+.2f}" + ("" if math.isnan(self.half) else f" ± {self.half:.2f}")
-
-
-def clear_best(found: Mapping[Name, Estimate], direction: str) -> set[Name]:
-    """Who is best, where that stands clear: no interval of a worse one meets the interval of the best.
-
-    Equal numbers share the place. A number without an interval, as of one seed, counts as it is. Empty where there is
-    nothing to choose from, or where nothing stands clear.
-    """
-    known = {name: of for name, of in found.items() if not math.isnan(of.mean)}
-    if len(found) < 2 or not known:
-        return set()
-    top = (max if direction == "max" else min)(of.mean for of in known.values())
-    best = {name for name, of in known.items() if of.mean == top}
-    reach = max(_reach(known[name]) for name in best)
-    is_clear = all(abs(of.mean - top) > reach + _reach(of) for name, of in known.items() if name not in best)
-    return best if is_clear else set()
-
-
-def _reach(of: Estimate) -> float:
-    return 0.0 if math.isnan(of.half) else of.half
-
-
-Line = tuple[str, list[str], list[bool]]
-"""A name, a text for each column, and whether each is the best."""
-
-
-@dataclass(frozen=True)
-class RunSet:
+class RunSet(Side):
     """Runs that differ only in the seed, in the order of their seeds."""
 
-    label: str
-    runs: tuple[Run, ...]
-    finals: tuple[Final, ...]
-    cells: Mapping[TaskMetric, Estimate]
+    cells: Mapping[TaskMetric, Estimate] = field(default_factory=dict)
     delta: Estimate | None = None
     pairing: str = ""
     """How the seeds were matched with the base's."""
 
-    @property
-    def model(self) -> str:
-        return " / ".join(dict.fromkeys(f.model for f in self.finals))
-
     def total(self, way: str) -> float:
         """Bytes 'up' or 'down' of a run, mean over seeds."""
-        return mean(run.bytes_total()[way] for run in self.runs)
+        return mean(run.bytes_total()[way] for run in self.runs.values())
 
 
 @dataclass(frozen=True)
-class Comparison(Recorded):
-    """What `compare` found. `notes` say what to know before the numbers are believed."""
+class Comparison(Sheeted):
+    """What `compare` found, the results of a grid of one data set. `notes` say what to know before reading them."""
 
     columns: tuple[RunSet, ...]
-    rows: tuple[TaskMetric, ...]
-    split: str
+    results: Results
     base: str | None = None
     notes: tuple[str, ...] = ()
-    untold: tuple[str, ...] = ()
-    """The tasks on which no method is better than the trivial answer, so that Delta_m leaves them out."""
+
+    @property
+    def rows(self) -> tuple[TaskMetric, ...]:
+        """The tasks with the metric that they are judged by."""
+        return self.results.rows[""]
+
+    @property
+    def untold(self) -> tuple[str, ...]:
+        """The tasks on which no method is better than the trivial answer, so that Delta_m leaves them out."""
+        return tuple(self.results.untold.get("", ()))
 
     @property
     def caption(self) -> str:
         """Which split, whose data, which model, and what is averaged."""
-        data = sorted({d for c in self.columns for f in c.finals for d in f.data})
+        data = sorted({d for c in self.columns for f in c.finals.values() for d in f.data})
         seeds = f"; ± 95 % t-interval over seeds, {CUT}" if any(len(c.runs) > 1 for c in self.columns) else ""
-        return (
-            f"{self.split} split ({', '.join(data) or 'data not stated'}), mean over the clients with the task{seeds}"
-        )
+        where = f"{self.results.split} split ({', '.join(data) or 'data not stated'})"
+        return f"{where}, mean over the clients with the task{seeds}."
 
     def best(self, row: TaskMetric) -> set[str]:
         """Labels of the best columns of a row, see `clear_best`."""
         return clear_best({c.label: c.cells[row] for c in self.columns}, row.direction)
 
-    def table(self, width: int = LETTERS) -> Table:
-        """A rich table, laid out for a terminal of so many letters; the best of each row in bold."""
-        from rich.table import Table
-        from rich.text import Text
-
-        # Text, for labels hold brackets, which are rich's markup.
-        table = Table(caption=Text("\n".join([self.caption, *self.notes])), caption_justify="left")
-        table.add_column("", overflow="fold")
-        heads, lines = self._laid(width)
-        for head in heads:
-            table.add_column(Text(head), justify="right", overflow="fold")
-        for name, cells, best in lines:
-            table.add_row(Text(name), *(Text(c, "bold" if b else "") for c, b in zip(cells, best, strict=True)))
-        return table
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield self.table(options.max_width)
-
-    def to_text(self) -> str:
-        """The table as plain text."""
-        from rich.console import Console
-
-        console = Console(file=io.StringIO(), width=10_000, highlight=False)
-        console.print(self.table())
-        return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
-
-    def to_markdown(self) -> str:
-        """A Markdown table with the caption and the notes below it."""
-        heads, laid = self._laid()
-        lines = ["| | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
-        for name, cells, best in laid:
-            texts = (f"**{c}**" if b else c for c, b in zip(cells, best, strict=True))
-            lines.append(f"| {name} | " + " | ".join(texts) + " |")
-        return "\n".join([*lines, "", self.caption + ".", *(f"\n{note}" for note in self.notes)]) + "\n"
+    def sheet(self, width: int = LETTERS) -> Sheet:
+        """A column a run, or a line a run where columns would be too many, or too wide for so many letters."""
+        upright = [("", *(c.label for c in self.columns)), *self._lines()]
+        turned = list(zip(*upright, strict=True))
+        fits = _width(upright) <= max(width, _width(turned))
+        head, *lines = upright if fits and len(self.columns) <= ACROSS else turned
+        return Sheet("Runs side by side", head, tuple(lines), (self.caption, *self.notes))
 
     def records(self) -> Records:
         """One line per run set and task, and one with the metric `delta_m`; numbers in full precision."""
@@ -199,76 +94,41 @@ class Comparison(Recorded):
             lines = [(r.task, r.metric, r.direction, c.cells[r]) for r in self.rows]
             if c.delta is not None:
                 lines.append(("", "delta_m", "max", c.delta))
-            tail = (tuple(r.seed for r in c.runs), self.split, c.model, c.total("up"), c.total("down"))
+            tail = (tuple(c.runs), self.results.split, c.model, c.total("up"), c.total("down"))
             for task, metric, direction, e in lines:
                 found.append([c.label, task, metric, direction, e.mean, e.half, *tail])
         return Records(CSV, found)
 
-    def to_html(self) -> str:
-        """A page of its own, with the best of each row in bold."""
-        heads, lines = self._laid()
-        head = "".join(f'<th scope="col">{escape(each)}</th>' for each in heads)
-        body = []
-        for name, cells, best in lines:
-            texts = (f"<b>{escape(c)}</b>" if b else escape(c) for c, b in zip(cells, best, strict=True))
-            row = "".join(f"<td>{text}</td>" for text in texts)
-            body.append(f'<tr><th scope="row" class="label">{escape(name)}</th>{row}</tr>')
-        about = (f"{self.caption}.", *self.notes)
-        return html("Runs side by side", fragment("Runs side by side", [f"<tr><td></td>{head}</tr>"], body, about))
-
     def to_pandas(self) -> Any:
         """A pandas.DataFrame: method, as the table calls its columns, then the columns of `Result.to_pandas`."""
-        rows = [{"method": c.label, **row} for c in self.columns for run in c.runs for row in run.rows()]
+        rows = [{"method": c.label, **row} for c in self.columns for run in c.runs.values() for row in run.rows()]
         return need("pandas", "notebook").DataFrame(rows)
 
-    def to_latex(self) -> str:
-        """A table environment with the best of each row in bold; needs the package booktabs."""
-        heads, lines = self._laid()
-        rows = ["".join(f" & {tex(head)}" for head in heads) + r" \\", r"\midrule"]
-        for name, cells, best in lines:
-            texts = (rf" & \textbf{{{tex(c)}}}" if b else f" & {tex(c)}" for c, b in zip(cells, best, strict=True))
-            rows.append(tex(name) + "".join(texts) + r" \\")
-        return latex((f"{self.caption}.", *self.notes), len(heads) + 1, rows)
+    def __str__(self) -> str:
+        return self.to_markdown()
 
-    def _laid(self, width: int = LETTERS) -> tuple[list[str], list[Line]]:
-        """(headings, lines): a column a run, or a line a run where columns would be too many or too wide."""
-        labels, grid = [c.label for c in self.columns], self._grid()
-        turned = (
-            [name for name, *_ in grid],
-            [
-                (label, [cells[at] for _, cells, _ in grid], [best[at] for _, _, best in grid])
-                for at, label in enumerate(labels)
-            ],
-        )
-        fits = _width(labels, grid) <= max(width, _width(*turned))
-        return (labels, grid) if fits and len(labels) <= ACROSS else turned
+    def _repr_markdown_(self) -> str:
+        return self.to_markdown()
 
-    def _grid(self) -> list[Line]:
-        """A line for each row."""
-        plain = [False] * len(self.columns)
-        grid: list[Line] = []
+    def _lines(self) -> list[tuple[str, ...]]:
+        """A line for each task, and what there is to say about each column."""
+        lines = []
         for row in self.rows:
-            name, best = f"{row}{' †' if row.task in self.untold else ''}", self.best(row)
-            grid.append(
-                (
-                    name,
-                    [c.cells[row].of_metric(row.metric) for c in self.columns],
-                    [c.label in best for c in self.columns],
-                )
-            )
+            best = self.best(row)
+            texts = ((Best if c.label in best else str)(c.cells[row].of_metric(row.metric)) for c in self.columns)
+            lines.append((f"{row}{' †' if row.task in self.untold else ''}", *texts))
         if self.base is not None:
-            deltas = ["base" if c.delta is None else c.delta.signed for c in self.columns]
-            grid.append((f"Δm % against {self.base}", deltas, plain))
-        for name, texts in {
-            "model": [c.model for c in self.columns],
-            "seeds": [_seeds(c.runs) for c in self.columns],
-            "round of the model": [span(f.round for f in c.finals) for c in self.columns],
-            "rounds run": [span(r.last_round for r in c.runs) for c in self.columns],
-            "sent by clients": [human_bytes(c.total("up")) for c in self.columns],
-            "sent to clients": [human_bytes(c.total("down")) for c in self.columns],
-        }.items():
-            grid.append((name, texts, plain))
-        return grid
+            deltas = ("base" if c.delta is None else c.delta.signed for c in self.columns)
+            lines.append((f"Δm % against {self.base}", *deltas))
+        return [
+            *lines,
+            ("model", *(c.model for c in self.columns)),
+            ("seeds", *(", ".join(map(str, c.runs)) for c in self.columns)),
+            ("round of the model", *(span(f.round for f in c.finals.values()) for c in self.columns)),
+            ("rounds run", *(span(run.last_round for run in c.runs.values()) for c in self.columns)),
+            ("sent by clients", *(human_bytes(c.total("up")) for c in self.columns)),
+            ("sent to clients", *(human_bytes(c.total("down")) for c in self.columns)),
+        ]
 
 
 def compare(
@@ -298,48 +158,57 @@ def compare(
     rows = read[0].judged_by(metric).judged
     columns = [_column(label, group, rows, split) for label, group in zip(labels_of(ordered), ordered, strict=True)]
     notes += _finals_notes(columns)
-    if len(columns) == 1 and base is None:
-        return Comparison(tuple(columns), rows, split, notes=tuple(notes))
     reference = columns[0] if base is None else _find(columns, base)
-    found = [(c.runs[0].info["method"], {r.task: c.cells[r].mean for r in rows}) for c in columns]
-    untold = at_trivial(found, {row.task: row.direction for row in rows})
-    notes += [note(untold)] if untold else []
-    told = tuple(row for row in rows if row.task not in untold)
-    columns = [c if c is reference else _with_delta(c, reference, told, notes) for c in columns]
-    pairings = sorted({c.pairing for c in columns if c.pairing})
-    for pairing in pairings:
-        of = f" of {', '.join(c.label for c in columns if c.pairing == pairing)}" if len(pairings) > 1 else ""
-        notes.append(f"Δm{of}: {pairing}.")
-    return Comparison(tuple(columns), rows, split, reference.label, tuple(notes), tuple(untold))
+    untold: list[str] = []
+    about_delta: list[str] = []
+    pairings: list[str] = []
+    alone = len(columns) == 1 and base is None
+    if not alone:
+        found = [(next(iter(c.runs.values())).info["method"], {r.task: c.cells[r].mean for r in rows}) for c in columns]
+        untold = at_trivial(found, {row.task: row.direction for row in rows})
+        about_delta = [note(untold)] if untold else []
+        told = {row.task: row.direction for row in rows if row.task not in untold}
+        columns = [c if c is reference else _with_delta(c, reference, told, about_delta) for c in columns]
+        several = sorted({c.pairing for c in columns if c.pairing})
+        for pairing in several:
+            of = f" of {', '.join(c.label for c in columns if c.pairing == pairing)}" if len(several) > 1 else ""
+            pairings.append(f"Δm{of}: {pairing}.")
+    where = {c.label: ("", c.label, "-") for c in columns}
+    results = Results(
+        "",
+        split,
+        {where[c.label]: c for c in sorted(columns, key=lambda c: c is not reference)},
+        {"": tuple(Column("", r.task, r.metric, r.direction, r.task in untold) for r in rows)},
+        {where[c.label]: where[reference.label] for c in columns if c is not reference},
+        tuple(notes),
+        tuple(about_delta),
+    )
+    return Comparison(tuple(columns), results, None if alone else reference.label, (*notes, *about_delta, *pairings))
 
 
 def _column(label: str, runs: Sequence[Run], rows: Sequence[TaskMetric], split: str) -> RunSet:
-    finals = tuple(run.final(split) for run in runs)
-    cells = {row: Estimate.of([_value(final, row) for final in finals]) for row in rows}
-    return RunSet(label, tuple(runs), finals, cells)
+    finals = {run.seed: run.final(split) for run in runs}
+    values = {
+        seed: {r.task: final.values.get(r.task, {}).get(r.metric, math.nan) for r in rows}
+        for seed, final in finals.items()
+    }
+    cells = {row: Estimate.of([by_task[row.task] for by_task in values.values()]) for row in rows}
+    return RunSet(label, {run.seed: run for run in runs}, finals, values, cells=cells)
 
 
-def _value(final: Final, row: TaskMetric) -> float:
-    return final.values.get(row.task, {}).get(row.metric, math.nan)
-
-
-def _with_delta(column: RunSet, base: RunSet, rows: Sequence[TaskMetric], notes: list[str]) -> RunSet:
+def _with_delta(column: RunSet, base: RunSet, directions: Mapping[str, str], notes: list[str]) -> RunSet:
     """The column with Delta_m per seed; tasks that had to be left out go to the notes."""
-    directions = {row.task: row.direction for row in rows}
-    by_seed = {run.seed: final for run, final in zip(base.runs, base.finals, strict=True)}
-    average = {row.task: base.cells[row].mean for row in rows}
-    deltas, paired, left_out = [], 0, set()
-    for run, final in zip(column.runs, column.finals, strict=True):
-        same = by_seed.get(run.seed)
-        paired += same is not None
-        against = average if same is None else {row.task: _value(same, row) for row in rows}
-        values = {row.task: _value(final, row) for row in rows}
+    average = {row.task: of.mean for row, of in base.cells.items()}
+    paired, left_out = base.values.keys() & column.values.keys(), set[str]()
+    deltas = []
+    for seed, by_task in column.values.items():
+        against = {task: base.values.get(seed, average)[task] for task in directions}
+        values = {task: by_task[task] for task in directions}
         left_out |= {*without_base(values, against)}
         deltas.append(delta_m(values, against, directions))
-    if paired == len(deltas):
-        pairing = "each seed against the base's same seed"
-    else:
-        pairing = f"{paired} of {len(deltas)} seeds against the base's same seed, the others against its mean"
+    pairing = "each seed against the base's same seed"
+    if len(paired) < len(deltas):
+        pairing = f"{len(paired)} of {len(deltas)} seeds against the base's same seed, the others against its mean"
     if left_out:
         notes.append(
             f"Δm of {column.label} leaves out {', '.join(sorted(left_out))}: the base is 0 or undefined there."
@@ -349,7 +218,9 @@ def _with_delta(column: RunSet, base: RunSet, rows: Sequence[TaskMetric], notes:
 
 def _find(columns: Sequence[RunSet], base: str | Path) -> RunSet:
     for column in columns:
-        if column.label == str(base) or any(run.folder.resolve() == Path(base).resolve() for run in column.runs):
+        if column.label == str(base) or any(
+            run.folder.resolve() == Path(base).resolve() for run in column.runs.values()
+        ):
             return column
     labels = [column.label for column in columns]
     raise StateError(f"no run called {str(base)!r}.{choices('Here are', str(base), labels)}")
@@ -389,18 +260,53 @@ def _comparable(groups: Sequence[Sequence[Run]]) -> list[str]:
 def _finals_notes(columns: Sequence[RunSet]) -> list[str]:
     """Notes on numbers that are of different kinds of models or of data."""
     notes = []
-    if len({final.model for c in columns for final in c.finals}) > 1:
+    if len({final.model for c in columns for final in c.finals.values()}) > 1:
         notes.append("Not the same kind of model in all columns: see 'model'.")
-    if len({final.data for c in columns for final in c.finals}) > 1:
+    if len({final.data for c in columns for final in c.finals.values()}) > 1:
         notes.append("Not the same kind of data in all columns.")
     return notes
 
 
-def _width(heads: Sequence[str], lines: Sequence[Line]) -> int:
-    """Letters that a table takes where no text is broken."""
-    texts = [("", *heads), *((name, *cells) for name, cells, _ in lines)]
-    return sum(_RULE + max(map(len, column)) for column in zip(*texts, strict=True))
+def _width(lines: Sequence[Sequence[str]]) -> int:
+    """Letters that a table takes."""
+    return sum(_RULE + max(map(len, column)) for column in zip(*lines, strict=True))
 
 
-def _seeds(runs: Sequence[Run]) -> str:
-    return ", ".join(str(run.seed) for run in runs)
+def labels_of(groups: Sequence[Sequence[Run]]) -> list[str]:
+    """Method labels; where two are equal, with the recipe keys in which those runs differ from the others.
+
+    Keys of methods are always among these; others are left out where a run has what most runs of the comparison have.
+    Methods made in Python may differ in what neither their names nor recipes say: then with the folder of a run.
+    """
+    firsts = [group[0] for group in groups]
+    shown = {}
+    for at, run in enumerate(firsts):
+        alike = [other for other in firsts if other.label == run.label]
+        keys = sorted({key for other in alike for key in differs("", run.recipe, other.recipe)} - QUIET)
+        shown[at] = [key for key in keys if key.startswith("method.") or not _is_usual(key, run, firsts)]
+    short = shortened({key for keys in shown.values() for key in keys})
+    labels = []
+    for at, run in enumerate(firsts):
+        detail = ", ".join(f"{short[key]}={value_at(run.recipe, key)}" for key in shown[at])
+        labels.append(f"{run.label} [{detail}]" if detail else run.label)
+    return [
+        f"{label} [{run.folder}]" if labels.count(label) > 1 else label
+        for label, run in zip(labels, firsts, strict=True)
+    ]
+
+
+def shortened(keys: Collection[str]) -> dict[str, str]:
+    """Each key with the shortest end that no other one has: 'training.rounds' -> 'rounds'. A name keeps its section."""
+    found = {}
+    for key in keys:
+        ends = accumulate(reversed(key.split(".")), lambda end, part: f"{part}.{end}")
+        found[key] = next(
+            end for end in ends if end != "name" and sum(f".{other}".endswith(f".{end}") for other in keys) == 1
+        )
+    return found
+
+
+def _is_usual(key: str, run: Run, runs: Sequence[Run]) -> bool:
+    """Whether more than half of the runs have the same value of a key as this one."""
+    mine = value_at(run.recipe, key)
+    return 2 * sum(value_at(other.recipe, key) == mine for other in runs) > len(runs)

@@ -10,8 +10,7 @@ from statistics import fmean, stdev
 
 from fedloom.core.errors import StateError, nearest
 from fedloom.federation.runs.reader import Run, best_round
-from fedloom.study.tables.markup import Records
-from fedloom.study.tables.sheet import Sheet, Sheeted
+from fedloom.study.tables.sheet import Records, Sheet, Sheeted
 
 
 @dataclass(frozen=True)

@@ -1,66 +1,173 @@
-"""The finished runs of a grid, read from its folder: which of them there are, and the numbers that count."""
+"""What methods measured on data sets, read from run folders once: all tables, tests and figures are made of it."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from math import nan
+from math import isnan, nan
 from pathlib import Path
+from typing import get_args
 
-from fedloom.core.errors import RecipeError, StateError
-from fedloom.federation.runs.reader import Final, Run, best_round
-from fedloom.study.delta import delta_m
-from fedloom.study.grid import NO_VALIDATION, Cell, Grid, cells, is_over, refused_in
-from fedloom.study.tables.compare import Estimate
+from fedloom.core.errors import RecipeError, StateError, nearest
+from fedloom.federation.runs.reader import ARROWS, Final, Run, TaskMetric, best_round
+from fedloom.study.delta import delta_m, delta_terms
+from fedloom.study.grid import NO_VALIDATION, Cell, Grid, Reference, cells, is_over, refused_in, together
 from fedloom.study.tables.domains import domain_history
-from fedloom.study.tables.markup import span
+from fedloom.study.tables.estimate import Estimate
+from fedloom.study.tables.sheet import span
 
 Values = Mapping[int, Mapping[str, float]]
 """Seed -> task -> the task's own metric."""
 Combination = tuple[str, str, str]
 """Labels of data set, base and add-on."""
 
+DELTA = "Δ %"
+SPOKEN = {
+    "miou": ("mIoU", ""),
+    "maxf": ("maxF", ""),
+    "odsf": ("odsF", ""),
+    "merr": ("mErr", "degrees"),
+    "rmse": ("RMSE", "metres"),
+    "edge_f_plain": ("F", ""),
+    "auc": ("AUC", ""),
+}
+"""Metric -> (how papers write it, unit where it is no fraction)."""
+OVERALL = {
+    "delta_m": ("", DELTA),
+    "average": ("", "average"),
+    "spread": ("standard", "deviation"),
+    "bits": ("Mbit up", "a task"),
+}
+"""Metric over all tasks -> the two lines of its heading."""
+
 
 @dataclass(frozen=True)
-class CombinationRuns:
-    """The runs of one combination of labels, by seed, and the numbers of the models that count."""
+class Column:
+    """A task of a data set with its metric, or (task '') the data set's Delta, average or bits."""
 
+    data: str
+    task: str = ""
+    metric: str = "delta_m"
+    direction: str = "max"
+    untold: bool = False
+    """Whether no method is better than the trivial answer, so that Delta leaves the task out."""
+
+    def __str__(self) -> str:
+        return " ".join(part for part in self.parts if part)
+
+    @property
+    def parts(self) -> tuple[str, str]:
+        """The task, and how it is measured; either may be empty."""
+        if not self.task:
+            above, name = OVERALL[self.metric]
+            return above, f"{name} {ARROWS[self.direction]}"
+        return self.task + " †" * self.untold, f"{SPOKEN.get(self.metric, (self.metric,))[0]} {ARROWS[self.direction]}"
+
+
+@dataclass(frozen=True)
+class Side:
+    """A method's runs on a data set by seed, what was measured of the models that count, and each task's number."""
+
+    label: str
     runs: Mapping[int, Run]
     finals: Mapping[int, Final]
+    values: Values
+    """Seed -> task (or domain of the only task) -> number."""
     by_domain: bool = False
 
-    def values(self, finals: Mapping[int, Final] | None = None) -> Values:
-        """Each task's own metric, of these models or of others of the same runs; or each domain's of the only task."""
-        if self.by_domain:
-            return self._of_domains
-        return {
-            seed: {t: v.get(self.runs[seed].info["tasks"][t]["primary"], nan) for t, v in final.values.items()}
-            for seed, final in (self.finals if finals is None else finals).items()
-        }
-
     @cached_property
-    def _of_domains(self) -> Values:
-        return {s: over_rounds(self.runs[s], f.split, True)[f.round] for s, f in self.finals.items()}
+    def clients(self) -> dict[int, dict[str, Final]]:
+        """Seed -> client -> the client's own numbers."""
+        return {seed: self.runs[seed].by_client(final.split, final.round) for seed, final in self.finals.items()}
+
+    @property
+    def model(self) -> str:
+        """'global', 'personal' or both."""
+        return " / ".join(dict.fromkeys(final.model for final in self.finals.values()))
 
     def owned(self, split: str) -> dict[str, Values]:
         """Client -> the values of its personal model; empty where all clients share one model.
 
         A client is called by its tasks, or by its own name where another client has the same tasks.
         """
-        by_client: dict[str, dict[int, Final]] = {}
+        by_client: dict[str, dict[int, Mapping[str, float]]] = {}
         for seed, run in self.runs.items():
             names = {client: "+".join(info["tasks"]) for client, info in run.info["clients"].items()}
             for client, final in run.personal(split, self.finals[seed].round).items():
                 if not final.values:  # none of its tasks is shown
                     continue
                 name = names[client] if list(names.values()).count(names[client]) == 1 else client
-                by_client.setdefault(name, {})[seed] = final
-        return {name: self.values(finals) for name, finals in by_client.items()}
+                by_client.setdefault(name, {})[seed] = _values(run, final, self.by_domain)
+        return {**by_client}
 
 
-def read(grid: Grid, folder: Path, split: str) -> tuple[dict[Combination, CombinationRuns], list[Cell]]:
+@dataclass(frozen=True)
+class Results:
+    """Methods with their runs, from a comparison of run folders (a grid of one data set '') or from a grid."""
+
+    title: str
+    split: str
+    sides: Mapping[Combination, Side]
+    columns: Mapping[str, tuple[Column, ...]]
+    """Data set -> its columns: tasks (or domains), then what is over all of them."""
+    against: Mapping[Combination, Combination]
+    """Each method that is compared with another -> that one, whether it has runs or not."""
+    notes: tuple[str, ...]
+    about_delta: tuple[str, ...] = ()
+    """What there is to say about Delta alone."""
+    missing: tuple[Cell, ...] = ()
+    """The cells that have not finished."""
+    by_domain: bool = False
+
+    @property
+    def rows(self) -> dict[str, tuple[TaskMetric, ...]]:
+        """Data set -> its tasks."""
+        return {
+            data: tuple(TaskMetric(c.task, c.metric, c.direction) for c in columns if c.task)
+            for data, columns in self.columns.items()
+        }
+
+    @property
+    def untold(self) -> dict[str, list[str]]:
+        """Data set -> the tasks on which no method is better than the trivial answer, where there are such."""
+        found = {data: sorted(c.task for c in columns if c.untold) for data, columns in self.columns.items()}
+        return {data: tasks for data, tasks in found.items() if tasks}
+
+    def directions(self, data: str) -> dict[str, str]:
+        """The tasks that Delta counts."""
+        return {c.task: c.direction for c in self.columns[data] if c.task and not c.untold}
+
+
+def of_grid(grid: Grid, folder: Path, split: str = "test") -> Results:
+    """Read what has been run of a grid. Raises StateError where no run has finished, or where tasks differ."""
+    sides, missing = read(grid, folder, split)
+    columns, untold = {}, []
+    for data in grid.data:
+        columns[data] = columns_of(grid, data, sides)
+        found = [
+            (base if base in grid.reference_rows else "", means(columns[data], side))
+            for (name, base, _), side in sides.items()
+            if name == data
+        ]
+        out = at_trivial(found, {c.task: c.direction for c in columns[data] if c.task})
+        columns[data] = tuple(replace(c, untold=c.task in out) for c in columns[data])
+        untold += [f"{data}: {note(out)}"] if out else []
+    against = {
+        (data, base, addon): (data, *named)
+        for data, base, addon in sides
+        if base not in grid.reference_rows
+        if (named := grid.reference(base)) is not None and named != (base, addon)
+    }
+    notes = [about_model(grid, sides).capitalize() + ".", made_by(grid, sides) + "."]
+    notes += [f"Runs of the grid that have not finished: {len(missing)}."] if missing else []
+    by_domain = grid.show == "domains"
+    title = grid.title or grid.name
+    return Results(title, split, sides, columns, against, tuple(notes), tuple(untold), tuple(missing), by_domain)
+
+
+def read(grid: Grid, folder: Path, split: str) -> tuple[dict[Combination, Side], list[Cell]]:
     """(each combination's finished runs, the cells that have not finished); refused cells are in neither.
 
     Raises StateError where no run has finished.
@@ -77,12 +184,20 @@ def read(grid: Grid, folder: Path, split: str) -> tuple[dict[Combination, Combin
         raise StateError(f"no cell of grid {grid.name} has finished in {folder}")
     by_domain = grid.show == "domains"
     found = {}
-    for labels, by_seed in runs.items():
+    for (data, base, addon), by_seed in runs.items():
         judged = {seed: run.judged_by(grid.metric) for seed, run in by_seed.items()}
         # the round is chosen by the tasks' own metrics, whichever is shown
         finals = {seed: run.final(split, _round(grid, by_seed[seed], split)) for seed, run in judged.items()}
-        found[labels] = CombinationRuns(judged, finals, by_domain)
+        values = {seed: _values(judged[seed], final, by_domain) for seed, final in finals.items()}
+        found[data, base, addon] = Side(together(base, addon), judged, finals, values, by_domain)
     return found, missing
+
+
+def _values(run: Run, final: Final, by_domain: bool) -> Mapping[str, float]:
+    """Each task's own metric, or each domain's of the only task."""
+    if by_domain:
+        return over_rounds(run, final.split, True)[final.round]
+    return {task: v.get(run.info["tasks"][task]["primary"], nan) for task, v in final.values.items()}
 
 
 def over_rounds(run: Run, split: str, by_domain: bool, client: str | None = None) -> dict[int, Mapping[str, float]]:
@@ -99,18 +214,18 @@ def over_rounds(run: Run, split: str, by_domain: bool, client: str | None = None
     return {round: values for round, values in each.items() if values}
 
 
-def about_model(grid: Grid, results: Mapping[Combination, CombinationRuns]) -> str:
-    """The round of the models whose numbers are shown, and how it was chosen."""
-    rounds = span([final.round for result in results.values() for final in result.finals.values()])
+def about_model(grid: Grid, sides: Mapping[Combination, Side]) -> str:
+    """Which model of each run counts, and the rounds at which it was chosen."""
+    rounds = span([final.round for side in sides.values() for final in side.finals.values()])
     if grid.at == "last":
         return f"model kept at the end (round {rounds})"
     over = "domains" if grid.show == "domains" else "tasks"
     return f"model of each run's best round by its mean over {over} on validation data (round {rounds})"
 
 
-def made_by(grid: Grid, results: Mapping[Combination, CombinationRuns]) -> str:
+def made_by(grid: Grid, sides: Mapping[Combination, Side]) -> str:
     """How many runs of which grid the numbers are of, and which version of fedloom made them."""
-    runs = [run for result in results.values() for run in result.runs.values()]
+    runs = [run for side in sides.values() for run in side.runs.values()]
     versions = ", ".join(sorted({run.info.get("fedloom", "of unknown version") for run in runs}))
     return f"{len(runs)} run{'s' * (len(runs) > 1)} of the grid {grid.name} by fedloom {versions}"
 
@@ -145,3 +260,95 @@ def change(values: Values, base: Values, directions: Mapping[str, str]) -> Estim
     shared = [{t: v for t, v in values[seed].items() if t in base[seed] and t in directions} for seed in seeds]
     deltas = [delta_m(mine, base[seed], directions) for seed, mine in zip(seeds, shared, strict=True)]
     return Estimate.of(deltas) if deltas else None
+
+
+def estimate(column: Column, columns: Sequence[Column], runs: Mapping[int, Run], values: Values) -> Estimate | None:
+    """The number over seeds in a column other than Delta; None where no seed has one.
+
+    An average or a spread is over the tasks (or domains) among `columns`, which are the data set's.
+    """
+    found = [_number(column, columns, runs[seed], by_task) for seed, by_task in values.items()]
+    known = [number for number in found if number is not None]
+    return Estimate.of(known) if known else None
+
+
+def _number(column: Column, columns: Sequence[Column], run: Run, by_task: Mapping[str, float]) -> float | None:
+    if column.task:
+        return by_task.get(column.task)
+    if column.metric == "bits":
+        return run.bits_per_task() / 1e6
+    shown = [by_task[c.task] for c in columns if c.task in by_task]
+    if column.metric == "spread":
+        return statistics.stdev(shown) if len(shown) > 1 else nan
+    return sum(shown) / len(shown) if shown else nan
+
+
+def means(columns: Sequence[Column], side: Side) -> dict[str, float]:
+    """Task -> mean over seeds."""
+    found = {column.task: estimate(column, columns, side.runs, side.values) for column in columns if column.task}
+    return {task: number.mean for task, number in found.items() if number is not None}
+
+
+def columns_of(grid: Grid, data: str, sides: Mapping[Combination, Side]) -> tuple[Column, ...]:
+    """The columns of a data set, from its runs; none where it has no runs."""
+    runs = [run for (name, *_), side in sides.items() if name == data for run in side.runs.values()]
+    if not runs:
+        return ()
+    found = {run.folder: _of_domains(data, run) if grid.show == "domains" else _of_tasks(data, run) for run in runs}
+    first = found[runs[0].folder]
+    for folder, columns in found.items():
+        if columns != first:
+            raise StateError(f"not comparable, for the tasks differ: {runs[0].folder} and {folder}")
+    if grid.columns is not None:
+        by_task = {column.task: column for column in first}
+        for task in grid.columns:
+            if task not in by_task:
+                raise RecipeError(f"grid {grid.name}: columns: no task {task!r}.{nearest(task, by_task)}")
+        first = tuple(by_task[task] for task in grid.columns)
+    metrics = sorted({(column.metric, column.direction) for column in first})
+    if {"average", "spread"} & {*grid.also} and len(metrics) > 1:
+        names = ", ".join(name for name, _ in metrics)
+        raise RecipeError(f"grid {grid.name}: also: an average over tasks needs one metric, found {names}")
+    more = {name: Column(data, "", name, "min") for name in ("spread", "bits")}
+    more["average"] = Column(data, "", "average", metrics[0][1])
+    overall = tuple(more[name] for name in grid.also)
+    return (*first, *overall) if grid.delta == "none" else (*first, *overall, Column(data))
+
+
+def _of_tasks(data: str, run: Run) -> tuple[Column, ...]:
+    """A column for each task of a run."""
+    return tuple(Column(data, row.task, row.metric, row.direction) for row in run.judged)
+
+
+def _of_domains(data: str, run: Run) -> tuple[Column, ...]:
+    """A column for each domain of a run, with the metric of its only task."""
+    history = domain_history(run)
+    direction = run.info["tasks"][history.task]["metrics"][history.metric]
+    return tuple(Column(data, domain, history.metric, direction) for domain in history.last.values)
+
+
+def at_trivial(found: Iterable[tuple[str, Mapping[str, float]]], directions: Mapping[str, str]) -> list[str]:
+    """The tasks, sorted, on which no method is better than `trivial`, from (method, task -> mean); none without it.
+
+    A change there is one between answers that have not begun to look at their input, so it counts in no Delta_m.
+    `joint` is no federated method and does not count.
+    """
+    rows = list(found)
+    trivial = [values for method, values in rows if method == "trivial"]
+    others = [values for method, values in rows if method not in get_args(Reference)]
+    if not trivial or not others:
+        return []
+
+    def better(values: Mapping[str, float], task: str) -> bool:
+        known = task in values and not isnan(values[task])
+        return known and any(
+            term > 0 for term in delta_terms({task: values[task]}, {task: trivial[0][task]}, directions).values()
+        )
+
+    judged = [t for t in directions if t in trivial[0] and trivial[0][t] and not isnan(trivial[0][t])]
+    return sorted(task for task in judged if not any(better(values, task) for values in others))
+
+
+def note(tasks: Iterable[str]) -> str:
+    """What a table says of these tasks."""
+    return f"†: no method is better than the trivial answer on {', '.join(tasks)}, which Δm therefore leaves out."

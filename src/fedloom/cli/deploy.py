@@ -1,0 +1,222 @@
+"""What it takes to use models elsewhere and to run over many machines: `fedloom export`, `merge`, `predict`, `audit`,
+`doctor` and `flower`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from datetime import timedelta
+from importlib import metadata
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from fedloom._version import __version__
+from fedloom.cli import shared
+from fedloom.core.machine import free_memory
+from fedloom.federation.recipes.runtime import cores
+
+flower = typer.Typer(
+    name="flower", help="Deployments with Flower: write an app, check a deployment.", no_args_is_help=True
+)
+
+
+def export(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")],
+    out: Annotated[
+        Path | None,
+        shared.out_option("The folder to write.", show_default="export in the run", file_okay=False),
+    ] = None,
+    client: Annotated[
+        str | None, typer.Option(metavar="ID", help="The model that this client uses, with its tasks.")
+    ] = None,
+    task: Annotated[str | None, typer.Option(metavar="T", help="With this task's head and decoder only.")] = None,
+    licence: Annotated[
+        str, typer.Option("--license", metavar="ID", help="The licence that the card names.")
+    ] = "unknown",
+    hub: Annotated[
+        bool,
+        typer.Option("--hub-format", help="As a model repository of Hugging Face: config.json, results in the card."),
+    ] = False,
+) -> None:
+    """Write a model of a finished run to a folder of its own: weights (safetensors), a card, what loads it."""
+    from fedloom.experiments.export import bundle
+
+    typer.echo(f"{bundle.export(run, out or run / 'export', client, task, licence, hub)}")
+
+
+def merge(
+    models: Annotated[list[Path], typer.Argument(metavar="EXPORT...", help="Folders that `fedloom export` wrote.")],
+    base: Annotated[
+        Path,
+        typer.Option(metavar="EXPORT|RUN", help="What all began with: a model, or a run whose starting model it is."),
+    ],
+    out: Annotated[Path, shared.out_option("The folder to write.", file_okay=False)],
+    rule: Annotated[
+        str,
+        typer.Option(metavar="NAME[={...}]", help="mean, emr, or an add-on that combines rows: ties, consensus, ..."),
+    ] = "mean",
+    scale: Annotated[float, typer.Option(min=0, help="A factor of the merged task vector.")] = 1.0,
+) -> None:
+    """Merge exported models into one, by what each has learned since they began alike (task vectors)."""
+    from fedloom.experiments.export.merge import merge as merged
+
+    for folder in merged(models, base, out, rule, scale):
+        typer.echo(f"{folder}")
+
+
+def predict(
+    model: Annotated[Path, typer.Argument(metavar="EXPORT", help="A folder that `fedloom export` wrote.")],
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files, of any size.")],
+    out: Annotated[Path, shared.out_option("The picture to write.", dir_okay=False)] = Path("predictions.png"),
+    as_json: shared.Json = False,
+) -> None:
+    """Say what an exported model makes of images: one picture with a column for each task, and classes as text."""
+    from fedloom.data.canvas import save
+    from fedloom.experiments.export.bundle import Bundle
+
+    texts, picture = Bundle.read(model).predict(images)
+    save(picture, out)
+    said = [(file, words) for file, words in zip(images, texts, strict=True) if words]
+    lines = [f"{file}: " + ", ".join(f"{task} {text}" for task, text in words.items()) for file, words in said]
+    rows = [{"image": file, **words} for file, words in said]
+    shared.answer({"images": rows, "picture": out}, as_json, *lines, f"{out}")
+
+
+@flower.command()
+def new(
+    recipe: shared.RecipeArgument,
+    out: Annotated[Path, shared.out_option("The folder to write, new or empty.", metavar="DIR")],
+    changes: shared.Changes = None,
+    publisher: Annotated[str, typer.Option(help="The publisher's name in Flower.")] = "fedloom",
+) -> None:
+    """Write a whole Flower app: `flwr run DIR` then runs the recipe over a SuperLink's nodes."""
+    from fedloom.engines.flower.project import new as write
+
+    for path in write(out, recipe, changes or (), publisher):
+        typer.echo(path)
+        if path.name == "recipe.yaml":
+            digest = hashlib.sha256(path.read_bytes()).hexdigest()
+            typer.echo(f"  sha256 {digest}, for `recipes` in the terms of a node.yaml")
+
+
+@flower.command()
+def check(
+    app: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of an app.", file_okay=False, exists=True)],
+    superlink: Annotated[str | None, typer.Option(help="HOST:PORT of a SuperLink to look at.")] = None,
+    root_certificates: Annotated[
+        Path | None, typer.Option(help="The certificate authority's certificate, as nodes have it.", dir_okay=False)
+    ] = None,
+    key: Annotated[Path | None, typer.Option(help="This node's private key.", dir_okay=False)] = None,
+    home: Annotated[Path | None, typer.Option(help="This node's folder, with node.yaml.", file_okay=False)] = None,
+    as_json: shared.Json = False,
+) -> None:
+    """Look at versions, sizes, keys, certificates, clocks and ports. Exit code 1 where something is wrong."""
+    from fedloom.engines.flower.check import findings
+
+    found = list(findings(app, superlink, root_certificates, key, home))
+    marks = {True: typer.style("ok   ", fg="green"), False: typer.style("WRONG", fg="red")}
+    rows = [{"what": what, "good": good, "found": text} for what, good, text in found]
+    shared.answer(rows, as_json, *(f"{marks[good]} {what}: {text}" for what, good, text in found))
+    raise typer.Exit(0 if all(good for _, good, _ in found) else 1)
+
+
+def audit(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="audit.jsonl of a run with nodes, or of a node's home.")],
+    kept: Annotated[
+        str | None,
+        typer.Option(metavar="HASH", help="A hash that this command printed: it must still be there."),
+    ] = None,
+    as_json: shared.Json = False,
+) -> None:
+    """Check the chain of an audit file, and print what it says. Exit code 2 where a line was changed or removed.
+
+    Lines cut off at the end, and a file written anew, show only beside a hash that was kept elsewhere (--kept).
+    """
+    from fedloom.federation.runs.audit import START, verified
+
+    lines = verified(file, kept)
+    last = lines[-1]["hash"] if lines else START
+    known = ("number", "at", "what", "before", "hash")
+    rows = [
+        {
+            "at": line["at"],
+            "what": line["what"],
+            "about": ", ".join(f"{k} {v}" for k, v in line.items() if k not in known),
+        }
+        for line in lines
+    ]
+    said = f"{len(lines)} lines, each as it was written; the last one has hash {last}"
+    shared.answer({"lines": lines, "last": last}, as_json, *([shared.table_of(rows)] if rows else []), said)
+
+
+def doctor(as_json: shared.Json = False) -> None:
+    """Print what is installed and usable here: torch, GPUs, processes that find each other, extras, memory."""
+    rows = [dict(zip(("what", "state", "details"), found, strict=True)) for found in (*machine(), *extras())]
+    shared.answer(rows, as_json)
+    if any(row["state"] not in ("ok", "absent") for row in rows):
+        raise typer.Exit(1)
+
+
+def machine() -> Iterator[tuple[str, str, str]]:
+    """Yield (what, state, details) of this machine and its torch; the state is ok, absent or a problem."""
+    yield "python", "ok", f"{platform.python_version()} on {platform.system()} {platform.machine()}, {sys.executable}"
+    yield "fedloom", "ok", __version__
+    yield "cores", "ok", f"{cores()}; keep runtime.workers x runtime.threads within them"
+    if (free := free_memory()) is not None:
+        yield "free memory", "ok" if free > 1 << 30 else "below 1 GiB", f"{free / 2**30:.1f} GiB"
+    yield "free disk", "ok", f"{shutil.disk_usage('.').free / 2**30:.1f} GiB in this folder"
+    try:
+        import torch
+    except (ImportError, OSError) as error:
+        yield "torch", "does not load", str(error)
+        return
+    threads = f"{torch.get_num_threads()} threads, OMP_NUM_THREADS {os.environ.get('OMP_NUM_THREADS', 'not set')}"
+    yield "torch", "ok", f"{torch.__version__}, built for CUDA {torch.version.cuda}, {threads}"
+    for i in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(i)
+        yield f"cuda:{i}", "ok", f"{torch.cuda.get_device_name(i)}, {free >> 30} of {total >> 30} GiB free"
+    if not torch.cuda.device_count():
+        yield "CUDA", "absent", "no GPU or driver answers"
+    problem = rendezvous()
+    yield "processes", problem or "ok", "what runtime.engine=cluster needs: gloo on the loopback device"
+
+
+def rendezvous() -> str | None:
+    """Return why a process group of gloo cannot be made on the loopback device, or None."""
+    from torch import distributed
+
+    dist: Any = distributed  # its type stubs leave out what is used here
+    try:
+        store = dist.TCPStore("127.0.0.1", 0, 1, True, timedelta(seconds=10))
+        dist.ProcessGroupGloo(store, 0, 1, timedelta(seconds=10))
+    except (AttributeError, RuntimeError, OSError) as error:
+        return f"{str(error).splitlines()[0]}; has this machine's name an address? (try GLOO_SOCKET_IFNAME=lo)"
+    return None
+
+
+def extras() -> Iterator[tuple[str, str, str]]:
+    """Yield optional dependencies by extra, as the package declares them."""
+    found: dict[str, list[str]] = {}
+    for line in () if _version("fedloom") == "absent" else metadata.requires("fedloom") or ():
+        match = re.match(r"([A-Za-z0-9._-]+).*extra == ['\"]([\w-]+)['\"]", line)
+        if match and match[1] != "fedloom" and match[2] not in ("test", "docs"):
+            found.setdefault(match[2], []).append(match[1])
+    for extra, packages in found.items():
+        have = {name: _version(name) for name in packages}
+        details = ", ".join(f"{name} {version}" for name, version in have.items())
+        yield f"fedloom[{extra}]", "absent" if "absent" in have.values() else "ok", details
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "absent"

@@ -1,0 +1,170 @@
+"""`fedloom show`, `watch`, `report` and `picture`: what a run would do, how far it is, and what came of it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fedloom.cli import shared
+from fedloom.core.errors import UserError
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from fedloom.study.watch import Now
+
+
+def show(recipe: shared.RecipeArgument, changes: shared.Changes = None, as_json: shared.Json = False) -> None:
+    """Print what a run would do, and what it would cost, without training."""
+    from fedloom.federation.recipes import dump, load
+
+    checked = load(recipe, changes or ())
+    from fedloom.engines import api
+    from fedloom.federation.runs.reader import human_bytes
+
+    plan = api.plan(checked)
+    facts = [("parameters", role, f"{count:,}") for role, count in plan.parameters.items()]
+    facts += [("memory", part, human_bytes(count)) for part, count in plan.memory.items()]
+    facts += [("bytes a round", "sent by clients", human_bytes(plan.bytes_up))]
+    facts += [("bytes a round", "sent to clients", human_bytes(plan.bytes_down))]
+    facts += [("trivial answer", task, f"{metric} {value:.4f}") for task, (metric, value) in plan.trivial.items()]
+    rows = [dict(zip("abc", fact, strict=True)) for fact in facts]
+    shared.answer(
+        {
+            "recipe": checked.model_dump(mode="json"),
+            **vars(plan),
+            "code": [{"name": code.name, "file": code.file, "sha256": code.sha256} for code in checked.code],
+        },
+        as_json,
+        f"{dump(checked)}\n",
+        f"{plan.method.rstrip()}\n\n",
+        shared.table_of(plan.clients),
+        shared.table_of(rows, header=False),
+        *(f"code: {code}" for code in checked.code),
+        *(f"note: {note}" for note in plan.notes),
+    )
+
+
+def picture(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="The folders of finished runs; a grid is its first seed's.")
+    ],
+    out: Annotated[Path, shared.out_option("The picture to write.", metavar="FILE.png", dir_okay=False)],
+    count: Annotated[int, typer.Option(min=1, help="How many test examples.")] = 4,
+    rounds: Annotated[
+        bool, typer.Option("--over-rounds", help="One run's answers to the same images after some of its rounds.")
+    ] = False,
+) -> None:
+    """Draw input, truth and prediction of every dense task; with several runs, a column for each run's prediction."""
+    from fedloom.data.canvas import save
+    from fedloom.experiments.export.picture import predictions
+    from fedloom.experiments.over_rounds import over_rounds
+    from fedloom.study.grid import runs_in
+
+    runs = [run for folder in folders for run in runs_in(folder)]
+    if rounds and len(runs) > 1:
+        raise UserError(f"--over-rounds: expected one run, found {len(runs)}")
+    save(over_rounds(runs[0], count) if rounds else predictions(runs, count), out)
+    typer.echo(f"{out}")
+
+
+def watch(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder; with --browser, a folder with runs.")],
+    every: Annotated[float, typer.Option(min=0.1, help="Seconds between two looks at the files.")] = 2.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Look once only, as is done where the output is not a terminal.")
+    ] = False,
+    browser: Annotated[
+        bool, typer.Option("--browser", help="Serve the progress and the pages of all runs in a folder, to you alone.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port of --browser; 0 takes a free one.")] = 8765,
+    as_json: shared.Json = False,
+) -> None:
+    """Show rounds, tasks, losses, bytes and the time left of a run, from its files; ends with the run, or Ctrl-C.
+
+    With --browser a server on this machine shows all runs in a folder until Ctrl-C. Its address ends in a token: other
+    users of this machine, who do not have it, see nothing.
+    """
+    from rich.console import Console
+    from rich.live import Live
+
+    from fedloom.study.watch import Server, now
+
+    try:
+        if browser:
+            with Server(run, port) as serving:
+                typer.echo(f"{serving.url} (Ctrl-C ends it)")
+                serving.serve_forever()
+        console = Console()
+        found = now(run)
+        if once or as_json or not console.is_terminal:
+            shared.answer(found, as_json, shown(found))
+            return
+        with Live(shown(found), console=console, auto_refresh=False) as live:
+            while found.quiet is not None:
+                time.sleep(every)
+                found = now(run)
+                live.update(shown(found), refresh=True)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def shown(found: Now) -> RenderableType:
+    """What is drawn."""
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("task", "over the rounds", "training loss", "now", "best", "round", "split", box=SIMPLE_HEAD)
+    for task in found.tasks:
+        best = "" if task.best_round is None else f"{task.best_round}"
+        numbers = ("" if value is None else f"{value:.4g}" for value in (task.loss, task.value, task.best))
+        table.add_row(*map(Text, (task.name, task.sparkline(), *numbers, best, task.split)))
+    bar = Table.grid()
+    if found.rounds is not None:
+        bar.add_row(ProgressBar(total=found.rounds, completed=found.round, width=60))
+    events = [Text(event, style="dim") for event in found.events]
+    return Group(Text(found.title, style="bold"), bar, Text(found.facts()), table, *events)
+
+
+def report(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="RUN|GRID|DIR",
+            help="A run's folder, a grid's folder, a grid that ran in its own, or the --out of fedloom relatedness.",
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        shared.out_option("The file to write.", show_default="report.html in the folder", dir_okay=False),
+    ] = None,
+    png: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Write every figure to this folder too, for papers.", file_okay=False),
+    ] = None,
+    svg: Annotated[Path | None, typer.Option(metavar="DIR", help="The same, as SVG files.", file_okay=False)] = None,
+    pdf: Annotated[Path | None, typer.Option(metavar="DIR", help="The same, as PDF files.", file_okay=False)] = None,
+    csv: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The numbers behind every figure, as CSV files.", file_okay=False)
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RUN|CELL",
+            help="What a run is compared with: another run's folder. For a grid: a cell, as for table.",
+        ),
+    ] = None,
+) -> None:
+    """Show a run or a grid, finished or not, or a relatedness study as one HTML page that needs no network."""
+    from fedloom.study.report import write
+
+    asked = {"png": png, "svg": svg, "pdf": pdf, "csv": csv}
+    images = {kind: folder for kind, folder in asked.items() if folder is not None}
+    for written in (write(source, out, images, base), *dict.fromkeys(images.values())):
+        typer.echo(f"{written}")

@@ -1,0 +1,194 @@
+"""What the figures and tables of five papers ask of runs: `fedloom activated`, `hyper`, `domains`, `features`,
+`relatedness` and `join`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from fedloom.cli import shared
+from fedloom.core.errors import UserError
+
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a finished run.")]
+Out = Annotated[
+    Path | None,
+    shared.out_option(
+        "The file to write: .png, .svg or .pdf for the picture, .csv or .md for the numbers.",
+        metavar="FILE",
+        show_default="print tables",
+        dir_okay=False,
+    ),
+]
+
+
+def activated(
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The folder of a run with the add-on activated-dimensions.")
+    ],
+    out: Out = None,
+    scope: Annotated[
+        Literal["encoder", "all"] | None,
+        typer.Option(help="Where the dimensions are chosen from.", show_default="encoder"),
+    ] = None,
+    as_json: shared.Json = False,
+) -> None:
+    """Which dimensions each client's update activates, and how far the clients agree (FedDEA, Figure 2)."""
+    from fedloom.study.papers.activated_dimensions import draw, table
+
+    _show(table(folder, scope), out, draw, as_json)
+
+
+def hyper(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run with the method fedhca2.")],
+    out: Out = None,
+    as_json: shared.Json = False,
+) -> None:
+    """How much each client takes of what the others learned, over the rounds (FedHCA2's hyper weights)."""
+    from fedloom.study.papers.hyper_weights import draw, table
+
+    _show(table(folder), out, draw, as_json)
+
+
+def domains(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of a run whose clients have domains.")],
+    out: Out = None,
+    task: Annotated[str | None, typer.Option(metavar="NAME", help="The task.", show_default="the only one")] = None,
+    split: Annotated[str, typer.Option(metavar="test|val", help="Which examples.")] = "test",
+    as_json: shared.Json = False,
+) -> None:
+    """A task's metric on each domain over the rounds, with average and spread: last round and best on validation."""
+    from fedloom.federation.runs.reader import Run
+    from fedloom.study.charts import lines, save
+    from fedloom.study.tables.domains import DomainHistory, domain_history
+
+    def draw(history: DomainHistory, path: Path) -> None:
+        each = {name: {s.round: s.values[name] for s in history.rounds} for name in history.last.values}
+        mean = {"average": {scores.round: scores.average for scores in history.rounds}}
+        save(lines(each | mean, "round", f"{history.task} {history.metric}", title=history.label, strong=mean), path)
+
+    _show(domain_history(Run.read(folder), task, split=split), out, draw, as_json)
+
+
+def _show(found: Any, out: Path | None, draw: Callable[[Any, Path], None], as_json: bool) -> None:
+    """Print tables, or write numbers or a picture, as the file's name says."""
+    writers = {".csv": found.to_csv, ".md": found.to_markdown}
+    if as_json or out is None:
+        shared.put(found.to_json() if as_json else found.to_text(), out)
+    elif out.suffix in writers:
+        shared.put(writers[out.suffix](), out)
+    else:
+        draw(found, out)
+        typer.echo(f"{out}")
+
+
+def features(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="The folders of finished runs on the same domains.")
+    ],
+    out: Annotated[
+        Path | None, shared.out_option("Write figures and CSV files there too.", metavar="DIR", file_okay=False)
+    ] = None,
+    examples: Annotated[
+        int, typer.Option(min=2, help="At most so many test examples of each domain, for spectra and t-SNE.")
+    ] = 500,
+    images: Annotated[int, typer.Option(min=1, help="Test images of each domain for Grad-CAM.")] = 2,
+    task: Annotated[
+        str | None, typer.Option(metavar="NAME", help="The classification task.", show_default="the only one")
+    ] = None,
+    device: shared.Device = None,
+    quiet: shared.Quiet = False,
+    as_json: shared.Json = False,
+) -> None:
+    """Features of runs with domains: effective ranks, and accuracies of f+, f-, f* and f~ (F2DC, Figure 1, Table 7).
+
+    With --out also figures: singular values of their covariance, t-SNE and Grad-CAM (Figures 1, 4 and 2).
+    """
+    for folder in folders:
+        shared.threads_of(folder)
+    from fedloom.experiments.papers.features import features as look
+
+    with shared.bar(quiet) as advance:
+        found = look(folders, examples, images, task, out is not None, device, advance)
+    shared.answer({name: records.rows() for name, records in found.records().items()}, as_json, found.to_text())
+    if out is not None:
+        for file in found.write(out):
+            typer.echo(f"{file}", err=True)
+
+
+def relatedness(
+    folder: Run,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...", help="sign, cosine, logme, etran, fim, wte.", show_default="all that the tasks allow"
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        shared.out_option(
+            "Write a CSV file per metric and heat maps there too; fedloom report DIR then makes a page of them.",
+            metavar="DIR",
+            file_okay=False,
+        ),
+    ] = None,
+    examples: Annotated[int, typer.Option(min=2, help="At most so many examples of each task.")] = 200,
+    kind: Annotated[Literal["text", "csv"], typer.Option("--format", help="How to print it.")] = "text",
+    device: shared.Device = None,
+    quiet: shared.Quiet = False,
+    as_json: shared.Json = False,
+) -> None:
+    """How related a run's tasks are, by several metrics, and how far these agree (MaTU, Figures 2 and 3).
+
+    For runs of matu, whose tasks have a model each, and of local with clients that hold one task each.
+    """
+    named = None if metrics is None else [name.strip() for name in metrics.split(",") if name.strip()]
+    if named == []:
+        raise UserError("--metrics: expected names, for example sign,cosine")
+    shared.threads_of(folder)
+    from fedloom.experiments.papers.relatedness import relatedness as relate
+
+    with shared.bar(quiet) as advance:
+        found = relate(folder, named, examples, device, advance)
+    typer.echo(getattr(found, f"to_{'json' if as_json else kind}")(), nl=False)
+    if out is not None:
+        for file in found.write(out):
+            typer.echo(f"{file}", err=True)
+
+
+def join(
+    folder: Run,
+    task: Annotated[str, typer.Option(metavar="NAME", help="The newcomer's task.")],
+    client: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="A client of the run that takes up the task.", show_default="a new one"),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Local steps before signs are compared.")] = 5,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of local training from each start.")] = 5,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Change the data, such as data.count=9; may be given several times."),
+    ] = None,
+    device: shared.Device = None,
+    quiet: shared.Quiet = False,
+    as_json: shared.Json = False,
+) -> None:
+    """Let a new task join a run of matu: does it gain from starting where tasks with similar signs are?"""
+    shared.threads_of(folder)
+    from fedloom.experiments.papers.join import join as join_run
+
+    with shared.bar(quiet) as advance:
+        found = join_run(
+            folder, task, client, steps, rounds, data or (), device, lambda done, of: advance(done, of, "training")
+        )
+    sides = [*enumerate(zip(found.initial, found.similar, found.gain, strict=True))]
+    value = {
+        **{key: getattr(found, key) for key in ("task", "client", "examples", "metric", "notes")},
+        "similarity": found.start.similarity,
+        "shares": found.start.weights,
+        "rounds": [{"round": r, "initial": a, "similar": b, "gain": gain} for r, (a, b, gain) in sides],
+    }
+    shared.answer(value, as_json, found.to_text())

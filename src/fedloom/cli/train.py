@@ -1,0 +1,184 @@
+"""`fedloom run`, `resume`, `demo` and `pretrain`: what trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedloom.cli import complete, shared
+from fedloom.cli.grid import grid
+from fedloom.cli.look import report
+from fedloom.cli.tables import table
+from fedloom.core.errors import StateError, UserError
+from fedloom.engines import cluster
+
+if TYPE_CHECKING:
+    from fedloom.federation.recipes import Recipe
+    from fedloom.federation.rounds.progress import Progress
+
+
+def run(
+    recipe: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RECIPE",
+            help="A packaged recipe (see `fedloom recipes`) or a YAML file.",
+            autocompletion=complete.recipe,
+        ),
+    ] = None,
+    changes: shared.Changes = None,
+    out: Annotated[
+        Path | None, shared.out_option("Run folder.", show_default="runs/NAME-METHOD-sSEED", file_okay=False)
+    ] = None,
+    start: Annotated[
+        Path | None,
+        typer.Option("--from", metavar="RUN", help="Begin with this run's model; without RECIPE, with its recipe."),
+    ] = None,
+    quiet: shared.Quiet = False,
+    as_json: shared.Json = False,
+) -> None:
+    """Train as a recipe says and write a run folder."""
+    from fedloom.federation.recipes import load
+
+    asked = list(changes or ())
+    if start is not None:
+        if recipe is None or "=" in recipe:  # no recipe, and the first change in its place
+            from fedloom.federation.runs.recorded import recipe_in
+
+            recipe_in(start)  # by the rule of run folders, before the changes are applied
+            asked, recipe = [*([recipe] if recipe else []), *asked], str(start / "recipe.yaml")
+        asked.append(f"model.start={start.resolve()}")
+    if recipe is None:
+        raise UserError("run: RECIPE is missing, expected a packaged recipe (see `fedloom recipes`) or a YAML file")
+    checked = load(recipe, asked)
+    folder = out or _default_folder(checked)
+    # of several processes, only the first one writes the folder and prints
+    rank = cluster.rank() if checked.runtime.engine == "cluster" else None
+    if rank is None and folder.is_dir() and any(folder.iterdir()):
+        resume = f"continue it with `fedloom resume {folder}`, or " if (folder / "run.json").is_file() else ""
+        raise StateError(f"{folder} is not empty: {resume}name another folder with --out")
+    with _watched(folder, quiet or bool(rank)) as progress:
+        from fedloom.engines import api
+
+        result = api.run(checked, folder, progress=progress)
+    if not rank:
+        _conclude(result, as_json)
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(metavar="RUN", help="The folder of an interrupted run.")],
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE...", help="training.rounds=50 extends the run; keys of runtime may change."),
+    ] = None,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Go on although the recipe in the folder was changed; record that.")
+    ] = False,
+    quiet: shared.Quiet = False,
+    as_json: shared.Json = False,
+) -> None:
+    """Continue an interrupted run, or extend a finished one; the result is the same, bit for bit, as in one go."""
+    if not (folder / "recipe.yaml").is_file():
+        raise StateError(f"{folder} is not a run folder: recipe.yaml is absent")
+    with _watched(folder, quiet) as progress:
+        from fedloom.engines import api
+
+        result = api.resume(folder, progress=progress, accept_changes=accept_changes, overrides=changes or ())
+    _conclude(result, as_json)
+
+
+def demo(
+    changes: shared.Changes = None,
+    out: Annotated[Path, shared.out_option("The grid's folder.", file_okay=False)] = Path("grids/demo"),
+    quiet: shared.Quiet = False,
+) -> None:
+    """Train 16 clients alone and together, on four tasks and three seeds: a table, tests and a page of each client."""
+    with_page = find_spec("vl_convert") is not None
+    if not with_page:  # before minutes of training, not after
+        typer.echo("This will end without a page, which needs vl-convert: pip install 'fedloom[report]'", err=True)
+    grid("demo", changes, out, quiet=quiet)
+    table(str(out))
+    table(str(out), tests=True)
+    if with_page:
+        typer.echo("The page of these runs, with every client:")
+        report(str(out))
+
+
+def pretrain(
+    recipe: shared.RecipeArgument,
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over all train examples.")],
+    out: Annotated[Path, shared.out_option("The file to write.", metavar="FILE.safetensors", dir_okay=False)],
+    changes: shared.Changes = None,
+    quiet: shared.Quiet = False,
+    as_json: shared.Json = False,
+) -> None:
+    """Train a recipe's model on all of its data in one place, and write the encoder for `model.weights` to load."""
+    from fedloom.federation.recipes import load
+
+    checked = load(recipe, changes or ())
+    import torch
+
+    from fedloom.experiments.pretrain import pretrain as train
+
+    torch.set_num_threads(checked.runtime.threads)
+    saved = 0
+    with shared.bar(quiet) as advance:
+
+        def tell(epoch: int, loss: float) -> None:
+            nonlocal saved
+            saved = epoch
+            advance(epoch, epochs, f"loss {loss:.4g}, saved")
+
+        try:
+            done = train(checked, epochs, out, tell)
+        except KeyboardInterrupt:
+            kept = f"{out} holds epoch {saved} of {epochs}" if saved else "nothing was written yet"
+            typer.echo(f"interrupted; {kept}", err=True)
+            raise typer.Exit(130) from None
+    after = f"after epoch {done.epochs} of {epochs}, on all test examples"
+    shared.answer(done, as_json, done.table(), after, f"its encoder: {out}; use it with model.weights={out}")
+
+
+def _default_folder(recipe: Recipe) -> Path:
+    method = "+".join(name.rpartition(":")[2] for name in (recipe.method.name, *recipe.method.add))
+    after = f"-after-{Path(recipe.model.start).name}" if recipe.model.start else ""
+    return Path("runs") / f"{recipe.name}-{method}-s{recipe.seed}{after}"
+
+
+@contextmanager
+def _watched(folder: Path, quiet: bool) -> Iterator[Progress]:
+    """Progress while a run goes on; Ctrl-C ends it with exit code 130 and the way to go on."""
+    from fedloom.federation.rounds.progress import progress
+
+    watch = progress(quiet)
+    try:
+        yield watch
+    except KeyboardInterrupt:
+        can_resume = (folder / "recipe.yaml").is_file()
+        more = f"continue with: fedloom resume {folder}" if can_resume else "nothing was written yet"
+        typer.echo(f"interrupted; {more}", err=True)
+        raise typer.Exit(130) from None
+    finally:
+        watch.stop()
+
+
+def _conclude(result: Any, as_json: bool) -> None:
+    from fedloom.federation.runs.reader import IN_VAIN, Run, human_bytes
+
+    total = Run.read(result.folder).bytes_total()
+    final = result.final() if result.measured else None
+    shared.answer(
+        {"folder": result.folder, "status": result.status, "final": final, "bytes": total},
+        as_json,
+        result.table(),
+        f"sent by clients: {human_bytes(total['up'])}, sent to clients: {human_bytes(total['down'])}",
+        f"{result.status}: {result.folder}",
+    )
+    if why := IN_VAIN.get(result.status):
+        typer.echo(f"{why} (see the events in the report)", err=True)
+        raise typer.Exit(1)

@@ -1,0 +1,451 @@
+"""Data sets made of others: side by side, as tasks, as domains, or as features of a frozen encoder."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+from pydantic import AfterValidator, Field
+
+from fedloom.core.errors import DataError, RecipeError, nearest
+from fedloom.core.settings.registry import Registered
+from fedloom.core.settings.section import Count
+from fedloom.core.signal import sized
+from fedloom.data.prepare import DATASETS, SPLITS, Array, at_nodes, cache_folder, channel_statistics, kept
+from fedloom.models.encoders import ENCODERS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fedloom.data.dataset import Dataset, Examples
+    from fedloom.models.nets import Encoder
+
+BATCH = 128  # images that pass an encoder together
+TASK = "label"
+Columns = Mapping[str, Array]
+"""Task -> labels of a set's examples."""
+Group = Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=2)]
+Pad = Annotated[int, Field(ge=0, le=32)]
+Side = Annotated[int, Field(ge=8)]
+
+
+def loaded(entry: Registered, seed: int, params: Mapping[str, Any]) -> Dataset:
+    """The data set that a function of the registry gives; of a Federation, the one in it.
+
+    Raises RecipeError where it gives something else.
+    """
+    from fedloom.data.dataset import Dataset
+
+    made = entry.make(seed, **params)
+    made = getattr(made, "dataset", made)
+    if not isinstance(made, Dataset):
+        raise RecipeError(
+            f"data: {entry.name} gives {type(made).__name__}, expected a fedloom.Federation or a fedloom.data.Dataset"
+        )
+    return made
+
+
+@DATASETS.register("nodes")
+def nodes(seed: int) -> Dataset:
+    """Data that stay with the nodes of a deployment; each has a node.yaml that says where (see docs/flower.md)."""
+    at_nodes()
+
+
+def _check(sets: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Each set must name a data set and fit its parameters."""
+    for name, section in sets.items():
+        try:
+            DATASETS.fits(section)
+        except ValueError as error:
+            raise ValueError(f"set {name!r}: {error}") from None
+    return sets
+
+
+Sets = Annotated[dict[str, dict[str, Any]], Field(min_length=1), AfterValidator(_check)]
+
+
+def load(
+    seed: int, section: Mapping[str, Any], root: str | None = None, common: Mapping[str, Any] = MappingProxyType({})
+) -> Dataset:
+    """The data set of one section, with the common parameters that it takes and does not state.
+
+    A relative `path` starts from `root`.
+    """
+    entry = DATASETS[section["name"]]
+    given = {key: value for key, value in common.items() if key in entry.params.model_fields}
+    given.update((key, value) for key, value in section.items() if key != "name")
+    if root is not None and "path" in given:
+        given["path"] = str(Path(root, given["path"]))  # an absolute path stays as it is
+    return loaded(entry, seed, dict(entry.params.model_validate(given)))
+
+
+def combine(
+    name: str,
+    columns: Mapping[str, Sequence[Columns]],
+    domains: tuple[str, ...],
+    classes: Mapping[str, int],
+    make: Callable[[str, dict[str, Tensor], Tensor], Examples],
+) -> Dataset:
+    """A data set of sets that lie one after another, each with tasks of its own: {split: per set, {task: labels}}.
+
+    The sets are its domains. `make` (split, labels per task (N, int16, -1 outside the task's set), domain (N)) adds the
+    inputs. A task has as many classes as `classes` says, or else its largest label. DataError where a task has no label
+    in a part.
+    """
+    import torch
+
+    from fedloom.data.dataset import Dataset
+    from fedloom.models.tasks.classification import Classification
+
+    tasks: dict[str, Classification] = {}
+    for number, domain in enumerate(domains):
+        both = [columns[split][number] for split in SPLITS]
+        for task in both[0]:
+            highest = [int(part[task].max(initial=-1)) for part in both]
+            for split, value in zip(SPLITS, highest, strict=True):
+                if value < 0:
+                    raise DataError(f"{name}, set {domain!r}: no {split} example has a label of task {task!r}")
+            if task in tasks:
+                raise DataError(f"{name}, set {domain!r}: there is another task called {task!r}")
+            tasks[task] = Classification(task, classes.get(task, max(highest) + 1))
+    ready = []
+    for split in SPLITS:
+        lengths = [len(next(iter(part.values()))) for part in columns[split]]
+        labels = {
+            task: np.concatenate(
+                [part.get(task, np.full(n, -1)) for part, n in zip(columns[split], lengths, strict=True)]
+            )
+            for task in tasks
+        }
+        origin = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+        ready.append(make(split, {task: torch.from_numpy(c.astype(np.int16)) for task, c in labels.items()}, origin))
+    return Dataset(name, tuple(tasks.values()), ready[0], ready[1], domains)
+
+
+def in_memory(images: Mapping[str, Sequence[Tensor]]) -> Callable[[str, dict[str, Tensor], Tensor], Examples]:
+    """Images of each set and split as `combine` wants them, each normalised by its own set's train part."""
+    import torch
+
+    from fedloom.data.dataset import TensorExamples
+
+    mean, std = (torch.tensor(table) for table in zip(*map(channel_statistics, images["train"]), strict=True))
+    return lambda split, labels, domain: TensorExamples(torch.cat([*images[split]]), labels, domain, mean, std)
+
+
+def pictures(
+    name: str,
+    parts: Mapping[str, Sequence[tuple[Tensor, Array, Array]]],
+    domains: tuple[str, ...],
+    classes: int,
+    pad: int,
+    flip: bool,
+) -> Dataset:
+    """A data set of one task, `label`, cropped and mirrored at random for training.
+
+    `parts` has for "train" and "test" some images (n x 3 x H x W, uint8), their labels (n) and their domains' numbers
+    (n), piece by piece. DataError where a domain has no example in a part.
+    """
+    import torch
+
+    from fedloom.data.dataset import Dataset, TensorExamples, label_bytes
+    from fedloom.data.transforms import MEAN, STD, Crop
+    from fedloom.models.tasks.classification import Classification
+
+    ready = []
+    for split in SPLITS:
+        images, *both = zip(*parts[split], strict=True)
+        label, domain = (torch.from_numpy(np.concatenate(column).astype(np.int64)) for column in both)
+        for number, missing in enumerate(torch.bincount(domain, minlength=len(domains)) == 0):
+            if missing:
+                raise DataError(f"{name}: domain {domains[number]!r} has no {split} example")
+        change = Crop(pad, flip) if split == "train" else Crop(0, False)
+        mark = label_bytes({TASK: label}) + label_bytes({TASK: domain})
+        ready.append(TensorExamples(torch.cat(images), {TASK: label}, domain, MEAN, STD, change, mark=mark))
+    return Dataset(name, (Classification(TASK, classes),), ready[0], ready[1], domains)
+
+
+@DATASETS.register("several")
+def several(seed: int, *, sets: Sets) -> Dataset:
+    """Data sets that train together: {name: {name: a data set, its parameters}}.
+
+    The tasks of a set are called NAME-TASK, for equal tasks of two sets differ in classes and cameras; the set's name
+    is the domain of its examples. A client holds examples of one set (partition single-and-multi or domains).
+
+    Raises DataError where the shapes of inputs have different numbers of channels or a set has domains of its own.
+    """
+    from fedloom.data.dataset import Dataset, JoinedExamples
+
+    built = {name: load(seed, section) for name, section in sets.items()}
+    for name, dataset in built.items():
+        if len(dataset.domains) > 1:
+            raise DataError(f"several: set {name!r} has domains of its own ({', '.join(dataset.domains)})")
+    channels = {name: d.input_shape[0] for name, d in built.items()}
+    if len(set(channels.values())) > 1:
+        raise DataError(f"several: inputs have different numbers of channels: {channels}")
+    signals = {d.signal for d in built.values()}
+    if len(signals) > 1:
+        told = ", ".join(f"{name!r} has {sized(d.input_shape, d.signal)}" for name, d in built.items())
+        raise DataError(f"several: inputs are not of one kind: {told}")
+    own = {name: tuple(task.name for task in d.tasks) for name, d in built.items()}
+    train, test = (JoinedExamples({name: getattr(d, split) for name, d in built.items()}, own) for split in SPLITS)
+    tasks = tuple(replace(task, name=f"{name}-{task.name}") for name, d in built.items() for task in d.tasks)
+    classes = {f"{name}-{task}": names for name, d in built.items() for task, names in d.classes.items()}
+    return Dataset("several", tasks, train, test, tuple(built), signal=signals.pop(), classes=classes)
+
+
+@DATASETS.register("many", source="MaTU, section 4: one classification task per data set")
+def many(
+    seed: int,
+    *,
+    sets: Sets,
+    root: str | None = None,
+    size: Side = 32,
+    channels: Literal[1, 3] = 3,
+    limit: Count | None = None,
+    by_domain: list[str] = [],  # noqa: B006
+    classes: dict[str, dict[str, Group]] = {},  # noqa: B006
+) -> Dataset:
+    """Labelled image sets as tasks of one data set: {name: {name: a data set, its parameters}}.
+
+    A set's task has the set's name, or NAME-TASK where the set has several. An example has labels of its own set only
+    and -1 for all other tasks. A set named in `by_domain` becomes one task per domain, NAME-DOMAIN; one in `classes`,
+    {set: {group: [classes]}}, becomes one task per group of classes, NAME-GROUP, with the classes numbered from 0 as
+    listed. Groups of a set are disjoint, and examples of no group are left out.
+
+    All images come in one shape, uint8, `channels` x size x size. `size`, `channels` and `limit` (the number of
+    random examples kept of each part of each set) go to every set that takes such a parameter and does not state it
+    itself; a relative `path` starts from `root`. A batch may mix sets: each example is normalised per channel by the
+    mean and standard deviation of its own set's train part.
+
+    The sets are the domains and lie one after another. Raises DataError where a set holds no such images in memory or a
+    task has no example in a part, and RecipeError where `by_domain` or `classes` do not fit the sets.
+    """
+    import torch
+
+    for what, named in {"by_domain": by_domain, "classes": classes}.items():
+        for name in named:
+            if name not in sets:
+                raise RecipeError(f"many: {what} names the unknown set {name!r}.{nearest(name, sets)}")
+    columns: dict[str, list[Columns]] = {split: [] for split in SPLITS}
+    images: dict[str, list[Tensor]] = {split: [] for split in SPLITS}
+    counts: dict[str, int] = {}
+    for name, section in sets.items():
+        dataset = load(seed, section, root, {"size": size, "channels": channels, "limit": limit})
+        views = _views(name, dataset, name in by_domain, classes.get(name, {}))
+        counts |= {task: count for task, (count, _) in views.items() if count is not None}
+        for split in SPLITS:
+            part: Examples = getattr(dataset, split)
+            x = _images(f"many, set {name!r}", part, (channels,), size, "uint8 ")
+            found = {task: view(part) for task, (_, view) in views.items()}
+            labelled = np.any([labels >= 0 for labels in found.values()], axis=0)
+            columns[split].append({task: labels[labelled] for task, labels in found.items()})
+            images[split].append(x if labelled.all() else x[torch.from_numpy(np.flatnonzero(labelled))])
+    return combine("many", columns, tuple(sets), counts, in_memory(images))
+
+
+def _views(
+    name: str, dataset: Dataset, by_domain: bool, groups: Mapping[str, list[int]]
+) -> dict[str, tuple[int | None, Callable[[Examples], Array]]]:
+    """Task -> (its number of classes, if that is known before; its labels in a part, -1 for examples not of the task).
+
+    These are the set's own tasks, or views of its only task.
+    """
+    own = {task.name: task.channels for task in dataset.tasks}
+    if not (by_domain or groups):
+        return {
+            name if len(own) == 1 else f"{name}-{task}": (count, lambda part, task=task: part.labels_of(task))  # type: ignore[misc]
+            for task, count in own.items()
+        }
+    if len(own) > 1 or (by_domain and groups):
+        raise RecipeError(
+            f"many, set {name!r}: by_domain or classes can cut one task into several, found {', '.join(own)}"
+            + (", and both are given" if by_domain and groups else "")
+        )
+    ((task, total),) = own.items()
+    if by_domain:
+        if dataset.train.domain is None:
+            raise RecipeError(f"many: by_domain names set {name!r}, which has no domains")
+
+        def of_domain(number: int) -> Callable[[Examples], Array]:
+            return lambda part: np.where(np.asarray(part.domain) == number, part.labels_of(task), -1)
+
+        return {
+            # A name as a task may have it: each run of other characters becomes '_'.
+            f"{name}-{re.sub(r'[^A-Za-z0-9-]+', '_', domain).strip('_')}": (None, of_domain(number))
+            for number, domain in enumerate(dataset.domains)
+        }
+    listed = [value for group in groups.values() for value in group]
+    for value in listed:
+        if value >= total or listed.count(value) > 1:
+            what = f"class {value} twice" if value < total else f"class {value} of 0..{total - 1}"
+            raise RecipeError(f"many: classes.{name} names {what}")
+
+    def of_group(values: list[int]) -> Callable[[Examples], Array]:
+        numbers = np.full(total + 1, -1)  # the last one is for label -1
+        numbers[values] = np.arange(len(values))
+        return lambda part: numbers[part.labels_of(task)]
+
+    return {f"{name}-{group}": (len(values), of_group(values)) for group, values in groups.items()}
+
+
+def _images(where: str, examples: Examples, channels: Sequence[int], size: int, kind: str = "") -> Tensor:
+    """Images in memory, channels x size x size; DataError for anything else."""
+    import torch
+
+    from fedloom.data.dataset import TensorExamples
+
+    expected = f"{where}: expected {kind}images {' or '.join(map(str, channels))} x {size} x {size} in memory"
+    # What a change makes of raw images would be lost here, except for crops, which joined domains have themselves.
+    if not isinstance(examples, TensorExamples) or len(examples.images.shape) != 4 or (kind and examples.change):
+        raise DataError(f"{expected}, found another kind of data set")
+    x = examples.images
+    if x.shape[1] not in channels or x.shape[2:] != (size, size) or (kind and x.dtype != torch.uint8):
+        raise DataError(f"{expected}, found {x.dtype} {' x '.join(map(str, x.shape[1:]))}; see size and channels")
+    return x
+
+
+@DATASETS.register("joined-domains", source="F2DC, section 5.1 and release: domains of one classification task")
+def joined_domains(
+    seed: int,
+    *,
+    sets: Sets,
+    root: str | None = None,
+    size: Side = 32,
+    pad: Pad = 4,
+    flip: bool = True,
+) -> Dataset:
+    """Sets of the same classes as domains of one task, `label`: {domain: {name: a data set, its parameters}}.
+
+    A set that has several domains of its own keeps them, by their own names; any other set is one domain, by its name
+    here. Each set has one task, and all have the same number of classes. Images become colour, `size` x `size`, uint8:
+    `size` and `channels: 3` go to every set that takes such a parameter and does not state it, and a relative `path`
+    starts from `root`. Floating-point images must lie in 0..1.
+
+    In training, images are padded by `pad` black pixels, cropped at a random place and, with `flip`, mirrored with
+    probability 1/2; they are always normalised by ImageNet's mean and standard deviation. Raises DataError where sets
+    do not fit together or a name of a domain occurs twice.
+    """
+    import torch
+
+    parts: dict[str, list[tuple[Tensor, Array, Array]]] = {split: [] for split in SPLITS}
+    domains: list[str] = []
+    classes: dict[str, int] = {}
+    for name, section in sets.items():
+        built = load(seed, section, root, {"size": size, "channels": 3})
+        where = f"joined-domains, set {name!r}"
+        if len(built.tasks) != 1:
+            raise DataError(f"{where}: expected one task, found {', '.join(task.name for task in built.tasks)}")
+        (task,) = built.tasks
+        if task.dense:
+            raise DataError(f"{where}: expected a task with one class per image, found the dense task {task.name!r}")
+        classes[name] = task.channels
+        own = built.domains if len(built.domains) > 1 else (name,)
+        for domain in own:
+            if domain in domains:
+                raise DataError(f"{where}: there is another domain called {domain!r}")
+        for split in SPLITS:
+            examples: Examples = getattr(built, split)
+            x = _images(where, examples, (1, 3), size)
+            if x.dtype != torch.uint8:
+                low, high = float(x.min()), float(x.max())
+                if not (low >= 0 and high <= 1):
+                    raise DataError(f"{where}: expected uint8 images or values in 0..1, found {low:g}..{high:g}")
+                x = x.mul(255).round().to(torch.uint8)
+            numbers = np.full(len(examples), len(domains))
+            if len(own) > 1 and examples.domain is not None:
+                numbers += examples.domain.numpy()
+            parts[split].append((x.expand(-1, 3, -1, -1), examples.labels_of(task.name), numbers))
+        domains += own
+    if len(set(classes.values())) > 1:
+        raise DataError(f"joined-domains: sets have different numbers of classes: {classes}")
+    return pictures("joined-domains", parts, tuple(domains), next(iter(classes.values())), pad, flip)
+
+
+@DATASETS.register("embedded", source="the linear-probe protocol: features of an encoder that does not change")
+def embedded(
+    seed: int,
+    *,
+    of: Annotated[dict[str, Any], AfterValidator(DATASETS.fits)],
+    encoder: Annotated[dict[str, Any], AfterValidator(ENCODERS.fits)],
+    weights: str | None = None,
+) -> Dataset:
+    """The data set `of`, {name: a data set, its parameters}, with an encoder's features in the place of its inputs.
+
+    `encoder` is {name: an encoder, its parameters}, for example {name: vit, architecture: tf_efficientnet_lite0,
+    pretrained: true}; `weights` is a file with its weights, as of `model.weights`. An encoder with neither is drawn
+    from the seed. It sees each input once, as evaluation does (nothing is augmented), normalised as its weights want
+    it where that is known. Of an encoder with feature maps the features are the mean of the last one over positions.
+
+    Features are N x F, float32, each scaled to mean 0 and deviation 1 over the train part. They are kept in
+    FEDLOOM_CACHE, so that only the first run computes them. Raises DataError for dense tasks, which features without
+    positions cannot answer, and for data sets whose inputs differ in shape.
+    """
+    import torch
+
+    from fedloom.data.dataset import Dataset, Labelled, TensorExamples
+    from fedloom.models.build import build_model
+
+    data = load(seed, of)
+    if dense := [task.name for task in data.tasks if task.dense]:
+        raise DataError(f"embedded: features have no positions, which the dense task {dense[0]!r} asks for")
+    if not (isinstance(data.train, Labelled) and isinstance(data.test, Labelled)):
+        raise DataError(f"embedded: data {data.name!r} has inputs of several shapes, expected one; see `many`")
+    params = {key: value for key, value in encoder.items() if key != "name"}
+    model = build_model(encoder["name"], params, data.input_shape, data.tasks, seed, weights, signal=data.signal)
+    net = model.encoder.eval()
+    train, test = (_features(net, part) for part in (data.train, data.test))
+    std, mean = torch.std_mean(train, 0, correction=0)
+
+    def part(rows: Tensor, of: Labelled) -> Examples:
+        labels = of.columns(torch.arange(len(rows)), torch.device("cpu"), [task.name for task in data.tasks])
+        return TensorExamples((rows - mean) / std.clamp(min=1e-6), labels, of.domain)
+
+    both = part(train, data.train), part(test, data.test)
+    return Dataset(f"embedded-{data.name}", data.tasks, *both, data.domains, data.deal)
+
+
+def _features(net: Encoder, part: Examples) -> Tensor:
+    """What the encoder gives for each input of a part, N x F; from the cache where it is there."""
+    import torch
+
+    from fedloom.data.dataset import contents, tensor_digest
+
+    def rows(index: Tensor) -> Tensor:
+        out: Tensor | list[Tensor] = net(_seen(net, part, index))
+        # Of feature maps, finest first, the last one tells most about the whole image.
+        return out[-1].mean((2, 3)) if isinstance(out, list) else out
+
+    def made() -> dict[str, Array]:
+        with torch.inference_mode():
+            return {"features": torch.cat([rows(index) for index in torch.arange(len(part)).split(BATCH)]).numpy()}
+
+    digest = hashlib.sha256(repr(net).encode())  # the encoder, its weights and the data
+    for name, value in net.state_dict().items():
+        digest.update(name.encode() + tensor_digest(value))
+    digest.update(part.fingerprint() + contents(part))
+    place = cache_folder() / "embedded" / digest.hexdigest()[:20]
+    return torch.from_numpy(kept(place, made)["features"])
+
+
+def _seen(net: Encoder, part: Examples, index: Tensor) -> Tensor:
+    """The inputs at `index`, normalised as the encoder's weights want it where that is known."""
+    import torch
+
+    from fedloom.data.dataset import normal
+
+    x, _ = part.batch(index, torch.device("cpu"), None, ())
+    if net.seen is None:
+        return x
+    if x.shape[1] != len(net.seen[0]):
+        raise DataError(f"embedded: the encoder's weights are for {len(net.seen[0])} channels, found {x.shape[1]}")
+    shape = (-1, x.shape[1], *(1,) * (x.ndim - 2))
+    if (own := normal(part, index)) is not None:
+        x = x * own[1].to(x).view(shape) + own[0].to(x).view(shape)
+    mean, std = (torch.tensor(list(value)).view(shape) for value in net.seen)
+    return (x - mean) / std

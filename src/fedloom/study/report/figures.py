@@ -1,0 +1,518 @@
+"""The figures of the pages of runs and grids: charts of what `collect` found, not too large, and the same as files."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedloom.core.errors import writing
+from fedloom.federation.runs.reader import ARROWS, TaskMetric
+from fedloom.study import charts
+from fedloom.study.charts import Chart, plain, tenths, thinned
+from fedloom.study.figures import of_ranks
+from fedloom.study.papers.hyper_weights import HyperWeights, used
+from fedloom.study.report import words
+from fedloom.study.report.against import Against
+from fedloom.study.report.agreement import IN_CONFLICT, Cells, UpdateAgreement
+from fedloom.study.report.collect import GridReport, RunReport
+from fedloom.study.report.glance import cosines, primary
+from fedloom.study.report.methods import Method
+from fedloom.study.report.predictions import ConfusionViews
+from fedloom.study.report.records import Matrices, Series
+from fedloom.study.report.scores import Curves
+from fedloom.study.tables.sheet import Records
+
+POINTS = 100
+"""Points of a curve, at most."""
+BUDGET = 40_000
+"""Points of all curves of a page, about."""
+LINES = 8
+"""Lines of clients in a figure, at most; of more, the best and the worst are drawn, and a band for the others."""
+CELLS = 8_000
+"""Numbers of all matrices of a figure, about."""
+SIDE = 100
+"""Clients in a matrix, at most."""
+NAMES = 20
+"""Names in a figure of bytes, at most; the others are added up."""
+SMALL = 24
+"""Clients in the small map of conflict, at most."""
+DOTS = 250
+"""Dots at most, evenly spaced in their order."""
+PEERS = 60
+"""Peers of a graph, at most; with more there is no graph, for nothing could be seen in it."""
+CAPTIONS = "captions.txt"
+"""The file with what stands below each figure, beside the figures."""
+
+_NEARLY = 0.005  # a share below which there is no number
+
+
+@dataclass(frozen=True)
+class View:
+    """One chart of a figure, and what it is called; views of one `group` are its rounds."""
+
+    name: str
+    chart: Chart
+    group: str = ""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Charts of which a page shows one at a time."""
+
+    title: str
+    views: Sequence[View]
+    is_slider: bool = False
+    """Whether a slider moves in the views of a group, and groups are selected; otherwise views are."""
+
+    @property
+    def groups(self) -> list[str]:
+        return list(dict.fromkeys(view.group for view in self.views if view.group))
+
+    @property
+    def first(self) -> list[View]:
+        """The views of the group that is shown first."""
+        return [view for view in self.views if view.group == self.views[0].group]
+
+
+def figures_of(report: RunReport | GridReport) -> dict[str, Figure]:
+    """Return all that a report can draw, by name."""
+    return dict(_of_run(report) if isinstance(report, RunReport) else _of_grid(report))
+
+
+def _of_run(report: RunReport) -> Iterator[tuple[str, Figure]]:
+    if any("train" in about and len(about["tasks"]) > 1 for about in report.clients.values()):
+        yield "examples", _examples(report)
+    if any("labels" in about for about in report.clients.values()):
+        yield "labels", _labels(report)
+    yield from against_of(report)
+    # with many views, each gets fewer points
+    points = max(20, min(POINTS, BUDGET // (2 * LINES * max(1, len(report.curves)))))
+    for number, task in enumerate(dict.fromkeys(c.task for c in report.curves)):
+        yield f"curves-{number}", curves(task, [c for c in report.curves if c.task == task], points)
+    if report.traffic:
+        ways = {
+            f"sent {'by' if way == 'up' else 'to'} clients, by {kind}": _largest(names)
+            for (way, kind), names in report.traffic.items()
+        }
+        yield "bytes", over_rounds("Bytes", ways, "bytes per round", zero=True)
+    times = {
+        "seconds by phase": report.seconds,
+        "local training by client": _largest(report.trained),
+        "simulated seconds": report.clock,
+    }
+    if any(times.values()):
+        yield "seconds", over_rounds("", times, "seconds", zero=True)
+    if report.quality:
+        yield "task-groups", over_rounds("", {"peers and task groups": report.quality}, "share or index")
+    if report.weights is not None:
+        yield from _hyper_weights(report.weights)
+    tasks = {name: about["tasks"] for name, about in report.clients.items()}
+    for m in report.matrices:
+        if m.rounds:
+            yield m.name, matrices(m)
+        if m.graph and (graph := circle(m, tasks)):
+            yield f"{m.name}-graph", graph
+    yield from _confusions(report.predictions.confusions)
+    if report.agreement is not None:
+        yield from _agreement(report.agreement)
+
+
+def _of_grid(report: GridReport) -> Iterator[tuple[str, Figure]]:
+    if report.ranks is not None:
+        yield "ranks", Figure("Ranks", [View("mean ranks", of_ranks(report.ranks)["concat"][0])])
+    for methods in list(report.methods.values())[:1]:
+        yield from compared(methods)
+    for number, ((data, row), several) in enumerate(report.curves.items()):
+        last = max((max(of, default=0) for of in several.values()), default=0)
+        # without those that train for no round, as `trivial`, where there are others
+        trained = {name: of for name, of in several.items() if last <= 1 or max(of, default=0) > 1}
+        yield f"curves-{number}", over_rounds("", {f"{data}: {row}": trained}, axis(row))
+    yield from _confusions(report.predictions.confusions)
+
+
+def compared(methods: Sequence[Method], at: int = 0) -> Iterator[tuple[str, Figure]]:
+    """Draw the methods of each data set held against the page's `at`-th base: gains, by tasks, and costs."""
+    for place, data in enumerate(dict.fromkeys(m.data for m in methods)):
+        name, mine = f"{at}-{place}", [m for m in methods if m.data == data]
+        ranked = sorted((m for m in mine if m.delta is not None), key=lambda m: -m.delta.mean if m.delta else 0.0)
+        # the trivial answer is so far from all methods that nothing else could be seen
+        deltas = {m.label: m.delta for m in ranked if m.delta is not None and m.label != "trivial"}
+        if not deltas:
+            continue
+        ends = {n: (of.mean, of.mean - of.half, of.mean + of.half) for n, of in deltas.items()}
+        small = {m.label: m.seeds for m in ranked if len(m.seeds) > 1}
+        texts = {n: words.change(of.mean) for n, of in deltas.items()}
+        made = charts.intervals(ends, "Δ %", small=small, texts=texts)
+        yield f"{name}-gains", Figure(f"Gains on {data}", [View("Δ %", made)])
+        tasks = list(dict.fromkeys(column for m in ranked for column in m.changes))
+        rows = {m.label: {c.task: of.mean for c, of in m.changes.items()} for m in ranked if m.label in deltas}
+        most = max((abs(v) for m in ranked if m.is_method for v in rows.get(m.label, {}).values()), default=1.0) or 1.0
+        look: dict[str, Any] = {
+            "value": "change, %",
+            "low": -most,
+            "high": most,
+            "middle": 0.0,
+            "spoken": "+.3~g",
+            "numbers": "+.2g",
+        }
+        made = charts.heat(rows, [c.task for c in tasks], **look)
+        yield f"{name}-tasks", Figure(f"Changes on {data}", [View("methods by tasks", made)])
+        gains = {
+            m.label: deltas[m.label].mean if m.label in deltas else 0.0
+            for m in mine
+            if m.label in deltas or (m.delta is None and m.label == m.reference)
+        }
+        for cost, x, spoken in (("sent", "bytes from and to clients", ".2~s"), ("seconds", "seconds per run", "~s")):
+            if any(getattr(m, cost) for m in mine if m.label in gains):
+                points = [
+                    {"name": m.label, "x": getattr(m, cost), "y": gains[m.label]} for m in mine if m.label in gains
+                ]
+                made = charts.scatter(points, x, "Δ %", labels=True, zero=True, spoken=spoken)
+                kind = "bytes" if cost == "sent" else "seconds"
+                yield f"{name}-{kind}", Figure(f"Gains on {data}", [View(f"Δ % by {kind}", made)])
+
+
+def over_rounds(
+    title: str, views: Mapping[str, Mapping[str, Series]], y: str | Sequence[str], zero: bool = False
+) -> Figure:
+    """Draw lines over the rounds, view by view; `y` is what they show, in all views or in each."""
+    axes = [y] * len(views) if isinstance(y, str) else y
+    made = [
+        View(name, charts.lines({n: _thin(of) for n, of in several.items()}, "round", of_axis, zero=zero))
+        for (name, several), of_axis in zip(views.items(), axes, strict=True)
+        if several
+    ]
+    return Figure(title, made)
+
+
+def _thin(series: Series, most: int = POINTS) -> Series:
+    return {r: series[r] for r in thinned(sorted(series), most)}
+
+
+def axis(of: Curves | TaskMetric) -> str:
+    """Return 'mErr in degrees ↓': short, for it stands upright."""
+    return f"{words.metric(of.metric)} {ARROWS[of.direction]}"
+
+
+def curves(task: str, several: Sequence[Curves], points: int = POINTS) -> Figure:
+    """Draw the metrics of one task: clients, their mean, and the best round."""
+    return Figure(
+        task,
+        [View(f"{c.metric}, {c.split}" + (f", {c.model}" if c.model else ""), curve(c, most=points)) for c in several],
+    )
+
+
+def curve(c: Curves, base: Mapping[str, Series] = {}, title: str = "", most: int = POINTS) -> Chart:
+    """Draw one metric of one task: clients, their mean, the best round, and dashed lines of what it is held against."""
+    keep = () if c.best is None else (c.best,)
+    rounds = thinned(list(c.mean), most, keep)
+    shown, bands, middle = dict(c.clients), {}, "mean over clients"
+    first = next(iter(shown.values()), {})
+    if len(shown) > 1 and all(_same(of, first) for of in shown.values()):
+        middle, shown = f"the same for all {len(shown)} clients", {}
+    if len(shown) > LINES:
+        ends = extremes(shown, c.direction)
+        rest = [of for name, of in shown.items() if name not in ends]
+        bands = {f"10 % to 90 % of {len(rest)} more clients": tenths(rest, rounds)}
+        shown = {name: shown[name] for name in ends}
+    lines: dict[str, Series] = {name: {r: of[r] for r in rounds if r in of} for name, of in shown.items()}
+    if len(c.clients) > 1:
+        lines[middle] = {r: c.mean[r] for r in rounds}
+    lines |= {name: _thin(of, most) for name, of in base.items()}
+    stars = {} if c.best is None else {f"best round by validation: {c.best}": {c.best: c.mean[c.best]}}
+    return charts.lines(
+        lines, "round", axis(c), title=title, bands=bands, strong=[middle], dashed=list(base), stars=stars
+    )
+
+
+def _same(a: Series, b: Series) -> bool:
+    return {r: plain(v) for r, v in a.items()} == {r: plain(v) for r, v in b.items()}
+
+
+def extremes(lines: Mapping[str, Series], direction: str) -> list[str]:
+    """Return the names of the lines with the best and the worst last number."""
+    last = {name: known[-1] for name, of in lines.items() if (known := [of[r] for r in sorted(of) if of[r] == of[r]])}
+    ranked = sorted(last, key=lambda name: last[name], reverse=direction == "max")
+    return list(dict.fromkeys([*ranked[:1], *ranked[-1:]]))
+
+
+def _largest(lines: Mapping[str, Series]) -> dict[str, Series]:
+    """Return the lines with the largest sums; the others are added up to one line."""
+    ranked = sorted(lines, key=lambda name: -sum(lines[name].values()))
+    if len(ranked) <= NAMES:
+        return dict(lines)
+    rest: dict[int, float] = {}
+    for name in ranked[NAMES:]:
+        for round, value in lines[name].items():
+            rest[round] = rest.get(round, 0) + value
+    return {name: lines[name] for name in ranked[:NAMES]} | {f"{len(ranked) - NAMES} more together": rest}
+
+
+def _rounds(
+    title: str, several: Mapping[str, Cells], names: Sequence[str], down: str, along: str, **look: Any
+) -> Figure:
+    """Draw heat maps with a slider over the rounds, group by group, with the same colours in all of them."""
+    names = thinned(list(names), SIDE)
+    most = max(2, CELLS // max(1, len(names) ** 2 * len(several)))
+    numbers = [
+        v for by in several.values() for rows in by.values() for of in rows.values() for v in of.values()
+        if v is not None and math.isfinite(v)
+    ]  # fmt: skip
+    marked = look.pop("marked", {})
+    low, high = look.pop("low", min(numbers, default=0.0)), max([*numbers, 1e-9])
+    views = []
+    for group, rounds in several.items():
+        for round in thinned(sorted(rounds), most):
+            cells = {a: {b: rounds[round].get(a, {}).get(b) for b in names} for a in names}
+            look["texts"] = dict.fromkeys(marked.get(round, ()), "●") if marked else None
+            made = charts.heat(cells, names, down=down, along=along, low=low, high=high, **look)
+            views.append(View(str(round), made, group))
+    return Figure(title, views, is_slider=True)
+
+
+def matrices(m: Matrices) -> Figure:
+    """Draw the heat map of each round; what was chosen is marked."""
+    numbers = [v for rows in m.rounds.values() for of in rows.values() for v in of.values() if v is not None]
+    low = min([0.0, *(v for v in numbers if math.isfinite(v))])
+    return _rounds(m.title, {"": m.rounds}, m.names, m.rows, m.columns, low=low, marked=m.marked)
+
+
+def _agreement(a: UpdateAgreement) -> Iterator[tuple[str, Figure]]:
+    """Draw heat maps of each layer group, and lines over the rounds."""
+    if lines := a.over_rounds.get(IN_CONFLICT):
+        rounds = thinned(sorted({r for series in lines.values() for r in series}), POINTS)
+        look: dict[str, Any] = {
+            "value": "share of pairs in conflict",
+            "low": 0,
+            "high": 1,
+            "colors": (charts.PAPER, charts.COLORS[1]),
+        }
+        yield "layers", Figure("", [View("Layers over the rounds", charts.heat(lines, rounds, along="round", **look))])
+    found = cosines(a)
+    names = thinned(sorted({name for pair in found for name in pair}), SMALL)
+    if len(names) > 1:
+        cells = {x: {y: found.get((x, y), found.get((y, x))) for y in names} for x in names}
+        made = charts.heat(cells, names, value="mean cosine of updates", middle=0.0)
+        yield "clients", Figure("", [View("Clients by clients", made)])
+    if a.cosine:
+        yield "cosine", _rounds("Cosine of two updates", a.cosine, a.rows, "update", "update", middle=0.0)
+    if a.sign:
+        yield "sign", _rounds("Share of equal signs", a.sign, a.rows, "update", "update", middle=0.5)
+    if a.over_rounds:
+        axes = ["cosine" if name.endswith("updates") else "share" for name in a.over_rounds]
+        yield "agreement", over_rounds("", a.over_rounds, axes)
+    for name, title, groups, y in (
+        ("weights", "Weights", a.weights, "weight"),
+        ("kept", "Share of each update that is not zero", a.kept, "share that is not zero"),
+    ):
+        if groups:
+            most = {group: {n: rows[n] for n in thinned(list(rows), LINES)} for group, rows in groups.items()}
+            yield name, over_rounds(title, most, y, zero=True)
+    if a.given:
+        yield "given", _rounds("Weights of senders", a.given, a.receivers, "receiver", "sender", middle=0.0)
+
+
+def _examples(report: RunReport) -> Figure:
+    """Draw clients by tasks: train examples of the clients that hold the task."""
+    cells = {
+        name: {task: report.clients[name].get("train") for task in report.clients[name]["tasks"]}
+        for name in thinned(list(report.clients), SIDE)
+    }
+    made = charts.heat(cells, list(report.tasks), down="client", along="task", value="train examples", low=0)
+    return Figure("", [View("train examples", made)])
+
+
+def _labels(report: RunReport) -> Figure:
+    """Draw clients by classes, one view per task that has classes."""
+    names = thinned([c for c, about in report.clients.items() if "labels" in about], SIDE)
+    views = []
+    for task in report.tasks:
+        rows = {name: report.clients[name]["labels"].get(task) or () for name in names}
+        if width := max(map(len, rows.values()), default=0):
+            cells = {n: dict(enumerate([*of, *[0] * (width - len(of))] if of else ())) for n, of in rows.items()}
+            look: dict[str, Any] = {"down": "client", "along": "class", "value": "examples", "low": 0}
+            views.append(View(task, charts.heat(cells, range(width), **look)))
+    return Figure("Labels", views)
+
+
+def against_of(report: RunReport, end: str = "") -> Iterator[tuple[str, Figure]]:
+    """Draw what depends on the base: the change of each client, and each task over the rounds; names have this end."""
+    held = report.against
+    changes = {} if held is None else held.delta_of
+    if held is not None and changes:
+        ranked = sorted(changes, key=lambda name: (-changes[name], name))
+        several = {n: (changes[n], min(held.by_client[n]), max(held.by_client[n])) for n in thinned(ranked, DOTS)}
+        texts = {name: words.change(of) for name, (of, *_) in several.items()}
+        made = charts.intervals(several, "change, %", texts=texts)
+        yield f"gains{end}", Figure("Gains", [View(f"change of each client against {held.label}", made)])
+    judged = primary(report.curves)
+    for number, task in enumerate(dict.fromkeys(c.task for c in report.curves)):
+        if task in judged:
+            base = {held.label: held.over_rounds[task]} if held is not None and held.over_rounds.get(task) else {}
+            name = f"{task}: {words.axis(judged[task].metric, judged[task].direction)}"
+            yield f"panel-{number}{end}", Figure("", [View(name, curve(judged[task], base))])
+    if held is not None and (changed := _hurt(held)) is not None:
+        yield f"hurt{end}", changed
+
+
+def _hurt(held: Against) -> Figure | None:
+    """Draw clients by tasks: the change against the base; None where the dots of the first screen show it all."""
+    names = [client for e in held.each for client in e.clients]
+    if len(set(names)) == len(names) and len(names) <= 40:
+        return None
+    lowest: dict[str, float] = {}
+    for e in held.each:
+        for client, change in e.clients.items():
+            worst = min(lowest.get(client, math.inf), change.percent if change.percent == change.percent else math.inf)
+            lowest[client] = worst
+    shown = thinned(sorted(lowest, key=lambda client: lowest[client]), SIDE) if len(lowest) > SIDE else list(lowest)
+    cells = {n: {e.row.task: e.clients[n].percent for e in held.each if n in e.clients} for n in shown}
+    known = [abs(v) for of in cells.values() for v in of.values() if math.isfinite(v)]
+    far = min(100.0, max(known, default=1.0))
+    made = charts.heat(
+        cells, [e.row.task for e in held.each], down="client", along="task", value="change, %",
+        low=-far, high=far, middle=0.0, spoken="+.4~g", numbers="+.1f",
+    )  # fmt: skip
+    about = f"change in percent against {held.label}, {held.split}; positive is better"
+    return Figure("", [View(about, made)])
+
+
+def _confusions(several: Sequence[ConfusionViews]) -> Iterator[tuple[str, Figure]]:
+    """Draw one heat map per task: the shares of each true class, the best told first."""
+    for number, c in enumerate(several):
+        names = [c.name(i) for i in c.order]
+        views = []
+        for name, counts in c.views.items():
+            cells: dict[str, dict[str, float | None]] = {}
+            texts: dict[tuple[str, str], str] = {}
+            notes: dict[tuple[str, str], str] = {}
+            for i in c.order:
+                total = sum(counts[i])
+                shares = {c.name(j): counts[i][j] / total if total else None for j in c.order}
+                cells[c.name(i)] = shares
+                notes |= {(c.name(i), c.name(j)): f"{counts[i][j]} of {total} {c.unit}" for j in c.order}
+                texts |= {(c.name(i), j): f"{v:.0%}" for j, v in shares.items() if v is not None and v >= _NEARLY}
+            made = charts.heat(
+                cells, names, down="truth", along="prediction", value="share of the true class", low=0, high=1,
+                spoken=".1%", notes=notes, texts=texts if len(names) <= 14 else None,
+            )  # fmt: skip
+            views.append(View(name, made))
+        yield f"confusion-{number}", Figure(f"Confusion of {c.title}", views)
+
+
+def _hyper_weights(weights: HyperWeights) -> Iterator[tuple[str, Figure]]:
+    """Draw the weights as they were used: alpha of each client, beta of each decoder and layer."""
+    beta = {
+        " ".join((*decoder, layer)).strip(): points
+        for decoder, layers in weights.beta.items()
+        for layer, points in layers.items()
+    }
+    for name, title, several in (
+        ("alpha", "alpha of the encoders", weights.alpha),
+        ("beta", "beta of the decoders", beta),
+    ):
+        if several:
+            lines = {n: {r: used(v) for r, v in several[n]} for n in thinned(list(several), LINES)}
+            yield name, over_rounds("", {title: lines}, "weight as used")
+
+
+def circle(m: Matrices, tasks: Mapping[str, Mapping[str, float]]) -> Figure | None:
+    """Draw peers on a circle, and a line from each sender to the one that takes its model, dark near the receiver.
+
+    None for more than `PEERS`, or where nobody takes from another.
+    """
+    sets = {name: ", ".join(sorted(tasks[name])) for name in m.names}
+    names = sorted(m.names, key=lambda name: (-list(sets.values()).count(sets[name]), sets[name]))
+    edges = {
+        round: [(a, b, w) for b, row in of.items() for a, w in row.items() if a != b and w and w > 0 and a in sets]
+        for round, of in m.rounds.items()
+    }
+    largest = max((w for several in edges.values() for *_, w in several), default=0.0)
+    if len(names) > PEERS or largest <= 0:
+        return None
+    turn = 2 * math.pi / len(names)
+    at = {name: (math.sin(i * turn), math.cos(i * turn)) for i, name in enumerate(names)}
+    peers = [{"name": name, "x": x, "y": y, "tasks": sets[name]} for name, (x, y) in at.items()]
+    most = max(2, CELLS // max(1, *map(len, edges.values())))
+    views = []
+    for round in thinned(list(m.rounds), most):
+        drawn = charts.scatter(peers, "", "", labels=len(names) <= 24, color_by="tasks", axes=False, size=90)
+        rows = []
+        for a, b, weight in edges[round]:
+            (x0, y0), (x1, y1) = at[a], at[b]
+            near = (x1 - 0.12 * (x1 - x0), y1 - 0.12 * (y1 - y0))
+            about = {"name": f"{b} takes from {a}", "weight": weight}
+            middle = (x0 + 0.75 * (x1 - x0), y0 + 0.75 * (y1 - y0))
+            rows += [
+                about | {"x": x0, "y": y0, "x2": near[0], "y2": near[1], "share": 0.35},
+                about | {"x": middle[0], "y": middle[1], "x2": near[0], "y2": near[1], "share": 1.0},
+            ]
+        width = {"scale": {"domain": [0, largest], "range": [0.4, 4]}, "legend": None}
+        arrows = {
+            "data": {"values": rows},
+            "mark": {"type": "rule", "color": charts.SOFT},
+            "encoding": {
+                "x2": {"field": "x2"},
+                "y2": {"field": "y2"},
+                "strokeWidth": {"field": "weight", "type": "quantitative", **width},
+                "opacity": {"field": "share", "type": "quantitative", "scale": None, "legend": None},
+                "tooltip": [{"field": "name"}, {"field": "weight"}],
+            },
+        }
+        for axis, far in (("x", 1.6), ("y", 1.1)):  # names stand at the right
+            drawn["encoding"][axis]["scale"] = {"domain": [-1.1, far]}
+        views.append(
+            View(str(round), {**drawn, "layer": [arrows, *drawn["layer"]], "height": 380, "usermeta": {"widest": 520}})
+        )
+    return Figure(f"{m.title}, as a graph", views, is_slider=True)
+
+
+def save(figures: Mapping[str, Figure], folders: Mapping[str, Path], about: str = "") -> list[Path]:
+    """Write every figure; `folders` is "png", "svg", "pdf" or "csv" (the numbers behind it) -> folder.
+
+    A figure whose views are selected gives a file per view, one with a slider its last round. In each folder is a file
+    of captions too, which end with `about`. Returns the files. Raises UserError.
+    """
+    images = dict(_images(figures))
+    written = []
+    for kind, folder in folders.items():
+        file = folder / CAPTIONS
+        with writing(file):
+            folder.mkdir(parents=True, exist_ok=True)
+            lines = [f"{stem}: {title}; {chart['description']}. {about}\n" for stem, (title, chart) in images.items()]
+            file.write_text("".join(lines), encoding="utf-8", errors="replace")
+        written.append(file)
+        for stem, (title, chart) in images.items():
+            file = folder / f"{stem}.{kind}"
+            if kind == "csv":
+                rows = charts.rows_of(chart)
+                head = tuple(dict.fromkeys(key for row in rows for key in row if key not in ("light", "text")))
+                with writing(file):
+                    file.write_text(
+                        Records(head, [tuple(row.get(key) for key in head) for row in rows]).to_csv(), encoding="utf-8"
+                    )
+            else:
+                charts.save(chart | {"title": charts.wrapped(title)}, file)
+            written.append(file)
+    return written
+
+
+def _images(figures: Mapping[str, Figure]) -> Iterator[tuple[str, tuple[str, Chart]]]:
+    """Yield (file name without its ending, (title, chart)) of what is drawn; no two names are alike."""
+    taken: set[str] = set()
+    for name, figure in figures.items():
+        last = {view.group: view for view in figure.views} if figure.is_slider else None
+        for view in figure.views if last is None else last.values():
+            parts = (view.name,) if last is None else (view.group, f"round {view.name}")
+            title = ", ".join(part for part in (figure.title or (name if last else ""), *parts) if part)
+            stem = once = "-".join(re.findall(r"\w+", title)).encode()[:120].decode(errors="ignore") or name
+            number = 1
+            while stem.casefold() in taken:  # some file systems do not tell capital letters apart
+                number += 1
+                stem = f"{once}-{number}"
+            taken.add(stem.casefold())
+            yield stem, (title, view.chart)

@@ -1,0 +1,110 @@
+"""A mean over seeds with its interval by Student's t, free of scipy so that every table has it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from statistics import mean, stdev
+from typing import TypeVar
+
+Name = TypeVar("Name", bound=Hashable)
+CUT = "of fractions cut off at 0 and 1"
+FRACTIONS = frozenset(
+    {"accuracy", "macro_f1", "auc", "miou", "pixel_accuracy", "maxf", "max_iou", "odsf", "edge_f_plain"}
+    | {"within_11_25", "within_22_5", "within_30", "delta1", "delta2", "delta3"}
+)
+"""Metrics that are fractions: their intervals end at 0 and 1."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean over `n` seeds; `half` is half the 95 % t-interval, nan for one seed, or if one is not finite."""
+
+    mean: float
+    half: float
+    n: int
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Estimate:
+        n = len(values)
+        if n < 2 or not all(map(math.isfinite, values)):
+            return Estimate(sum(values) / n, math.nan, n)
+        return Estimate(mean(values), bound(0.05, n - 1) * stdev(values) / math.sqrt(n), n)
+
+    def __str__(self) -> str:
+        digits = 2 if abs(self.mean) >= 10 else 4
+        return f"{self.mean:.{digits}f}" + ("" if math.isnan(self.half) else f" ± {self.half:.{digits}f}")
+
+    def ends(self, metric: str) -> tuple[float, float]:
+        """The interval's ends, of a fraction cut off at 0 and 1; nan where there is no interval."""
+        low, high = self.mean - self.half, self.mean + self.half
+        if metric not in FRACTIONS or not 0 <= self.mean <= 1 or math.isnan(self.half):
+            return low, high
+        return max(0.0, low), min(1.0, high)
+
+    def of_metric(self, metric: str) -> str:
+        """As text; of a fraction whose interval would leave 0 to 1, with the ends of what is left of the interval."""
+        low, high = self.ends(metric)
+        if math.isnan(self.half) or (low, high) == (self.mean - self.half, self.mean + self.half):
+            return str(self)
+        return f"{self.mean:.4f} ({low:.4f} to {high:.4f})"
+
+    @property
+    def signed(self) -> str:
+        """As a change in percent: '+10.59 ± 1.20'; 'nan' where there is none."""
+        if math.isnan(self.mean):
+            return "nan"
+        return f"{self.mean:+.2f}" + ("" if math.isnan(self.half) else f" ± {self.half:.2f}")
+
+
+def clear_best(found: Mapping[Name, Estimate], direction: str) -> set[Name]:
+    """Who is best, where that stands clear: no interval of a worse one meets the interval of the best.
+
+    Equal numbers share the place. A number without an interval, as of one seed, counts as it is. Empty where there is
+    nothing to choose from, or where nothing stands clear.
+    """
+    known = {name: of for name, of in found.items() if not math.isnan(of.mean)}
+    if len(found) < 2 or not known:
+        return set()
+    top = (max if direction == "max" else min)(of.mean for of in known.values())
+    best = {name for name, of in known.items() if of.mean == top}
+    reach = max(_reach(known[name]) for name in best)
+    is_clear = all(abs(of.mean - top) > reach + _reach(of) for name, of in known.items() if name not in best)
+    return best if is_clear else set()
+
+
+def _reach(of: Estimate) -> float:
+    return 0.0 if math.isnan(of.half) else of.half
+
+
+def two_sided(t: float, freedom: int) -> float:
+    """P(|T| >= |t|) for T with `freedom` >= 1 degrees of freedom; t may be infinite."""
+    share = 1 / (1 + t * t / freedom)
+    return _beta(share, t * t / freedom * share if share else 1.0, freedom / 2, 0.5)
+
+
+@cache
+def bound(level: float, freedom: int) -> float:
+    """The t >= 0 with P(|T| >= t) = `level`, 0 < level <= 1, by bisection to the last bit."""
+    low, high = 0.0, 1.0
+    while two_sided(high, freedom) > level:
+        low, high = high, 2 * high
+    while low < (middle := (low + high) / 2) < high:
+        low, high = (middle, high) if two_sided(middle, freedom) > level else (low, middle)
+    return high
+
+
+def _beta(x: float, y: float, a: float, b: float) -> float:
+    """The regularised incomplete beta function I_x(a, b), y = 1 - x: a power series with positive terms, on the side of
+    the mean where it converges fast (Abramowitz and Stegun 1964, 26.5.2 and 15.3.3 for 26.5.23)."""
+    if x * b > y * a:  # x > a / (a + b), written so that rounding cannot send it back and forth
+        return 1 - _beta(y, x, b, a)
+    term = total = 1 / a
+    n = 0
+    while term > total * 1e-17:
+        term *= x * (a + b + n) / (a + 1 + n)
+        total += term
+        n += 1
+    return total * x**a * y**b * math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b))
