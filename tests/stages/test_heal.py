@@ -16,7 +16,7 @@ from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
 from fedloom.engines.api import Result
 from fedloom.federation.runs import checkpoint
-from fedloom.methods.heal import stages as module
+from fedloom.methods.heal import aggregation as module
 from fedloom.methods.heal.aggregation import _needed
 from fedloom.stages import Heal, Identity, Mean, Stage, TopMagnitude
 from tests_support import outcome

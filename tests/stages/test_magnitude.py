@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedloom.core.layout import Block, Layout
-from fedloom.methods.feddea import stages as magnitude
+from fedloom.methods.feddea import aggregation as magnitude
 from fedloom.methods.feddea.aggregation import top_mask
 from fedloom.stages import Mean, TopMagnitude
 

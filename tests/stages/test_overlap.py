@@ -16,7 +16,7 @@ from fedloom.core.context import Ctx
 from fedloom.core.layout import Block, Layout
 from fedloom.core.updates import Updates
 from fedloom.engines.api import Result
-from fedloom.methods.feddea import stages as module
+from fedloom.methods.feddea import aggregation as module
 from fedloom.methods.feddea.aggregation import agreement
 from fedloom.stages import ActivatedDimensions, Heal, Mean, TopMagnitude
 from tests_support import assert_same
@@ -128,7 +128,7 @@ def test_independent_sets_overlap_as_expected() -> None:
 
 def test_pieces_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = look(X)
-    monkeypatch.setattr(module, "_CHUNK", 3)
+    monkeypatch.setattr(module, "_COLUMNS", 3)
     assert look(X) == whole
 
 
