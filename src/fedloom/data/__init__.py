@@ -14,6 +14,7 @@ from fedloom.data import (  # noqa: F401  (registers the data sets)
     pascal_context,
     scenes,
 )
+from fedloom.data.tables import table as _table  # noqa: F401
 from fedloom.data.partition import PARTITIONERS as PARTITIONERS
 from fedloom.data.partition import Partition as Partition
 from fedloom.data.partition import Pool as Pool
