@@ -13,13 +13,15 @@ import numpy as np
 from fedloom.core.errors import DataError, choices
 from fedloom.data.prepare import Array
 from fedloom.data.tables.preprocessing import Kind, Label, Mode
-from fedloom.data.tables.read import Code, Column, column_of, read
+from fedloom.data.tables.read import THOUSANDS, Code, Column, column_of, read
 from fedloom.data.tables.table import Split, rows_of
 
 AUC, R2 = 0.97, 0.9
 """A column that tells a label this well alone is taken for another form of it."""
 CATEGORIES = 50
 """A text column with more values is no category, unless it is named."""
+CODES = 5
+"""Whole numbers of so few values are codes, each a category; a linear model loses nothing by it."""
 CLASSES = 20
 """Whole numbers of more values are a real number as a label."""
 _ROWS = 20_000
@@ -178,7 +180,7 @@ def label_of(column: Column, known: Mapping[str, Any], where: str, mode: Mode) -
         raise DataError(f"{about}: dates found, expected a label; make a number of it, such as days since admission")
     texts = bool(column.not_numbers)
     few = column.series.nunique() <= max(CLASSES, count or 0)
-    whole = not texts and bool(np.all(np.isnan(column.numbers) | (column.numbers % 1 == 0)))
+    whole = not texts and bool((column.numbers[np.isfinite(column.numbers)] % 1 == 0).all())
     if kind is None:
         kind = "classification" if texts or (few and (whole or count)) else "regression"
     elif kind == "ordinal" or kind not in ("binary", "classification", "regression"):
@@ -241,7 +243,7 @@ def kind_of(column: Column, named: bool) -> tuple[Kind | None, str]:
     if not distinct:
         return None, "no cell has a value"
     if distinct == 1:
-        return None, "it has one value only"
+        return (None, "it has one value only") if column.present.all() else ("category", "")
     if not named:
         count, whole = int(column.present.sum()), numeric and bool((column.numbers[column.present] % 1 == 0).all())
         words = _words(column.name)
@@ -250,10 +252,14 @@ def kind_of(column: Column, named: bool) -> tuple[Kind | None, str]:
         if (not numeric or whole) and count >= 20 and distinct > 0.95 * count:
             return None, f"{distinct} of {count} values differ, so it looks like an identifier"
     if numeric:
-        return ("yes/no" if distinct == 2 and set(np.unique(values)) == {0.0, 1.0} else "number"), ""
+        if distinct == 2 and set(np.unique(values)) == {0.0, 1.0}:
+            return "yes/no", ""
+        return ("category" if distinct <= CODES and not (values % 1).any() else "number"), ""
     if column.yes is not None:
         return "yes/no", ""
     strange = column.not_numbers
+    if all(THOUSANDS.fullmatch(text) for text in strange):
+        return None, f"of numbers such as {strange[0]!r} nobody can tell whether the comma is decimal; write them without"
     if len(strange) < len(column.distinct) and len(column.distinct) - len(strange) > 5 * len(strange):
         return None, (
             f"it has numbers and {len(strange)} texts such as {strange[0]!r}; if that means missing, name it with "

@@ -31,6 +31,7 @@ _NAMES = re.compile(r".+\.(csv|tsv)(\.gz|\.xz)?|.+\.parquet", re.IGNORECASE)
 _MISSING = ("", "NA", "NaN", "nan")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?inf(inity)?", re.IGNORECASE)
 _COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+")
+THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+")
 _DATE = re.compile(r"\d{4}-\d\d?-\d\d?([ T].*)?|\d\d?([./-])\d\d?\2\d\d(\d\d)?( .*)?")
 _YES = {"y", "yes", "true", "t", "ja", "oui", "si", "sí", "1"}
 _NO = {"n", "no", "false", "f", "nein", "non", "0"}
@@ -60,25 +61,30 @@ def read(source: Any, site: str | None) -> tuple[pandas.DataFrame, str, str | No
             if not files:
                 raise DataError(f"{where}: no table found in the folder, expected a .csv or .parquet file for each site")
             frames = {file.name.split(".")[0]: _file(file) for file in files}
-            if site is None:
+            named = [name for name, one in frames.items() if SITE in one.columns]
+            if site is None and named:
+                raise DataError(f"{where}, {named[0]}: a column {SITE!r} found; say which column has the sites")
+            if site is None or (site == SITE and not named):
                 site = SITE
-                for name, one in frames.items():
-                    if SITE in one.columns:
-                        raise DataError(f"{where}, {name}: a column {SITE!r} found; name the column of the sites")
-                    one[SITE] = name
+                frames = {name: one.assign(**{SITE: name}) for name, one in frames.items()}
             frame = pandas.concat(frames.values(), ignore_index=True)
         else:
             frame = _file(path)
     else:
         raise DataError(f"{type(source).__name__} found, expected a pandas.DataFrame, a file or a folder")
-    names = list(frame.columns)
-    for name in names:
-        if names.count(name) > 1:
-            places = [place for place, other in enumerate(names, 1) if other == name]
-            raise DataError(f"{where}: columns {' and '.join(map(str, places))} are both named {name!r}; rename one")
+    if problem := _twice(list(frame.columns)):
+        raise DataError(f"{where}: {problem}")
     if not len(frame):
         raise DataError(f"{where}: no row found, expected a line of names and a line for each example")
     return frame.reset_index(drop=True), where, site
+
+
+def _twice(names: Sequence[str]) -> str:
+    for name in names:
+        places = [str(place) for place, other in enumerate(names, 1) if other == name]
+        if len(places) > 1:
+            return f"columns {' and '.join(places)} are all named {name!r}; rename them"
+    return ""
 
 
 def _file(path: Path) -> pandas.DataFrame:
@@ -93,7 +99,7 @@ def _file(path: Path) -> pandas.DataFrame:
     if not is_table(path):
         raise DataError(f"{path}: expected a name that ends in .csv, .csv.gz, .csv.xz, .tsv or .parquet")
     need_memory(8 * path.stat().st_size, str(path))
-    with parsing(f"{path} is not a .csv file in UTF-8; save it as that"):
+    with parsing(f"{path} cannot be read as a .csv file in UTF-8"):
         names, separator = _head(path)
         frame: pandas.DataFrame = pandas.read_csv(
             path,
@@ -106,7 +112,6 @@ def _file(path: Path) -> pandas.DataFrame:
             keep_default_na=False,
             low_memory=False,
             skipinitialspace=True,
-            float_precision="round_trip",
         )
     return frame
 
@@ -124,7 +129,10 @@ def _head(path: Path) -> tuple[list[str], str]:
         for line in lines:
             if line and len(line) != len(head):
                 raise ValueError(f"line {lines.line_num}: expected {len(head)} cells, found {len(line)}")
-    return [" ".join(name.split()) or f"column {place}" for place, name in enumerate(head, 1)], separator
+    names = [" ".join(name.split()) or f"column {place}" for place, name in enumerate(head, 1)]
+    if problem := _twice(names):
+        raise ValueError(problem)
+    return names, separator
 
 
 def text_of(value: Any) -> str:
@@ -189,7 +197,7 @@ class Column:
             return (np.where(np.isin(values, codes), np.nan, values) if codes else values), []
         # 1,234 may be a thousand or one and a bit: a comma is decimal only where some cell says so.
         with_comma = [text for text in self.distinct if "," in text]
-        comma = any(not re.fullmatch(r"[+-]?\d{1,3}(,\d{3})+", text) for text in with_comma)
+        comma = any(not THOUSANDS.fullmatch(text) for text in with_comma)
         found = [number_of(text, comma) for text in self.distinct]
         lookup = np.array([*(np.nan if number is None else number for number in found), np.nan])
         return lookup[self.index], [text for text, number in zip(self.distinct, found, strict=True) if number is None]

@@ -320,10 +320,10 @@ def ist(
     seed: int,
     *,
     limit: Count | None = 150,
-    least: Count = 200,
+    least: Count = 230,
     lacked: Annotated[int, Field(ge=0, le=4)] = 2,
 ) -> Dataset:
-    """Stroke patients of the 16 countries with at least 200 in the International Stroke Trial, a client each.
+    """Stroke patients of the 16 countries with at least 230 in the International Stroke Trial, a client each.
 
     From 18 facts known at randomisation follow six outcomes, measured by AUC: death within 14 days, death or
     dependence and recovery after six months, an infarct on the CT scan, and home after 14 days and six months. Outcomes
