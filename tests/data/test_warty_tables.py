@@ -123,7 +123,7 @@ BAD: dict[str, tuple[str | bytes, str] | tuple[str | bytes, str, tuple[str, ...]
                                           "no column is left as an input"),
     "a feature of dates": (column(lambda i: f"2020-01-{i % 28 + 1:02d}"), "column 'extra': it has dates; make a number",
                            ("--features", "extra,age")),
-    "a metric of something else": (text(rows()), "metric", ("--metric", "rmsee")),
+    "a metric of something else": (text(rows()), "column 'ill': metric 'rmse' found, expected one of auc,", ("--metric", "rmse")),
 }  # fmt: skip
 
 

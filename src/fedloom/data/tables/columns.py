@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from fedloom.core.errors import DataError, choices
 from fedloom.data.prepare import Array
@@ -121,7 +122,10 @@ def draft(
         task = task_name(name)
         if task in tasks:
             raise DataError(f"{where}, column {name!r}: its task would be called {task!r} like another; rename it")
-        tasks[task] = label_of(columns[name], known, where, mode)
+        try:
+            tasks[task] = label_of(columns[name], known, where, mode)
+        except ValidationError as error:
+            raise DataError(f"{where}, column {name!r}: {error.errors()[0]['msg'].partition(', ')[2]}") from None
         if task != name:
             tasks[task] = tasks[task].model_copy(update={"column": name})
     chosen = _matching(features, names, where, "features") if features is not None else None

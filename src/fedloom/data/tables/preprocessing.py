@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, FiniteFloat
+from pydantic import Field, FiniteFloat, model_validator
 
 from fedloom.core.errors import DataError
 from fedloom.core.settings.section import Positive, Section
@@ -34,16 +34,43 @@ class Input(Section):
     """Whether a further place says where the value is missing."""
 
 
+METRICS = {
+    "classes": ("auc", "pr-auc", "balanced-accuracy", "brier", "calibration", "accuracy"),
+    "numbers": ("rmse", "mae", "r2"),
+}
+"""What tasks of columns can be judged by."""
+
+
 class Label(Section):
-    """One column as the label of a task; `classes` in their order, `mean` and `std` of a real number."""
+    """One column as the label of a task; `classes` in their order, `mean` and `std` of a real number.
+
+    `metric` stands for the task, or the first of some: by default auc of two classes, accuracy of more, and rmse.
+    """
 
     column: str | None = None
     """null: the task's name."""
     kind: Literal["binary", "classification", "regression"]
     classes: tuple[str, ...] = ()
-    metric: str | None = None
+    metric: str | tuple[str, ...] | None = None
     mean: FiniteFloat | None = None
     std: Positive | None = None
+
+    @property
+    def judge(self) -> tuple[str, ...]:
+        """The names of the metrics."""
+        usual = ("auc",) if self.kind == "binary" else ()
+        return usual if self.metric is None else (self.metric,) if isinstance(self.metric, str) else self.metric
+
+    @model_validator(mode="after")
+    def _fits(self) -> Label:
+        known = METRICS["numbers" if self.kind == "regression" else "classes"]
+        for name in self.judge:
+            if name not in known:
+                raise ValueError(f"metric {name!r} found, expected one of {', '.join(known)} for {self.kind}")
+        few = {"binary": 2, "classification": 2, "regression": 0}[self.kind]
+        if len(self.classes) < few or (self.kind != "classification" and len(self.classes) > few):
+            raise ValueError(f"{len(self.classes)} classes found, expected {'at least ' * (few == 2)}{few}")
+        return self
 
 
 class Statistics(Section):

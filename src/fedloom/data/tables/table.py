@@ -209,14 +209,12 @@ def _some(names: Sequence[str]) -> str:
 
 def task_of(name: str, label: Label) -> Task:
     """Return the task that a label describes."""
-    from fedloom.models.tasks.classification import BinaryClassification, Classification
+    from fedloom.models.tasks.classification import Classification
     from fedloom.models.tasks.regression import Regression
 
     if label.kind == "regression":
-        return Regression(name, mean=label.mean or 0.0, std=label.std or 1.0)
-    if label.kind == "binary":
-        return BinaryClassification(name)
-    return Classification(name, len(label.classes))
+        return Regression(name, mean=label.mean or 0.0, std=label.std or 1.0, judge=label.judge)
+    return Classification(name, len(label.classes), judge=label.judge)
 
 
 def build(
