@@ -177,8 +177,9 @@ class Federation:
         described = tasks if isinstance(tasks, Mapping) else dict.fromkeys(tasks)
         known = {str(name): _known(name, each) for name, each in described.items()}
         found = draft(source, known, site, features, leave_out, missing, preprocess, minimum)
-        for line in found.refused:
-            warnings.warn(f"from_table: {line}", stacklevel=2)
+        if found.refused:
+            agree = "; to use such a column, name all inputs as features=; to agree, name it as leave_out="
+            warnings.warn(f"from_table: {'; '.join(found.refused)}{agree}", stacklevel=2)
         what = found.frame, found.where, found.tasks, found.inputs, found.site, found.missing, found.mode
         made = cls.__new__(cls)
         made.dataset = build(*what, minimum, Split(), seed, found.left_out)

@@ -71,7 +71,8 @@ class Draft:
         inputs = [f"{name} ({kind if isinstance(kind, str) else 'category'})" for name, kind in self.inputs.items()]
         lines = [f"labels: {', '.join(labels)}", f"inputs: {', '.join(inputs)}"]
         asked = [name for name, why in self.left_out.items() if why == ASKED]
-        return [*lines, *([f"left out as asked: {', '.join(asked)}"] if asked else []), *self.refused]
+        lines += [f"left out as asked: {', '.join(asked)}"] if asked else []
+        return [*lines, *self.refused, *([ALLOW] if self.allowed else [])]
 
     @property
     def refused(self) -> list[str]:
@@ -80,12 +81,11 @@ class Draft:
         for name, why in self.left_out.items():
             if why != ASKED:
                 reasons.setdefault(why, []).append(name)
-        told = [f"left out: {', '.join(names)}: {why}" for why, names in reasons.items()]
-        return [*told, *([ALLOW] if self.allowed else [])]
+        return [f"left out: {', '.join(names)}: {why}" for why, names in reasons.items()]
 
 
 ASKED = "as asked"
-ALLOW = "name such a column with --features to use it, or with --leave-out to agree"
+ALLOW = "To use such a column, name all inputs with --features; to agree, name it with --leave-out."
 
 
 def draft(
@@ -148,7 +148,7 @@ def draft(
             left_out[name] = ASKED
             continue
         if chosen is not None and name not in chosen:
-            left_out[name] = "it is not among the features that were named"
+            left_out[name] = ASKED
             continue
         kind, why = kind_of(column, named=chosen is not None)
         if why and kind_of(column, named=True)[0] is not None:

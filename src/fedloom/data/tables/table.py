@@ -323,7 +323,7 @@ def ist(
 ) -> Dataset:
     """Stroke patients of the 16 countries with at least 230 in the International Stroke Trial, a client each.
 
-    From 18 facts known at randomisation follow six outcomes, measured by AUC: death within 14 days, death or
+    From 21 facts known at randomisation follow six outcomes, measured by AUC: death within 14 days, death or
     dependence and recovery after six months, an infarct on the CT scan, and home after 14 days and six months. Outcomes
     are never inputs. Each country lacks `lacked` of the outcomes, in turn. It has `limit` patients for training and
     validation (null: 80 %); all others are for tests. `least` is how many patients a country needs to take part.
