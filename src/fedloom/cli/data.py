@@ -19,7 +19,9 @@ data = typer.Typer(name="data", help="Look at data sets without training.", no_a
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="A data set, for example scenes.", autocompletion=complete.dataset)
 ]
-Names = Annotated[str | None, typer.Option(metavar="NAME,...", help="The columns or globs that are inputs, whatever they tell.")]
+Names = Annotated[
+    str | None, typer.Option(metavar="NAME,...", help="The columns or globs that are inputs, whatever they tell.")
+]
 Missing = Annotated[str | None, typer.Option(metavar="CODE,...", help="Cells that mean missing, such as -9 or '?'.")]
 Parameters = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Its parameters, for example count=20 setting=weak.")
@@ -29,7 +31,7 @@ Parameters = Annotated[
 def init(
     data: Annotated[
         Path | None,
-        typer.Argument(metavar="DATA", help="A table (.csv, .csv.gz, .csv.xz, .parquet), a folder of images, or an .npz."),
+        typer.Argument(metavar="DATA", help="A table (.csv, .gz, .xz, .parquet), a folder of images, or an .npz."),
     ] = None,
     labels: Annotated[
         str | None, typer.Option(metavar="NAME,...", help="The columns to predict, a task each; not for images.")
@@ -40,7 +42,9 @@ def init(
     method: Annotated[str | None, typer.Option(help="How they train.", autocompletion=complete.method)] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="How often they send updates.")] = None,
     features: Names = None,
-    leave_out: Annotated[str | None, typer.Option(metavar="NAME,...", help="Columns or globs that are no inputs.")] = None,
+    leave_out: Annotated[
+        str | None, typer.Option(metavar="NAME,...", help="Columns or globs that are no inputs.")
+    ] = None,
     missing: Missing = None,
     metric: Annotated[str | None, typer.Option(help="Of all tasks: auc, accuracy, rmse ...")] = None,
     preprocess: Annotated[
@@ -65,13 +69,20 @@ def init(
         said = {"features": _listed(features), "leave_out": _listed(leave_out) or [], "missing": codes(missing)}
         recipe = _of_table(path, out.stem, labels, clients, method, rounds, metric, {**said, "mode": preprocess})
     else:
-        for option, value in {"features": features, "leave-out": leave_out, "missing": missing, "metric": metric}.items():
+        for option, value in {
+            "features": features,
+            "leave-out": leave_out,
+            "missing": missing,
+            "metric": metric,
+        }.items():
             if value is not None:
                 raise UserError(f"--{option} is for tables, and {path} is none")
         found = look(path)
         wanted: list[str] = []
         if found.columns:
-            guess = next((name for name in found.columns if name.startswith(("y", "label", "class"))), found.columns[-1])
+            guess = next(
+                (name for name in found.columns if name.startswith(("y", "label", "class"))), found.columns[-1]
+            )
             text = _ask(labels, f"What to predict, of {', '.join(found.columns)}", guess)
             wanted = _listed(text) or []
         elif labels is not None:
@@ -106,7 +117,11 @@ def _of_table(
         frame, _, _ = read(path, None)
         names = ", ".join(map(str, frame.columns))
     wanted = _listed(_ask(labels, f"What to predict, of {names}", "")) or []
-    held = "" if clients is None and path.is_dir() else _ask(clients, "The column that says whose a row is, or how many clients", "5")
+    held = (
+        ""
+        if clients is None and path.is_dir()
+        else _ask(clients, "The column that says whose a row is, or how many clients", "5")
+    )
     tasks = {column: {} if metric is None else {"metric": metric} for column in wanted}
     found = draft(path, tasks, None if held.isdigit() or not held else held, **said)
     for line in found.told():

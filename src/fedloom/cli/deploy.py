@@ -75,7 +75,8 @@ def merge(
 
 def predict(
     model: Annotated[
-        Path, typer.Argument(metavar="RUN|EXPORT", help="For tables a run's folder, or one that `fedloom export` wrote.")
+        Path,
+        typer.Argument(metavar="RUN|EXPORT", help="A folder that `fedloom export` wrote; for tables a run's, too."),
     ],
     files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="A table, or image files of any size.")],
     out: Annotated[

@@ -14,12 +14,12 @@ from fedloom.data import (  # noqa: F401  (registers the data sets)
     pascal_context,
     scenes,
 )
-from fedloom.data.tables import table as _table  # noqa: F401
 from fedloom.data.partition import PARTITIONERS as PARTITIONERS
 from fedloom.data.partition import Partition as Partition
 from fedloom.data.partition import Pool as Pool
 from fedloom.data.partition import Share as Share
 from fedloom.data.prepare import DATASETS as DATASETS
+from fedloom.data.tables import table as _table  # noqa: F401
 
 if TYPE_CHECKING:
     from fedloom.core.signal import Signal as Signal

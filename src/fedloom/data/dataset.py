@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -22,9 +22,6 @@ from fedloom.core.signal import Signal, told
 from fedloom.data.prepare import Array, digest
 from fedloom.data.transforms import MEAN, STD
 from fedloom.models.tasks.task import IGNORE, Task
-
-if TYPE_CHECKING:
-    from fedloom.data.tables.preprocessing import Preprocessing
 
 Batch = tuple[Tensor, dict[str, Tensor]]
 """Inputs (B x ...) and {task: labels (B x ...)}."""
@@ -397,8 +394,8 @@ class Dataset:
 
     `deal` says who holds what, (pool, seed) -> Partition, where that belongs to the data. `signal` says what an input
     is; by default what its shape and type tell, and None where they do not. `classes` is the name of a task -> the
-    names of its classes, of those that have names. `table` says how a table's columns became inputs; `notes` are what
-    `fedloom show` says of the data.
+    names of its classes, of those that have names. `table` says how a table's columns became inputs (a
+    `Preprocessing`); `notes` are what `fedloom show` says of the data.
     """
 
     name: str
@@ -409,7 +406,7 @@ class Dataset:
     deal: Callable[[Any, int], Any] | None = None
     signal: Signal | None = None
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    table: Preprocessing | None = None
+    table: Any = None
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ from fedloom.data.prepare import SPLITS, Array, stratified, subset
 if TYPE_CHECKING:
     from torch import Tensor
 
+
 @dataclass
 class Part:
     """Examples as they were read: inputs in their own layout, labels per task (N or N x ...), and domains (N)."""
@@ -81,8 +82,9 @@ class Store:
         self.path = path
         self.archive: zipfile.ZipFile | None = None
         if path.suffix == ".csv":
-            raise DataError(f"arrays: {path}: a table found; `data: {{name: table}}` reads it, and `fedloom init {path}` "
-                            "writes that")  # fmt: skip
+            raise DataError(
+                f"arrays: {path}: a table found; `data: {{name: table}}` reads it, `fedloom init {path}` writes that"
+            )
         if path.is_dir():
             self.keys = sorted(file.stem for file in path.glob("*.npy"))
         elif path.is_file():
@@ -194,4 +196,3 @@ def read_table(path: Path, where: str, wanted: Collection[str] | None = None) ->
             raise DataError(f"{where}, line {number}: expected {len(head)} cells, found {len(line)}")
     places = {name: head.index(name) for name in names}
     return {name: [line[place].strip() for _, line in lines[1:]] for name, place in places.items()}
-

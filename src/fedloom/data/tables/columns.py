@@ -28,11 +28,28 @@ CLASSES = 20
 _ROWS = 20_000
 """As many training rows are enough to look at."""
 _TAKEN = {
-    *("type", "keys", "values", "items", "pop", "clear", "update", "train", "training", "eval", "half", "float", "double"),
-    *("apply", "forward", "to", "cpu", "cuda", "modules", "children", "parameters", "buffers", "compile", "add_module"),
+    *(
+        "type",
+        "keys",
+        "values",
+        "items",
+        "pop",
+        "clear",
+        "update",
+        "train",
+        "training",
+        "eval",
+        "half",
+        "float",
+        "double",
+    ),
+    *("apply", "forward", "to", "cpu", "cuda", "modules", "children", "parameters", "buffers", "compile"),
 }
 """Columns that cannot be a task under their own name, because torch.nn.ModuleDict has an attribute of that name."""
-_IDENTIFIERS = {"hospital", "clinic", "centre", "center", "patient", "subject", "name", "id", "ids", "uid", "uuid", "guid", "mrn", "ssn", "identifier", "index", "email", "phone"}
+_IDENTIFIERS = {
+    *("hospital", "clinic", "centre", "center", "patient", "subject", "name", "id", "ids", "uid", "uuid", "guid"),
+    *("mrn", "ssn", "identifier", "index", "email", "phone"),
+}
 _OUTCOMES = {
     *("outcome", "outcomes", "death", "dead", "died", "deceased", "mortality", "survival", "survived", "alive"),
     *("relapse", "readmission", "readmitted", "recurrence", "recovered", "target", "label", "diagnosis"),
@@ -116,7 +133,7 @@ def draft(
         column_of(frame, name, missing, where)
         if name == site and name in labels:
             raise DataError(f"{where}, column {name!r}: it is the column of the sites, so it cannot be a label")
-    given = labels if isinstance(labels, Mapping) else dict.fromkeys(labels, {})
+    given = labels if isinstance(labels, Mapping) else {name: {} for name in labels}
     tasks: dict[str, Label] = {}
     for name, known in given.items():
         task = task_name(name)
@@ -263,7 +280,10 @@ def kind_of(column: Column, named: bool) -> tuple[Kind | None, str]:
         return "yes/no", ""
     strange = column.not_numbers
     if all(THOUSANDS.fullmatch(text) for text in strange):
-        return None, f"of numbers such as {strange[0]!r} nobody can tell whether the comma is decimal; write them without"
+        return (
+            None,
+            f"the comma in numbers such as {strange[0]!r} may be decimal or not; write them without",
+        )
     if len(strange) < len(column.distinct) and len(column.distinct) - len(strange) > 5 * len(strange):
         return None, (
             f"it has numbers and {len(strange)} texts such as {strange[0]!r}; if that means missing, name it with "
@@ -403,4 +423,3 @@ def _ranks(values: Array) -> Array:
     ends = np.cumsum(count)
     found: Array = (ends - (count + 1) / 2)[index]
     return found
-

@@ -81,7 +81,7 @@ class Statistics(Section):
     squares: Annotated[FiniteFloat, Field(ge=0)] = 0.0
     """The sum of squared deviations from the mean."""
     missing: int = 0
-    values: dict[str, int] = {}
+    values: dict[str, int] = Field(default_factory=dict)
 
     def plus(self, other: Statistics) -> Statistics:
         """Return the statistics of both sites' rows together."""

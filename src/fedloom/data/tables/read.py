@@ -7,10 +7,10 @@ import csv
 import gzip
 import lzma
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,7 +26,7 @@ SITE = "site"
 """The column that names the file of each row, where a folder has a file for each site."""
 Code = str | int | float
 """A cell that stands for a missing value."""
-_OPEN: dict[str, Callable[..., IO[str]]] = {".csv": open, ".tsv": open, ".gz": gzip.open, ".xz": lzma.open}  # type: ignore[dict-item]
+_OPEN: dict[str, Any] = {".csv": open, ".tsv": open, ".gz": gzip.open, ".xz": lzma.open}
 _NAMES = re.compile(r".+\.(csv|tsv)(\.gz|\.xz)?|.+\.parquet", re.IGNORECASE)
 _MISSING = ("", "NA", "NaN", "nan")
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?inf(inity)?", re.IGNORECASE)
@@ -50,7 +50,8 @@ def read(source: Any, site: str | None) -> tuple[pandas.DataFrame, str, str | No
     `source` is a data frame, a file, or a folder with a file for each site, whose names are then the sites unless
     `site` is a column. Raises DataError where it cannot be read, has no rows, or two columns have one name.
     """
-    pandas = need("pandas", "notebook")
+    import pandas
+
     if isinstance(source, pandas.DataFrame):
         frame, where = source.rename(columns=str), "the data frame"
     elif isinstance(source, str | Path):
@@ -59,7 +60,9 @@ def read(source: Any, site: str | None) -> tuple[pandas.DataFrame, str, str | No
         if path.is_dir():
             files = sorted(file for file in path.iterdir() if file.is_file() and is_table(file))
             if not files:
-                raise DataError(f"{where}: no table found in the folder, expected a .csv or .parquet file for each site")
+                raise DataError(
+                    f"{where}: no table found in the folder, expected a .csv or .parquet file for each site"
+                )
             frames = {file.name.split(".")[0]: _file(file) for file in files}
             named = [name for name, one in frames.items() if SITE in one.columns]
             if site is None and named:
@@ -88,14 +91,14 @@ def _twice(names: Sequence[str]) -> str:
 
 
 def _file(path: Path) -> pandas.DataFrame:
-    pandas = need("pandas", "notebook")
+    import pandas
+
     if not path.is_file():
         raise DataError(f"{path}: there is no such file or folder")
     if path.suffix.lower() == ".parquet":
         need("pyarrow", "data")
         with parsing(f"{path} cannot be read as a Parquet file"):
-            frame = pandas.read_parquet(path)
-        return frame.rename(columns=str)
+            return pandas.read_parquet(path).rename(columns=str)
     if not is_table(path):
         raise DataError(f"{path}: expected a name that ends in .csv, .csv.gz, .csv.xz, .tsv or .parquet")
     need_memory(8 * path.stat().st_size, str(path))
@@ -171,7 +174,9 @@ class Column:
     @cached_property
     def _texts(self) -> tuple[Array, list[str]]:
         """The number of each row's text (-1: missing), and all texts in their sorted order."""
-        index, found = need("pandas", "notebook").factorize(self.series.astype(object), use_na_sentinel=True)
+        from pandas import factorize
+
+        index, found = factorize(self.series.astype(object), use_na_sentinel=True)
         texts = [text_of(value) for value in found]
         names = sorted({text for text in texts if text not in self.codes}, key=_order)
         places = {name: place for place, name in enumerate(names)}

@@ -54,14 +54,14 @@ def counts(about: Mapping[str, Any], minimum: int) -> tuple[list[Row], list[Row]
     for name, kind in about["inputs"].items():
         absent = ~column_of(frame, name, missing, where).present
         lost = np.bincount(which[absent], minlength=len(names))
-        share = np.where((lost > 0) & (lost < minimum), np.nan, lost / np.maximum(sizes, 1))
-        most = int(np.nanargmax(share)) if not np.isnan(share).all() else 0
+        parts = np.where((lost > 0) & (lost < minimum), np.nan, lost / np.maximum(sizes, 1))
+        most = int(np.nanargmax(parts)) if not np.isnan(parts).all() else 0
         columns.append(
             {
                 "column": name,
                 "kind": kind if isinstance(kind, str) else "category",
                 "missing": few if 0 < lost.sum() < minimum else f"{lost.sum() / len(frame):.1%}",
-                "most missing at": f"{names[most]} {share[most]:.0%}" if np.nan_to_num(share[most]) > 0 else "",
+                "most missing at": f"{names[most]} {parts[most]:.0%}" if np.nan_to_num(parts[most]) > 0 else "",
             }
         )
     return sites, columns

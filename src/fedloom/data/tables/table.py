@@ -16,7 +16,7 @@ from fedloom.core.errors import DataError
 from fedloom.core.settings.names import client_name
 from fedloom.core.settings.section import Count
 from fedloom.data.prepare import DATASETS, Array, TestFraction
-from fedloom.data.tables.preprocessing import Kind, Label, Mode, Preprocessing, fit, numbers
+from fedloom.data.tables.preprocessing import Kind, Label, Mode, fit, numbers
 from fedloom.data.tables.read import Code, column_of, read
 
 if TYPE_CHECKING:
@@ -196,7 +196,9 @@ def rows_of(
         if lacking := [name for name in parts if name not in holders]:
             notes.append(f"task {task!r} is lacked by {_some(lacking)}, which have no label of it to train on")
         if tasks[task].kind != "regression":
-            single = [name for name in holders if len(np.unique(labels[task][parts[name][0]][there[parts[name][0]]])) < 2]
+            single = [
+                name for name in holders if len(np.unique(labels[task][parts[name][0]][there[parts[name][0]]])) < 2
+            ]
             if single:
                 notes.append(f"task {task!r} has one class only in the training rows of {_some(single)}")
     return Rows(labels, parts, tuple(notes))  # type: ignore[arg-type]
@@ -272,8 +274,8 @@ def build(
         ]
         if not held:
             raise DataError(f"{where}, site {who!r}: no training row has a label; leave its rows out")
-        places = (np.searchsorted(learned, part) for part in (train, val))
-        shares.append(Share(who, dict.fromkeys(held, 1.0), *places, None if site is None else who))
+        own, apart = (np.searchsorted(learned, part) for part in (train, val))
+        shares.append(Share(who, dict.fromkeys(held, 1.0), own, apart, None if site is None else who))
     partition = Partition(tuple(shares))
 
     def deal(pool: Pool, seed: int) -> Partition:

@@ -104,14 +104,16 @@ def _columns(table: Preprocessing, wanted: Sequence[Task]) -> list[str]:
         real = "a number in the unit of the column"
         labels.append([task.name, _plain(label.column or task.name), _plain(", ".join(label.classes) or real)])
     missing = ", ".join(f"`{code}`" for code in ("empty", "NA", "NaN", *table.missing))
-    how = "by its own numbers; nothing was sent" if own else (
-        f"by what all sites counted in their training rows, without counts of fewer than {table.minimum} rows"
+    how = (
+        "by its own numbers; nothing was sent"
+        if own
+        else (f"by what all sites counted in their training rows, without counts of fewer than {table.minimum} rows")
     )
     return [
         "## Columns",
         "",
-        f"Missing are cells that are {missing}; a missing number becomes the mean. Each site is scaled {how}. The units are "
-        "those of the table.",
+        f"Missing are cells that are {missing}; a missing number becomes the mean. Each site is scaled {how}. The "
+        "units are those of the table.",
         "",
         *_table(rows),
         "",

@@ -1,4 +1,4 @@
-"""Predictions of a run or an exported model for the rows of a table, with the preprocessing that it was trained with."""
+"""Predictions of a run or an exported model for the rows of a table, preprocessed as in training."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from pandas import DataFrame
 from pydantic import ValidationError
 
 from fedloom.core.errors import StateError, UserError, listed
-from fedloom.core.extras import need
 from fedloom.core.signal import Signal
 from fedloom.data.prepare import Array
 from fedloom.data.tables.preprocessing import ALL, Preprocessing
@@ -50,7 +50,7 @@ def predict(model: Path, file: Path, client: str | None = None) -> Any:
     else:
         scaled = names if there else [next(iter(table.scales))]
     x = torch.from_numpy(table.apply(frame, scaled, which, where))
-    found: dict[str, Any] = {table.site: frame[table.site]} if there else {}
+    found: dict[Any, Any] = {table.site: frame[table.site]} if there else {}
     for task, label in table.tasks.items():
         output: Array | None = None
         for number, site in enumerate(names):
@@ -76,7 +76,7 @@ def predict(model: Path, file: Path, client: str | None = None) -> Any:
         found |= {f"p({task}={name})": output[:, place] for place, name in enumerate(label.classes)}
     if not found.keys() - {table.site}:
         raise UserError(f"{model}: it has no prediction for these rows")
-    return need("pandas", "notebook").DataFrame(found)
+    return DataFrame(found)
 
 
 def _bundle(folder: Path, client: str | None) -> tuple[Preprocessing, Chosen]:

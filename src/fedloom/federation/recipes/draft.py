@@ -45,7 +45,7 @@ def look(path: Path) -> Found:
     if path.is_dir() and not any(path.glob("*.npy")):
         return _folder(path)
     if path.suffix != ".npz" and not path.is_dir():
-        raise DataError(f"{path}: expected a folder of images, a .npz file or a table (.csv, .csv.gz, .csv.xz, .parquet)")
+        raise DataError(f"{path}: expected a folder of images, a .npz file or a table (.csv, .gz, .xz, .parquet)")
     with Store(path.expanduser()) as store:
         return _arrays(path, {key: store.read(key) for key in store.keys})
 
@@ -71,7 +71,9 @@ def draft(found: Found, name: str, labels: Sequence[str], clients: str, method: 
     return _recipe(name, data, partition, _MODELS[found.signal], method, rounds)
 
 
-def draft_of_table(found: Draft, path: Path, name: str, clients: int | None, method: str, rounds: int) -> dict[str, Any]:
+def draft_of_table(
+    found: Draft, path: Path, name: str, clients: int | None, method: str, rounds: int
+) -> dict[str, Any]:
     """The recipe of a table, to be checked by `load`; `clients` share it where no column says whose a row is."""
     partition = {"name": "own"} if clients is None else {"name": "iid", "clients": clients}
     data = {"name": "table", "path": str(path.resolve()), **found.section}
