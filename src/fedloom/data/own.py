@@ -177,12 +177,14 @@ class Federation:
         described = tasks if isinstance(tasks, Mapping) else dict.fromkeys(tasks)
         known = {str(name): _known(name, each) for name, each in described.items()}
         found = draft(source, known, site, features, leave_out, missing, preprocess, minimum)
-        if found.refused:
-            agree = "; to use such a column, name all inputs as features=; to agree, name it as leave_out="
-            warnings.warn(f"from_table: {'; '.join(found.refused)}{agree}", stacklevel=2)
         what = found.frame, found.where, found.tasks, found.inputs, found.site, found.missing, found.mode
         made = cls.__new__(cls)
         made.dataset = build(*what, minimum, Split(), seed, found.left_out)
+        gone = [note for note in made.dataset.notes if "left out" in note]
+        if found.refused or gone:
+            agree = ["to use such a column, name all inputs as features=; to agree, name it as leave_out="]
+            said = "; ".join([*found.refused, *(agree if found.refused else ()), *gone])
+            warnings.warn(f"from_table: {said}", stacklevel=2)
         own = dict(zip(found.tasks, described.values(), strict=True))
         kept = tuple(
             task if each is None else Own.of(replace(task, weight=each.weight), each.loss, each.metrics)

@@ -240,6 +240,10 @@ def label_of(column: Column, known: Mapping[str, Any], where: str, mode: Mode) -
         classes = sorted(classes, key=lambda text: float(column.yes[column.index == classes.index(text)][0]))  # type: ignore[index]
     if count is not None and count < len(classes):
         raise DataError(f"{about}: classes={count} found, but there are {len(classes)}: {', '.join(classes[:10])}")
+    if count is not None and count > len(classes):
+        if not whole or column.numbers[column.present].min() < 0 or column.numbers[column.present].max() >= count:
+            raise DataError(f"{about}: classes={count} found, but the labels are {', '.join(classes[:10])}")
+        classes = [str(number) for number in range(count)]
     if kind == "binary" and len(classes) != 2:
         raise DataError(f"{about}: {len(classes)} labels found, expected two for kind binary: {', '.join(classes[:5])}")
     two = len(classes) == 2 and known.get("kind") in (None, "binary")

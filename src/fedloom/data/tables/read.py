@@ -8,6 +8,7 @@ import gzip
 import lzma
 import re
 from collections.abc import Mapping, Sequence
+from datetime import date
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,7 +54,7 @@ def read(source: Any, site: str | None) -> tuple[pandas.DataFrame, str, str | No
     import pandas
 
     if isinstance(source, pandas.DataFrame):
-        frame, where = source.rename(columns=str), "the data frame"
+        frame, where = source.set_axis([str(name) for name in source.columns], axis=1), "the data frame"
     elif isinstance(source, str | Path):
         path = Path(source).expanduser()
         where = str(path)
@@ -77,9 +78,26 @@ def read(source: Any, site: str | None) -> tuple[pandas.DataFrame, str, str | No
         raise DataError(f"{type(source).__name__} found, expected a pandas.DataFrame, a file or a folder")
     if problem := _twice(list(frame.columns)):
         raise DataError(f"{where}: {problem}")
+    for name in frame.columns:
+        strange = (
+            next((cell for cell in frame[name] if not _is_cell(cell)), None) if frame[name].dtype == object else None
+        )
+        if strange is not None or frame[name].dtype.kind == "c":
+            kind = "complex numbers" if strange is None else type(strange).__name__
+            raise DataError(
+                f"{where}, column {name!r}: cells of {kind} found, expected numbers or texts; drop the column"
+            )
     if not len(frame):
         raise DataError(f"{where}: no row found, expected a line of names and a line for each example")
     return frame.reset_index(drop=True), where, site
+
+
+def _is_cell(cell: Any) -> bool:
+    return (
+        cell is None
+        or isinstance(cell, str | int | float | np.generic | date)
+        or cell.__class__.__module__[:6] == "pandas"
+    )
 
 
 def _twice(names: Sequence[str]) -> str:
