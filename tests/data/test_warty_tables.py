@@ -47,6 +47,7 @@ RUNS = ""
 GOOD: dict[str, tuple[str | bytes, str] | tuple[str | bytes, str, tuple[str, ...]]] = {
     "a byte order mark": ("\ufeff" + text(rows()), RUNS),
     "semicolons and decimal commas": (text(rows(), sep=";").replace(".", ","), "age (number), dose (number)"),
+    "a separator in the first line": ("sep=;\n" + text(rows(), sep=";"), RUNS),
     "tabs": (text(rows(), sep="\t"), RUNS),
     "lines of Windows": (text(rows(), end="\r\n"), RUNS),
     "quotes with commas and lines in them": (column(lambda i: '"a, ""b""\n c"' if i % 2 else "d"), "extra (category)"),

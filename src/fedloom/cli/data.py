@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
@@ -133,7 +134,7 @@ def _of_table(
 
 def _listed(text: str | None) -> list[str] | None:
     """Names between commas."""
-    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
+    return None if text is None else [name.strip() for name in next(csv.reader([text]), []) if name.strip()]
 
 
 def codes(text: str | None) -> list[str | int | float]:

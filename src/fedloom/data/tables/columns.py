@@ -171,7 +171,9 @@ def draft(
         if why and kind_of(column, named=True)[0] is not None:
             allowed.add(name)
         if kind is not None and mode == "federated" and not _sent(column, kind, trains, minimum):
-            why = f"no site has {minimum} training rows with one value, so nothing of it would be sent"
+            why = (
+                f"no site has {minimum} training rows with one value, so none would be sent; preprocess: local takes it"
+            )
         if kind is not None and not why and chosen is None:
             why = _suspicious(column, kind, name in outcomes, tasks, rows.labels, some)
             allowed |= {name} if why else set()
@@ -389,7 +391,8 @@ def told_by(column: Column, kind: Kind, label: Label, labels: Array, rows: Array
         codes = column.index[rows]
     else:
         codes = np.where(np.isnan(some), -1, 0)  # of many numbers, whether there is one
-    targets = [y] if real else [(y == value).astype(np.float64) for value in np.unique(y)]
+    common = np.argsort(-np.bincount(y.astype(int)))[:CLASSES] if not real else []
+    targets = [y] if real else [found for value in common if (found := (y == value).astype(np.float64)).any()]
     weights = [1.0] if real else [float(target.sum()) for target in targets]
     best = float(np.average([_agreement(_means(codes, t), t, real) for t in targets], weights=weights))
     if some is not None and levels is not None and len(levels) > CLASSES:

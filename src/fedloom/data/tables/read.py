@@ -121,11 +121,12 @@ def _file(path: Path) -> pandas.DataFrame:
         raise DataError(f"{path}: expected a name that ends in .csv, .csv.gz, .csv.xz, .tsv or .parquet")
     need_memory(8 * path.stat().st_size, str(path))
     with parsing(f"{path} cannot be read as a .csv file in UTF-8"):
-        names, separator = _head(path)
+        names, separator, skipped = _head(path)
         frame: pandas.DataFrame = pandas.read_csv(
             path,
             sep=separator,
             header=0,
+            skiprows=skipped,
             names=names,
             index_col=False,
             encoding="utf-8-sig",
@@ -137,23 +138,28 @@ def _file(path: Path) -> pandas.DataFrame:
     return frame
 
 
-def _head(path: Path) -> tuple[list[str], str]:
-    """Return the names of a CSV file's columns and its separator. Raises ValueError where a line has other cells."""
+def _head(path: Path) -> tuple[list[str], str, int]:
+    """Return the names of a CSV file's columns, its separator, and how many lines stand above the names.
+
+    Raises ValueError where a line has other cells.
+    """
     with _OPEN[path.suffix.lower()](path, "rt", encoding="utf-8-sig", newline="") as file:
-        first = re.sub(r'"[^"]*"', "", file.readline())
-        separator = max(",;\t|", key=first.count)
-        file.seek(0)
+        first = file.readline()
+        said = re.fullmatch(r"sep=(.)\s*", first)  # as a line that spreadsheets write
+        separator = said[1] if said else max(",;\t|", key=re.sub(r'"[^"]*"', "", first).count)
+        if not said:
+            file.seek(0)
         lines = csv.reader(file, delimiter=separator, strict=True, skipinitialspace=True)
         head = next((line for line in lines if line), [])
         if not head:
             raise ValueError("it is empty")
         for line in lines:
             if line and len(line) != len(head):
-                raise ValueError(f"line {lines.line_num}: expected {len(head)} cells, found {len(line)}")
+                raise ValueError(f"line {lines.line_num + bool(said)}: expected {len(head)} cells, found {len(line)}")
     names = [" ".join(name.split()) or f"column {place}" for place, name in enumerate(head, 1)]
     if problem := _twice(names):
         raise ValueError(problem)
-    return names, separator
+    return names, separator, int(bool(said))
 
 
 def text_of(value: Any) -> str:
@@ -186,7 +192,7 @@ class Column:
         """Whether the cells are dates or times."""
         if self.series.dtype.kind in "mM":
             return True
-        some = self.distinct[:100]
+        some = [] if self.series.dtype.kind in "iufb" else self.distinct[:100]
         return bool(some) and sum(_DATE.fullmatch(text) is not None for text in some) > 0.9 * len(some)
 
     @cached_property

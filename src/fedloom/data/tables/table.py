@@ -177,7 +177,7 @@ def rows_of(
     has = {task: ~np.isnan(column) if column.dtype.kind == "f" else column >= 0 for task, column in labels.items()}
     useful, notes = np.any([*has.values()], axis=0), []
     if not useful.all():
-        notes.append(f"{int((~useful).sum()):,} rows have no label of any task and are left out")
+        notes.append(f"rows without a label of any task, left out: {int((~useful).sum()):,}")
     parts = {}
     for number, name in enumerate(names):
         rows = np.flatnonzero((which == number) & useful)
@@ -194,13 +194,13 @@ def rows_of(
             column = tasks[task].column or task
             raise DataError(f"{where}, column {column!r}: no site has a training row with a label; leave the task out")
         if lacking := [name for name in parts if name not in holders]:
-            notes.append(f"task {task!r} is lacked by {_some(lacking)}, which have no label of it to train on")
+            notes.append(f"no label of task {task!r} to train on: {_some(lacking)}")
         if tasks[task].kind != "regression":
             single = [
                 name for name in holders if len(np.unique(labels[task][parts[name][0]][there[parts[name][0]]])) < 2
             ]
             if single:
-                notes.append(f"task {task!r} has one class only in the training rows of {_some(single)}")
+                notes.append(f"one class only of task {task!r} to train on: {_some(single)}")
     return Rows(labels, parts, tuple(notes))  # type: ignore[arg-type]
 
 
