@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from fedloom.core.lazy import lazy
 
 if TYPE_CHECKING:
-    from fedloom.models.tasks.classification import BinaryClassification as BinaryClassification
     from fedloom.models.tasks.classification import Classification as Classification
     from fedloom.models.tasks.dense import DenseTask as DenseTask
     from fedloom.models.tasks.dense import Depth as Depth

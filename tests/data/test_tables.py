@@ -12,7 +12,7 @@ import torch
 import fedloom
 from fedloom.data import DATASETS, PARTITIONERS, Pool
 from fedloom.errors import DataError, RecipeError
-from fedloom.tasks import BinaryClassification, Classification, Regression
+from fedloom.tasks import Classification, Regression
 
 REAL = Path(__file__).parents[3] / "shared" / "data"
 CPU = torch.device("cpu")
@@ -153,7 +153,9 @@ def _schools(table: str) -> list[str]:
 def test_two_classes_may_be_judged_by_the_auc(table):
     pool = {"features": "x", "targets": "y", "task_by": "task", "test_fraction": 0.5, "kind": "classification"}
     assert load(table, **pool).tasks == (Classification("task-0", 2), Classification("task-1", 2))
-    assert load(table, **pool, metric="auc").tasks == (BinaryClassification("task-0"), BinaryClassification("task-1"))
+    assert load(table, **pool, metric="auc").tasks == tuple(
+        Classification(f"task-{i}", 2, judge=("auc",)) for i in (0, 1)
+    )
     with pytest.raises(DataError, match="metric auc expects classification with labels 0 and 1, found 3 classes"):
         load(table, "classification", targets="label_{split}", metric="auc")
     with pytest.raises(DataError, match="metric auc expects .* found regression"):

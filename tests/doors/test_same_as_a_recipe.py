@@ -18,6 +18,7 @@ from fedloom.engines.api import Result
 from fedloom.federation.recipes.loader import load
 from fedloom.federation.rounds.build import build
 from fedloom.federation.rounds.built import Built
+from fedloom.tasks import Classification
 
 METHODS: dict[str, Any] = {
     "fedavg": fl.methods.fedavg,
@@ -92,7 +93,7 @@ def as_objects(built: Built) -> tuple[fl.Federation, nn.Module]:
             s.client: fl.Client(data(train, s.train, s.tasks), data(train, s.val, s.tasks), tasks=list(s.tasks))
             for s in reversed(built.partition.shares)
         },
-        tasks={t.name: fl.task(classes=t.channels) for t in built.dataset.tasks},
+        tasks={t.name: Classification(t.name, t.channels) for t in built.dataset.tasks},
         test=data(test, np.arange(len(test)), names),
     )
     net = Net(built.dataset.input_shape[0], built.dataset.tasks[0].channels)

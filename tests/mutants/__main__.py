@@ -123,7 +123,7 @@ class Slot:
 
     def __init__(self, root: Path, folder: Path) -> None:
         self.folder = folder
-        for name in ("src", "tests", "docs", "examples", "README.md", "pyproject.toml"):
+        for name in ("src", "tests", "benchmarks", "docs", "examples", "README.md", "pyproject.toml"):
             if (root / name).is_dir():
                 shutil.copytree(root / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
             elif (root / name).exists():

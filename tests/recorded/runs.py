@@ -15,6 +15,7 @@ import yaml
 from safetensors.torch import load_file
 
 import fedloom
+from fedloom.tasks import Classification
 
 HERE = Path(__file__).parent
 LOGS = ("metrics.jsonl", "bytes.jsonl", "diagnostics.jsonl")
@@ -73,7 +74,8 @@ def own_objects(folder: Path) -> None:
         name: fedloom.Client(train=part(x, labels, i), val=part(x, labels, i + 3), tasks=list(labels))
         for i, (name, labels) in enumerate(some.items())
     }
-    tasks = {"sort": fedloom.task(classes=3), "odd": fedloom.task(classes=2), "far": fedloom.task()}
+    accuracy = Classification("odd", 2)  # fedloom.task would choose the AUC
+    tasks = {"sort": fedloom.task(classes=3), "odd": accuracy, "far": fedloom.task()}
     fed = fedloom.Federation(clients=clients, tasks=tasks, test=part(x, sort | odd | far, 6))
     torch.manual_seed(2)
     net = fedloom.model(torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU()), heads="linear")

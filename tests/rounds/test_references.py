@@ -21,7 +21,7 @@ from fedloom.federation.rounds.federation import TOGETHER, BuiltFederation, Part
 from fedloom.methods import joint, trivial
 from fedloom.methods.method import InOnePlace
 from fedloom.stages import Identity
-from fedloom.tasks import BinaryClassification, Classification, Depth, Edge, Normals, Regression, Saliency, Semseg
+from fedloom.tasks import Classification, Depth, Edge, Normals, Regression, Saliency, Semseg
 from fedloom.training.rules import label_means
 from tests_support import POOLED, assert_same, load_recipe, outcome, stopped_after
 
@@ -103,7 +103,7 @@ def test_means_of_every_kind_of_label_by_hand() -> None:
 
     shares = constant(Classification("t", 3), [0, 0, -1], [1, 0])
     torch.testing.assert_close(shares.exp(), torch.tensor([0.75, 0.25, 1e-6]))
-    assert constant(BinaryClassification("t"), [0, 1, 1, 1]).exp().tolist() == pytest.approx([0.25, 0.75])
+    assert constant(Classification("t", 2), [0, 1, 1, 1]).exp().tolist() == pytest.approx([0.25, 0.75])
     target = torch.tensor([1.0, math.nan, 5.0])
     assert constant(Regression("t", mean=1.0, std=4.0), target).tolist() == [0.5]
     # the second pixel of the first row has no label: it gets the mean over all pixels

@@ -8,11 +8,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sklearn.metrics import accuracy_score, f1_score, roc_auc_score
+from sklearn.metrics import accuracy_score, f1_score
 from torch.nn.functional import cross_entropy
 
 from fedloom.errors import DataError
-from fedloom.tasks import BinaryClassification, Classification
+from fedloom.tasks import Classification
 
 
 @settings(max_examples=40)
@@ -36,33 +36,7 @@ def test_metrics_are_those_of_scikit_learn(seed, classes, n):
 
 
 def test_tasks_count_alike_unless_a_recipe_says_otherwise():
-    assert Classification("t", 3).weight == BinaryClassification("u").weight == 1
-
-
-@settings(max_examples=40)
-@given(st.integers(0, 10**6), st.integers(2, 60), st.sampled_from([torch.float32, torch.float64]))
-def test_auc_is_that_of_scikit_learn(seed, n, dtype):
-    rng = torch.Generator().manual_seed(seed)
-    output = torch.randint(-3, 4, (n, 2), generator=rng).to(dtype)  # many ties
-    target = torch.randint(-1, 2, (n,), generator=rng)
-    task = BinaryClassification("t")
-    assert task.head(3)(torch.zeros(5, 3)).shape == (5, 2)
-    metric = task.metric()
-    for part in torch.arange(n).split(7):
-        metric.update(output[part], target[part])
-    found = metric.compute()
-    assert set(found) == set(task.metrics) == {"auc", "accuracy", "macro_f1"}
-    assert (task.primary, task.metrics["auc"]) == ("auc", "max")
-    valid = target >= 0
-    if len(target[valid].unique()) < 2:
-        assert math.isnan(found["auc"])
-    else:
-        scores = output.softmax(1)[valid, 1].numpy()
-        assert found["auc"] == pytest.approx(roc_auc_score(target[valid].numpy(), scores))
-
-
-def test_auc_of_nothing_is_not_a_number():
-    assert all(math.isnan(value) for value in BinaryClassification("t").metric().compute().values())
+    assert Classification("t", 3).weight == 1
 
 
 def test_metric_names_have_directions():

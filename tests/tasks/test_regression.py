@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from fedloom.models.tasks.own import labelled
+from fedloom.models.tasks.scores import labelled
 from fedloom.tasks import Regression
 
 NAN = math.nan
@@ -52,7 +52,7 @@ def test_metrics_without_labels_or_spread_are_nan():
 
 def test_head_predicts_one_number():
     assert Regression("t").head(5)(torch.zeros(3, 5)).shape == (3, 1)
-    assert (Regression.primary, Regression.metrics[Regression.primary]) == ("rmse", "min")
+    assert (Regression("t").primary, Regression("t").metrics) == ("rmse", {"rmse": "min", "r2": "max"})
 
 
 @pytest.mark.parametrize(

@@ -243,7 +243,7 @@ def tables(
     import torch
 
     from fedloom.data.dataset import Dataset, TensorExamples
-    from fedloom.models.tasks.classification import BinaryClassification, Classification
+    from fedloom.models.tasks.classification import Classification
     from fedloom.models.tasks.regression import Regression
 
     keys = (features, targets, task_by)
@@ -285,7 +285,7 @@ def tables(
                     raise DataError(f"{where}: task {task!r} has no {split} example")
                 found[task] = torch.from_numpy(mine.astype(stored))
             if metric == "auc":
-                known.append(BinaryClassification(task))
+                known.append(Classification(task, 2, judge=("auc",)))
             elif not real:
                 with at(where):
                     known.append(Classification(task, classes))

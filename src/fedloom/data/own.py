@@ -27,7 +27,7 @@ from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share
 from fedloom.data.partition.dealing import by_rank, ids, set_apart
 from fedloom.data.partition.rules import as_partition
 from fedloom.models.tasks.own import Description
-from fedloom.models.tasks.task import Task
+from fedloom.models.tasks.task import IGNORE, Task
 
 FORMS = (
     "a torch Dataset with a length that gives (x, y), (x, {task: y}) or a mapping, a TensorDataset, (x, y) or "
@@ -513,14 +513,24 @@ def gathered(
         )
         for name, task in tasks.items()
     }
+    partly = {name for part in parts for name, column in part.labels.items() if not _labelled(column).all()}
+    annotated = {name: _labelled(labels[name]) for name in partly}
     held = [part.source for part in parts if isinstance(part.source, Tensor)]
     if len(held) == len(parts):
         inputs = torch.cat(held) if held else torch.zeros(0, *shape, dtype=dtype)
-        return TensorExamples(inputs, labels, domain)
+        return TensorExamples(inputs, labels, domain, annotated=annotated)
     key = next((part.key for part in parts if part.key is not None), None)
     items, count = Items(tuple(p.source for p in parts), shape, dtype, key), sum(map(len, parts))
     nbytes = sum(source.nbytes for source in held)
-    return ItemExamples(items, count, shape, labels, domain, prefetch=False, held=nbytes)
+    return ItemExamples(items, count, shape, labels, domain, annotated=annotated, prefetch=False, held=nbytes)
+
+
+def _labelled(column: Tensor) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return which examples have a label, of labels that are no classes; of classes the column itself tells."""
+    if column.ndim == 1 and not column.is_floating_point():
+        return np.ones(len(column), bool)
+    known = ~column.isnan() & (column != IGNORE) & (column != -1) if column.ndim > 1 else ~column.isnan()
+    return (known.flatten(1).any(1) if column.ndim > 1 else known).numpy()
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,7 +34,7 @@ from fedloom.methods.registry import ADDONS, CODECS
 from fedloom.models.build import build_model
 from fedloom.models.changes import changed
 from fedloom.models.multitask import MultiTask
-from fedloom.models.tasks.own import Own
+from fedloom.models.tasks.own import Own, judged
 from fedloom.models.tasks.task import Task
 from fedloom.training.stacked import pays
 
@@ -72,23 +72,25 @@ def with_options(dataset: Dataset, options: Mapping[str, Mapping[str, Any]]) -> 
         if name not in tasks:
             raise RecipeError(f"tasks.{name}: unknown task.{choices('Tasks', name, tasks)}")
         task = tasks[name].known
-        known = [f.name for f in fields(task) if f.name not in ("name", "channels")]
+        known = [f.name for f in fields(task) if f.name not in ("name", "channels", "judge")]
         for key in changes:
             if key not in (*known, *OWN):
                 every = [*known, *OWN]
                 raise RecipeError(f"tasks.{name}.{key}: unknown option.{choices('Options', key, every)}")
         try:
             usual = {key: value for key, value in changes.items() if key not in OWN}
-            base = TypeAdapter(type(task)).validate_python({**asdict(task), **usual})
+            chosen = {"judge": judged(f"tasks.{name}", changes["metric"])} if "metric" in changes else {}
+            base = TypeAdapter(type(task)).validate_python({**asdict(task), **usual, **chosen})
         except ValidationError as error:
             wrong = error.errors()[0]
             raise RecipeError(f"tasks.{name}.{wrong['loc'][0]}: {wrong['input']!r} found: {wrong['msg']}") from None
-        tasks[name] = tasks[name].on(base) if usual == changes else _own(base, changes)
+        tasks[name] = _own(base, changes) if changes.keys() & {"loss", "metrics"} else tasks[name].on(base)
     return replace(dataset, tasks=tuple(tasks.values()))
 
 
-OWN = ("loss", "metrics")
-"""Options of every task: a name of the form package.module:name, and {metric: such a name, or [name, "min"]}."""
+OWN = ("loss", "metrics", "metric")
+"""Options of every task: a name of the form package.module:name; {metric: such a name, or [name, "min"]}; the name of
+the metric that stands for the task, or some names."""
 
 
 def _own(base: Task, changes: Mapping[str, Any]) -> Task:

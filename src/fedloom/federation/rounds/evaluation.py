@@ -14,6 +14,8 @@ from fedloom.training.loop import channels_last
 
 Scores = dict[str, dict[str, float]]
 """Task -> metric -> value; "loss" is the unweighted mean loss."""
+Kept = dict[str, tuple[Tensor, Tensor]]
+"""Task -> outputs and labels of all examples, of tasks whose metrics need all of them at once."""
 
 
 def evaluate(
@@ -23,11 +25,12 @@ def evaluate(
     batch_size: int,
     innermost: bool = True,
     costly: bool = False,
+    kept: Kept | None = None,
 ) -> Scores:
     """Metrics of every task, accumulated over the examples that have a label of it; nan if there are none.
 
     `innermost`: images are given to the model with the channels last in memory, as in training. `costly`: measure what
-    takes long too (see `fedloom.models.tasks.metrics.Measure.costly`).
+    takes long too (see `fedloom.models.tasks.metrics.Measure.costly`). `kept` receives what metrics keep.
     """
     scores: Scores = {}
     for labelled, names in part.by_labels(tasks):
@@ -41,6 +44,8 @@ def evaluate(
         size = len(labelled)
         for name in names:
             scores[name] = {**metrics[name].compute(), "loss": losses[name] / size if size else float("nan")}
+            if kept is not None and (whole := metrics[name].kept) is not None:
+                kept[name] = whole
     return {name: scores[name] for name in tasks}
 
 

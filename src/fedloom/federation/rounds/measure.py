@@ -19,9 +19,9 @@ from fedloom.federation.rounds.federation import BuiltClient
 from fedloom.federation.rounds.loading import for_task, load, load_personal, pack_tasks
 from fedloom.federation.rounds.messages import Message
 from fedloom.federation.rounds.server import model_of
-from fedloom.federation.rounds.worker import EvalJob, Executor, TrainDone
+from fedloom.federation.rounds.worker import POOL, EvalJob, Executor, TrainDone
 from fedloom.federation.runs.folder import RunFolder
-from fedloom.federation.runs.reader import WITHHELD
+from fedloom.federation.runs.reader import POOLED, WITHHELD
 from fedloom.training.flat import FlatModel
 
 Record = dict[str, Any]
@@ -59,8 +59,8 @@ class MeasuredGroup:
     def job(self, key: int, round: int, costly: bool = False) -> EvalJob:
         """The job that measures it, with the metrics that take long if `costly`."""
         m = self.model
-        personal = m.name == "personal"
-        return EvalJob(key, m.message, m.state, self.client, self.split, self.tasks, round, personal, m.task, costly)
+        about = m.message, m.state, self.client, self.split, self.tasks, round, m.name == "personal", m.task
+        return EvalJob(key, *about, costly, pool=True)
 
 
 def models_for(built: Built, state: State, client: str, shared: dict[str | None, Message] | None = None) -> list[Model]:
@@ -125,7 +125,34 @@ def measure(
     for number, g in enumerate(entries):
         for client, model in g.members if results.get(number) else ():  # a remote client may not have answered
             records += records_of(client, model.name, g.split, results[number], model.tasks)
-    return sorted(records, key=lambda r: (r["client"], r["model"], r["split"], r["task"], r["metric"]))
+    records.sort(key=lambda r: (r["client"], r["model"], r["split"], r["task"], r["metric"]))
+    return records + pooled(built, [(g, results.get(number, {})) for number, g in enumerate(entries)])
+
+
+def pooled(built: Built, measured: Sequence[tuple[MeasuredGroup, Mapping[str, Any]]]) -> list[Record]:
+    """Return records, of no client, of the chosen metrics over the examples of all clients of a task together.
+
+    There are none where clients share their examples, for then each client's number is that of all, nor where one
+    withholds its outputs, as nodes do.
+    """
+    groups: dict[tuple[str, str, str], list[tuple[MeasuredGroup, Mapping[str, Any]]]] = {}
+    for g, scores in measured:
+        for task in g.tasks:
+            groups.setdefault((g.model.name, g.split, task), []).append((g, scores.get(POOL, {})))
+    records: list[Record] = []
+    for (model, split, task), parts in sorted(groups.items(), key=lambda item: item[0]):
+        known = next(t for t in built.federation.tasks if t.name == task)
+        places = {id(g.members[0][0].part(split)) for g, _ in parts}
+        kept = [kept[task] for _, kept in parts if task in kept]
+        whole = all(task in kept or not len(g.members[0][0].part(split).of(task)) for g, kept in parts)
+        if len(parts) == 1 or len(places) < len(parts) or len(kept) < 2 or not whole:
+            continue
+        metric = known.metric()
+        for output, target in kept:
+            metric.update(output, target)
+        about = {"client": None, "task": task, "model": model, "split": split, "data": f"all clients' {split}"}
+        records += [{**about, "metric": POOLED + name, "value": metric.compute()[name]} for name in known.known.judge]
+    return records
 
 
 def complete(built: Built, executor: Executor, folder: RunFolder, kept: State) -> None:
@@ -202,7 +229,7 @@ def train_seconds(done: Iterable[TrainDone]) -> dict[str, float]:
 
 
 def records_of(client: BuiltClient, model: str, split: str, scores: Scores, tasks: Sequence[str]) -> list[Record]:
-    """The lines of a client's scores."""
+    """The lines of a client's scores; none of a task of which its examples have no label."""
     data = f"{client.part(split).name} {split}"
     return [
         {
@@ -215,6 +242,7 @@ def records_of(client: BuiltClient, model: str, split: str, scores: Scores, task
             "data": data,
         }
         for task in tasks
+        if len(client.part(split).of(task)) or not client.counted
         for metric, value in scores[task].items()
     ]
 

@@ -16,7 +16,7 @@ from fedloom.core.errors import UserError
 from fedloom.core.machine import keep_memory
 from fedloom.federation.recipes.runtime import Evaluation
 from fedloom.federation.rounds.client import ClientRound, finish, part_of, tune
-from fedloom.federation.rounds.evaluation import Scores, answers, confusions, evaluate
+from fedloom.federation.rounds.evaluation import Kept, Scores, answers, confusions, evaluate
 from fedloom.federation.rounds.federation import BuiltClient, BuiltFederation, Part
 from fedloom.federation.rounds.loading import for_task, load, load_personal
 from fedloom.federation.rounds.messages import Message, Payload
@@ -58,6 +58,10 @@ class Setup:
         return part_of(self.method)(self.method, model, self.federation, client, ctx, settings, attack)
 
 
+POOL = ""
+"""The key, beside the tasks' names, of outputs and labels among the scores of a job."""
+
+
 @dataclass(frozen=True, eq=False)
 class TrainJob:
     """Train one client."""
@@ -73,7 +77,8 @@ class EvalJob:
     """Measure one model on one client's split. `tasks` may be more than the client's, because splits may be shared.
 
     `personal` asks for the client's own model, tuned as the method says; `task` for the model of that task, if each
-    task has one; `costly` for the metrics that take long too.
+    task has one; `costly` for the metrics that take long too; `pool` for outputs and labels, under the key POOL of
+    the scores, of the tasks whose metrics are also computed over the examples of several clients together.
     """
 
     key: int
@@ -86,6 +91,7 @@ class EvalJob:
     personal: bool = False
     task: str | None = None
     costly: bool = False
+    pool: bool = False
 
     def same_model(self, other: EvalJob) -> bool:
         """Whether both measure one model, as far as one can see without a look at it."""
@@ -194,7 +200,10 @@ class Worker:
         with self._loaded(job) as part:
             tasks = {name: self.tasks[name] for name in job.tasks}
             how = s.evaluation.batch_size, s.training.channels_last, job.costly
-            return job.key, evaluate(self.model, part, tasks, *how)
+            kept: Kept = {}
+            scores: dict[str, Any] = {**evaluate(self.model, part, tasks, *how, kept)}
+            judged = {name: list(kept[name]) for name in kept if tasks[name].known.judge}
+            return job.key, {**scores, POOL: judged} if job.pool and judged else scores
 
     def look(self, job: LookJob) -> tuple[int, Answers]:
         """Confusions and answers of one model, with the job's key."""

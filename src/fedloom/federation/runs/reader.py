@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,6 +26,8 @@ def index_of(round: int | str) -> str:
 
 DIAGNOSTICS = "diagnostics"
 """Diagnostics of the updates' agreement: the kind of these records, and the name of their file."""
+POOLED = "pooled "
+"""Before a metric's name: it is over the examples of all clients together, and not a mean over clients."""
 WITHHELD = "withheld"
 """The kind of a round's records that say which clients' nodes keep which numbers (`what`) to themselves."""
 NOTHING, GAVE_UP = "nothing learned", "gave up"
@@ -61,18 +63,31 @@ class Final:
     """The numbers of a run's kept model, with the model, the data and the round that they belong to."""
 
     values: Mapping[str, Mapping[str, float]]
-    """Task -> metric -> mean over the clients that hold the task; nan if a client's value is nan."""
+    """Task -> metric -> mean over the clients that have a value; nan where none has."""
     split: str
     round: int
     model: str
     """'personal', 'global', or 'personal and global' if only some clients have a personal model."""
     data: tuple[str, ...]
     """Whose data was used, as the run recorded it."""
+    without: Mapping[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
+    """(task, metric) -> how many of how many clients have no value, because their labels do not determine it."""
 
     @property
     def caption(self) -> str:
         """Which model, whose data, which round, and what is averaged."""
-        return f"{self.model} model, {', '.join(self.data)} data, round {self.round}, mean over a task's clients"
+        told = f"{self.model} model, {', '.join(self.data)} data, round {self.round}, mean over a task's clients"
+        if any(metric.startswith(POOLED) for values in self.values.values() for metric in values):
+            told += "; pooled: over the examples of all of them"
+        return "; ".join([told, *self.gaps()])
+
+    def gaps(self, metrics: Collection[str] | None = None) -> list[str]:
+        """Return a phrase for each number, of some metrics or all, that some clients lack."""
+        return [
+            f"{metric} of {task}: no value at {few} of {every} clients"
+            for (task, metric), (few, every) in self.without.items()
+            if metrics is None or metric in metrics
+        ]
 
 
 class Sent(NamedTuple):
@@ -155,7 +170,7 @@ class Run:
 
     def direction(self, task: str, metric: str) -> str:
         """'max' where more of a metric is better, else 'min'; losses, which run.json does not list, are 'min'."""
-        return str(self.info["tasks"][task]["metrics"].get(metric, "min"))
+        return str(self.info["tasks"][task]["metrics"].get(metric.removeprefix(POOLED), "min"))
 
     @property
     def seed(self) -> int:
@@ -274,18 +289,26 @@ class Run:
     def _final(self, values: Mapping[tuple[Any, str, str], Mapping[str, Any]], split: str, round: int) -> Final:
         """The means over clients of one round's entries."""
         each: dict[tuple[str, str], list[float]] = defaultdict(list)
-        for (_, task, metric), entry in values.items():
-            each[task, metric].append(number_of(entry["value"]))
+        gaps: dict[tuple[str, str], int] = defaultdict(int)
+        for (client, task, metric), entry in values.items():
+            loss = values.get((client, task, "loss"))
+            if entry["value"] is None and loss is not None and loss["value"] is not None:
+                gaps[task, metric] += 1
+            else:
+                each[task, metric].append(number_of(entry["value"]))
         means: dict[str, dict[str, float]] = defaultdict(dict)
-        for task, metric in sorted(each):
-            means[task][metric] = sum(each[task, metric]) / len(each[task, metric])
+        for task, metric in sorted(each.keys() | gaps.keys()):
+            known = each[task, metric]
+            means[task][metric] = sum(known) / len(known) if known else math.nan
+        without = {key: (few, few + len(each[key])) for key, few in sorted(gaps.items())}
         used = {v["model"] for v in values.values()}
         return Final(
             {task: means[task] for task in self.info["tasks"] if task in means},
             split,
             round,
             " and ".join(sorted(used, reverse=True)),
-            tuple(sorted({str(v["data"]) for v in values.values() if v.get("data")})),
+            tuple(sorted({str(v["data"]) for v in values.values() if v.get("data") and v["client"] is not None})),
+            without,
         )
 
     @cached_property

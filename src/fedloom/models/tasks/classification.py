@@ -1,8 +1,8 @@
-"""One label per example: cross entropy, accuracy and macro-F1, and for two classes the area under the ROC curve."""
+"""One label per example: cross entropy, accuracy and macro-F1."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from fedloom.core.errors import DataError
 from fedloom.core.machine import need_memory
+from fedloom.models.tasks import scores
 from fedloom.models.tasks.task import Direction, Metric, Task
 
 
@@ -54,11 +55,17 @@ class Classification(Task):
 
     kind: ClassVar[str] = "classification"
     masks: ClassVar[bool] = True
-    metrics: ClassVar[Mapping[str, Direction]] = {"accuracy": "max", "macro_f1": "max"}
-    primary: ClassVar[str] = "accuracy"
+    usual: ClassVar[str] = "accuracy"
+    chosen_from: ClassVar[Collection[str]] = tuple(scores.CLASSES)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         need_memory(8 * self.channels**2, f"task {self.name!r}: the confusion matrix of {self.channels} classes")
+
+    @property
+    def metrics(self) -> Mapping[str, Direction]:
+        """The chosen ones, accuracy and macro-F1."""
+        return {**scores.directions(self.judge, scores.CLASSES), "accuracy": "max", "macro_f1": "max"}
 
     def head(self, features: int) -> nn.Module:
         """A linear layer from the features to one logit per class."""
@@ -70,9 +77,10 @@ class Classification(Task):
         # A mean over no label would be 0/0; the sum over none is zero and keeps its gradient path.
         return total / (target >= 0).sum().clamp(min=1)
 
-    def metric(self) -> ConfusionMetric:
-        """A new confusion matrix."""
-        return ConfusionMetric(self.name, self.channels)
+    def metric(self) -> Metric:
+        """A new confusion matrix, which also keeps outputs where metrics were chosen."""
+        usual = ConfusionMetric(self.name, self.channels)
+        return scores.Kept(usual, self.judge, scores.CLASSES) if self.judge else usual
 
     def sums(self, target: Tensor) -> tuple[Tensor, Tensor]:
         """Examples of each class (C), and labelled ones (1)."""
@@ -87,44 +95,3 @@ class Classification(Task):
 def log_share(p: Tensor) -> Tensor:
     """Its logarithm; shares below a millionth count as one."""
     return p.clamp(min=1e-6).log()
-
-
-class RankMetric(ConfusionMetric):
-    """Also the area under the ROC curve (AUC) of class 1 against class 0; keeps one number an example."""
-
-    def __init__(self, task: str) -> None:
-        super().__init__(task, 2)
-        self.scores: list[Tensor] = []
-        self.truth: list[Tensor] = []
-
-    def update(self, output: Tensor, target: Tensor) -> None:
-        """Take logits (B x 2) and labels (B, 0 or 1, -1 = unlabelled)."""
-        super().update(output, target)
-        valid = target >= 0
-        self.scores.append((output[valid, 1] - output[valid, 0]).detach().cpu().double())
-        self.truth.append(target[valid].cpu() == 1)
-
-    def compute(self) -> dict[str, float]:
-        """`auc`: how often a positive example scores above a negative one, a tie counting half (Mann and Whitney).
-
-        nan where only one class occurs. Accuracy and macro-F1 come with it.
-        """
-        scores, truth = (torch.cat(parts) if parts else torch.zeros(0) for parts in (self.scores, self.truth))
-        positive, negative = scores[truth.bool()], scores[~truth.bool()].sort().values
-        above = torch.searchsorted(negative, positive) + torch.searchsorted(negative, positive, right=True)
-        pairs = 2 * len(positive) * len(negative)
-        return {"auc": int(above.sum()) / pairs if pairs else float("nan"), **super().compute()}
-
-
-@dataclass(frozen=True)
-class BinaryClassification(Classification):
-    """A task with two classes whose examples are ranked, as where positives are rare: its own metric is the AUC."""
-
-    channels: int = 2
-
-    metrics: ClassVar[Mapping[str, Direction]] = {"auc": "max", **Classification.metrics}
-    primary: ClassVar[str] = "auc"
-
-    def metric(self) -> RankMetric:
-        """New scores and a new confusion matrix."""
-        return RankMetric(self.name)

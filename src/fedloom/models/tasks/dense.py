@@ -67,6 +67,7 @@ class DenseTask(Task):
     """Numbers of channels that make sense; any where empty."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.widths and self.channels not in self.widths:
             wanted = " or ".join(map(str, self.widths))
             raise RecipeError(f"task {self.name!r}: {self.kind} has {wanted} channels, not {self.channels}")
@@ -117,7 +118,7 @@ class Semseg(DenseTask):
     kind: ClassVar[str] = "semseg"
     label: ClassVar[Label] = "classes"
     metrics: ClassVar[Mapping[str, Direction]] = {"miou": "max", "pixel_accuracy": "max"}
-    primary: ClassVar[str] = "miou"
+    usual: ClassVar[str] = "miou"
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """`losses.cross_entropy`."""
@@ -158,7 +159,7 @@ class Saliency(BinaryTask):
 
     kind: ClassVar[str] = "saliency"
     metrics: ClassVar[Mapping[str, Direction]] = {"maxf": "max", "max_iou": "max"}
-    primary: ClassVar[str] = "maxf"
+    usual: ClassVar[str] = "maxf"
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """`losses.balanced_bce`."""
@@ -185,7 +186,7 @@ class Normals(DenseTask):
         "within_22_5": "max",
         "within_30": "max",
     }
-    primary: ClassVar[str] = "merr"
+    usual: ClassVar[str] = "merr"
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """`losses.normals_l1`."""
@@ -219,7 +220,7 @@ class Depth(DenseTask):
         **dict.fromkeys(("rmse", "mae", "rel"), "min"),
         **dict.fromkeys(("delta1", "delta2", "delta3"), "max"),
     }
-    primary: ClassVar[str] = "rmse"
+    usual: ClassVar[str] = "rmse"
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """`losses.depth_l1`."""
@@ -268,7 +269,7 @@ class Edge(BinaryTask):
         return {"odsf": "max", **plain} if self.ods else plain
 
     @property
-    def primary(self) -> str:
+    def usual(self) -> str:  # type: ignore[override]
         """`odsf` where it is measured, `edge_f_plain` elsewhere."""
         return next(iter(self.metrics))
 

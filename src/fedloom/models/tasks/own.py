@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fedloom.core.errors import DataError, RecipeError
+from fedloom.models.tasks.scores import Kept, labelled
 from fedloom.models.tasks.task import Direction, Metric, Task
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -48,52 +49,35 @@ class Measured:
         return Measured(name, score, direction)
 
 
-class OwnMetric(Metric):
+class OwnMetric(Kept):
     """The task's usual metrics and those of one's own, over all examples that it is shown."""
 
     def __init__(self, task: Own) -> None:
-        self.task, self.usual = task, task.base.metric()
-        self.outputs: list[Tensor] = []
-        self.targets: list[Tensor] = []
+        super().__init__(task.base.metric(), (), {})
+        self.task = task
         self.objects = {m.name: copy.deepcopy(m.score) for m in task.measured if hasattr(m.score, "compute")}
         for each in self.objects.values():
             each.reset()
 
     def update(self, output: Tensor, target: Tensor) -> None:
         """Take one batch: torchmetrics objects are updated; for functions outputs and labels are kept."""
-        self.usual.update(output, target)
-        output, target = labelled(output.detach().cpu(), target.cpu())
-        if not len(target):
-            return
-        for name, each in self.objects.items():
-            with self.task.blamed(f"metric {name!r}", output, target):
-                each.update(output, target)
-        self.outputs.append(output)
-        self.targets.append(target)
+        seen = len(self.targets)
+        super().update(output, target)
+        for output, target in zip(self.outputs[seen:], self.targets[seen:], strict=True):
+            for name, each in self.objects.items():
+                with self.task.blamed(f"metric {name!r}", output, target):
+                    each.update(output, target)
 
     def compute(self) -> dict[str, float]:
         """One's own metrics, then the usual ones; nan where there was no label."""
         found = dict.fromkeys((m.name for m in self.task.measured), float("nan"))
-        if self.targets:
-            output, target = torch.cat(self.outputs), torch.cat(self.targets)
+        if self.kept is not None:
+            output, target = self.kept
             for m in self.task.measured:
                 with self.task.blamed(f"metric {m.name!r}", output, target):
                     made = self.objects[m.name].compute() if m.name in self.objects else m.score(output, target)
                     found[m.name] = float(made)
         return {**self.usual.compute(), **found}
-
-    @property
-    def confusion(self) -> Tensor | None:
-        """As the task's usual metric has it."""
-        return self.usual.confusion
-
-
-def labelled(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """The examples of a batch that have a label. Labels that are maps are left as they are."""
-    if target.ndim > 1:
-        return output, target
-    have = ~target.isnan() if target.is_floating_point() else target >= 0
-    return (output, target) if bool(have.all()) else (output[have], target[have])
 
 
 @dataclass(frozen=True)
@@ -206,6 +190,7 @@ class Description:
     loss: Any
     metrics: Mapping[str, Any] | None
     weight: float
+    judge: tuple[str, ...]
 
     def named(self, name: str) -> Task:
         """The task of this name."""
@@ -213,10 +198,19 @@ class Description:
         from fedloom.models.tasks.regression import Regression
 
         if self.classes is None:
-            base: Task = Regression(name, weight=self.weight)
+            base: Task = Regression(name, weight=self.weight, judge=self.judge)
         else:
-            base = Classification(name, self.classes, self.weight)
+            judge = self.judge or (("auc",) if self.classes == 2 else ())
+            base = Classification(name, self.classes, self.weight, judge=judge)
         return Own.of(base, self.loss, self.metrics)
+
+
+def judged(where: str, metric: Any) -> tuple[str, ...]:
+    """Return the names of chosen metrics, from one name, some or None. Raises RecipeError for anything else."""
+    names = () if metric is None else (metric,) if isinstance(metric, str) else metric
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise RecipeError(f"{where}: metric={metric!r} found, expected a metric's name such as 'auc', or some")
+    return tuple(dict.fromkeys(names))
 
 
 def task(
@@ -225,6 +219,7 @@ def task(
     loss: Loss | None = None,
     metrics: Mapping[str, Any] | None = None,
     weight: float = 1.0,
+    metric: str | Sequence[str] | None = None,
 ) -> Description:
     """A task for `fl.Federation(tasks={name: task(...)})`: `classes` classes an example, or without it a real number.
 
@@ -236,6 +231,9 @@ def task(
               updated over the data set; (either, "min") where less is better. The first one stands for the task in
               tables; accuracy and macro-F1, or RMSE and R2, are measured too
     weight    of the task's loss
+    metric    the metric that stands for the task in tables, by its name, or some, of which the first does. Of classes:
+              auc, pr-auc, balanced-accuracy, brier, calibration, accuracy; of numbers: rmse, mae, r2. By default auc
+              of two classes, accuracy of more, and rmse
 
     Raises RecipeError for a number of classes below 2, a weight below 0, or what is no function.
     """
@@ -245,6 +243,6 @@ def task(
         )
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < float("inf"):
         raise RecipeError(f"task: weight={weight!r} found, expected a number of at least 0")
-    made = Description(classes, loss, metrics, weight)
+    made = Description(classes, loss, metrics, weight, judged("task", metric))
     made.named("task")  # what is no function is said here
     return made

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -11,6 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from fedloom.models.tasks import scores
 from fedloom.models.tasks.task import Direction, Metric, Task
 
 
@@ -56,8 +57,13 @@ class Regression(Task):
 
     kind: ClassVar[str] = "regression"
     masks: ClassVar[bool] = True
-    metrics: ClassVar[Mapping[str, Direction]] = {"rmse": "min", "r2": "max"}
-    primary: ClassVar[str] = "rmse"
+    usual: ClassVar[str] = "rmse"
+    chosen_from: ClassVar[Collection[str]] = tuple(scores.NUMBERS)
+
+    @property
+    def metrics(self) -> Mapping[str, Direction]:
+        """The chosen ones, RMSE and R2."""
+        return {**scores.directions(self.judge, scores.NUMBERS), "rmse": "min", "r2": "max"}
 
     def head(self, features: int) -> nn.Module:
         """A linear layer from the features to the standardised target."""
@@ -78,6 +84,11 @@ class Regression(Task):
         """The standardised mean."""
         return (mean - self.mean) / self.std
 
-    def metric(self) -> SquaredError:
-        """New sums."""
-        return SquaredError(self.mean, self.std)
+    def metric(self) -> Metric:
+        """New sums, which also keep outputs where metrics were chosen."""
+        usual = SquaredError(self.mean, self.std)
+        return scores.Kept(usual, self.judge, scores.NUMBERS, self._in_units) if self.judge else usual
+
+    def _in_units(self, output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Return predictions (N) and labels (N) in the labels' own unit."""
+        return output[:, 0].double() * self.std + self.mean, target.double()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal
 
 from pydantic import Field
+
+from fedloom.core.errors import RecipeError, choices
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -33,6 +35,11 @@ class Metric(ABC):
         return self
 
     @property
+    def kept(self) -> tuple[Tensor, Tensor] | None:
+        """All outputs and labels that were seen, where the metric keeps them and has seen any."""
+        return None
+
+    @property
     def confusion(self) -> Tensor | None:
         """Counts of everything seen, truth x prediction (C x C, int64), where the task has classes."""
         return None
@@ -40,13 +47,23 @@ class Metric(ABC):
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """One task. `channels` is the width of the head's output, `weight` the default loss weight."""
+    """One task. `channels` is the width of the head's output, `weight` the default loss weight.
+
+    `judge` names the metrics that were chosen for the task; the first stands for it. Recipes and `fl.task` call it
+    `metric`.
+    """
 
     name: str
     channels: int
     weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
 
+    judge: tuple[str, ...] = field(default=(), kw_only=True)
+
     kind: ClassVar[str]
+    usual: ClassVar[str]
+    """The metric that stands for the task where none was chosen."""
+    chosen_from: ClassVar[Collection[str]] = ()
+    """Names of metrics that can be chosen beside `metrics`."""
     dense: ClassVar[bool] = False
     """Whether the answer is one per pixel (B x channels x H x W) and not one per example."""
     masks: ClassVar[bool] = False
@@ -59,9 +76,15 @@ class Task(ABC):
         """Metric name -> whether larger ("max") or smaller ("min") is better; may be a class variable."""
 
     @property
-    @abstractmethod
     def primary(self) -> str:
-        """The metric that stands for the task in Delta_m; may be a class variable."""
+        """The metric that stands for the task in tables and Delta_m."""
+        return self.judge[0] if self.judge else self.usual
+
+    def __post_init__(self) -> None:
+        known = dict.fromkeys((*self.chosen_from, *self.metrics)) if self.judge else {}
+        for name in self.judge:
+            if name not in self.chosen_from and name not in self.metrics:
+                raise RecipeError(f"task {self.name!r}: unknown metric {name!r}.{choices('Metrics', name, known)}")
 
     @property
     def known(self) -> Task:

@@ -16,7 +16,7 @@ from fedloom.core.extras import need
 from fedloom.core.settings.names import differs, value_at
 from fedloom.federation.recipes import schema
 from fedloom.federation.recipes.runtime import FlowerSettings
-from fedloom.federation.runs.reader import IN_VAIN, Run, TaskMetric, human_bytes
+from fedloom.federation.runs.reader import IN_VAIN, POOLED, Run, TaskMetric, human_bytes
 from fedloom.study.delta import delta_m, without_base
 from fedloom.study.tables.estimate import CUT, Estimate, clear_best
 from fedloom.study.tables.results import Column, Results, Side, at_trivial, note
@@ -39,6 +39,7 @@ class RunSet(Side):
     """Runs that differ only in the seed, in the order of their seeds."""
 
     cells: Mapping[TaskMetric, Estimate] = field(default_factory=dict)
+    """The means over clients, and, of metrics that runs also have of all clients' examples together, those."""
     delta: Estimate | None = None
     pairing: str = ""
     """How the seeds were matched with the base's."""
@@ -63,6 +64,11 @@ class Comparison(Sheeted):
         return self.results.rows[""]
 
     @property
+    def lines(self) -> tuple[TaskMetric, ...]:
+        """The rows, each followed by the same metric over the examples of all clients, where all runs have it."""
+        return tuple(self.columns[0].cells)
+
+    @property
     def untold(self) -> tuple[str, ...]:
         """The tasks on which no method is better than the trivial answer, so that Delta_m leaves them out."""
         return tuple(self.results.untold.get("", ()))
@@ -70,10 +76,11 @@ class Comparison(Sheeted):
     @property
     def caption(self) -> str:
         """Which split, whose data, which model, and what is averaged."""
+        pooled = "; pooled: over the examples of all these clients" if len(self.lines) > len(self.rows) else ""
         data = sorted({d for c in self.columns for f in c.finals.values() for d in f.data})
         seeds = f"; ± 95 % t-interval over seeds, {CUT}" if any(len(c.runs) > 1 for c in self.columns) else ""
         where = f"{self.results.split} split ({', '.join(data) or 'data not stated'})"
-        return f"{where}, mean over the clients with the task{seeds}."
+        return f"{where}, mean over the clients with the task{pooled}{seeds}."
 
     def best(self, row: TaskMetric) -> set[str]:
         """Labels of the best columns of a row, see `clear_best`."""
@@ -91,7 +98,7 @@ class Comparison(Sheeted):
         """One line per run set and task, and one with the metric `delta_m`; numbers in full precision."""
         found: list[list[Cell]] = []
         for c in self.columns:
-            lines = [(r.task, r.metric, r.direction, c.cells[r]) for r in self.rows]
+            lines = [(r.task, r.metric, r.direction, c.cells[r]) for r in self.lines]
             if c.delta is not None:
                 lines.append(("", "delta_m", "max", c.delta))
             tail = (tuple(c.runs), self.results.split, c.model, c.total("up"), c.total("down"))
@@ -113,7 +120,7 @@ class Comparison(Sheeted):
     def _lines(self) -> list[tuple[str, ...]]:
         """A line for each task, and what there is to say about each column."""
         lines = []
-        for row in self.rows:
+        for row in self.lines:
             best = self.best(row)
             texts = ((Best if c.label in best else str)(c.cells[row].of_metric(row.metric)) for c in self.columns)
             lines.append((f"{row}{' †' if row.task in self.untold else ''}", *texts))
@@ -157,6 +164,7 @@ def compare(
     notes = _comparable(ordered)
     rows = read[0].judged_by(metric).judged
     columns = [_column(label, group, rows, split) for label, group in zip(labels_of(ordered), ordered, strict=True)]
+    columns = _with_pooled(columns, rows)
     notes += _finals_notes(columns)
     reference = columns[0] if base is None else _find(columns, base)
     untold: list[str] = []
@@ -194,6 +202,22 @@ def _column(label: str, runs: Sequence[Run], rows: Sequence[TaskMetric], split: 
     }
     cells = {row: Estimate.of([by_task[row.task] for by_task in values.values()]) for row in rows}
     return RunSet(label, {run.seed: run for run in runs}, finals, values, cells=cells)
+
+
+def _with_pooled(columns: Sequence[RunSet], rows: Sequence[TaskMetric]) -> list[RunSet]:
+    """Return the columns with each metric over the examples of all clients below its mean, where every run has it."""
+    more = {row: TaskMetric(row.task, POOLED + row.metric, row.direction) for row in rows}
+    finals = [final.values for column in columns for final in column.finals.values()]
+    more = {row: also for row, also in more.items() if all(also.metric in v.get(row.task, {}) for v in finals)}
+    made = []
+    for column in columns:
+        cells = {}
+        for row in rows:
+            cells[row] = column.cells[row]
+            if also := more.get(row):
+                cells[also] = Estimate.of([final.values[row.task][also.metric] for final in column.finals.values()])
+        made.append(replace(column, cells=cells))
+    return made
 
 
 def _with_delta(column: RunSet, base: RunSet, directions: Mapping[str, str], notes: list[str]) -> RunSet:
@@ -264,6 +288,8 @@ def _finals_notes(columns: Sequence[RunSet]) -> list[str]:
         notes.append("Not the same kind of model in all columns: see 'model'.")
     if len({final.data for c in columns for final in c.finals.values()}) > 1:
         notes.append("Not the same kind of data in all columns.")
+    gaps = {gap for c in columns for final in c.finals.values() for gap in final.gaps({r.metric for r in c.cells})}
+    notes += [f"{gap}." for gap in sorted(gaps)]
     return notes
 
 

@@ -9,10 +9,13 @@ from functools import cache
 from statistics import mean, stdev
 from typing import TypeVar
 
+from fedloom.federation.runs.reader import POOLED
+
 Name = TypeVar("Name", bound=Hashable)
 CUT = "of fractions cut off at 0 and 1"
 FRACTIONS = frozenset(
     {"accuracy", "macro_f1", "auc", "miou", "pixel_accuracy", "maxf", "max_iou", "odsf", "edge_f_plain"}
+    | {"pr-auc", "balanced-accuracy", "brier", "calibration"}
     | {"within_11_25", "within_22_5", "within_30", "delta1", "delta2", "delta3"}
 )
 """Metrics that are fractions: their intervals end at 0 and 1."""
@@ -40,7 +43,7 @@ class Estimate:
     def ends(self, metric: str) -> tuple[float, float]:
         """The interval's ends, of a fraction cut off at 0 and 1; nan where there is no interval."""
         low, high = self.mean - self.half, self.mean + self.half
-        if metric not in FRACTIONS or not 0 <= self.mean <= 1 or math.isnan(self.half):
+        if metric.removeprefix(POOLED) not in FRACTIONS or not 0 <= self.mean <= 1 or math.isnan(self.half):
             return low, high
         return max(0.0, low), min(1.0, high)
 

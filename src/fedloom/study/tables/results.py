@@ -30,6 +30,11 @@ SPOKEN = {
     "odsf": ("odsF", ""),
     "merr": ("mErr", "degrees"),
     "rmse": ("RMSE", "metres"),
+    "pr-auc": ("PR-AUC", ""),
+    "balanced-accuracy": ("balanced accuracy", ""),
+    "brier": ("Brier score", ""),
+    "calibration": ("calibration error", ""),
+    "r2": ("R²", ""),
     "edge_f_plain": ("F", ""),
     "auc": ("AUC", ""),
 }
