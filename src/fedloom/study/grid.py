@@ -43,14 +43,14 @@ Changes = dict[str, Any]
 """Dotted recipe key -> value, as KEY=VALUE sets it: a whole section is replaced, a key in it is changed."""
 
 
-Reference = Literal["separate", "joint", "joint-by-task", "simple", "trivial"]
-"""The methods `separate`, `joint` (for all tasks at once and for each alone), `simple` and `trivial`."""
+Reference = Literal["joint", "joint-by-task", "separate", "simple", "trivial"]
+"""The methods `joint` (for all tasks at once and for each alone), `separate`, `simple` and `trivial`."""
 
 _POOLED: dict[str, Any] = {"evaluation.models": ["global"], "peers": None}
 CHANGES: dict[Reference, Changes] = {
-    "separate": {"method": "separate", "peers": None},
     "joint": {"method": "joint", **_POOLED},
     "joint-by-task": {"method": {"name": "joint", "by": "task"}, **_POOLED},
+    "separate": {"method": "separate", "peers": None},
     "simple": {"method": "simple", "peers": None},
     "trivial": {
         "method": "trivial",
