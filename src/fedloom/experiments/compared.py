@@ -146,9 +146,8 @@ class _Question:
         columns = dict(zip(chosen, made.columns, strict=True))
         judged = put_side_by_side(folders, None, "val", metric) if self._validated(folders[0]) else None
         best = _best({} if judged is None else dict(zip(chosen, judged.columns, strict=True)), made.rows)
-        said = (
-            answer(columns, made.rows, best) if best is not None else ["No validation data: no method is recommended."]
-        )
+        unjudged = ["No validation data, so no way of training together is recommended."]
+        said = unjudged if best is None else answer(columns, made.rows, best)
         return replace(made, notes=(*made.notes, *notes, *said, f"The runs: {self.home}"))
 
     def _tuned(self, name: str, changes: Changes, notes: list[str]) -> Changes:
@@ -167,6 +166,7 @@ class _Question:
                     folder = self._run(label, self._recipe({**changes, **trial}, seed), place)
                     if not self._validated(folder):
                         notes.append(f"{name}: no validation data, so its settings are the recipe's own.")
+                        self.total -= self.budget.trials * len(self.budget.seeds) - 1
                         return {}
                     of = Run.read(folder)
                     directions = {row.task: row.direction for row in of.judged}
@@ -174,6 +174,7 @@ class _Question:
                     values.append({row.task: final.get(row.task, {}).get(row.metric, inf) for row in of.judged})
                 runs[key(trial)] = {task: fmean(v[task] for v in values) for task in directions}
             scores = changes_against_first(runs, directions)
+        self.total -= (self.budget.trials - len(scores)) * len(self.budget.seeds)
         best = max(scores, key=lambda one: scores[one])
         chosen: Changes = json.loads(best)
         notes.append(f"{name}: {described(chosen)}, the best of {len(scores)} settings on validation data"

@@ -246,12 +246,11 @@ def play(
     save(tournament, folder)
     budget = Budget(trials=tournament.tries, seeds=tournament.tuning)
     chosen: dict[str, Changes] = {}
-    references: Mapping[str, Changes] = {**CHANGES}
     tuned: dict[str, Changes] = {}
     refused: dict[str, str] = {}
     for method in dict.fromkeys((ALONE, *tournament.methods, *CHANGES)):
         try:
-            change = references[method] if method in references else section(named(method))
+            change = CHANGES[method] if method in CHANGES else section(named(method))
             place = folder / "tuning" / method
             curve = tune(tournament.recipe, change, budget, place, label=method, watch=watch, jobs=jobs)
         except RecipeError as error:

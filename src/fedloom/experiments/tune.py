@@ -202,7 +202,7 @@ def tune(
         prepared = prepare(grid, folder)
         outcome = run_prepared(prepared, watch(), jobs)
         if reason := next(iter({**prepared.refused, **outcome.refused}.values()), None):
-            raise RecipeError(f"{label}: {reason}")
+            raise RecipeError(reason)
         scores = scores_of(grid, folder, proposed)
     return Curve(label, scores, search.at_edge(scores))
 
@@ -255,7 +255,6 @@ def tune_grid(
 
     The chosen settings stand under the grid's key `tuned`; combinations that the library refuses have none.
     """
-    references: Mapping[str, Changes] = {**CHANGES}
     curves: list[tuple[str, Curve]] = []
     tuned: dict[str, dict[str, Changes]] = {}
     for data, row in grid.data.items():
@@ -264,7 +263,7 @@ def tune_grid(
                 continue
             given = grid.bases.get(base)
             parts = (
-                (row.set, grid.set, references[base])
+                (row.set, grid.set, CHANGES[base])
                 if given is None
                 else (row.set, given, grid.addons[addon], grid.cells.get(f"{base}/{addon}", {}), grid.set)
             )
@@ -278,14 +277,14 @@ def tune_grid(
                     row.recipe,
                     changes,
                     budget,
-                    folder / "trials" / data / label.replace("/", " "),  # type: ignore[arg-type]
+                    folder / "trials" / data / label.replace("/", " "),
                     label=label,
                     origin=grid._origin,
                     watch=watch,
                     jobs=jobs,
                 )
             except RecipeError as error:
-                tell(f"{data}: {error}")
+                tell(f"{data}: {label}: {' '.join(str(error).split())}")
                 continue
             curves.append((data, curve))
             tell(f"{data}: {label}: {described(curve.best)} ({len(curve.scores)} trials)")

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
@@ -47,7 +47,7 @@ Reference = Literal["joint", "joint-by-task", "separate", "simple", "trivial"]
 """The methods `joint` (for all tasks at once and for each alone), `separate`, `simple` and `trivial`."""
 
 _POOLED: dict[str, Any] = {"evaluation.models": ["global"], "peers": None}
-CHANGES: dict[Reference, Changes] = {
+CHANGES: dict[str, Changes] = {
     "joint": {"method": "joint", **_POOLED},
     "joint-by-task": {"method": {"name": "joint", "by": "task"}, **_POOLED},
     "separate": {"method": "separate", "peers": None},
@@ -185,7 +185,7 @@ class Grid(Section):
     @property
     def reference_rows(self) -> tuple[Reference, ...]:
         """`references`, or their default."""
-        default: tuple[Reference, ...] = () if self.figure else tuple(CHANGES)
+        default: tuple[Reference, ...] = () if self.figure else get_args(Reference)
         if self.show == "domains":  # one task, so both are the same
             default = tuple(name for name in default if name != "joint-by-task")
         return default if self.references is None else self.references
@@ -356,7 +356,7 @@ def recipes(grid: Grid) -> dict[Cell, Recipe]:
         if cell.base in grid.bases:
             parts = [row.set, grid.bases[cell.base], grid.addons[cell.addon], single, grid.set]
         else:
-            parts = [row.set, grid.set, CHANGES[cell.base]]  # type: ignore[index]
+            parts = [row.set, grid.set, CHANGES[cell.base]]
         changes = [text for part in parts for text in texts(part)]
         changes += texts(grid.tuned.get(cell.data, {}).get(f"{cell.base}/{cell.addon}", {}))
         try:
