@@ -18,7 +18,7 @@ _SIZE = 64
 """Images of a folder are resized to so many pixels a side, which the small CNN is for."""
 _TEST = 0.2
 _IMAGES: dict[str, Any] = {"size": _SIZE, "test_fraction": _TEST}
-_MODELS: dict[Kind, str] = {"image": "small-cnn", "series": "conv1d", "features": "mlp", "tokens": "transformer"}
+MODELS: dict[Kind, str] = {"image": "small-cnn", "series": "conv1d", "features": "mlp", "tokens": "transformer"}
 _MOST = 100
 """A column of whole numbers with more values than these is no class label."""
 
@@ -84,7 +84,7 @@ def draft(found: Found, name: str, labels: Sequence[str], clients: str, method: 
         "name": name,
         "data": data,
         "partition": partition,
-        "model": _MODELS[found.signal],
+        "model": MODELS[found.signal],
         "method": method,
         "training": {"rounds": rounds, "epochs": 1, "batch_size": 32, "optimizer": {"name": "adam", "lr": 0.001}},
     }
