@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from fedloom.core.combine import Switch as Switch
     from fedloom.core.mean import Mean as Mean
     from fedloom.core.mean import SupportMean as SupportMean
+    from fedloom.core.mean import TaskMeans as TaskMeans
     from fedloom.core.stage import Chain as Chain
     from fedloom.core.stage import Identity as Identity
     from fedloom.core.stage import Stage as Stage

@@ -146,7 +146,7 @@ def test_dry_run_and_a_choice(child, fedloom_):
 def test_the_packaged_grids_are_listed(fedloom_):
     code, out, _ = fedloom_("grid")
     assert code == 0
-    assert any(line.split()[:1] == ["feddea/table3"] and line.split()[-1] == "210" for line in out.splitlines())
+    assert any(line.split()[:1] == ["feddea/table3"] and line.split()[-1] == "222" for line in out.splitlines())
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ EVERYDAY = {
     "flower": ("flower new signs.yaml --out sites", "recipe.yaml"),
 }
 """A command of each kind, in the order of a working day, and a word of what it says."""
-ELSEWHERE = {"recipes", "doctor", "picture", "init", "audit", "demo", "bed", "merge", "tournament", "atlas"}
+ELSEWHERE = {"recipes", "doctor", "picture", "init", "audit", "demo", "bed", "merge", "tune", "tournament", "atlas"}
 """Commands that show nothing of a package: models that lie there, lists of what is installed, questions, pictures of
 dense tasks, what nodes wrote down, fedloom's own runs, a server; and what takes long, and is below."""
 

@@ -171,7 +171,6 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: run(what=federation(tasks={"sort": fl.task(classes=3, loss=lambda o, t: 1.0)})),
         "task 'sort', loss: 1.0 found, expected a tensor with one number",
     ),
-    "no model": (lambda: fl.run(federation()), r"run: model= is missing, expected a torch.nn.Module, fl.model\(...\)"),
     "a misspelt encoder": (lambda: run("mpl"), r"model.name: unknown encoder 'mpl'. Did you mean 'mlp'\?"),
     "a number as model": (lambda: run(3), "model: 3 found, expected a name, a section or an object"),
     "an object that is no model": (

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import fedloom as fl
 from fedloom import Ctx, Method, methods, training
 from fedloom.core.layout import Select
 from fedloom.core.stage import preceded_by
@@ -429,3 +430,29 @@ def test_fedga_without_gaps_changes_nothing(gaps: dict[str, float]) -> None:
 def test_personal_methods_refuse_what_would_be_lost() -> None:
     with pytest.raises(ValueError, match="would be lost"):
         methods.feddea(methods.fedamp(), rho=0.5, at="server")
+
+
+def test_separate_is_one_fedavg_for_each_task() -> None:
+    rng = np.random.default_rng(0)
+    labels = {"a": 2, "b": 3}
+    data = {
+        who: (rng.normal(size=(20, 5)).astype("float32"), {t: rng.integers(0, labels[t], 20) for t in tasks})
+        for who, tasks in {"ann": "a", "bob": "ab", "cleo": "b"}.items()
+    }
+
+    def models(task: str, method: str, **more: Any) -> dict[str, torch.Tensor]:
+        tasks = {task: labels[task]} | (labels if method == "separate" else {})  # first, so that its head begins equal
+        clients = {
+            who: fl.Client((x, {t: y[t] for t in y if t in tasks}), val=0, tasks=[t for t in y if t in tasks])
+            for who, (x, y) in data.items()
+            if set(y) & set(tasks)
+        }
+        federation = fl.Federation(clients, {t: fl.task(classes=n) for t, n in tasks.items()}, test=data["bob"])
+        result = fl.run(federation, model={"name": "mlp", "heads": "own"}, method=method, rounds=3, **more)
+        module = result.model(task=task) if method == "separate" else result.model("bob")
+        return {name: v for name, v in module.state_dict().items() if name.startswith(("encoder", f"heads.{task}"))}
+
+    for task in labels:
+        mine, alone = models(task, "separate", batch_size=20), models(task, "fedavg", batch_size=20)
+        for name, value in alone.items():
+            torch.testing.assert_close(mine[name], value, atol=1e-6, rtol=1e-5)

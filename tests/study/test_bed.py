@@ -72,8 +72,10 @@ def test_a_comparison_marks_them_too(tmp_path: Path) -> None:
 
 
 def test_grids_have_references_unless_they_are_drawn() -> None:
-    assert load_grid("feddea/table3-scenes").reference_rows == ("joint", "joint-by-task", "trivial")
-    assert load_grid("f2dc/table1").reference_rows == ("joint", "trivial")  # of one task
+    assert load_grid("feddea/table3-scenes").reference_rows == (
+        *("joint", "joint-by-task", "separate", "simple", "trivial"),
+    )
+    assert load_grid("f2dc/table1").reference_rows == ("joint", "separate", "simple", "trivial")  # of one task
     assert load_grid("feddea/rho-sweep").reference_rows == ()
     assert load_grid("feddea/table3-scenes", ["references=[]"]).reference_rows == ()
 

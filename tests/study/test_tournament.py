@@ -13,13 +13,20 @@ from typer.testing import CliRunner
 from fedloom.cli.app import app
 from fedloom.errors import RecipeError
 from fedloom.experiments import tournament as experiment
-from fedloom.experiments.tournament import Standings, Tournament, opened, save, settings
+from fedloom.experiments import tune
+from fedloom.experiments.grid_run import Outcome, Prepared
+from fedloom.experiments.tournament import Standings, Tournament, opened, save
+from fedloom.experiments.tune import BED, RATE
 from fedloom.federation.recipes import load
+from fedloom.study import grid as grid_module
 from fedloom.study.grid import cells
 from fedloom.study.tables.sheet import Records, Sheet
 from grid_support import write_run
 
 GOOD, BASE = {"semseg": 0.30, "depth": 1.6}, {"semseg": 0.20, "depth": 2.0}
+
+
+OWN = load("beds/digits").training.optimizer.lr
 
 
 def plan(*methods: str, **more: Any) -> Tournament:
@@ -28,62 +35,53 @@ def plan(*methods: str, **more: Any) -> Tournament:
     return Tournament(**given | more)
 
 
-def test_every_method_has_as_many_settings_and_the_first_are_its_defaults() -> None:
-    found, refused = experiment.tries(plan("fedavg", "fedprox", "fedavg+feddea", "nonsense", "joint"))
-    assert list(found) == ["local", "fedavg", "fedprox", "fedavg+feddea"]
-    assert {len(each) for each in found.values()} == {3}
-    assert [found[name][0] for name in ("fedavg", "fedprox")] == [{"method": "fedavg"}, {"method": "fedprox"}]
-    assert found["fedavg+feddea"][0] == {"method": {"name": "fedavg", "add": {"feddea": {}}}}
-    # the learning rates are the same for all, and what is drawn for one depends on nobody else
-    rates = {name: [one.get("training.optimizer.lr") for one in each] for name, each in found.items()}
-    assert len({tuple(each) for each in rates.values()}) == 1
-    own = load("beds/digits").model_dump(mode="json")["training"]["optimizer"]["lr"]
-    assert rates["fedavg"][1] > own > rates["fedavg"][2]
-    assert experiment.tries(plan("fedprox"))[0]["fedprox"] == found["fedprox"]
-    assert any("mu" in one["method"] for one in found["fedprox"][1:] if isinstance(one["method"], dict))
-    assert refused["joint"] == "joint stands in every table, and does not take part"
-    assert not {"joint", "trivial"} & set(experiment.all_methods())
-    assert "unknown method 'nonsense'" in refused["nonsense"]
-
-
-def test_settings_say_what_differs_from_the_defaults() -> None:
-    drawn = {"method": {"name": "fedprox", "mu": 0.02, "add": {"feddea": {"rho": 0.25}}}, "training.optimizer.lr": 0.1}
-    assert settings(drawn) == "mu=0.02, feddea.rho=0.25, training.optimizer.lr=0.1"
-    assert settings({"method": {"name": "fedavg", "add": {"feddea": {}}}}) == ""
-    assert settings({"method": "fedavg"}) == ""
+def test_references_do_not_take_part() -> None:
+    assert not {"joint", "trivial", "separate", "simple"} & set(experiment.all_methods())
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, numbers: Any, ran: list[str]) -> None:
-    """Runs that never ran: `numbers`(base of the grid, seed) -> task -> number, None for one that is refused."""
+    """Runs that never ran: `numbers`(method, learning rate, seed) -> task -> number, None for one that is refused."""
 
-    def run(grid: Any, folder: Path, watch: Any, jobs: Any) -> dict[str, str]:
-        from fedloom.study.grid import save
+    def prepare(grid: Any, folder: Path) -> Prepared:
+        refused = {
+            cell.combination: "no" for cell in cells(grid) if numbers(_method(grid, cell), 0.0, cell.seed) is None
+        }
+        return Prepared(grid, folder, {}, {}, refused, (), {})
 
-        save(grid, folder, {})
-        refused = {}
+    def run(prepared: Prepared, *args: Any) -> Outcome:
+        grid, folder = prepared.grid, prepared.folder
+        grid_module.save(grid, folder, prepared.refused)
         for cell in cells(grid):
-            values = numbers(cell.base, cell.seed)
-            if values is None:
-                refused[cell.base] = "no"
-            elif not cell.folder(folder).exists():
-                ran.append(str(cell))
-                # on the split that is not looked at all is the other way round
-                other = {task: 1 / value for task, value in values.items()}
-                tuning = grid.name.endswith("tuning")
-                write_run(folder, cell, other if tuning else values, val={1: values if tuning else other})
-        return refused
+            if cell.combination in prepared.refused or cell.folder(folder).exists():
+                continue
+            rate = (grid.bases.get(cell.base) or grid.tuned[BED].get(f"{cell.base}/-", {})).get(RATE, OWN)
+            values = numbers(_method(grid, cell), rate, cell.seed)
+            ran.append(f"{folder.name} {cell}")
+            # on the split that is not looked at all is the other way round
+            other = {task: 1 / value for task, value in values.items()}
+            tuning = grid.name == "trials"
+            write_run(folder, cell, other if tuning else values, val={1: values if tuning else other})
+        return Outcome()
 
-    monkeypatch.setattr(experiment, "_run", run)
+    for module in (tune, experiment):
+        monkeypatch.setattr(module, "prepare", prepare)
+        monkeypatch.setattr(module, "run_prepared", run)
+
+
+def _method(grid: Any, cell: Any) -> str:
+    """The method of a cell of a tuning grid or of the final."""
+    section = grid.bases.get(cell.base, {"method": cell.base})["method"]
+    return section if isinstance(section, str) else section["name"]
 
 
 def test_the_best_settings_by_validation_play_and_seeds_end_when_all_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def numbers(base: str, seed: int) -> dict[str, float] | None:
-        if base.startswith("fedper"):
+    def numbers(method: str, rate: float, seed: int) -> dict[str, float] | None:
+        if method == "fedper":
             return None
-        jitter = 1 + 0.001 * ((7 * seed + len(base)) % 5)
-        values = GOOD if base in ("fedprox try 2", "fedprox") else BASE
+        jitter = 1 + 0.001 * ((7 * seed + len(method)) % 5)
+        values = GOOD if method == "fedprox" and rate > 2 * OWN else BASE
         return {"semseg": values["semseg"] * jitter, "depth": values["depth"] / jitter}
 
     ran: list[str] = []
@@ -92,8 +90,11 @@ def test_the_best_settings_by_validation_play_and_seeds_end_when_all_is_told(
     tournament = plan("fedprox", "fedper")
     made = experiment.play(tournament, tmp_path, lambda: experiment.Watch(), told.append)
     rows = list(csv.DictReader(io.StringIO((tmp_path / "standings.csv").read_text())))
-    assert [row["method"] for row in rows] == ["fedprox", "local", "joint", "joint-by-task", "trivial"]
-    assert rows[0]["settings"] == settings(experiment.tries(tournament)[0]["fedprox"][2]) != ""
+    assert [row["method"] for row in rows] == [
+        *("fedprox", "local", "joint", "joint-by-task", "separate", "simple", "trivial")
+    ]
+    assert rows[0]["settings"].startswith(f"{RATE}=")
+    assert rows[1]["settings"] == "the recipe's own settings"
     assert float(rows[0]["delta"]) == pytest.approx(35, abs=1)
     assert float(rows[1]["behind"]) == pytest.approx(-float(rows[0]["delta"]))
     assert (made.is_settled, made.seeds) == (True, 2)
@@ -106,25 +107,25 @@ def test_the_best_settings_by_validation_play_and_seeds_end_when_all_is_told(
     experiment.play(joined, tmp_path, lambda: experiment.Watch(), told.append)
     assert ran
     assert not before & set(ran)
-    assert all("fedavg" in cell or cell.endswith(("s2", "s3")) for cell in ran)
+    assert all("fedavg" in cell or cell.endswith(("s2", "s3")) for cell in ran), ran
     assert opened(tmp_path) == joined
 
 
 def test_a_method_whose_best_settings_are_new_plays_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def numbers(base: str, seed: int) -> dict[str, float]:
-        jitter = 1 + 0.001 * ((7 * seed + len(base)) % 5)
-        return {task: x * jitter for task, x in (GOOD if base == "fedprox try 2" else BASE).items()}
+    def numbers(method: str, rate: float, seed: int) -> dict[str, float]:
+        jitter = 1 + 0.001 * ((7 * seed + len(method)) % 5)
+        return {t: x * jitter for t, x in (GOOD if method == "fedprox" and rate > 6 * OWN else BASE).items()}
 
     ran: list[str] = []
     pretend(monkeypatch, numbers, ran)
     told: list[str] = []
     finals = []
-    for tries in (2, 3, 3):
+    for tries in (3, 5, 5):
         ran.clear()
         experiment.play(plan("fedprox", "fedavg", tries=tries), tmp_path, lambda: experiment.Watch(), told.append)
-        finals.append([cell for cell in ran if "try" not in cell])
+        finals.append([cell.removeprefix("final ") for cell in ran if cell.startswith("final ")])
     assert len(finals[0]) > len(finals[1])
-    assert finals[1:] == [[f"bed / fedprox s{seed}" for seed in range(4)], []]
+    assert finals[1:] == [[f"bed / fedprox s{seed}" for seed in range(2)], []]
     (moved,) = (text for text in told if "other settings are the best now" in text)
     assert moved.startswith("fedprox: ")
     assert (tmp_path / "final" / "earlier" / "fedprox 1" / "s0" / "run.json").is_file()
@@ -132,13 +133,15 @@ def test_a_method_whose_best_settings_are_new_plays_again(tmp_path: Path, monkey
 
 def test_what_cannot_be_told_ends_with_the_most_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[str] = []
-    pretend(monkeypatch, lambda base, seed: {"semseg": 0.2 + 0.01 * ((seed + len(base)) % 2), "depth": 2.0}, ran)
+    pretend(
+        monkeypatch, lambda method, rate, seed: {"semseg": 0.2 + 0.01 * ((seed + len(method)) % 2), "depth": 2.0}, ran
+    )
     made = experiment.play(plan("fedavg", "scaffold"), tmp_path, lambda: experiment.Watch(), lambda text: None)
     assert (made.seeds, made.is_settled) == (4, False)
 
 
 def test_a_bed_on_which_nobody_can_be_tuned_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, lambda base, seed: None, [])
+    pretend(monkeypatch, lambda method, rate, seed: None, [])
     with pytest.raises(RecipeError, match="tournament t: local: no"):
         experiment.play(plan("fedavg"), tmp_path, lambda: experiment.Watch(), lambda text: None)
 
@@ -184,7 +187,7 @@ def test_the_same_command_goes_on_and_more_seeds_tries_and_methods_are_added(
         result = CliRunner().invoke(app, arguments)
         assert result.exit_code == 0, result.output
     kept = [(one.methods, one.tries, one.least, one.most) for one in played]
-    assert kept == [(("fedavg",), 4, 3, 4)] * 2 + [(("fedavg", "fedprox"), 5, 3, 6)] * 2
+    assert kept == [(("fedavg",), 8, 3, 4)] * 2 + [(("fedavg", "fedprox"), 5, 3, 6)] * 2
     older = {key: value for key, value in played[0].recipe.items() if key not in ("runtime", "privacy")}
     save(played[0].model_copy(update={"recipe": older}), tmp_path)  # by a version that knew fewer keys
     assert CliRunner().invoke(app, first).exit_code == 0

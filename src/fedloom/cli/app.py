@@ -65,7 +65,7 @@ _ALL: dict[str, tuple[Any, ...]] = {
     "Look": (look.show, look.watch, look.report, look.picture, lists.methods, lists.recipes, lists.recipe),
     "Compare": (
         *(tables.compare, tables.table, tables.figure, tables.bed),
-        *(grid.tournament, grid.atlas, papers.relatedness),
+        *(grid.tune, grid.tournament, grid.atlas, papers.relatedness),
     ),
     "Data": (data.init, data.data),
     "Deploy": (deploy.export, deploy.predict, deploy.merge, deploy.flower, deploy.audit, deploy.doctor),

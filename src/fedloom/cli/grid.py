@@ -89,6 +89,58 @@ def grid(
     _after(prepared, outcome, as_json)
 
 
+def tune(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE_OR_GRID",
+            help="A packaged recipe or grid, or a YAML file with one.",
+            autocompletion=complete.recipe,
+        ),
+    ],
+    changes: shared.Changes = None,
+    trials: Annotated[int, typer.Option(min=1, help="Settings that each method is tried with.")] = 8,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of each trial, from 100, which nothing else uses.")] = 2,
+    out: Annotated[
+        Path | None, shared.out_option("The folder of the trials.", show_default="tuning/NAME", file_okay=False)
+    ] = None,
+    jobs: shared.Jobs = None,
+    quiet: shared.Quiet = False,
+    as_json: shared.Json = False,
+) -> None:
+    """Choose the settings of a recipe's method, or of every method of a grid, on validation data with equal budgets.
+
+    Learning rates lie on a log grid over two decades that grows while the best is at its end; the rest of the trials
+    goes to the method's own first numbers. The folder keeps all trials (curves.csv) and the tuned grid (grid.yaml); the
+    same command goes on where it was stopped.
+    """
+    from fedloom.core.settings.yaml import to_yaml
+    from fedloom.experiments.grid_progress import progress
+    from fedloom.experiments.tune import Budget, as_grid, described, tune_grid
+    from fedloom.study.grid import FILE, write
+
+    grid = as_grid(source, changes or ())
+    folder = out or Path("tuning") / grid.name
+    budget = Budget(trials=trials, seeds=tuple(range(100, 100 + seeds)))
+
+    def tell(text: str) -> None:
+        if not quiet:
+            typer.echo(text, err=True)
+
+    with _interruptible(folder, "the same command goes on"):
+        made, curves = tune_grid(grid, budget, folder, watch=lambda: progress(quiet), tell=tell, jobs=jobs)
+    write(folder, {FILE: to_yaml(made.model_dump(mode="json"))})
+    rows = [
+        {"data": data, "method": curve.label.removesuffix("/-"), "settings": described(curve.best),
+         "validation": f"{curve.scores[curve.key]:+.1f} %", "trials": len(curve.scores),
+         "rate": "at the end of those tried" if curve.at_edge else "inside"}
+        for data, curve in curves
+    ]  # fmt: skip
+    last = (f"validation: change against the recipe's own settings; all trials: {folder / 'curves.csv'}",
+            f"run it: fedloom grid {folder / FILE}")  # fmt: skip
+    shared.answer(rows, as_json, shared.table_of(rows), *last)
+
+
 def tournament(
     bed: Annotated[
         str,

@@ -40,7 +40,11 @@ WIDE = 200
 def compare(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Run folders; runs that differ only in the seed become one column."),
+        typer.Argument(
+            metavar="RUN...",
+            help="Run folders; runs that differ only in the seed become one column. Or one recipe, to learn whether "
+            "training together pays; its runs are kept in comparisons/NAME.",
+        ),
     ],
     base: Annotated[
         str | None, typer.Option(help="Column or run folder that the change (Δm) is against; default: the first.")
@@ -55,13 +59,23 @@ def compare(
     ranks: shared.RanksOption = None,
     plot: shared.PlotOption = None,
 ) -> None:
-    """Put runs side by side, task by task, with intervals over seeds; or test or rank them."""
+    """Put runs side by side, task by task, with intervals over seeds; or test or rank them.
+
+    Of a recipe: tune and run training alone, together in three ways, and in one place, and say for whom it pays.
+    """
     from fedloom.study import compare as put_side_by_side
     from fedloom.study.significance.contrasts import contrasts
     from fedloom.study.significance.ranks import ranked
 
     shared.one_of(tests, over, ranks, plot)
-    comparison = put_side_by_side(runs, base, split, metric)
+    if len(runs) == 1 and not runs[0].is_dir():
+        from fedloom.experiments.compared import compare as run_and_compare
+        from fedloom.federation.recipes import load
+
+        recipe = load(str(runs[0]))
+        comparison = run_and_compare(recipe, folder=Path("comparisons") / recipe.name, split=split, metric=metric)
+    else:
+        comparison = put_side_by_side(runs, base, split, metric)
     made: Sheeted = comparison
     if ranks:
         made = ranked(comparison.results, ranks)

@@ -10,7 +10,7 @@ from torch import Tensor
 from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Layout
 from fedloom.core.stage import Stage, Traits
-from fedloom.core.updates import Updates
+from fedloom.core.updates import EVERYONE, Updates
 
 _CHUNK = 1 << 20  # columns at a time, where a K x d intermediate would otherwise be made
 
@@ -128,6 +128,35 @@ class Mean(Stage):
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
         return updates.reduced(weighted_mean(updates)), state
+
+
+@dataclass(frozen=True)
+class TaskMeans(Stage):
+    """A model for each task: the weighted mean of its rows (client, task) alone, as a row ("*", task).
+
+    Tasks that no client sent have no row.
+    """
+
+    traits = Traits("matrix", reads={"X", "coef", "weight"}, writes={"X", "tasks"}, reduces=True, presence="block")
+
+    def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
+        """Return the means (T x d), one row for each task."""
+        members = rows_of_tasks(updates)
+        parts = [updates.keep(rows) for rows in members.values()]
+        X = torch.stack([weighted_mean(part) for part in parts])
+        n, weight = (torch.stack([v[rows].sum() for rows in members.values()]) for v in (updates.n, updates.weight))
+        return Updates(updates.layout, tuple((EVERYONE[0], task) for task in members), X, n, weight), state
+
+
+def rows_of_tasks(updates: Updates) -> dict[str, list[int]]:
+    """Return the positions of the rows of each task, tasks in the order of their names.
+
+    Raises ValueError for a row that has no task.
+    """
+    if nameless := [client for client, task in updates.rows if task is None]:
+        raise ValueError(f"rows are (client, task), but a row of {nameless[0]!r} has no task")
+    tasks = sorted({str(task) for _, task in updates.rows})
+    return {task: [i for i, (_, t) in enumerate(updates.rows) if t == task] for task in tasks}
 
 
 @dataclass(frozen=True)

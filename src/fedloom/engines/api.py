@@ -23,6 +23,7 @@ from fedloom.engines.engine import Engine, engine_of
 from fedloom.engines.plan import Plan
 from fedloom.engines.plan import plan as plan_recipe
 from fedloom.engines.result import Result, model_file, trained_models
+from fedloom.federation.recipes.draft import MODELS
 from fedloom.federation.recipes.loader import load, read
 from fedloom.federation.recipes.objects import described, separated, with_keywords
 from fedloom.federation.recipes.schema import GIVEN, Recipe
@@ -65,7 +66,12 @@ def _content(what: Source, model: Any, method: Any) -> dict[str, Any]:
     if isinstance(what, Federation):
         value: dict[str, Any] = {"name": "run", "data": what, "partition": "own", "method": "fedavg"}
         if model is None:
-            raise RecipeError("run: model= is missing, expected a torch.nn.Module, fl.model(...) or an encoder's name")
+            signal = what.dataset.signal
+            if signal is None:
+                raise RecipeError(
+                    "run: model= is missing, expected a torch.nn.Module, fl.model(...) or an encoder's name"
+                )
+            model = "tiny-pyramid" if any(task.dense for task in what.dataset.tasks) else MODELS[signal.kind]
     elif isinstance(what, Recipe | Mapping | str | Path):
         where, value, origin, _ = read(what.model_dump(mode="json") if isinstance(what, Recipe) else what)
         admit(names_in(value), origin, where)  # before what was typed joins what a file says
@@ -99,7 +105,8 @@ def run(
     folder     must be new or empty; without it a temporary one is made, which is deleted with the result: of
                `fl.run(...).folder` nothing is left where nobody keeps the result
     model      a torch.nn.Module, `fl.model(...)`, a function or class that makes one, an encoder's name, or a mapping
-               with such a `name` and keys of the section model. It is not changed
+               with such a `name` and keys of the section model. It is not changed. Of a federation, by default the
+               small encoder for its kind of inputs
     method     a Method, a function that makes one, or a name with its parameters as in a recipe
     overrides  "key.path=value" texts
     progress   what hears of the run; by default bars where stderr is a terminal, and in a notebook

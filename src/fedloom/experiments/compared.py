@@ -1,32 +1,63 @@
-"""Several methods on one federation, or one recipe, side by side."""
+"""Several methods on one federation, or one recipe, side by side; without named methods: does training together pay?"""
 
 from __future__ import annotations
 
+import json
 import shutil
+import sys
 import tempfile
+import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf, isfinite
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from fedloom.core.errors import RecipeError
-from fedloom.engines.api import Source, run
-from fedloom.federation.recipes.objects import described
-from fedloom.federation.runs.recorded import TEMPORARY
-from fedloom.study.tables.compare import Comparison
+from fedloom.core.errors import RecipeError, StateError, UserError
+from fedloom.engines.api import Source, recipe_of, run
+from fedloom.experiments.tune import Budget, Scores, changes_against_first, described, key, search_of
+from fedloom.federation.recipes.loader import texts
+from fedloom.federation.recipes.objects import described as in_words
+from fedloom.federation.recipes.schema import Recipe, recipe_hash
+from fedloom.federation.rounds.progress import Progress
+from fedloom.federation.runs.reader import Run, TaskMetric, clock
+from fedloom.federation.runs.recorded import TEMPORARY, recipe_in
+from fedloom.study.delta import delta_m
+from fedloom.study.grid import CHANGES, Changes, is_over
+from fedloom.study.significance.pairs import holders
+from fedloom.study.significance.statistics import Paired, against_zero
+from fedloom.study.tables.compare import Comparison, RunSet
 from fedloom.study.tables.compare import compare as put_side_by_side
+
+OWN_HEADS = {"model.heads": "own"}
+PAYS: Mapping[str, Changes] = {
+    "local": {"method": "local"},
+    "separate": {"method": "separate"},
+    "fedavg": {"method": "fedavg", **OWN_HEADS},
+    "fedhca2": {"method": "fedhca2", **OWN_HEADS},
+    "joint": {"method": "joint", "evaluation.models": ["global"]},
+    "trivial": CHANGES["trivial"],
+}
+"""What a comparison without named methods runs: training alone, one FedAvg per task, FedAvg with own heads, FedHCA2,
+all data in one place, and the constant prediction."""
+TOGETHER = ("separate", "fedavg", "fedhca2")
+BUDGET = Budget(trials=4, seeds=(100,))
 
 
 def compare(
     what: Source,
     *,
-    methods: Sequence[Any],
-    seeds: int | Sequence[int] = 1,
+    methods: Sequence[Any] | None = None,
+    seeds: int | Sequence[int] | None = None,
     model: Any = None,
     folder: Path | str | None = None,
     base: str | None = None,
     split: str = "test",
     metric: str | None = None,
+    budget: Budget = BUDGET,
+    tell: Callable[[str], None] | None = None,
     **options: Any,
 ) -> Comparison:
     """Run each method at each seed, and put the runs side by side: a column a method, with an interval over seeds.
@@ -35,23 +66,33 @@ def compare(
     or the seeds. The change Δm is against `base`, by default the first method. `split` and `metric` are as in `fedloom
     compare`, everything else as in `fl.run`. Runs are in FOLDER/METHOD-sSEED; without a folder they go with the result.
 
+    Without `methods` the question is whether training together pays: `local`, `separate`, `fedavg` with own heads,
+    `fedhca2` and `joint` are each tuned with the same `budget` on validation data, run with three seeds, and the table
+    ends with a sentence for each task and each client. `tell` hears of each run; by default a line on stderr. What a
+    FOLDER has already is not run again.
+
     Raises UserError for bad input.
     """
-    if isinstance(methods, str | Mapping) or not isinstance(methods, Sequence) or not methods:
+    if methods is not None and (isinstance(methods, str | Mapping) or not isinstance(methods, Sequence) or not methods):
         raise RecipeError(
             f"compare: methods={methods!r} found, expected a list of methods, such as ['local', 'fedavg']"
         )
+    if seeds is None:
+        seeds = 3 if methods is None else 1
     if isinstance(seeds, bool) or not isinstance(seeds, int | Sequence) or isinstance(seeds, str) or not seeds:
         raise RecipeError(f"compare: seeds={seeds!r} found, expected how many, or a list of seeds")
-    every = range(seeds) if isinstance(seeds, int) else seeds
+    every = tuple(range(seeds)) if isinstance(seeds, int) else tuple(seeds)
     home = Path(tempfile.mkdtemp(prefix=TEMPORARY)) if folder is None else Path(folder)
-    runs = []
     try:
-        for number, method in enumerate(methods):
-            for seed in every:
-                place = home / f"{number}-{_called(method)}-s{seed}"
-                runs.append(run(what, place, model=model, method=method, seed=seed, **options).folder)
-        made = put_side_by_side(runs, base, split, metric)
+        if methods is None:
+            made = _Question(what, model, options, home, every, budget, tell or _line).answered(split, metric)
+        else:
+            runs = []
+            for number, method in enumerate(methods):
+                for seed in every:
+                    place = home / f"{number}-{_called(method)}-s{seed}"
+                    runs.append(run(what, place, model=model, method=method, seed=seed, **options).folder)
+            made = put_side_by_side(runs, base, split, metric)
     except BaseException:
         if folder is None:
             shutil.rmtree(home, ignore_errors=True)
@@ -61,8 +102,190 @@ def compare(
     return made
 
 
+def _line(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+@dataclass
+class _Question:
+    """Does training together pay? The runs that answer it, in the folder `home`."""
+
+    what: Source
+    model: Any
+    options: Mapping[str, Any]
+    home: Path
+    seeds: Sequence[int]
+    budget: Budget
+    tell: Callable[[str], None]
+    done: int = 0
+    total: int = 0
+    began: float = field(default_factory=time.monotonic)
+
+    def answered(self, split: str, metric: str | None) -> Comparison:
+        """Tune and run every method of `PAYS`, and return the table with the answer below it."""
+        self.total = len(PAYS) * (self.budget.trials * len(self.budget.seeds) + len(self.seeds))
+        self.tell(f"compare: {len(PAYS)} methods, each with {self.budget.trials} settings on validation data and then "
+                  f"{len(self.seeds)} seeds: at most {self.total} runs")  # fmt: skip
+        chosen: dict[str, Changes] = {}
+        notes: list[str] = []
+        for name, changes in PAYS.items():
+            try:
+                chosen[name] = {**changes, **self._tuned(name, changes, notes)}
+            except UserError as error:
+                if name == "local":
+                    raise
+                notes.append(f"{name} is left out: {' '.join(str(error).split())}")
+                self.tell(notes[-1])
+                self.total -= self.budget.trials * len(self.budget.seeds) + len(self.seeds)
+        folders = [
+            self._run(f"{name}, seed {seed}", self._recipe(changes, seed), self.home / f"{name}-s{seed}")
+            for name, changes in chosen.items()
+            for seed in self.seeds
+        ]
+        made = put_side_by_side(folders, None, split, metric)
+        columns = dict(zip(chosen, made.columns, strict=True))
+        judged = put_side_by_side(folders, None, "val", metric) if self._validated(folders[0]) else None
+        best = _best({} if judged is None else dict(zip(chosen, judged.columns, strict=True)), made.rows)
+        unjudged = ["No validation data, so no way of training together is recommended."]
+        said = unjudged if best is None else answer(columns, made.rows, best)
+        return replace(made, notes=(*made.notes, *notes, *said, f"The runs: {self.home}"))
+
+    def _tuned(self, name: str, changes: Changes, notes: list[str]) -> Changes:
+        """Return the settings with the best validation score."""
+        first = self._recipe(changes, self.budget.seeds[0])
+        search = search_of(first, self.budget.trials)
+        runs: dict[str, dict[str, float]] = {}
+        scores: Scores = {}
+        directions: dict[str, str] = {}
+        while new := search.next(scores):
+            for trial in new:
+                values: list[Mapping[str, float]] = []
+                for seed in self.budget.seeds:
+                    label = f"{name} with {described(trial)}, seed {seed}"
+                    place = self.home / "trials" / f"{name}-{len(runs)}-s{seed}"
+                    folder = self._run(label, self._recipe({**changes, **trial}, seed), place)
+                    if not self._validated(folder):
+                        notes.append(f"{name}: no validation data, so its settings are the recipe's own.")
+                        self.total -= self.budget.trials * len(self.budget.seeds) - 1
+                        return {}
+                    of = Run.read(folder)
+                    directions = {row.task: row.direction for row in of.judged}
+                    final = of.final("val").values
+                    values.append({row.task: final.get(row.task, {}).get(row.metric, inf) for row in of.judged})
+                runs[key(trial)] = {task: fmean(v[task] for v in values) for task in directions}
+            scores = changes_against_first(runs, directions)
+        self.total -= (self.budget.trials - len(scores)) * len(self.budget.seeds)
+        best = max(scores, key=lambda one: scores[one])
+        chosen: Changes = json.loads(best)
+        notes.append(f"{name}: {described(chosen)}, the best of {len(scores)} settings on validation data"
+                     + (", at the end of the learning rates tried." if search.at_edge(scores) else "."))  # fmt: skip
+        return chosen
+
+    def _recipe(self, changes: Changes, seed: int) -> Recipe:
+        """Return the recipe of one run, measured on validation data too."""
+        own = {name: value for name, value in changes.items() if name != "method"}
+        if self.model is not None and not isinstance(self.model, str | Mapping):  # whole modules have no heads of ours
+            own = {name: value for name, value in own.items() if name not in OWN_HEADS}
+        return recipe_of(self.what, self.model, changes["method"], texts(own), **{**self.options, "seed": seed})
+
+    def _validated(self, folder: Path) -> bool:
+        return any(entry["split"] == "val" for line in Run.read(folder).rounds for entry in line["metrics"])
+
+    def _run(self, label: str, recipe: Recipe, place: Path) -> Path:
+        """Return the folder of a finished run, running it where that has not happened."""
+        if place.exists() and is_over(place):
+            if recipe_hash(recipe_in(place)) != recipe_hash(recipe):
+                raise StateError(f"{place} is a run of another recipe: choose another folder, or delete {self.home}")
+        else:
+            shutil.rmtree(place, ignore_errors=True)  # what was interrupted; a run here takes seconds
+            run(recipe, place, progress=Progress())
+        self.done += 1
+        spent = time.monotonic() - self.began
+        left = clock(spent / self.done * max(0, self.total - self.done))
+        self.tell(f"[{self.done}/{self.total}] {label}; {clock(spent)} spent, about {left} left")
+        return place
+
+
+def _best(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric]) -> str | None:
+    """Return the way of training together with the best validation numbers, seed by seed against training alone."""
+    if "local" not in columns:
+        return None
+    directions = {row.task: row.direction for row in rows}
+    local = columns["local"].values
+    found = {
+        name: fmean(delta_m(columns[name].values[seed], local[seed], directions) for seed in local)
+        for name in TOGETHER
+        if name in columns
+    }
+    known = {name: value for name, value in found.items() if isfinite(value)}
+    return max(known, key=lambda name: known[name], default=None)
+
+
+def answer(columns: Mapping[str, RunSet], rows: Sequence[TaskMetric], best: str) -> list[str]:
+    """Return a sentence for each task and each client: how `best` compares with training alone, and what to do next.
+
+    A client gains on a task where the 95 % t-interval of its difference over seeds is above 0, and loses where it is
+    below; otherwise the runs cannot tell.
+    """
+    alone, together = columns["local"], columns[best]
+    seeds = [seed for seed in alone.values if seed in together.values]
+    lines = [f"Of the ways of training together, {best} is the best on validation data. Compared with training alone:"]
+    gains = 0
+    for row in rows:
+        pair = [[side.values[seed].get(row.task, inf) for seed in seeds] for side in (alone, together)]
+        verdict, text = _compared(pair[0], pair[1], row)
+        gains += verdict == "gains"
+        lines.append(f"{row.task}: {_VERDICTS[verdict]}, {row.metric} {text}.")
+    clients = sorted({client for side in alone.clients.values() for client in side})
+    tested = 0
+    for client in clients:
+        by_verdict: dict[str, list[str]] = {}
+        for row in rows:
+            if not all(client in holders(alone.runs[seed], row.task) for seed in seeds):
+                continue
+            pair = [
+                [side.clients[seed][client].values.get(row.task, {}).get(row.metric, inf) for seed in seeds]
+                for side in (alone, together)
+            ]
+            verdict, text = _compared(pair[0], pair[1], row)
+            tested += verdict != "unknown"
+            by_verdict.setdefault(verdict, []).append(
+                f"{row.task} ({row.metric} {text})" if verdict != "unknown" else row.task
+            )
+        parts = [f"{_SITES[verdict]} {', '.join(by_verdict[verdict])}" for verdict in _SITES if verdict in by_verdict]
+        if parts:
+            lines.append(f"{client} {'; '.join(parts)}.")
+    lines.append(
+        f"Each interval is for one task and client alone: of {tested} intervals, about {tested * 0.05:.0f} exclude 0 "
+        "by chance."
+    )
+    lines.append(
+        "Next: look at the page (fedloom report FOLDER of a run), try more seeds, or deploy (fedloom flower demo)."
+        if gains
+        else "Next: more data or more seeds; on these data training together does not pay clearly."
+    )
+    return lines
+
+
+_VERDICTS = {"gains": "together is better", "loses": "together is worse", "same": "cannot tell", "unknown": "no number"}
+_SITES = {"gains": "gains on", "loses": "loses on", "same": "cannot tell on", "unknown": "has no number on"}
+
+
+def _compared(alone: Sequence[float], together: Sequence[float], row: TaskMetric) -> tuple[str, str]:
+    """Return the verdict of paired numbers and '0.79 -> 0.82, difference +0.03 (95 % CI +0.01 to +0.05)'."""
+    sign = -1 if row.direction == "min" else 1
+    if len(alone) < 2 or not all(map(isfinite, (*alone, *together))):
+        return "unknown", "without a number at each seed"
+    found: Paired = against_zero([b - a for a, b in zip(alone, together, strict=True)])
+    ends = sorted((sign * found.low, sign * found.high))
+    verdict = "gains" if ends[0] > 0 else "loses" if ends[1] < 0 else "same"
+    interval = f"95 % CI {found.low:+.2g} to {found.high:+.2g}"
+    text = f"{fmean(alone):.3g} -> {fmean(together):.3g}, difference {found.mean:+.2g}, {interval}"
+    return verdict, text
+
+
 def _called(method: Any) -> str:
     """A method's name as part of a folder's."""
     name = method.get("name", "") if isinstance(method, Mapping) else method if isinstance(method, str) else None
-    text = described(method) if name is None else str(name)
+    text = in_words(method) if name is None else str(name)
     return "".join(c if c.isalnum() or c in "-+." else "-" for c in text.replace(" ", ""))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +19,8 @@ from fedloom.core.settings.section import Count, Section, strict
 from fedloom.core.settings.trust import Origin, admit, names_in
 from fedloom.core.settings.yaml import parse, to_yaml
 from fedloom.experiments.grid_run import Watch, prepare, run_prepared
-from fedloom.federation.recipes.loader import load, texts
+from fedloom.experiments.tune import BED, Budget, described, tune
+from fedloom.federation.recipes.loader import load
 from fedloom.federation.runs.reader import TaskMetric, human_bytes
 from fedloom.methods import ADDONS, METHODS
 from fedloom.study.delta import delta_m
@@ -30,13 +29,12 @@ from fedloom.study.significance.pairs import of_clients
 from fedloom.study.significance.ranks import ranked
 from fedloom.study.significance.statistics import LEVEL, against_zero, holm, p_text
 from fedloom.study.tables.estimate import Estimate
-from fedloom.study.tables.results import Results, Side, change, of_grid
+from fedloom.study.tables.results import Results, Side, of_grid
 from fedloom.study.tables.sheet import Made, Records, Sheet
 
 TOURNAMENT = "tournament.yaml"
 ALONE = "local"
 """The method of clients that train alone, which takes part in every tournament: changes are against it."""
-BED = "bed"
 
 HEAD = (
     *("method", "Δ % against local", "behind the leader", "p, Holm", "rank", "clients ahead", "worst client"),
@@ -46,9 +44,6 @@ CSV = (
     *("method", "delta", "half", "behind", "p", "rank", "ahead"),
     *("worst_client", "worst", "bytes", "seconds", "settings"),
 )
-
-Tries = Mapping[str, Sequence[Changes]]
-"""Method -> the settings that it is tried with, the default ones first."""
 
 
 class Tournament(Section):
@@ -60,7 +55,7 @@ class Tournament(Section):
     methods: tuple[str, ...] = Field(min_length=1)
     """METHOD or METHOD+ADDON."""
     tries: Count
-    """Settings that each method is tried with on validation data: the default ones, and others drawn."""
+    """Settings that each method is tried with on validation data (`tune`)."""
     tuning: tuple[Count, ...] = Field(min_length=1)
     """Seeds of these runs, which are used for nothing else."""
     least: Count
@@ -88,46 +83,20 @@ def opened(folder: Path) -> Tournament:
         raise StateError(f"{file}, {path}: {message}") from None
 
 
-def tuning_grid(tournament: Tournament, tries: Tries) -> Grid:
-    """Every method with all of its settings, measured on validation data alone."""
-    bases = {label(method, number): one for method, each in tries.items() for number, one in enumerate(each)}
-    return _grid(tournament, "tuning", bases, tournament.tuning, "val", references=[])
-
-
-def final_grid(tournament: Tournament, chosen: Mapping[str, Changes], seeds: int) -> Grid:
-    """Every method with its best settings beside the references, measured on test data."""
-    return _grid(tournament, "final", chosen, range(seeds), "test", delta=f"{ALONE}/-")
-
-
-def label(method: str, number: int) -> str:
-    """A method with one of its settings; 0 are the default ones."""
-    return f"{method} try {number}"
-
-
-def _grid(
-    tournament: Tournament, what: str, bases: Mapping[str, Changes], seeds: Sequence[int], split: str, **more: Any
-) -> Grid:
-    last = {"evaluation.splits": [split], "evaluation.every": tournament.recipe["training"]["rounds"]}
+def final_grid(tournament: Tournament, chosen: Mapping[str, Changes], tuned: Mapping[str, Changes], seeds: int) -> Grid:
+    """Return every method with its best settings beside the references with theirs, measured on test data."""
+    last = {"evaluation.splits": ["test"], "evaluation.every": tournament.recipe["training"]["rounds"]}
     return load_grid(
         {
-            "name": f"{tournament.name}-{what}",
+            "name": f"{tournament.name}-final",
             "title": f"Tournament {tournament.name}",
             "data": {BED: {"recipe": tournament.recipe, "set": last}},
-            "bases": dict(bases),
-            "seeds": list(seeds),
-            **more,
+            "bases": dict(chosen),
+            "tuned": {BED: dict(tuned)},
+            "seeds": list(range(seeds)),
+            "delta": f"{ALONE}/-",
         }
     )
-
-
-def scores(grid: Grid, folder: Path, base: str) -> dict[str, float]:
-    """Base of the grid -> mean over seeds of its change against `base` on validation data, in percent.
-
-    -inf where a number is not finite, as after divergence.
-    """
-    sides, directions = _sides(of_grid(grid, folder, "val"), folder, base)
-    changes = {name: change(side.values, sides[base].values, directions) for name, side in sides.items()}
-    return {name: of.mean if of and math.isfinite(of.mean) else -math.inf for name, of in changes.items()}
 
 
 def _sides(results: Results, folder: Path, base: str) -> tuple[dict[str, Side], dict[str, str]]:
@@ -136,15 +105,6 @@ def _sides(results: Results, folder: Path, base: str) -> tuple[dict[str, Side], 
     if base not in sides:
         raise StateError(f"{folder}: {base} has not finished, and all others are held against it")
     return sides, {row.task: row.direction for row in results.rows[BED]}
-
-
-def best(found: Mapping[str, float], tries: Tries) -> dict[str, int]:
-    """Method -> the number of its settings with the best score, the first of equal ones; only methods that ran."""
-    return {
-        method: max(scored, key=lambda number: (scored[number], -number))
-        for method, each in tries.items()
-        if (scored := {n: found[name] for n in range(len(each)) if (name := label(method, n)) in found})
-    }
 
 
 @dataclass(frozen=True)
@@ -204,14 +164,14 @@ def standings(tournament: Tournament, grid: Grid, folder: Path, refused: Mapping
             )
         )
         numbers = (delta.mean, delta.half, of.mean if of else math.nan, p, rank, ahead)
-        records.append((name, *numbers, client, worst, sent, seconds, settings(grid.bases.get(name, {}))))
+        records.append((name, *numbers, client, worst, sent, seconds, described(_own(grid, name))))
     about = (
         f"{len(seeds)} seeds from 0; test split, model of the last round; mean ± 95 % t-interval over seeds. Each "
-        f"method had {t.tries} settings, the default ones and {t.tries - 1} drawn, with a run each on validation "
-        f"data of other seeds ({', '.join(map(str, t.tuning))}), and plays with the best. Seeds were added until "
+        f"method had at most {t.tries} settings, tried on validation data of other seeds "
+        f"({', '.join(map(str, t.tuning))}), and plays with the best. Seeds were added until "
         f"every method was told from the leader, at most {t.most}: a p found so is a little too small."
     )
-    chosen = [f"settings of {name}: {text}." for name in methods if (text := settings(grid.bases[name]))]
+    chosen = [f"settings of {name}: {text}." for name in methods if (text := described(_own(grid, name)))]
     out = [f"not on this bed: {name}: {reason}." for name, reason in refused.items()]
     made = Sheet(f"Tournament {t.name}", HEAD, tuple(lines), (about, *chosen, *out))
     told = all(ps.get(name, math.nan) <= LEVEL for name in methods[1:])
@@ -226,23 +186,10 @@ def _gains(side: Side, alone: Side, rows: Sequence[TaskMetric], seeds: Sequence[
     return {client: gain for client, gain in gains.items() if math.isfinite(gain)}
 
 
-def settings(changes: Changes) -> str:
-    """What differs from a method's defaults: 'mu=0.02, feddea.rho=0.25, training.optimizer.lr=0.05'."""
-    method = changes.get("method")
-    own = dict(method) if isinstance(method, Mapping) else {}
-    addons = own.pop("add", {})
-    found = {key: value for key, value in own.items() if key != "name"}
-    found |= {f"{addon}.{key}": value for addon, params in addons.items() for key, value in params.items()}
-    found |= {key: value for key, value in changes.items() if key != "method"}
-    return ", ".join(f"{key}={json.dumps(value)}" for key, value in found.items())
-
-
-FACTORS = (0.5, 1.0, 2.0)
-"""What a number of a method is multiplied with in a drawn setting."""
-DECADES = 0.75
-"""A drawn learning rate is at most so many powers of ten above or below the bed's."""
-DRAWS = 50
-"""After so many settings that are no valid recipe a method has fewer tries."""
+def _own(grid: Grid, name: str) -> Changes:
+    """Return the settings of a method or a reference of the final that differ from the bed's."""
+    changes = grid.bases.get(name, grid.tuned.get(BED, {}).get(f"{name}/-", {}))
+    return {key: value for key, value in changes.items() if key != "method"}
 
 
 REFERENCES = tuple(CHANGES)
@@ -271,7 +218,7 @@ def planned(
     folder = Path(bed) if recipe is None else out or Path("tournaments") / recipe.name
     if not (folder / TOURNAMENT).is_file():
         assert recipe is not None
-        defaults = {"tries": 4, "tuning": (100,), "least": 3, "most": 10, "methods": entered or all_methods()}
+        defaults = {"tries": 8, "tuning": (100, 101), "least": 3, "most": 10, "methods": entered or all_methods()}
         return Tournament(name=recipe.name, recipe=recipe.model_dump(mode="json"), **{**defaults, **given}), folder
     before = opened(folder)
     admit([*_code(before.methods), *names_in(before.recipe)], Origin.FOLDER, f"{folder / TOURNAMENT}")
@@ -282,23 +229,6 @@ def planned(
     joined = tuple(dict.fromkeys((*before.methods, *entered)))
     about = {"recipe": (recipe or held).model_dump(mode="json"), "methods": joined}
     return before.model_copy(update={**about, **given}), folder
-
-
-def tries(tournament: Tournament) -> tuple[Tries, dict[str, str]]:
-    """(the settings of each method, why others have none).
-
-    The first are the defaults; the others multiply the learning rate by a factor that is the same for all methods,
-    above and below 1 in turn, and every number of the method and its add-ons by 1/2, 1 or 2. What is drawn depends on
-    the method's name and the number of the try alone, so that a method that comes later changes nothing for the others.
-    """
-    found: dict[str, list[Changes]] = {}
-    refused: dict[str, str] = {}
-    for method in (ALONE, *(name for name in tournament.methods if name != ALONE)):
-        try:
-            found[method] = _settings(tournament, method, named(method))
-        except RecipeError as error:
-            refused[method] = " ".join(str(error).split())
-    return found, refused
 
 
 def play(
@@ -314,22 +244,32 @@ def play(
     that is training alone.
     """
     save(tournament, folder)
-    settings, refused = tries(tournament)
-    if ALONE in refused:
-        raise RecipeError(f"tournament {tournament.name}: {refused[ALONE]}")
-    grid = tuning_grid(tournament, settings)
-    tell(f"tuning: {sum(map(len, settings.values()))} settings of {len(settings)} methods on validation data")
-    # A setting that diverges is no reason to leave a method out.
-    reasons = _run(grid, folder / "tuning", watch, jobs)
-    refused |= {method: reasons[name] for method in settings if (name := label(method, 0)) in reasons}
+    budget = Budget(trials=tournament.tries, seeds=tournament.tuning)
+    chosen: dict[str, Changes] = {}
+    tuned: dict[str, Changes] = {}
+    refused: dict[str, str] = {}
+    for method in dict.fromkeys((ALONE, *tournament.methods, *CHANGES)):
+        try:
+            change = CHANGES[method] if method in CHANGES else section(named(method))
+            place = folder / "tuning" / method
+            curve = tune(tournament.recipe, change, budget, place, label=method, watch=watch, jobs=jobs)
+        except RecipeError as error:
+            refused[method] = " ".join(str(error).split())
+            continue
+        if max(curve.scores.values()) == -math.inf:
+            refused[method] = "no setting ended with finite numbers"
+        elif method in CHANGES:
+            tuned[f"{method}/-"] = curve.best
+        else:
+            chosen[method] = {**change, **curve.best}
+        tell(f"{method}: {described(curve.best)}, the best of {len(curve.scores)} settings")
     if ALONE in refused:
         raise RecipeError(f"tournament {tournament.name}: {ALONE}: {refused[ALONE]}")
-    found = scores(grid, folder / "tuning", label(ALONE, 0))
-    chosen = {method: settings[method][number] for method, number in best(found, settings).items()}
-    for method, where in _set_aside(final_grid(tournament, chosen, tournament.least), folder / "final"):
+    refused |= {name: "stands in every table, and does not take part" for name in tournament.methods if name in CHANGES}
+    for method, where in _set_aside(final_grid(tournament, chosen, tuned, tournament.least), folder / "final"):
         tell(f"{method}: other settings are the best now; its final runs with the earlier ones are in {where}")
     for seeds in range(tournament.least, tournament.most + 1):
-        grid = final_grid(tournament, chosen, seeds)
+        grid = final_grid(tournament, chosen, tuned, seeds)
         tell(f"final: {len(chosen)} methods, {seeds} seeds")
         made = standings(tournament, grid, folder / "final", refused | _run(grid, folder / "final", watch, jobs))
         write(folder, {"standings.csv": made.to_csv(), "standings.md": made.to_markdown()})
@@ -375,49 +315,7 @@ def named(method: str) -> list[Registered]:
     return [METHODS[name], *(ADDONS[one] for one in addons)]
 
 
-def _settings(tournament: Tournament, method: str, entries: Sequence[Registered]) -> list[Changes]:
-    """Valid settings of a method, the default ones first. RecipeError where these are no valid recipe."""
-    rate = load(tournament.recipe).model_dump(mode="json")["training"]["optimizer"].get("lr")
-    found: list[Changes] = [_change(entries, [{} for _ in entries])]
-    load(tournament.recipe, texts(found[0]))
-    for number in range(1, DRAWS):
-        if len(found) == tournament.tries:
-            break
-        common, own = random.Random(f"rate {number}"), random.Random(f"{method} {number}")
-        changes = _change(entries, [_drawn(entry, own) for entry in entries])
-        if rate is not None:  # above the bed's and below it in turn, so that few draws see both sides
-            power = common.uniform(0, DECADES) * (1 if number % 2 else -1)
-            changes["training.optimizer.lr"] = float(f"{rate * 10**power:.2g}")
-        try:
-            load(tournament.recipe, texts(changes))
-        except RecipeError:
-            continue
-        if changes not in found:
-            found.append(changes)
-    return found
-
-
-def _change(entries: Sequence[Registered], params: Sequence[Mapping[str, Any]]) -> Changes:
-    """The recipe's section method."""
-    name, addons = entries[0].name, {e.name: dict(p) for e, p in zip(entries[1:], params[1:], strict=True)}
-    more = {"add": addons} if addons else {}
-    section = {"name": name, **params[0], **more}
-    return {"method": name if section == {"name": name} else section}
-
-
-def _drawn(entry: Registered, rng: random.Random) -> dict[str, Any]:
-    """The numbers of a method or an add-on that differ from their defaults, each valid alone."""
-    found: dict[str, Any] = {}
-    for key, field in entry.params.model_fields.items():
-        default = field.default
-        if isinstance(default, bool) or not isinstance(default, int | float) or not default:
-            continue
-        value = default * rng.choice(FACTORS)
-        value = max(1, round(value)) if isinstance(default, int) else value
-        try:
-            entry.params.model_validate({**found, key: value})
-        except ValidationError:
-            continue
-        if value != default:
-            found[key] = value
-    return found
+def section(entries: Sequence[Registered]) -> Changes:
+    """Return the change of a recipe that a method and its add-ons make."""
+    addons: Changes = {entry.name: {} for entry in entries[1:]}
+    return {"method": {"name": entries[0].name, "add": addons} if addons else entries[0].name}

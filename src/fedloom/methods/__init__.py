@@ -9,6 +9,8 @@ from fedloom.methods.basic import fedavg as fedavg
 from fedloom.methods.basic import fedprox as fedprox
 from fedloom.methods.basic import joint as joint
 from fedloom.methods.basic import local as local
+from fedloom.methods.basic import separate as separate
+from fedloom.methods.basic import simple as simple
 from fedloom.methods.basic import trivial as trivial
 from fedloom.methods.clusters import cfl as cfl
 from fedloom.methods.clusters import colnet as colnet

@@ -44,6 +44,31 @@ def fedprox(*, mu: Annotated[float, Field(ge=0)] = 0.01) -> m.Method:
     return m.Method(name="fedprox", local=(training.Proximal(mu),))
 
 
+@m.METHODS.register("separate")
+def separate() -> m.Method:
+    """One FedAvg for each task: a whole model per task, averaged among the clients that hold the task.
+
+    What sharing between tasks adds is what other methods gain over this one. A client with k tasks trains k models one
+    after another, each from its task's model on the examples of that task, and sends k updates; theta_t+ is the
+    weighted mean of the trained models of task t. Models with running statistics are refused, and so are peers.
+    """
+    from fedloom.methods.method import EachTask
+
+    return m.Method(name="separate", stage=stages.TaskMeans(), turn=EachTask())
+
+
+@m.METHODS.register("simple")
+def simple() -> m.Method:
+    """A linear model of the raw inputs that every client trains alone: what a network should at least beat.
+
+    Logistic regression for classes, ridge regression for numbers (with `training.optimizer.weight_decay`), trained by
+    the recipe's optimiser in place of the recipe's model. Refused for tasks of images (dense) and for tokens.
+    """
+    from fedloom.models.constant import LinearAnswers
+
+    return m.Method(name="simple", model=(LinearAnswers(),), stage=stages.Identity(), private="*", buffers="local")
+
+
 @m.METHODS.register("trivial")
 def trivial() -> m.Method:
     """The answer that ignores its input: the mean of the training labels, which a trained model should at least beat.

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, PrivateAttr, ValidationError, model_validator
 
@@ -43,13 +43,15 @@ Changes = dict[str, Any]
 """Dotted recipe key -> value, as KEY=VALUE sets it: a whole section is replaced, a key in it is changed."""
 
 
-Reference = Literal["joint", "joint-by-task", "trivial"]
-"""The methods `joint`, for all tasks at once and for each alone, and `trivial`."""
+Reference = Literal["joint", "joint-by-task", "separate", "simple", "trivial"]
+"""The methods `joint` (for all tasks at once and for each alone), `separate`, `simple` and `trivial`."""
 
 _POOLED: dict[str, Any] = {"evaluation.models": ["global"], "peers": None}
-CHANGES: dict[Reference, Changes] = {
+CHANGES: dict[str, Changes] = {
     "joint": {"method": "joint", **_POOLED},
     "joint-by-task": {"method": {"name": "joint", "by": "task"}, **_POOLED},
+    "separate": {"method": "separate", "peers": None},
+    "simple": {"method": "simple", "peers": None},
     "trivial": {
         "method": "trivial",
         **_POOLED,
@@ -89,8 +91,7 @@ class Grid(Section):
     cells: dict[str, Changes] = Field(default_factory=dict)
     """BASE/ADDON -> changes of this combination alone, after the add-on's."""
     references: tuple[Reference, ...] | None = None
-    """What stands below the bases, without add-ons (see `CHANGES`): the method `trivial`, and `joint`
-    for all tasks at once and for each alone. By default all, and in a grid that is drawn, none."""
+    """What stands below the bases, without add-ons (see `CHANGES`); by default all, in a grid that is drawn none."""
     seeds: tuple[Annotated[int, Field(ge=0)], ...] = Field((0, 1, 2), min_length=1)
     delta: str = "base"
     """What Delta is against: 'base' (the same base with the first add-on), 'none', or a cell called BASE/ADDON."""
@@ -109,6 +110,8 @@ class Grid(Section):
     a client, round and task."""
     set: Changes = Field(default_factory=dict)
     """Changes to every cell, after all others."""
+    tuned: dict[str, dict[str, Changes]] = Field(default_factory=dict)
+    """Data set -> BASE/ADDON -> the settings that `fedloom tune` chose on validation data, after all others."""
     figure: FigureSection | None = None
     figures: dict[str, FigureSection] = Field(default_factory=dict)
     """More figures by their names, which `fedloom figure --named` asks for."""
@@ -148,6 +151,15 @@ class Grid(Section):
             if label not in cells
         ]
         problems += [
+            (
+                f"tuned.{data}.{label}",
+                f"no such data set and cell, expected DATA and BASE/ADDON.{nearest(label, cells)}",
+            )
+            for data, labels in self.tuned.items()
+            for label in labels
+            if data not in self.data or label not in cells
+        ]
+        problems += [
             (f"data.{label}.bases", f"no base {base!r}.{nearest(base, self.bases)}")
             for label, row in self.data.items()
             for base in row.bases or ()
@@ -173,7 +185,7 @@ class Grid(Section):
     @property
     def reference_rows(self) -> tuple[Reference, ...]:
         """`references`, or their default."""
-        default: tuple[Reference, ...] = () if self.figure else tuple(CHANGES)
+        default: tuple[Reference, ...] = () if self.figure else get_args(Reference)
         if self.show == "domains":  # one task, so both are the same
             default = tuple(name for name in default if name != "joint-by-task")
         return default if self.references is None else self.references
@@ -344,8 +356,9 @@ def recipes(grid: Grid) -> dict[Cell, Recipe]:
         if cell.base in grid.bases:
             parts = [row.set, grid.bases[cell.base], grid.addons[cell.addon], single, grid.set]
         else:
-            parts = [row.set, grid.set, CHANGES[cell.base]]  # type: ignore[index]
+            parts = [row.set, grid.set, CHANGES[cell.base]]
         changes = [text for part in parts for text in texts(part)]
+        changes += texts(grid.tuned.get(cell.data, {}).get(f"{cell.base}/{cell.addon}", {}))
         try:
             recipe = load(row.recipe, [*changes, f"seed={cell.seed}"], grid._origin)
         except RecipeError as error:

@@ -19,7 +19,7 @@ _SIZE = 64
 """Images of a folder are resized to so many pixels a side, which the small CNN is for."""
 _TEST = 0.2
 _IMAGES: dict[str, Any] = {"size": _SIZE, "test_fraction": _TEST}
-_MODELS: dict[Kind, str] = {"image": "small-cnn", "series": "conv1d", "features": "mlp", "tokens": "transformer"}
+MODELS: dict[Kind, str] = {"image": "small-cnn", "series": "conv1d", "features": "mlp", "tokens": "transformer"}
 _MOST = 100
 """A column of whole numbers with more values than these is no class label."""
 
@@ -68,7 +68,7 @@ def draft(found: Found, name: str, labels: Sequence[str], clients: str, method: 
         data["domain"] = clients + found.suffix
     grouped = found.groups or not by_number
     partition = {"name": "domains" if grouped else "iid", "clients": int(clients) if by_number else 1}
-    return _recipe(name, data, partition, _MODELS[found.signal], method, rounds)
+    return _recipe(name, data, partition, MODELS[found.signal], method, rounds)
 
 
 def draft_of_table(

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedloom.core.codecs import Folded
 from fedloom.core.context import Ctx, State
 from fedloom.core.layout import Layout
+from fedloom.core.mean import rows_of_tasks
 from fedloom.core.stage import Stage, Traits
 from fedloom.core.taskvectors import Combine, Cross, Source, Upload, aggregate_tasks
 from fedloom.core.updates import EVERYONE, Updates
@@ -41,12 +42,10 @@ class TaskVectors(Stage):
                 raise ValueError(f"{name}: expected a number from {low} to {high}, found {getattr(self, name)}")
 
     def __call__(self, updates: Updates, state: State, ctx: Ctx) -> tuple[Updates, State]:
-        if nameless := [client for client, task in updates.rows if task is None]:
-            raise ValueError(f"TaskVectors: rows are (client, task), but a row of {nameless[0]!r} has no task")
-        layout = updates.layout
+        holders, layout = rows_of_tasks(updates), updates.layout
         own = layout.without(layout.common)
         uploads, beside = _uploads(updates, own)
-        tasks = sorted({str(task) for _, task in updates.rows})
+        tasks = list(holders)
         X = uploads[0].vector.new_zeros(len(tasks), layout.d)
         spans = layout.spans(layout.common)
         out = X[:, spans[0]] if len(spans) == 1 else X.new_empty(len(tasks), layout.common.d)
@@ -62,13 +61,14 @@ class TaskVectors(Stage):
         )
         if len(spans) != 1:
             layout.put(X, layout.common, out)
-        holders = [[i for i, (_, t) in enumerate(updates.rows) if t == task] for task in tasks]
-        for x, task, members in zip(X, tasks, holders, strict=True):
+        for x, (task, members) in zip(X, holders.items(), strict=True):
             w = updates.weight[members]
             w = w / w.sum() if float(w.sum()) > 0 else torch.full_like(w, 1 / len(w))
             mine = layout.select(task=task)
             layout.put(x, mine, w.to(x) @ own.take(beside[members], mine))
-        n, weight = (torch.stack([v[members].sum() for members in holders]) for v in (updates.n, updates.weight))
+        n, weight = (
+            torch.stack([v[members].sum() for members in holders.values()]) for v in (updates.n, updates.weight)
+        )
         ctx.record(
             "task-vectors",
             {

@@ -76,7 +76,7 @@ def _brier(output: Tensor, target: Tensor) -> float:
 
 
 def _calibration(output: Tensor, target: Tensor) -> float:
-    """Return the expected calibration error over BINS bins of the probability of class 1, of more than two the top's."""
+    """Return the expected calibration error over BINS bins of p(class 1); of more than two classes, of the top's."""
     p = output.double().softmax(1)
     if p.shape[1] == 2:
         sure, right = p[:, 1], (target == 1).double()

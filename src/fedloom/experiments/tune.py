@@ -1,0 +1,312 @@
+"""Choose each method's settings on validation data, with the same number of trials for every method.
+
+A trial is a recipe's learning rate and the method's own numbers. Learning rates lie on a grid of half powers of ten
+over two decades around the recipe's own, and beyond while the best one is at an end; the trials that are left go to the
+method's first numbers, and then to rates in between.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedloom.core.errors import RecipeError
+from fedloom.core.settings.section import Count, Section
+from fedloom.core.settings.trust import Origin
+from fedloom.core.settings.yaml import parse
+from fedloom.experiments.grid_run import Watch, prepare, run_prepared
+from fedloom.federation.recipes import loader
+from fedloom.federation.recipes.loader import load, texts
+from fedloom.federation.recipes.schema import Recipe
+from fedloom.methods import ADDONS, METHODS
+from fedloom.study.delta import delta_m
+from fedloom.study.grid import CHANGES, Changes, Grid, load_grid, names, write
+from fedloom.study.tables.results import of_grid
+
+RATE = "training.optimizer.lr"
+STEPS = (0, 1, -1, 2, -2)
+"""Half powers of ten around the recipe's learning rate: two decades."""
+FACTORS = (3.0, 1 / 3)
+"""What a number of the method is multiplied by."""
+NUMBERS = 2
+"""How many numbers of a method are tried, in the order in which it declares them."""
+BED = "bed"
+
+Scores = Mapping[str, float]
+"""A trial as JSON -> its score on validation data; -inf after divergence."""
+
+
+class Budget(Section):
+    """What every method may spend on its settings."""
+
+    trials: Count = 8
+    seeds: tuple[Count, ...] = (100, 101)
+    """Seeds of the trials, which nothing else uses."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """The trials of one method, each proposed from the scores of the ones before it; deterministic."""
+
+    rate: float | None
+    """The recipe's learning rate; None where it has none."""
+    numbers: Mapping[str, float]
+    """Recipe key -> value of the method's own numbers."""
+    trials: int
+    valid: Callable[[Changes], bool] = lambda trial: True
+
+    def next(self, scores: Scores) -> list[Changes]:
+        """Return the trials to run now; none when the budget is spent or nothing is left to try."""
+        left = self.trials - len(scores)
+        for batch in self._batches(scores):
+            new = [trial for trial in batch if key(trial) not in scores and self.valid(trial)]
+            if new and left > 0:
+                return new[:left]
+        return []
+
+    def _batches(self, scores: Scores) -> Any:
+        if self.rate is None:
+            steps: list[float] = []
+            yield [{}]
+        else:
+            yield [self._at(step) for step in STEPS[: max(3, min(self.trials, len(STEPS)))]]
+            steps = [step for step in range(-40, 41) if key(self._at(step)) in scores]
+            top = max(steps, key=lambda step: scores[key(self._at(step))])
+            if scores[key(self._at(top))] > -math.inf:
+                yield [self._at(top + (1 if top == max(steps) else -1))] if top in (min(steps), max(steps)) else []
+            else:  # all diverged: smaller ones
+                yield [self._at(min(steps) - 1)]
+        kept = [self._at(step) for step in steps] or [{}]
+        for name, value in self.numbers.items():
+            centre = max(kept, key=lambda trial: scores.get(key(trial), -math.inf))
+            tried = [{**centre, name: rounded(value, factor)} for factor in FACTORS]
+            yield tried
+            kept += tried
+        best = max(kept, key=lambda trial: scores.get(key(trial), -math.inf))
+        if self.rate is not None:
+            rate = best.get(RATE, self.rate)
+            yield [{**best, RATE: rounded(rate, 10**power)} for power in (0.25, -0.25)]
+
+    def _at(self, step: float) -> Changes:
+        assert self.rate is not None
+        return {RATE: rounded(self.rate, 10 ** (step / 2))} if step else {}
+
+    def at_edge(self, scores: Scores) -> bool:
+        """Return whether the best learning rate is the largest or the smallest that was tried."""
+        if self.rate is None or not scores:
+            return False
+        rates = {name: json.loads(name).get(RATE, self.rate) for name in scores}
+        return rates[max(scores, key=lambda name: scores[name])] in (min(rates.values()), max(rates.values()))
+
+
+def key(trial: Changes) -> str:
+    """Return a trial as text, the same for equal trials."""
+    return json.dumps(trial, sort_keys=True)
+
+
+def rounded(value: float, factor: float) -> float:
+    """Return value x factor with two digits; of a whole number, a whole number of at least 1."""
+    return max(1, round(value * factor)) if isinstance(value, int) else float(f"{value * factor:.2g}")
+
+
+def search_of(recipe: Recipe, trials: int, valid: Callable[[Changes], bool] = lambda trial: True) -> Search:
+    """Return the search for a recipe's method: its learning rate, and the first numbers of the method and add-ons."""
+    plain = recipe.model_dump(mode="json")
+    section = plain["method"]
+    names = [("method", METHODS, section["name"])]
+    names += [(f"method.add.{addon}", ADDONS, addon) for addon in section.get("add") or {}]
+    numbers: dict[str, float] = {}
+    for where, registry, name in names:
+        if registry.problem(name):
+            continue
+        held = section if where == "method" else section["add"][name]
+        for field, info in registry[name].params.model_fields.items():
+            value = held.get(field, info.default)
+            if isinstance(value, int | float) and not isinstance(value, bool) and value:
+                numbers[f"{where}.{field}"] = value
+    first = dict(list(numbers.items())[:NUMBERS])
+    still = section["name"] == "trivial"
+    return Search(None if still else plain["training"]["optimizer"].get("lr"), first, 1 if still else trials, valid)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """All trials of one method and the one with the best score."""
+
+    label: str
+    scores: Scores
+    """A trial as JSON -> mean over seeds and tasks of its change against the recipe's own settings, in percent."""
+    at_edge: bool
+
+    @property
+    def key(self) -> str:
+        """The trial with the best score as JSON, the first of equal ones."""
+        return max(self.scores, key=lambda name: self.scores[name])
+
+    @property
+    def best(self) -> Changes:
+        """The trial with the best score."""
+        found: Changes = json.loads(self.key)
+        return found
+
+
+def tune(
+    recipe: str | Mapping[str, Any],
+    changes: Changes,
+    budget: Budget,
+    folder: Path,
+    *,
+    label: str,
+    origin: Origin = Origin.TYPED,
+    watch: Callable[[], Watch] = Watch,
+    jobs: int | None = None,
+) -> Curve:
+    """Run one method's trials on validation data of the budget's seeds, and return their scores.
+
+    `changes` make the method's recipe of `recipe`. Trials that were run before in `folder` are not run again. Raises
+    RecipeError where the library refuses the method, with its reason.
+    """
+
+    def is_valid(trial: Changes) -> bool:
+        try:
+            load(recipe, [*texts(changes), *texts(trial)], origin)
+        except RecipeError:
+            return False
+        return True
+
+    made = load(recipe, texts(changes), origin)
+    search = search_of(made, budget.trials, is_valid)
+    last = {"evaluation.splits": ["val"], "evaluation.every": made.training.rounds}
+    proposed: list[Changes] = []
+    scores: dict[str, float] = {}
+    while new := search.next(scores):
+        proposed += new
+        grid = load_grid(
+            {
+                "name": "trials",
+                "data": {BED: {"recipe": recipe if isinstance(recipe, str) else dict(recipe)}},
+                "bases": {f"trial {n}": {**changes, **last, **trial} for n, trial in enumerate(proposed)},
+                "seeds": list(budget.seeds),
+                "references": [],
+                "delta": "none",
+            },
+            origin=origin,
+        )
+        prepared = prepare(grid, folder)
+        outcome = run_prepared(prepared, watch(), jobs)
+        if reason := next(iter({**prepared.refused, **outcome.refused}.values()), None):
+            raise RecipeError(reason)
+        scores = scores_of(grid, folder, proposed)
+    return Curve(label, scores, search.at_edge(scores))
+
+
+def scores_of(grid: Grid, folder: Path, trials: Sequence[Changes]) -> dict[str, float]:
+    """Return the score of each trial of a grid: the change against the first one that ended with numbers."""
+    results = of_grid(grid, folder, "val")
+    sides = {base: side for (_, base, _), side in results.sides.items()}
+    directions = {row.task: row.direction for row in results.rows[BED]}
+    means: dict[str, dict[str, float]] = {}
+    for n, trial in enumerate(trials):
+        side = sides.get(f"trial {n}")
+        values = {} if side is None or len(side.values) < len(grid.seeds) else side.values
+        means[key(trial)] = {t: fmean(v[t] for v in values.values()) for t in directions} if values else {}
+    return changes_against_first(means, directions)
+
+
+def changes_against_first(means: Mapping[str, Mapping[str, float]], directions: Mapping[str, str]) -> dict[str, float]:
+    """Return each trial's mean change over tasks, in percent of the first trial with finite numbers; -inf without."""
+    finite = {name: values for name, values in means.items() if values and all(map(math.isfinite, values.values()))}
+    if not finite:
+        return dict.fromkeys(means, -math.inf)
+    base = next(iter(finite.values()))
+    found = {name: delta_m(values, base, directions) for name, values in finite.items()}
+    return {name: found[name] if math.isfinite(found.get(name, math.nan)) else -math.inf for name in means}
+
+
+def as_grid(source: str, changes: Sequence[str] = ()) -> Grid:
+    """Return a grid by its name or file; a recipe's becomes a grid of its method alone."""
+    beside = Path(source).is_file() and "bases" not in (parse(Path(source).read_text("utf-8"), source) or {})
+    if source in names() or not (source in loader.names() or beside):
+        return load_grid(source, changes)
+    recipe = loader.load(source, changes)
+    value = recipe.model_dump(mode="json")
+    method = value["method"]["name"]
+    return load_grid({"name": recipe.name, "data": {recipe.name: {"recipe": value}}, "bases": {method: {}},
+                      "references": [], "delta": "none"})  # fmt: skip
+
+
+def tune_grid(
+    grid: Grid,
+    budget: Budget,
+    folder: Path,
+    *,
+    watch: Callable[[], Watch] = Watch,
+    tell: Callable[[str], None] = lambda text: None,
+    jobs: int | None = None,
+) -> tuple[Grid, list[tuple[str, Curve]]]:
+    """Tune every combination of a grid, the references too, and return the tuned grid and the curves by data set.
+
+    The chosen settings stand under the grid's key `tuned`; combinations that the library refuses have none.
+    """
+    curves: list[tuple[str, Curve]] = []
+    tuned: dict[str, dict[str, Changes]] = {}
+    for data, row in grid.data.items():
+        for base, addon in grid.combinations:
+            if row.bases is not None and base not in (*row.bases, *grid.reference_rows):
+                continue
+            given = grid.bases.get(base)
+            parts = (
+                (row.set, grid.set, CHANGES[base])
+                if given is None
+                else (row.set, given, grid.addons[addon], grid.cells.get(f"{base}/{addon}", {}), grid.set)
+            )
+            changes: Changes = {}
+            for name, value in (item for part in parts for item in part.items()):
+                changes.pop(name, None)  # so that it acts after what stood between
+                changes[name] = value
+            label = f"{base}/{addon}"
+            try:
+                curve = tune(
+                    row.recipe,
+                    changes,
+                    budget,
+                    folder / "trials" / data / label.replace("/", " "),
+                    label=label,
+                    origin=grid._origin,
+                    watch=watch,
+                    jobs=jobs,
+                )
+            except RecipeError as error:
+                tell(f"{data}: {label}: {' '.join(str(error).split())}")
+                continue
+            curves.append((data, curve))
+            tell(f"{data}: {label}: {described(curve.best)} ({len(curve.scores)} trials)")
+            if curve.best:
+                tuned.setdefault(data, {})[label] = curve.best
+    made = load_grid({**grid.model_dump(mode="json"), "tuned": tuned}, origin=grid._origin)
+    write(folder, {"curves.csv": curves_csv(curves)})
+    return made, curves
+
+
+def described(trial: Changes) -> str:
+    """Return settings as text: 'training.optimizer.lr=0.05, method.mu=0.1'."""
+    return ", ".join(f"{name}={json.dumps(value)}" for name, value in trial.items()) or "the recipe's own settings"
+
+
+def curves_csv(curves: Sequence[tuple[str, Curve]]) -> str:
+    """Return all trials as CSV, a line each."""
+    out = io.StringIO()
+    lines = csv.writer(out, lineterminator="\n")
+    lines.writerow(("data", "method", "trial", "settings", "validation", "chosen", "rate_at_edge"))
+    for data, curve in curves:
+        for n, (name, score) in enumerate(curve.scores.items()):
+            chosen = json.loads(name) == curve.best
+            lines.writerow((data, curve.label, n, name, f"{score:.4g}", chosen, chosen and curve.at_edge))
+    return out.getvalue()

@@ -1,0 +1,164 @@
+"""Tuning: equal numbers of trials, rates beyond the edge, and nothing but validation data decides."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import fedloom as fl
+from fedloom.cli.app import app
+from fedloom.experiments.tune import RATE, Search, changes_against_first, key, search_of
+from fedloom.federation.recipes import load
+from fedloom.study.grid import load_grid, recipes
+
+
+def spent(search: Search, score: Callable[[dict[str, Any]], float]) -> dict[str, float]:
+    """Return the scores of all trials of a search."""
+    scores: dict[str, float] = {}
+    while new := search.next(scores):
+        assert not {key(trial) for trial in new} & scores.keys()
+        scores |= {key(trial): score(trial) for trial in new}
+    return scores
+
+
+def rates(scores: dict[str, float], own: float) -> list[float]:
+    import json
+
+    return sorted({json.loads(name).get(RATE, own) for name in scores})
+
+
+def test_rates_cover_two_decades_and_go_on_while_the_best_is_at_an_end() -> None:
+    search = Search(0.1, {}, 9)
+    peak = spent(search, lambda trial: -abs(math.log10(trial.get(RATE, 0.1)) - 1.5))  # best at 32
+    assert rates(peak, 0.1)[0] == 0.01
+    assert rates(peak, 0.1)[-1] > 32
+    assert not search.at_edge(peak)
+    up = spent(search, lambda trial: trial.get(RATE, 0.1))
+    assert (len(up), search.at_edge(up)) == (9, True)
+    inside = spent(search, lambda trial: -abs(math.log10(trial.get(RATE, 0.1)) + 1.25))
+    assert {0.01, 0.032, 0.1, 0.32, 1.0} < set(rates(inside, 0.1))
+    assert max(inside, key=inside.get) == key({RATE: 0.057})  # half a step beside the best of the grid, 0.032 or 0.1
+
+
+def test_numbers_of_the_method_are_tried_at_the_best_rate() -> None:
+    search = search_of(load("beds/digits", ["method=fedprox", "method.mu=0.01"]), 9)
+    own = load("beds/digits").training.optimizer.lr
+    scores = spent(search, lambda trial: trial.get("method.mu", 0.01) - abs(math.log10(trial.get(RATE, own) / own)))
+    assert key({"method.mu": 0.03}) in scores
+    assert key({"method.mu": 0.0033}) in scores
+    assert max(scores, key=scores.get) == key({"method.mu": 0.03})
+    assert search_of(load("beds/digits", ["method=trivial"]), 9).next({}) == [{}]
+
+
+def test_rates_that_diverge_are_followed_by_smaller_ones() -> None:
+    scores = spent(Search(1.0, {}, 8), lambda trial: -math.inf if trial.get(RATE, 1.0) > 0.005 else 1.0)
+    assert key({RATE: 0.0032}) in scores
+
+
+@given(st.integers(1, 14), st.dictionaries(st.sampled_from(["method.a", "method.b"]), st.floats(0.01, 9)), st.randoms())
+def test_no_method_has_more_trials_than_the_budget_and_scores_decide_alone(
+    trials: int, numbers: dict[str, float], random: Any
+) -> None:
+    known: dict[str, float] = {}
+
+    def score(trial: dict[str, Any]) -> float:
+        return known.setdefault(key(trial), random.choice([-math.inf, random.random(), random.random()]))
+
+    first = spent(Search(0.05, numbers, trials), score)
+    assert len(first) <= trials
+    assert first == spent(Search(0.05, numbers, trials), score)  # goes the same way again
+    assert len(first) == trials or trials > 7
+
+
+def test_scores_are_changes_against_the_first_trial_with_finite_numbers() -> None:
+    means = {"x": {"a": math.nan, "b": 1.0}, "y": {"a": 0.5, "b": 2.0}, "z": {"a": 0.6, "b": 1.0}, "none": {}}
+    found = changes_against_first(means, {"a": "max", "b": "min"})
+    assert found == {"x": -math.inf, "y": 0.0, "z": pytest.approx(35.0), "none": -math.inf}
+    assert changes_against_first({"x": {}}, {"a": "max"}) == {"x": -math.inf}
+
+
+SMALL = ("training.rounds=2", "training.epochs=1", "partition.clients_per_task=1")
+
+
+def test_a_tuned_grid_runs_with_what_was_chosen_on_validation_data(tmp_path: Path) -> None:
+    file = tmp_path / "g.yaml"
+    file.write_text(
+        "name: g\ndata: {bed: {recipe: beds/digits}}\nbases: {FedAvg: {method: fedavg}, Prox: {method: fedprox}}\n"
+        "references: [simple, trivial]\nset: {training.rounds: 2, training.epochs: 1, partition.clients_per_task: 1}\n"
+    )
+    out = tmp_path / "tuned"
+    command = ["tune", str(file), "--trials", "3", "--seeds", "1", "--out", str(out), "-q"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    lines = list(csv.DictReader((out / "curves.csv").read_text().splitlines()))
+    assert [sum(line["method"] == f"{name}/-" for line in lines) for name in ("FedAvg", "Prox", "simple")] == [3, 3, 3]
+    assert sum(line["method"] == "trivial/-" for line in lines) == 1
+    for name in ("FedAvg/-", "Prox/-"):  # chosen is the best by validation
+        mine = [line for line in lines if line["method"] == name]
+        best = max(mine, key=lambda line: float(line["validation"]))
+        assert [line["chosen"] for line in mine].count("True") == 1
+        assert best["chosen"] == "True"
+    tuned = load_grid(out / "grid.yaml")
+    for cell, recipe in recipes(tuned).items():
+        chosen = tuned.tuned.get("bed", {}).get(f"{cell.base}/{cell.addon}", {})
+        expected = chosen.get(RATE, load("beds/digits").training.optimizer.lr)
+        assert recipe.training.optimizer.lr == expected, cell
+    trained = sorted(path.name for path in (out / "trials").rglob("run.json"))
+    again = CliRunner().invoke(app, command)
+    assert again.output == result.output
+    assert sorted(path.name for path in (out / "trials").rglob("run.json")) == trained
+    wrong = "name: g\ndata: {b: {recipe: beds/digits}}\nbases: {A: {method: fedavg}}\ntuned: {b: {B/-: {}}}\n"
+    file.write_text(wrong)
+    said = CliRunner().invoke(app, ["grid", str(file), "--dry-run"])
+    assert "tuned.b.B/-: no such data set and cell" in " ".join(str(said.exception).split())
+
+
+def sites(validate: bool = True) -> fl.Federation:
+    """Three sites; what they have to learn is the same, and each has few examples."""
+    rng = np.random.default_rng(3)
+    w = rng.normal(size=10).astype("float32")
+
+    def examples(n: int) -> tuple[Any, Any]:
+        x = rng.normal(size=(n, 10)).astype("float32")
+        return x, {"ill": (x @ w > 0).astype("int64"), "old": (x[:, 0] + x[:, 1] > 0).astype("int64")}
+
+    def client(*tasks: str) -> fl.Client:
+        x, y = examples(24)
+        return fl.Client((x, {t: y[t] for t in tasks}), val=examples(60) if validate else 0, tasks=tasks)
+
+    clients = {"ann": client("ill"), "bob": client("ill", "old"), "cleo": client("ill")}
+    return fl.Federation(clients, {"ill": fl.task(classes=2), "old": fl.task(classes=2)}, test=examples(300))
+
+
+def test_a_comparison_without_methods_says_for_whom_training_together_pays(tmp_path: Path) -> None:
+    heard: list[str] = []
+    made = fl.compare(sites(), rounds=8, folder=tmp_path / "c", tell=heard.append)
+    assert [c.label.split()[0] for c in made.columns] == ["local", "separate", "fedavg", "fedhca2", "joint", "trivial"]
+    assert {tuple(c.runs) for c in made.columns} == {(0, 1, 2)}
+    text = made.to_text()
+    for line in ("Of the ways of training together, ", "ill: ", "old: ", "ann ", "bob ", "cleo ", "Next: "):
+        assert any(note.startswith(line) for note in made.notes), line
+    assert "the best of 4 settings on validation data" in text
+    assert heard[0].startswith("compare: 6 methods")
+    assert "about 0:00 left" in heard[-1]
+    # what is there is not run again, and the answer is the same
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("run.json")}
+    assert fl.compare(sites(), rounds=8, folder=tmp_path / "c", tell=heard.append).to_text() == text
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "c").rglob("run.json")}
+    with pytest.raises(fl.errors.StateError, match="is a run of another recipe"):
+        fl.compare(sites(), rounds=3, folder=tmp_path / "c", tell=heard.append)
+
+
+def test_without_validation_data_nothing_is_chosen() -> None:
+    made = fl.compare(sites(validate=False), rounds=1, tell=lambda text: None)
+    assert "No validation data, so no way of training together is recommended." in made.notes
+    assert any("no validation data, so its settings are the recipe's own" in note for note in made.notes)
