@@ -41,6 +41,7 @@ LISTS: dict[str, tuple[str, ...]] = {
     "audit": ("{audit}",),
     "bed": ("{bed}",),
     "compare": ("{run}", "{run2}"),
+    "data statistics": ("{table}", "--labels", "kind", "--clients", "site"),
     "data check": ("nyud", "--root", "{nyud}", "--limit", "1"),
     "doctor": (),
     "domains": ("{run}",),
@@ -96,7 +97,7 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found["matu"] = fedloom.run(load_recipe(*matu), home / "matu").folder
     bed(home / "bed")
     found["bed"] = home / "bed"
-    found["nyud"] = nyud(home)
+    found["nyud"], found["table"] = nyud(home), table(home)
     save_image(home / "image.png", np.zeros((8, 8, 3), np.uint8))
     found["image"] = home / "image.png"
     Audit(home / "audit.jsonl").note("join", client="ann")
@@ -235,13 +236,13 @@ def test_init_writes_a_recipe_that_runs(
     result = fedloom.run(out, tmp_path / "run")
     assert (result.status, len(found_clients(result.folder))) == ("finished", clients)
     if make is table:
-        assert recipe["data"]["images"] == "age,height"
+        assert recipe["data"]["inputs"] == {"age": "number", "height": "category"}
         assert {about["domain"] for about in found_clients(result.folder).values()} == {"north", "south"}
 
 
 def test_init_says_what_it_cannot_use(fedloom_: Any, tmp_path: Path) -> None:
     given = ("--clients", 2, "--method", "fedavg", "--rounds", 1, "--out", tmp_path / "r.yaml")
-    assert "no column 'knd' that could be a label" in fedloom_("init", table(tmp_path), "--labels", "knd", *given)[2]
+    assert "no column 'knd'. Did you mean 'kind'?" in fedloom_("init", table(tmp_path), "--labels", "knd", *given)[2]
     assert (
         "Did you mean 'fedprox'?"
         in fedloom_("init", table(tmp_path), "--labels", "kind", "--clients", 2, "--method", "fedprx", "--rounds", 1)[2]
@@ -249,7 +250,9 @@ def test_init_says_what_it_cannot_use(fedloom_: Any, tmp_path: Path) -> None:
     assert "there is nothing to name" in fedloom_("init", picture_folder(tmp_path), "--labels", "x", *given)[2]
     (tmp_path / "empty").mkdir()
     assert "expected images in CLASS" in fedloom_("init", tmp_path / "empty", *given)[2]
-    assert "expected a folder of images, a .npz or a .csv file" in fedloom_("init", tmp_path / "no.txt", *given)[2]
+    assert (
+        "expected a folder of images, a .npz file or a table (.csv," in fedloom_("init", tmp_path / "no.txt", *given)[2]
+    )
     assert not (tmp_path / "r.yaml").exists()
     (tmp_path / "r.yaml").write_text("precious")
     assert "is there already" in fedloom_("init", table(tmp_path), "--labels", "kind", *given)[2]

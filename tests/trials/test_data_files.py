@@ -142,11 +142,11 @@ def test_tables_in_csv_files(tmp_path: Path, record_property: Callable[[str, obj
     tally, path = Tally(record_property), tmp_path / "data.csv"
     lines = [f"{i / 8},{i % 5},{'abc'[i % 3]}" for i in range(40)]
     whole = "\n".join(["age,height,kind", *lines]).encode()
-    changes = ("images='age,height'", "labels={kind: kind}", "test_fraction=0.3")
+    changes = ("inputs={age: number, height: number}", "tasks={kind: {kind: classification, classes: [a, b, c]}}")
     for number in range(cases(25, 1500)):
         path.write_bytes(bytes_like(whole, random.Random(f"csv {number}")))
         with tally.case(str(number)):
-            tally.answer(judged(lambda: opened("arrays", f"path={path}", *changes), path))
+            tally.answer(judged(lambda: opened("table", f"path={path}", *changes), path))
     tally.close()
 
 

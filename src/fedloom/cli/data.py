@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
 
@@ -19,6 +20,10 @@ data = typer.Typer(name="data", help="Look at data sets without training.", no_a
 NameArgument = Annotated[
     str, typer.Argument(metavar="NAME", help="A data set, for example scenes.", autocompletion=complete.dataset)
 ]
+Names = Annotated[
+    str | None, typer.Option(metavar="NAME,...", help="The columns or globs that are inputs, whatever they tell.")
+]
+Missing = Annotated[str | None, typer.Option(metavar="CODE,...", help="Cells that mean missing, such as -9 or '?'.")]
 Parameters = Annotated[
     list[str] | None, typer.Argument(metavar="KEY=VALUE...", help="Its parameters, for example count=20 setting=weak.")
 ]
@@ -26,45 +31,118 @@ Parameters = Annotated[
 
 def init(
     data: Annotated[
-        Path | None, typer.Argument(metavar="DATA", help="A folder of images, an .npz archive or a .csv file.")
+        Path | None,
+        typer.Argument(metavar="DATA", help="A table (.csv, .gz, .xz, .parquet), a folder of images, or an .npz."),
     ] = None,
     labels: Annotated[
-        str | None, typer.Option(metavar="NAME,...", help="The columns to predict, a task each; not for folders.")
+        str | None, typer.Option(metavar="NAME,...", help="The columns to predict, a task each; not for images.")
     ] = None,
     clients: Annotated[
         str | None, typer.Option(metavar="N|NAME", help="How many clients, or the column that says whose a row is.")
     ] = None,
     method: Annotated[str | None, typer.Option(help="How they train.", autocompletion=complete.method)] = None,
     rounds: Annotated[int | None, typer.Option(min=1, help="How often they send updates.")] = None,
+    features: Names = None,
+    leave_out: Annotated[
+        str | None, typer.Option(metavar="NAME,...", help="Columns or globs that are no inputs.")
+    ] = None,
+    missing: Missing = None,
+    metric: Annotated[str | None, typer.Option(help="Of all tasks: auc, accuracy, rmse ...")] = None,
+    preprocess: Annotated[
+        Literal["federated", "local"], typer.Option(help="Scale by what all sites count, or each site by itself.")
+    ] = "federated",
     out: Annotated[Path, shared.out_option("The recipe to write.", metavar="FILE.yaml", dir_okay=False)] = Path(
         "recipe.yaml"
     ),
 ) -> None:
     """Write a recipe for your own data; what no option says is asked."""
     from fedloom.core.settings.yaml import to_yaml
+    from fedloom.data.tables.read import is_table
     from fedloom.federation.recipes.draft import draft, look
     from fedloom.federation.recipes.json_schema import SHIPPED
     from fedloom.federation.recipes.loader import EDITORS, load
 
     if out.exists():
         raise UserError(f"{out} is there already: name another file with --out")
-    path = Path(_ask(None if data is None else str(data), "Your data: a folder of images, an .npz or a .csv file", ""))
-    found = look(path)
-    wanted: list[str] = []
-    if found.columns:
-        guess = next((name for name in found.columns if name.startswith(("y", "label", "class"))), found.columns[-1])
-        text = _ask(labels, f"What to predict, of {', '.join(found.columns)}", guess)
-        wanted = [name.strip() for name in text.split(",") if name.strip()]
-    elif labels is not None:
-        raise UserError("--labels: the classes of a folder of images are its folders, so there is nothing to name")
-    which = "How many clients for each of its domains" if found.groups else "How many clients hold it"
-    or_column = ", or the column that says whose a row is" if found.columns else ""
-    held = _ask(clients, which + or_column, "1" if found.groups else "5")
-    chosen = _ask(method, "Which method (see `fedloom methods`)", "fedavg")
-    recipe = draft(found, out.stem, wanted, held, chosen, _ask(rounds, "How many rounds", 20))
+    path = Path(_ask(None if data is None else str(data), "Your data: a table, a folder of images or an .npz", ""))
+    how = "Which method (see `fedloom methods`)", "How many rounds"
+    if is_table(path):
+        said = {"features": _listed(features), "leave_out": _listed(leave_out) or [], "missing": codes(missing)}
+        recipe = _of_table(path, out.stem, labels, clients, method, rounds, metric, {**said, "mode": preprocess})
+    else:
+        for option, value in {
+            "features": features,
+            "leave-out": leave_out,
+            "missing": missing,
+            "metric": metric,
+        }.items():
+            if value is not None:
+                raise UserError(f"--{option} is for tables, and {path} is none")
+        found = look(path)
+        wanted: list[str] = []
+        if found.columns:
+            guess = next(
+                (name for name in found.columns if name.startswith(("y", "label", "class"))), found.columns[-1]
+            )
+            text = _ask(labels, f"What to predict, of {', '.join(found.columns)}", guess)
+            wanted = _listed(text) or []
+        elif labels is not None:
+            raise UserError("--labels: the classes of a folder of images are its folders, so there is nothing to name")
+        which = "How many clients for each of its domains" if found.groups else "How many clients hold it"
+        or_column = ", or the column that says whose a row is" if found.columns else ""
+        held = _ask(clients, which + or_column, "1" if found.groups else "5")
+        chosen = _ask(method, how[0], "fedavg")
+        recipe = draft(found, out.stem, wanted, held, chosen, _ask(rounds, how[1], 20))
     load(recipe)
     shared.put(f"{EDITORS}{SHIPPED}\n{to_yaml(recipe)}", out)
     typer.echo(f"look at it: fedloom show {out}\ntrain:      fedloom run {out}", err=True)
+
+
+def _of_table(
+    path: Path,
+    name: str,
+    labels: str | None,
+    clients: str | None,
+    method: str | None,
+    rounds: int | None,
+    metric: str | None,
+    said: dict[str, Any],
+) -> dict[str, Any]:
+    """Look at a table, print what its columns are, and return its recipe."""
+    from fedloom.data.tables.columns import draft
+    from fedloom.data.tables.read import read
+    from fedloom.federation.recipes.draft import draft_of_table
+
+    names = ""
+    if labels is None or clients is None:
+        frame, _, _ = read(path, None)
+        names = ", ".join(map(str, frame.columns))
+    wanted = _listed(_ask(labels, f"What to predict, of {names}", "")) or []
+    held = (
+        ""
+        if clients is None and path.is_dir()
+        else _ask(clients, "The column that says whose a row is, or how many clients", "5")
+    )
+    tasks = {column: {} if metric is None else {"metric": metric} for column in wanted}
+    found = draft(path, tasks, None if held.isdigit() or not held else held, **said)
+    for line in found.told():
+        typer.echo(line)
+    how = _ask(method, "Which method (see `fedloom methods`)", "fedavg")
+    count = int(held) if held.isdigit() else None
+    return draft_of_table(found, path, name, count, how, _ask(rounds, "How many rounds", 20))
+
+
+def _listed(text: str | None) -> list[str] | None:
+    """Names between commas."""
+    return None if text is None else [name.strip() for name in next(csv.reader([text]), []) if name.strip()]
+
+
+def codes(text: str | None) -> list[str | int | float]:
+    """Return the cells that stand for a missing value, numbers as such."""
+    from fedloom.data.tables.read import number_of
+
+    found = [(text, number_of(text)) for text in _listed(text) or ()]
+    return [name if number is None else int(number) if number.is_integer() else number for name, number in found]
 
 
 def _ask(given: Answer | None, question: str, guess: Answer) -> Answer:
@@ -110,6 +188,38 @@ def check(
     shared.answer({"usable": report.usable, **vars(report)}, as_json, report.text())
     if not report.usable:
         raise typer.Exit(2)
+
+
+@data.command()
+def statistics(
+    file: Annotated[Path, typer.Argument(metavar="FILE|RECIPE", help="A table, or a recipe of one.")],
+    labels: Annotated[str | None, typer.Option(metavar="NAME,...", help="Of a table: the columns to predict.")] = None,
+    clients: Annotated[str | None, typer.Option(metavar="NAME", help="Of a table: the column of the sites.")] = None,
+    missing: Missing = None,
+    minimum: Annotated[int, typer.Option(min=1, help="Counts below this are not shown.")] = 5,
+    as_json: shared.Json = False,
+) -> None:
+    """Print rows, labels and missing shares of each site of a table, without counts of fewer than --minimum rows."""
+    from fedloom.data.tables.read import is_table
+    from fedloom.data.tables.report import counts
+
+    if is_table(file):
+        if labels is None:
+            raise UserError("statistics: --labels is missing, expected the columns to predict")
+        from fedloom.data.tables.columns import draft
+
+        found = draft(file, _listed(labels) or [], clients, missing=codes(missing))
+        about: dict[str, Any] = {"inputs": found.inputs, "tasks": found.tasks, "site": found.site, "path": str(file)}
+        about["missing"] = found.missing
+    else:
+        from fedloom.federation.recipes.loader import load
+
+        section = load(str(file)).data
+        if section.name != "table":
+            raise RecipeError(f"{file}: data: {section.name} found, expected data: table")
+        about = section.params
+    sites, columns = counts(about, minimum)
+    shared.answer({"sites": sites, "columns": columns}, as_json, shared.table_of(sites), shared.table_of(columns))
 
 
 def build(name: str, parameters: list[str] | tuple[str, ...], seed: int = 0) -> Dataset:

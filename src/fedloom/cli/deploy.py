@@ -20,6 +20,7 @@ import typer
 
 from fedloom._version import __version__
 from fedloom.cli import shared
+from fedloom.core.errors import UserError, writing
 from fedloom.core.machine import free_memory
 from fedloom.federation.recipes.runtime import cores
 
@@ -73,18 +74,42 @@ def merge(
 
 
 def predict(
-    model: Annotated[Path, typer.Argument(metavar="EXPORT", help="A folder that `fedloom export` wrote.")],
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files, of any size.")],
-    out: Annotated[Path, shared.out_option("The picture to write.", dir_okay=False)] = Path("predictions.png"),
+    model: Annotated[
+        Path,
+        typer.Argument(metavar="RUN|EXPORT", help="A folder that `fedloom export` wrote; for tables a run's, too."),
+    ],
+    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="A table, or image files of any size.")],
+    out: Annotated[
+        Path | None,
+        shared.out_option("The table or picture to write.", show_default="predictions.csv or .png", dir_okay=False),
+    ] = None,
+    client: Annotated[
+        str | None, typer.Option(metavar="ID", help="Of a run: predict every row with this client's model.")
+    ] = None,
     as_json: shared.Json = False,
 ) -> None:
-    """Say what an exported model makes of images: one picture with a column for each task, and classes as text."""
+    """Predict the rows of a table, with probabilities; or what is on images: a picture, and classes as text."""
+    from fedloom.data.tables.read import is_table
+
+    if is_table(files[0]):
+        if len(files) > 1:
+            raise UserError(f"predict: {len(files)} files found, expected one table")
+        from fedloom.experiments.export.table import predict as of_table
+
+        made, file = of_table(model, files[0], client), out or Path("predictions.csv")
+        with writing(file):
+            made.to_csv(file, index=False)
+        shared.answer({"table": file, "rows": len(made), "columns": list(made.columns)}, as_json, f"{file}")
+        return
+    if client is not None:
+        raise UserError("--client is for tables and a run's folder: export the client's model for images")
     from fedloom.data.canvas import save
     from fedloom.experiments.export.bundle import Bundle
 
-    texts, picture = Bundle.read(model).predict(images)
+    texts, picture = Bundle.read(model).predict(files)
+    out = out or Path("predictions.png")
     save(picture, out)
-    said = [(file, words) for file, words in zip(images, texts, strict=True) if words]
+    said = [(file, words) for file, words in zip(files, texts, strict=True) if words]
     lines = [f"{file}: " + ", ".join(f"{task} {text}" for task, text in words.items()) for file, words in said]
     rows = [{"image": file, **words} for file, words in said]
     shared.answer({"images": rows, "picture": out}, as_json, *lines, f"{out}")

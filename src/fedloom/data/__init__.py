@@ -19,6 +19,7 @@ from fedloom.data.partition import Partition as Partition
 from fedloom.data.partition import Pool as Pool
 from fedloom.data.partition import Share as Share
 from fedloom.data.prepare import DATASETS as DATASETS
+from fedloom.data.tables import table as _table  # noqa: F401
 
 if TYPE_CHECKING:
     from fedloom.core.signal import Signal as Signal

@@ -1,4 +1,4 @@
-"""Data sets from an archive, a folder or a .csv file: labelled arrays, tables with a task per person, and texts."""
+"""Data sets from an archive, a folder or a .csv file: labelled arrays, archives with a task per person, and texts."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def arrays(
     crop: tuple[Count, Count] | None = None,
     multiple: Count = 32,
 ) -> Dataset:
-    """Images, series, feature vectors or tokens with class labels, or images with dense labels, from an .npz archive, a
-    folder of .npy files or, for feature vectors, a .csv file.
+    """Images, series, feature vectors or tokens with class labels, or images with dense labels, from an .npz archive or
+    a folder of .npy files.
 
     `images`, `labels` (task -> key; default: task `label`, key `y_{split}`) and `domain` are keys, in which `{split}`
     stands for `train` and `test`. Keys without `{split}` name one pool, and the share `test_fraction` of it (stratified
@@ -79,9 +79,6 @@ def arrays(
     with a `threshold`; depth times `factor` is metres, 0 = no value; normals are N x H x W x 3 or N x 3 x H x W,
     x right, y up, z towards the viewer, zero = no value. In training, images are changed as `augment` says and cropped
     to `crop` (height, width; default: whole); in evaluation, they are padded so that `multiple` divides their sides.
-
-    Of a .csv file, `images` names the columns of the features, "a,b,c"; labels and domains may be texts, numbered in
-    their sorted order, and `domain_names` is then the domain's own column.
 
     Arrays in a folder stay on disk and are read batch by batch, unless a split, `size`, `channels`, `limit` or a
     conversion to float32 makes a copy. Raises DataError for anything absent or inconsistent, naming the key.
@@ -224,8 +221,7 @@ def tables(
     test_fraction: TestFraction | None = None,
     metric: Literal["accuracy", "auc"] = "accuracy",
 ) -> Dataset:
-    """Feature vectors with one task for each value of a column, from an .npz archive, a folder of .npy files or a .csv
-    file, whose `features` are "a,b,c".
+    """Feature vectors with one task for each value of a column, from an .npz archive or a folder of .npy files.
 
     `features` (N x F, or N x ... which is flattened), `targets` and `task_by` (N integers) are keys, in which `{split}`
     stands for `train` and `test`; without it they name one pool, and the share `test_fraction` of it, stratified by

@@ -394,7 +394,8 @@ class Dataset:
 
     `deal` says who holds what, (pool, seed) -> Partition, where that belongs to the data. `signal` says what an input
     is; by default what its shape and type tell, and None where they do not. `classes` is the name of a task -> the
-    names of its classes, of those that have names.
+    names of its classes, of those that have names. `table` says how a table's columns became inputs (a
+    `Preprocessing`); `notes` are what `fedloom show` says of the data.
     """
 
     name: str
@@ -405,6 +406,8 @@ class Dataset:
     deal: Callable[[Any, int], Any] | None = None
     signal: Signal | None = None
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    table: Any = None
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.signal is None:

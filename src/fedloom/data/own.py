@@ -5,9 +5,10 @@ The second half reads what a user has as inputs and labels of tasks.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from fedloom.data.inputs import stated, with_vocabulary
 from fedloom.data.partition import PARTITIONERS, Partition, Pool, Share
 from fedloom.data.partition.dealing import by_rank, ids, set_apart
 from fedloom.data.partition.rules import as_partition
-from fedloom.models.tasks.own import Description
+from fedloom.models.tasks.own import Description, Own
 from fedloom.models.tasks.task import IGNORE, Task
 
 FORMS = (
@@ -139,6 +140,59 @@ class Federation:
             _signal([*parts, *tests], signal),
         )
 
+    @classmethod
+    def from_table(
+        cls,
+        source: Any,
+        site: str | None = None,
+        tasks: Sequence[str] | Mapping[str, Description] = (),
+        features: Sequence[str] | None = None,
+        leave_out: Sequence[str] = (),
+        missing: Sequence[str | int | float] = (),
+        preprocess: Literal["federated", "local"] = "federated",
+        minimum: int = 5,
+        seed: int = 0,
+    ) -> Federation:
+        """Make a client of each site of a table.
+
+        source      a pandas.DataFrame; a CSV (also .gz, .xz) or Parquet file; a folder with one of them for each site
+        site        the column of a row's site; without it a folder's files are the sites
+        tasks       columns, a task each, or {column: fl.task(...)}; empty cells are no label
+        features    the columns that are inputs, or globs; without it all others that pass the checks. What they leave
+                    out is warned of, with the reason
+        leave_out   columns or globs that are no inputs
+        missing     cells that mean missing, such as -9 or "?", beside empty ones, NA and NaN
+        preprocess  "federated": scale by the counts and sums of all sites, of `minimum` rows or more; "local": each
+                    site by its own
+        seed        of each site's split into training, validation and test rows
+
+        The same as `fedloom init FILE` and the data set `table`. Raises DataError for what does not fit, naming the
+        column and the site.
+        """
+        from fedloom.data.tables.columns import draft
+        from fedloom.data.tables.table import Split, build
+
+        if isinstance(tasks, str) or not isinstance(tasks, Sequence | Mapping) or not tasks:
+            raise DataError(f"from_table: tasks={tasks!r} found, expected columns, or {{column: fl.task(...)}}")
+        described = tasks if isinstance(tasks, Mapping) else dict.fromkeys(tasks)
+        known = {str(name): _known(name, each) for name, each in described.items()}
+        found = draft(source, known, site, features, leave_out, missing, preprocess, minimum)
+        what = found.frame, found.where, found.tasks, found.inputs, found.site, found.missing, found.mode
+        made = cls.__new__(cls)
+        made.dataset = build(*what, minimum, Split(), seed, found.left_out)
+        gone = [note for note in made.dataset.notes if "left out" in note]
+        if found.refused or gone:
+            agree = ["to use such a column, name all inputs as features=; to agree, name it as leave_out="]
+            said = "; ".join([*found.refused, *(agree if found.refused else ()), *gone])
+            warnings.warn(f"from_table: {said}", stacklevel=2)
+        own = dict(zip(found.tasks, described.values(), strict=True))
+        kept = tuple(
+            task if each is None else Own.of(replace(task, weight=each.weight), each.loss, each.metrics)
+            for task, each in ((task, own[task.name]) for task in made.dataset.tasks)
+        )
+        made.dataset = replace(made.dataset, tasks=kept)
+        return made
+
     @property
     def tasks(self) -> tuple[Task, ...]:
         """Its tasks."""
@@ -158,6 +212,16 @@ class Federation:
             f"Federation: {len(shares)} clients with train + validation examples: {', '.join(told)}{more}; tasks: "
             f"{tasks}; {len(self.dataset.test)} test examples; {sized(self.dataset.input_shape, self.dataset.signal)}"
         )
+
+
+def _known(name: str, task: Any) -> dict[str, Any]:
+    """What a description says of a column's task."""
+    if task is None:
+        return {}
+    if not isinstance(task, Description):
+        raise DataError(f"from_table, tasks: {name!r} is {task!r}, expected fl.task(...)")
+    said = {"kind": getattr(task, "kind", None), "classes": task.classes, "metric": task.judge or None}
+    return {key: value for key, value in said.items() if value is not None}
 
 
 def _tasks(tasks: Any) -> dict[str, Task]:

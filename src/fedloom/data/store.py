@@ -1,4 +1,4 @@
-"""Named arrays on disk: an .npz archive, a folder of .npy files or a .csv file, and what is read of them. No pickle."""
+"""Named arrays on disk, an .npz archive or a folder of .npy files, and what is read of them. No pickle."""
 
 from __future__ import annotations
 
@@ -18,9 +18,6 @@ from fedloom.data.prepare import SPLITS, Array, stratified, subset
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-_BYTES = 60
-"""About how many bytes Python takes for a cell of one character and its separator, per byte of the file."""
 
 
 @dataclass
@@ -76,22 +73,19 @@ def splits(name: str, keys: Sequence[str], test_fraction: float | None) -> tuple
 
 
 class Store:
-    """Named arrays of an .npz archive or a folder, read when they are asked for; or the columns of a .csv file.
+    """Named arrays of an .npz archive or a folder, read when they are asked for.
 
-    What an array's header says is believed only if as many bytes follow it. Of a .csv file, a key is a column, whose
-    texts are numbered in their sorted order (-1 where there is none), or several columns with commas between them,
-    which become features (N x F).
+    What an array's header says is believed only if as many bytes follow it.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.archive: zipfile.ZipFile | None = None
-        self.columns: dict[str, Array] | None = None
-        if path.suffix == ".csv" and path.is_file():
-            need_memory(_BYTES * path.stat().st_size, f"arrays: {path}")
-            self.columns = {name: _column(cells) for name, cells in read_table(path, f"arrays: {path}").items()}
-            self.keys = list(self.columns)
-        elif path.is_dir():
+        if path.suffix == ".csv":
+            raise DataError(
+                f"arrays: {path}: a table found; `data: {{name: table}}` reads it, `fedloom init {path}` writes that"
+            )
+        if path.is_dir():
             self.keys = sorted(file.stem for file in path.glob("*.npy"))
         elif path.is_file():
             with parsing(f"arrays: {path} is neither an .npz archive nor a folder of .npy files"):
@@ -109,9 +103,6 @@ class Store:
 
     def read(self, key: str) -> Array:
         """The array of a key, of one dimension or more: in memory from a file, mapped from a folder."""
-        if self.columns is not None:
-            column = self._columns(key)
-            return numbered(column)[0] if column.dtype.kind == "U" else column
         if key not in self.keys:
             raise DataError(f"arrays, {self.path}: no key {key!r}.{choices('Found', key, self.keys)}")
         with parsing(f"arrays, {self.path}: {key!r} cannot be read as a plain array"):
@@ -119,15 +110,6 @@ class Store:
         if not array.ndim:
             raise DataError(f"arrays, {self.path}: {key!r} expected a value for each example, found a single one")
         return array
-
-    def _columns(self, key: str) -> Array:
-        assert self.columns is not None
-        where, names = f"arrays, {self.path}", [key] if key in self.columns else key.split(",")
-        for name in names:
-            if name not in self.columns:
-                raise DataError(f"{where}: no column {name!r}.{choices('Found', name, self.keys)}")
-        found = {name: self.columns[name] for name in names}
-        return found[key] if key in found else side_by_side(where, found)
 
     def _mapped(self, key: str) -> Array:
         file = self.path / f"{key}.npy"
@@ -156,8 +138,8 @@ class Store:
         return column.astype(np.int64)
 
     def names(self, key: str) -> tuple[str, ...]:
-        """A column of names; of a .csv file, all texts that a column has, in the order of their numbers."""
-        column = self.read(key) if self.columns is None else numbered(self._columns(key))[1]
+        """A column of names."""
+        column = self.read(key)
         if column.ndim != 1 or column.dtype.kind not in "US":
             raise DataError(
                 f"arrays, {self.path}: {key!r} expected a list of names, found {column.dtype} of shape {column.shape}"
@@ -214,31 +196,3 @@ def read_table(path: Path, where: str, wanted: Collection[str] | None = None) ->
             raise DataError(f"{where}, line {number}: expected {len(head)} cells, found {len(line)}")
     places = {name: head.index(name) for name in names}
     return {name: [line[place].strip() for _, line in lines[1:]] for name, place in places.items()}
-
-
-def _column(cells: Sequence[str]) -> Array:
-    """Whole numbers (int64), numbers (float64, NaN where a cell is empty) or texts, as all cells allow."""
-    if any("_" in cell for cell in cells):  # Python takes 1_000 for a number
-        return np.array(cells)
-    try:
-        return np.array([int(cell) for cell in cells], np.int64)
-    except (ValueError, OverflowError):
-        pass
-    try:
-        return np.array([float(cell or "nan") for cell in cells], np.float64)
-    except ValueError:
-        return np.array(cells)
-
-
-def side_by_side(where: str, columns: dict[str, Array]) -> Array:
-    """Columns of numbers as features (N x F, float64). DataError for one of texts."""
-    for name, column in columns.items():
-        if column.dtype.kind == "U":
-            raise DataError(f"{where}: column {name!r} expected numbers, found {str(column[0])!r}")
-    return np.stack(list(columns.values()), 1).astype(np.float64)
-
-
-def numbered(texts: Array) -> tuple[Array, Array]:
-    """(the number of each text among the names, -1 for an empty one; the names: all texts there are, sorted)."""
-    names = np.unique(texts[texts != ""])
-    return np.where(texts == "", -1, np.searchsorted(names, texts)), names

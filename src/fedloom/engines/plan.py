@@ -102,7 +102,7 @@ def plan_of(built: Built) -> Plan:
     }
     if recipe.training.keep_optimizer and moments:
         memory["optimiser state of all clients"] = len(federation.trainers) * moments * p * 4
-    notes = [f"not measured: {gap}" for gap in refusals.unmeasured(built)]
+    notes = [*built.dataset.notes, *(f"not measured: {gap}" for gap in refusals.unmeasured(built))]
     if missing := [name for name in recipe.evaluation.models if name not in (*built.models, "trained")]:
         notes.append(f"not measured: {missing[0]} models, for {built.method.name} has only {built.models[0]} ones")
     if built.method.private is not None and not built.method.private_part(layout).blocks:

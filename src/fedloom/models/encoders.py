@@ -62,9 +62,12 @@ def cnn(input_shape: tuple[int, ...], *, width: Count = 32, hidden: Count = 512)
 def mlp(
     input_shape: tuple[int, ...],
     *,
-    hidden: Annotated[list[Count], Field(min_length=1)] = [128, 64],  # noqa: B006
+    hidden: list[Count] = [128, 64],  # noqa: B006
 ) -> Encoder:
-    """A multilayer perceptron with ReLU after each layer, for feature vectors and flattened images and series."""
+    """A multilayer perceptron with ReLU after each layer, for feature vectors and flattened images and series.
+
+    Without `hidden` layers the heads are linear models of the inputs: logistic and linear regression.
+    """
     from fedloom.models.nets import MLP
 
     return MLP(input_shape, hidden)

@@ -74,8 +74,8 @@ class MLP(Encoder):
 
     def __init__(self, shape: tuple[int, ...], hidden: Sequence[int]) -> None:
         super().__init__()
-        self.features = hidden[-1]
         widths = [math.prod(shape), *hidden]
+        self.features = widths[-1]
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
 
     def forward(self, x: Tensor) -> Tensor:

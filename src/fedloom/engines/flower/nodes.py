@@ -143,6 +143,11 @@ def own_data(recipe: Recipe, config: NodeConfig) -> tuple[Dataset, BuiltClient]:
     """A node's data set and the client that holds all of it. Raises DataError for a task that the data set lacks."""
     assert config.data is not None
     dataset = loaded(config.data.entry, recipe.seed, config.data.arguments)
+    if dataset.table is not None and dataset.table.mode == "federated":
+        raise DataError(
+            f"client {config.client!r}: data.preprocess: federated found, but nodes with data of their own send no "
+            "statistics; set data.preprocess: local, and list the categories in data.inputs"
+        )
     known = {task.name: task for task in dataset.tasks}
     options = {name: changes for name, changes in recipe.tasks.items() if name in known}
     known = {task.name: task for task in with_options(dataset, options).tasks}

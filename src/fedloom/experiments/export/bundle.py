@@ -28,6 +28,7 @@ from fedloom.data.canvas import grid
 from fedloom.data.dataset import Examples, JoinedExamples, normal
 from fedloom.data.drawing import Cell, label
 from fedloom.data.inputs import FORMATS
+from fedloom.data.tables.preprocessing import Preprocessing
 from fedloom.engines.api import trained_models
 from fedloom.experiments.export.card import LOADER, RECIPE, WEIGHTS, card, is_image, loader, loader_fits
 from fedloom.experiments.export.finished import model_keys, reopen
@@ -139,7 +140,8 @@ def _about(built: Built, key: str, client: str | None, wanted: Sequence[Task], l
     """What export.json says; `key` is the model's name in `trained_models`."""
     part, mean, std = _inputs(built, client, wanted)
     owner = client if client is not None and key in (client, f"{client}/task/{wanted[0].name}") else None
-    said = about(built.recipe, built.method.name, licence, wanted, part.input_shape, built.dataset.signal, mean, std)
+    inputs = part.input_shape, built.dataset.signal, mean, std, built.dataset.table
+    said = about(built.recipe, built.method.name, licence, wanted, *inputs)
     return {**said, "client": owner, "task": wanted[0].name if re.search(r"(^|/)task/", key) else None}
 
 
@@ -152,6 +154,7 @@ def about(
     signal: Signal | None,
     mean: Sequence[float] | None,
     std: Sequence[float] | None,
+    table: Preprocessing | None = None,
 ) -> dict[str, Any]:
     """Return what export.json says of a model for all clients: made by what, of which inputs and tasks."""
     return {
@@ -167,6 +170,7 @@ def about(
         "mean": None if mean is None else list(mean),
         "std": None if std is None else list(std),
         "tasks": described(tasks),
+        "table": None if table is None else table.model_dump(mode="json"),
     }
 
 
@@ -216,6 +220,8 @@ class _About(BaseModel):
     mean: list[FiniteFloat] | None
     std: list[Annotated[FiniteFloat, Field(gt=0)]] | None
     licence: Annotated[str, Field(pattern=f"^{LICENCE}$")] = "unknown"
+    client: str | None = None
+    table: Preprocessing | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> _About:
@@ -237,6 +243,10 @@ class Bundle:
     signal: Signal | None
     recipe: Recipe
     licence: str
+    client: str | None = None
+    """The client whose model it is; None for the model of all."""
+    table: Preprocessing | None = None
+    """How the columns of a table become inputs; None where inputs are no table."""
 
     @staticmethod
     def read(folder: Path) -> Bundle:
@@ -257,7 +267,9 @@ class Bundle:
         except RuntimeError as error:
             raise StateError(f"{folder / WEIGHTS} does not fit {RECIPE}: {error}") from None
         mean, std = (None if v is None else tuple(v) for v in (about.mean, about.std))
-        return Bundle(module.eval(), tasks, shape, mean, std, about.signal, recipe, about.licence)
+        return Bundle(
+            module.eval(), tasks, shape, mean, std, about.signal, recipe, about.licence, about.client, about.table
+        )
 
     def input(self, file: Path) -> tuple[Tensor, Any]:
         """(an image as the model takes it, C x H x W; the same image to look at, H x W x 3 of uint8).

@@ -17,6 +17,7 @@ from torch import nn
 
 from fedloom.core.errors import StateError
 from fedloom.core.extras import need
+from fedloom.data.tables.preprocessing import ALL, Preprocessing
 from fedloom.federation.rounds.built import Built
 from fedloom.federation.rounds.federation import BuiltClient
 from fedloom.federation.runs.reader import Final, Run, TaskMetric, human_bytes
@@ -64,6 +65,7 @@ def card(
             f"- Licence: {about['licence']}. Weights inherit what the licence of the data asks for, and that of "
             "pretrained weights where training began from some.",
             "",
+            *(_columns(built.dataset.table, wanted) if built.dataset.table is not None else []),
             "## Splits",
             "",
             *_splits(built.federation.clients, client),
@@ -81,6 +83,43 @@ def card(
             "",
         ]
     )
+
+
+def _columns(table: Preprocessing, wanted: Sequence[Task]) -> list[str]:
+    """Sections about a table's columns: how each becomes inputs, and what each task predicts in which unit."""
+    own = ALL not in table.scales
+    scales = iter(() if own else table.scales[ALL])
+    rows = [["column", "kind", "becomes"]]
+    for each in table.inputs:
+        if each.kind == "category":
+            how = f"one input for each of {', '.join(each.values)}"
+        elif own:
+            how = "less the site's mean, over its standard deviation"
+        else:
+            how = "less {:.6g}, over {:.6g}".format(*next(scales))
+        rows.append([_plain(each.column), each.kind, _plain(how) + "; one for missing" * each.indicator])
+    labels = [["task", "column", "predicts"]]
+    for task in wanted:
+        label = table.tasks[task.name]
+        real = "a number in the unit of the column"
+        labels.append([task.name, _plain(label.column or task.name), _plain(", ".join(label.classes) or real)])
+    missing = ", ".join(f"`{code}`" for code in ("empty", "NA", "NaN", *table.missing))
+    how = (
+        "by its own numbers; nothing was sent"
+        if own
+        else (f"by what all sites counted in their training rows, without counts of fewer than {table.minimum} rows")
+    )
+    return [
+        "## Columns",
+        "",
+        f"Missing are cells that are {missing}; a missing number becomes the mean. Each site is scaled {how}. The "
+        "units are those of the table.",
+        "",
+        *_table(rows),
+        "",
+        *_table(labels),
+        "",
+    ]  # fmt: skip
 
 
 def _splits(clients: Mapping[str, BuiltClient], client: str | None) -> list[str]:
@@ -153,6 +192,8 @@ def _measured(run: Run, about: Mapping[str, Any], tasks: set[str], client: str |
 
 def _used(module: MultiTask, about: Mapping[str, Any], wanted: Sequence[Task]) -> list[str]:
     """How to use the model."""
+    if about.get("table") is not None:
+        return ["```console", "fedloom predict . table.csv --out predictions.csv", "```"]
     if not is_image(about["input_shape"]):
         return [
             "`fedloom.experiments.export.bundle.Bundle.read(FOLDER).module` is the model; its inputs are no images."

@@ -1,8 +1,8 @@
-"""A first recipe for a folder of images, an .npz archive or a .csv file: what `fedloom init` asks and writes."""
+"""A first recipe for a folder of images, an .npz archive or a table: what `fedloom init` asks and writes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from fedloom.core.errors import DataError, RecipeError, choices
 from fedloom.core.signal import Kind
 from fedloom.data.inputs import SUFFIXES, kinds_of
 from fedloom.data.store import Store
+from fedloom.data.tables.columns import Draft
 
 _SIZE = 64
 """Images of a folder are resized to so many pixels a side, which the small CNN is for."""
@@ -33,8 +34,6 @@ class Found:
     """What may be a label, or say whose an example is; none for a folder, whose classes are folders."""
     groups: bool = False
     """Whether the data has domains without a column for them."""
-    table: tuple[str, ...] | None = None
-    """The columns of a .csv file that have numbers."""
     signal: Kind = "image"
     """What an input is."""
     suffix: str = ""
@@ -45,11 +44,9 @@ def look(path: Path) -> Found:
     """What is there, by the kind of file or the layout of the folder. DataError where it is none that is known."""
     if path.is_dir() and not any(path.glob("*.npy")):
         return _folder(path)
-    if path.suffix not in (".npz", ".csv") and not path.is_dir():
-        raise DataError(f"{path}: expected a folder of images, a .npz or a .csv file")
+    if path.suffix != ".npz" and not path.is_dir():
+        raise DataError(f"{path}: expected a folder of images, a .npz file or a table (.csv, .gz, .xz, .parquet)")
     with Store(path.expanduser()) as store:
-        if store.columns is not None:
-            return _table(path, store.columns)
         return _arrays(path, {key: store.read(key) for key in store.keys})
 
 
@@ -67,24 +64,30 @@ def draft(found: Found, name: str, labels: Sequence[str], clients: str, method: 
             raise RecipeError(f"no column {column!r} that could be a label or say whose a row is.{more}")
     if found.columns:
         data["labels"] = {label: label + found.suffix for label in labels}
-    if found.table is not None:
-        features = [name for name in found.table if name not in (*labels, clients)]
-        if len(features) < 2:
-            raise RecipeError(
-                f"expected two or more columns of numbers beside labels and clients, found {len(features)}"
-            )
-        data["images"] = ",".join(features)
     if not by_number:
         data["domain"] = clients + found.suffix
-        if found.table is not None and clients not in found.table:
-            data["domain_names"] = clients
     grouped = found.groups or not by_number
     partition = {"name": "domains" if grouped else "iid", "clients": int(clients) if by_number else 1}
+    return _recipe(name, data, partition, MODELS[found.signal], method, rounds)
+
+
+def draft_of_table(
+    found: Draft, path: Path, name: str, clients: int | None, method: str, rounds: int
+) -> dict[str, Any]:
+    """The recipe of a table, to be checked by `load`; `clients` share it where no column says whose a row is."""
+    partition = {"name": "own"} if clients is None else {"name": "iid", "clients": clients}
+    data = {"name": "table", "path": str(path.resolve()), **found.section}
+    return _recipe(name, data, partition, "mlp", method, rounds)
+
+
+def _recipe(
+    name: str, data: Mapping[str, Any], partition: Mapping[str, Any], model: str, method: str, rounds: int
+) -> dict[str, Any]:
     return {
         "name": name,
         "data": data,
         "partition": partition,
-        "model": MODELS[found.signal],
+        "model": model,
         "method": method,
         "training": {"rounds": rounds, "epochs": 1, "batch_size": 32, "optimizer": {"name": "adam", "lr": 0.001}},
     }
@@ -106,13 +109,6 @@ def _folder(path: Path) -> Found:
 
 def _has_images(folder: Path) -> bool:
     return any(entry.suffix.lower() in SUFFIXES for entry in folder.iterdir())
-
-
-def _table(path: Path, columns: dict[str, np.ndarray[Any, Any]]) -> Found:
-    numbers = tuple(name for name, column in columns.items() if column.dtype.kind != "U")
-    could = tuple(name for name, column in columns.items() if _counts(column))
-    section: dict[str, Any] = {"name": "arrays", "path": str(path.resolve()), "test_fraction": _TEST}
-    return Found(section, could, table=numbers, signal="features")
 
 
 def _arrays(path: Path, arrays: dict[str, np.ndarray[Any, Any]]) -> Found:

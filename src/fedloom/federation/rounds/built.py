@@ -81,6 +81,7 @@ class Built:
             "recipe_hash": recipe_hash(self.recipe),
             **({"origins": origins} if (origins := self.recipe.origins) else {}),
             **({"hostile": sorted(self.attacks)} if self.attacks else {}),
+            **({"table": table.model_dump(mode="json")} if (table := self.dataset.table) is not None else {}),
             "partition_hash": self.partition.hash,
             "layout_hash": self.layout.hash,
             "data_hash": self.data_hash,

@@ -390,6 +390,16 @@ def unmeasured(built: Built) -> list[str]:
     return said
 
 
+def counts_without_noise(built: Built) -> None:
+    """Statistics of a table that sites send without noise, beside a privacy budget that promises noise."""
+    table = built.dataset.table
+    if built.recipe.privacy is not None and table is not None and table.mode == "federated":
+        raise RecipeError(
+            "data.preprocess: federated found, but sites would send counts and sums of their rows without noise beside "
+            "the budget of privacy; set data.preprocess: local, and list the categories in data.inputs"
+        )
+
+
 ALL: tuple[Callable[[Built], None], ...] = (
     pooled,
     judges_without_validation,
@@ -402,4 +412,5 @@ ALL: tuple[Callable[[Built], None], ...] = (
     stacks,
     unprotected,
     models_to_measure,
+    counts_without_noise,
 )

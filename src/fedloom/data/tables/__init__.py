@@ -1,0 +1,1 @@
+"""Tables of sites: columns become inputs and labels of tasks, and sites become clients."""

@@ -1,0 +1,305 @@
+"""From columns to inputs: imputation with indicators, one-hot coding and standardisation, by what sites count.
+
+Each site sends counts, means, sums of squared deviations and counts of categories of its training rows, and no cell of
+fewer rows than a stated minimum; or it sends nothing and scales by its own numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field, FiniteFloat, model_validator
+
+from fedloom.core.errors import DataError
+from fedloom.core.settings.section import Positive, Section
+from fedloom.data.prepare import Array
+from fedloom.data.tables.read import Column, column_of
+
+Kind = Literal["number", "yes/no", "category"]
+Mode = Literal["federated", "local"]
+Scale = tuple[FiniteFloat, Positive]
+ALL = ""
+"""The key of the numbers that all sites share."""
+
+
+class Input(Section):
+    """One column as an input. `values` are the categories that have a place of their own, in their order."""
+
+    column: str
+    kind: Kind
+    values: tuple[str, ...] = ()
+    indicator: bool
+    """Whether a further place says where the value is missing."""
+
+
+METRICS = {
+    "classes": ("auc", "pr-auc", "balanced-accuracy", "brier", "calibration", "accuracy"),
+    "numbers": ("rmse", "mae", "r2"),
+}
+"""What tasks of columns can be judged by."""
+
+
+class Label(Section):
+    """One column as the label of a task; `classes` in their order, `mean` and `std` of a real number.
+
+    `metric` stands for the task, or the first of some: by default auc of two classes, accuracy of more, and rmse.
+    """
+
+    column: str | None = None
+    """null: the task's name."""
+    kind: Literal["binary", "classification", "regression"]
+    classes: tuple[str, ...] = ()
+    metric: str | tuple[str, ...] | None = None
+    mean: FiniteFloat | None = None
+    std: Positive | None = None
+
+    @property
+    def judge(self) -> tuple[str, ...]:
+        """The names of the metrics."""
+        usual = ("auc",) if self.kind == "binary" else ()
+        return usual if self.metric is None else (self.metric,) if isinstance(self.metric, str) else self.metric
+
+    @model_validator(mode="after")
+    def _fits(self) -> Label:
+        known = METRICS["numbers" if self.kind == "regression" else "classes"]
+        for name in self.judge:
+            if name not in known:
+                raise ValueError(f"metric {name!r} found, expected one of {', '.join(known)} for {self.kind}")
+        few = {"binary": 2, "classification": 2, "regression": 0}[self.kind]
+        if len(self.classes) < few or (self.kind != "classification" and len(self.classes) > few):
+            raise ValueError(f"{len(self.classes)} classes found, expected {'at least ' * (few == 2)}{few}")
+        return self
+
+
+class Statistics(Section):
+    """What one site sends of one column: nothing that fewer rows than the minimum make up."""
+
+    count: int = 0
+    mean: FiniteFloat = 0.0
+    squares: Annotated[FiniteFloat, Field(ge=0)] = 0.0
+    """The sum of squared deviations from the mean."""
+    missing: int = 0
+    values: dict[str, int] = Field(default_factory=dict)
+
+    def plus(self, other: Statistics) -> Statistics:
+        """Return the statistics of both sites' rows together."""
+        count = self.count + other.count
+        apart = other.mean - self.mean
+        return Statistics(
+            count=count,
+            mean=self.mean + apart * other.count / max(count, 1),
+            squares=self.squares + other.squares + apart**2 * self.count * other.count / max(count, 1),
+            missing=self.missing + other.missing,
+            values={v: self.values.get(v, 0) + other.values.get(v, 0) for v in {**self.values, **other.values}},
+        )
+
+    @property
+    def scale(self) -> Scale:
+        """Mean and standard deviation; 1 where all values are equal."""
+        std = (self.squares / self.count) ** 0.5 if self.count else 0.0
+        return self.mean, std if std > 1e-9 * max(abs(self.mean), 1e-300) else 1.0
+
+
+def numbers(column: Column, kind: Kind | Literal["regression"], where: str) -> Array:
+    """Return a column's numbers, NaN where they are missing. Raises DataError for a cell that is none."""
+    if kind == "yes/no":
+        answers = column.yes
+        if answers is None:
+            raise DataError(f"{where}, column {column.name!r}: {_some(column.distinct)} found, expected yes and no")
+        return answers
+    if column.not_numbers:
+        raise DataError(
+            f"{where}, column {column.name!r}: {_some(column.not_numbers)} found, expected numbers; if that means "
+            f"missing, name it: missing: [{column.not_numbers[0]!r}]"
+        )
+    values = column.numbers
+    if np.isinf(values).any():
+        raise DataError(f"{where}, column {column.name!r}: {int(np.isinf(values).sum())} infinite numbers found")
+    return values
+
+
+def _some(texts: Sequence[str]) -> str:
+    return ", ".join(map(repr, texts[:3])) or "nothing"
+
+
+def statistics(column: Column, kind: Kind | Literal["regression"], rows: Array, minimum: int, where: str) -> Statistics:
+    """Compute what a site sends of a column of its training rows (positions)."""
+
+    def told(count: Any) -> int:
+        return int(count) if count >= minimum else 0
+
+    if kind == "category":
+        index = column.index[rows]
+        counts = np.bincount(index[index >= 0], minlength=len(column.distinct))
+        values = {text: told(n) for text, n in zip(column.distinct, counts, strict=True) if told(n)}
+        return Statistics(count=sum(values.values()), missing=told((index < 0).sum()), values=values)
+    cells = numbers(column, kind, where)[rows]
+    there = cells[~np.isnan(cells)]
+    missing = told(len(cells) - len(there))
+    if kind == "yes/no":  # a sum would tell how few they are
+        no, yes = told((there == 0).sum()), told((there == 1).sum())
+        both = max(no + yes, 1)
+        return Statistics(count=no + yes, mean=yes / both, squares=yes * no / both, missing=missing)
+    if not told(len(there)):
+        return Statistics(missing=missing)
+    with np.errstate(over="ignore"):
+        mean, squares = float(there.mean()), float(((there - there.mean()) ** 2).sum())
+    if not np.isfinite([mean, squares]).all():
+        raise DataError(
+            f"{where}, column {column.name!r}: numbers up to {np.abs(there).max():.3g} found, whose squares are too "
+            "large to add up; leave it out, or divide it"
+        )
+    return Statistics(count=len(there), mean=mean, squares=squares, missing=missing)
+
+
+class Preprocessing(Section):
+    """How columns become inputs, and what the labels mean: part of a run, of an exported model and of its card."""
+
+    site: str | None
+    """The column that holds a row's site."""
+    missing: tuple[str | int | float, ...]
+    mode: Mode
+    minimum: int
+    inputs: tuple[Input, ...]
+    scales: dict[str, tuple[Scale, ...]]
+    """Site, or "" for all -> mean and standard deviation of each input that is no category."""
+    tasks: dict[str, Label]
+
+    @property
+    def names(self) -> list[str]:
+        """What each of the model's inputs is."""
+        found = []
+        for each in self.inputs:
+            found += [f"{each.column}={value}" for value in each.values] if each.kind == "category" else [each.column]
+            found += [f"{each.column} is missing"] if each.indicator else []
+        return found
+
+    def apply(self, frame: Any, sites: Sequence[str], which: Array, where: str) -> Array:
+        """Return inputs (N x F, float32) of a table's rows; `which` is the position of each row's site among `sites`.
+
+        Raises DataError for an absent column, a cell that is no number where one is expected, and a row of a site whose
+        own numbers are not known.
+        """
+        if ALL not in self.scales:
+            for site in sites:
+                if site not in self.scales:
+                    raise DataError(f"{where}: site {site!r} found, but each site is scaled by its own numbers, and "
+                                    f"those of {', '.join(self.scales)} are known")  # fmt: skip
+        scales = np.array([self.scales.get(ALL, self.scales.get(site)) for site in sites], np.float64)
+        out = np.zeros((len(frame), len(self.names)), np.float32)
+        place = scaled = 0
+        for each in self.inputs:
+            column = column_of(frame, each.column, self.missing, where)
+            if each.kind == "category":
+                index, _ = column.coded(each.values)
+                known = np.flatnonzero(index >= 0)
+                out[known, place + index[known]] = 1
+                place += len(each.values)
+                absent = column.index < 0
+            else:
+                values = numbers(column, each.kind, where)
+                absent = np.isnan(values)
+                mean, std = scales[:, scaled, 0][which], scales[:, scaled, 1][which]
+                out[:, place] = np.where(absent, 0, (values - mean) / std)
+                place, scaled = place + 1, scaled + 1
+            if each.indicator:
+                out[:, place] = absent
+                place += 1
+        return out
+
+
+def fit(
+    frame: Any,
+    where: str,
+    declared: Mapping[str, Kind | Sequence[str]],
+    tasks: Mapping[str, Label],
+    rows: Mapping[str, Array],
+    site: str | None,
+    missing: Sequence[str | int | float],
+    mode: Mode,
+    minimum: int,
+) -> Preprocessing:
+    """Compute the preprocessing from the training rows (positions) of each site.
+
+    Raises DataError where a site's statistics do not tell enough, or with `local`, where the recipe does not.
+    """
+    inputs, scales = list[Input](), dict[str, list[Scale]]()
+    federated = mode == "federated"
+    for name, said in declared.items():
+        kind: Kind = said if isinstance(said, str) else "category"  # type: ignore[assignment]
+        column = column_of(frame, name, missing, where)
+        found = {
+            who: statistics(column, kind, index, minimum if federated else 1, f"{where}, site {who!r}")
+            for who, index in rows.items()
+            if federated or kind != "category"
+        }
+        everyone = _total(found.values())
+        values = () if isinstance(said, str) else tuple(said)
+        if federated and not everyone.count:
+            raise DataError(
+                f"{where}, column {name!r}: no site has {minimum} training rows with one value, so nothing of it is "
+                "sent; leave the column out, lower data.minimum, or take data.preprocess: local"
+            )
+        if kind == "category" and not values:
+            if not federated:
+                raise DataError(
+                    f"{where}, column {name!r}: with preprocess: local sites send nothing, so the recipe must list the "
+                    f"categories: data.inputs: {{{name}: [a, b]}}"
+                )
+            values = tuple(text for text in sorted(everyone.values))
+        inputs.append(Input(column=name, kind=kind, values=values, indicator=not federated or everyone.missing > 0))
+        if kind != "category":
+            for who, one in {ALL: everyone}.items() if federated else found.items():
+                scales.setdefault(who, []).append(one.scale)
+    labels = {name: _scaled(frame, where, name, label, rows, missing, mode, minimum) for name, label in tasks.items()}
+    return Preprocessing(
+        site=site,
+        missing=tuple(missing),
+        mode=mode,
+        minimum=minimum,
+        inputs=tuple(inputs),
+        scales={who: tuple(each) for who, each in scales.items()} or {ALL: ()},
+        tasks=labels,
+    )
+
+
+def _total(found: Any) -> Statistics:
+    everyone = Statistics()
+    for one in found:
+        everyone = everyone.plus(one)
+    return everyone
+
+
+def _scaled(
+    frame: Any,
+    where: str,
+    name: str,
+    label: Label,
+    rows: Mapping[str, Array],
+    missing: Sequence[str | int | float],
+    mode: Mode,
+    minimum: int,
+) -> Label:
+    """Return a label with the mean and standard deviation of a real number, which all sites share."""
+    if label.kind != "regression" or (label.mean is not None and label.std is not None):
+        return label
+    if mode == "local":
+        raise DataError(
+            f"{where}, task {name!r}: with preprocess: local sites send nothing, so the recipe must say about which "
+            f"mean and standard deviation the label has: data.tasks: {{{name}: {{kind: regression, mean: 0, std: 1}}}}"
+        )
+    column = column_of(frame, label.column or name, missing, where)
+    sent = [
+        statistics(column, "regression", index, minimum, f"{where}, site {who!r}, task {name!r}")
+        for who, index in rows.items()
+    ]
+    everyone = _total(sent)
+    if not everyone.count:
+        raise DataError(
+            f"{where}, task {name!r}: no site has {minimum} training rows with a label; lower data.minimum, or take "
+            "data.preprocess: local"
+        )
+    mean, std = everyone.scale
+    return label.model_copy(update={"mean": mean, "std": std})

@@ -1,0 +1,273 @@
+"""Tables as pandas reads them: CSV, Parquet, data frames and folders with a file for each site; cells as numbers and
+texts."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import lzma
+import re
+from collections.abc import Mapping, Sequence
+from datetime import date
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedloom.core.errors import DataError, choices, parsing
+from fedloom.core.extras import need
+from fedloom.core.machine import need_memory
+from fedloom.data.prepare import Array
+
+if TYPE_CHECKING:
+    import pandas
+
+SITE = "site"
+"""The column that names the file of each row, where a folder has a file for each site."""
+Code = str | int | float
+"""A cell that stands for a missing value."""
+_OPEN: dict[str, Any] = {".csv": open, ".tsv": open, ".gz": gzip.open, ".xz": lzma.open}
+_NAMES = re.compile(r".+\.(csv|tsv)(\.gz|\.xz)?|.+\.parquet", re.IGNORECASE)
+_MISSING = ("", "NA", "NaN", "nan")
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?inf(inity)?", re.IGNORECASE)
+_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+),\d+")
+THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+")
+_DATE = re.compile(r"\d{4}-\d\d?-\d\d?([ T].*)?|\d\d?([./-])\d\d?\2\d\d(\d\d)?( .*)?")
+_YES = {"y", "yes", "true", "t", "ja", "oui", "si", "sí", "1"}
+_NO = {"n", "no", "false", "f", "nein", "non", "0"}
+
+
+def is_table(path: Path) -> bool:
+    """Return whether a path is a table by its name, or a folder with one."""
+    if path.is_dir():
+        return any(is_table(file) for file in path.iterdir() if file.is_file())
+    return _NAMES.fullmatch(path.name) is not None
+
+
+def read(source: Any, site: str | None) -> tuple[pandas.DataFrame, str, str | None]:
+    """Return a table's rows, words for where it stands, and the column of the sites.
+
+    `source` is a data frame, a file, or a folder with a file for each site, whose names are then the sites unless
+    `site` is a column. Raises DataError where it cannot be read, has no rows, or two columns have one name.
+    """
+    import pandas
+
+    if isinstance(source, pandas.DataFrame):
+        frame, where = source.set_axis([str(name) for name in source.columns], axis=1), "the data frame"
+    elif isinstance(source, str | Path):
+        path = Path(source).expanduser()
+        where = str(path)
+        if path.is_dir():
+            files = sorted(file for file in path.iterdir() if file.is_file() and is_table(file))
+            if not files:
+                raise DataError(
+                    f"{where}: no table found in the folder, expected a .csv or .parquet file for each site"
+                )
+            frames = {file.name.split(".")[0]: _file(file) for file in files}
+            named = [name for name, one in frames.items() if SITE in one.columns]
+            if site is None and named:
+                raise DataError(f"{where}, {named[0]}: a column {SITE!r} found; say which column has the sites")
+            if site is None or (site == SITE and not named):
+                site = SITE
+                frames = {name: one.assign(**{SITE: name}) for name, one in frames.items()}
+            frame = pandas.concat(frames.values(), ignore_index=True)
+        else:
+            frame = _file(path)
+    else:
+        raise DataError(f"{type(source).__name__} found, expected a pandas.DataFrame, a file or a folder")
+    if problem := _twice(list(frame.columns)):
+        raise DataError(f"{where}: {problem}")
+    for name in frame.columns:
+        strange = (
+            next((cell for cell in frame[name] if not _is_cell(cell)), None) if frame[name].dtype == object else None
+        )
+        if strange is not None or frame[name].dtype.kind == "c":
+            kind = "complex numbers" if strange is None else type(strange).__name__
+            raise DataError(
+                f"{where}, column {name!r}: cells of {kind} found, expected numbers or texts; drop the column"
+            )
+    if not len(frame):
+        raise DataError(f"{where}: no row found, expected a line of names and a line for each example")
+    return frame.reset_index(drop=True), where, site
+
+
+def _is_cell(cell: Any) -> bool:
+    return (
+        cell is None
+        or isinstance(cell, str | int | float | np.generic | date)
+        or cell.__class__.__module__[:6] == "pandas"
+    )
+
+
+def _twice(names: Sequence[str]) -> str:
+    for name in names:
+        places = [str(place) for place, other in enumerate(names, 1) if other == name]
+        if len(places) > 1:
+            return f"columns {' and '.join(places)} are all named {name!r}; rename them"
+    return ""
+
+
+def _file(path: Path) -> pandas.DataFrame:
+    import pandas
+
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file or folder")
+    if path.suffix.lower() == ".parquet":
+        need("pyarrow", "data")
+        with parsing(f"{path} cannot be read as a Parquet file"):
+            return pandas.read_parquet(path).rename(columns=str)
+    if not is_table(path):
+        raise DataError(f"{path}: expected a name that ends in .csv, .csv.gz, .csv.xz, .tsv or .parquet")
+    need_memory(8 * path.stat().st_size, str(path))
+    with parsing(f"{path} cannot be read as a .csv file in UTF-8"):
+        names, separator, skipped = _head(path)
+        frame: pandas.DataFrame = pandas.read_csv(
+            path,
+            sep=separator,
+            header=0,
+            skiprows=skipped,
+            names=names,
+            index_col=False,
+            encoding="utf-8-sig",
+            na_values=list(_MISSING),
+            keep_default_na=False,
+            low_memory=False,
+            skipinitialspace=True,
+        )
+    return frame
+
+
+def _head(path: Path) -> tuple[list[str], str, int]:
+    """Return the names of a CSV file's columns, its separator, and how many lines stand above the names.
+
+    Raises ValueError where a line has other cells.
+    """
+    with _OPEN[path.suffix.lower()](path, "rt", encoding="utf-8-sig", newline="") as file:
+        first = file.readline()
+        said = re.fullmatch(r"sep=(.)\s*", first)  # as a line that spreadsheets write
+        separator = said[1] if said else max(",;\t|", key=re.sub(r'"[^"]*"', "", first).count)
+        if not said:
+            file.seek(0)
+        lines = csv.reader(file, delimiter=separator, strict=True, skipinitialspace=True)
+        head = next((line for line in lines if line), [])
+        if not head:
+            raise ValueError("it is empty")
+        for line in lines:
+            if line and len(line) != len(head):
+                raise ValueError(f"line {lines.line_num + bool(said)}: expected {len(head)} cells, found {len(line)}")
+    names = [" ".join(name.split()) or f"column {place}" for place, name in enumerate(head, 1)]
+    if problem := _twice(names):
+        raise ValueError(problem)
+    return names, separator, int(bool(said))
+
+
+def text_of(value: Any) -> str:
+    """Return a cell as text: whole numbers without a point, so that 1 and 1.0 are one class."""
+    if isinstance(value, bool | np.bool_):
+        return str(bool(value))
+    if isinstance(value, int | float | np.integer | np.floating):
+        number = float(value)
+        return str(int(value)) if number.is_integer() and abs(number) < 1e15 else repr(number)
+    return " ".join(str(value).split())
+
+
+def number_of(text: str, comma: bool = False) -> float | None:
+    """Return the number that a text is; with `comma` also one such as 1.234,5."""
+    if _NUMBER.fullmatch(text):
+        return float(text)
+    return float(text.replace(".", "").replace(",", ".")) if comma and _COMMA.fullmatch(text) else None
+
+
+class Column:
+    """One column's cells: as texts or as numbers, whatever they were read as."""
+
+    def __init__(self, series: pandas.Series, missing: Sequence[Code] = ()) -> None:
+        self.name = str(series.name)
+        self.series = series
+        self.codes = {text_of(code) for code in missing} | set(_MISSING)
+
+    @cached_property
+    def is_date(self) -> bool:
+        """Whether the cells are dates or times."""
+        if self.series.dtype.kind in "mM":
+            return True
+        some = [] if self.series.dtype.kind in "iufb" else self.distinct[:100]
+        return bool(some) and sum(_DATE.fullmatch(text) is not None for text in some) > 0.9 * len(some)
+
+    @cached_property
+    def _texts(self) -> tuple[Array, list[str]]:
+        """The number of each row's text (-1: missing), and all texts in their sorted order."""
+        from pandas import factorize
+
+        index, found = factorize(self.series.astype(object), use_na_sentinel=True)
+        texts = [text_of(value) for value in found]
+        names = sorted({text for text in texts if text not in self.codes}, key=_order)
+        places = {name: place for place, name in enumerate(names)}
+        lookup = np.array([*(places.get(text, -1) for text in texts), -1])
+        return lookup[index], names
+
+    @property
+    def distinct(self) -> list[str]:
+        """All texts there are, numbers in the order of their size."""
+        return self._texts[1]
+
+    @property
+    def index(self) -> Array:
+        """The number of each row's text among `distinct`, -1 where it is missing."""
+        return self._texts[0]
+
+    @cached_property
+    def _numbers(self) -> tuple[Array, list[str]]:
+        """Each row's number (NaN: missing), and the texts that are none."""
+        if self.series.dtype.kind in "iuf" and not hasattr(self.series.dtype, "na_value"):
+            values = self.series.to_numpy(np.float64)
+            codes = [number for code in self.codes if (number := number_of(code)) is not None]
+            return (np.where(np.isin(values, codes), np.nan, values) if codes else values), []
+        # 1,234 may be a thousand or one and a bit: a comma is decimal only where some cell says so.
+        with_comma = [text for text in self.distinct if "," in text]
+        comma = any(not THOUSANDS.fullmatch(text) for text in with_comma)
+        found = [number_of(text, comma) for text in self.distinct]
+        lookup = np.array([*(np.nan if number is None else number for number in found), np.nan])
+        return lookup[self.index], [text for text, number in zip(self.distinct, found, strict=True) if number is None]
+
+    @property
+    def numbers(self) -> Array:
+        """Each row's number (float64), NaN where the cell is missing or no number."""
+        return self._numbers[0]
+
+    @property
+    def not_numbers(self) -> list[str]:
+        """The texts that are no number."""
+        return self._numbers[1]
+
+    @cached_property
+    def yes(self) -> Array | None:
+        """1 for yes, 0 for no, NaN for missing (N), where the cells are yes and no."""
+        words = [text.lower() for text in self.distinct]
+        if not words or not set(words) <= _YES | _NO or len({word in _YES for word in words}) < len(words):
+            return None
+        return np.array([*(float(word in _YES) for word in words), np.nan])[self.index]
+
+    def coded(self, names: Sequence[str]) -> tuple[Array, list[str]]:
+        """Return each row's position among `names` (-1: missing or not among them), and the texts that are not."""
+        places: Mapping[str, int] = {name: place for place, name in enumerate(names)}
+        lookup = np.array([*(places.get(text, -1) for text in self.distinct), -1])
+        return lookup[self.index], [text for text in self.distinct if text not in places]
+
+    @property
+    def present(self) -> Array:
+        """Which rows have a value (N, bool)."""
+        return self.index >= 0 if self.series.dtype.kind not in "iuf" else ~np.isnan(self.numbers)
+
+
+def _order(text: str) -> tuple[bool, float, str]:
+    number = number_of(text)
+    return number is None, number or 0.0, text
+
+
+def column_of(frame: pandas.DataFrame, name: str, missing: Sequence[Code], where: str) -> Column:
+    """Return a column of a table. Raises DataError where it has none of that name."""
+    if name not in frame.columns:
+        raise DataError(f"{where}: no column {name!r}.{choices('Found', name, map(str, frame.columns))}")
+    return Column(frame[name], missing)

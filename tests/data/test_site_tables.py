@@ -1,0 +1,325 @@
+"""Tables of sites: which columns are inputs, what sites send of them, and real tables from file to prediction."""
+
+from __future__ import annotations
+
+import resource
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+import fedloom as fl
+from fedloom.cli.app import app
+from fedloom.data import DATASETS
+from fedloom.data.tables.columns import draft
+from fedloom.data.tables.preprocessing import METRICS, Statistics, statistics
+from fedloom.data.tables.read import Column
+from fedloom.data.tables.table import Split
+from fedloom.errors import DataError, RecipeError, UserError
+from fedloom.models.tasks import scores
+
+REAL = Path(__file__).parents[3] / "shared" / "data"
+
+
+def frame(count: int = 120, sites: str = "abc", seed: int = 0) -> pandas.DataFrame:
+    """Two numbers, a category and a label that follows from them in part."""
+    rng = np.random.default_rng(seed)
+    x, w = rng.normal(50, 10, count), rng.normal(0, 1, count)
+    kind = np.array(list("uvw"))[rng.integers(0, 3, count)]
+    ill = (x / 10 + w + rng.normal(0, 1, count) > 5).astype(int)
+    return pandas.DataFrame({"site": np.array(list(sites))[np.arange(count) % len(sites)], "x": x, "w": w, "kind": kind,
+                             "ill": ill})  # fmt: skip
+
+
+def made(data: Any, **options: Any) -> fl.Federation:
+    return fl.Federation.from_table(data, **{"site": "site", "tasks": ["ill"], **options})
+
+
+@given(st.lists(st.integers(0, 3), min_size=8, max_size=40), st.integers(0, 2**31))
+@settings(max_examples=40, deadline=None)
+def test_statistics_of_sites_add_up_to_those_of_all_rows(whose: list[int], seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values = np.where(rng.random(len(whose)) < 0.2, np.nan, rng.normal(1e6, 3, len(whose)))
+    kinds = np.array(["u", "v", ""], object)[rng.integers(0, 3, len(whose))]
+    for column, kind in (
+        (Column(pandas.Series(values, name="x")), "number"),
+        (Column(pandas.Series(kinds, name="k")), "category"),
+    ):
+        everyone = Statistics()
+        for site in set(whose):
+            everyone = everyone.plus(statistics(column, kind, np.flatnonzero(np.array(whose) == site), 1, ""))
+        whole = statistics(column, kind, np.arange(len(whose)), 1, "")
+        assert (everyone.count, everyone.missing, everyone.values) == (whole.count, whole.missing, whole.values)
+        assert np.allclose(everyone.scale, whole.scale, rtol=1e-9)
+
+
+def test_no_cell_of_few_rows_is_sent() -> None:
+    texts = Column(pandas.Series(["a"] * 9 + ["b"] * 4 + [""] * 3, name="k"))
+    assert statistics(texts, "category", np.arange(16), 5, "") == Statistics(count=9, values={"a": 9})
+    few = Column(pandas.Series([1.0] * 4 + [np.nan] * 9, name="n"))
+    assert statistics(few, "number", np.arange(13), 5, "") == Statistics(missing=9)
+    rare = Column(pandas.Series([0.0] * 20 + [1.0] * 3, name="r"))  # the mean would tell that there are three
+    assert statistics(rare, "yes/no", np.arange(23), 5, "").mean == 0
+
+
+def test_inputs_are_fitted_on_training_rows_and_missing_ones_are_the_mean() -> None:
+    data = frame()
+    data.loc[data.index[:30], "w"] = np.nan
+    fed = made(data)
+    x, train = fed.dataset.train.images.numpy(), np.concatenate([share.train for share in fed.partition().shares])
+    names = fed.dataset.table.names
+    assert names == ["x", "w", "w is missing", "kind=u", "kind=v", "kind=w"]
+    assert np.allclose(x[train, 0].mean(), 0, atol=1e-5)
+    assert np.allclose(x[train, 0].std(), 1, atol=1e-5)
+    assert set(x[x[:, 2] == 1, 1]) == {0.0}
+    assert (x[:, 3:].sum(1) == 1).all()
+    local = made(data, preprocess="local").dataset
+    for number, share in enumerate(local.deal(None, 0).shares):
+        rows = local.train.domain.numpy() == number
+        assert rows[share.train].all()
+        assert np.allclose(local.train.images.numpy()[share.train, 0].mean(), 0, atol=1e-5)
+
+
+def test_a_sites_split_and_own_numbers_depend_on_its_own_rows_alone() -> None:
+    """So that a node which reads its own file has what it would have had among the others."""
+    whole, alone = frame(), frame()[lambda rows: rows.site == "b"]
+    options = {"tasks": ["ill"], "preprocess": "local", "features": ["x", "w", "kind"]}
+    every, one = made(whole, **options).dataset, made(alone, **options).dataset
+    mine = every.train.domain == 1
+    assert torch.equal(every.train.images[mine], one.train.images)
+    assert torch.equal(every.train.labels["ill"][mine], one.train.labels["ill"])
+    first, again = made(whole, seed=0).dataset, made(whole, seed=1).dataset
+    assert first.test.fingerprint() != again.test.fingerprint()
+
+
+@given(st.integers(1, 80), st.integers(0, 99), st.sampled_from([None, 10, 200]))
+@settings(max_examples=60, deadline=None)
+def test_a_split_gives_each_row_to_one_part(count: int, seed: int, limit: int | None) -> None:
+    labels = [np.random.default_rng(seed).integers(0, 2, count)]
+    parts = Split(limit=limit).of(labels, seed, "a")
+    assert sorted(np.concatenate(parts).tolist()) == list(range(count))
+    train, val, test = map(len, parts)
+    assert train >= 1
+    assert test >= 1 or count == 1
+    assert limit is None or train + val <= limit
+    if limit is None and count >= 10 and labels[0].sum() not in (0, count):
+        assert abs(labels[0][parts[2]].mean() - labels[0].mean()) <= 2 / test + 1e-9  # spread over the labels
+
+
+LEAKS: dict[str, Any] = {
+    "the label and noise": lambda d: d.ill * 3 + np.random.default_rng(1).normal(0, 0.1, len(d)),
+    "a code of the label": lambda d: np.where(d.ill == 1, 2, np.where(np.arange(len(d)) % 2, 1, 3)),
+    "a number that only the ill have": lambda d: d.x.where(d.ill == 1),
+    "an identifier": lambda d: [f"patient {i}" for i in range(len(d))],
+}
+
+
+@pytest.mark.parametrize("what", LEAKS)
+def test_a_column_that_tells_too_much_is_an_input_only_where_it_is_named(what: str) -> None:
+    data = frame().assign(extra=LEAKS[what])
+    with pytest.warns(UserWarning, match="left out: extra: .*name all inputs as features="):
+        assert "extra" not in {each.column for each in made(data).dataset.table.inputs}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert "extra" not in {each.column for each in made(data, leave_out=["ex*"]).dataset.table.inputs}
+        if "identifier" not in what:
+            assert {each.column for each in made(data, features=["e*", "x"]).dataset.table.inputs} == {"x", "extra"}
+
+
+def test_a_number_told_by_another_is_refused() -> None:
+    data = frame()
+    data["double"] = data.x * 2 + 0.1 * data.w
+    with pytest.warns(UserWarning, match=r"double: it tells the label 'x' nearly by itself \(R2 1.000"):
+        fed = made(data, tasks={"x": fl.task(), "ill": fl.task(classes=2, metric="brier")})
+    assert [(task.name, task.kind, task.primary) for task in fed.tasks] == [
+        ("x", "regression", "rmse"), ("ill", "classification", "brier"),
+    ]  # fmt: skip
+
+
+def test_frames_that_have_no_such_cells() -> None:
+    data = frame()
+    with pytest.raises(DataError, match="column 'l': cells of list found"):
+        made(data.assign(l=[[1, 2]] * len(data)))
+    with pytest.raises(DataError, match="columns 2 and 6 are all named 'x'"):
+        made(pandas.concat([data, data[["x"]]], axis=1))
+    with pytest.raises(DataError, match="list found, expected a pandas.DataFrame, a file or a folder"):
+        made([[1, 2]])
+    nullable = data.assign(
+        n=pandas.array([1, None, 7, 30, 40, 55, 61, 72] * 15, dtype="Int64"), b=pandas.array([True, None] * 60)
+    )
+    assert {"n", "b is missing"} <= set(made(nullable).dataset.table.names)
+
+
+def test_local_recipes_say_what_sites_do_not_send(tmp_path: Path) -> None:
+    frame().to_csv(tmp_path / "t.csv", index=False)
+    found = draft(tmp_path / "t.csv", ["ill", "x"], "site", mode="local").section
+    assert found["inputs"]["kind"] == ["u", "v", "w"]
+    assert found["tasks"]["x"]["std"] > 0
+    for change, message in (
+        ({"inputs": {"kind": "category"}}, "the recipe must list the categories"),
+        ({"tasks": {"x": {"kind": "regression"}}}, "must say about which mean and standard deviation"),
+    ):
+        params = DATASETS["table"].params.model_validate({"path": str(tmp_path / "t.csv"), **found, **change})
+        with pytest.raises(DataError, match=message):
+            DATASETS["table"].function(0, **dict(params))
+
+
+def recipe(path: Path, **more: Any) -> dict[str, Any]:
+    data = {"name": "table", "path": str(path), **draft(path, ["ill"], "site").section}
+    training = {"rounds": 2, "optimizer": {"name": "adam", "lr": 0.01}}
+    return {"name": "t", "data": data, "partition": "own", "model": {"name": "mlp", "hidden": []}, "method": "fedavg",
+            "training": training, **more}  # fmt: skip
+
+
+def test_engines_see_the_same_inputs_bit_for_bit_and_predict_as_they_measured(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    frame().to_csv(path, index=False)
+    runs = {}
+    for name, runtime in {"one": {}, "two": {"workers": 2}, "flower": {"engine": "flower"}}.items():
+        if name == "flower":
+            pytest.importorskip("flwr")
+        runs[name] = fl.run(recipe(path, runtime=runtime), tmp_path / name)
+    weights = {name: (run.folder / "model.safetensors").read_bytes() for name, run in runs.items()}
+    assert weights["one"] == weights["two"] == weights["flower"]
+    for command in (["export", tmp_path / "one", "--out", tmp_path / "b"],
+                    ["predict", tmp_path / "one", path, "--out", tmp_path / "p.csv"],
+                    ["predict", tmp_path / "b", path, "--out", tmp_path / "q.csv"]):  # fmt: skip
+        assert CliRunner().invoke(app, [str(word) for word in command]).exit_code == 0
+    assert (tmp_path / "p.csv").read_bytes() == (tmp_path / "q.csv").read_bytes()
+    card = (tmp_path / "b" / "README.md").read_text()
+    assert "| kind | category | one input for each of u, v, w |" in card
+    found = pandas.read_csv(tmp_path / "p.csv")
+    share = runs["one"].run
+    assert len(found) == len(frame())
+    assert share.info["table"]["inputs"][0]["column"] == "x"
+    right = (found["ill"] == frame()["ill"]).mean()
+    assert right > 0.5
+
+
+def test_what_sends_counts_is_refused_beside_a_privacy_budget_and_at_nodes(tmp_path: Path) -> None:
+    from fedloom.engines.flower.nodes import NodeConfig, own_data
+    from fedloom.federation.recipes.loader import load
+    from fedloom.federation.recipes.schema import DataSection
+
+    frame().to_csv(tmp_path / "t.csv", index=False)
+    private = {"epsilon": 8, "delta": 1e-3, "clip": 1.0}
+    with pytest.raises(RecipeError, match=r"data.preprocess: federated found, but sites would send counts"):
+        fl.plan(recipe(tmp_path / "t.csv", privacy=private, method={"name": "fedavg", "weights": "uniform"}))
+    checked = load(recipe(tmp_path / "t.csv"))
+    data = DataSection.model_validate(recipe(tmp_path / "t.csv")["data"])
+    with pytest.raises(DataError, match="nodes with data of their own send no"):
+        own_data(checked, NodeConfig(client="a", data=data))
+
+
+def test_metrics_of_columns_are_those_that_tasks_have() -> None:
+    assert set(METRICS["classes"]) == set(scores.CLASSES)
+    assert set(METRICS["numbers"]) == set(scores.NUMBERS)
+
+
+def test_parquet(tmp_path: Path) -> None:
+    if not hasattr(pandas, "read_parquet") or pytest.importorskip("pyarrow") is None:
+        return
+    frame().to_parquet(tmp_path / "t.parquet")
+    assert torch.equal(made(tmp_path / "t.parquet").dataset.train.images, made(frame()).dataset.train.images)
+
+
+FLOWS = {
+    "ist": ("ist.csv.xz", "death_14d,dead_or_dependent_6m,home_6m", "country", "median"),
+    "heart": ("heart.csv", "disease,lmt,diag,rcaprox", "hospital", ""),
+    "beijing": ("beijing_air.csv.xz", "PM2.5,O3,CO", "station", ""),
+}
+
+
+@pytest.mark.skipif(not REAL.is_dir(), reason="the tables are not here")
+@pytest.mark.parametrize("name", FLOWS)
+def test_real_tables_from_file_to_prediction(name: str, tmp_path: Path) -> None:
+    file, labels, site, _ = FLOWS[name]
+    before = time.process_time()
+    commands = [
+        ["init", REAL / file, "--labels", labels, "--clients", site, "--method", "fedavg", "--rounds", 1,
+         "--out", tmp_path / "r.yaml"],
+        ["show", tmp_path / "r.yaml"],
+    ]  # fmt: skip
+    for command in commands:
+        assert CliRunner().invoke(app, list(map(str, command))).exit_code == 0
+    assert time.process_time() - before < 30
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 1.5e6 or name != "beijing"
+    section = yaml.safe_load((tmp_path / "r.yaml").read_text())["data"]
+    inputs = set(section["inputs"])
+    assert not inputs & set(labels.split(","))
+    if name == "ist":
+        assert len(inputs) == 21
+    if name == "heart":
+        assert len(inputs) == 22
+    large = ["training.batch_size=4096"] if name == "beijing" else []
+    for command in (["run", tmp_path / "r.yaml", *large, "--out", tmp_path / "run", "-q"],
+                    ["predict", tmp_path / "run", REAL / file, "--out", tmp_path / "p.csv"]):  # fmt: skip
+        assert CliRunner().invoke(app, list(map(str, command))).exit_code == 0
+    assert len(pandas.read_csv(tmp_path / "p.csv")) == {"ist": 19435, "heart": 899, "beijing": 420768}[name]
+
+
+ANCHORS = {"death_14d": (0.748, 0.809), "dead_or_dependent_6m": (0.774, 0.798), "infarct_on_ct": (0.634, 0.657),
+           "recovered_6m": (0.717, 0.745), "home_14d": (0.666, 0.687)}  # fmt: skip
+
+
+def test_logistic_models_of_ist_are_as_good_as_others_found(tmp_path: Path) -> None:
+    """Alone and pooled, AUC of own test patients; the anchors' splits differ, so means over splits are compared."""
+    linear = pytest.importorskip("sklearn.linear_model")
+    auc = pytest.importorskip("sklearn.metrics").roc_auc_score
+    found: dict[str, list[tuple[float, float]]] = {task: [] for task in ANCHORS}
+    for seed in range(3):
+        data = DATASETS["ist"].function(seed, limit=None, lacked=0)
+        shares, x, x_test = data.deal(None, 0).shares, data.train.images.numpy(), data.test.images.numpy()
+        for task in ANCHORS:
+            y, y_test = (part.labels[task].numpy() for part in (data.train, data.test))
+
+            def fit(index: np.ndarray[Any, Any], y: np.ndarray[Any, Any] = y, x: np.ndarray[Any, Any] = x) -> Any:
+                index = index[y[index] >= 0]
+                return linear.LogisticRegression(C=0.3, max_iter=1000).fit(x[index], y[index])
+
+            together = fit(np.concatenate([share.train for share in shares]))
+            pairs = []
+            for number, share in enumerate(shares):
+                mine = np.flatnonzero((data.test.domain.numpy() == number) & (y_test >= 0))
+                pairs.append(
+                    [auc(y_test[mine], model.decision_function(x_test[mine])) for model in (fit(share.train), together)]
+                )
+            found[task].append(tuple(np.mean(pairs, 0)))
+    for task, anchor in ANCHORS.items():
+        assert np.abs(np.mean(found[task], 0) - anchor).max() < 0.03, (task, np.mean(found[task], 0))
+    every = np.mean([found[task] for task in ANCHORS], (0, 1)) - np.mean([*ANCHORS.values()], 0)
+    assert np.abs(every).max() < 0.02
+
+
+def test_ist_is_sixteen_countries_that_lack_outcomes() -> None:
+    data = DATASETS["ist"].function(0)
+    shares = data.deal(None, 0).shares
+    assert (len(shares), {len(share.tasks) for share in shares}) == (16, {4})
+    assert {len(share.train) for share in shares} == {135}
+    assert not {each.column for each in data.table.inputs} & set(data.table.tasks)
+    assert {task.primary for task in data.tasks} == {"auc"}
+    assert len({frozenset(share.tasks) for share in shares}) > 6
+
+
+def test_predict_says_what_it_cannot_do(tmp_path: Path) -> None:
+    from fedloom.experiments.export.table import predict
+
+    path = tmp_path / "t.csv"
+    frame().to_csv(path, index=False)
+    fl.run(recipe(path, method="local"), tmp_path / "run")
+    frame().assign(site="new").to_csv(tmp_path / "new.csv", index=False)
+    with pytest.raises(UserError, match="site 'new' is no client of the run, and it has no model for all"):
+        predict(tmp_path / "run", tmp_path / "new.csv")
+    assert len(predict(tmp_path / "run", tmp_path / "new.csv", "a")) == len(frame())
+    frame().drop(columns="w").to_csv(tmp_path / "less.csv", index=False)
+    with pytest.raises(DataError, match="no column 'w'"):
+        predict(tmp_path / "run", tmp_path / "less.csv")

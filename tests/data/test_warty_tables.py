@@ -1,0 +1,230 @@
+"""Tables as hospitals have them: each is read, trained and predicted, or refused in one sentence."""
+
+from __future__ import annotations
+
+import gzip
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import fedloom.cli.app as cli
+
+HEAD = ["site", "age", "dose", "kind", "ill"]
+Rows = list[list[str]]
+
+
+def rows(count: int = 90, sites: tuple[str, ...] = ("north", "south", "west")) -> Rows:
+    """A clean table: whether one is ill follows from age and kind, but not entirely."""
+    draw = random.Random(0)
+    made = []
+    for i in range(count):
+        age, kind = draw.gauss(60, 9), draw.choice("abc")
+        ill = int(age + 6 * (kind == "a") + draw.gauss(0, 8) > 62)
+        made.append([sites[i % len(sites)], f"{age:.1f}", f"{draw.gauss(3, 1):.2f}", kind, str(ill)])
+    return made
+
+
+def text(made: Rows, head: list[str] | None = None, sep: str = ",", end: str = "\n") -> str:
+    return end.join(sep.join(line) for line in [head or HEAD, *made]) + end
+
+
+def column(values: Callable[[int], str], name: str = "extra", made: Rows | None = None) -> str:
+    """The clean table with one more column."""
+    return text([[*line, values(i)] for i, line in enumerate(made or rows())], [*HEAD, name])
+
+
+def changed(place: int, values: Callable[[int, str], str]) -> str:
+    """The clean table with other cells in a column."""
+    return text([[*line[:place], values(i, line[place]), *line[place + 1 :]] for i, line in enumerate(rows())])
+
+
+RUNS = ""
+"""The recipe runs, and nothing of the table is left out."""
+GOOD: dict[str, tuple[str | bytes, str] | tuple[str | bytes, str, tuple[str, ...]]] = {
+    "a byte order mark": ("\ufeff" + text(rows()), RUNS),
+    "semicolons and decimal commas": (text(rows(), sep=";").replace(".", ","), "age (number), dose (number)"),
+    "a separator in the first line": ("sep=;\n" + text(rows(), sep=";"), RUNS),
+    "tabs": (text(rows(), sep="\t"), RUNS),
+    "lines of Windows": (text(rows(), end="\r\n"), RUNS),
+    "quotes with commas and lines in them": (column(lambda i: '"a, ""b""\n c"' if i % 2 else "d"), "extra (category)"),
+    "empty lines at the end": (text(rows()) + "\n\n\n", RUNS),
+    "spaces around cells": (text(rows(), sep=" , "), RUNS),
+    "spaces in names": (text(rows(), [" site ", "age at  entry", "dose", "kind", "ill"]), "age at entry (number)"),
+    "names in other alphabets": (
+        text(rows(90, ("Zürich", "東京", "Łódź")), ["site", "возраст", "dosé", "kind", "ill"]),
+        "возраст (number), dosé (number)",
+    ),
+    "sites that no folder can be called": (text(rows(90, ("St. Mary's", "A/B", "C:D"))), RUNS),
+    "sites that are numbers": (text(rows(90, ("3", "12", "7.0"))), RUNS),
+    "missing cells of all kinds": (
+        changed(1, lambda i, age: ["", "NA", "NaN", " "][i % 4] if i % 5 == 0 else age),
+        RUNS,
+    ),
+    "a code for missing": (changed(1, lambda i, age: "-9" if i % 5 == 0 else age), RUNS, ("--missing", "-9")),
+    "a mark for missing": (changed(1, lambda i, age: "?" if i % 9 == 0 else age), "age (number)", ("--missing", "?")),
+    "a mark that is not named": (
+        changed(1, lambda i, age: "?" if i % 9 == 0 else age),
+        "left out: age: it has numbers and 1 texts such as '?'; if that means missing, name it with --missing '?'",
+    ),
+    "no value in a column": (column(lambda i: ""), "left out: extra: no cell has a value"),
+    "one value in a column": (column(lambda i: "5"), "left out: extra: it has one value only"),
+    "a column that one site never filled": (column(lambda i: "" if i % 3 == 0 else str(i % 7)), "extra (number)"),
+    "booleans": (column(lambda i: ["True", "False"][i % 2]), "extra (yes/no)"),
+    "yes and no": (column(lambda i: ["Yes", "no", ""][i % 3]), "extra (yes/no)"),
+    "codes": (column(lambda i: str(i % 4)), "extra (category)"),
+    "dates": (column(lambda i: f"2020-01-{i % 28 + 1:02d}"), "left out: extra: it has dates; make a number of it"),
+    "dates of Germany": (column(lambda i: f"{i % 28 + 1}.01.2020"), "left out: extra: it has dates"),
+    "infinite numbers": (
+        column(lambda i: "inf" if i == 4 else str(i / 7)),
+        "left out: extra: it has 1 infinite numbers",
+    ),
+    "huge whole numbers": (column(lambda i: str(10**30 + i % 9 * 10**28)), "extra (number)"),
+    "numbers whose squares overflow": (column(lambda i: f"{i}e300"), "left out: extra: it has numbers up to 8.9e+301"),
+    "an identifier by its name": (
+        column(lambda i: str(i % 40), "PatientID"),
+        "left out: PatientID: its name says that",
+    ),
+    "an identifier by its values": (
+        column(lambda i: f"x{i * 7919}"),
+        "extra: 90 of 90 values differ, so it looks like",
+    ),
+    "an index without a name": (
+        text([[str(i), *line] for i, line in enumerate(rows())], ["", *HEAD]),
+        "left out: column 1",
+    ),
+    "free text": (column(lambda i: f"word {i % 60}"), "left out: extra: it has 60 different texts, more than 50"),
+    "the label in other words": (
+        text([[*line, "yx"[int(line[4])]] for line in rows()], [*HEAD, "extra"]),
+        "left out: extra: it tells the label 'ill' nearly by itself (AUC 1.000",
+    ),
+    "a column that is there for the ill alone": (
+        text([[*line, "7.5" if line[4] == "1" else "", "1"] for line in rows()], [*HEAD, "extra", "one"]),
+        "left out: extra: it tells the label 'ill' nearly by itself",
+    ),
+    "an outcome by its name": (
+        column(lambda i: str(i % 2), "died"),
+        "left out: died: its name says that it is an outcome",
+    ),
+    "texts as labels": (changed(4, lambda i, ill: ["well", "ill"][int(ill)]), "ill (binary: ill, well)"),
+    "yes and no as labels": (changed(4, lambda i, ill: ["N", "Y"][int(ill)]), "ill (binary: N, Y)"),
+    "labels as fractions with missing ones": (
+        changed(4, lambda i, ill: "" if i % 7 == 0 else f"{ill}.0"),
+        "ill (binary: 0, 1)",
+    ),
+    "a real number as a label": (changed(4, lambda i, ill: f"{float(ill) + i / 91:.3f}"), "ill (regression)"),
+    "a label with 15 classes": (changed(4, lambda i, ill: str(i % 15)), "ill (classification: 0, 1, 2"),
+    "a label with one class at a site": (changed(4, lambda i, ill: "1" if i % 3 == 0 else ill), RUNS),
+    "a label that a site lacks": (changed(4, lambda i, ill: "" if i % 3 == 0 else ill), RUNS),
+    "a site with one row": (text([["east", "50.5", "3", "a", "1"], *rows()]), RUNS),
+    "a site with two rows": (text([["east", "50.5", "3", "a", "1"], ["east", "51", "3", "b", "0"], *rows()]), RUNS),
+    "a label called type": (text(rows(), [*HEAD[:4], "type"]), "type (binary: 0, 1)", ("--labels", "type")),
+    "a label with a point in its name": (text(rows(), [*HEAD[:4], "ill.6m"]), "ill.6m", ("--labels", "ill.6m")),
+    "quoted numbers with thousands": (
+        column(lambda i: f'"{i % 9 + 1},{i % 7}00"'),
+        "the comma in numbers such as '1,000'",
+    ),
+}
+BAD: dict[str, tuple[str | bytes, str] | tuple[str | bytes, str, tuple[str, ...]]] = {
+    "nothing": ("", "cannot be read as a .csv file in UTF-8 (it is empty)"),
+    "names alone": (",".join(HEAD) + "\n", "no row found, expected a line of names and a line for each example"),
+    "another encoding": (text(rows(90, ("Zürich", "b"))).encode("latin-1"), "cannot be read as a .csv file in UTF-8"),
+    "what is no text": (b"\x89PNG\r\n\x1a\n\x00\xff" * 40, "cannot be read as a .csv file in UTF-8"),
+    "a line of more cells": (text(rows()) + "north,1,2,a,1,9\n", "line 92: expected 5 cells, found 6"),
+    "a line of fewer cells": (text(rows()) + "north,1\n", "line 92: expected 5 cells, found 2"),
+    "a quote that is never closed": (text(rows()) + 'north,"1,2,a,1\n', "cannot be read as a .csv file in UTF-8"),
+    "two columns of one name": (column(lambda i: "1", "age"), "columns 2 and 6 are all named 'age'; rename them"),
+    "missing sites": (changed(0, lambda i, site: "" if i == 3 else site), "1 rows have no site, such as row 4"),
+    "two sites of one name": (text(rows(90, ("a/b", "a:b"))), "'a/b' and 'a:b' would both be client 'a-b'"),
+    "no such label": (text(rows()), "no column 'il'. Did you mean 'ill'?", ("--labels", "il")),
+    "no such site": (text(rows()), "no column 'sit'. Did you mean 'site'?", ("--clients", "sit")),
+    "no such feature": (text(rows()), "no column 'agee'. Did you mean 'age'?", ("--features", "agee")),
+    "a label as a feature": (text(rows()), "column 'ill': it is a label or the site", ("--features", "ill,age")),
+    "a label without a value": (changed(4, lambda i, ill: ""), "'ill': no cell has a label; leave the task out"),
+    "a label with one class": (changed(4, lambda i, ill: "1"), "'ill': all labels are '1', so there is nothing"),
+    "dates as labels": (changed(4, lambda i, ill: f"2020-01-{i % 28 + 1:02d}"), "column 'ill': dates found"),
+    "infinite labels": (changed(4, lambda i, ill: "inf" if i == 2 else f"{i / 7}"), "'ill': 1 infinite labels found"),
+    "a mark among real labels": (changed(4, lambda i, ill: "?" if i % 9 == 0 else f"{i / 7:.2f}"),
+                                 "'ill': numbers and texts such as '?' found; if that means missing,"),
+    "a label of its own for every row": (changed(4, lambda i, ill: f"word {i}"), "90 different labels in 90 rows"),
+    "no column beside labels and sites": (text([[line[0], line[4]] for line in rows()], ["site", "ill"]),
+                                          "no column is left as an input"),
+    "a feature of dates": (column(lambda i: f"2020-01-{i % 28 + 1:02d}"), "column 'extra': it has dates; make a number",
+                           ("--features", "extra,age")),
+    "a metric of something else": (text(rows()), "metric 'rmse' found, expected one of auc,", ("--metric", "rmse")),
+}  # fmt: skip
+
+
+def command(*words: Any) -> tuple[int, str]:
+    """Exit code and output of a command; a traceback is an error of the test."""
+    done = CliRunner().invoke(cli.app, [str(word) for word in words])
+    if done.exception is None or isinstance(done.exception, SystemExit):
+        return done.exit_code, done.output
+    said = cli.told(done.exception) if isinstance(done.exception, Exception) else None
+    assert said is not None, repr(done.exception)
+    return 2, said
+
+
+def init(folder: Path, case: Any) -> tuple[int, str]:
+    content, _, *more = case
+    options = {"--labels": "ill", "--clients": "site", "--method": "fedavg", "--rounds": "1"}
+    words = more[0] if more else ()
+    options |= dict(zip(words[::2], words[1::2], strict=True))
+    (folder / "t.csv").write_bytes(content if isinstance(content, bytes) else content.encode())
+    return command("init", folder / "t.csv", *(w for each in options.items() for w in each), "--out", folder / "t.yaml")
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_a_table_that_works(name: str, tmp_path: Path) -> None:
+    case = GOOD[name]
+    code, said = init(tmp_path, case)
+    assert code == 0, said
+    assert case[1] in said
+    used = {word.split(" (")[0] for line in said.splitlines()[:2] for word in line.split(": ", 1)[1].split("), ")}
+    left = [
+        word for line in said.splitlines() if line.startswith("left out: ") for word in line.split(": ")[1].split(", ")
+    ]
+    if case[1] == RUNS:
+        assert not left
+    assert len(used) + len(left) >= 4  # all columns but the sites
+    code, said = command("show", tmp_path / "t.yaml")
+    assert code == 0, said
+    code, said = command("run", tmp_path / "t.yaml", "--out", tmp_path / "run", "-q")
+    assert (code, "finished" in said) == (0, True), said
+    code, said = command("predict", tmp_path / "run", tmp_path / "t.csv", "--out", tmp_path / "p.csv")
+    assert code == 0, said
+    pandas = pytest.importorskip("pandas")
+    from fedloom.data.tables.read import read
+
+    made = pandas.read_csv(tmp_path / "p.csv")
+    assert len(made) == len(read(tmp_path / "t.csv", "site")[0])
+    chances = made[[column for column in made.columns if column.startswith("p(")]]
+    assert not made.iloc[:, 1:].isna().any().any()
+    assert ((chances.sum(axis=1) - 1).abs() < 1e-6).all() or not len(chances.columns)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_table_that_is_refused(name: str, tmp_path: Path) -> None:
+    code, said = init(tmp_path, BAD[name])
+    assert code == 2, said
+    assert BAD[name][1] in said
+    assert "\n" not in said.strip()
+    assert not (tmp_path / "t.yaml").exists()
+
+
+def test_a_zipped_table_and_a_folder_with_a_file_for_each_site(tmp_path: Path) -> None:
+    sites = tmp_path / "sites"
+    sites.mkdir()
+    for site in ("north", "south"):
+        own = [line[1:] for line in rows() if line[0] == site]
+        with gzip.open(sites / f"{site}.csv.gz", "wt") as file:
+            file.write(text(own, HEAD[1:]))
+    words = ("--labels", "ill", "--method", "fedavg", "--rounds", 1)
+    code, said = command("init", sites, *words, "--out", tmp_path / "r.yaml")
+    assert code == 0, said
+    code, said = command("show", tmp_path / "r.yaml", "--json")
+    assert code == 0, said
+    assert '"client": "north"' in said
